@@ -1,0 +1,161 @@
+//! Memory shared with another process, mapped here.
+
+use super::{page_size, sigbus};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::ptr::NonNull;
+
+/// Why memory could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MappingError {
+    /// The file ends before the memory it is said to hold.
+    #[error("the file holds {have} bytes but {need} are claimed to be in it")]
+    FileTooShort {
+        /// Size of the file in bytes.
+        have: u64,
+        /// Size it would have to have.
+        need: u64,
+    },
+    /// Offsets or lengths that no file can have.
+    #[error("offset {offset} and length {len} do not describe a part of a file")]
+    BadRange {
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// Length in bytes.
+        len: u64,
+    },
+    /// The kernel refused.
+    #[error("cannot map the memory: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// A shared mapping of a part of a file, writable, unmapped when dropped.
+///
+/// If the file is cut short later, reads and writes of the lost pages do not end the process: they
+/// hit zeroed memory of our own, and [`Mapping::is_poisoned`] tells.
+///
+/// # Invariants
+/// 1. `whole..whole+whole_len` is a mapping of ours; `start..start+len` lies in it.
+/// 2. `guard` watches exactly that mapping for SIGBUS.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    whole: NonNull<u8>,
+    whole_len: usize,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: a mapping is plain shared memory; all access goes through raw pointers whose users
+// answer for races with the other process.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file` from `offset`. The file must be long enough already.
+    ///
+    /// # Errors
+    /// [`MappingError`]: a range that cannot be, a file that is too short, a refusal of the kernel.
+    pub fn of_file(file: &File, offset: u64, len: u64) -> Result<Self, MappingError> {
+        let bad = MappingError::BadRange { offset, len };
+        let Some(need) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
+        let meta = file.metadata()?;
+        if meta.len() < need {
+            return Err(MappingError::FileTooShort { have: meta.len(), need });
+        }
+        // Files of huge pages can only be mapped and unmapped in whole huge pages, which is what they
+        // report as their block size. Ordinary files report at most 64 KiB.
+        let unit = if meta.blksize() > 64 * 1024 { meta.blksize() } else { page_size() as u64 };
+        let skip = offset % unit;
+        let (Ok(from), Ok(skip), Ok(len), Ok(unit)) = (
+            libc::off_t::try_from(offset - skip),
+            usize::try_from(skip),
+            usize::try_from(len),
+            usize::try_from(unit),
+        ) else {
+            return Err(bad);
+        };
+        let Some(whole_len) = skip.checked_add(len).and_then(|n| n.checked_next_multiple_of(unit))
+        else {
+            return Err(bad);
+        };
+        Self::map(whole_len, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd(), from)
+            .map(|mapping| mapping.narrowed(skip, len))
+            .map_err(MappingError::from)
+    }
+
+    /// Maps `len` bytes of zeroed memory that no other process sees.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn anonymous(len: usize) -> io::Result<Self> {
+        Self::map(len, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+    }
+
+    fn map(len: usize, flags: i32, fd: i32, offset: libc::off_t) -> io::Result<Self> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
+        let guard = match sigbus::Guard::watch(base.as_ptr() as usize, len) {
+            Ok(guard) => guard,
+            Err(e) => {
+                // SAFETY: the mapping was made above and nobody has seen it.
+                unsafe { libc::munmap(base.as_ptr().cast(), len) };
+                return Err(e);
+            }
+        };
+        Ok(Self { start: base, len, whole: base, whole_len: len, guard })
+    }
+
+    fn narrowed(mut self, skip: usize, len: usize) -> Self {
+        debug_assert!(skip + len <= self.whole_len);
+        // SAFETY: `skip` is within the mapping (Mapping invariant 1).
+        self.start = unsafe { self.whole.add(skip) };
+        self.len = len;
+        self
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A mapping is never empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The address of the byte at `offset`.
+    ///
+    /// # Panics
+    /// If `offset` is beyond the end.
+    #[must_use]
+    pub fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len, "offset {offset} is beyond a mapping of {} bytes", self.len);
+        self.start.as_ptr().wrapping_add(offset)
+    }
+
+    /// True once a part of the memory vanished because its file was cut short.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.guard.tripped()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard.forget();
+        // SAFETY: the mapping is ours (Mapping invariant 1), and `&mut self` proves that no one
+        // holds it any more.
+        unsafe { libc::munmap(self.whole.as_ptr().cast(), self.whole_len) };
+    }
+}

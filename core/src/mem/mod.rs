@@ -1,0 +1,20 @@
+//! Memory: pieces of it, the guest's map of it, and our own page-aligned pool.
+
+mod map;
+mod mapping;
+mod pool;
+mod segment;
+mod sigbus;
+
+pub use map::{GuestMap, MapError, Region, Translator};
+pub use mapping::{Mapping, MappingError};
+pub use pool::{Pool, PoolPages};
+pub use segment::{Segment, Segments};
+
+/// The size of a page on this host, in bytes.
+#[must_use]
+pub fn page_size() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).expect("every Linux host has a page size")
+}

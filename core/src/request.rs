@@ -1,0 +1,180 @@
+//! What a guest may ask of a disk, and what it is told.
+
+use crate::mem::Segments;
+
+/// The kinds of request a disk understands.
+///
+/// One vocabulary for all transports: virtio-blk, Xen's blkif and ublk are translated to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    /// Disk to memory.
+    Read,
+    /// Memory to disk.
+    Write,
+    /// Make every write completed before this request durable.
+    Flush,
+    /// The guest no longer needs the range; it may read back as anything.
+    Discard,
+    /// The range reads as zeroes afterwards.
+    WriteZeroes,
+    /// Copy the disk's serial (20 bytes, zero padded) to memory.
+    GetId,
+}
+
+impl Op {
+    /// True for every operation that changes the disk: the ones a read-only disk refuses.
+    #[must_use]
+    pub const fn changes_disk(self) -> bool {
+        matches!(self, Self::Write | Self::Discard | Self::WriteZeroes)
+    }
+
+    /// True if the operation moves bytes between guest memory and the disk.
+    #[must_use]
+    pub const fn moves_data(self) -> bool {
+        matches!(self, Self::Read | Self::Write)
+    }
+}
+
+/// The answer to a request, as a guest can see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Status {
+    /// Done, all of it.
+    Ok,
+    /// The request is well formed but could not be carried out.
+    IoError,
+    /// The disk does not offer this operation, or the request is malformed in a reserved field.
+    Unsupported,
+}
+
+/// A range of bytes on a disk. `offset + len` never overflows.
+///
+/// # Invariants
+/// 1. `offset.checked_add(len)` is `Some`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct ByteRange {
+    offset: u64,
+    len: u64,
+}
+
+impl ByteRange {
+    /// A range of `len` bytes from `offset`; `None` if its end does not fit in 64 bits.
+    #[must_use]
+    pub const fn new(offset: u64, len: u64) -> Option<Self> {
+        if offset.checked_add(len).is_some() { Some(Self { offset, len }) } else { None }
+    }
+
+    /// A range of `bytes` from a 512-byte `sector`; `None` if its end does not fit in 64 bits.
+    #[must_use]
+    pub const fn from_sector(sector: u64, bytes: u64) -> Option<Self> {
+        match sector.checked_mul(crate::SECTOR_BYTES) {
+            Some(offset) => Self::new(offset, bytes),
+            None => None,
+        }
+    }
+
+    /// First byte.
+    #[must_use]
+    pub const fn offset(self) -> u64 {
+        self.offset
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(self) -> u64 {
+        self.len
+    }
+
+    /// True if the range holds no byte.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// One past the last byte.
+    #[must_use]
+    pub const fn end(self) -> u64 {
+        self.offset + self.len
+    }
+
+    /// True if both ends are multiples of `align`, a power of two.
+    #[must_use]
+    pub const fn is_aligned(self, align: u64) -> bool {
+        (self.offset | self.len) & (align - 1) == 0
+    }
+
+    /// The smallest range with both ends on multiples of `align` (a power of two) that holds this
+    /// one; `None` if it would leave 64 bits.
+    #[must_use]
+    pub const fn widened(self, align: u64) -> Option<Self> {
+        let start = self.offset & !(align - 1);
+        match self.end().checked_add(align - 1) {
+            Some(end) => Some(Self { offset: start, len: (end & !(align - 1)) - start }),
+            None => None,
+        }
+    }
+
+    /// True if the two ranges share a byte.
+    #[must_use]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
+}
+
+/// One request, in the form every layer below the wire understands.
+///
+/// `segments` is the guest memory the data comes from or goes to; for [`Op::Read`] and [`Op::Write`]
+/// its total equals `range.len()`.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// For [`Op::WriteZeroes`]: the space may be given back to the host.
+    pub unmap: bool,
+    /// Where on the disk, in bytes. Empty for [`Op::Flush`] and [`Op::GetId`].
+    pub range: ByteRange,
+    /// Where in memory.
+    pub segments: Segments,
+}
+
+impl Request {
+    /// An empty request with room for `max_segments` pieces of memory. Allocates; call at start only.
+    #[must_use]
+    pub fn with_capacity(max_segments: usize) -> Self {
+        Self {
+            op: Op::Flush,
+            unmap: false,
+            range: ByteRange::default(),
+            segments: Segments::with_capacity(max_segments),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_never_overflows() {
+        assert!(ByteRange::new(u64::MAX, 1).is_none());
+        assert!(ByteRange::from_sector(u64::MAX / 512 + 1, 0).is_none());
+        assert!(ByteRange::from_sector(u64::MAX / 512, 512).is_none());
+        assert_eq!(ByteRange::from_sector(2, 512).unwrap().end(), 1536);
+    }
+
+    #[test]
+    fn widening_covers_and_aligns() {
+        let range = ByteRange::new(513, 4096).unwrap().widened(4096).unwrap();
+        assert_eq!((range.offset(), range.len()), (0, 8192));
+        assert!(range.is_aligned(4096));
+        assert!(ByteRange::new(u64::MAX - 10, 5).unwrap().widened(4096).is_none());
+    }
+
+    #[test]
+    fn ranges_that_only_touch_do_not_overlap() {
+        let a = ByteRange::new(0, 512).unwrap();
+        assert!(!a.overlaps(ByteRange::new(512, 512).unwrap()));
+        assert!(a.overlaps(ByteRange::new(511, 1).unwrap()));
+    }
+}
