@@ -1,0 +1,246 @@
+//! From a chain of descriptors to a request (VIRTIO 1.2 §5.2.6).
+//!
+//! Any layout is legal (§2.7.4.1): the first 16 readable bytes are the header, the last writable
+//! byte is the status, what lies between is the data, however it is cut into descriptors.
+
+use super::{
+    ERASE_SECTORS_MAX, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
+    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_byte,
+};
+use crate::virtqueue::{Chain, Desc};
+use ringway_core::mem::{Segments, Translator};
+use ringway_core::{ByteRange, Op, Request, SECTOR_BYTES, Status};
+use std::ptr::NonNull;
+
+/// Length of `struct virtio_blk_req` before the data, in bytes.
+const HEADER_BYTES: u64 = 16;
+/// Length of `struct virtio_blk_discard_write_zeroes`, in bytes.
+const ERASE_BYTES: u64 = 16;
+
+/// Where the answer to a request goes: the last writable byte of its chain, if there is one.
+#[derive(Debug)]
+pub struct StatusByte(Option<NonNull<u8>>);
+
+// SAFETY: the byte lies in guest memory that stays mapped, on whatever thread.
+unsafe impl Send for StatusByte {}
+
+impl StatusByte {
+    /// No place for an answer.
+    pub const NOWHERE: Self = Self(None);
+
+    /// Stores the answer. Returns the bytes written: 1, or 0 if the chain has no place for it.
+    ///
+    /// # Safety
+    /// The guest memory that [`decode`] resolved must still be mapped.
+    #[inline]
+    pub unsafe fn write(&self, status: Status) -> u32 {
+        match self.0 {
+            // SAFETY: `decode` resolved the byte and the caller vouches that it is still mapped.
+            Some(at) => unsafe {
+                at.write_volatile(status_byte(status));
+                1
+            },
+            None => 0,
+        }
+    }
+}
+
+/// The fixed part of a request as it lies on the wire: type, reserved, sector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Wire {
+    /// `VIRTIO_BLK_T_*`.
+    pub kind: u32,
+    /// Not used.
+    pub reserved: u32,
+    /// First sector, in units of 512 bytes.
+    pub sector: u64,
+}
+
+const _: () = assert!(size_of::<Wire>() == 16);
+
+/// A chain, understood.
+#[derive(Debug)]
+pub struct Decoded {
+    /// Where the answer goes.
+    pub status_at: StatusByte,
+    /// `Ok`: the request was filled in. `Err`: this is the answer already.
+    pub verdict: Result<(), Status>,
+}
+
+/// Turns a chain into a request. `request` is overwritten; after an `Err` verdict its content means
+/// nothing.
+#[inline]
+pub fn decode(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Decoded {
+    request.segments.clear();
+    let Some(last) = chain.writable().last() else {
+        return Decoded { status_at: StatusByte::NOWHERE, verdict: Err(Status::IoError) };
+    };
+    // No descriptor is empty (Chain invariant 2), so `len - 1` is in it.
+    let status_at =
+        last.addr.checked_add(u64::from(last.len - 1)).and_then(|addr| mem.one(addr, 1));
+    let Some(status_at) = status_at.and_then(NonNull::new) else {
+        return Decoded { status_at: StatusByte::NOWHERE, verdict: Err(Status::IoError) };
+    };
+    let verdict = decode_body(chain, mem, request);
+    Decoded { status_at: StatusByte(Some(status_at)), verdict }
+}
+
+#[inline]
+fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Result<(), Status> {
+    let wire = read_header(chain.readable(), mem)?;
+    request.unmap = false;
+    match wire.kind {
+        VIRTIO_BLK_T_IN => {
+            request.op = Op::Read;
+            let bytes = total(chain.writable()) - 1;
+            take(chain.writable(), 0, bytes, mem, &mut request.segments)?;
+            request.range = data_range(wire.sector, bytes)?;
+        }
+        VIRTIO_BLK_T_OUT => {
+            request.op = Op::Write;
+            let bytes = total(chain.readable()) - HEADER_BYTES;
+            take(chain.readable(), HEADER_BYTES, bytes, mem, &mut request.segments)?;
+            request.range = data_range(wire.sector, bytes)?;
+        }
+        VIRTIO_BLK_T_FLUSH => {
+            request.op = Op::Flush;
+            request.range = ByteRange::default();
+        }
+        VIRTIO_BLK_T_GET_ID => {
+            request.op = Op::GetId;
+            request.range = ByteRange::default();
+            let bytes = total(chain.writable()) - 1;
+            take(chain.writable(), 0, bytes, mem, &mut request.segments)?;
+        }
+        VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
+            return decode_erase(wire.kind, chain, mem, request);
+        }
+        // SCSI passthrough (2) and everything else is not offered and never will be acted upon.
+        _ => return Err(Status::Unsupported),
+    }
+    Ok(())
+}
+
+/// Sum of the lengths; fits easily (Chain invariant 2).
+#[inline]
+fn total(descs: &[Desc]) -> u64 {
+    descs.iter().map(|desc| u64::from(desc.len)).sum()
+}
+
+#[inline]
+fn data_range(sector: u64, bytes: u64) -> Result<ByteRange, Status> {
+    if !bytes.is_multiple_of(SECTOR_BYTES) || bytes == 0 {
+        return Err(Status::IoError);
+    }
+    ByteRange::from_sector(sector, bytes).ok_or(Status::IoError)
+}
+
+#[inline]
+fn read_header(readable: &[Desc], mem: &mut Translator) -> Result<Wire, Status> {
+    if let Some(first) = readable.first()
+        && u64::from(first.len) >= HEADER_BYTES
+        && let Some(at) = mem.one(first.addr, 16)
+        && (at as usize).is_multiple_of(align_of::<Wire>())
+    {
+        // SAFETY: 16 mapped bytes, aligned as just checked. Volatile: the driver may write at the
+        // same time; only this copy is judged.
+        #[allow(clippy::cast_ptr_alignment)]
+        return Ok(unsafe { at.cast::<Wire>().read_volatile() });
+    }
+    let bytes: [u8; 16] = read_bytes(readable, 0, mem)?;
+    let word = |range: std::ops::Range<usize>| little_endian(&bytes[range]);
+    // Each field is as wide as the bytes it is made of.
+    #[allow(clippy::cast_possible_truncation)]
+    let wire = Wire { kind: word(0..4) as u32, reserved: word(4..8) as u32, sector: word(8..16) };
+    Ok(wire)
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+/// Copies `N` bytes that begin `skip` bytes into a list of descriptors, once.
+#[cold]
+fn read_bytes<const N: usize>(
+    descs: &[Desc],
+    skip: u64,
+    mem: &mut Translator,
+) -> Result<[u8; N], Status> {
+    if total(descs) < skip + N as u64 {
+        return Err(Status::IoError);
+    }
+    // At most N bytes in at most N pieces, each perhaps over one seam of regions.
+    let mut parts = Segments::with_capacity(2 * N);
+    take(descs, skip, N as u64, mem, &mut parts)?;
+    let mut bytes = [0; N];
+    // SAFETY: `take` only names mapped guest memory; `bytes` is our own.
+    unsafe { parts.gather(0, &mut bytes) };
+    Ok(bytes)
+}
+
+/// Resolves `len` bytes that begin `skip` bytes into a list of descriptors.
+#[inline]
+fn take(
+    descs: &[Desc],
+    mut skip: u64,
+    mut len: u64,
+    mem: &mut Translator,
+    out: &mut Segments,
+) -> Result<(), Status> {
+    for desc in descs {
+        if len == 0 {
+            break;
+        }
+        let whole = u64::from(desc.len);
+        if skip >= whole {
+            skip -= whole;
+            continue;
+        }
+        let piece = (whole - skip).min(len);
+        let addr = desc.addr.checked_add(skip).ok_or(Status::IoError)?;
+        // `piece` is at most `desc.len`, a u32.
+        #[allow(clippy::cast_possible_truncation)]
+        if !mem.resolve(addr, piece as u32, out) {
+            return Err(Status::IoError);
+        }
+        skip = 0;
+        len -= piece;
+    }
+    Ok(())
+}
+
+/// DISCARD and WRITE_ZEROES, §5.2.6: one segment of {sector, num_sectors, flags}, as
+/// `max_discard_seg` and `max_write_zeroes_seg` say.
+#[cold]
+fn decode_erase(
+    kind: u32,
+    chain: &Chain,
+    mem: &mut Translator,
+    request: &mut Request,
+) -> Result<(), Status> {
+    if total(chain.readable()) != HEADER_BYTES + ERASE_BYTES {
+        return Err(Status::IoError);
+    }
+    let bytes: [u8; 16] = read_bytes(chain.readable(), HEADER_BYTES, mem)?;
+    let sector = little_endian(&bytes[0..8]);
+    let sectors = little_endian(&bytes[8..12]);
+    let flags = little_endian(&bytes[12..16]);
+    let known = if kind == VIRTIO_BLK_T_WRITE_ZEROES {
+        u64::from(VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP)
+    } else {
+        0
+    };
+    if flags & !known != 0 {
+        return Err(Status::Unsupported);
+    }
+    if sectors > u64::from(ERASE_SECTORS_MAX) {
+        return Err(Status::IoError);
+    }
+    request.op = if kind == VIRTIO_BLK_T_DISCARD { Op::Discard } else { Op::WriteZeroes };
+    request.unmap = flags != 0;
+    request.range =
+        ByteRange::from_sector(sector, sectors * SECTOR_BYTES).ok_or(Status::IoError)?;
+    Ok(())
+}

@@ -1,0 +1,244 @@
+//! The device side of a split virtqueue (VIRTIO 1.2 §2.7).
+//!
+//! ```text
+//! while let Some((head, chain)) = queue.pop(…)? { … }   // one load of avail.idx per batch
+//! queue.push(head, written);                            // used ring entries, not yet visible
+//! if queue.publish() { call() }                         // one store of used.idx per batch
+//! match queue.arm()? { Quiet => sleep, WorkArrived => go on }
+//! ```
+
+use super::chain::{Chain, ChainError};
+use super::layout::{
+    AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
+    event_passed,
+};
+use ringway_core::mem::Translator;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+/// The driver broke the rules of the queue itself. The queue stops; everything else goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// §2.7.13.1: the available index ran ahead by more than the queue holds.
+    #[error("the available index moved from {from} to {to}, more than the queue size {size}")]
+    IndexJump {
+        /// Where the device has got to.
+        from: u16,
+        /// What the driver wrote.
+        to: u16,
+        /// Queue size.
+        size: u16,
+    },
+    /// The available ring names a descriptor that does not exist.
+    #[error("the available ring names descriptor {0}, beyond the queue")]
+    HeadOutOfRange(u16),
+    /// The available ring names a chain that the device has not returned yet.
+    #[error("descriptor {0} was made available again while in flight")]
+    HeadInFlight(u16),
+    /// The shared memory vanished under the queue.
+    #[error("the guest's memory vanished: its file was cut short")]
+    MemoryGone,
+}
+
+/// The head of a chain the device owes an answer: given back by value, exactly once.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a chain that is not answered is lost to the guest"]
+pub struct Head(u16);
+
+impl Head {
+    /// Index of the chain's first descriptor.
+    #[must_use]
+    pub const fn index(&self) -> u16 {
+        self.0
+    }
+}
+
+/// What [`SplitDevice::arm`] found after notifications were enabled again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "sleeping after WorkArrived loses the work"]
+pub enum Armed {
+    /// Nothing new: the next chain will come with a kick.
+    Quiet,
+    /// Chains arrived meanwhile: go on popping.
+    WorkArrived,
+}
+
+/// One split virtqueue, seen from the device.
+///
+/// # Invariants
+/// 1. `used_next - used_published` and the number of bits set in `in_flight` are at most the queue
+///    size.
+/// 2. `avail_seen - next_avail` is at most the queue size.
+#[derive(Debug)]
+pub struct SplitDevice {
+    ring: SplitMemory,
+    /// The next entry of the available ring to read.
+    next_avail: u16,
+    /// The available index as last read.
+    avail_seen: u16,
+    /// The next entry of the used ring to write.
+    used_next: u16,
+    /// The used index as last published.
+    used_published: u16,
+    event_idx: bool,
+    indirect: bool,
+    /// One bit for each chain popped and not pushed.
+    in_flight: Box<[u64]>,
+    chain: Chain,
+}
+
+// SAFETY: the ring memory stays mapped while this exists, on whatever thread it runs.
+unsafe impl Send for SplitDevice {}
+
+impl SplitDevice {
+    /// A queue of `size` descriptors at `at` whose next available entry is `next_avail`
+    /// (vhost-user SET_VRING_BASE). The used index is taken from the ring.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if size or alignment break §2.7.
+    ///
+    /// # Safety
+    /// The addresses name mapped memory of the lengths that `size` asks for, for as long as the
+    /// queue exists.
+    pub unsafe fn new(
+        size: u16,
+        at: SplitAddresses,
+        next_avail: u16,
+        event_idx: bool,
+        indirect: bool,
+    ) -> Result<Self, LayoutError> {
+        // SAFETY: the caller vouches for the memory.
+        let ring = unsafe { SplitMemory::new(size, at)? };
+        let used = ring.used_idx().load(Relaxed);
+        Ok(Self {
+            ring,
+            next_avail,
+            avail_seen: next_avail,
+            used_next: used,
+            used_published: used,
+            event_idx,
+            indirect,
+            in_flight: vec![0; usize::from(size).div_ceil(64)].into_boxed_slice(),
+            chain: Chain::for_queue(size),
+        })
+    }
+
+    /// Queue size, in descriptors.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// The next available entry the device will read: the answer to vhost-user GET_VRING_BASE once
+    /// nothing is in flight.
+    #[must_use]
+    pub fn next_avail(&self) -> u16 {
+        self.next_avail
+    }
+
+    /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
+    /// must be pushed back like any other.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    #[inline]
+    #[allow(clippy::type_complexity)]
+    pub fn pop(
+        &mut self,
+        mem: &mut Translator,
+    ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
+        if self.next_avail == self.avail_seen && !self.look()? {
+            return Ok(None);
+        }
+        let head = self.ring.avail_ring(self.next_avail).load(Relaxed);
+        if head >= self.ring.size() {
+            return Err(Broken::HeadOutOfRange(head));
+        }
+        let (word, bit) = (usize::from(head / 64), 1u64 << (head % 64));
+        if self.in_flight[word] & bit != 0 {
+            return Err(Broken::HeadInFlight(head));
+        }
+        self.in_flight[word] |= bit;
+        self.next_avail = self.next_avail.wrapping_add(1);
+        let walked = self.chain.walk(&self.ring, head, mem, self.indirect);
+        Ok(Some((Head(head), walked.map(|()| &self.chain))))
+    }
+
+    /// Reads the available index; true if there are new chains.
+    #[inline]
+    fn look(&mut self) -> Result<bool, Broken> {
+        // Acquire: what the driver wrote before the index is visible after this load.
+        let idx = self.ring.avail_idx().load(Acquire);
+        let new = idx.wrapping_sub(self.next_avail);
+        if new > self.ring.size() {
+            return Err(Broken::IndexJump {
+                from: self.next_avail,
+                to: idx,
+                size: self.ring.size(),
+            });
+        }
+        self.avail_seen = idx;
+        Ok(new != 0)
+    }
+
+    /// Returns a chain to the driver with the number of bytes written to its writable part. Not
+    /// visible before [`SplitDevice::publish`].
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)]
+    pub fn push(&mut self, head: Head, written: u32) {
+        let id = head.index();
+        let (word, bit) = (usize::from(id / 64), 1u64 << (id % 64));
+        debug_assert!(self.in_flight[word] & bit != 0, "chain {id} is not in flight");
+        self.in_flight[word] &= !bit;
+        let entry = UsedElem { id: u32::from(id), len: written };
+        // SAFETY: the entry lies in the used ring (SplitMemory invariant 1); the driver reads it
+        // only after `publish`.
+        unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
+        self.used_next = self.used_next.wrapping_add(1);
+    }
+
+    /// Makes the pushed chains visible; true if the driver wants to be called (§2.7.7).
+    #[inline]
+    #[must_use = "true means the driver waits for a call"]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.used_published, self.used_next);
+        if old == new {
+            return false;
+        }
+        // Release: the entries and the data are visible before the index.
+        self.ring.used_idx().store(new, Release);
+        self.used_published = new;
+        // The index must be visible before the driver's wish is read: otherwise both sides could
+        // decide that the other one will look again.
+        fence(SeqCst);
+        if self.event_idx {
+            event_passed(self.ring.used_event().load(Relaxed), new, old)
+        } else {
+            self.ring.avail_flags().load(Relaxed) & AVAIL_F_NO_INTERRUPT == 0
+        }
+    }
+
+    /// Asks the driver for kicks again, then looks once more (§2.7.10): drain, re-arm, look again.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    pub fn arm(&mut self) -> Result<Armed, Broken> {
+        if self.event_idx {
+            self.ring.avail_event().store(self.next_avail, Relaxed);
+        } else {
+            self.ring.used_flags().store(0, Relaxed);
+        }
+        // The wish must be visible before the index is read again; pairs with the driver's fence
+        // between its store of the index and its load of the wish.
+        fence(SeqCst);
+        Ok(if self.look()? { Armed::WorkArrived } else { Armed::Quiet })
+    }
+
+    /// Asks the driver not to kick: the device is polling. With EVENT_IDX nothing needs to be done,
+    /// because the event index stays behind until the queue is armed again.
+    pub fn disarm(&mut self) {
+        if !self.event_idx {
+            self.ring.used_flags().store(USED_F_NO_NOTIFY, Relaxed);
+        }
+    }
+}
