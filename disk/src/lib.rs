@@ -1,1 +1,14 @@
-//! Placeholder.
+//! An opened disk: probing, slots, bounds, bounce buffers, durability. Knows no guest.
+//!
+//! Floor 1b of the house. [`open`] is the only place that probes the host and makes choices;
+//! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
+
+mod bounce;
+mod disk;
+mod locks;
+pub mod open;
+mod queue;
+
+pub use disk::{Alignment, CacheMode, Disk, EngineKind};
+pub use open::{OpenError, OpenOptions, Source, open};
+pub use queue::{DiskQueue, DiskStats, Finished, SEGMENTS_MAX};

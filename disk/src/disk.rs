@@ -1,0 +1,235 @@
+//! What is known about a disk once it is open.
+
+use crate::locks::RangeLocks;
+use ringway_core::{ByteRange, Geometry, Op, Request, Status};
+use std::fmt;
+use std::fs::File;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// How writes relate to the host's caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheMode {
+    /// O_DIRECT: past the host's page cache. A flush makes writes durable.
+    None,
+    /// Through the host's page cache. A flush makes writes durable.
+    Writeback,
+    /// Through the host's page cache; every write is durable before it completes.
+    Writethrough,
+    /// Through the host's page cache; flushes do nothing. A crash of the host loses data.
+    Unsafe,
+}
+
+impl CacheMode {
+    /// All modes, in the order of the help text.
+    pub const ALL: [Self; 4] = [Self::None, Self::Writeback, Self::Writethrough, Self::Unsafe];
+
+    /// The word used on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Writeback => "writeback",
+            Self::Writethrough => "writethrough",
+            Self::Unsafe => "unsafe",
+        }
+    }
+
+    /// True if the guest should be told of a volatile write cache.
+    #[must_use]
+    pub const fn write_back(self) -> bool {
+        !matches!(self, Self::Writethrough)
+    }
+}
+
+/// The engines a disk can be served with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EngineKind {
+    /// io_uring.
+    IoUring,
+    /// A pool of threads that read and write synchronously.
+    Threads,
+    /// Completes everything at once and moves no data.
+    Null,
+}
+
+impl EngineKind {
+    /// All engines, in the order of preference.
+    pub const ALL: [Self; 3] = [Self::IoUring, Self::Threads, Self::Null];
+
+    /// The word used on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::IoUring => "io_uring",
+            Self::Threads => "threads",
+            Self::Null => "null",
+        }
+    }
+}
+
+/// A word that names no choice.
+#[derive(Debug, thiserror::Error)]
+#[error("'{word}' is not one of {choices}")]
+pub struct UnknownWord {
+    word: String,
+    choices: String,
+}
+
+fn choose<T: Copy>(word: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, UnknownWord> {
+    all.iter().copied().find(|&choice| name(choice) == word).ok_or_else(|| UnknownWord {
+        word: word.to_owned(),
+        choices: all.iter().map(|&choice| name(choice)).collect::<Vec<_>>().join(", "),
+    })
+}
+
+impl FromStr for CacheMode {
+    type Err = UnknownWord;
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        choose(word, &Self::ALL, Self::name)
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = UnknownWord;
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        choose(word, &Self::ALL, Self::name)
+    }
+}
+
+impl fmt::Display for CacheMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// What the file asks of memory and offsets, in bytes; powers of two. 1 means anything goes.
+///
+/// This is a matter between the disk and its file (O_DIRECT). The guest sees
+/// [`Geometry::logical_block`], which is something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Alignment {
+    /// Of buffer addresses.
+    pub memory: u32,
+    /// Of file offsets and lengths.
+    pub offset: u32,
+}
+
+impl Alignment {
+    /// No demands: the page cache takes anything.
+    pub const ANY: Self = Self { memory: 1, offset: 1 };
+}
+
+/// An open disk, shared by all its queues.
+#[derive(Debug)]
+pub struct Disk {
+    pub(crate) name: String,
+    pub(crate) file: Arc<File>,
+    pub(crate) block_device: bool,
+    /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
+    pub(crate) erase_block: u32,
+    pub(crate) geometry: Geometry,
+    pub(crate) capacity: AtomicU64,
+    pub(crate) serial: [u8; 20],
+    pub(crate) cache: CacheMode,
+    pub(crate) cache_why: String,
+    pub(crate) engine: EngineKind,
+    pub(crate) engine_why: String,
+    pub(crate) alignment: Alignment,
+    pub(crate) flush_failed: AtomicBool,
+    pub(crate) locks: RangeLocks,
+}
+
+impl Disk {
+    /// What the user called it: a path, or `null:SIZE`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The shape of the disk. The capacity is the present one.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        Geometry { capacity: self.capacity.load(Relaxed), ..self.geometry.clone() }
+    }
+
+    /// What GET_ID answers, zero padded.
+    #[must_use]
+    pub fn serial(&self) -> &[u8; 20] {
+        &self.serial
+    }
+
+    /// The cache mode in force.
+    #[must_use]
+    pub fn cache(&self) -> CacheMode {
+        self.cache
+    }
+
+    /// Why this cache mode, in a few words.
+    #[must_use]
+    pub fn cache_why(&self) -> &str {
+        &self.cache_why
+    }
+
+    /// The engine in use.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.engine
+    }
+
+    /// Why this engine, in a few words.
+    #[must_use]
+    pub fn engine_why(&self) -> &str {
+        &self.engine_why
+    }
+
+    /// What its file asks of buffers and offsets.
+    #[must_use]
+    pub fn alignment(&self) -> Alignment {
+        self.alignment
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// The one place that says whether a request may be carried out: bounds and read-only, for
+    /// every operation.
+    ///
+    /// # Errors
+    /// The answer for the guest.
+    #[inline]
+    pub fn authorise(&self, request: &Request) -> Result<(), Status> {
+        if request.op.changes_disk() && self.geometry.read_only {
+            return Err(Status::IoError);
+        }
+        if request.range.end() > self.capacity.load(Relaxed) {
+            return Err(Status::IoError);
+        }
+        if request.op == Op::Discard && !self.geometry.discard {
+            return Err(Status::Unsupported);
+        }
+        Ok(())
+    }
+
+    /// True if guests may write less than what the file takes in one piece, so that writes must be
+    /// kept apart from the read-modify-write of their neighbours.
+    pub(crate) fn needs_locks(&self) -> bool {
+        u64::from(self.alignment.offset) > ringway_core::SECTOR_BYTES
+    }
+
+    /// `range` widened to what the file takes in one piece.
+    pub(crate) fn widened(&self, range: ByteRange) -> ByteRange {
+        // The capacity is a multiple of the alignment (checked by `open`) and the range lies within.
+        range.widened(u64::from(self.alignment.offset)).unwrap_or(range)
+    }
+}

@@ -1,0 +1,58 @@
+//! Keeps a read-modify-write apart from writes to the same blocks.
+//!
+//! Only disks whose file takes larger pieces than a guest's sector ever lock: the rare path.
+
+use ringway_core::ByteRange;
+use std::sync::Mutex;
+
+/// Ranges being written, of all queues of a disk.
+#[derive(Debug, Default)]
+pub(crate) struct RangeLocks(Mutex<Vec<ByteRange>>);
+
+impl RangeLocks {
+    /// Room for `max` ranges at a time.
+    pub(crate) fn with_capacity(max: usize) -> Self {
+        Self(Mutex::new(Vec::with_capacity(max)))
+    }
+
+    /// Locks `range` unless a part of it is locked.
+    pub(crate) fn try_lock(&self, range: ByteRange) -> bool {
+        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let free = !held.iter().any(|other| other.overlaps(range));
+        if free {
+            held.push(range);
+        }
+        free
+    }
+
+    /// Gives a locked range back.
+    pub(crate) fn unlock(&self, range: ByteRange) {
+        let mut held = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        match held.iter().position(|&other| other == range) {
+            Some(at) => drop(held.swap_remove(at)),
+            None => debug_assert!(false, "{range:?} was not locked"),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_ranges_exclude_each_other() {
+        let locks = RangeLocks::with_capacity(4);
+        let range = |offset, len| ByteRange::new(offset, len).unwrap();
+        assert!(locks.try_lock(range(0, 4096)));
+        assert!(!locks.try_lock(range(4095, 1)));
+        assert!(locks.try_lock(range(4096, 4096)));
+        locks.unlock(range(0, 4096));
+        assert!(locks.try_lock(range(512, 512)));
+        assert_eq!(locks.held(), 2);
+    }
+}

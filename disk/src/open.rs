@@ -1,0 +1,491 @@
+//! Opening a disk: the only place that probes the host and chooses.
+//!
+//! Nothing is created or changed unless everything else has succeeded.
+
+mod probe;
+
+use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::locks::RangeLocks;
+use probe::Kind;
+use ringway_core::{Geometry, SECTOR_BYTES};
+use std::fs::{File, OpenOptions as FileOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// How many requests that change a disk may be in flight on all its queues together before the
+/// table of locked ranges has to grow.
+const LOCKS_MAX: usize = 4096;
+
+/// What is to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A raw image file or a block device.
+    Path(PathBuf),
+    /// No disk at all: requests complete at once and move no data.
+    Null {
+        /// Capacity in bytes.
+        bytes: u64,
+    },
+}
+
+/// How a disk is to be opened. `None` leaves the choice to [`open`].
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// What to open.
+    pub source: Source,
+    /// Refuse everything that changes the disk.
+    pub read_only: bool,
+    /// Relation to the host's caches.
+    pub cache: Option<CacheMode>,
+    /// The engine; it must be one of `engines`.
+    pub engine: Option<EngineKind>,
+    /// The engines that work on this host, best first, each with the reason to take it, and those
+    /// that do not with the reason.
+    pub engines: Vec<(EngineKind, Result<String, String>)>,
+    /// What GET_ID answers, at most 20 bytes.
+    pub serial: Option<String>,
+    /// The block size shown to the guest, in bytes: 512 or 4096.
+    pub block_size: Option<u32>,
+    /// Create a sparse file of this many bytes if there is none.
+    pub create_bytes: Option<u64>,
+}
+
+impl OpenOptions {
+    /// All choices left open.
+    #[must_use]
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            read_only: false,
+            cache: None,
+            engine: None,
+            engines: vec![(EngineKind::Threads, Ok("works everywhere".into()))],
+            serial: None,
+            block_size: None,
+            create_bytes: None,
+        }
+    }
+}
+
+/// Why a disk could not be opened: what is wrong, where, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such file.
+    #[error("{0}: there is no such file. Check the path, or add --size to create a sparse image")]
+    Missing(PathBuf),
+    /// The folder it would be created in does not exist.
+    #[error("{0}: cannot create it, because its folder does not exist")]
+    NoFolder(PathBuf),
+    /// Permission.
+    #[error("{path}: no permission to open it for {mode}. {hint}")]
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// "reading and writing" or "reading".
+        mode: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A directory, a pipe, …
+    #[error("{path}: it is {what}, not a file or block device. Name a raw disk image")]
+    NotADisk {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// Its length is no whole number of sectors.
+    #[error(
+        "{path}: its size, {bytes} bytes, is not a multiple of {unit}. A raw image is a whole \
+         number of blocks; `truncate -s %{unit} {path}` rounds it up"
+    )]
+    NotWhole {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        bytes: u64,
+        /// What it should be a multiple of.
+        unit: u32,
+    },
+    /// Nothing to serve.
+    #[error("{0}: it is empty. Give it a size first, for example `truncate -s 10G {0}`")]
+    Empty(PathBuf),
+    /// Somebody else serves it.
+    #[error(
+        "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
+         other one, or serve it --read-only from both"
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Who holds the lock, as far as is known.
+        holder: String,
+    },
+    /// O_DIRECT was asked for and is not to be had.
+    #[error("{path}: --cache none needs O_DIRECT, but {why}. Use --cache writeback")]
+    NoDirect {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// An engine was asked for and does not work here.
+    #[error("--engine {engine} does not work here: {why}. Use --engine auto")]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// The reason.
+        why: String,
+    },
+    /// The serial does not fit.
+    #[error("serial '{0}': at most 20 bytes of printable ASCII can be shown to a guest")]
+    Serial(String),
+    /// A block size nobody can use.
+    #[error("block size {size}: {why}")]
+    BlockSize {
+        /// What was asked for, in bytes.
+        size: u32,
+        /// The reason.
+        why: String,
+    },
+    /// A size nobody can use.
+    #[error("{name}: size {bytes} is not a positive multiple of 512 bytes")]
+    Size {
+        /// The disk.
+        name: String,
+        /// The size in bytes.
+        bytes: u64,
+    },
+    /// Anything else the host says.
+    #[error("{path}: cannot {what}: {source}")]
+    Host {
+        /// The file.
+        path: PathBuf,
+        /// What was attempted.
+        what: &'static str,
+        /// What the host says.
+        source: io::Error,
+    },
+}
+
+/// Opens a disk, probes what it can do, and makes the choices that were left open.
+///
+/// # Errors
+/// [`OpenError`]; nothing was created or changed then.
+pub fn open(options: &OpenOptions) -> Result<Disk, OpenError> {
+    match &options.source {
+        Source::Null { bytes } => open_null(*bytes, options),
+        Source::Path(path) => open_path(path, options),
+    }
+}
+
+fn open_null(bytes: u64, options: &OpenOptions) -> Result<Disk, OpenError> {
+    let name = format!("null:{bytes}");
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(OpenError::Size { name, bytes });
+    }
+    if let Some(engine) = options.engine.filter(|&engine| engine != EngineKind::Null) {
+        let why = "null: is no file, only the null engine serves it".into();
+        return Err(OpenError::Engine { engine, why });
+    }
+    let logical_block = options.block_size.unwrap_or(512);
+    check_block_size(logical_block)?;
+    let path = Path::new("/dev/null");
+    let host = |source| OpenError::Host { path: path.into(), what: "open it", source };
+    let file = FileOptions::new().read(true).write(true).open(path).map_err(host)?;
+    Ok(Disk {
+        serial: serial_bytes(options.serial.as_deref(), &name)?,
+        name,
+        file: Arc::new(file),
+        block_device: false,
+        erase_block: 1,
+        capacity: AtomicU64::new(bytes),
+        geometry: Geometry {
+            capacity: bytes,
+            logical_block,
+            physical_block: logical_block,
+            optimal_io: 0,
+            read_only: options.read_only,
+            discard: true,
+            discard_granularity: logical_block,
+        },
+        cache: options.cache.unwrap_or(CacheMode::Unsafe),
+        cache_why: "there is nothing to keep".into(),
+        engine: EngineKind::Null,
+        engine_why: "null: moves no data".into(),
+        alignment: Alignment::ANY,
+        flush_failed: AtomicBool::new(false),
+        locks: RangeLocks::default(),
+    })
+}
+
+fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
+    if let Some(size) = options.block_size {
+        check_block_size(size)?;
+    }
+    let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
+    let (engine, engine_why) = choose_engine(options)?;
+    let created = Created::if_missing(path, options)?;
+    let kind = probe::kind(path)?;
+    let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
+    lock(path, &file, options.read_only)?;
+    let bytes = probe::size(path, &file, kind)?;
+    if bytes == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    let unit = options.block_size.unwrap_or(512).max(alignment.offset).max(512);
+    if !bytes.is_multiple_of(u64::from(unit)) {
+        return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
+    }
+    let host = probe::Host::of(path, &file, kind, options.read_only);
+    let logical_block = options.block_size.unwrap_or(host.logical_block);
+    created.keep();
+    Ok(Disk {
+        name: path.display().to_string(),
+        file: Arc::new(file),
+        block_device: kind == Kind::BlockDevice,
+        erase_block: if kind == Kind::BlockDevice { host.logical_block } else { 1 },
+        capacity: AtomicU64::new(bytes),
+        geometry: Geometry {
+            capacity: bytes,
+            logical_block,
+            physical_block: host.physical_block.max(logical_block),
+            optimal_io: host.optimal_io,
+            read_only: options.read_only,
+            discard: host.discard && !options.read_only,
+            discard_granularity: host.discard_granularity.max(logical_block),
+        },
+        serial,
+        cache,
+        cache_why,
+        engine,
+        engine_why,
+        alignment,
+        flush_failed: AtomicBool::new(false),
+        locks: RangeLocks::with_capacity(LOCKS_MAX),
+    })
+}
+
+fn check_block_size(size: u32) -> Result<(), OpenError> {
+    match size {
+        512 | 4096 => Ok(()),
+        _ => Err(OpenError::BlockSize { size, why: "it must be 512 or 4096".into() }),
+    }
+}
+
+fn choose_engine(options: &OpenOptions) -> Result<(EngineKind, String), OpenError> {
+    let Some(wanted) = options.engine else {
+        let best = options
+            .engines
+            .iter()
+            .find_map(|(engine, works)| works.as_ref().ok().map(|why| (*engine, why.clone())));
+        return best.ok_or_else(|| OpenError::Engine {
+            engine: EngineKind::Threads,
+            why: "this host offers no engine at all".into(),
+        });
+    };
+    if wanted == EngineKind::Null {
+        let why = "it would lose every write; it serves null:SIZE only".into();
+        return Err(OpenError::Engine { engine: wanted, why });
+    }
+    match options.engines.iter().find(|(engine, _)| *engine == wanted) {
+        Some((_, Ok(_))) => Ok((wanted, "as asked".into())),
+        Some((_, Err(why))) => Err(OpenError::Engine { engine: wanted, why: why.clone() }),
+        None => Err(OpenError::Engine { engine: wanted, why: "it is not built in".into() }),
+    }
+}
+
+/// Opens the file for the cache mode that was asked for, or for the best one.
+fn open_cached(
+    path: &Path,
+    options: &OpenOptions,
+    kind: Kind,
+) -> Result<(File, CacheMode, String, Alignment), OpenError> {
+    let wanted = options.cache;
+    if wanted.is_none_or(|mode| mode == CacheMode::None) {
+        match open_direct(path, options, kind)? {
+            Ok((file, alignment)) => {
+                let why = match wanted {
+                    Some(_) => "as asked".into(),
+                    None => format!(
+                        "O_DIRECT works, memory to {} and offsets to {} bytes",
+                        alignment.memory, alignment.offset
+                    ),
+                };
+                return Ok((file, CacheMode::None, why, alignment));
+            }
+            Err(why) if wanted.is_some() => {
+                return Err(OpenError::NoDirect { path: path.into(), why });
+            }
+            Err(why) => {
+                let file = open_file(path, options, kind, 0)?;
+                return Ok((
+                    file,
+                    CacheMode::Writeback,
+                    format!("no O_DIRECT: {why}"),
+                    Alignment::ANY,
+                ));
+            }
+        }
+    }
+    let file = open_file(path, options, kind, 0)?;
+    Ok((file, wanted.unwrap_or(CacheMode::Writeback), "as asked".into(), Alignment::ANY))
+}
+
+/// The outer error ends the opening, the inner one says why O_DIRECT is not to be had.
+#[allow(clippy::type_complexity)]
+fn open_direct(
+    path: &Path,
+    options: &OpenOptions,
+    kind: Kind,
+) -> Result<Result<(File, Alignment), String>, OpenError> {
+    let file = match open_file(path, options, kind, libc::O_DIRECT) {
+        Ok(file) => file,
+        Err(OpenError::Host { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+            return Ok(Err("its file system does not offer it".into()));
+        }
+        Err(error) => return Err(error),
+    };
+    let alignment = match probe::direct_alignment(&file, kind) {
+        Ok(alignment) => alignment,
+        Err(why) => return Ok(Err(why)),
+    };
+    let bytes = probe::size(path, &file, kind)?;
+    if !bytes.is_multiple_of(u64::from(alignment.offset)) {
+        return Ok(Err(format!(
+            "its size, {bytes} bytes, is not a multiple of the {} bytes that O_DIRECT needs here",
+            alignment.offset
+        )));
+    }
+    Ok(Ok((file, alignment)))
+}
+
+fn open_file(
+    path: &Path,
+    options: &OpenOptions,
+    kind: Kind,
+    flags: i32,
+) -> Result<File, OpenError> {
+    // A block device that is mounted must not be written behind the file system's back.
+    let exclusive = if kind == Kind::BlockDevice && !options.read_only { libc::O_EXCL } else { 0 };
+    FileOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(flags | exclusive | libc::O_CLOEXEC)
+        .open(path)
+        .map_err(|source| match source.raw_os_error() {
+            Some(libc::EBUSY) => OpenError::InUse {
+                path: path.into(),
+                holder: "the host itself (mounted, or part of another device)".into(),
+            },
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),
+            _ => OpenError::Host { path: path.into(), what: "open it", source },
+        })
+}
+
+fn permission(path: &Path, read_only: bool) -> OpenError {
+    OpenError::Permission {
+        path: path.into(),
+        mode: if read_only { "reading" } else { "reading and writing" },
+        hint: if read_only {
+            "Run as a user who may read it"
+        } else {
+            "Run as a user who may write it, or add --read-only"
+        },
+    }
+}
+
+/// Locks the open file: one writer, or any number of readers. The lock belongs to the open file
+/// itself, so it lives as long as the last operation the kernel still carries out on it.
+fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
+    let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
+    match result {
+        Ok(()) => Ok(()),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(OpenError::InUse { path: path.into(), holder: probe::lock_holder(file) })
+        }
+        Err(std::fs::TryLockError::Error(source)) => {
+            Err(OpenError::Host { path: path.into(), what: "lock it", source })
+        }
+    }
+}
+
+/// The serial as the guest reads it; without one a word that is the same for the same path.
+fn serial_bytes(serial: Option<&str>, name: &str) -> Result<[u8; 20], OpenError> {
+    let word = match serial {
+        Some(word) => word.to_owned(),
+        None => format!("rw-{:016x}", fnv1a(name.as_bytes())),
+    };
+    if word.len() > 20
+        || word.is_empty()
+        || !word.bytes().all(|b| b.is_ascii_graphic() || b == b' ')
+    {
+        return Err(OpenError::Serial(word));
+    }
+    let mut bytes = [0; 20];
+    bytes[..word.len()].copy_from_slice(word.as_bytes());
+    Ok(bytes)
+}
+
+/// The FNV-1a hash: short, and the same in every release.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// A file that this process has made and will remove again unless the disk opens.
+struct Created(Option<PathBuf>);
+
+impl Created {
+    fn if_missing(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
+        match path.symlink_metadata() {
+            Ok(_) => return Ok(Self(None)),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(permission(path, options.read_only));
+            }
+            Err(source) => {
+                return Err(OpenError::Host { path: path.into(), what: "look at it", source });
+            }
+        }
+        let Some(bytes) = options.create_bytes else {
+            return Err(OpenError::Missing(path.into()));
+        };
+        if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(OpenError::Size { name: path.display().to_string(), bytes });
+        }
+        let file = FileOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        let file = file.map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => OpenError::NoFolder(path.into()),
+            io::ErrorKind::PermissionDenied => permission(path, false),
+            _ => OpenError::Host { path: path.into(), what: "create it", source },
+        })?;
+        let created = Self(Some(path.into()));
+        file.set_len(bytes).map_err(|source| OpenError::Host {
+            path: path.into(),
+            what: "give it its size",
+            source,
+        })?;
+        Ok(created)
+    }
+
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Created {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            // Best effort: the error that brought us here is the one worth telling.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,386 @@
+//! One worker's hand on a disk: slots, and the way of a request through them (hot).
+//!
+//! ```text
+//! let tag = queue.acquire()?;                    // no slot free: leave the request in the ring
+//! fill(queue.request_mut(tag));
+//! queue.start(&mut engine, tag, context);        // bounds → alignment → engine
+//! …
+//! if let Some(done) = queue.finish(&mut engine, tag, result) { answer(done) }
+//! while let Some(done) = queue.take_late() { answer(done) }
+//! ```
+//!
+//! The straight way is here: one request, one operation of the engine. All else (bounce buffers,
+//! pieces, zeroing, flushes) goes through `bounce.rs`.
+
+use crate::bounce::{Cold, Stage};
+use crate::disk::{CacheMode, Disk};
+use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
+use ringway_core::mem::{Pool, Segments};
+use ringway_core::{Op, Request, Status, TagList};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+/// The most segments of a request: what `preadv2` takes (IOV_MAX).
+pub const SEGMENTS_MAX: usize = 1024;
+
+/// Memory for bounce buffers, in bytes. It only costs pages once a guest needs it. Large enough for
+/// the largest piece on each of a few requests; more requests wait their turn.
+const POOL_BYTES: usize = 4 << 20;
+
+/// A request that is done.
+#[derive(Debug)]
+pub struct Finished<C> {
+    /// What the caller gave to [`DiskQueue::start`].
+    pub context: C,
+    /// The answer.
+    pub status: Status,
+    /// Bytes written to guest memory.
+    pub written: u32,
+}
+
+/// What a queue has counted since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskStats {
+    /// Requests read from the disk.
+    pub reads: u64,
+    /// Requests written to the disk.
+    pub writes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Discards and write-zeroes.
+    pub erases: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Requests that ended in an error.
+    pub errors: u64,
+    /// Requests that went through bounce buffers.
+    pub bounced: u64,
+    /// Requests that took more than one operation because of their size.
+    pub split: u64,
+    /// Operations begun again after a short transfer, EINTR or EAGAIN.
+    pub continued: u64,
+}
+
+impl DiskStats {
+    /// Adds the counts of another queue.
+    pub fn add(&mut self, other: &Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.flushes += other.flushes;
+        self.erases += other.erases;
+        self.read_bytes += other.read_bytes;
+        self.written_bytes += other.written_bytes;
+        self.errors += other.errors;
+        self.bounced += other.bounced;
+        self.split += other.split;
+        self.continued += other.continued;
+    }
+}
+
+/// The room kept for one request.
+///
+/// # Invariants
+/// 1. While its tag is acquired and `context` is `Some`, the request's segments belong to the slot
+///    and, if an operation is queued, to the engine.
+#[derive(Debug)]
+pub(crate) struct Slot<C> {
+    pub(crate) request: Request,
+    pub(crate) context: Option<C>,
+    pub(crate) stage: Stage,
+    /// Bytes of the request's range that are done.
+    pub(crate) done: u64,
+}
+
+/// Slots for the requests of one ring on one worker.
+///
+/// # Invariants
+/// 1. A tag is either free, or being filled, or in exactly one of: the engine, `backlog`, `waiting`.
+#[derive(Debug)]
+pub struct DiskQueue<C> {
+    pub(crate) disk: Arc<Disk>,
+    pub(crate) limits: Limits,
+    file: FileId,
+    tag_base: u64,
+    pub(crate) slots: Box<[Slot<C>]>,
+    pub(crate) cold: Box<[Cold]>,
+    tags: TagList,
+    /// Operations the engine had no room for.
+    backlog: VecDeque<u16>,
+    /// Requests that wait for bounce memory or for a range being written.
+    pub(crate) waiting: VecDeque<u16>,
+    /// Answers that no operation of the engine will bring.
+    pub(crate) late: VecDeque<Finished<C>>,
+    pub(crate) pool: Pool,
+    pub(crate) durable_writes: bool,
+    pub(crate) needs_locks: bool,
+    pub(crate) stats: DiskStats,
+}
+
+impl<C> DiskQueue<C> {
+    /// `depth` slots on `disk`, whose file the engine knows as `file`. Operations carry the tag
+    /// `tag_base | slot`; the low 16 bits of `tag_base` are 0. Allocates; call at start only.
+    ///
+    /// # Errors
+    /// What the host says to mapping the bounce pool.
+    pub fn new(
+        disk: Arc<Disk>,
+        limits: &Limits,
+        file: FileId,
+        tag_base: u64,
+        depth: u16,
+    ) -> io::Result<Self> {
+        debug_assert_eq!(tag_base & 0xffff, 0);
+        let slot = || Slot {
+            request: Request::with_capacity(SEGMENTS_MAX),
+            context: None,
+            stage: Stage::Whole,
+            done: 0,
+        };
+        let depth_usize = usize::from(depth);
+        Ok(Self {
+            needs_locks: disk.needs_locks(),
+            disk,
+            limits: limits.clone(),
+            file,
+            tag_base,
+            slots: (0..depth).map(|_| slot()).collect(),
+            cold: (0..depth).map(|_| Cold::new(SEGMENTS_MAX)).collect(),
+            tags: TagList::new(depth),
+            backlog: VecDeque::with_capacity(depth_usize),
+            waiting: VecDeque::with_capacity(depth_usize),
+            late: VecDeque::with_capacity(depth_usize),
+            pool: Pool::new(POOL_BYTES)?,
+            durable_writes: false,
+            stats: DiskStats::default(),
+        })
+    }
+
+    /// The disk.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<Disk> {
+        &self.disk
+    }
+
+    /// The file, as the engine knows it.
+    #[must_use]
+    pub fn file(&self) -> FileId {
+        self.file
+    }
+
+    /// From now on every write is durable before it completes (no write cache, or no FLUSH
+    /// negotiated; VIRTIO 1.2 §5.2.6.2). `unsafe` disks ignore it.
+    pub fn set_durable_writes(&mut self, durable: bool) {
+        self.durable_writes = durable && self.disk.cache != CacheMode::Unsafe;
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn stats(&self) -> DiskStats {
+        self.stats
+    }
+
+    /// Requests begun and not answered.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.tags.in_use()
+    }
+
+    /// Bytes of bounce memory in use; 0 when nothing is in flight.
+    #[must_use]
+    pub fn bounce_bytes(&self) -> usize {
+        self.pool.in_use()
+    }
+
+    /// True if there are requests that only [`DiskQueue::retry`] will move.
+    #[inline]
+    #[must_use]
+    pub fn has_deferred(&self) -> bool {
+        !self.backlog.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Takes a slot; `None` means leave the request in the ring.
+    #[inline]
+    pub fn acquire(&mut self) -> Option<u16> {
+        self.tags.acquire()
+    }
+
+    /// Gives back a slot that was not started.
+    #[inline]
+    pub fn abandon(&mut self, tag: u16) {
+        debug_assert!(self.slots[usize::from(tag)].context.is_none());
+        self.tags.release(tag);
+    }
+
+    /// The request of a slot, to be filled before [`DiskQueue::start`].
+    #[inline]
+    pub fn request_mut(&mut self, tag: u16) -> &mut Request {
+        &mut self.slots[usize::from(tag)].request
+    }
+
+    /// Begins the request in slot `tag`; `context` comes back with the answer.
+    ///
+    /// # Safety
+    /// The request's segments must stay valid memory until the answer was taken, and for a read
+    /// nobody relies on their content until then.
+    #[inline]
+    pub unsafe fn start<E: Engine>(&mut self, engine: &mut E, tag: u16, context: C) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.context = Some(context);
+        slot.done = 0;
+        let request = &self.slots[usize::from(tag)].request;
+        if let Err(status) = self.disk.authorise(request) {
+            return self.refuse(tag, status);
+        }
+        let locks = self.needs_locks && request.op.changes_disk();
+        if request.op.moves_data() && !locks && self.takes_directly(request) {
+            self.slots[usize::from(tag)].stage = Stage::Whole;
+            self.issue(engine, tag);
+        } else {
+            self.start_rare(engine, tag);
+        }
+    }
+
+    /// True if the file takes this request as it is, in one operation.
+    #[inline]
+    fn takes_directly(&self, request: &Request) -> bool {
+        let segments = &request.segments;
+        segments.len() <= self.limits.max_segments
+            && segments.bytes() <= u64::from(self.limits.max_bytes)
+            && request.range.is_aligned(u64::from(self.disk.alignment.offset))
+            && self.memory_aligned(segments)
+    }
+
+    /// True if the file takes this memory without a bounce buffer.
+    #[inline]
+    pub(crate) fn memory_aligned(&self, segments: &Segments) -> bool {
+        let (memory, offset) = (self.disk.alignment.memory, self.disk.alignment.offset);
+        let (memory, offset) = (memory as usize - 1, offset as usize - 1);
+        segments.as_slice().iter().all(|s| s.base as usize & memory == 0 && s.len & offset == 0)
+    }
+
+    /// Hands the present operation of a slot to the engine, or to the backlog if it is full.
+    #[inline]
+    pub(crate) fn issue<E: Engine>(&mut self, engine: &mut E, tag: u16) {
+        if self.try_issue(engine, tag).is_err() {
+            self.backlog.push_back(tag);
+        }
+    }
+
+    #[inline]
+    fn try_issue<E: Engine>(&mut self, engine: &mut E, tag: u16) -> Result<(), Full> {
+        let slot = &self.slots[usize::from(tag)];
+        let request = &slot.request;
+        let io = if slot.stage == Stage::Whole {
+            Io {
+                tag: self.tag_base | u64::from(tag),
+                op: self.data_op(request.op),
+                file: self.file,
+                offset: request.range.offset(),
+                len: request.range.len(),
+                segments: request.segments.as_slice(),
+            }
+        } else {
+            let cold = &self.cold[usize::from(tag)];
+            Io {
+                tag: self.tag_base | u64::from(tag),
+                op: cold.op,
+                file: self.file,
+                offset: cold.offset,
+                len: cold.len,
+                segments: cold.part.as_slice(),
+            }
+        };
+        // SAFETY: the slot owns the list of segments, and by the contract of `start` their memory,
+        // until the operation's result came back (Slot invariant 1); bounce pages are kept in the
+        // slot likewise. The file is attached as long as this queue exists.
+        unsafe { engine.queue(&io) }
+    }
+
+    /// Read or write, the latter durable if it has to be.
+    #[inline]
+    pub(crate) fn data_op(&self, op: Op) -> IoOp {
+        match op {
+            Op::Read => IoOp::Read,
+            _ if self.durable_writes => IoOp::WriteDurable,
+            _ => IoOp::Write,
+        }
+    }
+
+    /// Takes the result of a slot's operation; returns the answer if the request is done.
+    #[inline]
+    pub fn finish<E: Engine>(
+        &mut self,
+        engine: &mut E,
+        tag: u16,
+        result: i32,
+    ) -> Option<Finished<C>> {
+        let slot = &self.slots[usize::from(tag)];
+        if slot.stage == Stage::Whole && i64::from(result) == slot.request.range.len().cast_signed()
+        {
+            return Some(self.retire(tag, Status::Ok));
+        }
+        self.finish_rare(engine, tag, result)
+    }
+
+    /// Frees the slot and makes the answer. The slot holds neither pages nor a lock any more.
+    #[inline]
+    pub(crate) fn retire(&mut self, tag: u16, status: Status) -> Finished<C> {
+        let slot = &mut self.slots[usize::from(tag)];
+        let context = slot.context.take().expect("a slot in flight has a context");
+        let request = &slot.request;
+        let mut written = 0;
+        if status == Status::Ok {
+            match request.op {
+                Op::Read => {
+                    self.stats.reads += 1;
+                    self.stats.read_bytes += request.range.len();
+                    written = request.range.len();
+                }
+                Op::Write => {
+                    self.stats.writes += 1;
+                    self.stats.written_bytes += request.range.len();
+                }
+                Op::Flush => self.stats.flushes += 1,
+                Op::Discard | Op::WriteZeroes => self.stats.erases += 1,
+                Op::GetId => written = request.segments.bytes(),
+            }
+        } else {
+            self.stats.errors += 1;
+        }
+        self.tags.release(tag);
+        // A chain describes less than 2^32 bytes.
+        Finished { context, status, written: u32::try_from(written).unwrap_or(u32::MAX) }
+    }
+
+    /// Answers a request without an operation of the engine.
+    #[cold]
+    pub(crate) fn refuse(&mut self, tag: u16, status: Status) {
+        let finished = self.retire(tag, status);
+        self.late.push_back(finished);
+    }
+
+    /// The next answer that no operation brought.
+    #[inline]
+    pub fn take_late(&mut self) -> Option<Finished<C>> {
+        self.late.pop_front()
+    }
+
+    /// Tries again what the engine or the bounce pool had no room for. Call once a turn while
+    /// [`DiskQueue::has_deferred`].
+    #[cold]
+    pub fn retry<E: Engine>(&mut self, engine: &mut E) {
+        while let Some(&tag) = self.backlog.front() {
+            if self.try_issue(engine, tag).is_err() {
+                return;
+            }
+            self.backlog.pop_front();
+        }
+        for _ in 0..self.waiting.len() {
+            let Some(tag) = self.waiting.pop_front() else { break };
+            self.advance(engine, tag);
+        }
+    }
+}
