@@ -3,6 +3,7 @@
 mod chain;
 mod layout;
 mod split;
+mod split_driver;
 
 pub use chain::{Chain, ChainError};
 pub use layout::{
@@ -11,3 +12,4 @@ pub use layout::{
     desc_bytes, event_passed, used_bytes,
 };
 pub use split::{Armed, Broken, Head, SplitDevice};
+pub use split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};

@@ -1,0 +1,403 @@
+//! An opened device: its queues, its memory, its connection.
+
+use crate::info::DiskInfo;
+use crate::layout::{Layout, chain_max};
+use crate::link::Link;
+use crate::memory::Memory;
+use crate::queue::Limits;
+use crate::slots::Slots;
+use crate::vhost_user::{Client, QueuePlace};
+use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
+use ringway_ring::virtio_blk::{
+    VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_F_VERSION_1,
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, WRITEBACK_OFFSET, feature_bits,
+};
+use ringway_ring::virtqueue::{SplitAddresses, SplitDriver, Tables};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The features this front-end understands.
+const FEATURES: u64 = feature_bits(&[
+    VIRTIO_F_VERSION_1,
+    VIRTIO_RING_F_INDIRECT_DESC,
+    VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_BLK_F_SIZE_MAX,
+    VIRTIO_BLK_F_SEG_MAX,
+    VIRTIO_BLK_F_GEOMETRY,
+    VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_BLK_SIZE,
+    VIRTIO_BLK_F_FLUSH,
+    VIRTIO_BLK_F_TOPOLOGY,
+    VIRTIO_BLK_F_CONFIG_WCE,
+    VIRTIO_BLK_F_MQ,
+    VIRTIO_BLK_F_DISCARD,
+    VIRTIO_BLK_F_WRITE_ZEROES,
+]);
+
+/// What the device keeps of each queue.
+#[derive(Debug)]
+struct Started {
+    at: SplitAddresses,
+    base: u16,
+    link: Arc<Link>,
+}
+
+/// A disk behind a vhost-user-blk server.
+///
+/// Opening it connects, negotiates, shares memory and starts the queues; dropping it stops them and
+/// disconnects. The queues and buffers stay valid memory whatever happens to device and server.
+#[derive(Debug)]
+pub struct Device {
+    options: Options,
+    path: Option<PathBuf>,
+    client: Option<Client>,
+    clean: bool,
+    features: u64,
+    protocol: u64,
+    server_queues: u16,
+    info: DiskInfo,
+    memory: Arc<Memory>,
+    started: Vec<Started>,
+    /// Not taken yet.
+    rings: Vec<(SplitDriver, Slots)>,
+}
+
+// SAFETY: the addresses in `started` and `rings` lie in `memory`, which is kept alive; what is sent
+// over the connection goes through `&mut self`.
+unsafe impl Send for Device {}
+
+impl Device {
+    /// Opens the device whose server listens at `path`, with one queue. See [`Options`] for more.
+    ///
+    /// # Errors
+    /// [`Error`] says what is wrong and what to do.
+    pub fn connect(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Options::new().connect(path)
+    }
+
+    pub(crate) fn open(
+        options: &Options,
+        stream: UnixStream,
+        path: Option<PathBuf>,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        let mut options = options.clone();
+        let mut wanted = FEATURES & !options.without;
+        if options.indirect == Indirect::Never {
+            wanted &= !feature_bits(&[VIRTIO_RING_F_INDIRECT_DESC]);
+        }
+        if !options.event_idx {
+            wanted &= !feature_bits(&[VIRTIO_RING_F_EVENT_IDX]);
+        }
+        let mut client = Client::negotiate(stream, wanted, options.watch_config, options.timeout)?;
+        let features = client.features;
+        let info = DiskInfo::parse(&client.guarded(Client::config)?, features);
+        let max = client.queues.min(info.num_queues);
+        if options.queues == 0 {
+            options.queues = max;
+        } else if options.queues > max {
+            return Err(Error::TooManyQueues { wanted: options.queues, max });
+        }
+        let has = |bit: u32| features & (1 << bit) != 0;
+        let entries = if has(VIRTIO_RING_F_INDIRECT_DESC) { chain_max(&options, &info) } else { 0 };
+        let layout = Layout::new(options.queue_size, entries);
+        let queues = usize::from(options.queues);
+        let memory = Memory::new(
+            layout.bytes * queues,
+            options.memory,
+            options.huge_pages,
+            options.regions,
+        )?;
+        let mut device = Self {
+            features,
+            protocol: client.protocol.bits(),
+            server_queues: client.queues,
+            client: None,
+            clean: false,
+            info,
+            memory,
+            started: Vec::with_capacity(queues),
+            rings: Vec::with_capacity(queues),
+            options,
+            path,
+        };
+        for index in 0..queues {
+            device.make_queue(layout.bytes * index, &layout, entries)?;
+        }
+        device.start(client)?;
+        Ok(device)
+    }
+
+    fn make_queue(&mut self, offset: usize, layout: &Layout, entries: u16) -> Result<(), Error> {
+        let Options { queue_size, indirect, first_index, .. } = self.options;
+        let host = |part: usize| self.memory.at(offset + part);
+        let guest = |part: usize| (host(part) as u64).wrapping_add(self.memory.guest_delta());
+        let at =
+            SplitAddresses { desc: host(0), avail: host(layout.avail), used: host(layout.used) };
+        let tables = (entries > 0).then(|| Tables {
+            host: host(layout.tables),
+            guest: guest(layout.tables),
+            entries,
+            when_scarce: indirect == Indirect::WhenScarce,
+        });
+        let event_idx = self.features & feature_bits(&[VIRTIO_RING_F_EVENT_IDX]) != 0;
+        // SAFETY: `Layout` gives each part of each queue its own place in the control part of the
+        // memory, which whoever holds the queue keeps alive. The server does not know it yet.
+        let (ring, slots) = unsafe {
+            let ring = SplitDriver::new(queue_size, at, first_index, event_idx, tables)?;
+            (ring, Slots::new(host(layout.slots), guest(layout.slots), queue_size))
+        };
+        self.rings.push((ring, slots));
+        self.started.push(Started { at, base: first_index, link: Arc::new(Link::new()?) });
+        Ok(())
+    }
+
+    /// Shares memory and starts all queues over a new connection.
+    fn start(&mut self, mut client: Client) -> Result<(), Error> {
+        let Self { memory, started, options, .. } = self;
+        client.guarded(|client| {
+            client.share(memory, options.one_table)?;
+            for (index, queue) in started.iter().enumerate() {
+                let place = QueuePlace {
+                    size: options.queue_size,
+                    desc: queue.at.desc,
+                    avail: queue.at.avail,
+                    used: queue.at.used,
+                    base: queue.base,
+                    kick: &queue.link.kick,
+                    call: &queue.link.call,
+                };
+                client.start_queue(index, &place)?;
+            }
+            Ok(())
+        })?;
+        for queue in started {
+            queue.link.connect(client.stream())?;
+        }
+        self.client = Some(client);
+        Ok(())
+    }
+
+    /// Takes the queues, in order. `C` is the context that each request carries and its completion
+    /// hands back.
+    ///
+    /// # Errors
+    /// [`Error::QueuesTaken`] the second time.
+    pub fn queues<C>(&mut self) -> Result<Vec<BlkQueue<C>>, Error> {
+        let rings = std::mem::take(&mut self.rings);
+        if rings.is_empty() {
+            return Err(Error::QueuesTaken);
+        }
+        let limits = self.limits();
+        let links = self.started.iter().map(|queue| Arc::clone(&queue.link));
+        Ok(rings
+            .into_iter()
+            .zip(links)
+            .map(|((ring, slots), link)| {
+                BlkQueue::new(ring, slots, limits, Arc::clone(&self.memory), link)
+            })
+            .collect())
+    }
+
+    /// Takes the only queue of a device that was opened with one.
+    ///
+    /// # Errors
+    /// [`Error::QueuesTaken`] if it was taken, [`Error::Options`] if there are several.
+    pub fn queue<C>(&mut self) -> Result<BlkQueue<C>, Error> {
+        if self.started.len() != 1 {
+            let count = self.started.len();
+            return Err(Error::Options(format!("this device has {count} queues: take them all")));
+        }
+        self.queues()?.pop().ok_or(Error::QueuesTaken)
+    }
+
+    fn limits(&self) -> Limits {
+        let max = |features: u32, limit| if self.has(features) { limit } else { None };
+        Limits {
+            seg_max: usize::from(chain_max(&self.options, &self.info)) - 2,
+            size_max: self.info.size_max.unwrap_or(u32::MAX),
+            flush: self.info.flush,
+            discard_sectors: max(VIRTIO_BLK_F_DISCARD, self.info.max_discard_sectors),
+            write_zeroes_sectors: max(
+                VIRTIO_BLK_F_WRITE_ZEROES,
+                self.info.max_write_zeroes_sectors,
+            ),
+        }
+    }
+
+    fn has(&self, feature: u32) -> bool {
+        self.features & (1 << feature) != 0
+    }
+
+    /// Where buffers come from.
+    #[must_use]
+    pub fn pool(&self) -> BufferPool {
+        BufferPool::new(Arc::clone(&self.memory))
+    }
+
+    /// What the server said about the disk when last asked.
+    #[must_use]
+    pub fn info(&self) -> &DiskInfo {
+        &self.info
+    }
+
+    /// Size of the disk in bytes.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.info.capacity
+    }
+
+    /// The unit requests should be made of, in bytes.
+    #[must_use]
+    pub fn block_size(&self) -> u32 {
+        self.info.block_size
+    }
+
+    /// Virtio feature bits in use.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    /// Vhost-user protocol feature bits in use.
+    #[must_use]
+    pub fn protocol_features(&self) -> u64 {
+        self.protocol
+    }
+
+    /// Queues the server has; this device may use fewer.
+    #[must_use]
+    pub fn server_queues(&self) -> u16 {
+        self.server_queues
+    }
+
+    /// True unless the device was stopped or the server has gone.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.client.is_some() && self.started.iter().all(|queue| queue.link.is_connected())
+    }
+
+    fn client(&mut self) -> Result<&mut Client, Error> {
+        self.client.as_mut().ok_or(Error::NotConnected)
+    }
+
+    /// Reads the configuration space again.
+    ///
+    /// # Errors
+    /// [`Error`] if the server does not answer.
+    pub fn refresh(&mut self) -> Result<&DiskInfo, Error> {
+        let bytes = self.client()?.guarded(Client::config)?;
+        self.info = DiskInfo::parse(&bytes, self.features);
+        Ok(&self.info)
+    }
+
+    /// With [`Options::watch_config`]: true if the server announced a change since the last call;
+    /// [`Device::info`] is up to date then. Never blocks otherwise.
+    ///
+    /// # Errors
+    /// [`Error`] if the server is gone.
+    pub fn config_changed(&mut self) -> Result<bool, Error> {
+        let changed = self.client()?.config_changed()?;
+        if changed {
+            self.refresh()?;
+        }
+        Ok(changed)
+    }
+
+    /// Switches the write cache: with `false`, writes are durable before they complete.
+    ///
+    /// # Errors
+    /// [`Error::Lacks`] without CONFIG_WCE; [`Error`] if the server does not answer.
+    pub fn set_writeback(&mut self, writeback: bool) -> Result<(), Error> {
+        if !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
+            return Err(Error::Lacks("a switch for its write cache (CONFIG_WCE)"));
+        }
+        // 32.
+        #[allow(clippy::cast_possible_truncation)]
+        let offset = WRITEBACK_OFFSET as u32;
+        let value = [u8::from(writeback)];
+        self.client()?.guarded(|client| client.set_config(offset, &value))?;
+        self.refresh().map(drop)
+    }
+
+    /// Stops all queues and disconnects. When this returns the server touches the shared memory no
+    /// more, and what it has completed can still be popped. Does nothing the second time.
+    ///
+    /// # Errors
+    /// [`Error`] if the server does not answer; the connection is closed all the same.
+    pub fn stop(&mut self) -> Result<(), Error> {
+        let Some(mut client) = self.client.take() else { return Ok(()) };
+        let started = &mut self.started;
+        let result = client.guarded(|client| {
+            for (index, queue) in started.iter_mut().enumerate() {
+                queue.base = client.stop_queue(index)?;
+            }
+            Ok(())
+        });
+        for queue in &self.started {
+            queue.link.disconnect(client.stream());
+        }
+        self.clean = result.is_ok();
+        result
+    }
+
+    /// Resets the device (RESET_DEVICE) and disconnects. Requests in flight may be lost; to go on,
+    /// open the device anew.
+    ///
+    /// # Errors
+    /// [`Error::Lacks`] if the server cannot; [`Error`] if it does not answer.
+    pub fn reset(mut self) -> Result<(), Error> {
+        self.client()?.guarded(Client::reset)?;
+        if let Some(client) = self.client.take() {
+            self.started.iter().for_each(|queue| queue.link.disconnect(client.stream()));
+        }
+        Ok(())
+    }
+
+    /// Stops cleanly if still connected, then connects again to the same path. The queues and
+    /// buffers go on being used, wherever they are.
+    ///
+    /// # Errors
+    /// [`Error::NotStopped`] if the last connection was lost without a clean stop,
+    /// [`Error::FeaturesLost`] if the server came back with less; others as for opening.
+    pub fn reconnect(&mut self) -> Result<(), Error> {
+        let path = self.path.clone().ok_or(Error::NoPath)?;
+        self.stop_for_reconnect()?;
+        self.reconnect_over(crate::vhost_user::connect(&path, self.options.patience)?)
+    }
+
+    fn stop_for_reconnect(&mut self) -> Result<(), Error> {
+        self.stop()?;
+        if self.clean { Ok(()) } else { Err(Error::NotStopped) }
+    }
+
+    /// As [`Device::reconnect`], over a new socket.
+    ///
+    /// # Errors
+    /// As [`Device::reconnect`].
+    pub fn reconnect_over(&mut self, stream: UnixStream) -> Result<(), Error> {
+        self.stop_for_reconnect()?;
+        let Options { watch_config, timeout, .. } = self.options;
+        let mut client = Client::negotiate(stream, self.features, watch_config, timeout)?;
+        let missing = self.features & !client.features;
+        if missing != 0 {
+            return Err(Error::FeaturesLost { missing });
+        }
+        let (wanted, max) = (self.options.queues, client.queues);
+        if wanted > max {
+            return Err(Error::TooManyQueues { wanted, max });
+        }
+        self.info = DiskInfo::parse(&client.guarded(Client::config)?, self.features);
+        self.start(client)
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // Whoever wants to know the outcome calls `stop` first.
+        let _ = self.stop();
+    }
+}

@@ -1,0 +1,210 @@
+//! How to open a device.
+
+use crate::{Device, Error};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// When requests use an indirect table (VIRTIO 1.2 §2.7.5.3) instead of descriptors of the ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Indirect {
+    /// Never; INDIRECT_DESC is not negotiated.
+    Never,
+    /// Always.
+    Always,
+    /// For requests with several buffers, and when more than half of the ring is taken: short
+    /// chains in the ring cost the server one memory access less.
+    #[default]
+    WhenScarce,
+}
+
+/// How to open a device. All have sensible defaults; the last group is for tests.
+///
+/// ```no_run
+/// let device = ringway_driver::Options::new()
+///     .queues(4)
+///     .queue_size(512)
+///     .memory(256 << 20)
+///     .connect("/run/disk.sock")?;
+/// # Ok::<(), ringway_driver::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub(crate) queues: u16,
+    pub(crate) queue_size: u16,
+    pub(crate) memory: usize,
+    pub(crate) huge_pages: bool,
+    pub(crate) max_buffers: u16,
+    pub(crate) watch_config: bool,
+    pub(crate) timeout: Duration,
+    pub(crate) patience: Duration,
+    pub(crate) indirect: Indirect,
+    pub(crate) event_idx: bool,
+    pub(crate) regions: usize,
+    pub(crate) one_table: bool,
+    pub(crate) first_index: u16,
+    pub(crate) without: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            queues: 1,
+            queue_size: 256,
+            memory: 64 << 20,
+            huge_pages: false,
+            max_buffers: 126,
+            watch_config: false,
+            timeout: Duration::from_secs(30),
+            patience: Duration::ZERO,
+            indirect: Indirect::default(),
+            event_idx: true,
+            regions: 1,
+            one_table: false,
+            first_index: 0,
+            without: 0,
+        }
+    }
+}
+
+impl Options {
+    /// One queue of 256 descriptors and 64 MiB for buffers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of queues; default 1, and 0 means all the server has.
+    #[must_use]
+    pub fn queues(mut self, queues: u16) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// Descriptors of each queue, a power of two from 4 to 32768; default 256. Some servers take no
+    /// more than 1024.
+    #[must_use]
+    pub fn queue_size(mut self, size: u16) -> Self {
+        self.queue_size = size;
+        self
+    }
+
+    /// Bytes of shared memory for buffers; default 64 MiB.
+    #[must_use]
+    pub fn memory(mut self, bytes: usize) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Takes the shared memory from huge pages of 2 MiB, which the host must have reserved.
+    #[must_use]
+    pub fn huge_pages(mut self, yes: bool) -> Self {
+        self.huge_pages = yes;
+        self
+    }
+
+    /// The most buffers of one vectored request, if the server takes as many; default 126.
+    #[must_use]
+    pub fn max_buffers(mut self, count: u16) -> Self {
+        self.max_buffers = count;
+        self
+    }
+
+    /// Lets the server announce changes (of the capacity, say); ask with
+    /// [`Device::config_changed`], because the server may wait for the answer.
+    #[must_use]
+    pub fn watch_config(mut self, yes: bool) -> Self {
+        self.watch_config = yes;
+        self
+    }
+
+    /// How long the server may take to answer before the connection is given up; default 30 s.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How long to try to connect while no server is there yet; default 0.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// When to use indirect tables.
+    #[must_use]
+    pub fn indirect(mut self, when: Indirect) -> Self {
+        self.indirect = when;
+        self
+    }
+
+    /// Whether to negotiate EVENT_IDX; default yes.
+    #[must_use]
+    pub fn event_idx(mut self, yes: bool) -> Self {
+        self.event_idx = yes;
+        self
+    }
+
+    /// Announces the memory as so many regions that adjoin in guest addresses, so that buffers may
+    /// straddle them; default 1.
+    #[must_use]
+    pub fn regions(mut self, count: usize) -> Self {
+        self.regions = count;
+        self
+    }
+
+    /// Shares memory with SET_MEM_TABLE even where ADD_MEM_REG is offered; default no.
+    #[must_use]
+    pub fn one_table(mut self, yes: bool) -> Self {
+        self.one_table = yes;
+        self
+    }
+
+    /// Where the ring indices start; 65530, say, to see them wrap. Default 0.
+    #[must_use]
+    pub fn first_index(mut self, index: u16) -> Self {
+        self.first_index = index;
+        self
+    }
+
+    /// Feature bits not to negotiate.
+    #[must_use]
+    pub fn without_features(mut self, bits: u64) -> Self {
+        self.without = bits;
+        self
+    }
+
+    /// Opens the device whose server listens at `path`.
+    ///
+    /// # Errors
+    /// [`Error`] says what is wrong and what to do.
+    pub fn connect(&self, path: impl AsRef<Path>) -> Result<Device, Error> {
+        let path = path.as_ref();
+        let stream = crate::vhost_user::connect(path, self.patience)?;
+        Device::open(self, stream, Some(path.to_path_buf()))
+    }
+
+    /// Opens the device at the other end of a connected socket.
+    ///
+    /// # Errors
+    /// [`Error`] says what is wrong and what to do.
+    pub fn over(&self, stream: UnixStream) -> Result<Device, Error> {
+        Device::open(self, stream, None)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.queue_size < 4 || !self.queue_size.is_power_of_two() {
+            return Err(Error::Options(format!(
+                "queue size {} is not a power of two from 4 to 32768",
+                self.queue_size
+            )));
+        }
+        if self.max_buffers == 0 || self.regions == 0 || self.regions > 64 {
+            return Err(Error::Options(
+                "a device needs 1 to 64 memory regions and at least one buffer per request".into(),
+            ));
+        }
+        Ok(())
+    }
+}

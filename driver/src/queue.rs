@@ -1,0 +1,435 @@
+//! One request queue (hot).
+//!
+//! ```text
+//! queue.read(offset, buffer, ctx)?;            // as many as you like; nothing is visible yet
+//! queue.submit()?;                             // one index store, at most one kick
+//! while let Some(done) = queue.pop()? { … }    // ctx, status and buffer come back
+//! queue.wait(None)?;                           // sleep until there is something to pop
+//! ```
+
+mod check;
+#[cfg(test)]
+mod tests;
+mod wait;
+
+use crate::completion::{Completion, Data, QueueStats};
+use crate::error::{Error, Refusal, Rejected};
+use crate::link::Link;
+use crate::memory::{Buffer, Memory};
+use crate::slots::Slots;
+use ringway_ring::virtio_blk::{
+    VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
+    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_of,
+};
+use ringway_ring::virtqueue::{DeviceFault, NoRoom, Piece, SplitDriver, Used};
+use std::sync::Arc;
+
+/// What a queue may ask for; fixed when the device is opened.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) seg_max: usize,
+    pub(crate) size_max: u32,
+    pub(crate) flush: bool,
+    pub(crate) discard_sectors: Option<u32>,
+    pub(crate) write_zeroes_sectors: Option<u32>,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+struct Flight<C> {
+    ctx: C,
+    data: Data,
+    status_at: *const u8,
+}
+
+/// One request queue. It belongs to one thread at a time and can be moved to another.
+///
+/// `C` is the caller's context, handed back with the completion. Nothing is allocated after the queue
+/// was made. Dropping a queue with requests in flight gives up their buffers for good, because the
+/// server may still write to them.
+///
+/// # Invariants
+/// 1. `flights[head]` is `Some` exactly for the chains in flight in `ring`; the memory of their
+///    buffers and slots is not touched by this side, and their `status_at` is readable.
+#[derive(Debug)]
+pub struct BlkQueue<C> {
+    ring: SplitDriver,
+    slots: Slots,
+    flights: Box<[Option<Flight<C>>]>,
+    guest_delta: u64,
+    limits: Limits,
+    /// Room for the pieces of a vectored request.
+    scratch: Vec<Piece>,
+    stats: QueueStats,
+    fault: Option<DeviceFault>,
+    memory: Arc<Memory>,
+    link: Arc<Link>,
+}
+
+// SAFETY: ring and slots lie in `memory`, which the queue keeps alive; the addresses in `flights`
+// point there too, or the caller of `raw` vouches for them.
+unsafe impl<C: Send> Send for BlkQueue<C> {}
+
+impl<C> BlkQueue<C> {
+    pub(crate) fn new(
+        ring: SplitDriver,
+        slots: Slots,
+        limits: Limits,
+        memory: Arc<Memory>,
+        link: Arc<Link>,
+    ) -> Self {
+        Self {
+            flights: (0..ring.size()).map(|_| None).collect(),
+            scratch: Vec::with_capacity(limits.seg_max + 2),
+            guest_delta: memory.guest_delta(),
+            stats: QueueStats::default(),
+            fault: None,
+            ring,
+            slots,
+            limits,
+            memory,
+            link,
+        }
+    }
+
+    /// Queues a read of the whole buffer from byte `offset` of the disk.
+    ///
+    /// # Errors
+    /// [`Rejected`] gives everything back and says why; nothing was queued.
+    #[inline(always)]
+    pub fn read(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
+        if !self.is_plain(offset, &buffer) {
+            return self.refuse(offset, Data::One(buffer), ctx);
+        }
+        let Some(head) = self.ring.next_head() else {
+            return reject(Refusal::Full, ctx, Data::One(buffer));
+        };
+        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_IN, offset / 512);
+        let added = self.ring.add(&[header], &[self.piece(&buffer), status]);
+        self.hold(added, ctx, Data::One(buffer))
+    }
+
+    /// Queues a write of the whole buffer to byte `offset` of the disk.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    #[inline(always)]
+    pub fn write(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
+        if !self.is_plain(offset, &buffer) {
+            return self.refuse(offset, Data::One(buffer), ctx);
+        }
+        let Some(head) = self.ring.next_head() else {
+            return reject(Refusal::Full, ctx, Data::One(buffer));
+        };
+        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_OUT, offset / 512);
+        let added = self.ring.add(&[header, self.piece(&buffer)], &[status]);
+        self.hold(added, ctx, Data::One(buffer))
+    }
+
+    /// Queues a read into several buffers, in order.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    pub fn read_vectored(
+        &mut self,
+        offset: u64,
+        buffers: Vec<Buffer>,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        self.vectored(VIRTIO_BLK_T_IN, offset, buffers, ctx)
+    }
+
+    /// Queues a write from several buffers, in order.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    pub fn write_vectored(
+        &mut self,
+        offset: u64,
+        buffers: Vec<Buffer>,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        self.vectored(VIRTIO_BLK_T_OUT, offset, buffers, ctx)
+    }
+
+    /// Queues a flush: every write completed before becomes durable.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`]; [`Refusal::NotOffered`] if every write is durable anyway.
+    pub fn flush(&mut self, ctx: C) -> Result<(), Rejected<C>> {
+        if !self.limits.flush {
+            return reject(Refusal::NotOffered("flush (FLUSH)"), ctx, Data::None);
+        }
+        let Some(head) = self.ring.next_head() else {
+            return reject(Refusal::Full, ctx, Data::None);
+        };
+        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_FLUSH, 0);
+        let added = self.ring.add(&[header], &[status]);
+        self.hold(added, ctx, Data::None)
+    }
+
+    /// Queues a discard of `len` bytes from `offset`: they may read back as anything.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    pub fn discard(&mut self, offset: u64, len: u64, ctx: C) -> Result<(), Rejected<C>> {
+        let Some(max) = self.limits.discard_sectors else {
+            return reject(Refusal::NotOffered("discard (DISCARD)"), ctx, Data::None);
+        };
+        self.erase(VIRTIO_BLK_T_DISCARD, (offset, len), max, 0, ctx)
+    }
+
+    /// Queues a write of `len` zero bytes to `offset`; with `unmap` their space may be freed.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    pub fn write_zeroes(
+        &mut self,
+        offset: u64,
+        len: u64,
+        unmap: bool,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        let Some(max) = self.limits.write_zeroes_sectors else {
+            let why = Refusal::NotOffered("write zeroes (WRITE_ZEROES)");
+            return reject(why, ctx, Data::None);
+        };
+        let flags = if unmap { VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP } else { 0 };
+        self.erase(VIRTIO_BLK_T_WRITE_ZEROES, (offset, len), max, flags, ctx)
+    }
+
+    /// Queues a read of the serial number, padded with zeroes, into a buffer of 20 bytes.
+    ///
+    /// # Errors
+    /// As [`BlkQueue::read`].
+    pub fn get_id(&mut self, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
+        if buffer.bytes() != VIRTIO_BLK_ID_BYTES {
+            return reject(Refusal::IdBuffer(buffer.len()), ctx, Data::One(buffer));
+        }
+        if !buffer.is_in(&self.memory) {
+            return reject(Refusal::ForeignBuffer, ctx, Data::One(buffer));
+        }
+        let Some(head) = self.ring.next_head() else {
+            return reject(Refusal::Full, ctx, Data::One(buffer));
+        };
+        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_GET_ID, 0);
+        let added = self.ring.add(&[header], &[self.piece(&buffer), status]);
+        self.hold(added, ctx, Data::One(buffer))
+    }
+
+    /// Queues a chain of any layout, for tests: what the device reads (header included), what it
+    /// writes (status byte included), and where the status byte is in our address space.
+    ///
+    /// # Errors
+    /// [`Rejected`], if the chain does not fit.
+    ///
+    /// # Safety
+    /// Until the completion is popped, the device may access the pieces, nothing else may use that
+    /// memory, and `status_at` must be readable.
+    pub unsafe fn raw(
+        &mut self,
+        readable: &[Piece],
+        writable: &[Piece],
+        status_at: *const u8,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        let added = self.ring.add(readable, writable);
+        let head = added.unwrap_or(0);
+        self.hold(added, ctx, Data::None)?;
+        if let Some(flight) = &mut self.flights[usize::from(head)] {
+            flight.status_at = status_at;
+        }
+        Ok(())
+    }
+
+    /// Shows the queued requests to the server: one index store and, if it sleeps, one kick.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the server has broken the rules of the queue before.
+    #[inline(always)]
+    pub fn submit(&mut self) -> Result<(), Error> {
+        if let Some(fault) = self.fault {
+            return Err(fault.into());
+        }
+        if self.ring.publish() {
+            self.stats.kicks += 1;
+            self.link.kick();
+        }
+        Ok(())
+    }
+
+    /// Takes the next completion, if there is one. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the server breaks the rules of the queue.
+    #[inline(always)]
+    pub fn pop(&mut self) -> Result<Option<Completion<C>>, Error> {
+        match self.ring.pop_used() {
+            Ok(Some(used)) => Ok(Some(self.finish(used))),
+            Ok(None) => Ok(None),
+            Err(fault) => Err(self.broken(fault)),
+        }
+    }
+
+    /// The completions that are there now. Ends early if the server breaks the rules of the queue;
+    /// the next [`BlkQueue::submit`] says so.
+    #[inline]
+    pub fn completions(&mut self) -> impl Iterator<Item = Completion<C>> + '_ {
+        std::iter::from_fn(move || self.pop().ok().flatten())
+    }
+
+    /// Requests queued and not popped yet.
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        self.ring.in_flight()
+    }
+
+    /// Queue size in descriptors. A request takes one where indirect tables are in use, otherwise
+    /// one for each buffer and two more.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// The most buffers of a vectored request.
+    #[must_use]
+    pub fn max_buffers(&self) -> usize {
+        self.limits.seg_max
+    }
+
+    /// Counters since the queue was made.
+    #[must_use]
+    pub fn stats(&self) -> QueueStats {
+        QueueStats { completed: self.stats.queued - u64::from(self.in_flight()), ..self.stats }
+    }
+
+    /// True while the server is connected.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        self.link.is_connected()
+    }
+
+    /// Remembers a request until its completion, or gives it back if it was not added.
+    #[inline(always)]
+    fn hold(&mut self, added: Result<u16, NoRoom>, ctx: C, data: Data) -> Result<(), Rejected<C>> {
+        match added {
+            Ok(head) => {
+                self.stats.queued += 1;
+                let status_at = self.slots.status_at(head);
+                let flight = &mut self.flights[usize::from(head)];
+                debug_assert!(flight.is_none(), "chain {head} is in flight already");
+                *flight = Some(Flight { ctx, data, status_at });
+                Ok(())
+            }
+            Err(why) => reject(no_room(why), ctx, data),
+        }
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, used: Used) -> Completion<C> {
+        let flight = self.flights[usize::from(used.head)].take();
+        let Flight { ctx, data, status_at } = flight.expect("invariant 1: the ring checks heads");
+        // SAFETY: `status_at` is readable until the completion is popped (invariant 1). Volatile:
+        // the device wrote it.
+        let status = status_of(unsafe { status_at.read_volatile() });
+        Completion { ctx, status, used_len: used.len, data }
+    }
+
+    #[inline]
+    fn piece(&self, buffer: &Buffer) -> Piece {
+        let addr = (buffer.host() as u64).wrapping_add(self.guest_delta);
+        Piece { addr, len: buffer.bytes() }
+    }
+
+    /// True if nothing is wrong with a request for one buffer.
+    #[inline]
+    fn is_plain(&self, offset: u64, buffer: &Buffer) -> bool {
+        let len = buffer.bytes();
+        (offset | u64::from(len)) & 511 == 0
+            && len.wrapping_sub(1) < self.limits.size_max
+            && buffer.is_in(&self.memory)
+    }
+
+    fn vectored(
+        &mut self,
+        kind: u32,
+        offset: u64,
+        buffers: Vec<Buffer>,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        if self.judge(offset, &buffers).is_some() {
+            return self.refuse(offset, Data::Many(buffers), ctx);
+        }
+        let Some(head) = self.ring.next_head() else {
+            return reject(Refusal::Full, ctx, Data::Many(buffers));
+        };
+        let (header, status) = self.slots.fill(head, kind, offset / 512);
+        // Header, at most `seg_max` buffers, status: there is room for them.
+        let mut pieces = std::mem::take(&mut self.scratch);
+        pieces.clear();
+        pieces.push(header);
+        pieces.extend(buffers.iter().map(|buffer| self.piece(buffer)));
+        pieces.push(status);
+        let split = if kind == VIRTIO_BLK_T_OUT { pieces.len() - 1 } else { 1 };
+        let (readable, writable) = pieces.split_at(split);
+        let added = self.ring.add(readable, writable);
+        self.scratch = pieces;
+        self.hold(added, ctx, Data::Many(buffers))
+    }
+
+    fn erase(
+        &mut self,
+        kind: u32,
+        (offset, len): (u64, u64),
+        max: u32,
+        flags: u32,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        let why = match u32::try_from(len / 512) {
+            _ if (offset | len) & 511 != 0 => Refusal::Misaligned { offset, len },
+            Ok(0) => Refusal::Empty,
+            Ok(sectors) if sectors <= max => match self.ring.next_head() {
+                None => Refusal::Full,
+                Some(head) => {
+                    let (header, status) = self.slots.fill(head, kind, 0);
+                    let range = self.slots.fill_erase(head, offset / 512, sectors, flags);
+                    let added = self.ring.add(&[header, range], &[status]);
+                    return self.hold(added, ctx, Data::None);
+                }
+            },
+            _ => Refusal::EraseTooLong { sectors: len / 512, max },
+        };
+        reject(why, ctx, Data::None)
+    }
+
+    #[cold]
+    fn broken(&mut self, fault: DeviceFault) -> Error {
+        self.fault = Some(fault);
+        fault.into()
+    }
+}
+
+#[cold]
+fn no_room(why: NoRoom) -> Refusal {
+    match why {
+        NoRoom::TooLong { pieces, max } => {
+            Refusal::TooManySegments { have: pieces.saturating_sub(2), max: max.saturating_sub(2) }
+        }
+        NoRoom::Full => Refusal::Full,
+        NoRoom::NoPieces => Refusal::Empty,
+    }
+}
+
+#[cold]
+fn reject<C>(why: Refusal, ctx: C, data: Data) -> Result<(), Rejected<C>> {
+    Err(Rejected { why, ctx, data })
+}
+
+impl<C> Drop for BlkQueue<C> {
+    fn drop(&mut self) {
+        for flight in self.flights.iter_mut().filter_map(Option::take) {
+            flight.data.abandon();
+        }
+    }
+}

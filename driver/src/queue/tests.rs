@@ -1,0 +1,239 @@
+//! A queue against the device side of the ring, in one process: no server, no socket.
+
+use super::*;
+use crate::Error;
+use ringway_core::Status;
+use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
+use ringway_ring::virtqueue::{
+    SplitAddresses, SplitDevice, Tables, avail_bytes, desc_bytes, used_bytes,
+};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+const ENTRIES: u16 = 16;
+
+struct Rig {
+    memory: Arc<Memory>,
+    used: usize,
+    device: SplitDevice,
+    translator: Translator,
+    _socket: (UnixStream, UnixStream),
+}
+
+/// A queue and the device side of its ring, over two mappings of one memfd as with a real server.
+fn rig<C>(size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
+    let avail = desc_bytes(size);
+    let used = (avail + avail_bytes(size)).next_multiple_of(128);
+    let slots = (used + used_bytes(size)).next_multiple_of(128);
+    let tables = slots + Slots::bytes(size);
+    let control = tables + Tables::bytes(size, ENTRIES);
+    let memory = Memory::new(control, 1 << 20, false, 1).unwrap();
+    let whole = memory.regions()[0];
+    let theirs = Arc::new(Mapping::of_file(memory.file(), 0, whole.len).unwrap());
+    let parts = |at: &dyn Fn(usize) -> *mut u8| SplitAddresses {
+        desc: at(0),
+        avail: at(avail),
+        used: at(used),
+    };
+    let guest = |offset: usize| whole.guest + offset as u64;
+    let tables = when_scarce.map(|when_scarce| Tables {
+        host: memory.at(tables),
+        guest: guest(tables),
+        entries: ENTRIES,
+        when_scarce,
+    });
+    let indirect = tables.is_some();
+    // SAFETY: the parts lie in the control part of the memory, apart; queue and rig keep it alive.
+    let (ring, slots, device) = unsafe {
+        let at = parts(&|offset| memory.at(offset));
+        let ring = SplitDriver::new(size, at, 65500, true, tables).unwrap();
+        let slots = Slots::new(memory.at(slots), guest(slots), size);
+        let at = parts(&|offset| theirs.at(offset));
+        (ring, slots, SplitDevice::new(size, at, 65500, true, indirect).unwrap())
+    };
+    let limits = Limits {
+        seg_max: usize::from(ENTRIES.min(size)) - 2,
+        size_max: 1 << 20,
+        flush: true,
+        discard_sectors: Some(8),
+        write_zeroes_sectors: None,
+    };
+    let link = Arc::new(Link::new().unwrap());
+    let (ours, peer) = UnixStream::pair().unwrap();
+    link.connect(&ours).unwrap();
+    let region = Region { guest: whole.guest, user: whole.user, len: whole.len, mapping: theirs };
+    let translator = Translator::new(Arc::new(GuestMap::new(vec![region]).unwrap()));
+    let queue = BlkQueue::new(ring, slots, limits, Arc::clone(&memory), link);
+    (queue, Rig { memory, used, device, translator, _socket: (ours, peer) })
+}
+
+impl Rig {
+    fn pool(&self) -> crate::BufferPool {
+        crate::BufferPool::new(Arc::clone(&self.memory))
+    }
+
+    /// Answers all there is with `status`; returns how many. Calls when asked to.
+    #[inline]
+    fn serve(&mut self, status: Option<u8>, link: Option<&Link>) -> usize {
+        let mut count = 0;
+        while let Some((head, chain)) = self.device.pop(&mut self.translator).unwrap() {
+            let last = chain.unwrap().writable().last().copied().unwrap();
+            let at = last.addr + u64::from(last.len) - 1;
+            let at = self.translator.one(at, 1).unwrap();
+            if let Some(status) = status {
+                // SAFETY: a mapped byte of a chain in flight.
+                unsafe { at.write_volatile(status) };
+            }
+            self.device.push(head, 1);
+            count += 1;
+        }
+        if count > 0
+            && self.device.publish()
+            && let Some(link) = link
+        {
+            link.call.write(1).unwrap();
+        }
+        count
+    }
+}
+
+#[test]
+fn statuses_and_contexts_come_back() {
+    for tables in [None, Some(false), Some(true)] {
+        let (mut queue, mut rig) = rig::<u32>(16, tables);
+        let pool = rig.pool();
+        for round in 0..100u32 {
+            let buffer = || pool.alloc(4096).unwrap();
+            queue.read(0, buffer(), round).unwrap();
+            queue.write_vectored(512, vec![buffer(), buffer()], round).unwrap();
+            queue.flush(round).unwrap();
+            queue.discard(0, 4096, round).unwrap();
+            queue.submit().unwrap();
+            let (byte, status) = match round % 4 {
+                0 => (Some(0), Status::Ok),
+                1 => (Some(2), Status::Unsupported),
+                2 => (Some(77), Status::IoError),
+                _ => (None, Status::IoError), // a device that writes no status
+            };
+            assert_eq!(rig.serve(byte, None), 4);
+            let done: Vec<_> = queue.completions().collect();
+            assert!(done.iter().all(|done| (done.ctx, done.status) == (round, status)));
+            let buffers = done.into_iter().map(|done| done.data.into_buffers().len());
+            assert_eq!(buffers.collect::<Vec<_>>(), [1, 2, 0, 0]);
+        }
+        assert_eq!(queue.stats().completed, 400);
+        assert_eq!(pool.available(), 1 << 20);
+    }
+}
+
+#[test]
+fn what_was_not_negotiated_is_refused() {
+    let (mut queue, rig) = rig::<&str>(8, None);
+    let (_other, foreign) = self::rig::<()>(8, None);
+    let rejected = queue.write_zeroes(0, 512, true, "z").unwrap_err();
+    assert_eq!(rejected.why, Refusal::NotOffered("write zeroes (WRITE_ZEROES)"));
+    let rejected = queue.read(0, foreign.pool().alloc(512).unwrap(), "f").unwrap_err();
+    assert_eq!((rejected.why, rejected.ctx), (Refusal::ForeignBuffer, "f"));
+    let rejected = queue.discard(0, 9 * 512, "d").unwrap_err();
+    assert_eq!(rejected.why, Refusal::EraseTooLong { sectors: 9, max: 8 });
+    assert_eq!(queue.discard(0, 0, "d").unwrap_err().why, Refusal::Empty);
+    let mut buffer = rig.pool().alloc(512).unwrap();
+    buffer.set_len(0);
+    assert_eq!(queue.read(0, buffer, "e").unwrap_err().why, Refusal::Empty);
+    let rejected = queue.get_id(rig.pool().alloc(21).unwrap(), "i").unwrap_err();
+    assert_eq!(rejected.why, Refusal::IdBuffer(21));
+    assert_eq!(queue.in_flight(), 0);
+}
+
+#[test]
+fn a_hostile_device_ends_the_queue_and_nothing_else() {
+    let (mut queue, rig) = rig::<u8>(8, None);
+    let pool = rig.pool();
+    queue.read(0, pool.alloc(4096).unwrap(), 1).unwrap();
+    queue.submit().unwrap();
+    let idx = rig.memory.at(rig.used + 2);
+    // SAFETY: the used index, aligned to 2 bytes.
+    #[allow(clippy::cast_ptr_alignment)]
+    unsafe {
+        AtomicU16::from_ptr(idx.cast()).store(3, Ordering::Release);
+    }
+    assert!(matches!(queue.pop(), Err(Error::Device(DeviceFault::IndexJump { .. }))));
+    assert!(queue.completions().next().is_none());
+    assert!(matches!(queue.submit(), Err(Error::Device(_))));
+    assert!(matches!(queue.wait(None), Err(Error::Device(_))));
+    drop(queue);
+    assert_eq!(pool.available(), (1 << 20) - 4096, "the device may still write to it");
+}
+
+#[test]
+fn a_queue_given_up_hands_the_contexts_back() {
+    let (mut queue, rig) = rig::<u8>(8, None);
+    for ctx in [4, 5] {
+        queue.read(0, rig.pool().alloc(4096).unwrap(), ctx).unwrap();
+    }
+    assert_eq!(queue.abandon(), [4, 5]);
+}
+
+/// `cargo test --release -p ringway-driver -- --ignored --nocapture round_trips`: the front-end
+/// against the device side of the ring alone, both polling on cores of their own.
+#[test]
+#[ignore = "a measurement"]
+fn round_trips() {
+    for tables in [None, Some(true), Some(false)] {
+        for depth in [1, 32, 128] {
+            if tables.is_none() && depth > 85 {
+                continue;
+            }
+            let (mut queue, mut rig) = rig::<()>(256, tables);
+            let pool = rig.pool();
+            let stop = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    pin(1);
+                    while !stop.load(Ordering::Relaxed) {
+                        if rig.serve(Some(0), None) == 0 {
+                            std::hint::spin_loop();
+                        }
+                    }
+                });
+                pin(0);
+                for _ in 0..depth {
+                    queue.read(0, pool.alloc(4096).unwrap(), ()).unwrap();
+                }
+                // The best of some short runs: others may be using these CPUs.
+                let (mut best, mut sector) = (0f64, 1u64);
+                for _ in 0..20 {
+                    let (begin, before) = (Instant::now(), queue.stats().completed);
+                    while begin.elapsed() < Duration::from_millis(40) {
+                        for _ in 0..500 {
+                            assert!(queue.wait_polling(None).unwrap());
+                            while let Some(done) = queue.pop().unwrap() {
+                                sector = sector.wrapping_mul(0x5851_f42d_4c95_7f2d) >> 20;
+                                let buffer = done.into_buffer().unwrap();
+                                queue.read(sector << 12, buffer, ()).unwrap();
+                            }
+                        }
+                    }
+                    let count = (queue.stats().completed - before) as f64;
+                    best = best.max(count / begin.elapsed().as_secs_f64());
+                }
+                println!("{tables:?} depth {depth}: {:.2} M/s", best / 1e6);
+                queue.submit().unwrap();
+                while queue.wait_polling(None).unwrap() {
+                    queue.completions().for_each(drop);
+                }
+                stop.store(true, Ordering::Relaxed);
+            });
+        }
+    }
+}
+
+fn pin(cpu: usize) {
+    // SAFETY: a cpu_set_t of zeroes is empty; the calls only touch it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of_val(&set), &raw const set);
+    }
+}
