@@ -96,7 +96,7 @@ pub struct FileId(pub u32);
 /// One operation on a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Io<'a> {
-    /// Comes back with the result.
+    /// Comes back with the result. The top bit must be clear: engines use it for doorbells.
     pub tag: u64,
     /// What to do.
     pub op: IoOp,
@@ -180,6 +180,23 @@ pub trait Engine: Send {
     /// What the host says.
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId>;
 
+    /// Names the memory that operations will use, so that the engine may prepare it; replaces what
+    /// was named before. A hint: operations may use other memory too, and an engine that gains
+    /// nothing by it does nothing. io_uring pins the memory, all of it, which halves the cost of
+    /// large transfers: not for memory that its owner may give back page by page (a balloon, free
+    /// page reporting), as the kernel would go on using the old pages. Control plane.
+    ///
+    /// # Errors
+    /// What the host says; operations work all the same.
+    ///
+    /// # Safety
+    /// Nothing is in flight. The memory stays mapped as it is, and no page of it is given back,
+    /// until other memory (or none) is named or the engine has been dropped.
+    unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
+        let _ = regions;
+        Ok(())
+    }
+
     /// Forgets a file; no operation on it may be in flight.
     fn detach(&mut self, file: FileId);
 
@@ -231,4 +248,57 @@ pub trait Engine: Send {
 
     /// What it has counted.
     fn counters(&self) -> Counters;
+}
+
+/// For engines chosen at run time, and for wrapping them in others.
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn limits(&self) -> &Limits {
+        (**self).limits()
+    }
+
+    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
+        (**self).attach(file)
+    }
+
+    unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { (**self).map_memory(regions) }
+    }
+
+    fn detach(&mut self, file: FileId) {
+        (**self).detach(file);
+    }
+
+    fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
+        (**self).watch(bell, fd)
+    }
+
+    fn unwatch(&mut self, bell: BellId, fd: RawFd) {
+        (**self).unwatch(bell, fd);
+    }
+
+    unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
+        // SAFETY: passed on to the caller.
+        unsafe { (**self).queue(io) }
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        (**self).submit()
+    }
+
+    fn reap(&mut self, out: &mut Reaped) -> usize {
+        (**self).reap(out)
+    }
+
+    fn look(&mut self) -> io::Result<()> {
+        (**self).look()
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        (**self).wait(timeout)
+    }
+
+    fn counters(&self) -> Counters {
+        (**self).counters()
+    }
 }

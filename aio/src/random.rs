@@ -1,0 +1,25 @@
+//! Chance that can be repeated: what went wrong with a seed goes wrong with it again.
+
+/// SplitMix64: small, and the same everywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// True so many times in a thousand.
+    pub(crate) fn per_mille(&mut self, rate: u16) -> bool {
+        self.below(1000) < rate.into()
+    }
+}

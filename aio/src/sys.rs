@@ -1,0 +1,167 @@
+//! The few system calls that engines share, with results as the kernel says them.
+
+use ringway_core::Segment;
+use std::ffi::{c_int, c_ulong};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use crate::engine::{Io, IoOp};
+
+/// `UIO_MAXIOV`: the most segments the kernel takes in one operation.
+pub(crate) const MAX_SEGMENTS: usize = 1024;
+/// `MAX_RW_COUNT` for 4 KiB pages, and less than it for larger ones.
+pub(crate) const MAX_BYTES: u32 = 0x7fff_f000;
+
+/// The mode of `fallocate` for [`IoOp::PunchHole`].
+pub(crate) const PUNCH_HOLE: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+/// The mode of `fallocate` for [`IoOp::ZeroRange`].
+pub(crate) const ZERO_RANGE: c_int = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// `BLKDISCARD`, `_IO(0x12, 119)` of `linux/fs.h`.
+const BLKDISCARD: c_ulong = 0x1277;
+/// `TMPFS_MAGIC` of `linux/magic.h`.
+const TMPFS_MAGIC: libc::c_long = 0x0102_1994;
+
+/// Everything beyond what the kernel can address becomes one offset that it refuses with EINVAL.
+/// (Plain -1 would mean "at the file's own position" to it.)
+#[inline]
+pub(crate) fn kernel_offset(offset: u64) -> i64 {
+    offset.min(1 << 63).cast_signed()
+}
+
+/// An operation that a thread does by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) tag: u64,
+    op: IoOp,
+    fd: RawFd,
+    offset: i64,
+    len: u64,
+    segments: *const Segment,
+    count: c_int,
+}
+
+// SAFETY: the pointers are followed by `perform` only, whose caller answers for them.
+unsafe impl Send for Job {}
+
+impl Job {
+    pub(crate) fn new(io: &Io<'_>, fd: RawFd) -> Self {
+        let count = c_int::try_from(io.segments.len()).expect("within limits().max_segments");
+        let (offset, segments) = (kernel_offset(io.offset), io.segments.as_ptr());
+        Self { tag: io.tag, op: io.op, fd, offset, len: io.len, segments, count }
+    }
+
+    pub(crate) fn op(&self) -> IoOp {
+        self.op
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len
+    }
+
+    /// Does it now, on this thread; EINTR is retried. `flags` are RWF flags to add.
+    ///
+    /// # Safety
+    /// The rules of [`crate::Engine::queue`] hold for the operation.
+    pub(crate) unsafe fn perform(&self, flags: c_int) -> i32 {
+        loop {
+            // SAFETY: passed on to the caller.
+            let result = unsafe { self.call(flags) };
+            if result != -libc::EINTR {
+                return result;
+            }
+        }
+    }
+
+    unsafe fn call(&self, flags: c_int) -> i32 {
+        let (fd, iov) = (self.fd, self.segments.cast::<libc::iovec>());
+        // Only a block device takes more than i64::MAX for what it is: an error of its own.
+        let (offset, len) = (self.offset, kernel_offset(self.len));
+        let discard = [self.offset.cast_unsigned(), self.len];
+        // SAFETY: the caller vouches for the segments, which are laid out as iovecs; `discard` is
+        // the pair of u64 that BLKDISCARD reads.
+        result(unsafe {
+            match self.op {
+                IoOp::Read => libc::preadv2(fd, iov, self.count, offset, flags),
+                IoOp::Write => libc::pwritev2(fd, iov, self.count, offset, flags),
+                IoOp::WriteDurable => {
+                    libc::pwritev2(fd, iov, self.count, offset, flags | libc::RWF_DSYNC)
+                }
+                IoOp::Sync => libc::fdatasync(fd) as isize,
+                IoOp::PunchHole => libc::fallocate(fd, PUNCH_HOLE, offset, len) as isize,
+                IoOp::ZeroRange => libc::fallocate(fd, ZERO_RANGE, offset, len) as isize,
+                IoOp::Discard => libc::ioctl(fd, BLKDISCARD as _, &raw const discard) as isize,
+            }
+        })
+    }
+}
+
+/// What a call returned, or the negative `errno`.
+fn result(returned: isize) -> i32 {
+    if returned < 0 {
+        return -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+    }
+    i32::try_from(returned).expect("the kernel moves at most MAX_RW_COUNT bytes")
+}
+
+/// Turns a C return value into a result.
+pub(crate) fn check(returned: c_int) -> io::Result<c_int> {
+    if returned < 0 { Err(io::Error::last_os_error()) } else { Ok(returned) }
+}
+
+/// A new eventfd with a counter of zero.
+pub(crate) fn eventfd() -> io::Result<OwnedFd> {
+    // SAFETY: no memory is involved.
+    let fd = check(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })?;
+    // SAFETY: the descriptor is new and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Rings an eventfd.
+pub(crate) fn ring(fd: RawFd) {
+    let one = 1u64;
+    // SAFETY: eight bytes of `one` are read. A full counter (EAGAIN) has rung already.
+    unsafe { libc::write(fd, (&raw const one).cast(), size_of::<u64>()) };
+}
+
+/// Refuses a descriptor that is not open.
+pub(crate) fn check_open(fd: RawFd) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::fcntl(fd, libc::F_GETFD) }).map(drop)
+}
+
+/// True if the file bypasses the page cache.
+pub(crate) fn is_direct(file: &File) -> io::Result<bool> {
+    // SAFETY: no memory is involved.
+    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+    Ok(flags & libc::O_DIRECT != 0)
+}
+
+/// True if the file's bytes lie in memory, so that reading and writing is copying.
+pub(crate) fn is_in_memory(file: &File) -> io::Result<bool> {
+    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel fills the structure in.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) })?;
+    // SAFETY: filled in, and any bytes are a valid statfs.
+    Ok(unsafe { about.assume_init() }.f_type == TMPFS_MAGIC)
+}
+
+/// Tells the kernel what it does not know of tmpfs: its files never block. io_uring then copies in
+/// place; without this it sends each transfer to a thread of its own. Other calls do not care.
+pub(crate) fn mark_nonblocking(file: &File) -> io::Result<()> {
+    // SAFETY: no memory is involved.
+    let flags = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: no memory is involved.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) })?;
+    Ok(())
+}
+
+/// True if the kernel answers EAGAIN instead of blocking when asked so (RWF_NOWAIT).
+pub(crate) fn can_refuse_to_block(file: &File) -> bool {
+    let mut byte = 0u8;
+    let iov = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: one byte is read into `byte`.
+    let got = unsafe { libc::preadv2(file.as_raw_fd(), &raw const iov, 1, 0, libc::RWF_NOWAIT) };
+    got >= 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN)
+}

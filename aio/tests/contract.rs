@@ -1,0 +1,178 @@
+//! Every engine passes the one contract suite.
+
+use ringway_aio::contract::{Mode, Suite, takes_direct};
+use ringway_aio::faulty::Fault;
+use ringway_aio::io_uring::{Feature, probe};
+use ringway_aio::{
+    Engine, Faulty, Io, IoUring, IoUringSetup, LinuxAio, Model, Null, Sim, SimSetup, Threads,
+    ThreadsSetup,
+};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Cargo's folder for test files: on the disk that the sources are on.
+fn disk() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR"))
+}
+
+fn memory() -> &'static Path {
+    Path::new("/dev/shm")
+}
+
+fn run(make: &dyn Fn(u32) -> Box<dyn Engine>, modes: &[Mode], syscalls_per_io_max: f64) {
+    let device = LoopDevice::new();
+    let block_device = device.as_ref().map(|d| d.0.as_path());
+    for dir in [disk(), memory()] {
+        let modes: Vec<_> = modes
+            .iter()
+            .copied()
+            .filter(|&mode| mode == Mode::Cached || takes_direct(dir))
+            .collect();
+        if !modes.contains(&Mode::Direct) {
+            println!("no O_DIRECT in {}: skipped there", dir.display());
+        }
+        let block_device = block_device.filter(|_| dir == disk());
+        let modes = &modes;
+        Suite { make, dir, modes, moves_data: true, syscalls_per_io_max, block_device }.run();
+    }
+}
+
+/// A block device over a sparse file; only root gets one.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new() -> Option<Self> {
+        let path = tempfile::NamedTempFile::new_in(disk()).unwrap();
+        path.as_file().set_len(8 << 20).unwrap();
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(path.path()).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                let name = String::from_utf8(made.stdout).unwrap();
+                Some(Self(PathBuf::from(name.trim())))
+            }
+            _ => {
+                println!("no loop device (root only): discard is not tried");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}
+
+const BOTH: [Mode; 2] = [Mode::Cached, Mode::Direct];
+
+#[test]
+fn null() {
+    Suite {
+        make: &|depth| Box::new(Null::new(depth).unwrap()),
+        dir: disk(),
+        modes: &[Mode::Cached],
+        moves_data: false,
+        syscalls_per_io_max: 0.0,
+        block_device: None,
+    }
+    .run();
+}
+
+#[test]
+fn threads() {
+    for threads in [1, 4] {
+        let setup = |depth| ThreadsSetup { depth, threads, cached_inline: true };
+        run(&|depth| Box::new(Threads::new(setup(depth)).unwrap()), &BOTH, 2.0);
+    }
+}
+
+#[test]
+fn threads_without_inline_reads() {
+    let setup = |depth| ThreadsSetup { depth, threads: 2, cached_inline: false };
+    run(&|depth| Box::new(Threads::new(setup(depth)).unwrap()), &BOTH, 2.0);
+}
+
+#[test]
+fn linux_aio() {
+    if let Err(e) = LinuxAio::new(1) {
+        println!("skipped: {e}");
+        return;
+    }
+    run(&|depth| Box::new(LinuxAio::new(depth).unwrap()), &[Mode::Direct], 0.1);
+    let cached = std::fs::File::open("/proc/self/exe").unwrap();
+    let refused = LinuxAio::new(1).unwrap().attach(&std::sync::Arc::new(cached)).unwrap_err();
+    assert!(refused.to_string().contains("O_DIRECT"), "{refused}");
+}
+
+fn io_uring_without(without: &[Feature]) {
+    if let Err(e) = probe() {
+        println!("skipped: {e}");
+        return;
+    }
+    println!("without {without:?}");
+    let make = |depth| IoUring::new(IoUringSetup { depth, without }).unwrap();
+    run(&|depth| Box::new(make(depth)), &BOTH, 0.1);
+}
+
+#[test]
+fn io_uring() {
+    io_uring_without(&[]);
+}
+
+#[test]
+fn io_uring_without_each_feature() {
+    for feature in Feature::ALL {
+        io_uring_without(&[feature]);
+    }
+}
+
+#[test]
+fn io_uring_of_an_old_kernel() {
+    io_uring_without(&Feature::ALL);
+}
+
+#[test]
+fn sim() {
+    let never = |_: &Io<'_>| None::<Fault>;
+    let late = (100, std::time::Duration::from_micros(500));
+    let setup = SimSetup { late, reorder: true, seed: 42, ..SimSetup::new(Model::RAM) };
+    for setup in [SimSetup::new(Model::RAM), SimSetup::new(Model::SSD), setup] {
+        let threads =
+            |depth| Threads::new(ThreadsSetup { depth, threads: 2, cached_inline: true }).unwrap();
+        let make = |depth| Sim::new(Faulty::new(threads(depth), 512, never), setup);
+        run(&|depth| Box::new(make(depth)), &BOTH, 2.0);
+    }
+}
+
+/// Set up here, used there: the ring is bound to a thread at its first use, not before.
+#[test]
+fn io_uring_moves_to_its_worker() {
+    let Ok(mut engine) = IoUring::new(IoUringSetup { depth: 4, without: &[] }) else {
+        println!("skipped: no io_uring");
+        return;
+    };
+    let file = std::sync::Arc::new(tempfile::tempfile_in(disk()).unwrap());
+    file.set_len(512).unwrap();
+    let file = engine.attach(&file).unwrap();
+    // SAFETY: no memory is involved.
+    let bell = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) };
+    engine.watch(3, bell).unwrap();
+    let worker = std::thread::spawn(move || {
+        let mut memory = [1u8; 512];
+        let segments = [ringway_core::Segment { base: memory.as_mut_ptr(), len: 512 }];
+        let (op, segments) = (ringway_aio::IoOp::Read, &segments);
+        // SAFETY: the memory is reaped below.
+        unsafe { engine.queue(&Io { tag: 1, op, file, offset: 0, len: 512, segments }) }.unwrap();
+        engine.submit().unwrap();
+        let mut out = ringway_aio::Reaped::default();
+        while out.done.is_empty() || out.rung.is_empty() {
+            engine.wait(None).unwrap();
+            engine.reap(&mut out);
+        }
+        assert_eq!((out.done[0].result, out.rung[0], memory[0]), (512, 3, 0));
+        engine
+    });
+    // With nothing in flight it may be dropped anywhere.
+    drop(worker.join().unwrap());
+}
