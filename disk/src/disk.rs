@@ -132,6 +132,8 @@ impl Alignment {
 pub struct Disk {
     pub(crate) name: String,
     pub(crate) file: Arc<File>,
+    /// Made by [`crate::open()`]: there was no such file before.
+    pub(crate) created: bool,
     pub(crate) block_device: bool,
     /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
     pub(crate) erase_block: u32,
@@ -152,6 +154,12 @@ impl Disk {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// True if opening it made the file, so that a caller who fails later can take it away again.
+    #[must_use]
+    pub fn created(&self) -> bool {
+        self.created
     }
 
     /// The shape of the disk. The capacity is the present one.

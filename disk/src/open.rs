@@ -200,6 +200,7 @@ fn open_null(bytes: u64, options: &OpenOptions) -> Result<Disk, OpenError> {
         serial: serial_bytes(options.serial.as_deref(), &name)?,
         name,
         file: Arc::new(file),
+        created: false,
         block_device: false,
         erase_block: 1,
         capacity: AtomicU64::new(bytes),
@@ -242,10 +243,11 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     }
     let host = probe::Host::of(path, &file, kind, options.read_only);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
-    created.keep();
+    let created = created.keep();
     Ok(Disk {
         name: path.display().to_string(),
         file: Arc::new(file),
+        created,
         block_device: kind == Kind::BlockDevice,
         erase_block: if kind == Kind::BlockDevice { host.logical_block } else { 1 },
         capacity: AtomicU64::new(bytes),
@@ -473,8 +475,9 @@ impl Created {
         Ok(created)
     }
 
-    fn keep(mut self) {
-        self.0 = None;
+    /// Keeps the file. True if there is one to keep.
+    fn keep(mut self) -> bool {
+        self.0.take().is_some()
     }
 }
 

@@ -28,6 +28,17 @@ static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
 static mut PREVIOUS: std::mem::MaybeUninit<libc::sigaction> = std::mem::MaybeUninit::uninit();
 
+/// Counts the mappings that were replaced, ever.
+static EPOCH: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// A number that grows whenever a peer's memory vanishes: one cheap load tells whether it is worth
+/// looking for the mapping.
+#[inline]
+#[must_use]
+pub fn poison_epoch() -> u64 {
+    EPOCH.load(std::sync::atomic::Ordering::Relaxed)
+}
+
 /// Watches one mapping until it is forgotten.
 #[derive(Debug)]
 pub(super) struct Guard(usize);
@@ -112,6 +123,7 @@ extern "C" fn handler(
         };
         if base != libc::MAP_FAILED {
             entry.tripped.store(true, SeqCst);
+            EPOCH.fetch_add(1, SeqCst);
             return;
         }
         break;

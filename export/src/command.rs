@@ -1,0 +1,178 @@
+//! What the control plane asks of a worker, and how it gets there.
+
+use crate::queue::RequestQueue;
+use crate::stats::WorkerStats;
+use ringway_disk::{Disk, DiskStats};
+use ringway_ring::virtqueue::Broken;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+
+/// Names a queue on its worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneId(pub u32);
+
+/// A queue that was taken off its worker: nothing is in flight, nothing will be written.
+#[derive(Debug)]
+pub struct Stopped<Q> {
+    /// The ring, as far as it got.
+    pub ring: Q,
+    /// What it had counted.
+    pub stats: DiskStats,
+}
+
+/// What a worker can be asked for, between turns.
+pub(crate) enum Command<Q> {
+    /// Serve a queue.
+    Add {
+        ring: Q,
+        disk: Arc<Disk>,
+        durable: bool,
+        alarm: Box<dyn Fn(Broken) + Send>,
+        reply: SyncSender<io::Result<LaneId>>,
+    },
+    /// Take no more requests from a queue; answer once nothing is in flight.
+    Stop { lane: LaneId, reply: SyncSender<Stopped<Q>> },
+    /// Change something about a ring, for example whom to call.
+    Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send> },
+    /// Whether writes must be durable before they complete.
+    SetDurable { lane: LaneId, durable: bool },
+    /// Report.
+    Stats { reply: SyncSender<WorkerStats> },
+    /// Leave the loop.
+    Exit,
+}
+
+/// A worker's end of its command channel.
+pub struct Inbox<Q> {
+    commands: Receiver<Command<Q>>,
+    pending: Arc<AtomicBool>,
+    bell: Arc<OwnedFd>,
+}
+
+/// The other end: how the control plane talks to a worker.
+pub struct Handle<Q> {
+    commands: Sender<Command<Q>>,
+    pending: Arc<AtomicBool>,
+    bell: Arc<OwnedFd>,
+}
+
+// Written by hand: a handle can be copied whatever Q is.
+impl<Q> Clone for Handle<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            commands: self.commands.clone(),
+            pending: Arc::clone(&self.pending),
+            bell: Arc::clone(&self.bell),
+        }
+    }
+}
+
+/// A new command channel.
+///
+/// # Errors
+/// What the host says to an eventfd.
+pub fn command_channel<Q>() -> io::Result<(Handle<Q>, Inbox<Q>)> {
+    let (sender, receiver) = channel();
+    let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let pending = Arc::new(AtomicBool::new(false));
+    let handle =
+        Handle { commands: sender, pending: Arc::clone(&pending), bell: Arc::clone(&bell) };
+    Ok((handle, Inbox { commands: receiver, pending, bell }))
+}
+
+impl<Q> Inbox<Q> {
+    pub(crate) fn doorbell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// One load: cheap enough for every turn.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending.load(SeqCst)
+    }
+
+    pub(crate) fn next(&self) -> Option<Command<Q>> {
+        // First the mark, then the look: a command sent in between sets the mark again.
+        self.pending.store(false, SeqCst);
+        let command = self.commands.try_recv().ok();
+        if command.is_some() {
+            self.pending.store(true, SeqCst);
+        }
+        command
+    }
+}
+
+impl<Q: RequestQueue> Handle<Q> {
+    fn send(&self, command: Command<Q>) -> io::Result<()> {
+        self.commands.send(command).map_err(|_| io::Error::other("the worker has ended"))?;
+        self.pending.store(true, SeqCst);
+        rustix::io::write(&*self.bell, &1u64.to_ne_bytes())?;
+        Ok(())
+    }
+
+    fn ask<T>(&self, command: impl FnOnce(SyncSender<T>) -> Command<Q>) -> io::Result<T> {
+        let (reply, answer) = sync_channel(1);
+        self.send(command(reply))?;
+        answer.recv().map_err(|_| io::Error::other("the worker has ended"))
+    }
+
+    /// Hands a queue to the worker.
+    ///
+    /// # Errors
+    /// What the host says, or that the worker has ended.
+    pub fn add(
+        &self,
+        ring: Q,
+        disk: Arc<Disk>,
+        durable: bool,
+        alarm: Box<dyn Fn(Broken) + Send>,
+    ) -> io::Result<LaneId> {
+        self.ask(|reply| Command::Add { ring, disk, durable, alarm, reply })?
+    }
+
+    /// Takes a queue off the worker. Returns a promise: the caller may wait for several.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn stop(&self, lane: LaneId) -> io::Result<Receiver<Stopped<Q>>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Stop { lane, reply })?;
+        Ok(answer)
+    }
+
+    /// Changes something about a running queue's ring.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn edit(&self, lane: LaneId, edit: impl FnOnce(&mut Q) + Send + 'static) -> io::Result<()> {
+        self.send(Command::Edit { lane, edit: Box::new(edit) })
+    }
+
+    /// Sets whether a queue's writes must be durable before they complete.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn set_durable(&self, lane: LaneId, durable: bool) -> io::Result<()> {
+        self.send(Command::SetDurable { lane, durable })
+    }
+
+    /// Asks for the worker's counts.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn stats(&self) -> io::Result<WorkerStats> {
+        self.ask(|reply| Command::Stats { reply })
+    }
+
+    /// Tells the worker to end.
+    ///
+    /// # Errors
+    /// That it has ended already.
+    pub fn exit(&self) -> io::Result<()> {
+        self.send(Command::Exit)
+    }
+}

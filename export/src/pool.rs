@@ -1,0 +1,122 @@
+//! Worker threads: one engine each, made on the thread that uses it.
+
+use crate::command::{Handle, command_channel};
+use crate::polling::Polling;
+use crate::vhost_user::Queue;
+use crate::worker::Worker;
+use ringway_aio::{Engine, IoUring, IoUringSetup, Null, Threads, ThreadsSetup};
+use ringway_disk::EngineKind;
+use std::io;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+/// Operations one engine may have in flight. More wait in their queues' backlog.
+const DEPTH: u32 = 2048;
+
+/// Threads of one `threads` engine: enough to keep a fast disk busy from one worker.
+const THREADS: usize = 16;
+
+/// How the workers of one engine are made.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    /// The engine.
+    pub engine: EngineKind,
+    /// How many.
+    pub workers: usize,
+    /// Whether they spin before they sleep.
+    pub polling: Polling,
+}
+
+/// The workers of one engine. Dropping it ends them.
+pub struct Pool {
+    handles: Vec<Handle<Queue>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Starts workers; returns once each has its engine.
+    ///
+    /// # Errors
+    /// What the host says to an engine or a thread.
+    pub fn start(options: PoolOptions) -> io::Result<Self> {
+        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
+        for index in 0..options.workers {
+            let (handle, thread) = match options.engine {
+                EngineKind::Null => spawn(index, options.polling, || Null::new(DEPTH)),
+                EngineKind::Threads => spawn(index, options.polling, || Threads::new(threads())),
+                EngineKind::IoUring => spawn(index, options.polling, || IoUring::new(io_uring())),
+            }?;
+            pool.handles.push(handle);
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// How to talk to the workers.
+    #[must_use]
+    pub fn handles(&self) -> &[Handle<Queue>] {
+        &self.handles
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for handle in &self.handles {
+            // An error means that it has ended already.
+            let _ = handle.exit();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn threads() -> ThreadsSetup {
+    ThreadsSetup { depth: DEPTH, threads: THREADS, cached_inline: true }
+}
+
+fn io_uring() -> IoUringSetup<'static> {
+    IoUringSetup { depth: DEPTH, without: &[] }
+}
+
+fn spawn<E, F>(
+    index: usize,
+    polling: Polling,
+    make: F,
+) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
+where
+    E: Engine + 'static,
+    F: FnOnce() -> io::Result<E> + Send + 'static,
+{
+    let (handle, inbox) = command_channel()?;
+    let (ready, is_ready) = sync_channel(1);
+    let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+        let mut worker = match make().and_then(|engine| Worker::new(engine, inbox, polling)) {
+            Ok(worker) => worker,
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                return;
+            }
+        };
+        let _ = ready.send(Ok(()));
+        if let Err(error) = worker.run() {
+            tracing::error!("worker {index} ends, its engine failed: {error}");
+        }
+    })?;
+    is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;
+    Ok((handle, thread))
+}
+
+/// The engines for files, best first: the ones that work here with the reason to take them, the
+/// others with the reason not to.
+#[must_use]
+pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
+    let uring = match IoUring::new(IoUringSetup { depth: 4, without: &[] }) {
+        Ok(_) => Ok("io_uring works here, one system call for many requests".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
+    vec![
+        (EngineKind::IoUring, uring),
+        (EngineKind::Threads, Ok("threads work everywhere".to_owned())),
+    ]
+}

@@ -1,0 +1,67 @@
+//! The guest's side of one queue, whatever the transport.
+
+use ringway_core::{Request, Status};
+use ringway_ring::virtqueue::{Armed, Broken};
+use std::io;
+use std::os::fd::RawFd;
+
+/// What [`RequestQueue::pop`] found.
+#[derive(Debug)]
+#[must_use]
+pub enum Pop<T> {
+    /// A request; answer it with this token.
+    Request(T),
+    /// Something malformed; answer it with this token and status.
+    Refused(T, Status),
+    /// Nothing.
+    Empty,
+}
+
+/// The guest's side of one queue: virtqueue, blkif ring, ublk queue.
+///
+/// ```text
+/// match queue.pop(slot.request_mut())? {
+///     Pop::Request(token) => …,                      // later: queue.complete(token, status, bytes)
+///     Pop::Refused(token, status) => queue.complete(token, status, 0),
+///     Pop::Empty => …,
+/// }
+/// queue.publish()?;                                  // once a turn
+/// ```
+pub trait RequestQueue: Send {
+    /// The right to answer one request, used up by answering.
+    type Token: Send;
+
+    /// Takes the next request and writes it to `request`.
+    ///
+    /// # Errors
+    /// [`Broken`]: the guest broke the queue; it must not be used any more.
+    fn pop(&mut self, request: &mut Request) -> Result<Pop<Self::Token>, Broken>;
+
+    /// Answers a request; `written` bytes of data went to guest memory. Not visible before
+    /// [`RequestQueue::publish`].
+    fn complete(&mut self, token: Self::Token, status: Status, written: u32);
+
+    /// Makes the answers visible: one index store, at most one notification.
+    ///
+    /// # Errors
+    /// What the host says to the notification; the guest may then have missed it.
+    fn publish(&mut self) -> io::Result<()>;
+
+    /// Asks for kicks again and looks once more.
+    ///
+    /// # Errors
+    /// [`Broken`], as for `pop`.
+    fn arm(&mut self) -> Result<Armed, Broken>;
+
+    /// Asks for no kicks while polling.
+    fn disarm(&mut self);
+
+    /// Rings when the guest has added requests.
+    fn doorbell(&self) -> RawFd;
+
+    /// True if the guest's memory has vanished.
+    fn memory_gone(&self) -> bool;
+
+    /// How many requests can be in flight.
+    fn depth(&self) -> u16;
+}

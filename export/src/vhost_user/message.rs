@@ -1,0 +1,333 @@
+//! Messages of the vhost-user protocol: reading, judging their form, answering.
+//!
+//! Every message is checked for its exact payload size and number of descriptors before anything
+//! looks at its content; a descriptor that nobody expected is closed at once.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, VhostUserHeaderFlag};
+
+/// Bytes of a header: request, flags, size of the payload.
+const HEADER_BYTES: usize = 12;
+/// Most regions in one memory table: as many as descriptors fit in a message of this protocol.
+pub(super) const TABLE_REGIONS_MAX: usize = 8;
+/// Most bytes of configuration space in one message.
+pub(super) const CONFIG_BYTES_MAX: usize = 256;
+/// The longest payload of a message that this back-end accepts, in bytes.
+const PAYLOAD_MAX: usize = 12 + CONFIG_BYTES_MAX + 256;
+/// How long a peer may take to read an answer.
+const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// How long a peer may take between the parts of one message.
+const BODY_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// In SET_VRING_KICK, CALL and ERR: there is no descriptor.
+pub(super) const VRING_NO_FD: u64 = 1 << 8;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("told to stop")]
+    Stopped,
+    #[error("message {request} has {have} bytes of payload where {want} belong")]
+    PayloadSize { request: u32, have: usize, want: String },
+    #[error("message {request} carries {have} descriptors where {want} belong")]
+    DescriptorCount { request: u32, have: usize, want: String },
+    #[error("a message header of version {0}, where 1 belongs, or a reply nobody asked for")]
+    Version(u32),
+    #[error("more descriptors than a message can carry")]
+    TooManyDescriptors,
+    #[error("the peer took too long in the middle of a message")]
+    TooSlow,
+    #[error("the socket fails: {0}")]
+    Socket(#[from] io::Error),
+}
+
+/// One message as it came, with a form that fits its request.
+#[derive(Debug)]
+pub(super) struct Message {
+    /// What the peer wants; `None` for a request this code has no name for.
+    pub(super) request: Option<FrontendReq>,
+    pub(super) code: u32,
+    pub(super) need_reply: bool,
+    payload: Vec<u8>,
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+impl Message {
+    /// The little-endian u32 at `offset` bytes. The form was checked, so it is there.
+    pub(super) fn u32(&self, offset: usize) -> u32 {
+        self.payload
+            .get(offset..offset + 4)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u32::from_ne_bytes)
+    }
+
+    /// The u64 at `offset` bytes.
+    pub(super) fn u64(&self, offset: usize) -> u64 {
+        self.payload
+            .get(offset..offset + 8)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u64::from_ne_bytes)
+    }
+
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    pub(super) fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.fds.pop()
+    }
+
+    /// Checks payload size and number of descriptors against what the request asks for.
+    fn check_form(&self) -> Result<(), MessageError> {
+        use FrontendReq as R;
+        let Some(request) = self.request else { return Ok(()) };
+        let have = self.payload.len();
+        let (size_ok, want): (bool, String) = match request {
+            R::GET_FEATURES
+            | R::SET_OWNER
+            | R::RESET_OWNER
+            | R::GET_PROTOCOL_FEATURES
+            | R::GET_QUEUE_NUM
+            | R::RESET_DEVICE
+            | R::GET_MAX_MEM_SLOTS
+            | R::SET_LOG_FD
+            | R::SET_BACKEND_REQ_FD => (have == 0, "0".into()),
+            R::SET_FEATURES
+            | R::SET_PROTOCOL_FEATURES
+            | R::SET_VRING_NUM
+            | R::SET_VRING_BASE
+            | R::GET_VRING_BASE
+            | R::SET_VRING_KICK
+            | R::SET_VRING_CALL
+            | R::SET_VRING_ERR
+            | R::SET_VRING_ENABLE => (have == 8, "8".into()),
+            R::SET_VRING_ADDR | R::ADD_MEM_REG | R::REM_MEM_REG => (have == 40, "40".into()),
+            R::SET_MEM_TABLE => {
+                let count = self.u32(0) as usize;
+                let want = 8 + 32 * count;
+                (have >= 8 && count <= TABLE_REGIONS_MAX && have == want, want.to_string())
+            }
+            R::GET_CONFIG | R::SET_CONFIG => {
+                let want = 12 + self.u32(4) as usize;
+                (have >= 12 && have == want, want.to_string())
+            }
+            // Not offered: the session refuses them whatever they carry.
+            _ => return Ok(()),
+        };
+        if !size_ok {
+            return Err(MessageError::PayloadSize { request: self.code, have, want });
+        }
+        self.check_descriptors(request)
+    }
+
+    fn check_descriptors(&self, request: FrontendReq) -> Result<(), MessageError> {
+        use FrontendReq as R;
+        let have = self.fds.len();
+        let (ok, want) = match request {
+            R::SET_MEM_TABLE => {
+                let count = self.u32(0) as usize;
+                (have == count, count.to_string())
+            }
+            R::SET_VRING_KICK | R::SET_VRING_CALL | R::SET_VRING_ERR => {
+                let count = usize::from(self.u64(0) & VRING_NO_FD == 0);
+                (have == count, count.to_string())
+            }
+            R::ADD_MEM_REG | R::SET_BACKEND_REQ_FD => (have == 1, "1".into()),
+            // QEMU attaches a descriptor although the protocol has no use for it.
+            R::REM_MEM_REG => (have <= 1, "0".into()),
+            _ => (have == 0, "0".into()),
+        };
+        if ok {
+            Ok(())
+        } else {
+            Err(MessageError::DescriptorCount { request: self.code, have, want })
+        }
+    }
+}
+
+/// The connection, with a descriptor that interrupts all waiting.
+#[derive(Debug)]
+pub(super) struct Channel {
+    socket: UnixStream,
+}
+
+/// What woke [`Channel::wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Message,
+    Alarm,
+    Stop,
+}
+
+impl Channel {
+    pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket })
+    }
+
+    /// Waits for a message, an alarm or the order to stop.
+    pub(super) fn wait(&self, stop: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> io::Result<Event> {
+        let mut fds = [
+            PollFd::new(&stop, PollFlags::IN),
+            PollFd::new(&alarm, PollFlags::IN),
+            PollFd::new(&self.socket, PollFlags::IN),
+        ];
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(if !fds[0].revents().is_empty() {
+            Event::Stop
+        } else if !fds[1].revents().is_empty() {
+            Event::Alarm
+        } else {
+            Event::Message
+        })
+    }
+
+    /// Reads one message and checks its form. The first bytes must be there already.
+    pub(super) fn receive(&self, stop: BorrowedFd<'_>) -> Result<Message, MessageError> {
+        let mut header = [0; HEADER_BYTES];
+        let mut fds = Vec::new();
+        self.receive_exactly(&mut header, &mut fds, stop)?;
+        let word =
+            |i: usize| u32::from_ne_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
+        let (code, flags, size) = (word(0), word(4), word(8) as usize);
+        let version = flags & VhostUserHeaderFlag::VERSION.bits();
+        if version != 1 || flags & VhostUserHeaderFlag::REPLY.bits() != 0 {
+            return Err(MessageError::Version(version));
+        }
+        if size > PAYLOAD_MAX {
+            let want = format!("at most {PAYLOAD_MAX}");
+            return Err(MessageError::PayloadSize { request: code, have: size, want });
+        }
+        let mut payload = vec![0; size];
+        self.receive_exactly(&mut payload, &mut fds, stop)?;
+        let message = Message {
+            request: FrontendReq::try_from(code).ok(),
+            code,
+            need_reply: flags & VhostUserHeaderFlag::NEED_REPLY.bits() != 0,
+            payload,
+            fds,
+        };
+        message.check_form()?;
+        Ok(message)
+    }
+
+    fn receive_exactly(
+        &self,
+        mut buffer: &mut [u8],
+        fds: &mut Vec<OwnedFd>,
+        stop: BorrowedFd<'_>,
+    ) -> Result<(), MessageError> {
+        while !buffer.is_empty() {
+            let mut space =
+                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(buffer)];
+            let got = match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+            {
+                Ok(got) => got,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => {
+                    self.wait_for(PollFlags::IN, stop, &BODY_TIMEOUT)?;
+                    continue;
+                }
+                Err(Errno::CONNRESET) => return Err(MessageError::Closed),
+                Err(e) => return Err(io::Error::from(e).into()),
+            };
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(received) = message {
+                    fds.extend(received);
+                }
+            }
+            if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_ATTACHED_FD_ENTRIES {
+                return Err(MessageError::TooManyDescriptors);
+            }
+            if got.bytes == 0 {
+                return Err(MessageError::Closed);
+            }
+            buffer = &mut buffer[got.bytes..];
+        }
+        Ok(())
+    }
+
+    /// Waits until the socket is ready, but not when told to stop and not for ever.
+    fn wait_for(
+        &self,
+        ready: PollFlags,
+        stop: BorrowedFd<'_>,
+        timeout: &Timespec,
+    ) -> Result<(), MessageError> {
+        let mut fds = [PollFd::new(&stop, PollFlags::IN), PollFd::new(&self.socket, ready)];
+        match poll(&mut fds, Some(timeout)) {
+            Ok(0) => Err(MessageError::TooSlow),
+            Ok(_) if !fds[0].revents().is_empty() => Err(MessageError::Stopped),
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(e) => Err(io::Error::from(e).into()),
+        }
+    }
+
+    /// Answers `code` with `payload`.
+    pub(super) fn reply(
+        &self,
+        code: u32,
+        payload: &[u8],
+        stop: BorrowedFd<'_>,
+    ) -> Result<(), MessageError> {
+        let flags = 1 | VhostUserHeaderFlag::REPLY.bits();
+        self.send(code, flags, payload, None, stop)
+    }
+
+    pub(super) fn send(
+        &self,
+        code: u32,
+        flags: u32,
+        payload: &[u8],
+        fd: Option<BorrowedFd<'_>>,
+        stop: BorrowedFd<'_>,
+    ) -> Result<(), MessageError> {
+        let size = u32::try_from(payload.len()).map_err(io::Error::other)?;
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + payload.len());
+        for word in [code, flags, size] {
+            bytes.extend_from_slice(&word.to_ne_bytes());
+        }
+        bytes.extend_from_slice(payload);
+        let mut rest = &bytes[..];
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        while !rest.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !fds.is_empty() && rest.len() == bytes.len() {
+                control.push(SendAncillaryMessage::ScmRights(&fds));
+            }
+            match sendmsg(
+                self.socket.as_fd(),
+                &[IoSlice::new(rest)],
+                &mut control,
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => self.wait_for(PollFlags::OUT, stop, &SEND_TIMEOUT)?,
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(MessageError::Closed),
+                Err(e) => return Err(io::Error::from(e).into()),
+            }
+        }
+        Ok(())
+    }
+}

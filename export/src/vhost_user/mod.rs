@@ -1,0 +1,15 @@
+//! The vhost-user transport: a Unix socket for control, shared memory for the rings.
+//!
+//! `session.rs` is the state machine of one connection, `message.rs` reads and writes its messages,
+//! `queue.rs` is what a worker gets, `socket.rs` makes the socket file.
+
+mod memory;
+mod message;
+mod queue;
+mod session;
+mod socket;
+mod vring;
+
+pub use queue::{Queue, Token};
+pub use session::{Ended, Session};
+pub use socket::{BindError, bind};

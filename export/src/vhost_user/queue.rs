@@ -1,0 +1,136 @@
+//! A virtqueue of a vhost-user guest, as a worker sees it (hot).
+
+use crate::queue::{Pop, RequestQueue};
+use ringway_core::mem::{GuestMap, Translator};
+use ringway_core::{Request, Status};
+use ringway_ring::virtio_blk::{self, StatusByte};
+use ringway_ring::virtqueue::{Armed, Broken, Head, LayoutError, SplitAddresses, SplitDevice};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+/// The right to answer one virtio-blk request.
+#[derive(Debug)]
+pub struct Token {
+    head: Head,
+    status_at: StatusByte,
+}
+
+/// A split virtqueue, the guest memory it lies in, and its eventfds.
+///
+/// # Invariants
+/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie.
+#[derive(Debug)]
+pub struct Queue {
+    ring: SplitDevice,
+    memory: Translator,
+    kick: OwnedFd,
+    call: Option<OwnedFd>,
+}
+
+/// What a ring was told about itself before it starts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) size: u16,
+    pub(super) next_avail: u16,
+    pub(super) event_idx: bool,
+    pub(super) indirect: bool,
+}
+
+impl Queue {
+    /// A queue at `at`, which must lie in `map` with the lengths that `layout.size` asks for.
+    ///
+    /// # Safety
+    /// The addresses were resolved in `map`.
+    pub(super) unsafe fn new(
+        layout: Layout,
+        at: SplitAddresses,
+        map: Arc<GuestMap>,
+        kick: OwnedFd,
+        call: Option<OwnedFd>,
+    ) -> Result<Self, LayoutError> {
+        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive.
+        let ring = unsafe {
+            SplitDevice::new(layout.size, at, layout.next_avail, layout.event_idx, layout.indirect)?
+        };
+        Ok(Self { ring, memory: Translator::new(map), kick, call })
+    }
+
+    /// Where the queue got to: the next entry of the available ring.
+    pub(super) fn next_avail(&self) -> u16 {
+        self.ring.next_avail()
+    }
+
+    /// Whom to call from now on. Calls once, because a call may have gone to the old place.
+    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+        self.call = call;
+        let _ = self.call();
+    }
+
+    /// Gives the eventfds back.
+    pub(super) fn into_fds(self) -> (OwnedFd, Option<OwnedFd>) {
+        (self.kick, self.call)
+    }
+
+    fn call(&self) -> io::Result<()> {
+        let Some(call) = &self.call else { return Ok(()) };
+        match rustix::io::write(call, &1u64.to_ne_bytes()) {
+            // A counter that is full has rung already.
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+impl RequestQueue for Queue {
+    type Token = Token;
+
+    #[inline]
+    fn pop(&mut self, request: &mut Request) -> Result<Pop<Token>, Broken> {
+        let Some((head, chain)) = self.ring.pop(&mut self.memory)? else { return Ok(Pop::Empty) };
+        let Ok(chain) = chain else {
+            // No place for a status is known: the chain goes back with nothing written.
+            let token = Token { head, status_at: StatusByte::NOWHERE };
+            return Ok(Pop::Refused(token, Status::IoError));
+        };
+        let decoded = virtio_blk::decode(chain, &mut self.memory, request);
+        let token = Token { head, status_at: decoded.status_at };
+        Ok(match decoded.verdict {
+            Ok(()) => Pop::Request(token),
+            Err(status) => Pop::Refused(token, status),
+        })
+    }
+
+    #[inline]
+    fn complete(&mut self, token: Token, status: Status, written: u32) {
+        // SAFETY: the byte was resolved in the map that `memory` keeps alive (Queue invariant 1).
+        let status_bytes = unsafe { token.status_at.write(status) };
+        self.ring.push(token.head, written + status_bytes);
+    }
+
+    #[inline]
+    fn publish(&mut self) -> io::Result<()> {
+        if self.ring.publish() { self.call() } else { Ok(()) }
+    }
+
+    fn arm(&mut self) -> Result<Armed, Broken> {
+        self.ring.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.ring.disarm();
+    }
+
+    fn doorbell(&self) -> RawFd {
+        self.kick.as_raw_fd()
+    }
+
+    fn memory_gone(&self) -> bool {
+        self.memory.map().is_poisoned()
+    }
+
+    fn depth(&self) -> u16 {
+        self.ring.size()
+    }
+}

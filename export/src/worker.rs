@@ -1,0 +1,435 @@
+//! The loop: the only file that sees both ring and disk (hot).
+//!
+//! A worker is one thread with one engine. It serves queues of one or more disks and shares nothing
+//! with other workers on the way of a request. Commands arrive between turns.
+
+use crate::command::{Command, Inbox, LaneId, Stopped};
+use crate::polling::{Idle, Polling};
+use crate::queue::{Pop, RequestQueue};
+use crate::stats::WorkerStats;
+use ringway_aio::{Done, Engine, Reaped};
+use ringway_core::mem::poison_epoch;
+use ringway_disk::{DiskQueue, DiskStats};
+use ringway_ring::virtqueue::{Armed, Broken};
+use std::io;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+/// Requests taken from one queue before the next one has its turn.
+const BUDGET: usize = 64;
+
+/// Turns without a request before a queue goes back to being woken by its doorbell.
+const IDLE_TURNS_MAX: u32 = 2000;
+
+/// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
+const LOOK_EVERY: u32 = 32;
+
+/// How long to sleep when requests wait for something that rings no bell of this worker: a range
+/// being written by another one.
+const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
+
+/// The doorbell of the inbox; lane *n* rings as *n* + 1.
+const INBOX_BELL: u32 = 0;
+
+/// One queue and its hand on a disk.
+struct Lane<Q: RequestQueue> {
+    ring: Q,
+    disk: DiskQueue<Q::Token>,
+    state: State,
+    /// In the worker's list of active lanes.
+    active: bool,
+    idle_turns: u32,
+    alarm: Box<dyn Fn(Broken) + Send>,
+}
+
+/// Whether a lane takes new requests.
+enum State {
+    Running,
+    /// The guest broke it: what is in flight ends, nothing new begins.
+    Broken,
+    /// As soon as nothing is in flight the ring goes back to whoever asked.
+    Stopping,
+}
+
+impl State {
+    fn broken(&self) -> Self {
+        match self {
+            Self::Running | Self::Broken => Self::Broken,
+            Self::Stopping => Self::Stopping,
+        }
+    }
+}
+
+/// One thread's engine and queues.
+///
+/// # Invariants
+/// 1. Lane *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
+pub struct Worker<E: Engine, Q: RequestQueue> {
+    engine: E,
+    lanes: Vec<Option<Lane<Q>>>,
+    active: Vec<u32>,
+    stopping: Vec<(u32, SyncSender<Stopped<Q>>)>,
+    inbox: Inbox<Q>,
+    reaped: Reaped,
+    idle: Idle,
+    turns: u32,
+    poison_seen: u64,
+    stats: WorkerStats,
+    exit: bool,
+}
+
+impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+    /// A worker without queues.
+    ///
+    /// # Errors
+    /// What the host says to listening to the inbox.
+    pub fn new(mut engine: E, inbox: Inbox<Q>, polling: Polling) -> io::Result<Self> {
+        engine.watch(INBOX_BELL, inbox.doorbell())?;
+        let depth = engine.limits().depth as usize;
+        Ok(Self {
+            engine,
+            lanes: Vec::new(),
+            active: Vec::with_capacity(64),
+            stopping: Vec::new(),
+            inbox,
+            reaped: Reaped::with_capacity(depth, 256),
+            idle: Idle::new(polling),
+            turns: 0,
+            poison_seen: poison_epoch(),
+            stats: WorkerStats::default(),
+            exit: false,
+        })
+    }
+
+    /// Works until told to exit.
+    ///
+    /// # Errors
+    /// Only if the engine is beyond use.
+    pub fn run(&mut self) -> io::Result<()> {
+        while !self.exit {
+            let worked = self.turn()?;
+            if worked {
+                self.idle.reset();
+            } else if self.idle.keep_spinning() {
+                std::hint::spin_loop();
+            } else if self.arm_all() == Armed::Quiet {
+                self.sleep()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One round: rings → disks → engine → rings. True if anything moved.
+    fn turn(&mut self) -> io::Result<bool> {
+        let popped = self.pop_batch();
+        self.engine.submit()?;
+        let completed = self.reap_batch();
+        self.publish();
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(LOOK_EVERY) {
+            self.engine.look()?;
+        }
+        let commanded = self.inbox.is_pending();
+        if commanded {
+            self.obey();
+        }
+        if poison_epoch() != self.poison_seen {
+            self.check_memory();
+        }
+        if !self.stopping.is_empty() {
+            self.release_stopped();
+        }
+        // A command is work: the order to exit must not be slept over.
+        Ok(commanded || popped + completed > 0)
+    }
+
+    /// Takes requests from every active ring, at most `BUDGET` of each.
+    fn pop_batch(&mut self) -> usize {
+        let mut popped = 0;
+        let mut at = 0;
+        while let Some(&id) = self.active.get(at) {
+            let Some(lane) = self.lanes[id as usize].as_mut() else {
+                self.active.swap_remove(at);
+                continue;
+            };
+            let taken = lane.pop_batch(&mut self.engine);
+            popped += taken;
+            lane.idle_turns = if taken > 0 { 0 } else { lane.idle_turns.saturating_add(1) };
+            if lane.idle_turns > IDLE_TURNS_MAX && lane.put_to_rest() {
+                lane.active = false;
+                self.active.swap_remove(at);
+                continue;
+            }
+            at += 1;
+        }
+        self.stats.requests += popped as u64;
+        popped
+    }
+
+    /// Collects what completed, then acts on it.
+    fn reap_batch(&mut self) -> usize {
+        self.reaped.clear();
+        let count = self.engine.reap(&mut self.reaped);
+        for &Done { tag, result } in &self.reaped.done {
+            // The tag is lane << 16 | slot (Worker invariant 1).
+            #[allow(clippy::cast_possible_truncation)]
+            let (lane, slot) = ((tag >> 16) as usize, tag as u16);
+            if let Some(lane) = self.lanes[lane].as_mut()
+                && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
+            {
+                lane.ring.complete(done.context, done.status, done.written);
+            }
+        }
+        if count > 0 {
+            self.stats.harvests += 1;
+            self.stats.completions += count as u64;
+        }
+        for at in 0..self.reaped.rung.len() {
+            if let Some(lane) = self.reaped.rung[at].checked_sub(1) {
+                self.activate(lane);
+            }
+        }
+        count
+    }
+
+    /// Makes the answers of every active lane visible.
+    fn publish(&mut self) {
+        for &id in &self.active {
+            let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
+            while let Some(done) = lane.disk.take_late() {
+                lane.ring.complete(done.context, done.status, done.written);
+            }
+            if lane.ring.publish().is_err() {
+                self.stats.lost_calls += 1;
+            }
+        }
+    }
+
+    /// Puts a lane on the active list.
+    fn activate(&mut self, id: u32) {
+        if let Some(Some(lane)) = self.lanes.get_mut(id as usize)
+            && !lane.active
+        {
+            lane.active = true;
+            lane.idle_turns = 0;
+            lane.ring.disarm();
+            self.active.push(id);
+        }
+    }
+
+    /// Drain, re-arm, look again, for all active lanes: `Quiet` only if every one is.
+    fn arm_all(&mut self) -> Armed {
+        if self.inbox.is_pending() {
+            return Armed::WorkArrived;
+        }
+        let mut all = Armed::Quiet;
+        for &id in &self.active {
+            let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
+            if lane.arm() == Armed::WorkArrived {
+                all = Armed::WorkArrived;
+            }
+        }
+        all
+    }
+
+    /// Sleeps for kicks, completions and commands alike.
+    fn sleep(&mut self) -> io::Result<()> {
+        let deferred = self.active.iter().any(|&id| {
+            self.lanes[id as usize].as_ref().is_some_and(|lane| lane.disk.has_deferred())
+        });
+        self.stats.sleeps += 1;
+        self.engine.wait(deferred.then_some(DEFERRED_SLEEP))?;
+        self.idle.woke();
+        for at in 0..self.active.len() {
+            if let Some(lane) = self.lanes[self.active[at] as usize].as_mut() {
+                lane.ring.disarm();
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out what the control plane asked for.
+    #[cold]
+    fn obey(&mut self) {
+        while let Some(command) = self.inbox.next() {
+            match command {
+                Command::Add { ring, disk, durable, alarm, reply } => {
+                    let _ = reply.send(self.add(ring, disk, durable, alarm));
+                }
+                Command::Stop { lane, reply } => self.stop(lane, reply),
+                Command::Edit { lane, edit } => {
+                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
+                        edit(&mut lane.ring);
+                    }
+                }
+                Command::SetDurable { lane, durable } => {
+                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
+                        lane.disk.set_durable_writes(durable);
+                    }
+                }
+                Command::Stats { reply } => {
+                    let _ = reply.send(self.snapshot());
+                }
+                Command::Exit => self.exit = true,
+            }
+        }
+    }
+
+    #[cold]
+    fn add(
+        &mut self,
+        ring: Q,
+        disk: std::sync::Arc<ringway_disk::Disk>,
+        durable: bool,
+        alarm: Box<dyn Fn(Broken) + Send>,
+    ) -> io::Result<LaneId> {
+        let free = self.lanes.iter().position(Option::is_none);
+        let at = free.unwrap_or(self.lanes.len());
+        let id = u32::try_from(at).map_err(io::Error::other)?;
+        let file = self.engine.attach(disk.file())?;
+        let limits = self.engine.limits().clone();
+        let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
+            .inspect_err(|_| self.engine.detach(file))?;
+        disk.set_durable_writes(durable);
+        self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
+        let lane = Lane { ring, disk, state: State::Running, active: false, idle_turns: 0, alarm };
+        match free {
+            Some(at) => self.lanes[at] = Some(lane),
+            None => self.lanes.push(Some(lane)),
+        }
+        // Requests may have been there before the doorbell was watched.
+        self.activate(id);
+        Ok(LaneId(id))
+    }
+
+    #[cold]
+    fn stop(&mut self, id: LaneId, reply: SyncSender<Stopped<Q>>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
+            self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
+            lane.state = State::Stopping;
+            self.stopping.push((id.0, reply));
+            self.activate(id.0);
+        }
+    }
+
+    /// Gives back the rings of stopping lanes with nothing in flight.
+    #[cold]
+    fn release_stopped(&mut self) {
+        let mut at = 0;
+        while at < self.stopping.len() {
+            let id = self.stopping[at].0;
+            let drained =
+                self.lanes[id as usize].as_ref().is_none_or(|lane| lane.disk.in_flight() == 0);
+            if !drained {
+                at += 1;
+                continue;
+            }
+            let (_, reply) = self.stopping.swap_remove(at);
+            if let Some(mut lane) = self.lanes[id as usize].take() {
+                // What completed in this very turn was published at its end.
+                let _ = lane.ring.publish();
+                self.engine.detach(lane.disk.file());
+                let stats = lane.disk.stats();
+                self.stats.gone.add(&stats);
+                self.active.retain(|&active| active != id);
+                let _ = reply.send(Stopped { ring: lane.ring, stats });
+            }
+        }
+    }
+
+    /// Some peer cut its memory short: find out whose queue it was.
+    #[cold]
+    fn check_memory(&mut self) {
+        self.poison_seen = poison_epoch();
+        for lane in self.lanes.iter_mut().flatten() {
+            if lane.ring.memory_gone() {
+                // Told even if the queue was broken before: the whole connection must go.
+                lane.state = lane.state.broken();
+                (lane.alarm)(Broken::MemoryGone);
+            }
+        }
+    }
+
+    #[cold]
+    fn snapshot(&self) -> WorkerStats {
+        let mut stats = self.stats;
+        stats.disk = DiskStats::default();
+        stats.disk.add(&stats.gone);
+        for lane in self.lanes.iter().flatten() {
+            stats.disk.add(&lane.disk.stats());
+        }
+        stats.engine = self.engine.counters();
+        stats
+    }
+}
+
+impl<Q: RequestQueue> Lane<Q> {
+    /// Takes requests from the ring and starts them. Returns how many chains were taken.
+    #[inline]
+    fn pop_batch<E: Engine>(&mut self, engine: &mut E) -> usize {
+        if self.disk.has_deferred() {
+            self.disk.retry(engine);
+        }
+        if !matches!(self.state, State::Running) {
+            return 0;
+        }
+        let mut popped = 0;
+        while popped < BUDGET {
+            // No slot free: the request stays in the ring.
+            let Some(tag) = self.disk.acquire() else { break };
+            match self.ring.pop(self.disk.request_mut(tag)) {
+                // SAFETY: the ring resolved the segments in guest memory that stays mapped until
+                // the lane has nothing in flight and its ring was given back.
+                Ok(Pop::Request(token)) => unsafe { self.disk.start(engine, tag, token) },
+                Ok(Pop::Refused(token, status)) => {
+                    self.disk.abandon(tag);
+                    self.ring.complete(token, status, 0);
+                }
+                Ok(Pop::Empty) => {
+                    self.disk.abandon(tag);
+                    break;
+                }
+                Err(broken) => {
+                    self.disk.abandon(tag);
+                    self.break_off(broken);
+                    break;
+                }
+            }
+            popped += 1;
+        }
+        popped
+    }
+
+    fn arm(&mut self) -> Armed {
+        if !matches!(self.state, State::Running) {
+            return Armed::Quiet;
+        }
+        match self.ring.arm() {
+            // All slots taken: the next completion brings us back, not a kick.
+            Ok(Armed::WorkArrived) if self.disk.in_flight() == usize::from(self.ring.depth()) => {
+                Armed::Quiet
+            }
+            Ok(armed) => armed,
+            Err(broken) => {
+                self.break_off(broken);
+                Armed::Quiet
+            }
+        }
+    }
+
+    /// True if the lane can leave the active list: its doorbell brings it back.
+    #[cold]
+    fn put_to_rest(&mut self) -> bool {
+        self.idle_turns = 0;
+        let resting = matches!(self.state, State::Running | State::Broken);
+        resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
+    }
+
+    #[cold]
+    fn break_off(&mut self, broken: Broken) {
+        if matches!(self.state, State::Running) {
+            self.state = State::Broken;
+            (self.alarm)(broken);
+        }
+    }
+}

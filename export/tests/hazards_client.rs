@@ -1,0 +1,364 @@
+//! A hostile front-end costs itself its connection, and nothing else. Rows B1–B10 of the table in
+//! docs/hazards.md, each a test of its name.
+#![allow(missing_docs)]
+
+use ringway_disk::EngineKind;
+use ringway_testkit::raw::{
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY, NEED_REPLY,
+    RawClient, RawGuest, USER_DELTA, halves, request, words,
+};
+use ringway_testkit::rig::{Rig, RigOptions, image};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+use tempfile::TempDir;
+
+const BASIC: u64 = F_VERSION_1 | F_INDIRECT | F_FLUSH;
+const IN: u32 = 0;
+const OK: u8 = 0;
+const CAPACITY: u64 = 16 << 20;
+
+/// Tests that count descriptors or threads of the process must not overlap with others.
+static ALONE: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
+struct Scene {
+    rig: Rig,
+    neighbour: RawGuest,
+    _folder: TempDir,
+    _shared: std::sync::RwLockReadGuard<'static, ()>,
+}
+
+fn scene() -> Scene {
+    let shared = ALONE.read().unwrap_or_else(|e| e.into_inner());
+    let (rig, neighbour, folder) = parts();
+    Scene { rig, neighbour, _folder: folder, _shared: shared }
+}
+
+fn parts() -> (Rig, RawGuest, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), CAPACITY);
+    let options = RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1);
+    let mut rig = Rig::start(&options);
+    let neighbour = RawGuest::start(rig.connect(), 1, 64, BASIC);
+    (rig, neighbour, folder)
+}
+
+impl Scene {
+    fn client(&mut self) -> RawClient {
+        let client = RawClient::new(self.rig.connect());
+        let features = words(&[BASIC | F_PROTOCOL]);
+        client.send(request::SET_FEATURES, 0, &features, &[]).unwrap();
+        client
+            .send(request::SET_PROTOCOL_FEATURES, 0, &words(&[1 | 1 << 3 | 1 << 15]), &[])
+            .unwrap();
+        client
+    }
+
+    fn neighbour_lives(&mut self) {
+        assert_eq!(self.neighbour.simple(0, IN, 0, DATA, 4096).0, OK);
+    }
+}
+
+fn memory(bytes: u64) -> OwnedFd {
+    let fd = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+fn bell() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC).unwrap()
+}
+
+fn table(regions: &[[u64; 4]]) -> Vec<u8> {
+    let mut payload = halves(&[u32::try_from(regions.len()).unwrap(), 0]);
+    for region in regions {
+        payload.extend(words(region));
+    }
+    payload
+}
+
+#[test]
+fn b01_regions_and_descriptors_disagree() {
+    let mut s = scene();
+    let fd = memory(1 << 20);
+    let region = [0, 1 << 20, 1 << 40, 0];
+    for (regions, fds) in [(1, 0), (1, 2), (2, 1), (0, 1), (8, 7)] {
+        let client = s.client();
+        let fds = vec![fd.as_fd(); fds];
+        client
+            .send(request::SET_MEM_TABLE, NEED_REPLY, &table(&vec![region; regions]), &fds)
+            .unwrap();
+        assert!(client.is_closed(), "{regions} regions, {} descriptors", fds.len());
+    }
+    // A count that does not match the payload, and one beyond all bounds.
+    for count in [2u32, 9, 255, u32::MAX] {
+        let client = s.client();
+        let mut payload = table(&[region]);
+        payload[..4].copy_from_slice(&count.to_ne_bytes());
+        client.send(request::SET_MEM_TABLE, 0, &payload, &[fd.as_fd()]).unwrap();
+        assert!(client.is_closed(), "count {count}");
+    }
+    s.neighbour_lives();
+}
+
+#[test]
+fn b02_addresses_that_wrap_or_overlap_are_refused() {
+    let mut s = scene();
+    let fd = memory(1 << 20);
+    let client = s.client();
+    let m = 1 << 20;
+    for regions in [
+        vec![[u64::MAX - 4096, m, 0, 0]],
+        vec![[0, m, u64::MAX - 4096, 0]],
+        vec![[0, 0, 0, 0]],
+        vec![[0, u64::MAX, 0, 0]],
+        vec![[0, m, 0, u64::MAX]],
+        vec![[0, m, 0, 0], [m - 1, m, m, 0]],
+        vec![[0, m, 0, 0], [0, m, m, 0]],
+    ] {
+        let fds = vec![fd.as_fd(); regions.len()];
+        assert!(
+            !client.acked(request::SET_MEM_TABLE, &table(&regions), &fds).unwrap(),
+            "{regions:x?}"
+        );
+    }
+    s.neighbour_lives();
+}
+
+#[test]
+fn b02_a_buffer_over_two_regions_works() {
+    let mut s = scene();
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    assert_eq!(guest.stop_queue(0).unwrap(), 0);
+    // The same memory, cut in two in the middle of the data.
+    let cut = DATA + 4096 - GUEST_BASE;
+    let user = GUEST_BASE + USER_DELTA;
+    let regions = [[GUEST_BASE, cut, user, 0], [GUEST_BASE + cut, MEMORY - cut, user + cut, cut]];
+    let fds = [guest.memory.as_fd(); 2];
+    assert!(guest.client.acked(request::SET_MEM_TABLE, &table(&regions), &fds).unwrap());
+    assert!(guest.start_queue(0).unwrap());
+    guest.poke(DATA, &[0x5a; 8192]);
+    assert_eq!(guest.simple(0, 1, 0, DATA, 8192), (OK, 1));
+    guest.poke(DATA, &[0; 8192]);
+    assert_eq!(guest.simple(0, IN, 0, DATA, 8192), (OK, 8193));
+    assert_eq!(guest.peek(DATA, 8192), [0x5a; 8192]);
+    // A ring that straddles the seam is refused: its address is not one piece of our memory.
+    assert!(guest.stop_queue(0).is_ok());
+    let mut addr = halves(&[0, 0]);
+    let over = user + cut - 256;
+    addr.extend(words(&[over, user + 0x8000, user + 0x6000, 0]));
+    let kick = bell();
+    let c = &guest.client;
+    c.send(request::SET_VRING_ADDR, 0, &addr, &[]).unwrap();
+    assert!(!c.acked(request::SET_VRING_KICK, &words(&[0]), &[kick.as_fd()]).unwrap());
+    s.neighbour_lives();
+}
+
+#[test]
+fn b03_memory_shorter_than_claimed() {
+    let mut s = scene();
+    let fd = memory(1 << 20);
+    let client = s.client();
+    for region in [[0, (1 << 20) + 1, 0, 0], [0, 4096, 0, 1 << 20], [0, 1 << 30, 0, 0]] {
+        assert!(!client.acked(request::SET_MEM_TABLE, &table(&[region]), &[fd.as_fd()]).unwrap());
+    }
+    // Not a file of memory at all.
+    let pipe = rustix::pipe::pipe().unwrap();
+    let region = [0, 4096, 0, 0];
+    assert!(!client.acked(request::SET_MEM_TABLE, &table(&[region]), &[pipe.0.as_fd()]).unwrap());
+    s.neighbour_lives();
+}
+
+#[test]
+fn b03_memory_cut_short_later() {
+    let mut s = scene();
+    for round in 0..50u64 {
+        let mut guest = RawGuest::start(s.rig.connect(), 2, 64, BASIC);
+        assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK);
+        // Everything, or all but the rings, or in the middle of requests.
+        for i in 0..20u16 {
+            guest.put_header(DATA - 64, IN, u64::from(i));
+            let chain = [
+                Desc { addr: DATA - 64, len: 16, ..Desc::default() },
+                Desc { addr: DATA, len: 65536, flags: 2, next: 0 },
+                Desc { addr: DATA - 32, len: 1, flags: 2, next: 0 },
+            ];
+            guest.put_chain(1, 3 * i, &chain);
+            guest.offer_quietly(1, 3 * i);
+        }
+        guest.kick(1);
+        guest.memory.set_len(if round % 2 == 0 { 0 } else { DATA - GUEST_BASE - 0x2000 }).unwrap();
+        guest.kick(0);
+        guest.kick(1);
+        if round % 2 == 0 {
+            assert!(guest.client.is_closed(), "round {round} lives on: {:?}", s.rig.stats());
+        }
+        s.neighbour_lives();
+    }
+}
+
+#[test]
+fn b05_unexpected_descriptors_are_closed() {
+    let alone = ALONE.write().unwrap_or_else(|e| e.into_inner());
+    let (mut rig, mut neighbour, _folder) = parts();
+    let open_fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let fds: Vec<OwnedFd> = (0..32).map(|_| bell()).collect();
+    let all: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let before = open_fds();
+    for request in 0..64 {
+        for count in [1, 2, 32] {
+            let client = RawClient::new(rig.connect());
+            client.send(request, 0, &words(&[0]), &all[..count]).unwrap();
+            // Whatever it makes of the message: no descriptor stays once the connection is gone.
+            drop(client);
+            rig.join_some();
+        }
+    }
+    // The rig's own first session is still there; everything else is gone.
+    assert_eq!(open_fds(), before, "descriptors leak");
+    // More descriptors than fit in a message at all.
+    let many: Vec<OwnedFd> = (0..200).map(|_| bell()).collect();
+    let many: Vec<BorrowedFd<'_>> = many.iter().map(AsFd::as_fd).collect();
+    let client = RawClient::new(rig.connect());
+    client.send(request::SET_OWNER, 0, &[], &many).unwrap();
+    assert!(client.is_closed());
+    drop(client);
+    assert_eq!(neighbour.simple(0, IN, 0, DATA, 512).0, OK);
+    drop(alone);
+}
+
+/// Every ordered pair of messages, with right and wrong numbers of descriptors and lengths: no
+/// panic, no hang, and the neighbour never notices.
+#[test]
+fn b06_message_order_matrix() {
+    let mut s = scene();
+    let memory = memory(1 << 20);
+    let kick = bell();
+    let mut cases = 0;
+    let requests: Vec<u32> = (0..46).collect();
+    let payload = |request: u32| -> Vec<u8> {
+        match request {
+            5 => table(&[[GUEST_BASE, 1 << 20, 1 << 40, 0]]),
+            9 => [halves(&[0, 0]), words(&[1 << 40, (1 << 40) + 0x8000, (1 << 40) + 0x6000, 0])]
+                .concat(),
+            37 | 38 => words(&[0, GUEST_BASE, 1 << 20, 1 << 40, 0]),
+            24 | 25 => [halves(&[32, 1, 0]), vec![0]].concat(),
+            8 => halves(&[0, 64]),
+            18 => halves(&[0, 1]),
+            10..=14 => words(&[0]),
+            2 => words(&[BASIC | F_PROTOCOL]),
+            16 => words(&[1 | 1 << 3 | 1 << 15]),
+            _ => Vec::new(),
+        }
+    };
+    for &first in &requests {
+        for &second in &requests {
+            for variant in 0..3 {
+                let client = RawClient::new(s.rig.connect());
+                for request in [first, second] {
+                    let mut bytes = payload(request);
+                    let mut fds: Vec<BorrowedFd<'_>> = match request {
+                        5 | 37 => vec![memory.as_fd()],
+                        12..=14 | 21 => vec![kick.as_fd()],
+                        _ => Vec::new(),
+                    };
+                    match variant {
+                        1 => fds.push(kick.as_fd()),
+                        2 => bytes.extend_from_slice(&[0; 8]),
+                        _ => {}
+                    }
+                    // The peer may have hung up after the first already.
+                    let _ = client.send(
+                        request,
+                        if variant == 0 { NEED_REPLY } else { 0 },
+                        &bytes,
+                        &fds,
+                    );
+                }
+                cases += 1;
+            }
+            s.rig.join_some();
+        }
+        s.neighbour_lives();
+    }
+    println!("{cases} cases");
+    assert!(cases > 5000);
+}
+
+#[test]
+fn b06_headers_that_are_none() {
+    let mut s = scene();
+    for header in
+        [[1u32, 0, 0], [1, 2, 0], [1, 1 | 4, 0], [1, 1, u32::MAX], [2, 1, 9000], [u32::MAX, 1, 0]]
+    {
+        let client = RawClient::new(s.rig.connect());
+        client.send_bytes(&halves(&header), &[]).unwrap();
+        assert!(client.is_closed(), "{header:x?}");
+    }
+    // Offered to nobody, but answered if an answer is wanted.
+    let client = s.client();
+    for unknown in [0, 4 + 100, 31, 32, 33, 39, 42, 1000] {
+        assert!(!client.acked(unknown, &[], &[]).unwrap(), "request {unknown}");
+    }
+    s.neighbour_lives();
+}
+
+#[test]
+fn b09_a_client_that_stops_in_the_middle() {
+    let mut s = scene();
+    let half = RawClient::new(s.rig.connect());
+    half.send_bytes(&[1, 0, 0, 0, 1], &[]).unwrap();
+    let body = RawClient::new(s.rig.connect());
+    body.send_bytes(&halves(&[2, 1, 8]), &[]).unwrap();
+    s.neighbour_lives();
+    // One that never reads its answers.
+    let socket = s.rig.connect();
+    socket.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    let deaf = RawClient::new(socket);
+    for _ in 0..2000 {
+        if deaf.send(request::GET_FEATURES, 0, &[], &[]).is_err() {
+            break;
+        }
+        if s.neighbour.simple(0, IN, 0, DATA, 512).0 != OK {
+            panic!("the neighbour suffers");
+        }
+    }
+    drop((half, body, deaf));
+    s.neighbour_lives();
+}
+
+#[test]
+fn b09_a_full_call_eventfd() {
+    let mut s = scene();
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    let call = bell();
+    // One more write would block, were the descriptor blocking.
+    rustix::io::write(&call, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    assert!(guest.client.acked(request::SET_VRING_CALL, &words(&[0]), &[call.as_fd()]).unwrap());
+    for i in 0..20 {
+        assert_eq!(guest.simple(0, IN, i, DATA, 512), (OK, 513));
+    }
+    s.neighbour_lives();
+}
+
+#[test]
+fn b10_kick_and_call_must_be_eventfds() {
+    let mut s = scene();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let file = memory(4096);
+    let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+    for fd in [reader.as_fd(), writer.as_fd(), file.as_fd(), epoll.as_fd()] {
+        for request in [request::SET_VRING_KICK, request::SET_VRING_CALL, request::SET_VRING_ERR] {
+            let client = s.client();
+            assert!(!client.acked(request, &words(&[0]), &[fd]).unwrap());
+        }
+    }
+    s.neighbour_lives();
+    // The kick descriptor closed on the other side is no matter; one that rings for ever is none
+    // either.
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK);
+    std::thread::sleep(Duration::from_millis(10));
+    s.neighbour_lives();
+}

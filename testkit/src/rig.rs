@@ -1,0 +1,155 @@
+//! A back-end in the test's own process: disk, workers and sessions, reached over socket pairs.
+
+use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, Source, open};
+use ringway_export::vhost_user::{Ended, Session};
+use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, WorkerStats};
+use rustix::event::{EventfdFlags, eventfd};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// What a [`Rig`] serves, and how.
+#[derive(Clone, Debug)]
+pub struct RigOptions {
+    /// The disk.
+    pub disk: OpenOptions,
+    /// Number of queues.
+    pub queues: u16,
+    /// Number of workers.
+    pub workers: usize,
+    /// Largest ring.
+    pub queue_size: u16,
+    /// How workers wait.
+    pub polling: Polling,
+}
+
+impl RigOptions {
+    /// A disk on `source` with `engine`, one queue, one worker.
+    #[must_use]
+    pub fn new(source: Source, engine: EngineKind) -> Self {
+        let mut disk = OpenOptions::new(source);
+        disk.engines = ringway_export::usable_engines();
+        disk.engine = Some(engine);
+        Self { disk, queues: 1, workers: 1, queue_size: 1024, polling: Polling::default() }
+    }
+
+    /// An image file at `path` through the page cache, which works on every file system.
+    #[must_use]
+    pub fn buffered(path: &Path, engine: EngineKind) -> Self {
+        let mut options = Self::new(Source::Path(path.into()), engine);
+        options.disk.cache = Some(CacheMode::Writeback);
+        options
+    }
+
+    /// With this many queues and workers.
+    #[must_use]
+    pub fn queues(mut self, queues: u16, workers: usize) -> Self {
+        (self.queues, self.workers) = (queues, workers);
+        self
+    }
+}
+
+/// A back-end that lives as long as the test.
+pub struct Rig {
+    export: Arc<Export>,
+    pool: Pool,
+    stop: Arc<OwnedFd>,
+    sessions: Vec<JoinHandle<Ended>>,
+}
+
+impl Rig {
+    /// Opens the disk and starts the workers.
+    ///
+    /// # Panics
+    /// If anything of that fails.
+    #[must_use]
+    pub fn start(options: &RigOptions) -> Self {
+        let disk = Arc::new(open(&options.disk).unwrap_or_else(|e| panic!("{e}")));
+        let pool = Pool::start(PoolOptions {
+            engine: disk.engine(),
+            workers: options.workers,
+            polling: options.polling,
+        })
+        .expect("workers start");
+        Self::with_pool(disk, pool, options)
+    }
+
+    fn with_pool(disk: Arc<Disk>, pool: Pool, options: &RigOptions) -> Self {
+        let export_options =
+            ExportOptions { queues: options.queues, queue_size: options.queue_size };
+        let export = Export::new(disk, export_options, pool.handles().to_vec(), 0);
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+        Self { export: Arc::new(export), pool, stop: Arc::new(stop), sessions: Vec::new() }
+    }
+
+    /// A new connection, with a session of its own behind it.
+    ///
+    /// # Panics
+    /// If the host has no socket for it.
+    pub fn connect(&mut self) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+        let (export, stop) = (Arc::clone(&self.export), Arc::clone(&self.stop));
+        self.sessions.push(std::thread::spawn(move || {
+            Session::new(&export, theirs, stop.as_fd()).expect("a session").run()
+        }));
+        ours
+    }
+
+    /// Waits for the sessions to end by themselves: for tests whose client has gone.
+    ///
+    /// # Panics
+    /// If a session panicked.
+    pub fn join_sessions(&mut self) -> Vec<Ended> {
+        self.sessions.drain(..).map(|session| session.join().expect("no panic")).collect()
+    }
+
+    /// Waits for all sessions but the first: those whose clients have gone.
+    ///
+    /// # Panics
+    /// If a session panicked.
+    pub fn join_some(&mut self) {
+        for session in self.sessions.drain(1..) {
+            session.join().expect("no panic");
+        }
+    }
+
+    /// The disk.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<Disk> {
+        self.export.disk()
+    }
+
+    /// The counts of each worker.
+    ///
+    /// # Panics
+    /// If a worker ended.
+    #[must_use]
+    pub fn stats(&self) -> Vec<WorkerStats> {
+        self.pool.handles().iter().map(|worker| worker.stats().expect("a worker")).collect()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        for session in self.sessions.drain(..) {
+            if session.join().is_err() && !std::thread::panicking() {
+                panic!("a session panicked");
+            }
+        }
+    }
+}
+
+/// A sparse image of `bytes` bytes in `folder`.
+///
+/// # Panics
+/// If it cannot be made.
+#[must_use]
+pub fn image(folder: &Path, bytes: u64) -> std::path::PathBuf {
+    let path = folder.join("disk.img");
+    File::create(&path).and_then(|file| file.set_len(bytes)).expect("an image");
+    path
+}
