@@ -1,1 +1,3 @@
 //! Tests from outside: real guests and independent clients.
+
+pub mod guest;

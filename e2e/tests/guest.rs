@@ -1,0 +1,117 @@
+//! A stock Linux guest on a disk that Ringway serves.  See `ringway_e2e::guest`.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
+
+const MIB: u64 = 1 << 20;
+const QUEUES: u16 = 4;
+
+/// A sparse disk image and a place for its socket.
+struct Bench {
+    dir: tempfile::TempDir,
+    image: PathBuf,
+}
+
+impl Bench {
+    fn new(size: u64) -> Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let image = dir.path().join("disk.img");
+        File::create(&image)?.set_len(size)?;
+        Ok(Self { dir, image })
+    }
+
+    fn serve(&self) -> Serve {
+        Serve::new(&self.image, self.dir.path().join("v.sock")).queues(QUEUES)
+    }
+
+    fn guest(daemon: &Daemon, scenario: &str) -> Guest {
+        Guest::new(scenario).disk(Disk::new(daemon.socket()).queues(QUEUES))
+    }
+}
+
+/// Bytes the host really holds for a file.
+fn allocated(image: &Path) -> u64 {
+    image.metadata().map_or(0, |found| found.blocks() * 512)
+}
+
+/// The first boot formats, writes, deletes, trims and zeroes; the second one, with a fresh daemon,
+/// finds everything in its place.
+#[test]
+fn guest_boots_formats_writes_verifies_reboots() -> Result<()> {
+    if skip_reason().is_some() {
+        return Ok(());
+    }
+    let bench = Bench::new(512 * MIB)?;
+
+    let daemon = Daemon::serve(&bench.serve().serial("RW-GUEST-0001"))?;
+    // QEMU's own server reports no write cache and a serial number of its own.
+    let (cache, serial) = match server_is_control() {
+        true => ("through", "vhost_user_blk"),
+        false => ("back", "RW-GUEST-0001"),
+    };
+    let first = Bench::guest(&daemon, "full").param("write_cache", cache).boot()?.finish()?;
+    first.expect_ok();
+    assert_eq!(first.info("vda.serial"), serial);
+    assert_eq!(first.info("vda.sectors"), (512 * MIB / 512).to_string());
+    daemon.stop()?;
+
+    let daemon = Daemon::serve(&bench.serve())?;
+    let second = Bench::guest(&daemon, "verify").boot()?.finish()?;
+    second.expect_ok();
+    let sums = first.infos_with("sum.");
+    assert!(sums.len() > 20, "only {} checksums", sums.len());
+    assert_eq!(sums, second.infos_with("sum."));
+    daemon.stop()
+}
+
+/// A file of 96 MiB is deleted in the guest and trimmed: the image gives the space back, and the
+/// guest's other files are unharmed.
+#[test]
+fn guest_sees_fstrim_free_space() -> Result<()> {
+    if skip_reason().is_some() {
+        return Ok(());
+    }
+    let bench = Bench::new(512 * MIB)?;
+    let daemon = Daemon::serve(&bench.serve())?;
+    let (mut full, mut trimmed) = (0, 0);
+    let report = Bench::guest(&daemon, "trim").boot()?.finish_with(|question| {
+        match question {
+            "big_file_written" => full = allocated(&bench.image),
+            "trimmed" => trimmed = allocated(&bench.image),
+            _ => return "what?".to_owned(),
+        }
+        "ok".to_owned()
+    })?;
+    report.expect_ok();
+    assert!(full >= 96 * MIB, "the image held only {full} bytes before the trim");
+    assert!(trimmed + 90 * MIB <= full, "the trim freed too little: {full} to {trimmed} bytes");
+    daemon.stop()
+}
+
+#[test]
+fn guest_readonly_disk_refuses_writes() -> Result<()> {
+    if skip_reason().is_some() {
+        return Ok(());
+    }
+    let bench = Bench::new(64 * MIB)?;
+    let content: Vec<u8> = (0..4 * MIB).map(|n| (n % 251).to_le_bytes()[0]).collect();
+    File::options().write(true).open(&bench.image)?.write_all(&content)?;
+    let before = std::fs::read(&bench.image)?;
+
+    let daemon = Daemon::serve(&bench.serve().read_only())?;
+    let report = Bench::guest(&daemon, "readonly").boot()?.finish()?;
+    report.expect_ok();
+    daemon.stop()?;
+    let sum = std::process::Command::new("sh")
+        .args(["-c", "head -c 4194304 \"$1\" | sha256sum | cut -d' ' -f1", "sh"])
+        .arg(&bench.image)
+        .output()?;
+    assert_eq!(report.info("read_sha256"), String::from_utf8(sum.stdout)?.trim());
+    assert!(std::fs::read(&bench.image)? == before, "the read-only image has changed");
+    Ok(())
+}
