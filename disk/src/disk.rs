@@ -48,23 +48,73 @@ impl CacheMode {
 pub enum EngineKind {
     /// io_uring.
     IoUring,
+    /// Linux AIO (`io_submit`), for O_DIRECT only.
+    LinuxAio,
     /// A pool of threads that read and write synchronously.
     Threads,
     /// Completes everything at once and moves no data.
     Null,
+    /// As `Null`, but each operation takes this many microseconds. A simulation.
+    NullAfter(u32),
+    /// A disk in memory that takes the time a real one would take. A simulation.
+    Sim(SimModel),
+}
+
+/// Which disk [`EngineKind::Sim`] simulates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SimModel {
+    /// A disk as fast as memory.
+    Ram,
+    /// A solid-state disk.
+    Ssd,
+    /// One head over turning platters.
+    Hdd,
+}
+
+impl SimModel {
+    /// All models.
+    pub const ALL: [Self; 3] = [Self::Ram, Self::Ssd, Self::Hdd];
+
+    /// The word used on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ram => "ram",
+            Self::Ssd => "ssd",
+            Self::Hdd => "hdd",
+        }
+    }
+}
+
+impl FromStr for SimModel {
+    type Err = UnknownWord;
+    fn from_str(word: &str) -> Result<Self, UnknownWord> {
+        choose(word, &Self::ALL, Self::name)
+    }
 }
 
 impl EngineKind {
-    /// All engines, in the order of preference.
-    pub const ALL: [Self; 3] = [Self::IoUring, Self::Threads, Self::Null];
+    /// The engines that can be asked for, in the order of preference.
+    pub const ALL: [Self; 4] = [Self::IoUring, Self::LinuxAio, Self::Threads, Self::Null];
+
+    /// True if the engine is only asynchronous past the page cache: Linux AIO without O_DIRECT
+    /// silently carries each operation out within its submission.
+    #[must_use]
+    pub const fn needs_direct(self) -> bool {
+        matches!(self, Self::LinuxAio)
+    }
 
     /// The word used on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::IoUring => "io_uring",
+            Self::LinuxAio => "linux-aio",
             Self::Threads => "threads",
-            Self::Null => "null",
+            Self::Null | Self::NullAfter(_) => "null",
+            Self::Sim(SimModel::Ram) => "sim:ram",
+            Self::Sim(SimModel::Ssd) => "sim:ssd",
+            Self::Sim(SimModel::Hdd) => "sim:hdd",
         }
     }
 }

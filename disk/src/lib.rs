@@ -9,6 +9,6 @@ mod locks;
 pub mod open;
 mod queue;
 
-pub use disk::{Alignment, CacheMode, Disk, EngineKind};
+pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Source, open};
 pub use queue::{DiskQueue, DiskStats, Finished, SEGMENTS_MAX};

@@ -4,12 +4,13 @@
 
 mod probe;
 
-use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::locks::RangeLocks;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,8 +25,17 @@ const LOCKS_MAX: usize = 4096;
 pub enum Source {
     /// A raw image file or a block device.
     Path(PathBuf),
-    /// No disk at all: requests complete at once and move no data.
+    /// No disk at all: requests move no data.
     Null {
+        /// Capacity in bytes.
+        bytes: u64,
+        /// How long each request takes, in microseconds; 0 is no time at all.
+        latency_us: u32,
+    },
+    /// A simulated disk: data in memory, time as a model says. For tests and benchmarks.
+    Sim {
+        /// Which kind of disk.
+        model: SimModel,
         /// Capacity in bytes.
         bytes: u64,
     },
@@ -177,25 +187,42 @@ pub enum OpenError {
 /// [`OpenError`]; nothing was created or changed then.
 pub fn open(options: &OpenOptions) -> Result<Disk, OpenError> {
     match &options.source {
-        Source::Null { bytes } => open_null(*bytes, options),
+        Source::Null { bytes, latency_us: 0 } => {
+            open_unreal(&format!("null:{bytes}"), *bytes, EngineKind::Null, options)
+        }
+        Source::Null { bytes, latency_us } => {
+            let name = format!("null:{bytes},latency={latency_us}us");
+            open_unreal(&name, *bytes, EngineKind::NullAfter(*latency_us), options)
+        }
+        Source::Sim { model, bytes } => {
+            let name = format!("sim:{}:{bytes}", model.name());
+            open_unreal(&name, *bytes, EngineKind::Sim(*model), options)
+        }
         Source::Path(path) => open_path(path, options),
     }
 }
 
-fn open_null(bytes: u64, options: &OpenOptions) -> Result<Disk, OpenError> {
-    let name = format!("null:{bytes}");
+/// A disk that no file holds: null, or a simulation on memory.
+fn open_unreal(
+    name: &str,
+    bytes: u64,
+    engine: EngineKind,
+    options: &OpenOptions,
+) -> Result<Disk, OpenError> {
+    let name = name.to_owned();
     if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
         return Err(OpenError::Size { name, bytes });
     }
-    if let Some(engine) = options.engine.filter(|&engine| engine != EngineKind::Null) {
-        let why = "null: is no file, only the null engine serves it".into();
-        return Err(OpenError::Engine { engine, why });
+    if let Some(asked) = options.engine.filter(|asked| asked.name() != engine.name()) {
+        let why = format!("{name} is no file, only its own engine ({engine}) serves it");
+        return Err(OpenError::Engine { engine: asked, why });
     }
     let logical_block = options.block_size.unwrap_or(512);
     check_block_size(logical_block)?;
-    let path = Path::new("/dev/null");
-    let host = |source| OpenError::Host { path: path.into(), what: "open it", source };
-    let file = FileOptions::new().read(true).write(true).open(path).map_err(host)?;
+    let simulated = matches!(engine, EngineKind::Sim(_));
+    let host = |source| OpenError::Host { path: name.clone().into(), what: "make it", source };
+    let file = if simulated { memory_file(bytes) } else { null_file() }.map_err(host)?;
+    let engine_why = if simulated { "a simulation, data in memory" } else { "moves no data" };
     Ok(Disk {
         serial: serial_bytes(options.serial.as_deref(), &name)?,
         name,
@@ -213,14 +240,35 @@ fn open_null(bytes: u64, options: &OpenOptions) -> Result<Disk, OpenError> {
             discard: true,
             discard_granularity: logical_block,
         },
-        cache: options.cache.unwrap_or(CacheMode::Unsafe),
+        cache: options.cache.unwrap_or(if simulated {
+            CacheMode::Writeback
+        } else {
+            CacheMode::Unsafe
+        }),
         cache_why: "there is nothing to keep".into(),
-        engine: EngineKind::Null,
-        engine_why: "null: moves no data".into(),
+        engine,
+        engine_why: engine_why.into(),
         alignment: Alignment::ANY,
         flush_failed: AtomicBool::new(false),
         locks: RangeLocks::default(),
     })
+}
+
+fn null_file() -> io::Result<File> {
+    FileOptions::new().read(true).write(true).open("/dev/null")
+}
+
+fn memory_file(bytes: u64) -> io::Result<File> {
+    // SAFETY: the name is a C string; the descriptor is new and nobody else's.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"ringway-sim".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        File::from_raw_fd(fd)
+    };
+    file.set_len(bytes)?;
+    Ok(file)
 }
 
 fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
@@ -228,10 +276,11 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         check_block_size(size)?;
     }
     let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
-    let (engine, engine_why) = choose_engine(options)?;
+    check_engine(options)?;
     let created = Created::if_missing(path, options)?;
     let kind = probe::kind(path)?;
     let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
+    let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
     lock(path, &file, options.read_only)?;
     let bytes = probe::size(path, &file, kind)?;
     if bytes == 0 {
@@ -278,25 +327,49 @@ fn check_block_size(size: u32) -> Result<(), OpenError> {
     }
 }
 
-fn choose_engine(options: &OpenOptions) -> Result<(EngineKind, String), OpenError> {
-    let Some(wanted) = options.engine else {
-        let best = options
+/// Refuses an engine that cannot work whatever the disk is.
+fn check_engine(options: &OpenOptions) -> Result<(), OpenError> {
+    let Some(engine) = options.engine else { return Ok(()) };
+    let why = if engine == EngineKind::Null {
+        "it would lose every write; it serves null:SIZE only".into()
+    } else if let Some(cache) = options.cache.filter(|&mode| mode != CacheMode::None)
+        && engine.needs_direct()
+    {
+        format!(
+            "it needs O_DIRECT (--cache none), not --cache {cache}: without it the kernel carries \
+             each request out while it is submitted"
+        )
+    } else {
+        match options.engines.iter().find(|(kind, _)| *kind == engine) {
+            Some((_, Ok(_))) => return Ok(()),
+            Some((_, Err(why))) => why.clone(),
+            None => "it is not built in".into(),
+        }
+    };
+    Err(OpenError::Engine { engine, why })
+}
+
+/// The engine that was asked for, or the best one that works here for this file.
+fn choose_engine(
+    path: &Path,
+    options: &OpenOptions,
+    direct: bool,
+) -> Result<(EngineKind, String), OpenError> {
+    match options.engine {
+        Some(engine) if engine.needs_direct() && !direct => Err(OpenError::Engine {
+            engine,
+            why: format!("it needs O_DIRECT, which does not work on {}", path.display()),
+        }),
+        Some(engine) => Ok((engine, "as asked".into())),
+        None => options
             .engines
             .iter()
-            .find_map(|(engine, works)| works.as_ref().ok().map(|why| (*engine, why.clone())));
-        return best.ok_or_else(|| OpenError::Engine {
-            engine: EngineKind::Threads,
-            why: "this host offers no engine at all".into(),
-        });
-    };
-    if wanted == EngineKind::Null {
-        let why = "it would lose every write; it serves null:SIZE only".into();
-        return Err(OpenError::Engine { engine: wanted, why });
-    }
-    match options.engines.iter().find(|(engine, _)| *engine == wanted) {
-        Some((_, Ok(_))) => Ok((wanted, "as asked".into())),
-        Some((_, Err(why))) => Err(OpenError::Engine { engine: wanted, why: why.clone() }),
-        None => Err(OpenError::Engine { engine: wanted, why: "it is not built in".into() }),
+            .filter(|(engine, _)| direct || !engine.needs_direct())
+            .find_map(|(engine, works)| works.as_ref().ok().map(|why| (*engine, why.clone())))
+            .ok_or_else(|| OpenError::Engine {
+                engine: EngineKind::Threads,
+                why: "this host offers no engine at all".into(),
+            }),
     }
 }
 

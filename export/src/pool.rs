@@ -4,11 +4,13 @@ use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
 use crate::vhost_user::Queue;
 use crate::worker::Worker;
-use ringway_aio::{Engine, IoUring, IoUringSetup, Null, Threads, ThreadsSetup};
-use ringway_disk::EngineKind;
+use ringway_aio::sim::{Model, Sim, SimSetup};
+use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
+use ringway_disk::{EngineKind, SimModel};
 use std::io;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Operations one engine may have in flight. More wait in their queues' backlog.
 const DEPTH: u32 = 2048;
@@ -25,6 +27,9 @@ pub struct PoolOptions {
     pub workers: usize,
     /// Whether they spin before they sleep.
     pub polling: Polling,
+    /// Whether they look for completions right after each submission (origin O2). Only a benchmark
+    /// has a reason to say no.
+    pub harvest_at_once: bool,
 }
 
 /// The workers of one engine. Dropping it ends them.
@@ -42,9 +47,16 @@ impl Pool {
         let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
         for index in 0..options.workers {
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options.polling, || Null::new(DEPTH)),
-                EngineKind::Threads => spawn(index, options.polling, || Threads::new(threads())),
-                EngineKind::IoUring => spawn(index, options.polling, || IoUring::new(io_uring())),
+                EngineKind::Null => spawn(index, options, || Null::new(DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, move || {
+                    Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
+                }),
+                EngineKind::Sim(model) => spawn(index, options, move || {
+                    Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
+                }),
+                EngineKind::LinuxAio => spawn(index, options, || LinuxAio::new(DEPTH)),
+                EngineKind::Threads => spawn(index, options, || Threads::new(threads())),
+                EngineKind::IoUring => spawn(index, options, || IoUring::new(io_uring())),
             }?;
             pool.handles.push(handle);
             pool.threads.push(thread);
@@ -71,6 +83,26 @@ impl Drop for Pool {
     }
 }
 
+/// Any number of operations at a time, each taking as long.
+fn fixed_latency(micros: u32) -> Model {
+    let latency = Duration::from_micros(micros.into());
+    Model::Parallel {
+        channels: DEPTH as usize,
+        read: latency,
+        write: latency,
+        sync: latency,
+        bytes_per_second: 1 << 50,
+    }
+}
+
+fn model_of(model: SimModel) -> Model {
+    match model {
+        SimModel::Ram => Model::RAM,
+        SimModel::Ssd => Model::SSD,
+        SimModel::Hdd => Model::HDD,
+    }
+}
+
 fn threads() -> ThreadsSetup {
     ThreadsSetup { depth: DEPTH, threads: THREADS, cached_inline: true }
 }
@@ -81,7 +113,7 @@ fn io_uring() -> IoUringSetup<'static> {
 
 fn spawn<E, F>(
     index: usize,
-    polling: Polling,
+    options: PoolOptions,
     make: F,
 ) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
 where
@@ -91,7 +123,9 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let mut worker = match make().and_then(|engine| Worker::new(engine, inbox, polling)) {
+        let mut worker = match make()
+            .and_then(|engine| Worker::new(engine, inbox, options.polling, options.harvest_at_once))
+        {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -115,8 +149,13 @@ pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
         Ok(_) => Ok("io_uring works here, one system call for many requests".to_owned()),
         Err(error) => Err(error.to_string()),
     };
+    let aio = match LinuxAio::new(4) {
+        Ok(_) => Ok("Linux AIO works here, one system call for many requests".to_owned()),
+        Err(error) => Err(error.to_string()),
+    };
     vec![
         (EngineKind::IoUring, uring),
+        (EngineKind::LinuxAio, aio),
         (EngineKind::Threads, Ok("threads work everywhere".to_owned())),
     ]
 }

@@ -1,17 +1,21 @@
 //! What workers count: plain integers, read by asking the worker.
 
+use hdrhistogram::Histogram;
 use ringway_aio::Counters;
 use ringway_disk::DiskStats;
 
+/// The largest batch that is told apart from larger ones.
+const BATCH_MAX: u64 = 4096;
+
 /// The counts of one worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct WorkerStats {
     /// Chains taken from rings.
     pub requests: u64,
-    /// Times completions were found.
-    pub harvests: u64,
-    /// Completions found.
-    pub completions: u64,
+    /// Requests started per submission, of submissions that had any.
+    pub batches: Histogram<u64>,
+    /// Completions found per harvest, of harvests that found any (origin O2).
+    pub harvests: Histogram<u64>,
     /// Times the worker slept.
     pub sleeps: u64,
     /// Calls that could not be delivered.
@@ -22,4 +26,52 @@ pub struct WorkerStats {
     pub disk: DiskStats,
     /// The part of `disk` that belongs to queues that are gone.
     pub gone: DiskStats,
+}
+
+impl Default for WorkerStats {
+    /// Nothing counted. All memory the histograms will ever need is taken here.
+    fn default() -> Self {
+        let empty = Histogram::new_with_bounds(1, BATCH_MAX, 3).expect("the bounds are sound");
+        Self {
+            requests: 0,
+            batches: empty.clone(),
+            harvests: empty,
+            sleeps: 0,
+            lost_calls: 0,
+            engine: Counters::default(),
+            disk: DiskStats::default(),
+            gone: DiskStats::default(),
+        }
+    }
+}
+
+impl WorkerStats {
+    /// Requests completed.
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        let d = &self.disk;
+        d.reads + d.writes + d.flushes + d.erases + d.errors
+    }
+
+    /// System calls of the engine per completed request.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss)]
+    pub fn syscalls_per_io(&self) -> f64 {
+        self.engine.syscalls as f64 / self.completed().max(1) as f64
+    }
+
+    /// Adds the counts of another worker.
+    pub fn add(&mut self, other: &Self) {
+        self.requests += other.requests;
+        // Both have the same bounds.
+        let _ = self.batches.add(&other.batches);
+        let _ = self.harvests.add(&other.harvests);
+        self.sleeps += other.sleeps;
+        self.lost_calls += other.lost_calls;
+        self.engine.queued += other.engine.queued;
+        self.engine.syscalls += other.engine.syscalls;
+        self.engine.sleeps += other.engine.sleeps;
+        self.disk.add(&other.disk);
+        self.gone.add(&other.gone);
+    }
 }

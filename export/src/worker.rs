@@ -72,6 +72,9 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
+    /// Whether to look for completions right after each submission, or only once there is nothing
+    /// to submit: the way before origin O2, kept for comparing.
+    harvest_at_once: bool,
     turns: u32,
     poison_seen: u64,
     stats: WorkerStats,
@@ -83,7 +86,12 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     ///
     /// # Errors
     /// What the host says to listening to the inbox.
-    pub fn new(mut engine: E, inbox: Inbox<Q>, polling: Polling) -> io::Result<Self> {
+    pub fn new(
+        mut engine: E,
+        inbox: Inbox<Q>,
+        polling: Polling,
+        harvest_at_once: bool,
+    ) -> io::Result<Self> {
         engine.watch(INBOX_BELL, inbox.doorbell())?;
         let depth = engine.limits().depth as usize;
         Ok(Self {
@@ -94,6 +102,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
             idle: Idle::new(polling),
+            harvest_at_once,
             turns: 0,
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
@@ -123,7 +132,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     fn turn(&mut self) -> io::Result<bool> {
         let popped = self.pop_batch();
         self.engine.submit()?;
-        let completed = self.reap_batch();
+        // Right after the submission: a fast disk may be done already (origin O2).
+        let completed = if self.harvest_at_once || popped == 0 { self.reap_batch() } else { 0 };
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
@@ -162,7 +172,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             }
             at += 1;
         }
-        self.stats.requests += popped as u64;
+        if popped > 0 {
+            self.stats.requests += popped as u64;
+            self.stats.batches.saturating_record(popped as u64);
+        }
         popped
     }
 
@@ -181,8 +194,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             }
         }
         if count > 0 {
-            self.stats.harvests += 1;
-            self.stats.completions += count as u64;
+            self.stats.harvests.saturating_record(count as u64);
         }
         for at in 0..self.reaped.rung.len() {
             if let Some(lane) = self.reaped.rung[at].checked_sub(1) {
@@ -352,9 +364,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     #[cold]
     fn snapshot(&self) -> WorkerStats {
-        let mut stats = self.stats;
+        let mut stats = self.stats.clone();
         stats.disk = DiskStats::default();
-        stats.disk.add(&stats.gone);
+        stats.disk.add(&self.stats.gone);
         for lane in self.lanes.iter().flatten() {
             stats.disk.add(&lane.disk.stats());
         }

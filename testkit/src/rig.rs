@@ -72,6 +72,7 @@ impl Rig {
             engine: disk.engine(),
             workers: options.workers,
             polling: options.polling,
+            harvest_at_once: true,
         })
         .expect("workers start");
         Self::with_pool(disk, pool, options)
