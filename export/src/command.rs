@@ -39,7 +39,9 @@ pub(crate) enum Command<Q> {
     /// Change something about a ring, for example whom to call.
     Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send> },
     /// Whether writes must be durable before they complete.
-    SetDurable { lane: LaneId, durable: bool },
+    SetDurable { lane: LaneId, durable: bool, reply: SyncSender<()> },
+    /// Report on one queue.
+    LaneStats { lane: LaneId, reply: SyncSender<DiskStats> },
     /// Report.
     Stats { reply: SyncSender<WorkerStats> },
     /// Leave the loop.
@@ -152,12 +154,21 @@ impl<Q: RequestQueue> Handle<Q> {
         self.send(Command::Edit { lane, edit: Box::new(edit) })
     }
 
-    /// Sets whether a queue's writes must be durable before they complete.
+    /// Sets whether a queue's writes must be durable before they complete; returns once requests
+    /// are taken in that way.
     ///
     /// # Errors
     /// That the worker has ended.
     pub fn set_durable(&self, lane: LaneId, durable: bool) -> io::Result<()> {
-        self.send(Command::SetDurable { lane, durable })
+        self.ask(|reply| Command::SetDurable { lane, durable, reply })
+    }
+
+    /// Asks for one queue's counts.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn lane_stats(&self, lane: LaneId) -> io::Result<DiskStats> {
+        self.ask(|reply| Command::LaneStats { lane, reply })
     }
 
     /// Asks for the worker's counts.

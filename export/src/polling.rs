@@ -43,6 +43,12 @@ impl Idle {
         Self { polling, spin: Duration::ZERO, since: None, spins: 0 }
     }
 
+    /// True if the worker polls for ever, so that no queue needs its doorbell.
+    #[inline]
+    pub(crate) fn never_sleeps(&self) -> bool {
+        self.polling == Polling::Always
+    }
+
     /// There was work.
     #[inline]
     pub(crate) fn reset(&mut self) {

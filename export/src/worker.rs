@@ -22,7 +22,7 @@ const BUDGET: usize = 64;
 const IDLE_TURNS_MAX: u32 = 2000;
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
-const LOOK_EVERY: u32 = 32;
+const LOOK_EVERY: u32 = 256;
 
 /// How long to sleep when requests wait for something that rings no bell of this worker: a range
 /// being written by another one.
@@ -165,7 +165,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             let taken = lane.pop_batch(&mut self.engine);
             popped += taken;
             lane.idle_turns = if taken > 0 { 0 } else { lane.idle_turns.saturating_add(1) };
-            if lane.idle_turns > IDLE_TURNS_MAX && lane.put_to_rest() {
+            if lane.idle_turns > IDLE_TURNS_MAX && !self.idle.never_sleeps() && lane.put_to_rest() {
                 lane.active = false;
                 self.active.swap_remove(at);
                 continue;
@@ -274,10 +274,15 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                         edit(&mut lane.ring);
                     }
                 }
-                Command::SetDurable { lane, durable } => {
+                Command::SetDurable { lane, durable, reply } => {
                     if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
                         lane.disk.set_durable_writes(durable);
                     }
+                    let _ = reply.send(());
+                }
+                Command::LaneStats { lane, reply } => {
+                    let lane = self.lanes.get(lane.0 as usize).and_then(Option::as_ref);
+                    let _ = reply.send(lane.map(|lane| lane.disk.stats()).unwrap_or_default());
                 }
                 Command::Stats { reply } => {
                     let _ = reply.send(self.snapshot());

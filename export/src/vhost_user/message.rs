@@ -168,6 +168,8 @@ pub(super) enum Event {
     Message,
     Alarm,
     Stop,
+    /// Nothing for a while.
+    Silence,
 }
 
 impl Channel {
@@ -176,15 +178,21 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm or the order to stop.
-    pub(super) fn wait(&self, stop: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> io::Result<Event> {
+    /// Waits for a message, an alarm, the order to stop, or until `patience` is over.
+    pub(super) fn wait(
+        &self,
+        stop: BorrowedFd<'_>,
+        alarm: BorrowedFd<'_>,
+        patience: Option<&Timespec>,
+    ) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, patience) {
+                Ok(0) => return Ok(Event::Silence),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),

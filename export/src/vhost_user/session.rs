@@ -9,12 +9,13 @@ use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError, VR
 use super::vring::{StartError, UserAddresses, Vring};
 use crate::export::Export;
 use ringway_core::mem::GuestMap;
+use ringway_disk::DiskStats;
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_RING_F_EVENT_IDX,
     VIRTIO_RING_F_INDIRECT_DESC, WRITEBACK_OFFSET,
 };
 use ringway_ring::virtqueue::{Broken, LayoutError, check_size};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,6 +28,9 @@ use vhost::vhost_user::message::{
 
 /// How often to say that a disk keeps a stopping queue waiting.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// How often to look whether requests are bounced, until that was told.
+const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// The transport's own feature bit: there are protocol features to negotiate.
 const F_PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -113,6 +117,9 @@ pub struct Session<'a> {
     vrings: Vec<Vring>,
     alarms: Arc<Alarms>,
     backend_channel: Option<UnixStream>,
+    /// Counts of queues that were stopped.
+    stopped_stats: DiskStats,
+    bounce_told: bool,
 }
 
 impl<'a> Session<'a> {
@@ -134,6 +141,8 @@ impl<'a> Session<'a> {
             vrings: fresh_vrings(export),
             alarms: Arc::new(Alarms { bell, raised: Mutex::new(Vec::new()) }),
             backend_channel: None,
+            stopped_stats: DiskStats::default(),
+            bounce_told: false,
         })
     }
 
@@ -155,12 +164,15 @@ impl<'a> Session<'a> {
         if let Err(error) = self.stop_all() {
             warn!(disk, "could not stop all queues: {error}");
         }
+        self.tell_of_bounces();
         ended
     }
 
     fn serve(&mut self) -> Result<(), MessageError> {
         loop {
-            match self.channel.wait(self.stop, self.alarms.bell.as_fd())? {
+            let patience = (!self.bounce_told).then_some(&BOUNCE_CHECK);
+            match self.channel.wait(self.stop, self.alarms.bell.as_fd(), patience)? {
+                Event::Silence => self.tell_of_bounces(),
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
                     if self.hear_alarms() {
@@ -195,6 +207,32 @@ impl<'a> Session<'a> {
         }
         // Vanished memory may show as a broken queue first.
         fatal || self.map.is_poisoned()
+    }
+
+    /// Says once, with the counts, that requests of this guest do not go the straight way.
+    fn tell_of_bounces(&mut self) {
+        let mut stats = self.stopped_stats;
+        for (at, vring) in self.vrings.iter().enumerate() {
+            // A worker that has ended has told why in the log.
+            if let Some(Ok(lane)) = vring.lane.map(|lane| self.export.worker(at).lane_stats(lane)) {
+                stats.add(&lane);
+            }
+        }
+        if self.bounce_told || stats.bounced + stats.split == 0 {
+            return;
+        }
+        self.bounce_told = true;
+        let alignment = self.export.disk().alignment();
+        warn!(
+            disk = self.export.disk().name(),
+            bounced = stats.bounced,
+            split = stats.split,
+            requests = stats.reads + stats.writes,
+            "requests are bounced or split: the file takes memory aligned to {} and offsets aligned \
+             to {} bytes; a guest with block size 4096, or --cache writeback, avoids the copies",
+            alignment.memory,
+            alignment.offset
+        );
     }
 
     /// Carries out one message and answers it. False if the connection must end.
@@ -469,6 +507,7 @@ impl<'a> Session<'a> {
                     Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
                 }
             };
+            self.stopped_stats.add(&stopped.stats);
             self.vrings[at].take_back(stopped.ring);
             debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
