@@ -301,6 +301,17 @@ fn b06_headers_that_are_none() {
     for unknown in [0, 4 + 100, 31, 32, 33, 39, 42, 1000] {
         assert!(!client.acked(unknown, &[], &[]).unwrap(), "request {unknown}");
     }
+    // Parts of the configuration space that do not exist: an empty answer, or a refusal to write.
+    for (offset, size) in [(0, 257), (256, 1), (u32::MAX, 1), (255, 2), (0, 0)] {
+        let bytes = vec![0; size as usize];
+        let payload = [halves(&[offset, size, 0]), bytes].concat();
+        client.send(request::GET_CONFIG, 0, &payload, &[]).unwrap();
+        assert_eq!(client.receive().unwrap(), (request::GET_CONFIG, Vec::new()));
+        assert!(!client.acked(request::SET_CONFIG, &payload, &[]).unwrap());
+    }
+    // The base of a queue that is not there: no answer could say so.
+    client.send(request::GET_VRING_BASE, NEED_REPLY, &halves(&[2, 0]), &[]).unwrap();
+    assert!(client.is_closed());
     s.neighbour_lives();
 }
 

@@ -248,7 +248,8 @@ impl<'a> Session<'a> {
             Ok(Answer::Ack) => {}
             Err(refusal) => {
                 warn!(disk = self.export.disk().name(), request = ?message.request, "refused: {refusal}");
-                if !wants_ack {
+                // The answer to GET_VRING_BASE has the same form as a refusal: no refusal then.
+                if !wants_ack || message.request == Some(FrontendReq::GET_VRING_BASE) {
                     return Ok(false);
                 }
                 self.channel.reply(code, &1u64.to_ne_bytes(), self.stop)?;
@@ -290,7 +291,7 @@ impl<'a> Session<'a> {
             R::SET_VRING_CALL => self.set_vring_call(message),
             R::SET_VRING_ERR => self.set_vring_err(message),
             R::SET_VRING_ENABLE => self.set_vring_enable(message.u32(0), message.u32(4)),
-            R::GET_CONFIG => self.get_config(message),
+            R::GET_CONFIG => Ok(self.get_config(message)),
             R::SET_CONFIG => self.set_config(message),
             R::SET_BACKEND_REQ_FD => {
                 self.backend_channel = message.take_fd().map(UnixStream::from);
@@ -524,15 +525,16 @@ impl<'a> Session<'a> {
 
     // ---- configuration space ----
 
-    fn get_config(&self, message: &Message) -> Result<Answer, Refusal> {
+    /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
+    fn get_config(&self, message: &Message) -> Answer {
         let (offset, size) = (message.u32(0), message.u32(4));
-        let range = config_range(offset, size)?;
+        let Ok(range) = config_range(offset, size) else { return Answer::Reply(Vec::new()) };
         let mut space = [0; CONFIG_BYTES_MAX];
         let config = self.export.config(self.writeback).to_bytes();
         space[..config.len()].copy_from_slice(&config);
         let mut payload = message.payload()[..12].to_vec();
         payload.extend_from_slice(&space[range]);
-        Ok(Answer::Reply(payload))
+        Answer::Reply(payload)
     }
 
     /// Only `writeback` can be written, with CONFIG_WCE.
