@@ -142,12 +142,13 @@ impl Request {
     /// An empty request with room for `max_segments` pieces of memory. Allocates; call at start only.
     #[must_use]
     pub fn with_capacity(max_segments: usize) -> Self {
-        Self {
-            op: Op::Flush,
-            unmap: false,
-            range: ByteRange::default(),
-            segments: Segments::with_capacity(max_segments),
-        }
+        Self::with_segments(Segments::with_capacity(max_segments))
+    }
+
+    /// An empty request with this list of segments.
+    #[must_use]
+    pub fn with_segments(segments: Segments) -> Self {
+        Self { op: Op::Flush, unmap: false, range: ByteRange::default(), segments }
     }
 }
 

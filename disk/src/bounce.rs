@@ -60,12 +60,12 @@ pub(crate) struct Cold {
 }
 
 impl Cold {
-    pub(crate) fn new(max_segments: usize) -> Self {
+    pub(crate) fn new(part: Segments) -> Self {
         Self {
             op: IoOp::Sync,
             offset: 0,
             len: 0,
-            part: Segments::with_capacity(max_segments),
+            part,
             piece: 0,
             pages: None,
             lock: None,
@@ -324,9 +324,20 @@ impl<C> DiskQueue<C> {
                 slot.done = range.len();
                 return self.made(engine, tag);
             }
-            Stage::Sync => return Some(self.end(tag, Status::Ok)),
+            Stage::Sync => {
+                // Of several syncs at a time the host tells only one that it failed.
+                let failed = self.disk.flush_failed.load(Relaxed);
+                return Some(self.end(tag, if failed { Status::IoError } else { Status::Ok }));
+            }
         };
         if advanced == 0 {
+            // Less came than the part of a block before the request: the same once more.
+            if moved > 0 && cold.retries < RETRIES_MAX {
+                cold.retries += 1;
+                self.stats.continued += 1;
+                self.issue(engine, tag);
+                return None;
+            }
             // Nothing moved: the file ends here, or the disk takes nothing. Not again.
             return Some(self.end(tag, Status::IoError));
         }
@@ -399,8 +410,10 @@ impl<C> DiskQueue<C> {
                 None
             }
             _ => {
-                if stage == Stage::Sync {
-                    // After a failed fsync the kernel forgets which pages were not written: only
+                let durable_write =
+                    cold.op == IoOp::WriteDurable && !matches!(stage, Stage::ModifyRead);
+                if stage == Stage::Sync || (durable_write && self.disk.cache != CacheMode::None) {
+                    // A durable write through the page cache ends in the same sync. After a failed fsync the kernel forgets which pages were not written: only
                     // reopening the disk makes a later success mean anything.
                     self.disk.flush_failed.store(true, Relaxed);
                 }

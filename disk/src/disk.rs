@@ -212,6 +212,12 @@ impl Disk {
         self.created
     }
 
+    /// True if a file or device holds the data: neither `null:` nor `sim:`.
+    #[must_use]
+    pub fn is_real(&self) -> bool {
+        !matches!(self.engine, EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_))
+    }
+
     /// The shape of the disk. The capacity is the present one.
     #[must_use]
     pub fn geometry(&self) -> Geometry {

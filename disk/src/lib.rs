@@ -3,6 +3,7 @@
 //! Floor 1b of the house. [`open`] is the only place that probes the host and makes choices;
 //! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
 
+mod arena;
 mod bounce;
 mod disk;
 mod locks;
@@ -10,5 +11,5 @@ pub mod open;
 mod queue;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
-pub use open::{OpenError, OpenOptions, Source, open};
+pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
 pub use queue::{DiskQueue, DiskStats, Finished, SEGMENTS_MAX};

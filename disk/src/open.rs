@@ -2,7 +2,14 @@
 //!
 //! Nothing is created or changed unless everything else has succeeded.
 
+mod device;
+mod mount;
 mod probe;
+mod report;
+
+pub use device::Device;
+pub use mount::Mount;
+pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::locks::RangeLocks;
@@ -15,10 +22,14 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
 
 /// How many requests that change a disk may be in flight on all its queues together before the
 /// table of locked ranges has to grow.
 const LOCKS_MAX: usize = 4096;
+
+/// How long to wait for a lock that no living process holds: the last operations of a killed daemon.
+const DYING: Duration = Duration::from_secs(3);
 
 /// What is to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,13 +294,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
     lock(path, &file, options.read_only)?;
     let bytes = probe::size(path, &file, kind)?;
-    if bytes == 0 {
-        return Err(OpenError::Empty(path.into()));
-    }
-    let unit = options.block_size.unwrap_or(512).max(alignment.offset).max(512);
-    if !bytes.is_multiple_of(u64::from(unit)) {
-        return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
-    }
+    check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
     let created = created.keep();
@@ -318,6 +323,23 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         flush_failed: AtomicBool::new(false),
         locks: RangeLocks::with_capacity(LOCKS_MAX),
     })
+}
+
+/// Refuses what is empty or no whole number of blocks.
+fn check_size(
+    path: &Path,
+    bytes: u64,
+    options: &OpenOptions,
+    alignment: Alignment,
+) -> Result<(), OpenError> {
+    if bytes == 0 {
+        return Err(OpenError::Empty(path.into()));
+    }
+    let unit = options.block_size.unwrap_or(512).max(alignment.offset).max(512);
+    if !bytes.is_multiple_of(u64::from(unit)) {
+        return Err(OpenError::NotWhole { path: path.into(), bytes, unit });
+    }
+    Ok(())
 }
 
 fn check_block_size(size: u32) -> Result<(), OpenError> {
@@ -424,7 +446,7 @@ fn open_direct(
         }
         Err(error) => return Err(error),
     };
-    let alignment = match probe::direct_alignment(&file, kind) {
+    let alignment = match probe::direct_alignment(&file, kind).1 {
         Ok(alignment) => alignment,
         Err(why) => return Ok(Err(why)),
     };
@@ -452,14 +474,14 @@ fn open_file(
         .custom_flags(flags | exclusive | libc::O_CLOEXEC)
         .open(path)
         .map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => OpenError::InUse {
-                path: path.into(),
-                holder: "the host itself (mounted, or part of another device)".into(),
-            },
+            Some(libc::EBUSY) => OpenError::InUse { path: path.into(), holder: BY_HOST.into() },
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),
             _ => OpenError::Host { path: path.into(), what: "open it", source },
         })
 }
+
+/// Who uses a block device that is mounted, or that a RAID or a volume is made of.
+const BY_HOST: &str = "the host itself (mounted, or part of another device)";
 
 fn permission(path: &Path, read_only: bool) -> OpenError {
     OpenError::Permission {
@@ -476,15 +498,23 @@ fn permission(path: &Path, read_only: bool) -> OpenError {
 /// Locks the open file: one writer, or any number of readers. The lock belongs to the open file
 /// itself, so it lives as long as the last operation the kernel still carries out on it.
 fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
-    let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
-    match result {
-        Ok(()) => Ok(()),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(OpenError::InUse { path: path.into(), holder: probe::lock_holder(file) })
+    let begin = Instant::now();
+    loop {
+        let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
+        match result {
+            Ok(()) => return Ok(()),
+            Err(std::fs::TryLockError::WouldBlock) => {}
+            Err(std::fs::TryLockError::Error(source)) => {
+                return Err(OpenError::Host { path: path.into(), what: "lock it", source });
+            }
         }
-        Err(std::fs::TryLockError::Error(source)) => {
-            Err(OpenError::Host { path: path.into(), what: "lock it", source })
+        let holder = mount::lock_holder(file);
+        // The kernel names no process: it may still be finishing what a dead one had in flight.
+        if holder.is_some() || begin.elapsed() > DYING {
+            let holder = holder.unwrap_or_else(|| "another process".into());
+            return Err(OpenError::InUse { path: path.into(), holder });
         }
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

@@ -12,6 +12,7 @@
 //! The straight way is here: one request, one operation of the engine. All else (bounce buffers,
 //! pieces, zeroing, flushes) goes through `bounce.rs`.
 
+use crate::arena::Arena;
 use crate::bounce::{Cold, Stage};
 use crate::disk::{CacheMode, Disk};
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
@@ -94,6 +95,12 @@ pub(crate) struct Slot<C> {
     pub(crate) done: u64,
 }
 
+impl<C> Slot<C> {
+    fn new(request: Request) -> Self {
+        Self { request, context: None, stage: Stage::Whole, done: 0 }
+    }
+}
+
 /// Slots for the requests of one ring on one worker.
 ///
 /// # Invariants
@@ -117,6 +124,8 @@ pub struct DiskQueue<C> {
     pub(crate) durable_writes: bool,
     pub(crate) needs_locks: bool,
     pub(crate) stats: DiskStats,
+    /// The memory of the slots' segment lists; the last to go.
+    _arena: Arena,
 }
 
 impl<C> DiskQueue<C> {
@@ -133,21 +142,20 @@ impl<C> DiskQueue<C> {
         depth: u16,
     ) -> io::Result<Self> {
         debug_assert_eq!(tag_base & 0xffff, 0);
-        let slot = || Slot {
-            request: Request::with_capacity(SEGMENTS_MAX),
-            context: None,
-            stage: Stage::Whole,
-            done: 0,
-        };
         let depth_usize = usize::from(depth);
+        let mut arena = Arena::new(2 * depth_usize, SEGMENTS_MAX)?;
+        // SAFETY: the queue drops its arena after all that holds a list.
+        let mut list = || unsafe { arena.list() };
+        let slots = (0..depth).map(|_| Slot::new(Request::with_segments(list()))).collect();
+        let cold = (0..depth).map(|_| Cold::new(list())).collect();
         Ok(Self {
             needs_locks: disk.needs_locks(),
             disk,
             limits: limits.clone(),
             file,
             tag_base,
-            slots: (0..depth).map(|_| slot()).collect(),
-            cold: (0..depth).map(|_| Cold::new(SEGMENTS_MAX)).collect(),
+            slots,
+            cold,
             tags: TagList::new(depth),
             backlog: VecDeque::with_capacity(depth_usize),
             waiting: VecDeque::with_capacity(depth_usize),
@@ -155,6 +163,7 @@ impl<C> DiskQueue<C> {
             pool: Pool::new(POOL_BYTES)?,
             durable_writes: false,
             stats: DiskStats::default(),
+            _arena: arena,
         })
     }
 

@@ -5,6 +5,7 @@
 
 mod command;
 mod export;
+mod pinned;
 mod polling;
 mod pool;
 mod queue;

@@ -30,6 +30,9 @@ pub struct PoolOptions {
     /// Whether they look for completions right after each submission (origin O2). Only a benchmark
     /// has a reason to say no.
     pub harvest_at_once: bool,
+    /// Whether guest memory is pinned for engines that gain by it. Only for guests without a
+    /// balloon and without free page reporting.
+    pub pin_memory: bool,
 }
 
 /// The workers of one engine. Dropping it ends them.
@@ -123,9 +126,7 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let mut worker = match make()
-            .and_then(|engine| Worker::new(engine, inbox, options.polling, options.harvest_at_once))
-        {
+        let mut worker = match make().and_then(|engine| Worker::new(engine, inbox, &options)) {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -146,16 +147,16 @@ where
 #[must_use]
 pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
     let uring = match IoUring::new(IoUringSetup { depth: 4, without: &[] }) {
-        Ok(_) => Ok("io_uring works here, one system call for many requests".to_owned()),
+        Ok(_) => Ok("the fastest that works here".to_owned()),
         Err(error) => Err(error.to_string()),
     };
     let aio = match LinuxAio::new(4) {
-        Ok(_) => Ok("Linux AIO works here, one system call for many requests".to_owned()),
+        Ok(_) => Ok("the fastest that works here".to_owned()),
         Err(error) => Err(error.to_string()),
     };
     vec![
         (EngineKind::IoUring, uring),
         (EngineKind::LinuxAio, aio),
-        (EngineKind::Threads, Ok("threads work everywhere".to_owned())),
+        (EngineKind::Threads, Ok("works everywhere".to_owned())),
     ]
 }

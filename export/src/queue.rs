@@ -1,9 +1,11 @@
 //! The guest's side of one queue, whatever the transport.
 
+use ringway_core::mem::GuestMap;
 use ringway_core::{Request, Status};
 use ringway_ring::virtqueue::{Armed, Broken};
 use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// What [`RequestQueue::pop`] found.
 #[derive(Debug)]
@@ -58,6 +60,9 @@ pub trait RequestQueue: Send {
 
     /// Rings when the guest has added requests.
     fn doorbell(&self) -> RawFd;
+
+    /// The guest's memory.
+    fn memory(&self) -> &Arc<GuestMap>;
 
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;

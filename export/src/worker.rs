@@ -4,7 +4,9 @@
 //! with other workers on the way of a request. Commands arrive between turns.
 
 use crate::command::{Command, Inbox, LaneId, Stopped};
-use crate::polling::{Idle, Polling};
+use crate::pinned::Pinned;
+use crate::polling::Idle;
+use crate::pool::PoolOptions;
 use crate::queue::{Pop, RequestQueue};
 use crate::stats::WorkerStats;
 use ringway_aio::{Done, Engine, Reaped};
@@ -75,6 +77,7 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     /// Whether to look for completions right after each submission, or only once there is nothing
     /// to submit: the way before origin O2, kept for comparing.
     harvest_at_once: bool,
+    pinned: Option<Pinned>,
     turns: u32,
     poison_seen: u64,
     stats: WorkerStats,
@@ -86,12 +89,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     ///
     /// # Errors
     /// What the host says to listening to the inbox.
-    pub fn new(
-        mut engine: E,
-        inbox: Inbox<Q>,
-        polling: Polling,
-        harvest_at_once: bool,
-    ) -> io::Result<Self> {
+    pub fn new(mut engine: E, inbox: Inbox<Q>, options: &PoolOptions) -> io::Result<Self> {
         engine.watch(INBOX_BELL, inbox.doorbell())?;
         let depth = engine.limits().depth as usize;
         Ok(Self {
@@ -101,8 +99,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             stopping: Vec::new(),
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
-            idle: Idle::new(polling),
-            harvest_at_once,
+            idle: Idle::new(options.polling),
+            harvest_at_once: options.harvest_at_once,
+            pinned: options.pin_memory.then(Pinned::default),
             turns: 0,
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
@@ -314,9 +313,19 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             Some(at) => self.lanes[at] = Some(lane),
             None => self.lanes.push(Some(lane)),
         }
+        self.name_memory();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
         Ok(LaneId(id))
+    }
+
+    /// Tells the engine which guests' memory the present lanes use, if it is to be pinned.
+    #[cold]
+    fn name_memory(&mut self) {
+        if let Some(pinned) = &mut self.pinned {
+            let maps = self.lanes.iter().flatten().map(|lane| lane.ring.memory());
+            pinned.update(&mut self.engine, maps);
+        }
     }
 
     #[cold]
@@ -349,6 +358,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 let stats = lane.disk.stats();
                 self.stats.gone.add(&stats);
                 self.active.retain(|&active| active != id);
+                self.name_memory();
                 let _ = reply.send(Stopped { ring: lane.ring, stats });
             }
         }

@@ -1,10 +1,12 @@
 //! Test tools: a back-end in the test's own process, a client that keeps no rule, content that
 //! proves itself, random numbers that can be repeated.
 
+pub mod loop_device;
 pub mod pattern;
 pub mod raw;
 pub mod rig;
 pub mod seed;
 
+pub use loop_device::LoopDevice;
 pub use rig::Rig;
 pub use seed::Rng;

@@ -1,15 +1,16 @@
 //! A back-end in the test's own process: disk, workers and sessions, reached over socket pairs.
 
-use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, Source, open};
+use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
 use ringway_export::vhost_user::{Ended, Session};
 use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, WorkerStats};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What a [`Rig`] serves, and how.
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct RigOptions {
     pub queue_size: u16,
     /// How workers wait.
     pub polling: Polling,
+    /// Whether workers look for completions right after each submission (origin O2).
+    pub harvest_at_once: bool,
 }
 
 impl RigOptions {
@@ -33,7 +36,14 @@ impl RigOptions {
         let mut disk = OpenOptions::new(source);
         disk.engines = ringway_export::usable_engines();
         disk.engine = Some(engine);
-        Self { disk, queues: 1, workers: 1, queue_size: 1024, polling: Polling::default() }
+        Self {
+            disk,
+            queues: 1,
+            workers: 1,
+            queue_size: 1024,
+            polling: Polling::default(),
+            harvest_at_once: true,
+        }
     }
 
     /// An image file at `path` through the page cache, which works on every file system.
@@ -67,12 +77,13 @@ impl Rig {
     /// If anything of that fails.
     #[must_use]
     pub fn start(options: &RigOptions) -> Self {
-        let disk = Arc::new(open(&options.disk).unwrap_or_else(|e| panic!("{e}")));
+        let disk = Arc::new(open_patiently(&options.disk).unwrap_or_else(|e| panic!("{e}")));
         let pool = Pool::start(PoolOptions {
             engine: disk.engine(),
             workers: options.workers,
             polling: options.polling,
-            harvest_at_once: true,
+            harvest_at_once: options.harvest_at_once,
+            pin_memory: false,
         })
         .expect("workers start");
         Self::with_pool(disk, pool, options)
@@ -97,6 +108,25 @@ impl Rig {
             Session::new(&export, theirs, stop.as_fd()).expect("a session").run()
         }));
         ours
+    }
+
+    /// Listens at `path` for one connection, for clients that take nothing but paths.
+    ///
+    /// # Panics
+    /// If the host has no socket for it.
+    pub fn listen(&mut self, path: &Path) {
+        let listener = UnixListener::bind(path).expect("a socket");
+        let (export, stop) = (Arc::clone(&self.export), Arc::clone(&self.stop));
+        self.sessions.push(std::thread::spawn(move || {
+            let mut fds =
+                [PollFd::new(&*stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
+            poll(&mut fds, None).expect("poll");
+            if fds[0].revents().contains(PollFlags::IN) {
+                return Ended::ByOrder;
+            }
+            let (theirs, _) = listener.accept().expect("a connection");
+            Session::new(&export, theirs, stop.as_fd()).expect("a session").run()
+        }));
     }
 
     /// Waits for the sessions to end by themselves: for tests whose client has gone.
@@ -140,6 +170,23 @@ impl Drop for Rig {
             if session.join().is_err() && !std::thread::panicking() {
                 panic!("a session panicked");
             }
+        }
+    }
+}
+
+/// Opens a disk that was closed a moment ago: a process that another test is about to start still
+/// has the file, and its lock, until it runs its own program.
+///
+/// # Errors
+/// As [`open()`].
+pub fn open_patiently(options: &OpenOptions) -> Result<Disk, OpenError> {
+    let begun = Instant::now();
+    loop {
+        match open(options) {
+            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(2) => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            done => return done,
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Pieces of memory that take part in one transfer.
 
+use std::ptr::NonNull;
+
 /// How many segments a [`Segments`] keeps beside its length, without going to its spill memory.
 const INLINE: usize = 4;
 
@@ -34,20 +36,59 @@ pub struct Segments {
     count: usize,
     bytes: u64,
     inline: [Segment; INLINE],
-    spill: Box<[Segment]>,
+    spill: Spill,
+}
+
+/// Where a list goes that does not fit inline.
+#[derive(Debug)]
+enum Spill {
+    Own(Box<[Segment]>),
+    /// Lent by whoever made the list, who keeps it valid and to itself.
+    Lent(NonNull<[Segment]>),
+}
+
+// SAFETY: lent memory is used by this list alone, on whatever thread.
+unsafe impl Send for Spill {}
+
+impl std::ops::Deref for Spill {
+    type Target = [Segment];
+    fn deref(&self) -> &[Segment] {
+        match self {
+            Self::Own(spill) => spill,
+            // SAFETY: whoever lent it keeps it valid and touches it through this list only.
+            Self::Lent(spill) => unsafe { spill.as_ref() },
+        }
+    }
+}
+
+impl std::ops::DerefMut for Spill {
+    fn deref_mut(&mut self) -> &mut [Segment] {
+        match self {
+            Self::Own(spill) => spill,
+            // SAFETY: as for `deref`.
+            Self::Lent(spill) => unsafe { spill.as_mut() },
+        }
+    }
 }
 
 impl Segments {
     /// An empty list that can hold `max` segments. Allocates; call at start only.
-    ///
-    /// The spill memory is untouched, so it costs address space but no pages until it is used.
     #[must_use]
     pub fn with_capacity(max: usize) -> Self {
-        let max = max.max(INLINE);
-        // Zeroed memory comes straight from the kernel, page by page, when first touched.
-        let spill = Box::<[Segment]>::new_zeroed_slice(max);
-        // SAFETY: all-zero bytes are a null pointer and a zero length: Segment::EMPTY.
-        let spill = unsafe { spill.assume_init() };
+        Self::new(Spill::Own(vec![Segment::EMPTY; max.max(INLINE)].into_boxed_slice()))
+    }
+
+    /// An empty list that keeps what does not fit inline in `spill`, at least four segments.
+    ///
+    /// # Safety
+    /// `spill` stays valid, and is touched through this list only, as long as the list exists.
+    #[must_use]
+    pub unsafe fn over(spill: NonNull<[Segment]>) -> Self {
+        debug_assert!(spill.len() >= INLINE);
+        Self::new(Spill::Lent(spill))
+    }
+
+    fn new(spill: Spill) -> Self {
         Self { count: 0, bytes: 0, inline: [Segment::EMPTY; INLINE], spill }
     }
 

@@ -1,6 +1,7 @@
 //! What the host says about a file or block device.
 
-use super::OpenError;
+use super::mount::Mount;
+use super::{OpenError, Origin};
 use crate::disk::Alignment;
 use ringway_core::mem::Pool;
 use std::fs::File;
@@ -61,19 +62,20 @@ fn block_ioctl<T: Default>(file: &File, request: libc::c_ulong) -> io::Result<T>
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
 }
 
-/// What O_DIRECT asks for on this file, or why it does not work.
+/// What O_DIRECT asks for on this file, or why it does not work, and who says so.
 ///
 /// The file says it itself (statx, since Linux 6.1); where it does not, small reads find out.
-pub(super) fn direct_alignment(file: &File, kind: Kind) -> Result<Alignment, String> {
+pub(super) fn direct_alignment(file: &File, kind: Kind) -> (Origin, Result<Alignment, String>) {
     if let Some(alignment) = statx_alignment(file) {
-        return alignment;
+        return (Origin::Statx, alignment);
     }
     if kind == Kind::BlockDevice
         && let Ok(block) = block_ioctl::<u32>(file, BLKSSZGET)
     {
-        return Ok(Alignment { memory: block.max(512), offset: block.max(512) });
+        let alignment = Alignment { memory: block.max(512), offset: block.max(512) };
+        return (Origin::Device, Ok(alignment));
     }
-    try_alignments(file)
+    (Origin::Trial, try_alignments(file))
 }
 
 fn statx_alignment(file: &File) -> Option<Result<Alignment, String>> {
@@ -164,8 +166,12 @@ impl Host {
     }
 }
 
-/// Tries to punch a hole beyond the end of the file, which changes nothing.
+/// What is known of the file system decides; where nothing is, a hole is punched beyond the end of
+/// the file, which changes nothing but the file's times.
 fn punches_holes(file: &File) -> bool {
+    if Mount::of(file).and_then(|mount| mount.punches_holes()) == Some(true) {
+        return true;
+    }
     let Ok(meta) = file.metadata() else { return false };
     let Ok(end) = libc::off_t::try_from(meta.len().next_multiple_of(65536)) else { return false };
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -182,21 +188,4 @@ fn queue_limit(path: &Path, name: &str) -> Option<u64> {
         .iter()
         .find_map(|queue| std::fs::read_to_string(queue.join(name)).ok())?;
     text.trim().parse().ok()
-}
-
-/// Who locks a file, as the kernel tells it: "process 123 (ringway)".
-pub(super) fn lock_holder(file: &File) -> String {
-    find_lock_holder(file).unwrap_or_else(|| "another process".into())
-}
-
-fn find_lock_holder(file: &File) -> Option<String> {
-    let inode = format!(":{}", file.metadata().ok()?.ino());
-    let locks = std::fs::read_to_string("/proc/locks").ok()?;
-    // "1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF"
-    let line = locks.lines().find(|line| {
-        line.contains(" FLOCK ") && line.split_whitespace().any(|word| word.ends_with(&inode))
-    })?;
-    let pid: u32 = line.split_whitespace().nth(4)?.parse().ok()?;
-    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(format!("process {pid} ({})", name.trim()))
 }

@@ -126,6 +126,10 @@ impl RequestQueue for Queue {
         self.kick.as_raw_fd()
     }
 
+    fn memory(&self) -> &Arc<GuestMap> {
+        self.memory.map()
+    }
+
     fn memory_gone(&self) -> bool {
         self.memory.map().is_poisoned()
     }

@@ -19,8 +19,9 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -28,6 +29,10 @@ use vhost::vhost_user::message::{
 
 /// How often to say that a disk keeps a stopping queue waiting.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// How long a disk may take to finish what is in flight. After that the connection ends without an
+/// answer: a promise that no more memory will be written could not be kept.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// How often to look whether requests are bounced, until that was told.
 const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
@@ -79,6 +84,8 @@ enum Refusal {
     Memory(#[from] MemoryError),
     #[error("queue {0} cannot start: {1}")]
     Start(usize, StartError),
+    #[error("queue {0}: the disk does not finish what is in flight")]
+    Stuck(usize),
     #[error("a worker ended: {0}")]
     Worker(io::Error),
 }
@@ -111,7 +118,6 @@ pub struct Session<'a> {
     stop: BorrowedFd<'a>,
     features: u64,
     protocol: Protocol,
-    protocol_acked: bool,
     writeback: bool,
     map: Arc<GuestMap>,
     vrings: Vec<Vring>,
@@ -120,6 +126,8 @@ pub struct Session<'a> {
     /// Counts of queues that were stopped.
     stopped_stats: DiskStats,
     bounce_told: bool,
+    /// A disk kept a queue from stopping: the connection has to end.
+    stuck: bool,
 }
 
 impl<'a> Session<'a> {
@@ -135,7 +143,6 @@ impl<'a> Session<'a> {
             stop,
             features: 0,
             protocol: Protocol::empty(),
-            protocol_acked: false,
             writeback: export.may_write_back(),
             map: Arc::new(GuestMap::default()),
             vrings: fresh_vrings(export),
@@ -143,6 +150,7 @@ impl<'a> Session<'a> {
             backend_channel: None,
             stopped_stats: DiskStats::default(),
             bounce_told: false,
+            stuck: false,
         })
     }
 
@@ -249,7 +257,8 @@ impl<'a> Session<'a> {
             Err(refusal) => {
                 warn!(disk = self.export.disk().name(), request = ?message.request, "refused: {refusal}");
                 // The answer to GET_VRING_BASE has the same form as a refusal: no refusal then.
-                if !wants_ack || message.request == Some(FrontendReq::GET_VRING_BASE) {
+                if !wants_ack || self.stuck || message.request == Some(FrontendReq::GET_VRING_BASE)
+                {
                     return Ok(false);
                 }
                 self.channel.reply(code, &1u64.to_ne_bytes(), self.stop)?;
@@ -342,7 +351,6 @@ impl<'a> Session<'a> {
             return Err(Refusal::Features(unknown));
         }
         self.protocol = Protocol::from_bits_truncate(features);
-        self.protocol_acked = true;
         Ok(Answer::Ack)
     }
 
@@ -496,15 +504,21 @@ impl<'a> Session<'a> {
                 stopping.push((at, promise));
             }
         }
+        let begun = Instant::now();
         for (at, promise) in stopping {
             let stopped = loop {
                 match promise.recv_timeout(DRAIN_REPORT) {
                     Ok(stopped) => break stopped,
-                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => warn!(
+                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < DRAIN_MAX => warn!(
                         disk = self.export.disk().name(),
                         queue = at,
                         "still waiting for the disk to finish what is in flight"
                     ),
+                    Err(RecvTimeoutError::Timeout) => {
+                        // The worker keeps the queue and its memory until the disk answers.
+                        self.abandon_queues();
+                        return Err(Refusal::Stuck(at));
+                    }
                     Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
                 }
             };
@@ -513,6 +527,12 @@ impl<'a> Session<'a> {
             debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
         Ok(())
+    }
+
+    /// Leaves running queues to their workers: the connection ends with them.
+    fn abandon_queues(&mut self) {
+        self.vrings = fresh_vrings(self.export);
+        self.stuck = true;
     }
 
     fn reset_device(&mut self) -> Result<Answer, Refusal> {

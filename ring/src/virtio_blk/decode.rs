@@ -10,7 +10,7 @@ use super::{
 };
 use crate::virtqueue::{Chain, Desc};
 use ringway_core::mem::{Segments, Translator};
-use ringway_core::{ByteRange, Op, Request, SECTOR_BYTES, Status};
+use ringway_core::{ByteRange, Op, Request, SECTOR_BYTES, Segment, Status};
 use std::ptr::NonNull;
 
 /// Length of `struct virtio_blk_req` before the data, in bytes.
@@ -171,8 +171,11 @@ fn read_bytes<const N: usize>(
     if total(descs) < skip + N as u64 {
         return Err(Status::IoError);
     }
-    // At most N bytes in at most N pieces, each perhaps over one seam of regions.
-    let mut parts = Segments::with_capacity(2 * N);
+    // At most 16 bytes are at most 16 pieces.
+    const { assert!(N <= 16) };
+    let mut room = [Segment::EMPTY; 16];
+    // SAFETY: the list does not outlive `room`, which nothing else touches.
+    let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
     take(descs, skip, N as u64, mem, &mut parts)?;
     let mut bytes = [0; N];
     // SAFETY: `take` only names mapped guest memory; `bytes` is our own.

@@ -1,7 +1,9 @@
 //! One chain of descriptors, copied out of shared memory once and judged afterwards.
 
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, SplitMemory};
+use ringway_core::Segment;
 use ringway_core::mem::{Segments, Translator};
+use std::ptr::NonNull;
 
 /// What is wrong with one chain. It costs the guest this chain and nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -168,7 +170,10 @@ impl Chain {
                         base.add(at).cast::<Desc>().read_volatile()
                     }
                 }
-                _ => read_straddling(table.addr.wrapping_add(at as u64), mem)?,
+                _ => {
+                    let addr = table.addr.checked_add(at as u64);
+                    read_straddling(addr.ok_or(ChainError::TableUnmapped)?, mem)?
+                }
             };
             if desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(ChainError::BadIndirect);
@@ -208,7 +213,9 @@ impl Chain {
 /// Reads a descriptor that is unaligned or lies over the seam of two regions, byte by byte.
 #[cold]
 fn read_straddling(addr: u64, mem: &mut Translator) -> Result<Desc, ChainError> {
-    let mut parts = Segments::with_capacity(4);
+    let mut room = [Segment::EMPTY; 16];
+    // SAFETY: the list does not outlive `room`, which nothing else touches.
+    let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
     if !mem.resolve(addr, 16, &mut parts) {
         return Err(ChainError::TableUnmapped);
     }

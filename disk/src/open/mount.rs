@@ -1,0 +1,224 @@
+//! Where a file lives, and who locks it there: told by the kernel in /proc, without touching it.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+
+/// The file system that holds a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// Its type: `ext4`, `xfs`, `nfs4`, `fuse.sshfs`.
+    pub file_system: String,
+    /// Where it is mounted; empty if that is not visible here.
+    pub mounted_at: String,
+    /// What is mounted there: `/dev/vda1`, `server:/export`.
+    pub source: String,
+    /// Major and minor number of its device, as lock tables know it.
+    pub device: (u32, u32),
+    /// Bytes that can still be written to it.
+    pub free_bytes: u64,
+}
+
+impl Mount {
+    /// The mount `file` was opened through.
+    #[must_use]
+    pub fn of(file: &File) -> Option<Self> {
+        let info = read(&format!("/proc/self/fdinfo/{}", file.as_raw_fd()));
+        let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?.trim().to_owned();
+        let table = read("/proc/self/mountinfo");
+        let mount = table.lines().find(|line| line.split(' ').next() == Some(&id));
+        let mut mount = match mount {
+            Some(line) => parse(line)?,
+            // Mounted outside of what this process may see (chroot).
+            None => Self::by_magic(file)?,
+        };
+        mount.free_bytes = stat(file).map_or(0, |stat| {
+            // Types differ from target to target.
+            #[allow(clippy::unnecessary_cast)]
+            let (blocks, size) = (stat.f_bavail as u64, stat.f_bsize as u64);
+            blocks.saturating_mul(size)
+        });
+        Some(mount)
+    }
+
+    /// Known by its number (`linux/magic.h`) only.
+    fn by_magic(file: &File) -> Option<Self> {
+        // The type differs from target to target; all numbers fit 32 bits.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let magic = stat(file)?.f_type as u32;
+        let name = match magic {
+            0xef53 => "ext4",
+            0x5846_5342 => "xfs",
+            0x9123_683e => "btrfs",
+            0x0102_1994 => "tmpfs",
+            0x2fc1_2fc1 => "zfs",
+            0xf2f5_2010 => "f2fs",
+            0x794c_7630 => "overlay",
+            0x6969 => "nfs",
+            0xff53_4d42 | 0xfe53_4d42 => "cifs",
+            0x6573_5546 => "fuse",
+            0x0102_1997 => "9p",
+            0x00c3_6400 => "ceph",
+            0x9584_58f6 => "hugetlbfs",
+            0x4d44 => "vfat",
+            0x2011_bab0 => "exfat",
+            _ => "unknown",
+        };
+        let device = file.metadata().ok()?.dev();
+        Some(Self {
+            file_system: name.into(),
+            mounted_at: String::new(),
+            source: String::new(),
+            device: (libc::major(device), libc::minor(device)),
+            free_bytes: 0,
+        })
+    }
+
+    /// Whether holes can be punched, by what is known of the file system; `None` if nothing is.
+    pub(super) fn punches_holes(&self) -> Option<bool> {
+        match self.file_system.as_str() {
+            "ext4" | "xfs" | "btrfs" | "tmpfs" | "f2fs" | "bcachefs" | "gfs2" | "ocfs2"
+            | "ceph" | "zfs" | "hugetlbfs" | "devtmpfs" => Some(true),
+            "ext2" | "ext3" | "vfat" | "exfat" | "9p" | "nfs" => Some(false),
+            _ => None,
+        }
+    }
+}
+
+/// `36 35 98:0 /root /mnt rw,noatime master:1 - ext4 /dev/vda1 rw,errors=continue`, proc(5).
+fn parse(line: &str) -> Option<Mount> {
+    let (place, kind) = line.split_once(" - ")?;
+    let mut place = place.split(' ').skip(2);
+    let mut kind = kind.split(' ');
+    let (major, minor) = place.next()?.split_once(':')?;
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        mounted_at: unescape(place.nth(1)?),
+        file_system: kind.next()?.into(),
+        source: unescape(kind.next()?),
+        free_bytes: 0,
+    })
+}
+
+/// Blanks and the like are octal there: `\040`.
+fn unescape(word: &str) -> String {
+    [(r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", r"\")]
+        .iter()
+        .fold(word.to_owned(), |word, (code, plain)| word.replace(code, plain))
+}
+
+/// True if a file system on this block device is mounted where this process can see it.
+pub(super) fn is_mounted((major, minor): (u32, u32)) -> bool {
+    let number = format!("{major}:{minor}");
+    read("/proc/self/mountinfo").lines().any(|line| line.split(' ').nth(2) == Some(&number))
+}
+
+fn stat(file: &File) -> Option<libc::statfs> {
+    // SAFETY: a plain C struct for which zeroes are valid.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the descriptor is open, the struct is ours.
+    let rc = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) };
+    (rc == 0).then_some(stat)
+}
+
+/// The process that locks a file, in words that follow "in use by"; `None` if the kernel names none.
+pub(super) fn lock_holder(file: &File) -> Option<String> {
+    Locks::on(file).holder
+}
+
+/// Locks on a file, as the kernel lists them. Taking one to find out could get in the way of a
+/// daemon that starts.
+#[derive(Debug, Default)]
+pub(super) struct Locks {
+    /// Who holds the kind of lock that `open` takes: `process 123 (ringway)`.
+    pub(super) holder: Option<String>,
+    /// Somebody holds another kind (fcntl), as QEMU does.
+    pub(super) foreign: bool,
+}
+
+impl Locks {
+    pub(super) fn on(file: &File) -> Self {
+        let Some(identity) = identity(file) else { return Self::default() };
+        Self::among(&read("/proc/locks"), &identity)
+    }
+
+    /// `1: FLOCK  ADVISORY  WRITE 4242 fe:00:1234 0 EOF`; lines with `->` only wait for one.
+    fn among(table: &str, identity: &str) -> Self {
+        let mut locks = Self::default();
+        for line in table.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words[..] {
+                [_, "FLOCK", _, _, pid, file, ..] if file == identity => {
+                    locks.holder.get_or_insert_with(|| process(pid));
+                }
+                [_, "POSIX" | "OFDLCK", _, _, _, file, ..] if file == identity => {
+                    locks.foreign = true;
+                }
+                _ => {}
+            }
+        }
+        locks
+    }
+}
+
+/// `fe:00:1234`: device and inode as /proc/locks has them.
+fn identity(file: &File) -> Option<String> {
+    let meta = file.metadata().ok()?;
+    let own = (libc::major(meta.dev()), libc::minor(meta.dev()));
+    // A btrfs subvolume has a number of its own that only stat tells.
+    let (major, minor) = Mount::of(file).map_or(own, |mount| mount.device);
+    Some(format!("{major:02x}:{minor:02x}:{}", meta.ino()))
+}
+
+fn process(pid: &str) -> String {
+    let name = read(&format!("/proc/{pid}/comm"));
+    match name.trim() {
+        "" => format!("process {pid}"),
+        name => format!("process {pid} ({name})"),
+    }
+}
+
+fn read(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_mount_table_is_read() {
+        let line = r"36 35 98:0 /r /mnt/a\040b rw,noatime master:1 - ext4 /dev/vda1 rw,x=y";
+        let mount = parse(line).unwrap();
+        assert_eq!((mount.file_system.as_str(), mount.device), ("ext4", (98, 0)));
+        assert_eq!((mount.mounted_at.as_str(), mount.source.as_str()), ("/mnt/a b", "/dev/vda1"));
+        assert_eq!(parse("36 35 broken"), None);
+    }
+
+    #[test]
+    fn only_locks_on_this_very_file_count() {
+        let table = "\
+1: FLOCK  ADVISORY  WRITE 999999990 fe:00:12 0 EOF
+2: FLOCK  ADVISORY  WRITE 999999991 fe:01:34 0 EOF
+3: FLOCK  ADVISORY  WRITE 999999992 fe:00:34 0 EOF
+3: -> FLOCK  ADVISORY  WRITE 999999993 fe:00:56 0 EOF
+4: OFDLCK ADVISORY  READ -1 fe:00:78 100 101
+";
+        let of = |identity| Locks::among(table, identity);
+        assert_eq!(of("fe:00:34").holder.as_deref(), Some("process 999999992"));
+        assert_eq!(of("fe:00:56").holder, None);
+        assert!(of("fe:00:78").foreign && of("fe:00:78").holder.is_none());
+        assert!(!of("fe:00:34").foreign);
+    }
+
+    #[test]
+    fn our_own_lock_is_found() {
+        let path = std::env::temp_dir().join(format!("ringway-lock-{}", std::process::id()));
+        let file = File::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(Locks::on(&file).holder.is_none());
+        file.try_lock().unwrap();
+        let holder = Locks::on(&file).holder.unwrap();
+        assert!(holder.starts_with(&format!("process {} (", std::process::id())), "{holder}");
+    }
+}

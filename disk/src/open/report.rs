@@ -1,0 +1,266 @@
+//! A look at a disk that changes nothing: what it is, what [`open`] would choose, or why it would
+//! refuse. Nothing is created, locked or opened for writing.
+
+use super::device::Device;
+use super::mount::{Locks, Mount};
+use super::probe::{self as host, Kind};
+use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
+use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
+use crate::disk::{Alignment, CacheMode, EngineKind};
+use std::ffi::CString;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// What a disk is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImageKind {
+    /// A raw image file.
+    File,
+    /// A block device.
+    BlockDevice,
+    /// Nothing: requests move no data.
+    Null,
+    /// A simulated disk in memory.
+    Simulation,
+}
+
+/// Who says what O_DIRECT needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The file itself (statx, since Linux 6.1).
+    Statx,
+    /// The limits of the block device.
+    Device,
+    /// Small reads that succeeded.
+    Trial,
+}
+
+/// What O_DIRECT needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Direct {
+    /// Of memory and offsets.
+    pub alignment: Alignment,
+    /// Who says so.
+    pub origin: Origin,
+}
+
+/// Blocks and discarding, as a guest would see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// Smallest unit of a request, in bytes.
+    pub logical: u32,
+    /// Smallest unit written at once, in bytes.
+    pub physical: u32,
+    /// The transfer it likes best, in bytes; 0 if it does not say.
+    pub optimal_io: u32,
+    /// Whether blocks can be discarded; `None` if only trying would tell.
+    pub discard: Option<bool>,
+    /// In units of this many bytes.
+    pub discard_granularity: u32,
+}
+
+/// What [`open`] would choose, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The engine.
+    pub engine: EngineKind,
+    /// Why this one.
+    pub engine_why: String,
+    /// The cache mode.
+    pub cache: CacheMode,
+    /// Why this one.
+    pub cache_why: String,
+}
+
+/// What can be known of a disk without opening it for good.
+#[derive(Debug)]
+pub struct Report {
+    /// What it is; `None` if it is nothing that could be served.
+    pub kind: Option<ImageKind>,
+    /// Its size in bytes.
+    pub bytes: Option<u64>,
+    /// Bytes of a file that are really there.
+    pub allocated: Option<u64>,
+    /// The file system that holds a file.
+    pub mount: Option<Mount>,
+    /// The block device that it is, or that holds its file system.
+    pub device: Option<Device>,
+    /// What O_DIRECT needs, or why it does not work.
+    pub direct: Option<Result<Direct, String>>,
+    /// Blocks and discarding.
+    pub blocks: Option<Blocks>,
+    /// Who serves it now.
+    pub holder: Option<String>,
+    /// Another program holds a lock that is no hindrance, but may be a sign: QEMU does.
+    pub locked_otherwise: bool,
+    /// What [`open`] would choose, or why it would refuse.
+    pub verdict: Result<Choice, OpenError>,
+}
+
+impl Report {
+    fn new(kind: Option<ImageKind>, verdict: Result<Choice, OpenError>) -> Self {
+        Self {
+            kind,
+            bytes: None,
+            allocated: None,
+            mount: None,
+            device: None,
+            direct: None,
+            blocks: None,
+            holder: None,
+            locked_otherwise: false,
+            verdict,
+        }
+    }
+}
+
+/// Looks at what `options` name and says what [`open`] would find. A missing file is missing, even
+/// where `options` would create it.
+#[must_use]
+pub fn probe(options: &OpenOptions) -> Report {
+    match &options.source {
+        Source::Path(path) => {
+            let options = OpenOptions { create_bytes: None, ..options.clone() };
+            probe_path(path, &options)
+        }
+        Source::Null { bytes, .. } => probe_unreal(ImageKind::Null, *bytes, options),
+        Source::Sim { bytes, .. } => probe_unreal(ImageKind::Simulation, *bytes, options),
+    }
+}
+
+/// There is nothing to be careful with: no file holds it.
+fn probe_unreal(kind: ImageKind, bytes: u64, options: &OpenOptions) -> Report {
+    let mut report = Report::new(Some(kind), Err(OpenError::Missing(Path::new("").into())));
+    report.bytes = Some(bytes);
+    report.verdict = open(options).map(|disk| {
+        let shape = disk.geometry();
+        report.blocks = Some(Blocks {
+            logical: shape.logical_block,
+            physical: shape.physical_block,
+            optimal_io: shape.optimal_io,
+            discard: Some(shape.discard),
+            discard_granularity: shape.discard_granularity,
+        });
+        Choice {
+            engine: disk.engine(),
+            engine_why: disk.engine_why().into(),
+            cache: disk.cache(),
+            cache_why: disk.cache_why().into(),
+        }
+    });
+    report
+}
+
+fn probe_path(path: &Path, options: &OpenOptions) -> Report {
+    let reading = OpenOptions { read_only: true, ..options.clone() };
+    let kind = match Created::if_missing(path, options).and_then(|_| host::kind(path)) {
+        Ok(kind) => kind,
+        Err(error) => return Report::new(None, Err(error)),
+    };
+    let file = match open_file(path, &reading, kind, 0) {
+        Ok(file) => file,
+        Err(error) => {
+            let error = match error {
+                // With the words for what `open` would do.
+                OpenError::Permission { .. } => permission(path, options.read_only),
+                error => may_open(path, options, None).err().unwrap_or(error),
+            };
+            return Report::new(Some(kind.into()), Err(error));
+        }
+    };
+    let device = Device::below(&file);
+    let mount = if kind == Kind::File { Mount::of(&file) } else { None };
+    let locks = Locks::on(&file);
+    let below = device.as_ref().filter(|_| kind == Kind::BlockDevice);
+    let verdict = may_open(path, options, below)
+        .and_then(|()| choose(path, options, &reading, kind, locks.holder.as_ref()));
+    Report {
+        bytes: host::size(path, &file, kind).ok(),
+        // st_blocks counts 512 bytes each, whatever the file system's blocks are.
+        allocated: file.metadata().ok().filter(|_| kind == Kind::File).map(|m| m.blocks() * 512),
+        direct: Some(direct(path, &reading, kind)),
+        blocks: Some(blocks(path, &file, kind, mount.as_ref(), device.as_ref())),
+        holder: locks.holder,
+        locked_otherwise: locks.foreign,
+        mount,
+        device,
+        ..Report::new(Some(kind.into()), verdict)
+    }
+}
+
+impl From<Kind> for ImageKind {
+    fn from(kind: Kind) -> Self {
+        match kind {
+            Kind::File => Self::File,
+            Kind::BlockDevice => Self::BlockDevice,
+        }
+    }
+}
+
+/// What `open` would be refused, found out without opening. `below` is the block device, if the
+/// disk is one.
+fn may_open(path: &Path, options: &OpenOptions, below: Option<&Device>) -> Result<(), OpenError> {
+    let mode = if options.read_only { libc::R_OK } else { libc::R_OK | libc::W_OK };
+    let allowed = CString::new(path.as_os_str().as_bytes()).is_ok_and(|name| {
+        // SAFETY: the name is a C string.
+        unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), mode, libc::AT_EACCESS) == 0 }
+    });
+    if !allowed || below.is_some_and(|device| device.read_only && !options.read_only) {
+        return Err(permission(path, options.read_only));
+    }
+    if below.is_some_and(|device| device.used_by_host() && !options.read_only) {
+        return Err(OpenError::InUse { path: path.into(), holder: BY_HOST.into() });
+    }
+    Ok(())
+}
+
+/// The steps of `open`, in its order, on a file opened for reading only.
+fn choose(
+    path: &Path,
+    options: &OpenOptions,
+    reading: &OpenOptions,
+    kind: Kind,
+    holder: Option<&String>,
+) -> Result<Choice, OpenError> {
+    check_engine(options)?;
+    let (file, cache, cache_why, alignment) = open_cached(path, reading, kind)?;
+    let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
+    if let Some(holder) = holder {
+        return Err(OpenError::InUse { path: path.into(), holder: holder.clone() });
+    }
+    check_size(path, host::size(path, &file, kind)?, options, alignment)?;
+    Ok(Choice { engine, engine_why, cache, cache_why })
+}
+
+fn direct(path: &Path, reading: &OpenOptions, kind: Kind) -> Result<Direct, String> {
+    let file = open_file(path, reading, kind, libc::O_DIRECT).map_err(|error| match error {
+        OpenError::Host { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
+            "its file system does not offer it".into()
+        }
+        error => error.to_string(),
+    })?;
+    let (origin, alignment) = host::direct_alignment(&file, kind);
+    alignment.map(|alignment| Direct { alignment, origin })
+}
+
+fn blocks(
+    path: &Path,
+    file: &File,
+    kind: Kind,
+    mount: Option<&Mount>,
+    device: Option<&Device>,
+) -> Blocks {
+    let found = host::Host::of(path, file, kind, true);
+    Blocks {
+        logical: found.logical_block,
+        physical: found.physical_block,
+        optimal_io: found.optimal_io,
+        discard: match kind {
+            Kind::File => mount.and_then(Mount::punches_holes),
+            Kind::BlockDevice => device.map(|device| device.discard_granularity > 0),
+        },
+        discard_granularity: found.discard_granularity,
+    }
+}

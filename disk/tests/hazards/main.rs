@@ -1,0 +1,5 @@
+//! The disk under failure and abuse: rows of the table in docs/hazards.md, each a test of its name.
+
+mod bench;
+mod faults;
+mod formats;

@@ -1,0 +1,60 @@
+//! Guest memory that the engine keeps pinned, where the user has asked for it.
+//!
+//! A pinned page stays with the kernel for good: if the guest gives it back (a balloon, free page
+//! reporting), the guest and the kernel no longer mean the same page. So nobody gets this unasked.
+
+use ringway_aio::Engine;
+use ringway_core::Segment;
+use ringway_core::mem::GuestMap;
+use std::sync::Arc;
+
+/// The maps whose memory the engine has been told of.
+#[derive(Debug, Default)]
+pub(crate) struct Pinned {
+    maps: Vec<Arc<GuestMap>>,
+    refused: bool,
+}
+
+impl Pinned {
+    /// Tells the engine of `maps`, the memory of all present lanes, if that is a change.
+    pub(crate) fn update<'a, E: Engine>(
+        &mut self,
+        engine: &mut E,
+        maps: impl Iterator<Item = &'a Arc<GuestMap>>,
+    ) {
+        let mut now: Vec<Arc<GuestMap>> = Vec::new();
+        for map in maps {
+            if !now.iter().any(|known| Arc::ptr_eq(known, map)) {
+                now.push(Arc::clone(map));
+            }
+        }
+        let same = now.len() == self.maps.len()
+            && now.iter().all(|map| self.maps.iter().any(|known| Arc::ptr_eq(known, map)));
+        if same {
+            return;
+        }
+        let segments: Vec<Segment> = now
+            .iter()
+            .flat_map(|map| map.regions())
+            .map(|region| Segment { base: region.mapping.at(0), len: region.mapping.len() })
+            .collect();
+        // What is queued was prepared for the memory named before.
+        let submitted = engine.submit();
+        // SAFETY: nothing is queued, and what is in flight holds its own pages (Linux 5.13). The
+        // memory stays mapped while `self.maps` names it, which the next update replaces first.
+        // That its owner gives no page back is what the user vouched for by asking.
+        let named = submitted.and_then(|()| unsafe { engine.map_memory(&segments) });
+        match named {
+            Ok(()) => self.refused = false,
+            Err(error) if !self.refused => {
+                self.refused = true;
+                tracing::warn!(
+                    "guest memory is not pinned, requests go the plain way: {error}. Raise the \
+                     memlock limit (ulimit -l), or leave --pin-memory out"
+                );
+            }
+            Err(_) => {}
+        }
+        self.maps = now;
+    }
+}
