@@ -1,3 +1,45 @@
-//! Placeholder.
+//! Ringway: block I/O between virtual machines and disks, in user space.
+//!
+//! Floor 3 of the house, the one program. `cli.rs` is what can be said on the command line, each
+//! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
+//! file.
 
-fn main() {}
+mod cli;
+mod config;
+mod demo;
+mod doctor;
+mod logging;
+mod serve;
+mod signals;
+mod size;
+mod table;
+
+use anstyle::{AnsiColor, Style};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
+    let result = match cli.command {
+        cli::Command::Serve(args) => serve::run(args, &cli.log),
+        cli::Command::Demo(args) => demo::run(&args, &cli.log),
+        cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says what went wrong: to the log if it is for machines, else to the person.
+fn complain(error: &anyhow::Error) {
+    if logging::is_json() {
+        tracing::error!("{error:#}");
+        return;
+    }
+    let red: Style = AnsiColor::Red.on_default().bold();
+    anstream::eprintln!("{red}error:{red:#} {error:#}");
+}

@@ -1,0 +1,93 @@
+//! What can be said on the command line.
+
+use crate::demo::DemoArgs;
+use crate::doctor::DoctorArgs;
+use crate::logging::LogFormat;
+use crate::serve::ServeArgs;
+use clap::{ArgAction, Args, Parser, Subcommand};
+use std::ffi::OsString;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway demo                                      see it work; no VM needed
+  ringway serve disk.img --socket /run/disk.sock    serve a disk image
+  ringway serve --config disks.toml                 serve several disks
+  ringway doctor disk.img                           what it can do here
+  ringway help serve                                all options, with examples
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
+
+/// Block I/O between virtual machines and disks, in user space, over several rings at once.
+#[derive(Debug, Parser)]
+#[command(name = "ringway", version, after_help = EXAMPLES, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
+}
+
+/// One subcommand, one file.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve disks to virtual machines over vhost-user-blk.
+    Serve(ServeArgs),
+    /// Serve a temporary disk, verify it, measure it.
+    Demo(DemoArgs),
+    /// Say what this host and a disk can do, and what would be chosen.
+    Doctor(DoctorArgs),
+}
+
+/// How much to say, and how.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct LogArgs {
+    /// Log more; twice for everything.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+    /// Log warnings and errors only, and print nothing when ready.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// How log lines look (they go to standard error).
+    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    pub(crate) log_format: Option<LogFormat>,
+}
+
+/// The options by which managers of virtual machines start any vhost-user back-end.
+const DISCOVERY: [&str; 5] =
+    ["--socket-path", "--fd", "--blk-file", "--read-only", "--print-capabilities"];
+
+/// Adds `serve` where a manager left it out: `ringway --socket-path=S --blk-file=F`.
+pub(crate) fn with_command(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut args: Vec<_> = args.collect();
+    let is_discovery = |arg: &OsString| {
+        let arg = arg.to_string_lossy();
+        let name = arg.split_once('=').map_or(&*arg, |(name, _)| name);
+        DISCOVERY.contains(&name)
+    };
+    if args.get(1).is_some_and(is_discovery) {
+        args.insert(1, "serve".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn managers_may_leave_serve_out() {
+        let with = |args: &[&str]| with_command(args.iter().map(OsString::from));
+        assert_eq!(with(&["ringway", "--socket-path=s", "-q"])[1], "serve");
+        assert_eq!(with(&["ringway", "--print-capabilities"])[1], "serve");
+        assert_eq!(with(&["ringway", "--version"])[1], "--version");
+        assert_eq!(with(&["ringway", "demo", "--fd"])[1], "demo");
+        assert_eq!(with(&["ringway"]).len(), 1);
+    }
+}

@@ -1,0 +1,9 @@
+//! What a daemon is told to do, whether by options or by a file.
+
+mod disk;
+mod file;
+mod plan;
+
+pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines};
+pub(crate) use file::read;
+pub(crate) use plan::{DaemonArgs, Plan, cpus};

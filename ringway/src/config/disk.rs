@@ -1,0 +1,298 @@
+//! One disk: the same words on the command line and in a `[[disk]]` table.
+
+use super::cpus;
+use crate::size::Size;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ringway_disk::{CacheMode, EngineKind, Source};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error};
+use std::fmt::Display;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The most queues of a disk. A vhost-user message names queues with eight bits; a guest has no use
+/// for more than one per CPU.
+const QUEUES_MAX: u16 = 256;
+
+/// The most queues a disk gets without being asked: more only cost memory on most hosts.
+const QUEUES_AUTO: u16 = 16;
+
+/// The smallest ring that holds a request (header, data, status) and leaves room for the next.
+const QUEUE_SIZE_MIN: u16 = 4;
+
+/// VIRTIO 1.2 §2.7: the largest split ring.
+const QUEUE_SIZE_MAX: u16 = 32768;
+
+/// The ring size offered without being asked, in descriptors: QEMU's limit.
+const QUEUE_SIZE: u16 = 1024;
+
+/// What one disk is served from, and how.
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct DiskArgs {
+    /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
+    /// data, and sim:ram|ssd|hdd:SIZE, which is in memory and as slow as its model.
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
+    #[arg(long, value_name = "SIZE", help_heading = "Disk")]
+    pub(crate) size: Option<Size>,
+    /// Refuse everything that changes the disk.
+    #[arg(long, help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) read_only: bool,
+    /// Serial number shown to the guest, up to 20 characters.
+    #[arg(long, value_name = "TEXT", help_heading = "Disk")]
+    pub(crate) serial: Option<String>,
+    /// Block size shown to the guest [default: what the disk has].
+    #[arg(long, value_name = "BYTES", help_heading = "Disk",
+          value_parser = PossibleValuesParser::new(["512", "4096"]).map(|w| w.parse::<u32>().unwrap_or(512)))]
+    pub(crate) block_size: Option<u32>,
+    /// Unix socket to listen on.
+    #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Request queues, up to 256 [default: one per CPU, at most 16].
+    #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
+    #[serde(default, deserialize_with = "queues_in_file")]
+    pub(crate) queues: Option<u16>,
+    /// Largest ring a guest may set up, in descriptors, a power of two [default: 1024].
+    #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queue_size)]
+    #[serde(default, deserialize_with = "queue_size_in_file")]
+    pub(crate) queue_size: Option<u16>,
+    /// How to talk to the host's disk [default: auto, the best that works].
+    #[arg(long, help_heading = "Speed", value_parser = engines())]
+    #[serde(default, deserialize_with = "word_in_file")]
+    pub(crate) engine: Option<Choice<EngineKind>>,
+    /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works,
+    /// else writeback].
+    #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
+    #[serde(default, deserialize_with = "word_in_file")]
+    pub(crate) cache: Option<CacheMode>,
+}
+
+/// A choice that can be left to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice<T> {
+    /// The program chooses.
+    Auto,
+    /// The user has chosen.
+    Is(T),
+}
+
+impl<T> Choice<T> {
+    fn given(self) -> Option<T> {
+        match self {
+            Self::Auto => None,
+            Self::Is(choice) => Some(choice),
+        }
+    }
+}
+
+impl<T: FromStr<Err: Display>> FromStr for Choice<T> {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        if word == "auto" {
+            return Ok(Self::Auto);
+        }
+        word.parse().map(Self::Is).map_err(|error| format!("{error}, auto"))
+    }
+}
+
+/// The words for an engine, for the command line.
+pub(crate) fn engines() -> impl TypedValueParser<Value = Choice<EngineKind>> {
+    let words = std::iter::once("auto").chain(EngineKind::ALL.map(EngineKind::name));
+    PossibleValuesParser::new(words).try_map(|word| word.parse())
+}
+
+/// The words for a cache mode, for the command line.
+pub(crate) fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
+    PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|word| word.parse())
+}
+
+fn queues(word: &str) -> Result<u16, String> {
+    let number = word.parse().map_err(|_| "it is not a number".to_owned())?;
+    check_queues(number)
+}
+
+fn check_queues(number: u64) -> Result<u16, String> {
+    match u16::try_from(number) {
+        Ok(n @ 1..=QUEUES_MAX) => Ok(n),
+        _ => Err(format!("a disk has 1 to {QUEUES_MAX} queues, not {number}")),
+    }
+}
+
+fn queue_size(word: &str) -> Result<u16, String> {
+    let number = word.parse().map_err(|_| "it is not a number".to_owned())?;
+    check_queue_size(number)
+}
+
+fn check_queue_size(number: u64) -> Result<u16, String> {
+    match u16::try_from(number) {
+        Ok(n @ QUEUE_SIZE_MIN..=QUEUE_SIZE_MAX) if n.is_power_of_two() => Ok(n),
+        _ => Err(format!(
+            "a ring has a power of two of descriptors from {QUEUE_SIZE_MIN} to {QUEUE_SIZE_MAX}, \
+             not {number}"
+        )),
+    }
+}
+
+fn queues_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    check_queues(u64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn queue_size_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    check_queue_size(u64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+}
+
+fn word_in_file<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
+}
+
+/// Where a disk meets its front-end.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// A socket file to listen on.
+    Socket(PathBuf),
+    /// A socket that was inherited, connected or listening.
+    Inherited(OwnedFd),
+}
+
+/// A disk to serve, nothing left open but what the disk itself decides.
+#[derive(Debug)]
+pub(crate) struct DiskSpec {
+    /// What to serve.
+    pub(crate) source: Source,
+    /// Where.
+    pub(crate) place: Place,
+    /// Where this was said: `disks.toml, line 3`. Empty on the command line.
+    pub(crate) origin: String,
+    /// Size of the file if it is to be made, in bytes.
+    pub(crate) create_bytes: Option<u64>,
+    /// Refuse changes.
+    pub(crate) read_only: bool,
+    /// What GET_ID answers.
+    pub(crate) serial: Option<String>,
+    /// Shown to the guest, in bytes.
+    pub(crate) block_size: Option<u32>,
+    /// Request queues.
+    pub(crate) queues: u16,
+    /// Descriptors of the largest ring.
+    pub(crate) queue_size: u16,
+    /// The engine, unless the disk chooses.
+    pub(crate) engine: Option<EngineKind>,
+    /// The cache mode, unless the disk chooses.
+    pub(crate) cache: Option<CacheMode>,
+}
+
+impl DiskArgs {
+    /// Fills in the defaults.
+    ///
+    /// # Errors
+    /// That `null:` or `sim:` is not followed by what belongs there.
+    pub(crate) fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+        Ok(DiskSpec {
+            source: source(image)?,
+            place,
+            origin: String::new(),
+            create_bytes: self.size.map(|Size(bytes)| bytes),
+            read_only: self.read_only,
+            serial: self.serial,
+            block_size: self.block_size,
+            queues: self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO)),
+            queue_size: self.queue_size.unwrap_or(QUEUE_SIZE),
+            engine: self.engine.and_then(Choice::given),
+            cache: self.cache,
+        })
+    }
+}
+
+/// True for the words that name no file: `null:…` and `sim:…`.
+pub(crate) fn is_unreal(image: &Path) -> bool {
+    image.to_str().is_some_and(|word| word.starts_with("null:") || word.starts_with("sim:"))
+}
+
+/// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
+/// `./null:1G`.
+fn source(image: &Path) -> Result<Source, String> {
+    let word = image.to_str().unwrap_or_default();
+    let size = |text: &str| match text.parse() {
+        Ok(Size(bytes)) => Ok(bytes),
+        Err(error) => Err(format!("{word}: {error}")),
+    };
+    if let Some(rest) = word.strip_prefix("null:") {
+        let (bytes, latency) = rest.split_once(",latency=").unwrap_or((rest, "0us"));
+        let latency_us = microseconds(latency).map_err(|error| format!("{word}: {error}"))?;
+        return Ok(Source::Null { bytes: size(bytes)?, latency_us });
+    }
+    if let Some(rest) = word.strip_prefix("sim:") {
+        let (model, bytes) = rest
+            .split_once(':')
+            .ok_or_else(|| format!("{word}: give a model and a size, such as sim:hdd:10G"))?;
+        let model = model.parse().map_err(|error| format!("{word}: {error}"))?;
+        return Ok(Source::Sim { model, bytes: size(bytes)? });
+    }
+    Ok(Source::Path(image.into()))
+}
+
+/// `100us` or `2ms`, in microseconds.
+fn microseconds(word: &str) -> Result<u32, String> {
+    let (number, factor) = match word.strip_suffix("us") {
+        Some(number) => (number, 1),
+        None => (word.strip_suffix("ms").unwrap_or_default(), 1000),
+    };
+    number
+        .parse::<u32>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("'{word}' is not a time: give 100us or 2ms"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_disk::SimModel;
+
+    #[test]
+    fn numbers_that_make_no_queue_are_refused() {
+        assert_eq!(queues("256"), Ok(256));
+        for word in ["0", "257", "65536", "many", "-1"] {
+            assert!(queues(word).is_err(), "{word}");
+        }
+        assert_eq!(queue_size("32768"), Ok(32768));
+        for word in ["0", "2", "1000", "65536"] {
+            assert!(queue_size(word).is_err(), "{word}");
+        }
+    }
+
+    #[test]
+    fn a_null_disk_has_a_size_and_anything_else_is_a_path() {
+        assert_eq!(
+            source(Path::new("null:1G")),
+            Ok(Source::Null { bytes: 1 << 30, latency_us: 0 })
+        );
+        assert_eq!(source(Path::new("./null:x")), Ok(Source::Path("./null:x".into())));
+        assert!(source(Path::new("null:big")).unwrap_err().contains("'big' is not a size"));
+        let slow = Source::Null { bytes: 1 << 30, latency_us: 2000 };
+        assert_eq!(source(Path::new("null:1G,latency=2ms")), Ok(slow));
+        assert!(source(Path::new("null:1G,latency=2")).unwrap_err().contains("is not a time"));
+        let hdd = Source::Sim { model: SimModel::Hdd, bytes: 1 << 30 };
+        assert_eq!(source(Path::new("sim:hdd:1G")), Ok(hdd));
+        assert!(source(Path::new("sim:tape:1G")).unwrap_err().contains("ram, ssd, hdd"));
+        assert!(source(Path::new("sim:hdd")).unwrap_err().contains("sim:hdd:10G"));
+    }
+
+    #[test]
+    fn the_engine_can_be_left_open() {
+        assert_eq!("auto".parse(), Ok(Choice::<EngineKind>::Auto));
+        assert_eq!("threads".parse(), Ok(Choice::Is(EngineKind::Threads)));
+        assert!("magic".parse::<Choice<EngineKind>>().unwrap_err().ends_with("auto"));
+    }
+}

@@ -1,0 +1,158 @@
+//! The configuration file: TOML, several disks, the words of the command line.
+
+use super::plan::Poll;
+use super::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use crate::logging::{LogFormat, LogLevel};
+use serde::Deserialize;
+use std::path::Path;
+use toml::Spanned;
+
+/// The file as it is written.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    workers: Option<u16>,
+    poll: Option<Poll>,
+    poll_max_us: Option<u32>,
+    #[serde(default)]
+    pin_memory: bool,
+    #[serde(default)]
+    stats: bool,
+    log_format: Option<LogFormat>,
+    log_level: Option<LogLevel>,
+    #[serde(default)]
+    disk: Vec<Spanned<DiskArgs>>,
+}
+
+/// Reads a configuration file. Relative paths in it start at its folder.
+///
+/// # Errors
+/// The message, with file and line.
+pub(crate) fn read(path: &Path) -> Result<Plan, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("{}: cannot read the configuration: {error}", path.display()))?;
+    parse(&text, path)
+}
+
+fn parse(text: &str, path: &Path) -> Result<Plan, String> {
+    let at = |offset: usize| format!("{}, line {}", path.display(), line_of(text, offset));
+    let file: File = toml::from_str(text).map_err(|error| match error.span() {
+        Some(span) => format!("{}: {}", at(span.start), error.message()),
+        None => format!("{}: {}", path.display(), error.message()),
+    })?;
+    if file.disk.is_empty() {
+        return Err(format!(
+            "{}: there is no disk in it. Add a [[disk]] table with image and socket",
+            path.display()
+        ));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let mut disks = Vec::new();
+    for table in file.disk {
+        let origin = at(table.span().start);
+        let disk = disk(table.into_inner(), folder).map_err(|e| format!("{origin}: {e}"))?;
+        disks.push(DiskSpec { origin, ..disk });
+    }
+    if file.workers == Some(0) {
+        return Err(format!("{}: workers must be at least 1", path.display()));
+    }
+    let daemon = DaemonArgs {
+        workers: file.workers,
+        poll: file.poll,
+        poll_max_us: file.poll_max_us,
+        pin_memory: file.pin_memory,
+        stats: file.stats,
+    };
+    daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
+    let plan = Plan { disks, daemon, log_format: file.log_format, log_level: file.log_level };
+    plan.check_apart()?;
+    Ok(plan)
+}
+
+fn disk(mut disk: DiskArgs, folder: &Path) -> Result<DiskSpec, String> {
+    let image = disk.image.take().ok_or("this disk has no image. Add image = \"disk.img\"")?;
+    let socket = disk.socket.take().ok_or("this disk has no socket. Add socket = \"disk.sock\"")?;
+    let image = if super::disk::is_unreal(&image) { image } else { folder.join(image) };
+    disk.into_spec(&image, Place::Socket(folder.join(socket)))
+}
+
+/// Lines are counted from 1.
+fn line_of(text: &str, offset: usize) -> usize {
+    text.as_bytes().iter().take(offset).filter(|&&byte| byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_disk::{CacheMode, EngineKind, Source};
+
+    fn parse(text: &str) -> Result<Plan, String> {
+        super::parse(text, Path::new("conf/disks.toml"))
+    }
+
+    #[test]
+    fn all_words_of_the_command_line_can_be_said_in_a_file() {
+        let plan = parse(
+            r#"
+            workers = 3
+            poll = "never"
+            stats = true
+            log-format = "json"
+            log-level = "warn"
+
+            [[disk]]
+            image = "a.img"
+            socket = "/run/a.sock"
+            size = "10G"
+            read-only = true
+            serial = "A"
+            block-size = 4096
+            queues = 8
+            queue-size = 256
+            engine = "threads"
+            cache = "writeback"
+
+            [[disk]]
+            image = "null:1T"
+            socket = "b.sock"
+            engine = "auto"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(plan.daemon.workers, Some(3));
+        let [a, b] = &plan.disks[..] else { panic!("two disks") };
+        assert_eq!(a.source, Source::Path("conf/a.img".into()));
+        assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
+        assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
+        assert_eq!(a.origin, "conf/disks.toml, line 8");
+        assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
+        assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_line() {
+        let disk = "[[disk]]\nimage = 'a'\nsocket = 's'\n";
+        for (text, line, what) in [
+            ("workers = \n".to_owned(), "line 1", ""),
+            ("\n\nqueues = 3\n".to_owned(), "line 3", "unknown field `queues`"),
+            (format!("{disk}quues = 3\n"), "line 4", "unknown field `quues`"),
+            (format!("{disk}queues = 1000\n"), "line 4", "1 to 256 queues, not 1000"),
+            (format!("{disk}queue-size = 3\n"), "line 4", "power of two"),
+            (format!("{disk}size = '10X'\n"), "line 4", "'10X' is not a size"),
+            (format!("{disk}engine = 'magic'\n"), "line 4", "'magic' is not one of"),
+            (format!("{disk}cache = 'warm'\n"), "line 4", "'warm' is not one of"),
+            ("\n[[disk]]\nsocket = 's'\n".to_owned(), "line 2", "has no image"),
+            ("[[disk]]\nimage = 'a'\n".to_owned(), "line 1", "has no socket"),
+            (format!("{disk}\n[[disk]]\nimage = 'b'\nsocket = './s'\n"), "line 5", "line 1"),
+            (format!("{disk}\n[[disk]]\nimage = './a'\nsocket = 't'\n"), "line 5", "line 1"),
+            ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
+            ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "adaptive"),
+            (String::new(), "", "no disk"),
+        ] {
+            let error = parse(&text).unwrap_err();
+            assert!(error.contains(line), "{text}\n{error}");
+            assert!(error.contains(what), "{text}\n{error}");
+            assert!(error.starts_with("conf/disks.toml"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! `ringway doctor`: what this host and a disk can do, what `auto` would choose, and why.
+//!
+//! It looks and changes nothing: no file is created, locked or opened for writing. The report is
+//! one tree of plain facts (`host.rs`, `engines.rs`, `image.rs`), from which `advice.rs` draws
+//! warnings and `paper.rs` the table; `--json` prints the tree.
+
+mod advice;
+mod engines;
+mod host;
+mod image;
+mod paper;
+
+use crate::cli::LogArgs;
+use crate::logging;
+use clap::Args;
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway doctor                 what this host can do
+  ringway doctor disk.img        and how disk.img would be served, or why not
+  ringway doctor --json disk.img | jq .image.choice
+
+It opens nothing for writing, so it can look at a disk that is being served.
+Exit status: 0 done, 1 IMAGE cannot be served, 2 wrong usage.";
+
+/// What `ringway doctor` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct DoctorArgs {
+    /// Also look at this disk: a raw image file, a block device, `null:…` or `sim:…` as for serve.
+    #[arg(value_name = "IMAGE")]
+    image: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// All that was found. The names of its fields are the keys of the JSON and stay as they are.
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    host: host::Host,
+    engines: Vec<engines::Engine>,
+    io_uring: engines::Uring,
+    image: Option<image::Image>,
+    warnings: Vec<advice::Warning>,
+}
+
+/// Carries out `ringway doctor`.
+///
+/// # Errors
+/// None that a host could cause; a disk that cannot be served is part of the report.
+pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    logging::start(log, None, None);
+    let engines = ringway_export::usable_engines();
+    let mut report = Report {
+        version: env!("CARGO_PKG_VERSION"),
+        host: host::look(),
+        engines: engines::list(&engines),
+        io_uring: engines::uring(),
+        image: args.image.as_ref().map(|path| image::look(path, &engines)),
+        warnings: Vec::new(),
+    };
+    report.warnings = advice::draw(&report);
+    let text = if args.json {
+        serde_json::to_string_pretty(&report)? + "\n"
+    } else {
+        paper::write(&report)
+    };
+    // A reader that has gone is no failure.
+    let mut out = anstream::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    let servable = report.image.is_none_or(|image| image.error.is_none());
+    Ok(if servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,149 @@
+//! What stands in the way, and what to do about it.
+
+use super::Report;
+use super::image::{Choice, Image};
+use crate::size::Size;
+use serde::Serialize;
+
+/// A guest smaller than this is rare; its memory should fit the limit.
+const GUEST_BYTES: u64 = 1 << 30;
+
+/// Requests that each worker of linux-aio takes from the host's pool: `DEPTH` and one poll.
+const AIO_REQUESTS: u64 = 2049;
+
+/// Something that costs speed or safety.
+#[derive(Debug, Serialize)]
+pub(crate) struct Warning {
+    pub(crate) about: &'static str,
+    pub(crate) what: String,
+    pub(crate) to_do: String,
+}
+
+/// All warnings that the facts give reason for.
+pub(crate) fn draw(report: &Report) -> Vec<Warning> {
+    let mut list = Vec::new();
+    let mut warn = |about, what: String, to_do: &str| {
+        list.push(Warning { about, what, to_do: to_do.into() });
+    };
+    about_host(report, &mut warn);
+    if let Some(image) = &report.image {
+        if let Some(choice) = &image.choice {
+            about_choice(report, image, choice, &mut warn);
+        }
+        about_image(image, &mut warn);
+    }
+    list
+}
+
+fn about_host(report: &Report, warn: &mut impl FnMut(&'static str, String, &str)) {
+    let host = &report.host;
+    if host.cpus == 1 {
+        warn(
+            "cpus",
+            "one CPU: workers and guests take turns on it".into(),
+            "give this host or container a second CPU; never use --poll always with one",
+        );
+    }
+    if let Some(why) = &report.io_uring.error {
+        warn("io_uring", why.clone(), "allow io_uring; until then another engine is taken");
+    } else if let Some(limit) = host.memlock_bytes
+        && limit < GUEST_BYTES
+        && !host.memlock_exempt
+    {
+        warn(
+            "memlock",
+            format!("{} is too small to pin guest memory for io_uring", Size(limit)),
+            "`ulimit -l unlimited`, or LimitMEMLOCK=infinity in the unit; without it all works, \
+             a little slower",
+        );
+    }
+}
+
+fn about_choice(
+    report: &Report,
+    image: &Image,
+    choice: &Choice,
+    warn: &mut impl FnMut(&'static str, String, &str),
+) {
+    let needed = AIO_REQUESTS * u64::from(choice.workers);
+    if let Some(aio) = report.host.aio_requests
+        && choice.engine == "linux-aio"
+        && aio.max.saturating_sub(aio.used) < needed
+    {
+        warn(
+            "linux-aio",
+            format!("{} of {} AIO requests are taken, {needed} are needed", aio.used, aio.max),
+            "raise sysctl fs.aio-max-nr, or use --engine threads",
+        );
+    }
+    let Some(direct) = &image.o_direct else { return };
+    let offset = direct.offset_alignment.unwrap_or(0);
+    if !direct.works {
+        warn(
+            "O_DIRECT",
+            "the file system has none for this image: what a guest caches is cached by this host \
+             as well"
+                .into(),
+            "keep the image on ext4, xfs or a block device",
+        );
+    } else if choice.cache != "none" {
+        warn(
+            "O_DIRECT",
+            format!(
+                "the size is not a multiple of {offset}, which O_DIRECT needs: the page cache is \
+                 used instead"
+            ),
+            &format!("stop its users, then `truncate -s %{offset} {}`", image.name),
+        );
+    } else if image.logical_block.is_some_and(|block| block < offset) {
+        warn(
+            "block size",
+            format!("O_DIRECT needs multiples of {offset} bytes; smaller writes read first"),
+            &format!("--block-size {offset}, if the guest's partitions allow it"),
+        );
+    } else if image.bytes.is_some_and(|bytes| !bytes.is_multiple_of(4096)) {
+        warn(
+            "size",
+            "not a multiple of 4096: --block-size 4096 and disks of such blocks are out of reach"
+                .into(),
+            &format!("stop its users, then `truncate -s %4096 {}`", image.name),
+        );
+    }
+}
+
+fn about_image(image: &Image, warn: &mut impl FnMut(&'static str, String, &str)) {
+    if image.locked_otherwise {
+        warn(
+            "in use",
+            "another program has locked parts of it; QEMU does so with a disk it has open".into(),
+            "make sure that nobody else writes it",
+        );
+    }
+    let Some(file_system) = &image.file_system else { return };
+    let missing = image.bytes.zip(image.allocated_bytes).map(|(b, a)| b.saturating_sub(a));
+    if let Some(missing) = missing.filter(|&missing| missing > file_system.free_bytes) {
+        warn(
+            "space",
+            format!(
+                "it can still grow by {}, but its file system has {} left; guests then see write \
+                 errors",
+                Size(missing),
+                Size(file_system.free_bytes)
+            ),
+            "make room, or move the image",
+        );
+    }
+    match file_system.name.as_str() {
+        "tmpfs" => warn(
+            "file system",
+            "tmpfs keeps the image in memory: it is gone after a restart of the host".into(),
+            "good for tests only",
+        ),
+        "overlay" => warn(
+            "file system",
+            "overlay copies the whole image with its first write".into(),
+            "keep images on a volume, not in a container's own layer",
+        ),
+        _ => {}
+    }
+}

@@ -1,0 +1,295 @@
+//! The report as people read it.
+
+use super::Report;
+use super::engines::State;
+use super::host::Host;
+use super::image::{Device, Image};
+use crate::size::Size;
+use anstyle::{AnsiColor, Style};
+use std::fmt::Write;
+
+const TITLE: Style = Style::new().bold();
+
+/// Columns to the left of a mark.
+const INDENT: usize = 2;
+
+/// The widest that is still easy to read.
+const WIDTH_MAX: usize = 110;
+
+/// How good a fact is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    Ok,
+    Warn,
+    No,
+    /// Neither good nor bad.
+    Fact,
+}
+
+impl Mark {
+    fn word(self) -> (&'static str, Style) {
+        match self {
+            Self::Ok => ("ok", AnsiColor::Green.on_default()),
+            Self::Warn => ("warn", AnsiColor::Yellow.on_default().bold()),
+            Self::No => ("no", AnsiColor::Red.on_default().bold()),
+            Self::Fact => ("-", Style::new().dimmed()),
+        }
+    }
+}
+
+/// `Ok` where it is true.
+fn ok_if(good: bool, otherwise: Mark) -> Mark {
+    if good { Mark::Ok } else { otherwise }
+}
+
+struct Line {
+    mark: Mark,
+    name: String,
+    value: String,
+}
+
+fn line(mark: Mark, name: &str, value: impl Into<String>) -> Line {
+    Line { mark, name: name.into(), value: value.into() }
+}
+
+/// The whole report; wrapped on a terminal, a line each otherwise.
+pub(crate) fn write(report: &Report) -> String {
+    let width = terminal_size::terminal_size_of(std::io::stdout());
+    let width = width.map(|(width, _)| usize::from(width.0).min(WIDTH_MAX));
+    let mut sections = vec![
+        ("Host".to_owned(), host(&report.host)),
+        ("Engines, best first".to_owned(), engines(report)),
+        ("io_uring".to_owned(), uring(report)),
+    ];
+    if let Some(image) = &report.image {
+        sections.push((format!("Disk {}", image.name), disk(image)));
+        sections.push(("Served with `auto`".to_owned(), served(image)));
+    }
+    let failed = report.image.as_ref().is_some_and(|image| image.error.is_some());
+    if !failed || !report.warnings.is_empty() {
+        sections.push(("Warnings".to_owned(), warnings(report)));
+    }
+    lay_out(&sections, width)
+}
+
+fn warnings(report: &Report) -> Vec<Line> {
+    if report.warnings.is_empty() {
+        return vec![line(Mark::Ok, "none", "")];
+    }
+    let warnings = report.warnings.iter().map(|warning| {
+        line(Mark::Warn, warning.about, format!("{}\nTo do: {}", warning.what, warning.to_do))
+    });
+    warnings.collect()
+}
+
+fn lay_out(sections: &[(String, Vec<Line>)], width: Option<usize>) -> String {
+    let lines = sections.iter().flat_map(|(_, lines)| lines);
+    let names = lines.map(|line| line.name.len()).max().unwrap_or(0);
+    let column = INDENT + 6 + names + 2;
+    // Narrower than that nothing helps.
+    let room = width.map(|width| width.saturating_sub(column).max(20));
+    let mut text = String::new();
+    for (index, (title, lines)) in sections.iter().enumerate() {
+        let gap = if index == 0 { "" } else { "\n" };
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{gap}{TITLE}{title}{TITLE:#}");
+        for line in lines {
+            let (word, style) = line.mark.word();
+            let value = wrap(&line.value, room).join(&format!("\n{:column$}", ""));
+            let Line { name, .. } = line;
+            let fact = format!("{name:names$}  {value}");
+            let _ = writeln!(
+                text,
+                "{:INDENT$}{style}{word}{style:#}{:gap$}{}",
+                "",
+                "",
+                fact.trim_end(),
+                gap = 6 - word.len()
+            );
+        }
+    }
+    text
+}
+
+/// Lines of at most `room` characters, broken at blanks.
+fn wrap(value: &str, room: Option<usize>) -> Vec<String> {
+    let mut lines = Vec::new();
+    for paragraph in value.lines() {
+        let mut line = String::new();
+        for word in paragraph.split(' ') {
+            let long = line.chars().count() + 1 + word.chars().count();
+            if !line.is_empty() && room.is_some_and(|room| long > room) {
+                lines.push(std::mem::take(&mut line));
+            }
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn host(host: &Host) -> Vec<Line> {
+    let model = host.cpu_model.as_ref().map_or(String::new(), |model| format!(", {model}"));
+    let mut lines = vec![
+        line(Mark::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
+        line(ok_if(host.cpus > 1, Mark::Warn), "cpus", format!("{}{model}", host.cpus)),
+    ];
+    let exempt = if host.memlock_exempt { ", but not for this process (CAP_IPC_LOCK)" } else { "" };
+    let memlock = host.memlock_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
+    let plenty = host.memlock_exempt || host.memlock_bytes.is_none_or(|limit| limit >= 1 << 30);
+    lines.push(line(ok_if(plenty, Mark::Warn), "memlock", format!("{memlock}{exempt}")));
+    for size in &host.huge_pages {
+        let name = format!("{} pages", Size(size.page_bytes));
+        lines.push(line(Mark::Fact, &name, format!("{} free of {}", size.free, size.total)));
+    }
+    let files = host.open_files.map_or("no limit".into(), |limit| limit.to_string());
+    lines.push(line(Mark::Fact, "open files", files));
+    if let Some(aio) = host.aio_requests {
+        let text = format!("{} taken of {} (fs.aio-max-nr)", aio.used, aio.max);
+        lines.push(line(Mark::Fact, "AIO requests", text));
+    }
+    let landlock = host.landlock_abi.map_or("none".into(), |abi| format!("interface {abi}"));
+    lines.push(line(ok_if(host.landlock_abi.is_some(), Mark::Fact), "Landlock", landlock));
+    let seccomp = if host.seccomp { "yes" } else { "none" };
+    lines.push(line(ok_if(host.seccomp, Mark::Fact), "seccomp", seccomp));
+    let kvm = if host.kvm { "yes" } else { "no /dev/kvm: guests here are emulated, and slow" };
+    lines.push(line(ok_if(host.kvm, Mark::Fact), "KVM", kvm));
+    for program in &host.programs {
+        lines.push(line(Mark::Fact, &program.name, program.version.clone()));
+    }
+    let folder = host.socket_folder.display();
+    let sockets = format!(
+        "for example {folder}/disk.sock (at most 107 bytes); the VM's user must be allowed to \
+         write it, and the VM's memory must be shared"
+    );
+    lines.push(line(Mark::Fact, "sockets", sockets));
+    lines
+}
+
+fn engines(report: &Report) -> Vec<Line> {
+    let engines = report.engines.iter();
+    engines
+        .map(|engine| line(ok_if(engine.usable, Mark::No), engine.name, engine.why.clone()))
+        .collect()
+}
+
+fn uring(report: &Report) -> Vec<Line> {
+    if let Some(error) = &report.io_uring.error {
+        return vec![line(Mark::No, "io_uring", error.clone())];
+    }
+    let parts = report.io_uring.features.iter();
+    parts
+        .map(|part| {
+            let mark = match part.state {
+                State::InUse => Mark::Ok,
+                State::NotNeeded | State::Later => Mark::Fact,
+                State::Missing => Mark::No,
+            };
+            let why = part.why.as_deref().unwrap_or("in use");
+            line(mark, part.name, format!("{why} (since Linux {})", part.since))
+        })
+        .collect()
+}
+
+fn disk(image: &Image) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let mut add = |mark, name: &str, value: String| lines.push(line(mark, name, value));
+    if let Some(kind) = image.kind {
+        add(Mark::Fact, "type", kind.into());
+    }
+    if let Some(bytes) = image.bytes {
+        let sparse = match (image.sparse, image.allocated_bytes) {
+            (Some(true), Some(there)) => format!(", sparse, {} allocated", Size(there)),
+            (Some(false), Some(1..)) => ", all allocated".into(),
+            _ => String::new(),
+        };
+        let mark = ok_if(bytes > 0 && bytes.is_multiple_of(4096), Mark::Warn);
+        add(mark, "size", format!("{} ({bytes}){sparse}", Size(bytes)));
+    }
+    if let Some(fs) = &image.file_system {
+        let place = format!("{} at {} ({})", fs.name, fs.mounted_at, fs.source);
+        add(Mark::Fact, "file system", format!("{place}, {} free", Size(fs.free_bytes)));
+    }
+    if let Some(direct) = &image.o_direct {
+        let needs = match (direct.memory_alignment, direct.offset_alignment, direct.origin) {
+            (Some(memory), Some(offset), Some(origin)) => {
+                format!("memory to {memory}, offsets to {offset} bytes, says {origin}")
+            }
+            _ => direct.why.clone().unwrap_or_default(),
+        };
+        add(ok_if(direct.works, Mark::Warn), "O_DIRECT", needs);
+    }
+    if let (Some(logical), Some(physical)) = (image.logical_block, image.physical_block) {
+        let best = match image.optimal_io {
+            None | Some(0) => String::new(),
+            Some(bytes) => format!(", best in {}", Size(bytes.into())),
+        };
+        add(Mark::Fact, "blocks", format!("{logical} logical, {physical} physical{best}"));
+    }
+    if let Some(unit) = image.discard_granularity {
+        match image.discard {
+            Some(true) => add(Mark::Ok, "discard", format!("yes, {unit} bytes and multiples")),
+            Some(false) => add(Mark::No, "discard", "no".into()),
+            None => add(Mark::Fact, "discard", "only trying would tell".into()),
+        }
+    }
+    if let Some(below) = &image.device {
+        device(below, &mut add);
+    }
+    if image.o_direct.is_some() {
+        match &image.in_use_by {
+            Some(holder) => add(Mark::No, "in use", format!("by {holder}")),
+            None => add(Mark::Ok, "in use", "by nobody that can be seen".into()),
+        }
+    }
+    lines
+}
+
+fn device(below: &Device, add: &mut impl FnMut(Mark, &str, String)) {
+    let kind = match below.rotational {
+        Some(true) => ", rotational",
+        Some(false) => ", not rotational",
+        None => "",
+    };
+    let locked = if below.read_only { ", read-only" } else { "" };
+    let blocks = match (below.logical_block, below.physical_block) {
+        (Some(logical), Some(physical)) => format!(", blocks {logical}/{physical}"),
+        _ => String::new(),
+    };
+    let best = match below.optimal_io {
+        0 => String::new(),
+        bytes => format!(", best in {}", Size(bytes)),
+    };
+    let discard = match below.discard_granularity {
+        0 => ", no discard".into(),
+        unit => format!(", discards {}", Size(unit)),
+    };
+    let text = format!("{}{kind}{locked}{blocks}{best}{discard}", below.name);
+    add(Mark::Fact, "device", text);
+    let meaning = match below.write_cache.as_deref() {
+        Some("write back") => "write back: volatile, flushes make writes durable",
+        Some("write through") => "write through: writes are durable, flushes are cheap",
+        _ => "not known",
+    };
+    add(Mark::Fact, "write cache", meaning.into());
+}
+
+fn served(image: &Image) -> Vec<Line> {
+    let Some(choice) = &image.choice else {
+        return vec![line(Mark::No, "not served", image.error.clone().unwrap_or_default())];
+    };
+    let direct = choice.cache == "none" || image.o_direct.is_none();
+    vec![
+        line(Mark::Ok, "engine", format!("{} ({})", choice.engine, choice.engine_why)),
+        line(
+            ok_if(direct, Mark::Warn),
+            "cache",
+            format!("{} ({})", choice.cache, choice.cache_why),
+        ),
+        line(Mark::Ok, "queues", format!("{} ({})", choice.queues, choice.queues_why)),
+        line(Mark::Ok, "workers", format!("{} ({})", choice.workers, choice.workers_why)),
+    ]
+}

@@ -1,0 +1,123 @@
+//! `ringway serve`: disks, from their files to their sockets.
+
+mod accept;
+mod attach;
+mod daemon;
+mod endpoint;
+mod ready;
+mod stats;
+
+use crate::cli::{Cli, LogArgs};
+use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
+use crate::{logging, signals};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+pub(crate) use attach::Attach;
+pub(crate) use ready::{attach_lines, disk_line};
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway serve disk.img --socket /run/disk.sock
+  ringway serve new.img --size 10G --socket /run/new.sock --queues 4
+  ringway serve /dev/vg0/vm1 --socket /run/vm1.sock --cache none
+  ringway serve base.img --read-only --socket /run/base.sock
+  ringway serve null:1T --socket /run/null.sock
+
+A file for --config; the words are those of the options, relative paths start at its folder:
+  workers = 2
+  [[disk]]
+  image = \"vm1.img\"
+  socket = \"/run/vm1.sock\"
+  queues = 4
+  [[disk]]
+  image = \"/dev/vg0/vm2\"
+  socket = \"/run/vm2.sock\"
+  read-only = true
+
+SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
+SIGUSR1: prints the counts of --stats to standard error and goes on.
+Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second signal N.";
+
+/// What `ringway serve` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    disk: DiskArgs,
+    /// Serve the disks of a TOML file; see below.
+    #[arg(long, value_name = "FILE", help_heading = "Disk",
+          conflicts_with_all = ["DiskArgs", "blk_file", "fd"])]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    daemon: DaemonArgs,
+
+    /// Another way to name IMAGE.
+    #[arg(
+        long,
+        value_name = "PATH",
+        conflicts_with = "image",
+        help_heading = "For managers of virtual machines"
+    )]
+    blk_file: Option<PathBuf>,
+    /// An inherited socket, connected or listening, instead of --socket.
+    #[arg(long, value_name = "N", conflicts_with = "socket",
+          value_parser = clap::value_parser!(i32).range(3..),
+          help_heading = "For managers of virtual machines")]
+    fd: Option<i32>,
+    /// Say in JSON what this back-end can do, and exit.
+    #[arg(long, help_heading = "For managers of virtual machines")]
+    print_capabilities: bool,
+}
+
+/// Carries out `ringway serve`.
+///
+/// # Errors
+/// One message: what is wrong, where, what to do.
+pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    if args.print_capabilities {
+        println!(r#"{{"type":"block","features":["read-only","blk-file"]}}"#);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let options = args.daemon.clone();
+    let mut plan = match &args.config {
+        Some(path) => config::read(path).map_err(anyhow::Error::msg)?,
+        None => plan_of(args)?,
+    };
+    plan.daemon = options.or(&plan.daemon);
+    let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
+    logging::start(log, plan.log_format, plan.log_level);
+    let stop = signals::stop_event()?;
+    let daemon = daemon::Daemon::start(plan, polling)?;
+    let workers = daemon.workers();
+    signals::on_usr1(move || workers.tell())?;
+    if !log.quiet {
+        ready::print(&daemon);
+    }
+    daemon.run(&stop)
+}
+
+/// The plan of a command line without a file.
+fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
+    let mut disk = args.disk;
+    let Some(image) = disk.image.take().or(args.blk_file) else {
+        usage("no disk to serve: name an IMAGE, or a file with --config");
+    };
+    let place = match (disk.socket.take(), args.fd) {
+        (Some(path), _) => Place::Socket(path),
+        (None, Some(fd)) => Place::Inherited(endpoint::inherit(fd)?),
+        (None, None) => usage("no place to serve it at: add --socket PATH"),
+    };
+    let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(&error));
+    Ok(Plan { disks: vec![spec], ..Plan::default() })
+}
+
+/// Ends the program as a wrong option would.
+fn usage(message: &str) -> ! {
+    let mut cli = Cli::command();
+    cli.build();
+    let serve = cli.find_subcommand_mut("serve").expect("serve is a subcommand");
+    serve.error(ErrorKind::ValueValidation, message).exit()
+}

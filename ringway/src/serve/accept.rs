@@ -1,0 +1,82 @@
+//! One disk's thread: front-ends come and go, one at a time.
+
+use super::endpoint::Endpoint;
+use ringway_export::Export;
+use ringway_export::vhost_user::{Ended, Session};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+/// How long to leave the host alone when it has no descriptor for a new connection.
+const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Serves front-ends until `stop` is readable, or until the only one there can be has gone.
+///
+/// # Errors
+/// What the host says to polling.
+pub(crate) fn serve(export: &Export, endpoint: &Endpoint, stop: BorrowedFd<'_>) -> io::Result<()> {
+    let listener = match endpoint {
+        Endpoint::Listener(listener, _) => listener,
+        Endpoint::Connected(stream) => {
+            attend(export, stream.try_clone()?, stop)?;
+            return Ok(());
+        }
+    };
+    while let Some(stream) = next(export, listener, stop)? {
+        if attend(export, stream, stop)? == Ended::ByOrder {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Waits for a front-end; `None` if told to stop.
+fn next(
+    export: &Export,
+    listener: &UnixListener,
+    stop: BorrowedFd<'_>,
+) -> io::Result<Option<UnixStream>> {
+    loop {
+        if wait(&[stop, listener.as_fd()], None)?[0] {
+            return Ok(None);
+        }
+        match listener.accept() {
+            Ok((stream, _)) => return Ok(Some(stream)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::warn!(disk = export.disk().name(), "no connection accepted: {error}");
+                if wait(&[stop], Some(&BREATH))?[0] {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+}
+
+fn attend(export: &Export, stream: UnixStream, stop: BorrowedFd<'_>) -> io::Result<Ended> {
+    let disk = export.disk().name();
+    // Accepted sockets block or not as they like; an inherited one comes as it was.
+    stream.set_nonblocking(false)?;
+    tracing::info!(disk, "front-end connected");
+    match Session::new(export, stream, stop) {
+        Ok(session) => Ok(session.run()),
+        Err(error) => {
+            tracing::warn!(disk, "connection refused: {error}");
+            Ok(Ended::ByPeer)
+        }
+    }
+}
+
+/// Waits until a descriptor is readable, or for `timeout`: which ones are.
+fn wait<const N: usize>(
+    fds: &[BorrowedFd<'_>; N],
+    timeout: Option<&Timespec>,
+) -> io::Result<[bool; N]> {
+    let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
+    match poll(&mut polled, timeout) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(polled.map(|fd| !fd.revents().is_empty()))
+}

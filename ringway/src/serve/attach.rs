@@ -1,0 +1,129 @@
+//! Lines to paste: how a virtual machine gets the disk.
+
+use std::fmt::Write;
+use std::path::Path;
+
+/// One disk, as a virtual machine sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Attach<'a> {
+    /// Its socket file.
+    pub(crate) socket: &'a Path,
+    /// Request queues.
+    pub(crate) queues: u16,
+    /// Descriptors of the largest ring.
+    pub(crate) queue_size: u16,
+}
+
+/// The largest ring cloud-hypervisor is told of; larger ones gain nothing there.
+const RING: u16 = 256;
+
+/// Options for QEMU.
+pub(crate) fn qemu(disks: &[Attach<'_>]) -> String {
+    let mut lines = vec![
+        "-m 4G -object memory-backend-memfd,id=mem,size=4G,share=on".to_owned(),
+        "-machine memory-backend=mem".to_owned(),
+    ];
+    for (index, disk) in disks.iter().enumerate() {
+        // QEMU reads a doubled comma as a comma.
+        let path = disk.socket.display().to_string().replace(',', ",,");
+        let chardev = format!("socket,id=disk{index},path={path},reconnect-ms=1000");
+        lines.push(format!("-chardev {}", shell_word(&chardev)));
+        lines.push(format!(
+            "-device vhost-user-blk-pci,chardev=disk{index},num-queues={}",
+            disk.queues
+        ));
+    }
+    lines.join(" \\\n")
+}
+
+/// Elements for libvirt: the first line belongs in `<domain>`, the others in `<devices>`.
+pub(crate) fn libvirt(disks: &[Attach<'_>]) -> String {
+    let mut xml = String::from(
+        "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>",
+    );
+    for (index, disk) in disks.iter().enumerate() {
+        let path = disk.socket.display().to_string();
+        let path = path.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;");
+        // Writing to a string cannot fail.
+        let _ = write!(
+            xml,
+            "
+<disk type='vhostuser' device='disk'>
+  <driver name='qemu' type='raw' queues='{}'/>
+  <source type='unix' path='{path}'>
+    <reconnect enabled='yes' timeout='1'/>
+  </source>
+  <target dev='vd{}' bus='virtio'/>
+</disk>",
+            disk.queues,
+            letters(index)
+        );
+    }
+    xml
+}
+
+/// Options for cloud-hypervisor.
+pub(crate) fn cloud_hypervisor(disks: &[Attach<'_>]) -> String {
+    let mut lines = vec!["--memory size=4G,shared=on".to_owned()];
+    for (index, disk) in disks.iter().enumerate() {
+        let option = if index == 0 { "--disk " } else { "       " };
+        lines.push(format!(
+            "{option}{}",
+            shell_word(&format!(
+                "vhost_user=on,socket={},num_queues={},queue_size={}",
+                disk.socket.display(),
+                disk.queues,
+                disk.queue_size.min(RING)
+            ))
+        ));
+    }
+    lines.join(" \\\n")
+}
+
+/// The word as a shell takes it.
+fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+/// Disk names as Linux counts them: a … z, aa, ab, …
+fn letters(index: usize) -> String {
+    let last = char::from(b'a' + u8::try_from(index % 26).unwrap_or(0));
+    match index / 26 {
+        0 => last.into(),
+        more => format!("{}{last}", letters(more - 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attach(socket: &str) -> Attach<'_> {
+        Attach { socket: Path::new(socket), queues: 4, queue_size: 1024 }
+    }
+
+    #[test]
+    fn lines_can_be_pasted_whatever_the_path() {
+        let odd = [attach("/run/it's, <odd>.sock")];
+        assert!(qemu(&odd).contains(r"-chardev 'socket,id=disk0,path=/run/it'\''s,, <odd>.sock,"));
+        assert!(libvirt(&odd).contains("path='/run/it&apos;s, &lt;odd>.sock'"));
+    }
+
+    #[test]
+    fn memory_is_shared_once_and_every_disk_attached() {
+        let two = [attach("/run/a"), attach("/run/b")];
+        for (text, memory) in [
+            (qemu(&two), "share=on"),
+            (libvirt(&two), "mode='shared'"),
+            (cloud_hypervisor(&two), "shared=on"),
+        ] {
+            assert_eq!(text.matches(memory).count(), 1, "{text}");
+            assert!(text.contains("/run/a") && text.contains("/run/b"), "{text}");
+            assert!(text.lines().all(|line| line.len() < 79), "{text}");
+        }
+        assert!(libvirt(&two).contains("dev='vdb'"));
+        assert_eq!(cloud_hypervisor(&two).matches("--disk").count(), 1);
+        assert_eq!((letters(25), letters(26)), ("z".into(), "aa".into()));
+    }
+}

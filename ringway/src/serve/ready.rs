@@ -1,0 +1,108 @@
+//! What is printed when front-ends can connect.
+
+use super::attach::{self, Attach};
+use super::daemon::{Daemon, Served};
+use crate::size::Size;
+use anstyle::{AnsiColor, Style};
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+
+const NAME: Style = AnsiColor::Green.on_default().bold();
+const TITLE: Style = Style::new().bold();
+const NOTE: Style = Style::new().dimmed();
+
+/// Where a line that goes on below begins.
+const INDENT: usize = 2;
+
+/// Prints one line per disk, and the lines that attach them.
+pub(crate) fn print(daemon: &Daemon) {
+    let mut text = disk_lines(&daemon.disks);
+    let attach: Vec<_> = daemon
+        .disks
+        .iter()
+        .filter_map(|served| {
+            let options = served.export.options();
+            let socket = served.endpoint.path()?;
+            Some(Attach { socket, queues: options.queues, queue_size: options.queue_size })
+        })
+        .collect();
+    if !attach.is_empty() {
+        text.push('\n');
+        text.push_str(&attach_lines(&attach));
+    }
+    // A reader that has gone is no failure.
+    let mut out = anstream::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}
+
+/// How to attach disks to each kind of virtual machine.
+pub(crate) fn attach_lines(disks: &[Attach<'_>]) -> String {
+    let mut text = String::new();
+    for (title, note, lines) in [
+        ("QEMU", "before 9.2 write reconnect=1 for reconnect-ms=1000", attach::qemu(disks)),
+        ("libvirt", "the first line in <domain>, the rest in <devices>", attach::libvirt(disks)),
+        ("cloud-hypervisor", "", attach::cloud_hypervisor(disks)),
+    ] {
+        // Writing to a string cannot fail.
+        let gap = if note.is_empty() { "" } else { "  " };
+        let _ = writeln!(text, "{TITLE}{title}{TITLE:#}{gap}{NOTE}{note}{NOTE:#}");
+        for line in lines.lines() {
+            let _ = writeln!(text, "  {line}");
+        }
+    }
+    text
+}
+
+/// One line per disk, names in a column.
+fn disk_lines(disks: &[Served]) -> String {
+    let names: Vec<_> = disks.iter().map(|served| served.export.disk().name()).collect();
+    let column = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    disks
+        .iter()
+        .zip(names)
+        .map(|(served, name)| disk_line(&format!("{name:column$}"), &facts(served)))
+        .collect()
+}
+
+/// One line; on a terminal that is too narrow it goes on below, indented.
+pub(crate) fn disk_line(name: &str, facts: &[String]) -> String {
+    let width = std::io::stdout()
+        .is_terminal()
+        .then(terminal_size::terminal_size)
+        .flatten()
+        .map_or(usize::MAX, |(width, _)| usize::from(width.0));
+    let mut at = name.chars().count();
+    let mut text = format!("{NAME}{name}{NAME:#}");
+    for fact in facts {
+        let long = fact.chars().count() + 2;
+        if at + long > width && at > INDENT {
+            text.push_str(&format!("\n{:INDENT$}", ""));
+            at = INDENT;
+        }
+        // The reasons are there to be looked up, not to be looked at.
+        let (plain, why) = fact.split_at(fact.find(" (").unwrap_or(fact.len()));
+        text.push_str(&format!("  {plain}{NOTE}{why}{NOTE:#}"));
+        at += long;
+    }
+    text.push('\n');
+    text
+}
+
+/// What is worth knowing of a disk, and why it is so.
+fn facts(served: &Served) -> Vec<String> {
+    let disk = served.export.disk();
+    let geometry = disk.geometry();
+    let mut facts = vec![Size(geometry.capacity).to_string()];
+    if geometry.read_only {
+        facts.push("read-only".into());
+    }
+    facts.push(count(served.export.options().queues.into(), "queue"));
+    facts.push(count(served.workers, "worker"));
+    facts.push(format!("engine {} ({})", disk.engine(), disk.engine_why()));
+    facts.push(format!("cache {} ({})", disk.cache(), disk.cache_why()));
+    facts
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}

@@ -1,0 +1,136 @@
+//! What the workers have counted: at the end, or whenever SIGUSR1 asks.
+
+use crate::logging;
+use crate::size::Size;
+use crate::table;
+use hdrhistogram::Histogram;
+use ringway_disk::EngineKind;
+use ringway_export::vhost_user::Queue;
+use ringway_export::{Handle, WorkerStats};
+use std::io::Write;
+
+/// All workers of a daemon.
+pub(crate) struct Workers(Vec<(String, Handle<Queue>)>);
+
+impl Workers {
+    /// The workers of each engine.
+    pub(crate) fn new<'a>(pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>) -> Self {
+        let named = pools.flat_map(|(engine, handles)| {
+            let numbered = handles.iter().enumerate();
+            numbered.map(move |(index, handle)| (format!("{engine}/{index}"), handle.clone()))
+        });
+        Self(named.collect())
+    }
+
+    /// Asks them; without those that have ended, which has been told in the log.
+    fn ask(&self) -> Vec<(&str, WorkerStats)> {
+        self.0.iter().filter_map(|(name, handle)| Some((&**name, handle.stats().ok()?))).collect()
+    }
+
+    /// Prints their counts on standard output.
+    pub(crate) fn print(&self) {
+        // A reader that has gone is no failure.
+        let _ = anstream::stdout().write_all(tables(&self.ask()).as_bytes());
+    }
+
+    /// Tells their counts on standard error, in the format of the log if that is for machines.
+    pub(crate) fn tell(&self) {
+        let counts = self.ask();
+        if logging::is_json() {
+            counts.iter().for_each(|(worker, stats)| log(worker, stats));
+        } else {
+            let _ = anstream::stderr().write_all(tables(&counts).as_bytes());
+        }
+    }
+}
+
+fn log(worker: &str, stats: &WorkerStats) {
+    let disk = &stats.disk;
+    tracing::info!(
+        worker,
+        reads = disk.reads,
+        read_bytes = disk.read_bytes,
+        writes = disk.writes,
+        written_bytes = disk.written_bytes,
+        flushes = disk.flushes,
+        erases = disk.erases,
+        errors = disk.errors,
+        requests = stats.requests,
+        bounced = disk.bounced,
+        split = disk.split,
+        syscalls = stats.engine.syscalls,
+        syscalls_per_io = stats.syscalls_per_io(),
+        sleeps = stats.sleeps,
+        completions_per_harvest_p50 = stats.harvests.value_at_quantile(0.5),
+        completions_per_harvest_max = stats.harvests.max(),
+        requests_per_submission_p50 = stats.batches.value_at_quantile(0.5),
+        requests_per_submission_max = stats.batches.max(),
+        "counts"
+    );
+}
+
+/// What one table shows of one worker.
+type Row = fn(&WorkerStats) -> Vec<String>;
+
+fn tables(workers: &[(&str, WorkerStats)]) -> String {
+    let what =
+        ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors"].as_slice();
+    let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
+    let spread = ["times", "p1", "p10", "p50", "p90", "p99.99", "max"];
+    let harvests = [&["completions per harvest"], &spread[..]].concat();
+    let batches = [&["requests per submission"], &spread[..]].concat();
+    let shown: [(&[&str], Row); 4] = [
+        (what, requests),
+        (how, effort),
+        (&harvests, |stats| percentiles(&stats.harvests)),
+        (&batches, |stats| percentiles(&stats.batches)),
+    ];
+    let table = |(header, row): (&[&str], Row)| {
+        let rows = workers.iter().map(|(name, stats)| {
+            let mut cells = row(stats);
+            cells.insert(0, (*name).into());
+            cells
+        });
+        table::text(header, rows.collect()) + "\n"
+    };
+    shown.map(table).join("\n")
+}
+
+fn requests(stats: &WorkerStats) -> Vec<String> {
+    let disk = &stats.disk;
+    vec![
+        disk.reads.to_string(),
+        Size(disk.read_bytes).to_string(),
+        disk.writes.to_string(),
+        Size(disk.written_bytes).to_string(),
+        disk.flushes.to_string(),
+        disk.erases.to_string(),
+        disk.errors.to_string(),
+    ]
+}
+
+fn effort(stats: &WorkerStats) -> Vec<String> {
+    vec![
+        stats.requests.to_string(),
+        stats.disk.bounced.to_string(),
+        stats.disk.split.to_string(),
+        stats.engine.syscalls.to_string(),
+        match stats.completed() {
+            0 => "-".into(),
+            _ => format!("{:.2}", stats.syscalls_per_io()),
+        },
+        stats.sleeps.to_string(),
+    ]
+}
+
+/// How often, and how many at a time.
+fn percentiles(histogram: &Histogram<u64>) -> Vec<String> {
+    let mut cells = vec![histogram.len().to_string()];
+    if histogram.is_empty() {
+        cells.resize(7, "-".into());
+        return cells;
+    }
+    let values = [0.01, 0.1, 0.5, 0.9, 0.9999].map(|part| histogram.value_at_quantile(part));
+    cells.extend(values.iter().chain(&[histogram.max()]).map(u64::to_string));
+    cells
+}

@@ -1,0 +1,23 @@
+//! Small tables.
+
+use comfy_table::{CellAlignment, Table, presets};
+use std::io::Write;
+
+/// Prints a table on standard output; all columns but the first hold numbers.
+pub(crate) fn print(header: &[&str], rows: Vec<Vec<String>>) {
+    // A reader that has gone is no failure.
+    let _ = writeln!(anstream::stdout(), "{}", text(header, rows));
+}
+
+/// The lines of a table.
+pub(crate) fn text(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.style_mut().row_separator = Default::default();
+    table.set_header(header);
+    table.add_rows(rows);
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}

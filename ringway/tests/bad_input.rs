@@ -1,0 +1,322 @@
+//! Bad input: one clear message, the right exit status, nothing created or changed.
+
+mod common;
+
+use common::{Daemon, folder, ringway, run, snapshot, text};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Failures.
+const FAILED: i32 = 1;
+
+/// Wrong options.
+const USAGE: i32 = 2;
+
+/// Nobody in particular.
+const NOBODY: u32 = 65534;
+
+/// Runs a command in `dir` that must fail with `status` and one message that holds all `fragments`.
+fn refused(dir: &Path, mut command: Command, status: i32, fragments: &[&str]) {
+    let before = snapshot(dir);
+    command.current_dir(dir);
+    let told = format!("{command:?}");
+    let output = run(command);
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{told}\n{message}");
+    assert_eq!(message.matches("error:").count(), 1, "not one message:\n{told}\n{message}");
+    assert!(message.starts_with("error: "), "{told}\n{message}");
+    assert!(output.stdout.is_empty(), "it was not ready:\n{told}\n{}", text(&output.stdout));
+    for fragment in fragments {
+        assert!(message.contains(fragment), "'{fragment}' is not in:\n{told}\n{message}");
+    }
+    if status == FAILED {
+        assert_eq!(message.lines().count(), 1, "not one line:\n{told}\n{message}");
+    }
+    assert_eq!(snapshot(dir), before, "something was created or changed:\n{told}");
+}
+
+fn serve_refused(dir: &Path, args: &[&str], status: i32, fragments: &[&str]) {
+    let mut command = ringway();
+    command.arg("serve").args(args);
+    refused(dir, command, status, fragments);
+}
+
+fn config_refused(toml: &str, fragments: &[&str]) {
+    let dir = folder();
+    std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
+    serve_refused(dir.path(), &["--config", "disks.toml"], FAILED, fragments);
+}
+
+#[test]
+fn missing_file() {
+    let dir = folder();
+    let what = ["missing.img", "no such file", "--size"];
+    serve_refused(dir.path(), &["missing.img", "--socket", "s"], FAILED, &what);
+}
+
+#[test]
+fn size_not_a_multiple_of_512() {
+    let dir = folder();
+    std::fs::write(dir.path().join("odd.img"), vec![0; 1000]).unwrap();
+    let what = ["odd.img", "1000 bytes", "not a multiple of 512", "truncate"];
+    serve_refused(dir.path(), &["odd.img", "--socket", "s"], FAILED, &what);
+    let what = ["new.img", "1000", "multiple of 512"];
+    serve_refused(dir.path(), &["new.img", "--size", "1000", "--socket", "s"], FAILED, &what);
+}
+
+#[test]
+fn empty_file_and_folder_and_pipe_are_no_disks() {
+    let dir = folder();
+    std::fs::write(dir.path().join("empty.img"), []).unwrap();
+    std::fs::create_dir(dir.path().join("sub")).unwrap();
+    let _socket = UnixListener::bind(dir.path().join("other")).unwrap();
+    serve_refused(dir.path(), &["empty.img", "--socket", "s"], FAILED, &["empty.img", "truncate"]);
+    serve_refused(dir.path(), &["sub", "--socket", "s"], FAILED, &["sub", "folder"]);
+    serve_refused(dir.path(), &["other", "--socket", "s"], FAILED, &["other", "socket"]);
+}
+
+#[test]
+fn busy_socket() {
+    let dir = folder();
+    let _living = UnixListener::bind(dir.path().join("s")).unwrap();
+    let what = ["s: ", "another process is listening", "another path"];
+    serve_refused(dir.path(), &["disk.img", "--socket", "s"], FAILED, &what);
+    // An image that was made for it does not stay.
+    serve_refused(dir.path(), &["new.img", "--size", "1M", "--socket", "s"], FAILED, &what);
+}
+
+#[test]
+fn socket_path_that_is_taken_by_a_file() {
+    let dir = folder();
+    std::fs::write(dir.path().join("precious"), "data").unwrap();
+    let what = ["precious", "not a socket", "another path"];
+    serve_refused(dir.path(), &["disk.img", "--socket", "precious"], FAILED, &what);
+    serve_refused(dir.path(), &["disk.img", "--socket", "disk.img"], FAILED, &["not a socket"]);
+}
+
+#[test]
+fn socket_path_too_long() {
+    let dir = folder();
+    let long = "x".repeat(120);
+    let what = ["too long", "107", "shorter"];
+    serve_refused(dir.path(), &["disk.img", "--socket", &long], FAILED, &what);
+    serve_refused(dir.path(), &["new.img", "--size", "1M", "--socket", &long], FAILED, &what);
+}
+
+#[test]
+fn missing_folder() {
+    let dir = folder();
+    let what = ["no/s", "folder does not exist"];
+    serve_refused(dir.path(), &["disk.img", "--socket", "no/s"], FAILED, &what);
+    serve_refused(dir.path(), &["new.img", "--size", "1M", "--socket", "no/s"], FAILED, &what);
+    let what = ["no/new.img", "folder does not exist"];
+    serve_refused(dir.path(), &["no/new.img", "--size", "1M", "--socket", "s"], FAILED, &what);
+}
+
+/// The program as somebody without rights, in a folder that belongs to somebody else. Whoever runs
+/// the tests as root gets them carried out by nobody.
+fn without_rights(dir: &Path, image_mode: u32) -> Command {
+    std::fs::set_permissions(dir.join("disk.img"), PermissionsExt::from_mode(image_mode)).unwrap();
+    // SAFETY: it only answers.
+    if unsafe { libc::geteuid() } != 0 {
+        std::fs::set_permissions(dir, PermissionsExt::from_mode(0o555)).unwrap();
+        return ringway();
+    }
+    std::fs::set_permissions(dir, PermissionsExt::from_mode(0o755)).unwrap();
+    // The target folder may be out of nobody's reach.
+    let program = dir.join("ringway");
+    std::fs::copy(env!("CARGO_BIN_EXE_ringway"), &program).unwrap();
+    let mut command = Command::new(program);
+    command.uid(NOBODY).gid(NOBODY);
+    command
+}
+
+#[test]
+fn no_permission_for_the_image() {
+    let dir = folder();
+    let mut command = without_rights(dir.path(), 0o400);
+    // SAFETY: it only answers.
+    if unsafe { libc::geteuid() } != 0 {
+        command = without_rights(dir.path(), 0o000);
+    }
+    command.args(["serve", "disk.img", "--socket", "s"]);
+    let what = ["disk.img", "no permission", "reading and writing", "--read-only"];
+    refused(dir.path(), command, FAILED, &what);
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn no_permission_for_the_socket() {
+    let dir = folder();
+    let mut command = without_rights(dir.path(), 0o666);
+    command.args(["serve", "disk.img", "--socket", "s"]);
+    refused(dir.path(), command, FAILED, &["s: ", "no permission", "another path"]);
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn no_permission_to_create_the_image() {
+    let dir = folder();
+    let mut command = without_rights(dir.path(), 0o666);
+    command.args(["serve", "new.img", "--size", "1M", "--socket", "s"]);
+    refused(dir.path(), command, FAILED, &["new.img", "no permission"]);
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn unsupported_engine() {
+    let dir = folder();
+    let socket = ["--socket", "s"];
+    let args = [&["disk.img", "--engine", "magic"], &socket[..]].concat();
+    serve_refused(dir.path(), &args, USAGE, &["'magic'", "--engine", "io_uring", "threads"]);
+    let args = [&["disk.img", "--engine", "null"], &socket[..]].concat();
+    serve_refused(dir.path(), &args, FAILED, &["--engine null", "lose every write", "auto"]);
+    let args = [&["null:1G", "--engine", "threads"], &socket[..]].concat();
+    serve_refused(dir.path(), &args, FAILED, &["--engine threads", "null"]);
+    let args = [&["new.img", "--size", "1M", "--engine", "null"], &socket[..]].concat();
+    serve_refused(dir.path(), &args, FAILED, &["--engine null"]);
+}
+
+#[test]
+fn image_served_by_another_daemon() {
+    let dir = folder();
+    let _first = Daemon::serve(dir.path(), &["disk.img", "--socket", "first"]);
+    let what = ["disk.img", "in use by process", "(ringway)", "stop the other one"];
+    serve_refused(dir.path(), &["disk.img", "--socket", "s"], FAILED, &what);
+    // Not even for reading, while somebody writes.
+    serve_refused(dir.path(), &["disk.img", "--read-only", "--socket", "s"], FAILED, &what);
+    // And a second disk on the first one's socket leaves image and socket alone.
+    let what = ["first", "another process is listening"];
+    serve_refused(dir.path(), &["null:1G", "--socket", "first"], FAILED, &what);
+}
+
+#[test]
+fn no_o_direct_on_this_file_system() {
+    let dir = folder();
+    let args = ["/proc/version", "--read-only", "--cache", "none", "--socket", "s"];
+    let what = ["/proc/version", "--cache none", "O_DIRECT", "--cache writeback"];
+    serve_refused(dir.path(), &args, FAILED, &what);
+}
+
+#[test]
+fn unknown_size_suffix() {
+    let dir = folder();
+    let args = ["new.img", "--size", "10X", "--socket", "s"];
+    serve_refused(dir.path(), &args, USAGE, &["'10X'", "--size", "K, M, G or T"]);
+    let what = ["null:much", "'much' is not a size"];
+    serve_refused(dir.path(), &["null:much", "--socket", "s"], USAGE, &what);
+}
+
+#[test]
+fn too_many_queues() {
+    let dir = folder();
+    let args = |number| ["disk.img", "--socket", "s", "--queues", number];
+    serve_refused(dir.path(), &args("257"), USAGE, &["'257'", "--queues", "1 to 256"]);
+    serve_refused(dir.path(), &args("0"), USAGE, &["'0'", "1 to 256"]);
+    let args = |number| ["disk.img", "--socket", "s", "--queue-size", number];
+    serve_refused(dir.path(), &args("1000"), USAGE, &["'1000'", "power of two", "32768"]);
+}
+
+#[test]
+fn numbers_and_words_that_make_no_sense() {
+    let dir = folder();
+    let with =
+        |option: &'static str, word: &'static str| ["disk.img", "--socket", "s", option, word];
+    serve_refused(dir.path(), &with("--workers", "0"), USAGE, &["'0'", "--workers"]);
+    serve_refused(dir.path(), &with("--block-size", "700"), USAGE, &["'700'", "512, 4096"]);
+    serve_refused(dir.path(), &with("--cache", "warm"), USAGE, &["'warm'", "writeback"]);
+    serve_refused(dir.path(), &with("--poll", "maybe"), USAGE, &["'maybe'", "adaptive"]);
+    let long = "a serial of more than twenty bytes";
+    serve_refused(dir.path(), &with("--serial", long), FAILED, &["serial", "20 bytes"]);
+    let args = ["disk.img", "--socket", "s", "--poll", "never", "--poll-max-us", "9"];
+    serve_refused(dir.path(), &args, USAGE, &["poll-max-us", "adaptive"]);
+}
+
+#[test]
+fn too_little_or_too_much_is_said() {
+    let dir = folder();
+    serve_refused(dir.path(), &[], USAGE, &["IMAGE", "--config"]);
+    serve_refused(dir.path(), &["disk.img"], USAGE, &["--socket"]);
+    let args = ["disk.img", "--config", "disks.toml"];
+    serve_refused(dir.path(), &args, USAGE, &["--config", "cannot be used with", "[IMAGE]"]);
+    let args = ["disk.img", "--blk-file", "disk.img", "--socket", "s"];
+    serve_refused(dir.path(), &args, USAGE, &["--blk-file"]);
+    let args = ["disk.img", "--fd", "3", "--socket", "s"];
+    serve_refused(dir.path(), &args, USAGE, &["--fd", "--socket"]);
+    refused(
+        dir.path(),
+        {
+            let mut c = ringway();
+            c.arg("sevre");
+            c
+        },
+        USAGE,
+        &["'sevre'", "serve"],
+    );
+}
+
+#[test]
+fn a_descriptor_that_is_no_socket() {
+    let dir = folder();
+    let what = ["--fd 77", "not an open socket"];
+    serve_refused(dir.path(), &["disk.img", "--fd", "77"], FAILED, &what);
+    serve_refused(dir.path(), &["disk.img", "--fd", "1"], USAGE, &["'1'", "--fd"]);
+}
+
+const DISK: &str = "[[disk]]\nimage = 'disk.img'\nsocket = 's'\n";
+
+#[test]
+fn a_configuration_that_is_malformed() {
+    config_refused("workers = 2\n[[disk\n", &["disks.toml, line 2"]);
+    config_refused(&format!("{DISK}quues = 4\n"), &["disks.toml, line 4", "quues", "queues"]);
+    config_refused(&format!("worker = 4\n{DISK}"), &["disks.toml, line 1", "worker", "workers"]);
+    config_refused(&format!("{DISK}queues = 'four'\n"), &["disks.toml, line 4", "string"]);
+    config_refused(&format!("{DISK}queues = 400\n"), &["disks.toml, line 4", "1 to 256"]);
+    config_refused(&format!("{DISK}size = '10X'\n"), &["disks.toml, line 4", "'10X'"]);
+    config_refused("[[disk]]\nsocket = 's'\n", &["disks.toml, line 1", "no image"]);
+    config_refused("[[disk]]\nimage = 'disk.img'\n", &["disks.toml, line 1", "no socket"]);
+    config_refused("workers = 2\n", &["disks.toml", "no disk", "[[disk]]"]);
+}
+
+#[test]
+fn a_configuration_that_contradicts_itself() {
+    let same_image = format!("{DISK}\n[[disk]]\nimage = './disk.img'\nsocket = 't'\n");
+    config_refused(&same_image, &["disks.toml, line 5", "disk.img", "disks.toml, line 1"]);
+    let same_socket = format!("{DISK}\n[[disk]]\nimage = 'null:1G'\nsocket = './s'\n");
+    config_refused(&same_socket, &["disks.toml, line 5", "socket", "disks.toml, line 1"]);
+}
+
+#[test]
+fn a_configuration_of_which_one_disk_fails_starts_none() {
+    let config = format!(
+        "[[disk]]\nimage = 'new.img'\nsize = '1M'\nsocket = 'n'\n{DISK}\
+         [[disk]]\nimage = 'missing.img'\nsocket = 't'\n"
+    );
+    config_refused(&config, &["disks.toml, line 8", "missing.img", "no such file"]);
+    let config = format!("{DISK}[[disk]]\nimage = 'null:1G'\nsocket = 'no/t'\n");
+    config_refused(&config, &["disks.toml, line 4", "no/t", "folder does not exist"]);
+}
+
+#[test]
+fn a_configuration_that_is_not_there() {
+    let dir = folder();
+    let what = ["disks.toml", "No such file"];
+    serve_refused(dir.path(), &["--config", "disks.toml"], FAILED, &what);
+}
+
+#[test]
+fn a_demo_without_room() {
+    let dir = folder();
+    let mut command = ringway();
+    command.args(["demo", "--dir", "no"]);
+    refused(dir.path(), command, FAILED, &["no: ", "cannot be used"]);
+    let mut command = ringway();
+    command.args(["demo", "--dir", ".", "--size", "900P"]);
+    refused(dir.path(), command, FAILED, &["900 PiB", "--size", "--dir"]);
+    let mut command = ringway();
+    command.args(["demo", "--size", "1M"]);
+    refused(dir.path(), command, FAILED, &["1 MiB", "at least 16 MiB"]);
+}

@@ -1,0 +1,214 @@
+//! Runs the real program from outside.
+#![allow(dead_code)] // Each test file uses its part.
+
+use ringway_driver::{BlkQueue, Device};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test fails: a loaded machine is slow.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program, in an environment that tells it nothing.
+pub(crate) fn ringway() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ringway"));
+    for name in ["RUST_LOG", "NO_COLOR", "NOTIFY_SOCKET"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs a command that must end by itself.
+pub(crate) fn run(mut command: Command) -> Output {
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        err.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    let mut stdout = Vec::new();
+    let status = wait(&mut child, PATIENCE);
+    if status.is_none() {
+        child.kill().unwrap();
+    }
+    out.read_to_end(&mut stdout).unwrap();
+    let stderr = reader.join().unwrap().unwrap();
+    let output = format!("{}{}", text(&stdout), text(&stderr));
+    Output {
+        status: status.unwrap_or_else(|| panic!("it does not end:\n{output}")),
+        stdout,
+        stderr,
+    }
+}
+
+/// Bytes as text.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// The end of a child, if it comes within `patience`.
+pub(crate) fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match child.try_wait().unwrap() {
+            Some(status) => return Some(status),
+            None if Instant::now() > deadline => return None,
+            None => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// A running daemon; dropping it kills it.
+pub(crate) struct Daemon {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    stderr: tempfile::NamedTempFile,
+    /// The first line it printed.
+    pub(crate) ready: String,
+}
+
+impl Daemon {
+    /// `ringway serve ARGS`, run in `dir`; returns once it is ready.
+    pub(crate) fn serve(dir: &Path, args: &[&str]) -> Self {
+        let mut command = ringway();
+        command.arg("serve").args(args).current_dir(dir);
+        Self::start(command)
+    }
+
+    /// As [`Daemon::serve`], for any command that prints a line when it is ready.
+    pub(crate) fn start(mut command: Command) -> Self {
+        let stderr = tempfile::NamedTempFile::new().unwrap();
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(stderr.reopen().unwrap())
+            .spawn()
+            .expect("it starts");
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut ready = String::new();
+        stdout.read_line(&mut ready).unwrap();
+        let daemon = Self { child, stdout, stderr, ready };
+        assert!(!daemon.ready.is_empty(), "it is not ready:\n{}", daemon.log());
+        daemon
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.stderr.path()).unwrap()
+    }
+
+    /// The number of its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub(crate) fn signal(&self, signal: i32) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        // SAFETY: our own child, not waited for yet, so the number is still its own.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "it has ended:\n{}", self.log());
+    }
+
+    /// Waits for its end: the status, and all it printed after the first line.
+    pub(crate) fn wait(&mut self) -> (ExitStatus, String) {
+        let status = wait(&mut self.child, PATIENCE);
+        let status = status.unwrap_or_else(|| panic!("it does not end:\n{}", self.log()));
+        let mut rest = String::new();
+        self.stdout.read_to_string(&mut rest).unwrap();
+        (status, rest)
+    }
+
+    /// SIGTERM, then [`Daemon::wait`].
+    pub(crate) fn stop(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let (status, rest) = self.wait();
+        assert_eq!(status.code(), Some(0), "{}", self.log());
+        rest
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder with an image of 1 MiB, `disk.img`.
+pub(crate) fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("disk.img"), vec![0; 1 << 20]).unwrap();
+    dir
+}
+
+/// All that a user could miss: names, kinds, owners, modes, times and contents.
+pub(crate) fn snapshot(dir: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let meta = path.symlink_metadata().unwrap();
+        let mut facts = format!(
+            "{:o} {}:{} {} {}.{}",
+            meta.mode(),
+            meta.uid(),
+            meta.gid(),
+            meta.ino(),
+            meta.mtime(),
+            meta.mtime_nsec()
+        );
+        if meta.is_dir() {
+            found.extend(snapshot(&path));
+        } else if meta.is_file() {
+            facts = format!("{facts} {:?}", std::fs::read(&path).map(|bytes| fnv1a(&bytes)));
+        }
+        found.insert(path, facts);
+    }
+    found
+}
+
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// Carries out one request that has been queued.
+fn finish(queue: &mut BlkQueue<()>) -> (bool, Vec<u8>) {
+    assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+    let done = queue.pop().unwrap().unwrap();
+    (done.is_ok(), done.into_buffer().map(|buffer| buffer.to_vec()).unwrap_or_default())
+}
+
+/// Writes a sector full of `byte`; false if the disk refuses.
+pub(crate) fn write(device: &Device, queue: &mut BlkQueue<()>, sector: u64, byte: u8) -> bool {
+    let mut buffer = device.pool().alloc(512).unwrap();
+    buffer.fill(byte);
+    queue.write(sector * 512, buffer, ()).unwrap();
+    finish(queue).0
+}
+
+/// Reads a sector.
+pub(crate) fn read(device: &Device, queue: &mut BlkQueue<()>, sector: u64) -> Vec<u8> {
+    let buffer = device.pool().alloc(512).unwrap();
+    queue.read(sector * 512, buffer, ()).unwrap();
+    let (ok, bytes) = finish(queue);
+    assert!(ok, "sector {sector} cannot be read");
+    bytes
+}
+
+/// Reads the serial number.
+pub(crate) fn serial(device: &Device, queue: &mut BlkQueue<()>) -> String {
+    let buffer = device.pool().alloc(20).unwrap();
+    queue.get_id(buffer, ()).unwrap();
+    text(&finish(queue).1).trim_end_matches('\0').to_owned()
+}
