@@ -1,0 +1,38 @@
+# Sourced by ./demo and ./test: checks the Rust toolchain and installs missing Debian packages.
+# shellcheck shell=bash
+
+say() { printf '%s\n' "$*"; }
+die() { printf 'error: %s\n' "$*" >&2; exit 1; }
+
+# The toolchain must be there and new enough for this workspace.
+need_rust() {
+    local want have
+    want=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+    command -v cargo >/dev/null 2>&1 || [ ! -x "$HOME/.cargo/bin/cargo" ] || PATH="$HOME/.cargo/bin:$PATH"
+    command -v cargo >/dev/null 2>&1 ||
+        die "there is no Rust toolchain. Install Rust $want or newer with rustup (https://rustup.rs), then run this again"
+    have=$(cargo --version | awk '{print $2}')
+    [ "$(printf '%s\n%s\n' "$want" "$have" | sort -V | head -n 1)" = "$want" ] ||
+        die "Rust $have is too old: this needs $want or newer. Run: rustup update stable"
+}
+
+# need_packages COMMAND=PACKAGE … : installs the packages whose commands are missing, where it may.
+need_packages() {
+    local pair missing=() sudo=()
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null 2>&1 || missing+=("${pair#*=}")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    command -v apt-get >/dev/null 2>&1 ||
+        die "these programs are missing: ${missing[*]} (names of Debian packages). Install them, then run this again"
+    if [ "$(id -u)" -ne 0 ]; then
+        sudo -n true 2>/dev/null ||
+            die "these packages are missing. Run: sudo apt-get install ${missing[*]}"
+        sudo=(sudo -n)
+    fi
+    say "installing ${missing[*]}"
+    "${sudo[@]}" apt-get update -q >/dev/null || say "warning: apt-get update failed, going on"
+    "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -q -y --no-install-recommends "${missing[@]}" >/dev/null ||
+        die "apt-get could not install: ${missing[*]}"
+}
