@@ -358,9 +358,11 @@ impl<C> DiskQueue<C> {
 
     /// A request that was one plain operation goes on as a rare one.
     fn leave_whole(&mut self, tag: u16) {
+        let op = self.data_op(self.slots[usize::from(tag)].request.op);
         let slot = &mut self.slots[usize::from(tag)];
         if slot.stage == Stage::Whole {
             let cold = &mut self.cold[usize::from(tag)];
+            cold.op = op;
             (cold.retries, cold.counted, cold.bounce) = (0, false, false);
             cold.piece = slot.request.range.len();
             slot.stage = Stage::Part;
@@ -410,10 +412,14 @@ impl<C> DiskQueue<C> {
                 None
             }
             _ => {
-                let durable_write =
-                    cold.op == IoOp::WriteDurable && !matches!(stage, Stage::ModifyRead);
-                if stage == Stage::Sync || (durable_write && self.disk.cache != CacheMode::None) {
-                    // A durable write through the page cache ends in the same sync. After a failed fsync the kernel forgets which pages were not written: only
+                // A durable write through the page cache ends in a sync, too. Only EIO is the sync's
+                // alone: a full disk refuses the write itself, and may have room again.
+                let synced = cold.op == IoOp::WriteDurable
+                    && matches!(stage, Stage::Part | Stage::BounceWrite)
+                    && self.disk.cache != CacheMode::None
+                    && errno == libc::EIO;
+                if stage == Stage::Sync || synced {
+                    // After a failed fsync the kernel forgets which pages were not written: only
                     // reopening the disk makes a later success mean anything.
                     self.disk.flush_failed.store(true, Relaxed);
                 }

@@ -642,3 +642,35 @@ fn c04_a_flush_that_ends_after_a_failed_one_fails() {
         assert!(answers.iter().all(|answer| answer.status == Status::IoError), "{answers:?}");
     });
 }
+
+/// A durable write through the page cache is a write and a sync: if the host says EIO, nobody knows
+/// what else it has forgotten.
+#[test]
+fn c04_failed_durable_write_fails_later_flushes() {
+    let flush = Ask::new(Op::Flush, 0, 0);
+    everywhere(|scene| {
+        let fails_flushes = |scene: &mut Scene, ask: Ask, errno, durable| {
+            scene.bench.queue.set_durable_writes(durable);
+            let target = ByteRange::new(ask.offset, ask.len).unwrap();
+            scene.arm(Fault::Error(errno), target, 1);
+            assert_eq!(scene.bench.one(&scene.memory, ask), Status::IoError);
+            scene.bench.one(&scene.memory, flush) == Status::IoError
+        };
+        let (read, write) = (scene.ask(Op::Read, 1), scene.ask(Op::Write, 1));
+        // A full disk refuses the write before there is anything to sync.
+        assert!(!fails_flushes(scene, write, libc::ENOSPC, true));
+        assert!(!fails_flushes(scene, write, libc::EIO, false));
+        assert!(!fails_flushes(scene, read, libc::EIO, true));
+        // What a slot did before says nothing: first a durable write in parts, then a read.
+        for _ in 0..16 {
+            scene.bench.queue.set_durable_writes(true);
+            let target = ByteRange::new(write.offset, write.len).unwrap();
+            scene.arm(Fault::Short(4096), target, 1);
+            assert_eq!(scene.bench.one(&scene.memory, write), Status::Ok);
+            assert!(!fails_flushes(scene, read, libc::EIO, false));
+        }
+        // With O_DIRECT the write itself may have failed; a bad sector is no reason to give up.
+        let expected = scene.surface == Surface::Cached;
+        assert_eq!(fails_flushes(scene, write, libc::EIO, true), expected, "{}", scene.name);
+    });
+}

@@ -1,0 +1,142 @@
+//! Which writes are durable when they complete. Files through the page cache only: the kernel tells
+//! how many of their pages still wait to be written (cachestat).
+
+use crate::scene::{Scene, done, flush, write};
+use ringway_disk::{CacheMode, EngineKind};
+use ringway_driver::{Options, Status};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+/// `struct cachestat`, Linux 6.5.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct CacheStat {
+    cache: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// Its number, the same on all machines.
+const SYS_CACHESTAT: libc::c_long = 451;
+
+/// Pages of the image that are not on the disk yet.
+fn dirty(scene: &Scene) -> Result<u64, String> {
+    let file = File::open(&scene.image).expect("the image");
+    let (range, mut stat) = ([0u64, 0], CacheStat::default());
+    // SAFETY: both structs are ours and of the kernel's shape; a length of 0 means all of the file.
+    let rc =
+        unsafe { libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), &raw mut stat, 0) };
+    if rc < 0 {
+        return Err(format!("cachestat: {}", std::io::Error::last_os_error()));
+    }
+    Ok(stat.dirty + stat.writeback)
+}
+
+/// `Err` if this host would not show a write that is not durable.
+fn shows_dirty_pages() -> Result<(), String> {
+    let mut scene = Scene::with(1 << 20, &Options::new(), |_| {});
+    let mut queue = scene.queue();
+    let buffer = scene.buffer(4096, 0);
+    write(&mut queue, 0, buffer);
+    match dirty(&scene)? {
+        0 => Err("the file system does not show dirty pages".into()),
+        _ => Ok(()),
+    }
+}
+
+/// Pages left dirty by one write of 8 KiB. The host may write them at any time, so the most of a few
+/// attempts counts.
+fn after_a_write(scene: &Scene, queue: &mut crate::scene::Queue) -> u64 {
+    let mut attempt = || {
+        let mut buffer = scene.buffer(8192, 0);
+        buffer.fill(1);
+        write(queue, 4096, buffer);
+        dirty(scene).unwrap()
+    };
+    (0..3).map(|_| attempt()).max().unwrap_or(0)
+}
+
+const FLUSH: u64 = 1 << 9;
+
+#[test]
+fn c06_writes_are_durable_when_they_have_to_be() {
+    if let Err(why) = shows_dirty_pages() {
+        println!("skipped: {why}");
+        return;
+    }
+    for engine in [EngineKind::IoUring, EngineKind::Threads] {
+        if !crate::scene::works(engine, CacheMode::Writeback) {
+            continue;
+        }
+        let scene = |cache, front: Options| Scene::new(engine, cache, 1 << 20, 1, &front);
+
+        // Write-back: durable after a flush, not before.
+        let mut s = scene(CacheMode::Writeback, Options::new());
+        let mut queue = s.queue();
+        assert!(s.device.info().writeback);
+        assert_eq!(after_a_write(&s, &mut queue), 2);
+        flush(&mut queue);
+        assert_eq!(dirty(&s), Ok(0), "{engine}: a flush makes durable");
+        // The guest switches the cache off, and on again.
+        after_a_write(&s, &mut queue);
+        s.device.set_writeback(false).unwrap();
+        assert!(!s.device.info().writeback);
+        flush(&mut queue);
+        assert_eq!(after_a_write(&s, &mut queue), 0, "{engine}: WCE off");
+        let queued = queue.write_zeroes(0, 4096, false, 0);
+        assert_eq!(done(&mut queue, queued), Status::Ok);
+        assert_eq!(dirty(&s), Ok(0));
+        s.device.set_writeback(true).unwrap();
+        assert!(s.device.info().writeback);
+        assert_eq!(after_a_write(&s, &mut queue), 2, "{engine}: WCE on");
+
+        // Write-through: always durable, and the guest cannot change that.
+        let mut s = scene(CacheMode::Writethrough, Options::new());
+        let mut queue = s.queue();
+        assert!(!s.device.info().writeback);
+        assert_eq!(after_a_write(&s, &mut queue), 0);
+        s.device.set_writeback(true).unwrap();
+        assert!(!s.device.info().writeback, "the truth");
+        assert_eq!(after_a_write(&s, &mut queue), 0);
+
+        // A guest that cannot flush: every write is durable (VIRTIO 1.2 §5.2.6.2).
+        let mut s = scene(CacheMode::Writeback, Options::new().without_features(FLUSH));
+        let mut queue = s.queue();
+        assert_eq!(after_a_write(&s, &mut queue), 0, "{engine}: without FLUSH");
+
+        // Unsafe: not even a flush.
+        let mut s = scene(CacheMode::Unsafe, Options::new());
+        let mut queue = s.queue();
+        assert!(s.device.info().writeback);
+        let after_a_flush = (0..3).map(|_| {
+            after_a_write(&s, &mut queue);
+            flush(&mut queue);
+            dirty(&s).unwrap()
+        });
+        assert_eq!(after_a_flush.max(), Some(2), "{engine}: unsafe does not sync");
+    }
+}
+
+/// A flush over one queue covers the writes completed over another, on another worker.
+#[test]
+fn c05_a_flush_covers_all_queues() {
+    if let Err(why) = shows_dirty_pages() {
+        println!("skipped: {why}");
+        return;
+    }
+    let front = Options::new().queues(3);
+    let mut scene = Scene::new(EngineKind::Threads, CacheMode::Writeback, 1 << 20, 3, &front);
+    let mut queues: Vec<crate::scene::Queue> = scene.device.queues().unwrap();
+    let mut were_dirty = 0;
+    for round in 0..20 {
+        for (n, queue) in queues.iter_mut().enumerate() {
+            write(queue, n as u64 * 65536, scene.buffer(4096, 0));
+        }
+        were_dirty += u32::from(dirty(&scene) == Ok(3));
+        flush(&mut queues[round % 3]);
+        assert_eq!(dirty(&scene), Ok(0));
+    }
+    assert!(were_dirty > 0);
+}
