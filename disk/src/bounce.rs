@@ -11,70 +11,17 @@
 
 use crate::disk::CacheMode;
 use crate::queue::{DiskQueue, Finished};
+use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
-use ringway_core::mem::{PoolPages, Segment, Segments};
+use ringway_core::mem::Segment;
 use ringway_core::{ByteRange, Op, Status};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// The longest piece that goes through a bounce buffer, in bytes.
 const PIECE_MAX: u64 = 1 << 20;
 
 /// How often an operation is begun again after EINTR or EAGAIN before the request fails.
 const RETRIES_MAX: u8 = 100;
-
-/// What a slot is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
-    /// The whole request is one operation on the guest's memory.
-    Whole,
-    /// A part of the request, on the guest's memory.
-    Part,
-    /// A part of a read, into bounce pages.
-    BounceRead,
-    /// A part of a write or of zeroing, from bounce pages.
-    BounceWrite,
-    /// The blocks around an unaligned write are read into bounce pages.
-    ModifyRead,
-    /// A hole is punched, a range zeroed or discarded.
-    Erase,
-    /// What was done is made durable.
-    Sync,
-}
-
-/// The part of a slot that only rare requests use.
-#[derive(Debug)]
-pub(crate) struct Cold {
-    /// The operation in flight, unless the stage is [`Stage::Whole`].
-    pub(crate) op: IoOp,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) part: Segments,
-    /// Bytes of the request that the operation in flight carries out.
-    piece: u64,
-    pages: Option<PoolPages>,
-    lock: Option<ByteRange>,
-    retries: u8,
-    /// The guest's memory must not be given to the file.
-    bounce: bool,
-    counted: bool,
-}
-
-impl Cold {
-    pub(crate) fn new(part: Segments) -> Self {
-        Self {
-            op: IoOp::Sync,
-            offset: 0,
-            len: 0,
-            part,
-            piece: 0,
-            pages: None,
-            lock: None,
-            retries: 0,
-            bounce: false,
-            counted: false,
-        }
-    }
-}
 
 impl<C> DiskQueue<C> {
     /// Begins a request that is not one plain operation.
@@ -161,7 +108,9 @@ impl<C> DiskQueue<C> {
         // Engines may take fewer segments than a request has.
         cold.part.truncate(self.limits.max_segments);
         let len = cold.part.bytes();
-        if len < range.len() - slot.done && !cold.counted {
+        // Through the page cache parts cost nothing worth telling.
+        let told = self.disk.cache == CacheMode::None;
+        if told && len < range.len() - slot.done && !cold.counted {
             cold.counted = true;
             self.stats.split += 1;
         }
@@ -273,10 +222,18 @@ impl<C> DiskQueue<C> {
         if self.disk.flush_failed.load(Relaxed) {
             return self.fail(tag, Status::IoError);
         }
+        let slot = &mut self.slots[usize::from(tag)];
         let cold = &mut self.cold[usize::from(tag)];
+        slot.stage = Stage::Sync;
+        // Through the page cache the host tells a lost write-back to one sync only: with two at a
+        // time the other one would report success for the same lost data.
+        if self.disk.cache != CacheMode::None && self.disk.syncing.swap(true, SeqCst) {
+            self.waiting.push_back(tag);
+            return;
+        }
+        cold.syncing = true;
         (cold.op, cold.offset, cold.len) = (IoOp::Sync, 0, 0);
         cold.part.clear();
-        self.slots[usize::from(tag)].stage = Stage::Sync;
         self.issue(engine, tag);
     }
 
@@ -437,6 +394,9 @@ impl<C> DiskQueue<C> {
     /// Lets go of pages and lock and makes the answer.
     fn end(&mut self, tag: u16, status: Status) -> Finished<C> {
         self.give_back_pages(tag);
+        if std::mem::take(&mut self.cold[usize::from(tag)].syncing) {
+            self.disk.syncing.store(false, SeqCst);
+        }
         if let Some(range) = self.cold[usize::from(tag)].lock.take() {
             self.disk.locks.unlock(range);
         }

@@ -196,6 +196,8 @@ pub struct Disk {
     pub(crate) engine_why: String,
     pub(crate) alignment: Alignment,
     pub(crate) flush_failed: AtomicBool,
+    /// A sync of a cached disk is under way; there is one at a time.
+    pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
 }
 

@@ -9,7 +9,10 @@ mod disk;
 mod locks;
 pub mod open;
 mod queue;
+mod slot;
+mod stats;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
-pub use queue::{DiskQueue, DiskStats, Finished, SEGMENTS_MAX};
+pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
+pub use stats::DiskStats;

@@ -261,6 +261,7 @@ fn open_unreal(
         engine_why: engine_why.into(),
         alignment: Alignment::ANY,
         flush_failed: AtomicBool::new(false),
+        syncing: AtomicBool::new(false),
         locks: RangeLocks::default(),
     })
 }
@@ -321,6 +322,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         engine_why,
         alignment,
         flush_failed: AtomicBool::new(false),
+        syncing: AtomicBool::new(false),
         locks: RangeLocks::with_capacity(LOCKS_MAX),
     })
 }

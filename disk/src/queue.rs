@@ -13,8 +13,9 @@
 //! pieces, zeroing, flushes) goes through `bounce.rs`.
 
 use crate::arena::Arena;
-use crate::bounce::{Cold, Stage};
 use crate::disk::{CacheMode, Disk};
+use crate::slot::{Cold, Slot, Stage};
+use crate::stats::DiskStats;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
 use ringway_core::{Op, Request, Status, TagList};
@@ -29,6 +30,12 @@ pub const SEGMENTS_MAX: usize = 1024;
 /// the largest piece on each of a few requests; more requests wait their turn.
 const POOL_BYTES: usize = 4 << 20;
 
+/// The longest operation, in bytes; longer requests go in parts. From the page cache the bytes are
+/// copied within the submission, which must not keep other queues waiting for long.
+const fn part_max(cache: CacheMode) -> u32 {
+    if matches!(cache, CacheMode::None) { 4 << 20 } else { 1 << 20 }
+}
+
 /// A request that is done.
 #[derive(Debug)]
 pub struct Finished<C> {
@@ -38,67 +45,6 @@ pub struct Finished<C> {
     pub status: Status,
     /// Bytes written to guest memory.
     pub written: u32,
-}
-
-/// What a queue has counted since it was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskStats {
-    /// Requests read from the disk.
-    pub reads: u64,
-    /// Requests written to the disk.
-    pub writes: u64,
-    /// Flushes.
-    pub flushes: u64,
-    /// Discards and write-zeroes.
-    pub erases: u64,
-    /// Bytes read.
-    pub read_bytes: u64,
-    /// Bytes written.
-    pub written_bytes: u64,
-    /// Requests that ended in an error.
-    pub errors: u64,
-    /// Requests that went through bounce buffers.
-    pub bounced: u64,
-    /// Requests that took more than one operation because of their size.
-    pub split: u64,
-    /// Operations begun again after a short transfer, EINTR or EAGAIN.
-    pub continued: u64,
-}
-
-impl DiskStats {
-    /// Adds the counts of another queue.
-    pub fn add(&mut self, other: &Self) {
-        self.reads += other.reads;
-        self.writes += other.writes;
-        self.flushes += other.flushes;
-        self.erases += other.erases;
-        self.read_bytes += other.read_bytes;
-        self.written_bytes += other.written_bytes;
-        self.errors += other.errors;
-        self.bounced += other.bounced;
-        self.split += other.split;
-        self.continued += other.continued;
-    }
-}
-
-/// The room kept for one request.
-///
-/// # Invariants
-/// 1. While its tag is acquired and `context` is `Some`, the request's segments belong to the slot
-///    and, if an operation is queued, to the engine.
-#[derive(Debug)]
-pub(crate) struct Slot<C> {
-    pub(crate) request: Request,
-    pub(crate) context: Option<C>,
-    pub(crate) stage: Stage,
-    /// Bytes of the request's range that are done.
-    pub(crate) done: u64,
-}
-
-impl<C> Slot<C> {
-    fn new(request: Request) -> Self {
-        Self { request, context: None, stage: Stage::Whole, done: 0 }
-    }
 }
 
 /// Slots for the requests of one ring on one worker.
@@ -142,6 +88,7 @@ impl<C> DiskQueue<C> {
         depth: u16,
     ) -> io::Result<Self> {
         debug_assert_eq!(tag_base & 0xffff, 0);
+        let disk_cache = disk.cache;
         let depth_usize = usize::from(depth);
         let mut arena = Arena::new(2 * depth_usize, SEGMENTS_MAX)?;
         // SAFETY: the queue drops its arena after all that holds a list.
@@ -151,7 +98,10 @@ impl<C> DiskQueue<C> {
         Ok(Self {
             needs_locks: disk.needs_locks(),
             disk,
-            limits: limits.clone(),
+            limits: Limits {
+                max_bytes: limits.max_bytes.min(part_max(disk_cache)),
+                ..limits.clone()
+            },
             file,
             tag_base,
             slots,
@@ -377,17 +327,19 @@ impl<C> DiskQueue<C> {
         self.late.pop_front()
     }
 
-    /// Tries again what the engine or the bounce pool had no room for. Call once a turn while
+    /// Tries again what the engine or the bounce pool had no room for, `budget` requests at most,
+    /// so that other queues have their turn. Call once a turn while
     /// [`DiskQueue::has_deferred`].
     #[cold]
-    pub fn retry<E: Engine>(&mut self, engine: &mut E) {
-        while let Some(&tag) = self.backlog.front() {
+    pub fn retry<E: Engine>(&mut self, engine: &mut E, budget: usize) {
+        for _ in 0..budget {
+            let Some(&tag) = self.backlog.front() else { break };
             if self.try_issue(engine, tag).is_err() {
                 return;
             }
             self.backlog.pop_front();
         }
-        for _ in 0..self.waiting.len() {
+        for _ in 0..self.waiting.len().min(budget) {
             let Some(tag) = self.waiting.pop_front() else { break };
             self.advance(engine, tag);
         }

@@ -37,7 +37,7 @@ pub(crate) enum Command<Q> {
     /// Take no more requests from a queue; answer once nothing is in flight.
     Stop { lane: LaneId, reply: SyncSender<Stopped<Q>> },
     /// Change something about a ring, for example whom to call.
-    Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send> },
+    Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
     SetDurable { lane: LaneId, durable: bool, reply: SyncSender<()> },
     /// Report on one queue.
@@ -146,12 +146,13 @@ impl<Q: RequestQueue> Handle<Q> {
         Ok(answer)
     }
 
-    /// Changes something about a running queue's ring.
+    /// Changes something about a running queue's ring; returns once it is done, so that a client
+    /// can have no more than one change under way.
     ///
     /// # Errors
     /// That the worker has ended.
     pub fn edit(&self, lane: LaneId, edit: impl FnOnce(&mut Q) + Send + 'static) -> io::Result<()> {
-        self.send(Command::Edit { lane, edit: Box::new(edit) })
+        self.ask(|reply| Command::Edit { lane, edit: Box::new(edit), reply })
     }
 
     /// Sets whether a queue's writes must be durable before they complete; returns once requests

@@ -1,6 +1,6 @@
 //! A disk, offered to guests.
 
-use crate::command::Handle;
+use crate::command::{Handle, Stopped};
 use crate::vhost_user::Queue;
 use ringway_core::Geometry;
 use ringway_disk::{CacheMode, Disk};
@@ -10,7 +10,9 @@ use ringway_ring::virtio_blk::{
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
     VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, feature_bits,
 };
-use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The longest segment offered to guests, in bytes. Far above what a guest's own limits make.
 const SIZE_MAX: u32 = 4 << 20;
@@ -18,6 +20,10 @@ const SIZE_MAX: u32 = 4 << 20;
 /// The most data segments offered for one request: what fits a queue of 128 descriptors together
 /// with header and status, so that guests without indirect descriptors can send it too.
 const SEG_MAX: u32 = 126;
+
+/// How long a disk may take to finish what is in flight. After that the connection ends without an
+/// answer: a promise that no more memory will be written could not be kept.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// How a disk is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,10 @@ pub struct Export {
     workers: Vec<Handle<Queue>>,
     /// Where this disk's queue 0 goes; the others follow round robin.
     first_worker: usize,
+    drain_max: Duration,
+    /// Queues of connections that ended while the disk was stuck. Nobody else is served before
+    /// these have come back: their writes could land on top of later ones (hazard C10).
+    fenced: Mutex<Vec<Receiver<Stopped<Queue>>>>,
 }
 
 impl Export {
@@ -50,7 +60,32 @@ impl Export {
         first_worker: usize,
     ) -> Self {
         assert!(!workers.is_empty(), "an export needs a worker");
-        Self { disk, options, workers, first_worker }
+        let fenced = Mutex::default();
+        Self { disk, options, workers, first_worker, drain_max: DRAIN_MAX, fenced }
+    }
+
+    /// With another limit to how long a disk may take to finish what is in flight when a queue is
+    /// to stop.
+    #[must_use]
+    pub fn with_drain_max(mut self, drain_max: Duration) -> Self {
+        self.drain_max = drain_max;
+        self
+    }
+
+    pub(crate) fn drain_max(&self) -> Duration {
+        self.drain_max
+    }
+
+    /// Keeps queues that a stuck disk holds.
+    pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Queue>>>) {
+        self.fenced.lock().unwrap_or_else(|e| e.into_inner()).extend(promises);
+    }
+
+    /// True once all queues of earlier connections have come back.
+    pub(crate) fn is_clear(&self) -> bool {
+        let mut fenced = self.fenced.lock().unwrap_or_else(|e| e.into_inner());
+        fenced.retain(|promise| matches!(promise.try_recv(), Err(TryRecvError::Empty)));
+        fenced.is_empty()
     }
 
     /// The disk.

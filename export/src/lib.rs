@@ -9,6 +9,7 @@ mod pinned;
 mod polling;
 mod pool;
 mod queue;
+mod ring_bell;
 mod stats;
 pub mod vhost_user;
 mod worker;

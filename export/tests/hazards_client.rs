@@ -2,7 +2,7 @@
 //! docs/hazards.md, each a test of its name.
 #![allow(missing_docs)]
 
-use ringway_disk::EngineKind;
+use ringway_disk::{EngineKind, Source};
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_INDIRECT, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY, NEED_REPLY,
     RawClient, RawGuest, USER_DELTA, halves, request, words,
@@ -351,6 +351,60 @@ fn b09_a_full_call_eventfd() {
         assert_eq!(guest.simple(0, IN, i, DATA, 512), (OK, 513));
     }
     s.neighbour_lives();
+}
+
+/// The descriptor's flags belong to both sides: the client can make it blocking again at any time.
+#[test]
+fn b09_a_call_eventfd_made_blocking_and_full() {
+    let mut s = scene();
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    let call = bell();
+    assert!(guest.client.acked(request::SET_VRING_CALL, &words(&[0]), &[call.as_fd()]).unwrap());
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    rustix::io::write(&call, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+    // The first call fills the counter, the second would sleep for ever.
+    for i in 0..4 {
+        assert_eq!(guest.simple(0, IN, i, DATA, 512), (OK, 513));
+        s.neighbour_lives();
+    }
+}
+
+#[test]
+fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
+    let _shared = ALONE.read().unwrap_or_else(|e| e.into_inner());
+    let slow = Source::Null { bytes: CAPACITY, latency_us: 2_000_000 };
+    let mut options = RigOptions::new(slow, EngineKind::NullAfter(2_000_000)).queues(2, 1);
+    options.drain_max = Duration::from_millis(300);
+    let mut rig = Rig::start(&options);
+    let mut guest = RawGuest::start(rig.connect(), 2, 64, BASIC);
+    let header = DATA - 0x1000;
+    guest.put_header(header, 1, 0);
+    let chain = [
+        Desc { addr: header, len: 16, ..Desc::default() },
+        Desc { addr: DATA, len: 512, ..Desc::default() },
+        Desc { addr: header + 64, len: 1, flags: 2, next: 0 },
+    ];
+    for queue in 0..2 {
+        guest.put_chain(queue, 0, &chain);
+    }
+    guest.offer(0, 0);
+    std::thread::sleep(Duration::from_millis(50));
+    // No answer could promise that no more memory will be written.
+    guest.client.send(request::GET_VRING_BASE, 0, &halves(&[0, 0]), &[]).unwrap();
+    assert!(guest.client.is_closed());
+    // The other queue goes with the connection.
+    std::thread::sleep(Duration::from_millis(100));
+    guest.offer(1, 0);
+    // Whoever comes next waits until the old write has landed.
+    let mut other = RawGuest::connect(rig.connect(), BASIC);
+    assert!(!other.start_queue(0).unwrap(), "served while old writes are in flight");
+    std::thread::sleep(Duration::from_millis(3000));
+    let mut other = RawGuest::start(rig.connect(), 1, 64, BASIC);
+    assert!(guest.next_used(1, Duration::from_millis(10)).is_none(), "a dead connection is served");
+    other.put_chain(0, 0, &chain);
+    other.put_header(header, 0, 0);
+    other.offer(0, 0);
+    assert!(other.next_used(0, Duration::from_secs(5)).is_some());
 }
 
 #[test]

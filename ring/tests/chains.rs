@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn config() -> Config {
-    let cases = if cfg!(miri) { 4 } else { 4000 };
+    let cases = if cfg!(miri) { 3 } else { 4000 };
     let mut config = Config::with_cases(cases);
     // PROPTEST_CASES asks for more.
     if let Some(more) = std::env::var("PROPTEST_CASES").ok().and_then(|word| word.parse().ok()) {
@@ -35,7 +35,7 @@ fn config() -> Config {
 }
 
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
-    prop::collection::vec(any::<u8>(), 0..1500)
+    prop::collection::vec(any::<u8>(), 0..if cfg!(miri) { 150 } else { 1500 })
 }
 
 proptest! {

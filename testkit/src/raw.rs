@@ -208,6 +208,20 @@ impl RawGuest {
     /// If the back-end refuses any of it.
     #[must_use]
     pub fn start(socket: UnixStream, queues: u32, size: u16, features: u64) -> Self {
+        let mut guest = Self::connect(socket, features);
+        guest.size = size;
+        for queue in 0..queues {
+            assert!(guest.start_queue(queue).unwrap(), "queue {queue} starts");
+        }
+        guest
+    }
+
+    /// Connects and shares memory; starts no queue. Rings have 64 descriptors.
+    ///
+    /// # Panics
+    /// If the back-end refuses any of it.
+    #[must_use]
+    pub fn connect(socket: UnixStream, features: u64) -> Self {
         let client = RawClient::new(socket);
         let memory = memfd_create("raw-guest", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&memory, MEMORY).expect("memory");
@@ -218,21 +232,18 @@ impl RawGuest {
         // MQ, REPLY_ACK, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
         let protocol = 1 | 1 << 3 | 1 << 9 | 1 << 13 | 1 << 15;
         client.send(request::SET_PROTOCOL_FEATURES, 0, &words(&[protocol]), &[]).expect("sent");
-        let mut guest = Self {
+        let guest = Self {
             client,
             memory: memory.into(),
-            size,
+            size: 64,
             kicks: Vec::new(),
             calls: Vec::new(),
-            avail: vec![0; queues as usize],
-            used_seen: vec![0; queues as usize],
+            avail: vec![0; 16],
+            used_seen: vec![0; 16],
         };
         let features = features | F_PROTOCOL;
         assert!(guest.client.acked(request::SET_FEATURES, &words(&[features]), &[]).unwrap());
         assert!(guest.set_mem_table().unwrap());
-        for queue in 0..queues {
-            assert!(guest.start_queue(queue).unwrap(), "queue {queue} starts");
-        }
         guest
     }
 

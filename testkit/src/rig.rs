@@ -25,6 +25,8 @@ pub struct RigOptions {
     pub queue_size: u16,
     /// How workers wait.
     pub polling: Polling,
+    /// How long a disk may keep a stopping queue.
+    pub drain_max: Duration,
     /// Whether workers look for completions right after each submission (origin O2).
     pub harvest_at_once: bool,
 }
@@ -42,6 +44,7 @@ impl RigOptions {
             workers: 1,
             queue_size: 1024,
             polling: Polling::default(),
+            drain_max: Duration::from_secs(30),
             harvest_at_once: true,
         }
     }
@@ -92,7 +95,8 @@ impl Rig {
     fn with_pool(disk: Arc<Disk>, pool: Pool, options: &RigOptions) -> Self {
         let export_options =
             ExportOptions { queues: options.queues, queue_size: options.queue_size };
-        let export = Export::new(disk, export_options, pool.handles().to_vec(), 0);
+        let export = Export::new(disk, export_options, pool.handles().to_vec(), 0)
+            .with_drain_max(options.drain_max);
         let stop = eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
         Self { export: Arc::new(export), pool, stop: Arc::new(stop), sessions: Vec::new() }
     }

@@ -26,6 +26,10 @@ pub enum MappingError {
         /// Length in bytes.
         len: u64,
     },
+    /// A file whose pages another process makes up as they are touched (FUSE): touching one could
+    /// take for ever.
+    #[error("the file is served by a process, not by the kernel, and cannot be guest memory")]
+    Fuse,
     /// The kernel refused.
     #[error("cannot map the memory: {0}")]
     Host(#[from] io::Error),
@@ -38,14 +42,14 @@ pub enum MappingError {
 ///
 /// # Invariants
 /// 1. `whole..whole+whole_len` is a mapping of ours; `start..start+len` lies in it.
-/// 2. `guard` watches exactly that mapping for SIGBUS.
+/// 2. `guard` watches exactly that mapping for SIGBUS, unless no file is behind it.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     whole: NonNull<u8>,
     whole_len: usize,
-    guard: sigbus::Guard,
+    guard: Option<sigbus::Guard>,
 }
 
 // SAFETY: a mapping is plain shared memory; all access goes through raw pointers whose users
@@ -62,6 +66,9 @@ impl Mapping {
     pub fn of_file(file: &File, offset: u64, len: u64) -> Result<Self, MappingError> {
         let bad = MappingError::BadRange { offset, len };
         let Some(need) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
+        if on_fuse(file)? {
+            return Err(MappingError::Fuse);
+        }
         let meta = file.metadata()?;
         if meta.len() < need {
             return Err(MappingError::FileTooShort { have: meta.len(), need });
@@ -103,7 +110,9 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
-        let guard = match sigbus::Guard::watch(base.as_ptr() as usize, len) {
+        // Memory of our own cannot be cut short.
+        let watched = (fd >= 0).then(|| sigbus::Guard::watch(base.as_ptr() as usize, len));
+        let guard = match watched.transpose() {
             Ok(guard) => guard,
             Err(e) => {
                 // SAFETY: the mapping was made above and nobody has seen it.
@@ -147,13 +156,25 @@ impl Mapping {
     /// True once a part of the memory vanished because its file was cut short.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
-        self.guard.tripped()
+        self.guard.as_ref().is_some_and(sigbus::Guard::tripped)
     }
+}
+
+fn on_fuse(file: &File) -> io::Result<bool> {
+    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
+    // SAFETY: statfs is a plain C struct for which zeroes are valid, and ours to fill in.
+    let (rc, stat) = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        (libc::fstatfs(file.as_raw_fd(), &raw mut stat), stat)
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(stat.f_type == FUSE_SUPER_MAGIC) }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.guard.forget();
+        if let Some(guard) = &mut self.guard {
+            guard.forget();
+        }
         // SAFETY: the mapping is ours (Mapping invariant 1), and `&mut self` proves that no one
         // holds it any more.
         unsafe { libc::munmap(self.whole.as_ptr().cast(), self.whole_len) };

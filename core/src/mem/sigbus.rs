@@ -9,9 +9,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock};
 
-/// How many mappings can be watched at a time. A disk has at most a few dozen memory regions
-/// (vhost-user allows 509 slots for hot-plugged memory); a table of this size serves hundreds.
-const WATCHED_MAX: usize = 4096;
+/// How many mappings can be watched at a time: 128 guests with all the 509 memory slots that
+/// vhost-user allows. Most guests have a handful.
+const WATCHED_MAX: usize = 65536;
 
 struct Entry {
     start: AtomicUsize,

@@ -202,7 +202,7 @@ impl<E: Engine> Bench<E> {
     /// One round of what a worker does.
     pub(crate) fn turn(&mut self, answers: &mut Vec<Finished<u64>>) {
         if self.queue.has_deferred() {
-            self.queue.retry(&mut self.engine);
+            self.queue.retry(&mut self.engine, usize::MAX);
         }
         self.engine.submit().expect("a sound engine");
         self.reaped.clear();

@@ -1,11 +1,11 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot).
 
 use crate::queue::{Pop, RequestQueue};
+use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{Armed, Broken, Head, LayoutError, SplitAddresses, SplitDevice};
-use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -73,13 +73,14 @@ impl Queue {
         (self.kick, self.call)
     }
 
-    fn call(&self) -> io::Result<()> {
+    fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
-        match rustix::io::write(call, &1u64.to_ne_bytes()) {
-            // A counter that is full has rung already.
-            Ok(_) | Err(Errno::AGAIN) => Ok(()),
-            Err(e) => Err(e.into()),
+        let rung = ring_bell(call);
+        if rung.is_err() {
+            // Whatever the peer has done to it, it is done to itself.
+            self.call = None;
         }
+        rung
     }
 }
 

@@ -6,8 +6,11 @@
 
 use super::memory::{self, MemoryError};
 use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError, VRING_NO_FD};
+use super::queue::Queue;
 use super::vring::{StartError, UserAddresses, Vring};
+use crate::command::Stopped;
 use crate::export::Export;
+use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
 use ringway_ring::virtio_blk::{
@@ -19,7 +22,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::RecvTimeoutError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
@@ -30,12 +33,16 @@ use vhost::vhost_user::message::{
 /// How often to say that a disk keeps a stopping queue waiting.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
-/// How long a disk may take to finish what is in flight. After that the connection ends without an
-/// answer: a promise that no more memory will be written could not be kept.
-const DRAIN_MAX: Duration = Duration::from_secs(30);
+/// A queue that a worker will give back.
+type Promise = Receiver<Stopped<Queue>>;
 
 /// How often to look whether requests are bounced, until that was told.
 const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
+/// Refused messages that are logged, of one connection.
+const REFUSALS_TOLD: u32 = 10;
+/// Refused messages after which a connection ends.
+const REFUSALS_MAX: u32 = 1000;
 
 /// The transport's own feature bit: there are protocol features to negotiate.
 const F_PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -86,6 +93,8 @@ enum Refusal {
     Start(usize, StartError),
     #[error("queue {0}: the disk does not finish what is in flight")]
     Stuck(usize),
+    #[error("requests of an earlier connection are still in flight: their writes could land later")]
+    Fenced,
     #[error("a worker ended: {0}")]
     Worker(io::Error),
 }
@@ -126,6 +135,7 @@ pub struct Session<'a> {
     /// Counts of queues that were stopped.
     stopped_stats: DiskStats,
     bounce_told: bool,
+    refusals: u32,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
 }
@@ -150,6 +160,7 @@ impl<'a> Session<'a> {
             backend_channel: None,
             stopped_stats: DiskStats::default(),
             bounce_told: false,
+            refusals: 0,
             stuck: false,
         })
     }
@@ -209,7 +220,7 @@ impl<'a> Session<'a> {
             warn!(disk = self.export.disk().name(), queue = index, "queue stopped: {broken}");
             if let Some(err) = self.vrings.get(index).and_then(|vring| vring.err.as_ref()) {
                 // Best effort: the front-end may not listen.
-                let _ = rustix::io::write(err, &1u64.to_ne_bytes());
+                let _ = ring_bell(err);
             }
             fatal |= broken == Broken::MemoryGone;
         }
@@ -255,7 +266,17 @@ impl<'a> Session<'a> {
             }
             Ok(Answer::Ack) => {}
             Err(refusal) => {
-                warn!(disk = self.export.disk().name(), request = ?message.request, "refused: {refusal}");
+                self.refusals += 1;
+                if self.refusals <= REFUSALS_TOLD {
+                    warn!(disk = self.export.disk().name(), request = ?message.request, "refused: {refusal}");
+                }
+                if self.refusals == REFUSALS_MAX {
+                    warn!(
+                        disk = self.export.disk().name(),
+                        "{REFUSALS_MAX} messages refused: enough"
+                    );
+                    return Ok(false);
+                }
                 // The answer to GET_VRING_BASE has the same form as a refusal: no refusal then.
                 if !wants_ack || self.stuck || message.request == Some(FrontendReq::GET_VRING_BASE)
                 {
@@ -474,6 +495,9 @@ impl<'a> Session<'a> {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
                 continue;
             }
+            if !self.export.is_clear() {
+                return Err(Refusal::Fenced);
+            }
             let queue = self.vrings[at]
                 .make_queue(&self.map, event_idx, indirect)
                 .map_err(|error| Refusal::Start(at, error))?;
@@ -505,18 +529,22 @@ impl<'a> Session<'a> {
             }
         }
         let begun = Instant::now();
-        for (at, promise) in stopping {
+        let mut stopping = stopping.into_iter();
+        while let Some((at, promise)) = stopping.next() {
             let stopped = loop {
-                match promise.recv_timeout(DRAIN_REPORT) {
+                let left = self.export.drain_max().saturating_sub(begun.elapsed());
+                match promise.recv_timeout(left.min(DRAIN_REPORT)) {
                     Ok(stopped) => break stopped,
-                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < DRAIN_MAX => warn!(
-                        disk = self.export.disk().name(),
-                        queue = at,
-                        "still waiting for the disk to finish what is in flight"
-                    ),
+                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
                     Err(RecvTimeoutError::Timeout) => {
-                        // The worker keeps the queue and its memory until the disk answers.
-                        self.abandon_queues();
+                        let rest = std::iter::once((at, promise)).chain(stopping);
+                        self.abandon_queues(rest.collect());
                         return Err(Refusal::Stuck(at));
                     }
                     Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
@@ -529,8 +557,21 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Leaves running queues to their workers: the connection ends with them.
-    fn abandon_queues(&mut self) {
+    /// Leaves queues to their workers, which keep them and their memory until the disk answers: the
+    /// connection ends, and no other one starts before that.
+    fn abandon_queues(&mut self, stopping: Vec<(usize, Promise)>) {
+        let mut promises = Vec::new();
+        for (at, promise) in stopping {
+            self.vrings[at].lane = None;
+            promises.push(promise);
+        }
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            if let Some(lane) = vring.lane.take() {
+                // A worker that has ended serves nothing any more.
+                promises.extend(self.export.worker(at).stop(lane));
+            }
+        }
+        self.export.fence(promises);
         self.vrings = fresh_vrings(self.export);
         self.stuck = true;
     }

@@ -4,8 +4,8 @@
 //! byte is the status, what lies between is the data, however it is cut into descriptors.
 
 use super::{
-    ERASE_SECTORS_MAX, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
-    VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    ERASE_SECTORS_MAX, VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_byte,
 };
 use crate::virtqueue::{Chain, Desc};
@@ -111,7 +111,8 @@ fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Re
         VIRTIO_BLK_T_GET_ID => {
             request.op = Op::GetId;
             request.range = ByteRange::default();
-            let bytes = total(chain.writable()) - 1;
+            // Never more than the serial has, however long the buffer is.
+            let bytes = (total(chain.writable()) - 1).min(u64::from(VIRTIO_BLK_ID_BYTES));
             take(chain.writable(), 0, bytes, mem, &mut request.segments)?;
         }
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {

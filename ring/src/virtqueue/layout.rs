@@ -224,7 +224,8 @@ mod tests {
     fn a08_every_queue_size_is_judged() {
         let good: Vec<u32> = (0..16).map(|n| 1 << n).collect();
         // All sizes around the legal ones, and every power of two, as u32.
-        for size in (0..=70_000).chain((0..32).map(|n| 1u32 << n)).chain([u32::MAX, 65_536 + 128]) {
+        let all = if cfg!(miri) { 300 } else { 70_000 };
+        for size in (0..=all).chain((0..32).map(|n| 1u32 << n)).chain([u32::MAX, 65_536 + 128]) {
             assert_eq!(check_size(size).is_ok(), good.contains(&size), "size {size}");
         }
     }

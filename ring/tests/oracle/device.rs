@@ -195,7 +195,8 @@ fn request(mem: &Bytes, chain: &[Buffer], most_segments: usize) -> Result<Wanted
             (op, false, range(sector, len)?, data(kind == 0, skip, len)?)
         }
         4 => (Op::Flush, false, (0, 0), Vec::new()),
-        8 => (Op::GetId, false, (0, 0), data(true, 0, bytes(true) - 1)?),
+        // §5.2.6.1: the serial has 20 bytes, however long the buffer is.
+        8 => (Op::GetId, false, (0, 0), data(true, 0, (bytes(true) - 1).min(20))?),
         11 | 13 => {
             // struct virtio_blk_discard_write_zeroes { le64 sector; le32 num_sectors; le32 flags; }
             if bytes(false) != 32 {

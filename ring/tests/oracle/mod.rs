@@ -140,8 +140,13 @@ impl Bench {
         let entry = self.oracle.queue.avail_entry(self.avail);
         self.memory.write_number(entry, head.into(), 2);
         self.avail = self.avail.wrapping_add(1);
-        let seen = if choices.byte() == 255 { choices.byte().into() } else { 0 };
-        let index = self.avail.wrapping_add(seen);
+        let ahead = match choices.byte() {
+            255 => choices.byte().into(),
+            // One more than the queue holds is too much.
+            253 | 254 => (self.oracle.queue.size + u16::from(choices.byte() % 4)).wrapping_sub(2),
+            _ => 0,
+        };
+        let index = self.avail.wrapping_add(ahead);
         self.memory.write_number(self.oracle.queue.avail + 2, index.into(), 2);
     }
 

@@ -1,0 +1,126 @@
+//! Ringing an eventfd that a hostile peer shares.
+//!
+//! The peer can make the descriptor blocking again behind our back and fill its counter: the write
+//! would then sleep for as long as the peer likes, and everything else this thread serves with it.
+//! So each thread marks when it begins and ends such a write, and a watchdog interrupts a thread
+//! that stays in one. The interrupted write fails, and whoever asked for it gives the descriptor up.
+
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Once, Weak};
+use std::time::Duration;
+
+/// How often the watchdog looks. A write lasts that long at least before it is interrupted.
+const WATCH_EVERY: Duration = Duration::from_millis(100);
+
+/// A thread's mark.
+///
+/// # Invariants
+/// 1. While this is alive so is the thread `id`, because only its thread-local holds it; the
+///    watchdog holds the registry's lock when it uses `id`, and the drop takes that lock.
+struct Mark {
+    id: libc::pthread_t,
+    /// Odd while the thread is in a write; never the same for two writes.
+    writes: AtomicU64,
+}
+
+static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
+static WATCHDOG: Once = Once::new();
+
+/// What a thread-local holds: unregisters the mark before the thread is gone.
+struct Registered(Arc<Mark>);
+
+impl Registered {
+    fn new() -> Self {
+        WATCHDOG.call_once(start_watchdog);
+        // SAFETY: no preconditions.
+        let id = unsafe { libc::pthread_self() };
+        let mark = Arc::new(Mark { id, writes: AtomicU64::new(0) });
+        MARKS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&mark));
+        Self(mark)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let mine = Arc::as_ptr(&self.0);
+        MARKS.lock().unwrap_or_else(|e| e.into_inner()).retain(|mark| mark.as_ptr() != mine);
+    }
+}
+
+thread_local! {
+    static MARK: Registered = Registered::new();
+}
+
+/// Writes 1 to an eventfd. A full counter has rung already.
+///
+/// # Errors
+/// What the host says; `Interrupted` if the peer made the write block.
+pub(crate) fn ring_bell(bell: impl AsFd) -> io::Result<()> {
+    MARK.with(|mark| {
+        let writes = &mark.0.writes;
+        let begun = writes.load(Relaxed).wrapping_add(1);
+        writes.store(begun, Relaxed);
+        let result = rustix::io::write(bell, &1u64.to_ne_bytes());
+        writes.store(begun.wrapping_add(1), Relaxed);
+        match result {
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    })
+}
+
+fn signal() -> libc::c_int {
+    libc::SIGRTMIN() + 7
+}
+
+extern "C" fn interrupt(_signal: libc::c_int) {}
+
+fn start_watchdog() {
+    // SAFETY: the handler does nothing; without SA_RESTART a sleeping write ends with EINTR.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = interrupt as *const () as usize;
+        libc::sigaction(signal(), &action, std::ptr::null_mut());
+    }
+    let watchdog = std::thread::Builder::new().name("bell-watch".into()).spawn(|| {
+        let mut seen: Vec<(libc::pthread_t, u64)> = Vec::new();
+        loop {
+            std::thread::sleep(WATCH_EVERY);
+            let marks = MARKS.lock().unwrap_or_else(|e| e.into_inner());
+            let mut now = Vec::with_capacity(marks.len());
+            for mark in marks.iter().filter_map(Weak::upgrade) {
+                let writes = mark.writes.load(Relaxed);
+                if writes % 2 == 1 {
+                    if seen.contains(&(mark.id, writes)) {
+                        // SAFETY: the thread is alive while its mark is registered and the lock
+                        // is held (Mark invariant 1).
+                        unsafe { libc::pthread_kill(mark.id, signal()) };
+                    }
+                    now.push((mark.id, writes));
+                }
+            }
+            seen = now;
+        }
+    });
+    if let Err(error) = watchdog {
+        tracing::error!("no watchdog for notifications: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    #[test]
+    fn a_write_that_blocks_is_interrupted() {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        ring_bell(&bell).unwrap();
+        rustix::io::write(&bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        let error = ring_bell(&bell).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    }
+}
