@@ -1,3 +1,29 @@
-//! Placeholder.
+//! Chores of the workspace: `cargo run --release -p xtask -- help`.
 
-fn main() {}
+mod bench;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Debug, Parser)]
+#[command(name = "xtask", about = "Chores of the workspace", max_term_width = 100)]
+struct Xtask {
+    #[command(subcommand)]
+    task: Task,
+}
+
+/// One subcommand, one module.
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// Measure the daemon beside its peers and beside the bare disk.
+    Bench(Box<bench::BenchArgs>),
+    /// Style as a test: lengths, floors, names of hazard tests, stray blanks and paths.
+    Tidy,
+}
+
+fn main() -> anyhow::Result<()> {
+    match Xtask::parse().task {
+        Task::Bench(args) => bench::run(*args),
+        Task::Tidy => tidy::run(),
+    }
+}

@@ -1,0 +1,118 @@
+//! The same load through an independent client: libblkio's own Rust core.
+
+use crate::bench::Lab;
+use crate::bench::client::{Counting, Load, Next, Outcome, measure};
+use crate::bench::options::Waiting;
+use anyhow::{Context, Result, bail};
+use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::atomic::AtomicU8;
+
+/// One queue with the buffers of its slots, one after another from `base`.
+struct Lane {
+    queue: Blkioq,
+    base: usize,
+    load: Load,
+    units: u64,
+    random: u64,
+    next: u64,
+}
+
+/// As [`crate::bench::client::attack`]; no latencies, no mixed sizes, no counts of kicks.
+pub(crate) fn attack(
+    lab: &Lab,
+    socket: &Path,
+    queues: u16,
+    load: &Load,
+    boundary: &mut dyn FnMut() -> Result<()>,
+) -> Result<Outcome> {
+    if load.timed || !load.mix.is_empty() {
+        bail!("the client blkio takes no latencies: use --client ringway");
+    }
+    let mut device = Blkio::new("virtio-blk-vhost-user")?;
+    device.set_str("path", socket.to_str().context("a path in UTF-8")?)?;
+    device.connect()?;
+    device.set_i32("num-queues", queues.into())?;
+    device.set_i32("queue-size", lab.common.queue_size.into())?;
+    let capacity = device.get_u64("capacity")?;
+    let started = device.start()?;
+    let len = load.depth as usize * load.size as usize;
+    let mut lanes = Vec::new();
+    for (index, queue) in started.queues.into_iter().enumerate() {
+        let region = device.alloc_mem_region(len.next_multiple_of(1 << 21))?;
+        device.map_mem_region(&region)?;
+        let units = (capacity / u64::from(load.size)).max(1);
+        let random = index as u64 + 0x9e37_79b9_7f4a_7c15;
+        lanes.push(Lane { queue, base: region.addr, load: *load, units, random, next: 0 });
+    }
+    let cpus = lab.common.client_cpus.len();
+    let threads = if load.waiting == Waiting::Polling { cpus } else { lanes.len() };
+    let mut crews: Vec<Vec<Lane>> = (0..threads.min(lanes.len())).map(|_| Vec::new()).collect();
+    let count = crews.len();
+    for (index, lane) in lanes.into_iter().enumerate() {
+        crews[index % count].push(lane);
+    }
+    measure(lab, crews, boundary, work)
+}
+
+fn work(mut lanes: Vec<Lane>, phase: &AtomicU8) -> Result<Outcome> {
+    let load = lanes[0].load;
+    let least = usize::from(load.waiting == Waiting::Sleeping);
+    let mut found: Vec<MaybeUninit<Completion>> = Vec::new();
+    found.resize_with(load.depth as usize, MaybeUninit::uninit);
+    for lane in &mut lanes {
+        (0..load.depth as usize).for_each(|slot| lane.start(slot));
+    }
+    let (mut counting, mut outcome) = (Counting::default(), Outcome::default());
+    loop {
+        for lane in &mut lanes {
+            let count = lane.queue.do_io(&mut found, least, None, None)?;
+            for one in &found[..count] {
+                // SAFETY: do_io has written the first `count`.
+                let one = unsafe { one.assume_init_ref() };
+                outcome.errors += u64::from(one.ret != 0);
+                outcome.done += 1;
+                lane.start(one.user_data);
+            }
+        }
+        match counting.look(phase) {
+            Next::GoOn => {}
+            Next::Begin => outcome = Outcome { errors: outcome.errors, ..Outcome::default() },
+            Next::End(took) => {
+                outcome.seconds = took.as_secs_f64();
+                outcome.bytes = outcome.done * u64::from(load.size);
+                break;
+            }
+        }
+    }
+    // Sends what is queued and takes all that is in flight.
+    for lane in &mut lanes {
+        let all = found.len();
+        lane.queue.do_io(&mut found, all, None, None)?;
+    }
+    Ok(outcome)
+}
+
+impl Lane {
+    #[inline]
+    fn start(&mut self, slot: usize) {
+        let Load { size, write, sequential, .. } = self.load;
+        let unit = if sequential {
+            self.next = if self.next + 1 < self.units { self.next + 1 } else { 0 };
+            self.next
+        } else {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            ((u128::from(self.random) * u128::from(self.units)) >> 64) as u64
+        };
+        let (offset, len) = (unit * u64::from(size), size as usize);
+        let buffer = (self.base + slot * len) as *mut u8;
+        if write {
+            self.queue.write(offset, buffer, len, slot, ReqFlags::empty());
+        } else {
+            self.queue.read(offset, buffer, len, slot, ReqFlags::empty());
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The files that are measured.
+
+use crate::bench::Lab;
+use anyhow::{Context, Result};
+use rustix::fs::{Advice, fadvise};
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const MIB: u64 = 1 << 20;
+
+/// Where a benchmark's data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Device {
+    /// Nowhere: no data moves.
+    Null,
+    /// A file on the disk, O_DIRECT.
+    File,
+    /// A file on tmpfs, O_DIRECT.
+    Tmpfs,
+}
+
+impl Device {
+    /// The word in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::File => "disk file",
+            Self::Tmpfs => "tmpfs file",
+        }
+    }
+
+    /// The file, if there is one.
+    pub(crate) fn path(self, lab: &Lab) -> Option<&Path> {
+        match self {
+            Self::Null => None,
+            Self::File => Some(&lab.common.file),
+            Self::Tmpfs => Some(&lab.common.tmpfs),
+        }
+    }
+
+    /// Makes and fills the file if that has not been done.
+    pub(crate) fn prepare(self, lab: &Lab) -> Result<Option<Temporary>> {
+        let common = &lab.common;
+        match self {
+            Self::Null => Ok(None),
+            Self::File => fill(&common.file, common.file_mib * MIB).map(|()| None),
+            Self::Tmpfs => {
+                let temporary = Temporary(common.tmpfs.clone());
+                fill(&common.tmpfs, common.tmpfs_mib * MIB).map(|()| Some(temporary))
+            }
+        }
+    }
+}
+
+/// A file that goes when this goes.
+#[derive(Debug)]
+pub(crate) struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Every byte written, none left in the page cache.
+fn fill(path: &Path, bytes: u64) -> Result<()> {
+    let name = path.display();
+    if let Ok(meta) = std::fs::metadata(path) {
+        anyhow::ensure!(meta.is_file(), "{name} is no regular file: give another one");
+        if meta.len() == bytes && meta.blocks() * 512 >= bytes {
+            return Ok(());
+        }
+    }
+    eprintln!("filling {name} with {} MiB, once", bytes / MIB);
+    let options = OpenOptions::new().write(true).create(true).truncate(true).open(path);
+    let file = options.with_context(|| format!("cannot create {name}"))?;
+    let written = fill_open(&file, bytes).with_context(|| format!("cannot fill {name}"));
+    if written.is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+    written
+}
+
+fn fill_open(mut file: &File, bytes: u64) -> Result<()> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    // Nothing that a clever disk could compress or find twice.
+    let mut piece = vec![0u8; 1 << 20];
+    for _ in 0..bytes / MIB {
+        for word in piece.chunks_exact_mut(64) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            word[..8].copy_from_slice(&state.to_ne_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
+}

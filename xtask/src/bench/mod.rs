@@ -1,0 +1,133 @@
+//! `xtask bench`: the daemon beside its peers, and beside the bare disk.
+//!
+//! Every comparison alternates its contestants within one run and reports medians. The client runs
+//! in this process on its own core, the server on another.
+
+mod bare;
+#[cfg(feature = "blkio")]
+mod blkio;
+mod client;
+mod contest;
+mod daemon;
+mod engine;
+mod fio;
+mod image;
+mod lane;
+mod matrix;
+mod o1;
+mod o2;
+mod o4;
+mod options;
+mod proc;
+mod report;
+mod tmpfs;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use options::Common;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What to measure, and how.
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    what: What,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Depth × queues × polling or sleeping client × device, against peers.
+    Matrix(matrix::MatrixArgs),
+    /// Through the device versus direct I/O on the same file, 4 KiB random.
+    Bare(bare::BareArgs),
+    /// Origin O1: 16 KiB writes at depth 74 beside bare fio and the published table.
+    O1(o1::O1Args),
+    /// Origin O2: harvesting right after submitting, on and off.
+    O2(o2::O2Args),
+    /// Origin O4: page-aligned versus 512-byte-aligned buffers.
+    O4(o4::O4Args),
+    /// A file on tmpfs, a disk as fast as memory, depth 32.
+    Tmpfs(tmpfs::TmpfsArgs),
+}
+
+impl What {
+    /// Whether it starts the daemon.
+    const fn serves(&self) -> bool {
+        !matches!(self, Self::O2(_) | Self::O4(_))
+    }
+
+    /// How long one cell is measured unless the user says otherwise, in seconds.
+    const fn seconds(&self) -> f64 {
+        match self {
+            Self::Matrix(_) | Self::Bare(_) => 0.7,
+            Self::Tmpfs(_) => 1.0,
+            Self::O1(_) => 1.5,
+            Self::O2(_) | Self::O4(_) => 2.0,
+        }
+    }
+}
+
+/// The place of measurement: options with nothing left open.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    pub(crate) common: Common,
+    /// Seconds measured per cell.
+    pub(crate) seconds: f64,
+    /// The daemon's binary.
+    pub(crate) daemon: PathBuf,
+}
+
+impl Lab {
+    /// The cores of the server, as `taskset` has them.
+    pub(crate) fn server_list(&self) -> String {
+        options::cpu_list(&self.common.server_cpus)
+    }
+}
+
+/// Measures, prints, writes the JSON.
+pub(crate) fn run(args: BenchArgs) -> Result<()> {
+    let BenchArgs { what, common } = args;
+    if common.rounds == 0 {
+        bail!("--rounds 0 measures nothing: give at least 1");
+    }
+    let daemon = match &common.daemon {
+        Some(path) if !path.is_file() => bail!("--daemon: there is no file {}", path.display()),
+        Some(path) => path.clone(),
+        None if what.serves() => build()?,
+        None => PathBuf::new(),
+    };
+    let seconds = common.seconds.unwrap_or(what.seconds());
+    if !(seconds > 0.0 && seconds < 3600.0) {
+        bail!("--seconds {seconds} is not between 0 and 3600");
+    }
+    options::pin(&common.client_cpus)?;
+    let lab = Lab { common, seconds, daemon };
+    let report = match &what {
+        What::Matrix(args) => matrix::run(&lab, args),
+        What::Bare(args) => bare::run(&lab, args),
+        What::O1(args) => o1::run(&lab, args),
+        What::O2(args) => o2::run(&lab, args),
+        What::O4(args) => o4::run(&lab, args),
+        What::Tmpfs(args) => tmpfs::run(&lab, args),
+    }?;
+    report.deliver(&lab)
+}
+
+/// Builds the daemon in release mode; returns where it is.
+fn build() -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .current_dir(root)
+        .args(["build", "--release", "--quiet", "-p", "ringway"])
+        .status()
+        .context("cannot run cargo to build the daemon: give --daemon PATH")?;
+    if !status.success() {
+        bail!("the daemon does not build: mend it, or give --daemon PATH");
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
+    Ok(root.join(target).join("release/ringway"))
+}

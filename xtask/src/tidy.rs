@@ -1,0 +1,267 @@
+//! `xtask tidy`: style as a test. It also runs as a unit test of this crate.
+//!
+//! What rustfmt and clippy cannot know: how long files may get, which crate may know which, that
+//! every hazard has its test, that nothing of one person's machine is in the tree.
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The longest a source file may be, in lines before its tests.
+const LINES: usize = 400;
+/// `lib.rs` says what a crate is; it does nothing.
+const LIB_LINES: usize = 60;
+
+/// Files that are longer, each with its own bound. Bounds may go down, and up only with a reason.
+const LONGER: &[(&str, usize)] = &[
+    ("aio/src/contract.rs", 800),              // a test suite
+    ("disk/src/bounce.rs", 460),               // one predicate, two copies, their fault cases
+    ("disk/src/open.rs", 640),                 // the only place that probes the host and chooses
+    ("driver/src/device.rs", 420),             // set-up and teardown of one connection
+    ("e2e/src/guest.rs", 800),                 // a test tool
+    ("export/src/vhost_user/session.rs", 660), // one match arm and function per message
+    ("export/src/worker.rs", 480),             // should be 250
+    ("testkit/src/raw.rs", 450),               // a test tool
+];
+
+/// Which crates of the workspace a crate may use (dev-dependencies are free): arrows go down only.
+const FLOORS: &[(&str, &[&str])] = &[
+    ("ringway-core", &[]),
+    ("ringway-ring", &["core"]),
+    ("ringway-aio", &["core"]),
+    ("ringway-path", &["core", "aio"]),
+    ("ringway-disk", &["core", "aio", "path"]),
+    ("ringway-export", &["core", "ring", "aio", "path", "disk"]),
+    ("ringway-driver", &["core", "ring"]),
+    ("ringway", &["core", "aio", "disk", "export", "driver"]),
+];
+/// For development; no crate of the floors may use them but in its tests.
+const DEV_ONLY: &[&str] = &["ringway-testkit", "ringway-e2e", "xtask"];
+/// `ring` is memory and nothing else: no way to a system call.
+const NO_SYSTEM: (&str, &[&str]) = ("ringway-ring", &["libc", "rustix", "nix", "vmm-sys-util"]);
+
+/// Words of one person's machine, split so that this file may hold them.
+const FOREIGN: &[&str] = &[
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/ho", "me/"),
+    concat!("artif", "actory"),
+];
+
+/// Text that is looked at: by extension, or by name.
+const TEXT: &[&str] = &["rs", "toml", "md", "sh", "lock", "yml", "yaml"];
+const SCRIPTS: &[&str] = &["demo", "test", ".ci/run", "e2e/guest/init"];
+const SKIPPED: &[&str] = &[".git", "target", "corpus", "artifacts", "coverage"];
+
+/// Looks at the whole tree and prints what it finds.
+pub(crate) fn run() -> Result<()> {
+    let found = check(&root())?;
+    if found.is_empty() {
+        println!("tidy");
+        return Ok(());
+    }
+    let mut list = String::new();
+    for line in &found {
+        writeln!(list, "  {line}")?;
+    }
+    bail!("{} findings:\n{list}", found.len());
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// One file: its path from the root, and its text.
+struct Text {
+    path: String,
+    text: String,
+}
+
+fn check(root: &Path) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    collect(root, root, &mut files)?;
+    let mut found = Vec::new();
+    for file in &files {
+        letters(file, &mut found);
+        length(file, &mut found);
+    }
+    for (path, _) in LONGER {
+        if !files.iter().any(|file| file.path == *path) {
+            found.push(format!("xtask/src/tidy.rs: there is no {path} to allow more lines to"));
+        }
+    }
+    hazards(&files, &mut found)?;
+    floors(root, &mut found)?;
+    Ok(found)
+}
+
+fn collect(root: &Path, dir: &Path, files: &mut Vec<Text>) -> Result<()> {
+    let mut entries: Vec<_> = fs::read_dir(dir)?.collect::<Result<_, _>>()?;
+    entries.sort_by_key(fs::DirEntry::path);
+    for entry in entries {
+        let path = entry.path();
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let from_root = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        let kind = entry.file_type()?;
+        if kind.is_dir() && !SKIPPED.contains(&name.as_str()) {
+            collect(root, &path, files)?;
+        } else if kind.is_file()
+            && (SCRIPTS.contains(&from_root.as_str())
+                || path.extension().is_some_and(|end| TEXT.iter().any(|text| end == *text)))
+        {
+            let text = fs::read_to_string(&path).with_context(|| from_root.clone())?;
+            files.push(Text { path: from_root, text });
+        }
+    }
+    Ok(())
+}
+
+fn letters(file: &Text, found: &mut Vec<String>) {
+    let path = &file.path;
+    for (number, line) in (1..).zip(file.text.split('\n')) {
+        let mut says = |what: &str| found.push(format!("{path}:{number}: {what}"));
+        if line.ends_with([' ', '\t', '\r']) {
+            says("ends with a blank");
+        }
+        if line.contains('\t') {
+            says("has a tab");
+        }
+        for word in FOREIGN.iter().filter(|word| line.contains(**word)) {
+            says(&format!("has {word:?}, which is of one machine"));
+        }
+    }
+    if !file.text.is_empty() && (!file.text.ends_with('\n') || file.text.ends_with("\n\n")) {
+        found.push(format!("{path}: does not end with one newline"));
+    }
+}
+
+fn length(file: &Text, found: &mut Vec<String>) {
+    let path = file.path.as_str();
+    if !path.ends_with(".rs") || !path.contains("/src/") || path.ends_with("/tests.rs") {
+        return;
+    }
+    let is_test = |line: &&str| line.starts_with("#[cfg(") && line.contains("test");
+    let lines = file.text.lines().take_while(|line| !is_test(line)).count();
+    let most = match LONGER.iter().find(|(longer, _)| *longer == path) {
+        Some((_, most)) => *most,
+        None if path.ends_with("/lib.rs") => LIB_LINES,
+        None => LINES,
+    };
+    if lines > most {
+        found.push(format!("{path}: {lines} lines before its tests, {most} is the most"));
+    }
+}
+
+/// Every test that `docs/hazards.md` names exists, and every test with the number of a hazard is
+/// named there.
+fn hazards(files: &[Text], found: &mut Vec<String>) -> Result<()> {
+    const PAGE: &str = "docs/hazards.md";
+    let page = files.iter().find(|file| file.path == PAGE).context(PAGE)?;
+    let named: BTreeSet<&str> =
+        page.text.split('`').skip(1).step_by(2).filter(|name| is_test_name(name)).collect();
+    let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
+    let exist: BTreeSet<&str> = rust.flat_map(|file| functions(&file.text)).collect();
+    for name in named.difference(&exist) {
+        found.push(format!("{PAGE}: there is no test {name}"));
+    }
+    for name in exist.iter().filter(|name| is_hazard(name) && !named.contains(*name)) {
+        found.push(format!("{PAGE}: does not name the test {name}"));
+    }
+    if named.len() < 30 {
+        found.push(format!("{PAGE}: names only {} tests; has its form changed?", named.len()));
+    }
+    Ok(())
+}
+
+/// A sentence in snake case, and not a path, a call or a constant.
+fn is_test_name(word: &str) -> bool {
+    let plain = word.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+    plain && (word.matches('_').count() >= 2 || is_hazard(word))
+}
+
+/// `a01_…`, `b12_…`, `c03_…`
+fn is_hazard(name: &str) -> bool {
+    matches!(name.as_bytes(), [b'a'..=b'c', b'0'..=b'9', b'0'..=b'9', b'_', _, ..])
+}
+
+/// The names that follow `fn` at the beginning of a line.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
+        let name = line.trim_start().strip_prefix("fn ")?;
+        name.split(['(', '<']).next()
+    })
+}
+
+fn floors(root: &Path, found: &mut Vec<String>) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let out = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root)
+        .output()
+        .context("start cargo metadata")?;
+    if !out.status.success() {
+        bail!("cargo metadata: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let metadata: Value = serde_json::from_slice(&out.stdout)?;
+    for package in metadata["packages"].as_array().context("packages")? {
+        let name = package["name"].as_str().context("name")?;
+        let Some((_, allowed)) = FLOORS.iter().find(|(floor, _)| *floor == name) else {
+            if !DEV_ONLY.contains(&name) {
+                found.push(format!("{name}: on which floor is it? (xtask/src/tidy.rs)"));
+            }
+            continue;
+        };
+        let needs = package["dependencies"].as_array().context("dependencies")?;
+        for need in needs.iter().filter(|need| need["kind"] != "dev") {
+            let need = need["name"].as_str().context("dependency")?;
+            let floor = need.strip_prefix("ringway-");
+            let upward = need == "ringway" || floor.is_some_and(|floor| !allowed.contains(&floor));
+            if upward || need == "xtask" {
+                found.push(format!("{name} may not use {need}: arrows go down only"));
+            }
+            if name == NO_SYSTEM.0 && NO_SYSTEM.1.contains(&need) {
+                found.push(format!("{name} may not use {need}: it is memory and nothing else"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_is_tidy() {
+        let found = check(&root()).unwrap();
+        assert!(found.is_empty(), "\n{}", found.join("\n"));
+    }
+
+    #[test]
+    fn untidy_text_is_found() {
+        let path = "core/src/lib.rs".to_owned();
+        let text = format!("fn a() {{}} \n\tx\n{}x\n{}", FOREIGN[0], "\n".repeat(70));
+        let (file, mut found) = (Text { path, text }, Vec::new());
+        letters(&file, &mut found);
+        length(&file, &mut found);
+        assert_eq!(found.len(), 5, "{found:?}");
+    }
+
+    #[test]
+    fn names_of_tests_are_told_from_other_words() {
+        for yes in ["a01_descriptor_loop", "clients_come_and_go"] {
+            assert!(is_test_name(yes));
+        }
+        for no in ["num_queues", "VIRTIO_BLK_T_IN", "docs/a_b_c.md", "a_b_c()", ""] {
+            assert!(!is_test_name(no));
+        }
+        let source = "    fn a01_loop() {\n    fn with<T>(t: T)\n// fn not_this()\n";
+        assert_eq!(functions(source).collect::<Vec<_>>(), ["a01_loop", "with"]);
+        assert!(is_hazard("b10_x") && !is_hazard("b1_x") && !is_hazard("d10_x"));
+    }
+}
