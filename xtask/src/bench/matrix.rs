@@ -39,7 +39,7 @@ pub(crate) struct MatrixArgs {
 /// Against whom.
 #[derive(Debug, Args)]
 pub(crate) struct Servers {
-    /// Who is measured: ringway[@BINARY]:ENGINE[+OPTION…], qsd:AIO, socket:NAME=PATH. Ratios are
+    /// Who is measured: ringway:ENGINE, ringway@BINARY:ENGINE, with +OPTION… behind, qsd:AIO, socket:NAME=PATH. Ratios are
     /// to the first one that is not ours. A socket serves what it serves, whatever the device.
     #[arg(
         long,
