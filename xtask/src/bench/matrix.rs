@@ -39,8 +39,9 @@ pub(crate) struct MatrixArgs {
 /// Against whom.
 #[derive(Debug, Args)]
 pub(crate) struct Servers {
-    /// Who is measured: ringway:ENGINE, ringway@BINARY:ENGINE, with +OPTION… behind, qsd:AIO, socket:NAME=PATH. Ratios are
-    /// to the first one that is not ours. A socket serves what it serves, whatever the device.
+    /// Who is measured: ringway:ENGINE or ringway@BINARY:ENGINE, both with +OPTION… behind,
+    /// qsd:AIO, socket:NAME=PATH. Ratios are to the first one that is not ours. A socket serves
+    /// what it serves, whatever the device.
     #[arg(
         long,
         value_delimiter = ',',
