@@ -17,8 +17,10 @@ use std::io;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-/// Requests taken from one queue before the next one has its turn.
-const BUDGET: usize = 64;
+/// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
+/// begins with the first of a batch only when the last has been prepared, so a full queue goes in
+/// several batches; smaller ones would cost a system call more often.
+const BUDGET: usize = 16;
 
 /// Bytes taken from one queue before the next one has its turn: copying them from the page cache
 /// may be done within the submission, at a few bytes per nanosecond.
