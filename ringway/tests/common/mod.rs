@@ -98,7 +98,8 @@ impl Daemon {
 
     /// What it has logged so far.
     pub(crate) fn log(&self) -> String {
-        std::fs::read_to_string(self.stderr.path()).unwrap()
+        // The daemon may be in the middle of a character.
+        String::from_utf8_lossy(&std::fs::read(self.stderr.path()).unwrap()).into_owned()
     }
 
     /// The number of its process.
