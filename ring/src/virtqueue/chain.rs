@@ -92,7 +92,8 @@ impl Chain {
         Ok(())
     }
 
-    fn clear(&mut self) {
+    #[inline]
+    pub(super) fn clear(&mut self) {
         self.descs.clear();
         self.readable = 0;
         self.bytes = 0;
@@ -148,33 +149,13 @@ impl Chain {
     }
 
     fn walk_indirect(&mut self, table: Desc, mem: &mut Translator) -> Result<(), ChainError> {
-        let entry_bytes = size_of::<Desc>();
-        let bytes = table.len as usize;
-        let entries = bytes / entry_bytes;
-        if bytes == 0 || !bytes.is_multiple_of(entry_bytes) || entries > Self::INDIRECT_MAX {
-            return Err(ChainError::BadIndirect);
-        }
-        let base = mem.one(table.addr, table.len);
+        let table = Table::open(table, mem)?;
         let mut index = 0;
-        for _ in 0..entries {
-            if index >= entries {
+        for _ in 0..table.entries {
+            if index >= table.entries {
                 return Err(ChainError::OutOfRange(u16::try_from(index).unwrap_or(u16::MAX)));
             }
-            let at = index * entry_bytes;
-            let desc = match base {
-                Some(base) if (base as usize).is_multiple_of(align_of::<Desc>()) => {
-                    // SAFETY: the table lies in one mapped region and the entry in the table.
-                    // Volatile as in `walk_direct`. The alignment was just checked.
-                    #[allow(clippy::cast_ptr_alignment)]
-                    unsafe {
-                        base.add(at).cast::<Desc>().read_volatile()
-                    }
-                }
-                _ => {
-                    let addr = table.addr.checked_add(at as u64);
-                    read_straddling(addr.ok_or(ChainError::TableUnmapped)?, mem)?
-                }
-            };
+            let desc = table.read(index, mem)?;
             if desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(ChainError::BadIndirect);
             }
@@ -187,8 +168,24 @@ impl Chain {
         Err(ChainError::TooLong)
     }
 
+    /// Copies an indirect table of a packed ring: all entries, in order. Flags other than WRITE are
+    /// ignored there, and so are buffer ids (§2.8.7).
+    pub(super) fn walk_packed_table(
+        &mut self,
+        table: Desc,
+        mem: &mut Translator,
+    ) -> Result<(), ChainError> {
+        let table = Table::open(table, mem)?;
+        for index in 0..table.entries {
+            // The flags are the last field of a packed descriptor, where split ones have `next`.
+            let desc = table.read(index, mem)?;
+            self.add(Desc { flags: desc.next & DESC_F_WRITE, next: 0, ..desc })?;
+        }
+        Ok(())
+    }
+
     #[inline]
-    fn add(&mut self, desc: Desc) -> Result<(), ChainError> {
+    pub(super) fn add(&mut self, desc: Desc) -> Result<(), ChainError> {
         if desc.len == 0 {
             return Err(ChainError::ZeroLength);
         }
@@ -207,6 +204,46 @@ impl Chain {
         }
         self.descs.push(desc);
         Ok(())
+    }
+}
+
+/// An indirect table (§2.7.5.3, §2.8.7) of a plausible length.
+struct Table {
+    /// Where it is mapped, if it lies in one region.
+    base: Option<*mut u8>,
+    addr: u64,
+    entries: usize,
+}
+
+impl Table {
+    #[inline]
+    fn open(table: Desc, mem: &mut Translator) -> Result<Self, ChainError> {
+        let bytes = table.len as usize;
+        let entries = bytes / size_of::<Desc>();
+        let odd = !bytes.is_multiple_of(size_of::<Desc>());
+        if bytes == 0 || odd || entries > Chain::INDIRECT_MAX {
+            return Err(ChainError::BadIndirect);
+        }
+        let base = mem.one(table.addr, table.len);
+        let base = base.filter(|base| (*base as usize).is_multiple_of(align_of::<Desc>()));
+        Ok(Self { base, addr: table.addr, entries })
+    }
+
+    /// Copies an entry, once.
+    #[inline]
+    fn read(&self, index: usize, mem: &mut Translator) -> Result<Desc, ChainError> {
+        debug_assert!(index < self.entries);
+        let at = index * size_of::<Desc>();
+        match self.base {
+            // SAFETY: the table lies in one mapped region and the entry in the table; `open` checked
+            // the alignment. Volatile: the driver may write at the same time; only the copy is used.
+            #[allow(clippy::cast_ptr_alignment)]
+            Some(base) => Ok(unsafe { base.add(at).cast::<Desc>().read_volatile() }),
+            None => {
+                let addr = self.addr.checked_add(at as u64);
+                read_straddling(addr.ok_or(ChainError::TableUnmapped)?, mem)
+            }
+        }
     }
 }
 

@@ -50,7 +50,16 @@ pub enum LayoutError {
     /// §2.7: a power of two of at most 32768.
     #[error("queue size {0} is not a power of two between 1 and {QUEUE_SIZE_MAX}")]
     Size(u32),
-    /// §2.7: alignments of 16, 2 and 4 bytes.
+    /// §2.8: at least 1 and at most 32768.
+    #[error("packed queue size {0} is not between 1 and {QUEUE_SIZE_MAX}")]
+    PackedSize(u32),
+    /// The indices of a packed queue are not in the ring, or lie apart by more than it holds.
+    #[error("the indices {0:#010x} are not those of a packed queue of this size")]
+    PackedBase(u32),
+    /// The indices of a split queue are 16 bits wide.
+    #[error("ring index {0} does not fit in 16 bits")]
+    SplitBase(u32),
+    /// §2.7: alignments of 16, 2 and 4 bytes; §2.8.10.1: of 16, 4 and 4.
     #[error("the {0} ring is not aligned to {1} bytes")]
     Unaligned(&'static str, usize),
 }

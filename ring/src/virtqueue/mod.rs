@@ -1,9 +1,15 @@
-//! Virtqueues: split (VIRTIO 1.2 §2.7), device and driver side.
+//! Virtqueues: split (VIRTIO 1.2 §2.7) and packed (§2.8), device and driver side.
 
 mod chain;
 mod layout;
+mod packed;
+mod packed_driver;
+mod packed_layout;
+mod sides;
 mod split;
 mod split_driver;
+#[cfg(test)]
+mod tests;
 
 pub use chain::{Chain, ChainError};
 pub use layout::{
@@ -11,5 +17,11 @@ pub use layout::{
     QUEUE_SIZE_MAX, SplitAddresses, USED_F_NO_NOTIFY, UsedElem, avail_bytes, check_size,
     desc_bytes, event_passed, used_bytes,
 };
+pub use packed::PackedDevice;
+pub use packed_driver::PackedDriver;
+pub use packed_layout::{
+    DESC_F_AVAIL, DESC_F_USED, EVENT_BYTES, PackedAddresses, PackedBase, check_packed_size,
+};
+pub use sides::{Device, Driver};
 pub use split::{Armed, Broken, Head, SplitDevice};
 pub use split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};

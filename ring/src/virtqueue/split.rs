@@ -35,6 +35,18 @@ pub enum Broken {
     /// The available ring names a chain that the device has not returned yet.
     #[error("descriptor {0} was made available again while in flight")]
     HeadInFlight(u16),
+    /// §2.8.1: the driver made more descriptors available than the packed queue holds.
+    #[error("the driver overran the queue: more than its {0} descriptors are available")]
+    Overrun(u16),
+    /// §2.8.6: a chain's first descriptor was made available before its others.
+    #[error("descriptor {0} belongs to a chain but is not available")]
+    HalfChain(u16),
+    /// A buffer id that cannot be told from others.
+    #[error("buffer id {0} is beyond the queue")]
+    IdOutOfRange(u16),
+    /// A buffer id that the device has not returned yet.
+    #[error("buffer id {0} was made available again while in flight")]
+    IdInFlight(u16),
     /// The shared memory vanished under the queue.
     #[error("the guest's memory vanished: its file was cut short")]
     MemoryGone,
@@ -43,7 +55,7 @@ pub enum Broken {
 /// The head of a chain the device owes an answer: given back by value, exactly once.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a chain that is not answered is lost to the guest"]
-pub struct Head(u16);
+pub struct Head(pub(super) u16);
 
 impl Head {
     /// Index of the chain's first descriptor.

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 
 /// A chain of at most this many pieces goes directly into the ring under [`Tables::when_scarce`].
-const DIRECT_MAX: usize = 3;
+pub(super) const DIRECT_MAX: usize = 3;
 
 /// What the driver remembers about one descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -353,6 +353,17 @@ impl SplitDriver {
     pub fn ready(&mut self) -> Result<u16, DeviceFault> {
         self.look()?;
         Ok(self.used_seen.wrapping_sub(self.next_used))
+    }
+
+    /// True if at least `count` chains (1 to all that are in flight) came back and were not popped
+    /// yet.
+    ///
+    /// # Errors
+    /// [`DeviceFault`] ends the queue.
+    #[inline]
+    pub fn has_used(&mut self, count: u16) -> Result<bool, DeviceFault> {
+        let count = count.clamp(1, self.in_flight().max(1));
+        Ok(self.ready()? >= count)
     }
 
     /// Asks the device for an interrupt once `after` more chains came back (with EVENT_IDX; once any

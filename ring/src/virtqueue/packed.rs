@@ -1,0 +1,247 @@
+//! The device side of a packed virtqueue (VIRTIO 1.2 §2.8), with the verbs of the split one.
+//!
+//! ```text
+//! while let Some((head, chain)) = queue.pop(…)? { … }   // one load of a descriptor's flags per chain
+//! queue.push(head, written);                            // used descriptors, not yet visible
+//! if queue.publish() { call() }                         // one release store per batch
+//! match queue.arm()? { Quiet => sleep, WorkArrived => go on }
+//! ```
+//!
+//! The driver looks for used descriptors in ring order (§2.8.2), so a batch stays invisible until
+//! its first descriptor is marked: that one is written last.
+
+use super::chain::{Chain, ChainError};
+use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
+use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
+use super::split::{Armed, Broken, Head};
+use ringway_core::mem::Translator;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
+
+/// One packed virtqueue, seen from the device.
+///
+/// # Invariants
+/// 1. `lengths[id]` is the number of descriptors of the chain in flight with that buffer id, or 0.
+/// 2. `taken` descriptors lie between `used` and `next`; the chains in flight have no more than that
+///    together. `taken + pushed` is at most the queue size.
+/// 3. While `pushed` is not 0, `first` holds what belongs into the descriptor `first_at`, the first
+///    of the batch that is not visible yet.
+#[derive(Debug)]
+pub struct PackedDevice {
+    ring: PackedMemory,
+    /// The next descriptor to become available.
+    next: Position,
+    /// The next descriptor to be used.
+    used: Position,
+    taken: u16,
+    /// Descriptors skipped by chains pushed and not published.
+    pushed: u16,
+    first_at: u16,
+    first: Word,
+    event_idx: bool,
+    indirect: bool,
+    /// The driver may kick.
+    armed: bool,
+    lengths: Box<[u16]>,
+    chain: Chain,
+}
+
+// SAFETY: the ring memory stays mapped while this exists, on whatever thread it runs.
+unsafe impl Send for PackedDevice {}
+
+impl PackedDevice {
+    /// A queue of `size` descriptors at `at` that goes on from `base` (vhost-user SET_VRING_BASE).
+    ///
+    /// Some front-ends say 0 of a new ring, where [`PackedBase::START`] belongs: a ring that really
+    /// is at 0 has been used for a lap, so that its first descriptor has marks.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if size, alignment or base break §2.8.
+    ///
+    /// # Safety
+    /// The addresses name mapped memory of the lengths that `size` asks for, for as long as the
+    /// queue exists.
+    pub unsafe fn new(
+        size: u16,
+        at: PackedAddresses,
+        base: PackedBase,
+        event_idx: bool,
+        indirect: bool,
+    ) -> Result<Self, LayoutError> {
+        // SAFETY: the caller vouches for the memory.
+        let ring = unsafe { PackedMemory::new(size, at)? };
+        let first = Word(ring.word(0).load(Relaxed));
+        let is_new = base.0 == 0 && Position::from_bits(0).is_used(first.flags());
+        let base = if is_new { PackedBase::START } else { base };
+        let (next, used, taken) = base.positions(size)?;
+        Ok(Self {
+            ring,
+            next,
+            used,
+            taken,
+            pushed: 0,
+            first_at: 0,
+            first: Word(0),
+            event_idx,
+            indirect,
+            armed: true,
+            lengths: vec![0; usize::from(size)].into_boxed_slice(),
+            chain: Chain::for_queue(size),
+        })
+    }
+
+    /// Queue size, in descriptors.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.ring.size()
+    }
+
+    /// Where the device has got to: the answer to vhost-user GET_VRING_BASE once nothing is in
+    /// flight.
+    #[must_use]
+    pub fn base(&self) -> PackedBase {
+        PackedBase::new(self.next, self.used)
+    }
+
+    /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
+    /// must be pushed back like any other.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    #[inline]
+    #[allow(clippy::type_complexity)]
+    pub fn pop(
+        &mut self,
+        mem: &mut Translator,
+    ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
+        let Some(first) = self.look() else { return Ok(None) };
+        let (at, id, verdict) = self.walk(first, mem)?;
+        let size = self.ring.size();
+        if id >= size {
+            return Err(Broken::IdOutOfRange(id));
+        }
+        let length = &mut self.lengths[usize::from(id)];
+        if *length != 0 {
+            return Err(Broken::IdInFlight(id));
+        }
+        // From `next` to the end of the chain: at least one descriptor, because `walk` took one.
+        *length = at.index.wrapping_sub(self.next.index);
+        if at.wrap != self.next.wrap {
+            *length = length.wrapping_add(size);
+        }
+        self.taken += *length;
+        self.next = at;
+        if verdict.is_err() {
+            self.chain.clear();
+        }
+        Ok(Some((Head(id), verdict.map(|()| &self.chain))))
+    }
+
+    /// The next descriptor, if the driver has made it available.
+    #[inline]
+    fn look(&self) -> Option<Word> {
+        // Acquire: what the driver wrote before it marked the descriptor is visible after this load.
+        let word = Word(self.ring.word(self.next.index).load(Acquire));
+        self.next.is_available(word.flags()).then_some(word)
+    }
+
+    /// Copies the chain that begins with `first` at `next`. Returns where it ends, its id and what
+    /// is wrong with it: even a malformed chain is followed to its end, where its id is (§2.8.6).
+    #[inline]
+    fn walk(
+        &mut self,
+        first: Word,
+        mem: &mut Translator,
+    ) -> Result<(Position, u16, Result<(), ChainError>), Broken> {
+        let size = self.ring.size();
+        let (mut at, mut word, mut verdict) = (self.next, first, Ok(()));
+        self.chain.clear();
+        // A chain cannot have more descriptors than the ring has left: what was pushed and not
+        // published is not the driver's yet.
+        for _ in self.taken + self.pushed..size {
+            let flags = word.flags();
+            // SAFETY: the descriptor is in the ring (PackedMemory invariant 1: `at` is below the
+            // size). Volatile: the driver may write at the same time; only the copy is used.
+            let addr = unsafe { self.ring.addr(at.index).read_volatile() };
+            let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
+            if flags & DESC_F_INDIRECT != 0 {
+                // A table is a chain of its own (§2.8.7).
+                let alone = at == self.next && flags & DESC_F_NEXT == 0;
+                verdict = if alone && self.indirect {
+                    self.chain.walk_packed_table(desc, mem)
+                } else {
+                    verdict.and(Err(ChainError::BadIndirect))
+                };
+            } else if verdict.is_ok() {
+                verdict = self.chain.add(desc);
+            }
+            at.advance(1, size);
+            if flags & DESC_F_NEXT == 0 {
+                return Ok((at, word.id(), verdict));
+            }
+            // Visible: the driver marks the first descriptor of a chain last (§2.8.6).
+            word = Word(self.ring.word(at.index).load(Relaxed));
+            if !at.is_available(word.flags()) {
+                return Err(Broken::HalfChain(at.index));
+            }
+        }
+        Err(Broken::Overrun(size))
+    }
+
+    /// Returns a chain to the driver with the number of bytes written to its writable part. Not
+    /// visible before [`PackedDevice::publish`].
+    #[inline]
+    #[allow(clippy::needless_pass_by_value)]
+    pub fn push(&mut self, head: Head, written: u32) {
+        let id = head.index();
+        let length = std::mem::take(&mut self.lengths[usize::from(id)]);
+        debug_assert!(length != 0, "chain {id} is not in flight");
+        let flags = self.used.used() | if written == 0 { 0 } else { DESC_F_WRITE };
+        let word = Word::new(written, id, flags);
+        if self.pushed == 0 {
+            (self.first_at, self.first) = (self.used.index, word);
+        } else {
+            self.ring.word(self.used.index).store(word.0, Relaxed);
+        }
+        self.used.advance(length, self.ring.size());
+        self.pushed += length;
+        self.taken -= length;
+    }
+
+    /// Makes the pushed chains visible; true if the driver wants to be called (§2.8.10).
+    #[inline]
+    #[must_use = "true means the driver waits for a call"]
+    pub fn publish(&mut self) -> bool {
+        if self.pushed == 0 {
+            return false;
+        }
+        let moved = std::mem::take(&mut self.pushed);
+        // Release: the data and the other descriptors of the batch are visible before this one.
+        self.ring.word(self.first_at).store(self.first.0, Release);
+        // The mark must be visible before the driver's wish is read: otherwise both sides could
+        // decide that the other one will look again.
+        fence(SeqCst);
+        let event = Event(self.ring.driver_event().load(Relaxed));
+        event.is_passed(self.used, moved.into(), self.ring.size(), self.event_idx)
+    }
+
+    /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
+    pub fn arm(&mut self) -> Armed {
+        let event = if self.event_idx { Event::at(self.next) } else { Event::ALL };
+        self.ring.device_event().store(event.0, Relaxed);
+        self.armed = true;
+        // The wish must be visible before the descriptor is read again; pairs with the driver's fence
+        // between its mark and its load of the wish.
+        fence(SeqCst);
+        if self.look().is_some() { Armed::WorkArrived } else { Armed::Quiet }
+    }
+
+    /// Asks the driver not to kick: the device is polling.
+    #[inline]
+    pub fn disarm(&mut self) {
+        if self.armed {
+            self.armed = false;
+            self.ring.device_event().store(Event::NONE.0, Relaxed);
+        }
+    }
+}

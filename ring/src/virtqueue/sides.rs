@@ -1,0 +1,223 @@
+//! The two sides of a virtqueue whatever its format: one `match` in front of the verbs that both
+//! formats have in common.
+
+use super::chain::{Chain, ChainError};
+use super::packed::PackedDevice;
+use super::packed_driver::PackedDriver;
+use super::split::{Armed, Broken, Head, SplitDevice};
+use super::split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Used};
+use ringway_core::mem::Translator;
+
+/// A virtqueue, seen from the device.
+// One per queue, made at start: its size costs nothing.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum Device {
+    /// VIRTIO 1.2 §2.7.
+    Split(SplitDevice),
+    /// VIRTIO 1.2 §2.8.
+    Packed(PackedDevice),
+}
+
+impl Device {
+    /// Queue size, in descriptors.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.size(),
+            Self::Packed(ring) => ring.size(),
+        }
+    }
+
+    /// Where the device has got to, as vhost-user's GET_VRING_BASE puts it.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        match self {
+            Self::Split(ring) => ring.next_avail().into(),
+            Self::Packed(ring) => ring.base().0,
+        }
+    }
+
+    /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
+    /// must be pushed back like any other.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    #[inline]
+    #[allow(clippy::type_complexity)]
+    pub fn pop(
+        &mut self,
+        mem: &mut Translator,
+    ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
+        match self {
+            Self::Split(ring) => ring.pop(mem),
+            Self::Packed(ring) => ring.pop(mem),
+        }
+    }
+
+    /// Returns a chain to the driver with the number of bytes written to its writable part. Not
+    /// visible before [`Device::publish`].
+    #[inline]
+    pub fn push(&mut self, head: Head, written: u32) {
+        match self {
+            Self::Split(ring) => ring.push(head, written),
+            Self::Packed(ring) => ring.push(head, written),
+        }
+    }
+
+    /// Makes the pushed chains visible; true if the driver wants to be called.
+    #[inline]
+    #[must_use = "true means the driver waits for a call"]
+    pub fn publish(&mut self) -> bool {
+        match self {
+            Self::Split(ring) => ring.publish(),
+            Self::Packed(ring) => ring.publish(),
+        }
+    }
+
+    /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    pub fn arm(&mut self) -> Result<Armed, Broken> {
+        match self {
+            Self::Split(ring) => ring.arm(),
+            Self::Packed(ring) => Ok(ring.arm()),
+        }
+    }
+
+    /// Asks the driver not to kick: the device is polling.
+    pub fn disarm(&mut self) {
+        match self {
+            Self::Split(ring) => ring.disarm(),
+            Self::Packed(ring) => ring.disarm(),
+        }
+    }
+}
+
+/// A virtqueue, seen from the driver.
+#[derive(Debug)]
+pub enum Driver {
+    /// VIRTIO 1.2 §2.7.
+    Split(SplitDriver),
+    /// VIRTIO 1.2 §2.8.
+    Packed(PackedDriver),
+}
+
+impl Driver {
+    /// Queue size, in descriptors.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.size(),
+            Self::Packed(ring) => ring.size(),
+        }
+    }
+
+    /// Where the device of an idle queue begins, as vhost-user's SET_VRING_BASE puts it.
+    #[must_use]
+    pub fn base(&self) -> u32 {
+        match self {
+            Self::Split(ring) => ring.avail_index().into(),
+            Self::Packed(ring) => ring.base().0,
+        }
+    }
+
+    /// Chains added and not popped yet.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        match self {
+            Self::Split(ring) => ring.in_flight(),
+            Self::Packed(ring) => ring.in_flight(),
+        }
+    }
+
+    /// The most pieces a chain may have in this queue.
+    #[must_use]
+    pub fn max_pieces(&self) -> usize {
+        match self {
+            Self::Split(ring) => ring.max_pieces(),
+            Self::Packed(ring) => ring.max_pieces(),
+        }
+    }
+
+    /// The number that names the next chain to be added, below the queue size.
+    #[inline]
+    #[must_use]
+    pub fn next_head(&self) -> Option<u16> {
+        match self {
+            Self::Split(ring) => ring.next_head(),
+            Self::Packed(ring) => ring.next_head(),
+        }
+    }
+
+    /// Adds a chain: what the device reads, then what it writes. It becomes visible to the device
+    /// with [`Driver::publish`]. Returns its number.
+    ///
+    /// # Errors
+    /// [`NoRoom`]; nothing has changed.
+    #[inline(always)]
+    pub fn add(&mut self, readable: &[Piece], writable: &[Piece]) -> Result<u16, NoRoom> {
+        match self {
+            Self::Split(ring) => ring.add(readable, writable),
+            Self::Packed(ring) => ring.add(readable, writable),
+        }
+    }
+
+    /// Makes the added chains visible; true if the device wants to be kicked.
+    #[inline]
+    #[must_use = "true means the device waits for a kick"]
+    pub fn publish(&mut self) -> bool {
+        match self {
+            Self::Split(ring) => ring.publish(),
+            Self::Packed(ring) => ring.publish(),
+        }
+    }
+
+    /// Takes back the next chain the device is done with, if there is one.
+    ///
+    /// # Errors
+    /// [`DeviceFault`] ends the queue: it would be reported again and again.
+    #[inline(always)]
+    pub fn pop_used(&mut self) -> Result<Option<Used>, DeviceFault> {
+        match self {
+            Self::Split(ring) => ring.pop_used(),
+            Self::Packed(ring) => ring.pop_used(),
+        }
+    }
+
+    /// True if at least `count` chains (1 to all that are in flight) came back and were not popped
+    /// yet.
+    ///
+    /// # Errors
+    /// [`DeviceFault`] ends the queue.
+    #[inline]
+    pub fn has_used(&mut self, count: u16) -> Result<bool, DeviceFault> {
+        match self {
+            Self::Split(ring) => ring.has_used(count),
+            Self::Packed(ring) => ring.has_used(count),
+        }
+    }
+
+    /// Asks the device for an interrupt once `after` more chains came back, or earlier, then looks
+    /// once more: `WorkArrived` if they are here already.
+    ///
+    /// # Errors
+    /// [`DeviceFault`] ends the queue.
+    pub fn arm(&mut self, after: u16) -> Result<Armed, DeviceFault> {
+        match self {
+            Self::Split(ring) => ring.arm(after),
+            Self::Packed(ring) => ring.arm(after),
+        }
+    }
+
+    /// Asks the device for no interrupts: the driver is polling.
+    #[inline]
+    pub fn disarm(&mut self) {
+        match self {
+            Self::Split(ring) => ring.disarm(),
+            Self::Packed(ring) => ring.disarm(),
+        }
+    }
+}
