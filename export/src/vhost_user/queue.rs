@@ -5,7 +5,7 @@ use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Armed, Broken, Head, LayoutError, SplitAddresses, SplitDevice};
+use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, LayoutError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -17,49 +17,40 @@ pub struct Token {
     status_at: StatusByte,
 }
 
-/// A split virtqueue, the guest memory it lies in, and its eventfds.
+/// A virtqueue of either format, the guest memory it lies in, and its eventfds.
 ///
 /// # Invariants
 /// 1. `memory` keeps the map alive in which the ring and all resolved segments lie.
 #[derive(Debug)]
 pub struct Queue {
-    ring: SplitDevice,
+    ring: Device,
     memory: Translator,
     kick: OwnedFd,
     call: Option<OwnedFd>,
 }
 
-/// What a ring was told about itself before it starts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
-    pub(super) size: u16,
-    pub(super) next_avail: u16,
-    pub(super) event_idx: bool,
-    pub(super) indirect: bool,
-}
-
 impl Queue {
-    /// A queue at `at`, which must lie in `map` with the lengths that `layout.size` asks for.
+    /// A queue at `at`, which must lie in `map` with the lengths that `format` asks for. It goes on
+    /// from `base`, if it was told one.
     ///
     /// # Safety
     /// The addresses were resolved in `map`.
     pub(super) unsafe fn new(
-        layout: Layout,
-        at: SplitAddresses,
+        format: Format,
+        at: Areas,
+        base: Option<u32>,
         map: Arc<GuestMap>,
         kick: OwnedFd,
         call: Option<OwnedFd>,
     ) -> Result<Self, LayoutError> {
         // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive.
-        let ring = unsafe {
-            SplitDevice::new(layout.size, at, layout.next_avail, layout.event_idx, layout.indirect)?
-        };
+        let ring = unsafe { Device::new(format, at, base)? };
         Ok(Self { ring, memory: Translator::new(map), kick, call })
     }
 
-    /// Where the queue got to: the next entry of the available ring.
-    pub(super) fn next_avail(&self) -> u16 {
-        self.ring.next_avail()
+    /// Where the queue got to, as GET_VRING_BASE puts it.
+    pub(super) fn base(&self) -> u32 {
+        self.ring.base()
     }
 
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.

@@ -14,10 +14,12 @@ use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
 use ringway_ring::virtio_blk::{
-    VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX,
     VIRTIO_RING_F_INDIRECT_DESC, WRITEBACK_OFFSET,
 };
-use ringway_ring::virtqueue::{Broken, LayoutError, check_size};
+use ringway_ring::virtqueue::{
+    Broken, Format, LayoutError, PackedBase, check_packed_size, check_size,
+};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -79,8 +81,6 @@ enum Refusal {
     QueueSize(#[from] LayoutError),
     #[error("queue size {0} is above the {1} offered")]
     QueueTooLarge(u16, u16),
-    #[error("ring index {0} does not fit in 16 bits")]
-    Base(u32),
     #[error("a queue without a kick descriptor would have to be polled for ever")]
     NoKick,
     #[error("the {0} descriptor is not an eventfd")]
@@ -401,8 +401,9 @@ impl<'a> Session<'a> {
 
     fn set_vring_num(&mut self, index: u32, size: u32) -> Result<Answer, Refusal> {
         let max = self.export.options().queue_size;
+        let packed = self.has(VIRTIO_F_RING_PACKED);
         let vring = self.stopped_vring(index)?;
-        let size = check_size(size)?;
+        let size = if packed { check_packed_size(size)? } else { check_size(size)? };
         if size > max {
             return Err(Refusal::QueueTooLarge(size, max));
         }
@@ -423,8 +424,13 @@ impl<'a> Session<'a> {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Answer, Refusal> {
+        let packed = self.has(VIRTIO_F_RING_PACKED);
         let vring = self.stopped_vring(index)?;
-        vring.base = u16::try_from(base).map_err(|_| Refusal::Base(base))?;
+        if !packed && base > u32::from(u16::MAX) {
+            return Err(LayoutError::SplitBase(base).into());
+        }
+        // Whether a packed ring can be there is judged when it starts and its size is known.
+        vring.base = Some(base);
         Ok(Answer::Ack)
     }
 
@@ -432,11 +438,12 @@ impl<'a> Session<'a> {
     fn get_vring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
         let (at, _) = self.vring(index)?;
         self.stop_some(|i| i == at)?;
+        let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
         let vring = &mut self.vrings[at];
         // It starts again with a new kick descriptor.
         vring.kick = None;
         let mut payload = index.to_ne_bytes().to_vec();
-        payload.extend_from_slice(&u32::from(vring.base).to_ne_bytes());
+        payload.extend_from_slice(&vring.base.unwrap_or(start).to_ne_bytes());
         Ok(Answer::Reply(payload))
     }
 
@@ -486,10 +493,18 @@ impl<'a> Session<'a> {
         self.start_ready()
     }
 
+    /// What was negotiated about queues.
+    fn format(&self, size: u16) -> Format {
+        Format {
+            packed: self.has(VIRTIO_F_RING_PACKED),
+            size,
+            event_idx: self.has(VIRTIO_RING_F_EVENT_IDX),
+            indirect: self.has(VIRTIO_RING_F_INDIRECT_DESC),
+        }
+    }
+
     /// Starts every queue that has all it needs.
     fn start_ready(&mut self) -> Result<Answer, Refusal> {
-        let event_idx = self.has(VIRTIO_RING_F_EVENT_IDX);
-        let indirect = self.has(VIRTIO_RING_F_INDIRECT_DESC);
         let durable = self.durable_writes();
         for at in 0..self.vrings.len() {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
@@ -498,8 +513,9 @@ impl<'a> Session<'a> {
             if !self.export.is_clear() {
                 return Err(Refusal::Fenced);
             }
+            let format = self.format(self.vrings[at].size);
             let queue = self.vrings[at]
-                .make_queue(&self.map, event_idx, indirect)
+                .make_queue(&self.map, format)
                 .map_err(|error| Refusal::Start(at, error))?;
             let alarms = Arc::clone(&self.alarms);
             let alarm = Box::new(move |broken| alarms.raise(at, broken));

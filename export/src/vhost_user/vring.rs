@@ -1,13 +1,14 @@
 //! What a connection knows of one queue, running or not.
 
-use super::queue::{Layout, Queue};
+use super::queue::Queue;
 use crate::command::LaneId;
 use ringway_core::mem::GuestMap;
-use ringway_ring::virtqueue::{LayoutError, SplitAddresses, avail_bytes, desc_bytes, used_bytes};
+use ringway_ring::virtqueue::{Areas, Format, LayoutError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The three addresses of SET_VRING_ADDR, in the address space of the front-end.
+/// The three addresses of SET_VRING_ADDR, in the address space of the front-end; for a packed queue
+/// `avail` is the driver area and `used` the device area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserAddresses {
     pub(super) desc: u64,
@@ -18,7 +19,7 @@ pub(super) struct UserAddresses {
 /// Why a queue could not start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
-    #[error("the {0} ring is not in shared memory")]
+    #[error("the {0} is not in shared memory")]
     NotShared(&'static str),
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -32,8 +33,8 @@ pub(super) struct Vring {
     /// 0 until SET_VRING_NUM.
     pub(super) size: u16,
     pub(super) addresses: Option<UserAddresses>,
-    /// The next available entry, while the queue does not run.
-    pub(super) base: u16,
+    /// Where the queue goes on, while it does not run; `None` at the start.
+    pub(super) base: Option<u32>,
     pub(super) kick: Option<OwnedFd>,
     pub(super) call: Option<OwnedFd>,
     pub(super) err: Option<OwnedFd>,
@@ -60,28 +61,27 @@ impl Vring {
     pub(super) fn make_queue(
         &mut self,
         map: &Arc<GuestMap>,
-        event_idx: bool,
-        indirect: bool,
+        format: Format,
     ) -> Result<Queue, StartError> {
-        let user = self.addresses.ok_or(StartError::NotShared("descriptor"))?;
+        let user = self.addresses.ok_or(StartError::NotShared("descriptor ring"))?;
         let find = |name, address, len: usize| {
             map.user_to_host(address, len as u64).ok_or(StartError::NotShared(name))
         };
-        let at = SplitAddresses {
-            desc: find("descriptor", user.desc, desc_bytes(self.size))?,
-            avail: find("available", user.avail, avail_bytes(self.size))?,
-            used: find("used", user.used, used_bytes(self.size))?,
+        let (desc, driver, device) = format.area_bytes();
+        let at = Areas {
+            desc: find("descriptor ring", user.desc, desc)?,
+            driver: find("available ring", user.avail, driver)?,
+            device: find("used ring", user.used, device)?,
         };
-        let layout = Layout { size: self.size, next_avail: self.base, event_idx, indirect };
-        let kick = self.kick.take().ok_or(StartError::NotShared("kick"))?;
-        // SAFETY: the addresses were resolved in `map`, each with the length its ring needs.
-        Ok(unsafe { Queue::new(layout, at, Arc::clone(map), kick, self.call.take())? })
+        let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
+        // SAFETY: the addresses were resolved in `map`, each with the length its area needs.
+        Ok(unsafe { Queue::new(format, at, self.base, Arc::clone(map), kick, self.call.take())? })
     }
 
     /// Takes back what the worker had.
     pub(super) fn take_back(&mut self, queue: Queue) {
         self.lane = None;
-        self.base = queue.next_avail();
+        self.base = Some(queue.base());
         let (kick, call) = queue.into_fds();
         self.kick = Some(kick);
         self.call = call;

@@ -2,10 +2,12 @@
 //! formats have in common.
 
 use super::chain::{Chain, ChainError};
+use super::layout::{LayoutError, SplitAddresses, avail_bytes, desc_bytes, used_bytes};
 use super::packed::PackedDevice;
 use super::packed_driver::PackedDriver;
+use super::packed_layout::{EVENT_BYTES, PackedAddresses, PackedBase};
 use super::split::{Armed, Broken, Head, SplitDevice};
-use super::split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Used};
+use super::split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};
 use ringway_core::mem::Translator;
 
 /// A virtqueue, seen from the device.
@@ -19,7 +21,77 @@ pub enum Device {
     Packed(PackedDevice),
 }
 
+/// What both sides must agree on before a queue starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    /// Packed instead of split (VIRTIO_F_RING_PACKED).
+    pub packed: bool,
+    /// Queue size, in descriptors.
+    pub size: u16,
+    /// VIRTIO_RING_F_EVENT_IDX.
+    pub event_idx: bool,
+    /// VIRTIO_RING_F_INDIRECT_DESC.
+    pub indirect: bool,
+}
+
+impl Format {
+    /// Bytes of the three areas: descriptors, driver, device (§2.7, §2.8.10.1).
+    #[must_use]
+    pub const fn area_bytes(&self) -> (usize, usize, usize) {
+        if self.packed {
+            (desc_bytes(self.size), EVENT_BYTES, EVENT_BYTES)
+        } else {
+            (desc_bytes(self.size), avail_bytes(self.size), used_bytes(self.size))
+        }
+    }
+}
+
+/// Where the three areas of a virtqueue are, in our address space.
+#[derive(Clone, Copy, Debug)]
+pub struct Areas {
+    /// Descriptors.
+    pub desc: *mut u8,
+    /// Driver area: the available ring, or what the driver wants to be told.
+    pub driver: *mut u8,
+    /// Device area: the used ring, or what the device wants to be told.
+    pub device: *mut u8,
+}
+
+impl Areas {
+    fn split(self) -> SplitAddresses {
+        SplitAddresses { desc: self.desc, avail: self.driver, used: self.device }
+    }
+
+    fn packed(self) -> PackedAddresses {
+        PackedAddresses { desc: self.desc, driver: self.driver, device: self.device }
+    }
+}
+
 impl Device {
+    /// A queue at `at` that goes on from `base`, as vhost-user's SET_VRING_BASE puts it; from the
+    /// start without.
+    ///
+    /// # Errors
+    /// [`LayoutError`] if size, alignment or base do not fit the format.
+    ///
+    /// # Safety
+    /// The addresses name mapped memory of the lengths [`Format::area_bytes`], for as long as the
+    /// queue exists.
+    pub unsafe fn new(format: Format, at: Areas, base: Option<u32>) -> Result<Self, LayoutError> {
+        let Format { packed, size, event_idx, indirect } = format;
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            if packed {
+                let base = base.map_or(PackedBase::START, PackedBase);
+                PackedDevice::new(size, at.packed(), base, event_idx, indirect).map(Self::Packed)
+            } else {
+                let base = base.unwrap_or(0);
+                let next = u16::try_from(base).map_err(|_| LayoutError::SplitBase(base))?;
+                SplitDevice::new(size, at.split(), next, event_idx, indirect).map(Self::Split)
+            }
+        }
+    }
+
     /// Queue size, in descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
@@ -105,6 +177,32 @@ pub enum Driver {
 }
 
 impl Driver {
+    /// An empty queue at `at` with interrupts disarmed. The ring begins as after `first` chains
+    /// (split) or descriptors (packed), which the device must be told: [`Driver::base`].
+    ///
+    /// # Errors
+    /// [`LayoutError`] if size or alignment do not fit the format.
+    ///
+    /// # Safety
+    /// The addresses name mapped memory of the lengths [`Format::area_bytes`], and `tables` mapped
+    /// memory of [`Tables::bytes`], for as long as the queue exists. No device uses them yet.
+    pub unsafe fn new(
+        format: Format,
+        at: Areas,
+        first: u16,
+        tables: Option<Tables>,
+    ) -> Result<Self, LayoutError> {
+        let Format { packed, size, event_idx, .. } = format;
+        // SAFETY: the caller vouches for the memory.
+        unsafe {
+            if packed {
+                PackedDriver::new(size, at.packed(), first, event_idx, tables).map(Self::Packed)
+            } else {
+                SplitDriver::new(size, at.split(), first, event_idx, tables).map(Self::Split)
+            }
+        }
+    }
+
     /// Queue size, in descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {

@@ -21,6 +21,13 @@ pub(super) struct Shape {
     pub(super) when_scarce: bool,
 }
 
+impl Shape {
+    fn format(self) -> Format {
+        let Self { packed, size, event_idx, entries, .. } = self;
+        Format { packed, size, event_idx, indirect: entries > 0 }
+    }
+}
+
 fn shapes() -> Vec<Shape> {
     let (split, packed) = if cfg!(miri) {
         (vec![1, 8], vec![1, 7])
@@ -60,51 +67,31 @@ impl Memory {
         Self { mapping, avail, used, tables }
     }
 
-    fn split(&self) -> SplitAddresses {
+    pub(super) fn areas(&self) -> Areas {
         let at = |part| self.mapping.at(part);
-        SplitAddresses { desc: at(0), avail: at(self.avail), used: at(self.used) }
-    }
-
-    fn packed(&self) -> PackedAddresses {
-        let at = |part| self.mapping.at(part);
-        PackedAddresses { desc: at(0), driver: at(self.avail), device: at(self.used) }
+        Areas { desc: at(0), driver: at(self.avail), device: at(self.used) }
     }
 
     pub(super) fn driver(&self, shape: Shape) -> Driver {
-        let Shape { packed, size, first, event_idx, entries, when_scarce } = shape;
         let tables = Tables {
             host: self.mapping.at(self.tables),
             guest: GUEST + self.tables as u64,
-            entries,
-            when_scarce,
+            entries: shape.entries,
+            when_scarce: shape.when_scarce,
         };
         let tables = (shape.entries > 0).then_some(tables);
         // SAFETY: the parts lie in the mapping, which the tests keep as long as the queue.
-        unsafe {
-            if packed {
-                let driver = PackedDriver::new(size, self.packed(), first, event_idx, tables);
-                Driver::Packed(driver.unwrap())
-            } else {
-                let driver = SplitDriver::new(size, self.split(), first, event_idx, tables);
-                Driver::Split(driver.unwrap())
-            }
-        }
+        unsafe { Driver::new(shape.format(), self.areas(), shape.first, tables) }.unwrap()
     }
 
     pub(super) fn device(&self, shape: Shape) -> Device {
-        let Shape { packed, size, first, event_idx, .. } = shape;
-        let indirect = shape.entries > 0;
+        let base = if shape.packed {
+            PackedBase::after(shape.first, shape.size).0
+        } else {
+            shape.first.into()
+        };
         // SAFETY: as in `driver`.
-        unsafe {
-            if packed {
-                let base = PackedBase::after(first, size);
-                let device = PackedDevice::new(size, self.packed(), base, event_idx, indirect);
-                Device::Packed(device.unwrap())
-            } else {
-                let device = SplitDevice::new(size, self.split(), first, event_idx, indirect);
-                Device::Split(device.unwrap())
-            }
-        }
+        unsafe { Device::new(shape.format(), self.areas(), Some(base)) }.unwrap()
     }
 
     pub(super) fn translator(&self) -> Translator {

@@ -251,11 +251,8 @@ fn a_new_ring_at_base_zero_is_new() {
         Shape { packed: true, size: 4, first: 0, event_idx: false, entries: 0, when_scarce: false };
     let memory = Memory::new(shape);
     let Driver::Packed(driver) = memory.driver(shape) else { unreachable!() };
-    let at = PackedAddresses {
-        desc: memory.mapping.at(0),
-        driver: memory.mapping.at(memory.avail),
-        device: memory.mapping.at(memory.used),
-    };
+    let at = memory.areas();
+    let at = PackedAddresses { desc: at.desc, driver: at.driver, device: at.device };
     // SAFETY: the parts of a queue of this size, which `memory` keeps.
     let device = |base| unsafe { PackedDevice::new(4, at, base, false, false) };
     assert_eq!(device(PackedBase(0)).unwrap().base(), PackedBase::START);
