@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p ringway-driver --example hammer -- SOCKET [name=value…]` with
 //! depth (32), queues (1), seconds (3), size (4096 bytes), poll (1: spin, 0: sleep), write (0),
-//! indirect (scarce, never, always), event_idx (1), cpu (pin queue I to CPU cpu + I).
+//! indirect (scarce, never, always), event_idx (1), packed (0), cpu (pin queue I to CPU cpu + I).
 
 use ringway_driver::{BlkQueue, Buffer, BufferPool, Indirect, Options, QueueStats};
 use std::collections::HashMap;
@@ -56,6 +56,7 @@ fn hammer() -> Result<(), Box<dyn Error + Send + Sync>> {
         .queue_size(u16::try_from(number("queue_size", 256)?)?)
         .indirect(indirect)
         .event_idx(number("event_idx", 1)? != 0)
+        .packed(number("packed", 0)? != 0)
         .memory(usize::try_from((depth * size * u64::from(queues)).max(1 << 20) * 2)?)
         .patience(Duration::from_secs(2))
         .connect(&socket)?;

@@ -11,10 +11,11 @@ use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
     VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
-    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_F_VERSION_1,
-    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, WRITEBACK_OFFSET, feature_bits,
+    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, VIRTIO_F_RING_PACKED,
+    VIRTIO_F_VERSION_1, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, WRITEBACK_OFFSET,
+    feature_bits,
 };
-use ringway_ring::virtqueue::{SplitAddresses, SplitDriver, Tables};
+use ringway_ring::virtqueue::{Areas, Driver, Format, Tables};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use std::sync::Arc;
 /// The features this front-end understands.
 const FEATURES: u64 = feature_bits(&[
     VIRTIO_F_VERSION_1,
+    VIRTIO_F_RING_PACKED,
     VIRTIO_RING_F_INDIRECT_DESC,
     VIRTIO_RING_F_EVENT_IDX,
     VIRTIO_BLK_F_SIZE_MAX,
@@ -40,8 +42,9 @@ const FEATURES: u64 = feature_bits(&[
 /// What the device keeps of each queue.
 #[derive(Debug)]
 struct Started {
-    at: SplitAddresses,
-    base: u16,
+    at: Areas,
+    /// Where the device goes on, as vhost-user's SET_VRING_BASE puts it.
+    base: u32,
     link: Arc<Link>,
 }
 
@@ -62,7 +65,7 @@ pub struct Device {
     memory: Arc<Memory>,
     started: Vec<Started>,
     /// Not taken yet.
-    rings: Vec<(SplitDriver, Slots)>,
+    rings: Vec<(Driver, Slots)>,
 }
 
 // SAFETY: the addresses in `started` and `rings` lie in `memory`, which is kept alive; what is sent
@@ -92,6 +95,9 @@ impl Device {
         if !options.event_idx {
             wanted &= !feature_bits(&[VIRTIO_RING_F_EVENT_IDX]);
         }
+        if !options.packed {
+            wanted &= !feature_bits(&[VIRTIO_F_RING_PACKED]);
+        }
         let mut client = Client::negotiate(stream, wanted, options.watch_config, options.timeout)?;
         let features = client.features;
         let info = DiskInfo::parse(&client.guarded(Client::config)?, features);
@@ -103,7 +109,16 @@ impl Device {
         }
         let has = |bit: u32| features & (1 << bit) != 0;
         let entries = if has(VIRTIO_RING_F_INDIRECT_DESC) { chain_max(&options, &info) } else { 0 };
-        let layout = Layout::new(options.queue_size, entries);
+        if options.packed && !has(VIRTIO_F_RING_PACKED) {
+            return Err(Error::Lacks("packed rings (RING_PACKED)"));
+        }
+        let format = Format {
+            packed: options.packed,
+            size: options.queue_size,
+            event_idx: has(VIRTIO_RING_F_EVENT_IDX),
+            indirect: has(VIRTIO_RING_F_INDIRECT_DESC),
+        };
+        let layout = Layout::new(format, entries);
         let queues = usize::from(options.queues);
         let memory = Memory::new(
             layout.bytes * queues,
@@ -125,33 +140,37 @@ impl Device {
             path,
         };
         for index in 0..queues {
-            device.make_queue(layout.bytes * index, &layout, entries)?;
+            device.make_queue(format, layout.bytes * index, &layout, entries)?;
         }
         device.start(client)?;
         Ok(device)
     }
 
-    fn make_queue(&mut self, offset: usize, layout: &Layout, entries: u16) -> Result<(), Error> {
-        let Options { queue_size, indirect, first_index, .. } = self.options;
+    fn make_queue(
+        &mut self,
+        format: Format,
+        offset: usize,
+        layout: &Layout,
+        entries: u16,
+    ) -> Result<(), Error> {
+        let Options { indirect, first_index, .. } = self.options;
         let host = |part: usize| self.memory.at(offset + part);
         let guest = |part: usize| (host(part) as u64).wrapping_add(self.memory.guest_delta());
-        let at =
-            SplitAddresses { desc: host(0), avail: host(layout.avail), used: host(layout.used) };
+        let at = Areas { desc: host(0), driver: host(layout.driver), device: host(layout.device) };
         let tables = (entries > 0).then(|| Tables {
             host: host(layout.tables),
             guest: guest(layout.tables),
             entries,
             when_scarce: indirect == Indirect::WhenScarce,
         });
-        let event_idx = self.features & feature_bits(&[VIRTIO_RING_F_EVENT_IDX]) != 0;
         // SAFETY: `Layout` gives each part of each queue its own place in the control part of the
         // memory, which whoever holds the queue keeps alive. The server does not know it yet.
         let (ring, slots) = unsafe {
-            let ring = SplitDriver::new(queue_size, at, first_index, event_idx, tables)?;
-            (ring, Slots::new(host(layout.slots), guest(layout.slots), queue_size))
+            let ring = Driver::new(format, at, first_index, tables)?;
+            (ring, Slots::new(host(layout.slots), guest(layout.slots), format.size))
         };
+        self.started.push(Started { at, base: ring.base(), link: Arc::new(Link::new()?) });
         self.rings.push((ring, slots));
-        self.started.push(Started { at, base: first_index, link: Arc::new(Link::new()?) });
         Ok(())
     }
 
@@ -164,8 +183,8 @@ impl Device {
                 let place = QueuePlace {
                     size: options.queue_size,
                     desc: queue.at.desc,
-                    avail: queue.at.avail,
-                    used: queue.at.used,
+                    driver: queue.at.driver,
+                    device: queue.at.device,
                     base: queue.base,
                     kick: &queue.link.kick,
                     call: &queue.link.call,

@@ -3,7 +3,7 @@
 use crate::Options;
 use crate::info::DiskInfo;
 use crate::slots::Slots;
-use ringway_ring::virtqueue::{Tables, avail_bytes, desc_bytes, used_bytes};
+use ringway_ring::virtqueue::{Format, Tables};
 
 /// Two cache lines: the parts of a queue that different sides write never share one, nor a pair that
 /// the hardware fetches together.
@@ -11,22 +11,24 @@ const APART: usize = 128;
 
 /// Where the parts of one queue lie in the shared memory, in bytes from the queue's start.
 pub(crate) struct Layout {
-    pub(crate) avail: usize,
-    pub(crate) used: usize,
+    pub(crate) driver: usize,
+    pub(crate) device: usize,
     pub(crate) slots: usize,
     pub(crate) tables: usize,
     pub(crate) bytes: usize,
 }
 
 impl Layout {
-    pub(crate) fn new(size: u16, entries: u16) -> Self {
-        let avail = desc_bytes(size).next_multiple_of(APART);
-        let used = (avail + avail_bytes(size)).next_multiple_of(APART);
-        let slots = (used + used_bytes(size)).next_multiple_of(APART);
+    pub(crate) fn new(format: Format, entries: u16) -> Self {
+        let size = format.size;
+        let (desc_bytes, driver_bytes, device_bytes) = format.area_bytes();
+        let driver = desc_bytes.next_multiple_of(APART);
+        let device = (driver + driver_bytes).next_multiple_of(APART);
+        let slots = (device + device_bytes).next_multiple_of(APART);
         let tables = slots + Slots::bytes(size).next_multiple_of(APART);
         // From page to page, so that tables of queues lie apart as well.
         let bytes = (tables + Tables::bytes(size, entries)).next_multiple_of(4096);
-        Self { avail, used, slots, tables, bytes }
+        Self { driver, device, slots, tables, bytes }
     }
 }
 

@@ -1,6 +1,7 @@
 //! How to open a device.
 
 use crate::{Device, Error};
+use ringway_ring::virtqueue::QUEUE_SIZE_MAX;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -40,6 +41,7 @@ pub struct Options {
     pub(crate) patience: Duration,
     pub(crate) indirect: Indirect,
     pub(crate) event_idx: bool,
+    pub(crate) packed: bool,
     pub(crate) regions: usize,
     pub(crate) one_table: bool,
     pub(crate) first_index: u16,
@@ -59,6 +61,7 @@ impl Default for Options {
             patience: Duration::ZERO,
             indirect: Indirect::default(),
             event_idx: true,
+            packed: false,
             regions: 1,
             one_table: false,
             first_index: 0,
@@ -81,8 +84,8 @@ impl Options {
         self
     }
 
-    /// Descriptors of each queue, a power of two from 4 to 32768; default 256. Some servers take no
-    /// more than 1024.
+    /// Descriptors of each queue, from 4 to 32768, and a power of two unless packed; default 256. Some
+    /// servers take no more than 1024.
     #[must_use]
     pub fn queue_size(mut self, size: u16) -> Self {
         self.queue_size = size;
@@ -146,6 +149,14 @@ impl Options {
         self
     }
 
+    /// Asks for packed rings (VIRTIO_F_RING_PACKED); default no. A server that has only split ones
+    /// makes opening fail, so that nobody measures the wrong thing.
+    #[must_use]
+    pub fn packed(mut self, yes: bool) -> Self {
+        self.packed = yes;
+        self
+    }
+
     /// Announces the memory as so many regions that adjoin in guest addresses, so that buffers may
     /// straddle them; default 1.
     #[must_use]
@@ -194,10 +205,10 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.queue_size < 4 || !self.queue_size.is_power_of_two() {
+        let (size, kind) = (self.queue_size, if self.packed { "number" } else { "power of two" });
+        if !(4..=QUEUE_SIZE_MAX).contains(&size) || !(self.packed || size.is_power_of_two()) {
             return Err(Error::Options(format!(
-                "queue size {} is not a power of two from 4 to 32768",
-                self.queue_size
+                "queue size {size} is not a {kind} from 4 to 32768"
             )));
         }
         if self.max_buffers == 0 || self.regions == 0 || self.regions > 64 {

@@ -22,7 +22,7 @@ use ringway_ring::virtio_blk::{
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_of,
 };
-use ringway_ring::virtqueue::{DeviceFault, NoRoom, Piece, SplitDriver, Used};
+use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used};
 use std::sync::Arc;
 
 /// What a queue may ask for; fixed when the device is opened.
@@ -54,7 +54,7 @@ struct Flight<C> {
 ///    buffers and slots is not touched by this side, and their `status_at` is readable.
 #[derive(Debug)]
 pub struct BlkQueue<C> {
-    ring: SplitDriver,
+    ring: Driver,
     slots: Slots,
     flights: Box<[Option<Flight<C>>]>,
     guest_delta: u64,
@@ -73,7 +73,7 @@ unsafe impl<C: Send> Send for BlkQueue<C> {}
 
 impl<C> BlkQueue<C> {
     pub(crate) fn new(
-        ring: SplitDriver,
+        ring: Driver,
         slots: Slots,
         limits: Limits,
         memory: Arc<Memory>,

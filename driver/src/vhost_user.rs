@@ -3,7 +3,7 @@
 use crate::Error;
 use crate::memory::Memory;
 use ringway_ring::virtio_blk::{CONFIG_BYTES, VIRTIO_F_VERSION_1};
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserHeaderFlag};
+use vhost::vhost_user::message::{FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag};
 use vhost::vhost_user::{
     Error as Wire, Frontend, FrontendReqHandler, VhostUserFrontend, VhostUserFrontendReqHandler,
     VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -52,9 +52,9 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Err
 pub(crate) struct QueuePlace<'a> {
     pub(crate) size: u16,
     pub(crate) desc: *const u8,
-    pub(crate) avail: *const u8,
-    pub(crate) used: *const u8,
-    pub(crate) base: u16,
+    pub(crate) driver: *const u8,
+    pub(crate) device: *const u8,
+    pub(crate) base: u32,
     pub(crate) kick: &'a EventFd,
     pub(crate) call: &'a EventFd,
 }
@@ -215,24 +215,47 @@ impl Client {
             queue_size: at.size,
             flags: 0,
             desc_table_addr: at.desc as u64,
-            used_ring_addr: at.used as u64,
-            avail_ring_addr: at.avail as u64,
+            used_ring_addr: at.device as u64,
+            avail_ring_addr: at.driver as u64,
             log_addr: None,
         };
         self.ask("SET_VRING_NUM", |f| f.set_vring_num(index, at.size))?;
-        self.ask("SET_VRING_BASE", |f| f.set_vring_base(index, at.base))?;
+        match u16::try_from(at.base) {
+            Ok(base) => self.ask("SET_VRING_BASE", |f| f.set_vring_base(index, base))?,
+            Err(_) => self.set_wide_base(index, at.base)?,
+        }
         self.ask("SET_VRING_ADDR", |f| f.set_vring_addr(index, &address))?;
         self.ask("SET_VRING_CALL", |f| f.set_vring_call(index, at.call))?;
         self.ask("SET_VRING_KICK", |f| f.set_vring_kick(index, at.kick))?;
         self.ask("SET_VRING_ENABLE", |f| f.set_vring_enable(index, true))
     }
 
-    /// Stops a queue; the server touches its memory no more. Returns where it had got to.
-    pub(crate) fn stop_queue(&mut self, index: usize) -> Result<u16, Error> {
-        let base = self.ask("GET_VRING_BASE", |f| f.get_vring_base(index))?;
-        // The index is 16 bits wide; the rest of the field is for packed rings.
-        #[allow(clippy::cast_possible_truncation)]
-        Ok(base as u16)
+    /// SET_VRING_BASE of a packed queue: 32 bits, where the `vhost` crate takes 16.
+    fn set_wide_base(&mut self, index: usize, base: u32) -> Result<(), Error> {
+        const MESSAGE: &str = "SET_VRING_BASE";
+        let ack = self.protocol.contains(Protocol::REPLY_ACK);
+        let flags = 1 | if ack { VhostUserHeaderFlag::NEED_REPLY.bits() } else { 0 };
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let words = [FrontendReq::SET_VRING_BASE as u32, flags, 8, index, base];
+        let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+        let mut answer = [0; 20];
+        let mut stream = &self.stream;
+        let done = stream.write_all(&bytes).and_then(|()| match ack {
+            true => stream.read_exact(&mut answer),
+            false => Ok(()),
+        });
+        done.map_err(|_| Error::Disconnected { during: MESSAGE })?;
+        // Header, then 0 for success.
+        match answer[12..] {
+            [0, 0, 0, 0, 0, 0, 0, 0] => Ok(()),
+            _ => Err(Error::Refused { message: MESSAGE }),
+        }
+    }
+
+    /// Stops a queue; the server touches its memory no more. Returns where it had got to, as
+    /// SET_VRING_BASE puts it.
+    pub(crate) fn stop_queue(&mut self, index: usize) -> Result<u32, Error> {
+        self.ask("GET_VRING_BASE", |f| f.get_vring_base(index))
     }
 
     /// Reads the configuration space.

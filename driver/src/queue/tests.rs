@@ -4,9 +4,7 @@ use super::*;
 use crate::Error;
 use ringway_core::Status;
 use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
-use ringway_ring::virtqueue::{
-    SplitAddresses, SplitDevice, Tables, avail_bytes, desc_bytes, used_bytes,
-};
+use ringway_ring::virtqueue::{Areas, Device, Format, PackedBase, Tables};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -16,26 +14,25 @@ const ENTRIES: u16 = 16;
 struct Rig {
     memory: Arc<Memory>,
     used: usize,
-    device: SplitDevice,
+    device: Device,
     translator: Translator,
     _socket: (UnixStream, UnixStream),
 }
 
 /// A queue and the device side of its ring, over two mappings of one memfd as with a real server.
-fn rig<C>(size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
-    let avail = desc_bytes(size);
-    let used = (avail + avail_bytes(size)).next_multiple_of(128);
-    let slots = (used + used_bytes(size)).next_multiple_of(128);
+fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
+    let format = Format { packed, size, event_idx: true, indirect: when_scarce.is_some() };
+    let (desc, driver, device) = format.area_bytes();
+    let avail = desc.next_multiple_of(128);
+    let used = (avail + driver).next_multiple_of(128);
+    let slots = (used + device).next_multiple_of(128);
     let tables = slots + Slots::bytes(size);
     let control = tables + Tables::bytes(size, ENTRIES);
     let memory = Memory::new(control, 1 << 20, false, 1).unwrap();
     let whole = memory.regions()[0];
     let theirs = Arc::new(Mapping::of_file(memory.file(), 0, whole.len).unwrap());
-    let parts = |at: &dyn Fn(usize) -> *mut u8| SplitAddresses {
-        desc: at(0),
-        avail: at(avail),
-        used: at(used),
-    };
+    let parts =
+        |at: &dyn Fn(usize) -> *mut u8| Areas { desc: at(0), driver: at(avail), device: at(used) };
     let guest = |offset: usize| whole.guest + offset as u64;
     let tables = when_scarce.map(|when_scarce| Tables {
         host: memory.at(tables),
@@ -43,15 +40,16 @@ fn rig<C>(size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
         entries: ENTRIES,
         when_scarce,
     });
-    let indirect = tables.is_some();
+    let base = if packed { PackedBase::after(65500, size).0 } else { 65500 };
     // SAFETY: the parts lie in the control part of the memory, apart; queue and rig keep it alive.
     let (ring, slots, device) = unsafe {
         let at = parts(&|offset| memory.at(offset));
-        let ring = SplitDriver::new(size, at, 65500, true, tables).unwrap();
+        let ring = Driver::new(format, at, 65500, tables).unwrap();
         let slots = Slots::new(memory.at(slots), guest(slots), size);
         let at = parts(&|offset| theirs.at(offset));
-        (ring, slots, SplitDevice::new(size, at, 65500, true, indirect).unwrap())
+        (ring, slots, Device::new(format, at, Some(base)).unwrap())
     };
+    assert_eq!((ring.base(), device.base()), (base, base));
     let limits = Limits {
         seg_max: usize::from(ENTRIES.min(size)) - 2,
         size_max: 1 << 20,
@@ -98,10 +96,17 @@ impl Rig {
     }
 }
 
+/// Both formats, with and without tables.
+fn shapes() -> impl Iterator<Item = (bool, Option<bool>)> {
+    [false, true]
+        .into_iter()
+        .flat_map(|packed| [None, Some(false), Some(true)].map(|tables| (packed, tables)))
+}
+
 #[test]
 fn statuses_and_contexts_come_back() {
-    for tables in [None, Some(false), Some(true)] {
-        let (mut queue, mut rig) = rig::<u32>(16, tables);
+    for (packed, tables) in shapes() {
+        let (mut queue, mut rig) = rig::<u32>(packed, 16, tables);
         let pool = rig.pool();
         for round in 0..100u32 {
             let buffer = || pool.alloc(4096).unwrap();
@@ -129,8 +134,8 @@ fn statuses_and_contexts_come_back() {
 
 #[test]
 fn what_was_not_negotiated_is_refused() {
-    let (mut queue, rig) = rig::<&str>(8, None);
-    let (_other, foreign) = self::rig::<()>(8, None);
+    let (mut queue, rig) = rig::<&str>(false, 8, None);
+    let (_other, foreign) = self::rig::<()>(false, 8, None);
     let rejected = queue.write_zeroes(0, 512, true, "z").unwrap_err();
     assert_eq!(rejected.why, Refusal::NotOffered("write zeroes (WRITE_ZEROES)"));
     let rejected = queue.read(0, foreign.pool().alloc(512).unwrap(), "f").unwrap_err();
@@ -148,7 +153,7 @@ fn what_was_not_negotiated_is_refused() {
 
 #[test]
 fn a_hostile_device_ends_the_queue_and_nothing_else() {
-    let (mut queue, rig) = rig::<u8>(8, None);
+    let (mut queue, rig) = rig::<u8>(false, 8, None);
     let pool = rig.pool();
     queue.read(0, pool.alloc(4096).unwrap(), 1).unwrap();
     queue.submit().unwrap();
@@ -168,7 +173,7 @@ fn a_hostile_device_ends_the_queue_and_nothing_else() {
 
 #[test]
 fn a_queue_given_up_hands_the_contexts_back() {
-    let (mut queue, rig) = rig::<u8>(8, None);
+    let (mut queue, rig) = rig::<u8>(true, 8, None);
     for ctx in [4, 5] {
         queue.read(0, rig.pool().alloc(4096).unwrap(), ctx).unwrap();
     }
@@ -180,12 +185,12 @@ fn a_queue_given_up_hands_the_contexts_back() {
 #[test]
 #[ignore = "a measurement"]
 fn round_trips() {
-    for tables in [None, Some(true), Some(false)] {
+    for (packed, tables) in shapes() {
         for depth in [1, 32, 128] {
             if tables.is_none() && depth > 85 {
                 continue;
             }
-            let (mut queue, mut rig) = rig::<()>(256, tables);
+            let (mut queue, mut rig) = rig::<()>(packed, 256, tables);
             let pool = rig.pool();
             let stop = AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -218,7 +223,7 @@ fn round_trips() {
                     let count = (queue.stats().completed - before) as f64;
                     best = best.max(count / begin.elapsed().as_secs_f64());
                 }
-                println!("{tables:?} depth {depth}: {:.2} M/s", best / 1e6);
+                println!("packed {packed} {tables:?} depth {depth}: {:.2} M/s", best / 1e6);
                 queue.submit().unwrap();
                 while queue.wait_polling(None).unwrap() {
                     queue.completions().for_each(drop);

@@ -35,16 +35,12 @@ impl<C> BlkQueue<C> {
                     self.link.sleep(left)?
                 }
             };
-            let ready = self.ring.ready().map_err(|fault| self.broken(fault))?;
-            if wake == Wake::Called && ready < count {
+            if wake == Wake::Called && !self.has_used(count)? {
                 continue;
             }
             self.ring.disarm();
-            return if wake == Wake::Gone && ready == 0 {
-                Err(Error::NotConnected)
-            } else {
-                Ok(ready > 0)
-            };
+            let ready = self.has_used(1)?;
+            return if wake == Wake::Gone && !ready { Err(Error::NotConnected) } else { Ok(ready) };
         }
         Ok(false)
     }
@@ -62,7 +58,7 @@ impl<C> BlkQueue<C> {
         let mut deadline = None;
         while self.ring.in_flight() > 0 {
             for _ in 0..TURNS {
-                if self.ring.ready().map_err(|fault| self.broken(fault))? > 0 {
+                if self.has_used(1)? {
                     return Ok(true);
                 }
                 std::hint::spin_loop();
@@ -72,11 +68,16 @@ impl<C> BlkQueue<C> {
             if until.is_some_and(|until| now >= until) {
                 break;
             }
-            if !self.link.is_connected() && self.ring.ready() == Ok(0) {
+            if !self.link.is_connected() && !self.has_used(1)? {
                 return Err(Error::NotConnected);
             }
         }
         Ok(false)
+    }
+
+    #[inline]
+    fn has_used(&mut self, count: u16) -> Result<bool, Error> {
+        self.ring.has_used(count).map_err(|fault| self.broken(fault))
     }
 
     /// Ends a queue whose server is gone: the contexts of the requests in flight come back, their
