@@ -6,6 +6,7 @@ use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(super) const GUEST: u64 = 0x1_0000_0000;
 
@@ -277,12 +278,36 @@ fn noise(rng: &mut Rng) -> u16 {
 }
 
 /// Writes a word somewhere into the ring behind everyone's back.
-fn scribble(memory: &Memory, rng: &mut Rng) {
+fn scribble(memory: &Memory, shape: Shape, rng: &mut Rng) {
+    let noise = noise(rng);
+    if shape.packed {
+        return scribble_packed(memory, shape, noise, rng);
+    }
     let at = memory.mapping.at(rng.below(memory.tables / 2) * 2);
     // SAFETY: an aligned word of the ring. Atomic, as both sides read indices and flags.
     #[allow(clippy::cast_ptr_alignment)]
     unsafe {
-        std::sync::atomic::AtomicU16::from_ptr(at.cast()).store(noise(rng), Relaxed);
+        std::sync::atomic::AtomicU16::from_ptr(at.cast()).store(noise, Relaxed);
+    }
+}
+
+/// As `scribble`, in accesses as wide as those of the ring, because Miri has no others.
+fn scribble_packed(memory: &Memory, shape: Shape, noise: u16, rng: &mut Rng) {
+    let shift = 16 * rng.below(4);
+    // SAFETY: aligned words of the ring: half a descriptor, or an event.
+    #[allow(clippy::cast_ptr_alignment)]
+    unsafe {
+        if rng.below(8) > 0 {
+            let at = memory.mapping.at(8 * rng.below(2 * usize::from(shape.size)));
+            let word = AtomicU64::from_ptr(at.cast());
+            word.store(
+                word.load(Relaxed) & !(0xffff << shift) | u64::from(noise) << shift,
+                Relaxed,
+            );
+        } else {
+            let at = memory.mapping.at([memory.avail, memory.used][rng.below(2)]);
+            AtomicU32::from_ptr(at.cast()).store(u32::from(noise) << (shift % 32), Relaxed);
+        }
     }
 }
 
@@ -295,7 +320,7 @@ fn noise_does_no_harm_to_the_driver() {
         let memory = Memory::new(shape);
         let mut driver = memory.driver(shape);
         for _ in 0..rounds() / 10 {
-            scribble(&memory, &mut rng);
+            scribble(&memory, shape, &mut rng);
             let chain = vec![rng.piece(); rng.below(4)];
             let (readable, writable) = chain.split_at(chain.len() / 2);
             let _ = driver.add(readable, writable);
@@ -331,7 +356,7 @@ fn noise_does_no_harm_to_the_device() {
                 let _ = driver.publish();
                 let _ = driver.pop_used();
                 if rng.below(4) == 0 {
-                    scribble(&memory, &mut rng);
+                    scribble(&memory, shape, &mut rng);
                 }
                 if rng.below(2) == 0 && !held.is_empty() {
                     device.push(held.swap_remove(rng.below(held.len())), 7);
