@@ -1,6 +1,9 @@
 //! A vhost-user client that keeps no rule: it sends whatever bytes a test wants, and lays out rings
 //! by hand. Independent of the project's own front-end on purpose.
 
+mod packed;
+
+use packed::Packed;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -45,6 +48,8 @@ pub const F_VERSION_1: u64 = 1 << 32;
 pub const F_INDIRECT: u64 = 1 << 28;
 /// VIRTIO_RING_F_EVENT_IDX.
 pub const F_EVENT_IDX: u64 = 1 << 29;
+/// VIRTIO_F_RING_PACKED.
+pub const F_PACKED: u64 = 1 << 34;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 pub const F_PROTOCOL: u64 = 1 << 30;
 /// VIRTIO_BLK_F_FLUSH.
@@ -194,7 +199,10 @@ pub struct RawGuest {
     pub client: RawClient,
     /// The shared memory.
     pub memory: std::fs::File,
-    size: u16,
+    /// Queue size, which holds from the next start of a queue on.
+    pub size: u16,
+    is_packed: bool,
+    packed: Vec<Packed>,
     kicks: Vec<OwnedFd>,
     calls: Vec<OwnedFd>,
     avail: Vec<u16>,
@@ -236,6 +244,8 @@ impl RawGuest {
             client,
             memory: memory.into(),
             size: 64,
+            is_packed: features & F_PACKED != 0,
+            packed: (0..16).map(|_| Packed::default()).collect(),
             kicks: Vec::new(),
             calls: Vec::new(),
             avail: vec![0; 16],
@@ -272,9 +282,9 @@ impl RawGuest {
         let mut addr = halves(&[queue, 0]);
         addr.extend(words(&[desc + USER_DELTA, used + USER_DELTA, avail + USER_DELTA, 0]));
         let index = words(&[u64::from(queue)]);
-        let base = self.avail[queue as usize];
+        let base = self.base(queue);
         let ok = c.acked(request::SET_VRING_NUM, &halves(&[queue, u32::from(self.size)]), &[])?
-            && c.acked(request::SET_VRING_BASE, &halves(&[queue, u32::from(base)]), &[])?
+            && c.acked(request::SET_VRING_BASE, &halves(&[queue, base]), &[])?
             && c.acked(request::SET_VRING_ADDR, &addr, &[])?
             && c.acked(request::SET_VRING_CALL, &index, &[call.as_fd()])?
             && c.acked(request::SET_VRING_KICK, &index, &[kick.as_fd()])?
@@ -290,14 +300,41 @@ impl RawGuest {
         Ok(ok)
     }
 
-    /// Stops a queue and returns where it got to.
+    /// Stops a queue and returns where it got to, as SET_VRING_BASE puts it.
     ///
     /// # Errors
     /// As the connection.
-    pub fn stop_queue(&mut self, queue: u32) -> io::Result<u16> {
+    pub fn stop_queue(&mut self, queue: u32) -> io::Result<u32> {
         self.client.send(request::GET_VRING_BASE, 0, &halves(&[queue, 0]), &[])?;
         let (_, payload) = self.client.receive()?;
-        Ok(u16::from_ne_bytes([payload[4], payload[5]]))
+        Ok(u32::from_ne_bytes([payload[4], payload[5], payload[6], payload[7]]))
+    }
+
+    /// Where a queue is that has done all it was offered, as SET_VRING_BASE puts it.
+    #[must_use]
+    pub fn base(&self, queue: u32) -> u32 {
+        let at = queue as usize;
+        if self.is_packed { self.packed[at].base(self.size) } else { self.avail[at].into() }
+    }
+
+    /// What the device had not taken when it stopped at `base` is not offered any more.
+    ///
+    /// # Panics
+    /// If the device cannot have been there.
+    pub fn rewind(&mut self, queue: u32, base: u32) {
+        if self.is_packed {
+            return self.rewind_packed(queue, base);
+        }
+        self.set_avail_index(queue, u16::try_from(base).expect("an index of a split ring"));
+    }
+
+    /// Forgets all about a queue that is stopped and starts over with empty rings.
+    pub fn reset_queue(&mut self, queue: u32) {
+        let (at, (table, _, used)) = (queue as usize, self.rings(queue));
+        self.poke(table, &vec![0; usize::try_from(used - table + 0x8000).unwrap_or(0)]);
+        self.packed[at] = Packed::default();
+        self.avail[at] = 0;
+        self.used_seen[at] = 0;
     }
 
     /// Guest addresses of a queue's descriptor table, available and used ring.
@@ -331,12 +368,14 @@ impl RawGuest {
         u16::from_le_bytes([bytes[0], bytes[1]])
     }
 
-    /// Writes a descriptor into a table at a guest address.
+    /// Writes a descriptor into a table at a guest address. Those of packed rings have an id where
+    /// others have flags, and flags where others have `next`.
     pub fn put_desc(&self, table: u64, index: u16, desc: Desc) {
         let mut bytes = desc.addr.to_le_bytes().to_vec();
+        let tail = if self.is_packed { [0, desc.flags] } else { [desc.flags, desc.next] };
         bytes.extend_from_slice(&desc.len.to_le_bytes());
-        bytes.extend_from_slice(&desc.flags.to_le_bytes());
-        bytes.extend_from_slice(&desc.next.to_le_bytes());
+        bytes.extend_from_slice(&tail[0].to_le_bytes());
+        bytes.extend_from_slice(&tail[1].to_le_bytes());
         self.poke(table + 16 * u64::from(index), &bytes);
     }
 
@@ -348,8 +387,15 @@ impl RawGuest {
         self.poke(addr, &bytes);
     }
 
-    /// Writes descriptors `first..` of `queue`, chained in order.
+    /// Writes descriptors `first..` of `queue`, chained in order. In packed rings `first` is the
+    /// number of the chain, which goes into the ring when it is offered.
+    ///
+    /// # Panics
+    /// If there are too many.
     pub fn put_chain(&self, queue: u32, first: u16, descs: &[Desc]) {
+        if self.is_packed {
+            return self.packed[queue as usize].put_chain(first, descs.to_vec());
+        }
         let (table, _, _) = self.rings(queue);
         for (i, &desc) in descs.iter().enumerate() {
             let index = first + u16::try_from(i).expect("a short chain");
@@ -370,6 +416,9 @@ impl RawGuest {
 
     /// Makes a head available without a kick.
     pub fn offer_quietly(&mut self, queue: u32, head: u16) {
+        if self.is_packed {
+            return self.offer_packed(queue, head);
+        }
         let (_, avail, _) = self.rings(queue);
         let at = self.avail[queue as usize];
         let entry = u64::from(at % self.size);
@@ -377,7 +426,20 @@ impl RawGuest {
         self.set_avail_index(queue, at.wrapping_add(1));
     }
 
-    /// Writes the available index.
+    /// Makes a head available twice at once, without a kick.
+    pub fn offer_twice(&mut self, queue: u32, head: u16) {
+        if self.is_packed {
+            return self.offer_packed_twice(queue, head);
+        }
+        let (_, avail, _) = self.rings(queue);
+        let at = self.avail[queue as usize];
+        for entry in [at, at.wrapping_add(1)] {
+            self.poke(avail + 4 + 2 * u64::from(entry % self.size), &head.to_le_bytes());
+        }
+        self.set_avail_index(queue, at.wrapping_add(2));
+    }
+
+    /// Writes the available index of a split ring.
     pub fn set_avail_index(&mut self, queue: u32, index: u16) {
         let (_, avail, _) = self.rings(queue);
         self.avail[queue as usize] = index;
@@ -397,16 +459,27 @@ impl RawGuest {
     /// # Panics
     /// If the eventfd is broken.
     pub fn next_used(&mut self, queue: u32, timeout: Duration) -> Option<(u32, u32)> {
-        let (_, _, used) = self.rings(queue);
-        let at = queue as usize;
         let end = std::time::Instant::now() + timeout;
-        while self.peek_u16(used + 2) == self.used_seen[at] {
+        loop {
+            let used =
+                if self.is_packed { self.used_packed(queue) } else { self.used_split(queue) };
+            if used.is_some() {
+                return used;
+            }
             let left = end.checked_duration_since(std::time::Instant::now())?;
             // Polls now and then as well, in case the call was suppressed.
             let wait = left.min(Duration::from_millis(20));
             let wait = Timespec::try_from(wait).expect("a short time");
-            let mut fds = [PollFd::new(&self.calls[at], PollFlags::IN)];
+            let mut fds = [PollFd::new(&self.calls[queue as usize], PollFlags::IN)];
             poll(&mut fds, Some(&wait)).expect("poll");
+        }
+    }
+
+    fn used_split(&mut self, queue: u32) -> Option<(u32, u32)> {
+        let (_, _, used) = self.rings(queue);
+        let at = queue as usize;
+        if self.peek_u16(used + 2) == self.used_seen[at] {
+            return None;
         }
         let entry = u64::from(self.used_seen[at] % self.size);
         self.used_seen[at] = self.used_seen[at].wrapping_add(1);
