@@ -1,6 +1,6 @@
 //! How a split virtqueue lies in memory (VIRTIO 1.2 §2.7) and what both sides check about it.
 
-use std::sync::atomic::AtomicU16;
+use super::shared::{AtomicU16, u16_at};
 
 /// The largest queue the specification allows.
 pub const QUEUE_SIZE_MAX: u16 = 32768;
@@ -158,7 +158,7 @@ impl SplitMemory {
         debug_assert!(2 * index < avail_bytes(self.size));
         // SAFETY: the word lies in the available ring, which is mapped and aligned to 2 bytes
         // (invariant 1); both sides only touch it atomically.
-        unsafe { AtomicU16::from_ptr(self.avail.add(index)) }
+        unsafe { u16_at(self.avail.add(index)) }
     }
 
     /// `avail.flags`.
@@ -190,7 +190,7 @@ impl SplitMemory {
         debug_assert!(offset < used_bytes(self.size) && offset.is_multiple_of(2));
         // SAFETY: the word lies in the used ring, which is mapped and aligned to 4 bytes
         // (invariant 1); both sides only touch it atomically.
-        unsafe { AtomicU16::from_ptr(self.used.add(offset).cast()) }
+        unsafe { u16_at(self.used.add(offset).cast()) }
     }
 
     /// `used.flags`.

@@ -2,9 +2,12 @@
 
 mod chain;
 mod layout;
+#[cfg(all(test, loom))]
+mod models;
 mod packed;
 mod packed_driver;
 mod packed_layout;
+mod shared;
 mod sides;
 mod split;
 mod split_driver;

@@ -1,7 +1,7 @@
 //! How a packed virtqueue lies in memory (VIRTIO 1.2 §2.8) and what both sides check about it.
 
 use super::layout::{LayoutError, QUEUE_SIZE_MAX};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use super::shared::{AtomicU32, AtomicU64, u32_at, u64_at};
 
 /// The driver's mark on a descriptor (§2.8.1).
 pub const DESC_F_AVAIL: u16 = 1 << 7;
@@ -264,21 +264,21 @@ impl PackedMemory {
         debug_assert!(index < self.size);
         // SAFETY: the word lies in the descriptor ring, which is mapped and aligned to 16 bytes
         // (invariant 1); both sides only touch it atomically.
-        unsafe { AtomicU64::from_ptr(self.desc.add(2 * usize::from(index) + 1)) }
+        unsafe { u64_at(self.desc.add(2 * usize::from(index) + 1)) }
     }
 
     /// What the driver wants to be told.
     #[inline]
     pub(super) fn driver_event(&self) -> &AtomicU32 {
         // SAFETY: mapped and aligned to 4 bytes (invariant 1); both sides only touch it atomically.
-        unsafe { AtomicU32::from_ptr(self.driver) }
+        unsafe { u32_at(self.driver) }
     }
 
     /// What the device wants to be told.
     #[inline]
     pub(super) fn device_event(&self) -> &AtomicU32 {
         // SAFETY: as in `driver_event`.
-        unsafe { AtomicU32::from_ptr(self.device) }
+        unsafe { u32_at(self.device) }
     }
 }
 

@@ -12,9 +12,9 @@ use super::layout::{
     AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
     event_passed,
 };
+use super::shared::fence;
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
 
 /// The driver broke the rules of the queue itself. The queue stops; everything else goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
