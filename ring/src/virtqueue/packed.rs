@@ -125,8 +125,8 @@ impl PackedDevice {
             return Err(Broken::IdInFlight(id));
         }
         // From `next` to the end of the chain: at least one descriptor, because `walk` took one.
-        *length = at.index.wrapping_sub(self.next.index);
-        if at.wrap != self.next.wrap {
+        *length = at.index().wrapping_sub(self.next.index());
+        if at.wrap() != self.next.wrap() {
             *length = length.wrapping_add(size);
         }
         self.taken += *length;
@@ -141,7 +141,7 @@ impl PackedDevice {
     #[inline]
     fn look(&self) -> Option<Word> {
         // Acquire: what the driver wrote before it marked the descriptor is visible after this load.
-        let word = Word(self.ring.word(self.next.index).load(Acquire));
+        let word = Word(self.ring.word(self.next.index()).load(Acquire));
         self.next.is_available(word.flags()).then_some(word)
     }
 
@@ -162,7 +162,7 @@ impl PackedDevice {
             let flags = word.flags();
             // SAFETY: the descriptor is in the ring (PackedMemory invariant 1: `at` is below the
             // size). Volatile: the driver may write at the same time; only the copy is used.
-            let addr = unsafe { self.ring.addr(at.index).read_volatile() };
+            let addr = unsafe { self.ring.addr(at.index()).read_volatile() };
             let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
             if flags & DESC_F_INDIRECT != 0 {
                 // A table is a chain of its own (§2.8.7).
@@ -180,9 +180,9 @@ impl PackedDevice {
                 return Ok((at, word.id(), verdict));
             }
             // Visible: the driver marks the first descriptor of a chain last (§2.8.6).
-            word = Word(self.ring.word(at.index).load(Relaxed));
+            word = Word(self.ring.word(at.index()).load(Relaxed));
             if !at.is_available(word.flags()) {
-                return Err(Broken::HalfChain(at.index));
+                return Err(Broken::HalfChain(at.index()));
             }
         }
         Err(Broken::Overrun(size))
@@ -199,9 +199,9 @@ impl PackedDevice {
         let flags = self.used.used() | if written == 0 { 0 } else { DESC_F_WRITE };
         let word = Word::new(written, id, flags);
         if self.pushed == 0 {
-            (self.first_at, self.first) = (self.used.index, word);
+            (self.first_at, self.first) = (self.used.index(), word);
         } else {
-            self.ring.word(self.used.index).store(word.0, Relaxed);
+            self.ring.word(self.used.index()).store(word.0, Relaxed);
         }
         self.used.advance(length, self.ring.size());
         self.pushed += length;

@@ -91,7 +91,7 @@ impl PackedDriver {
         let (next, used, _) = PackedBase::after(first, size).positions(size)?;
         for index in 0..size {
             // As if all before had been used in this lap, and all others in the last one.
-            let lap = Position { index, wrap: next.wrap == (index < next.index) };
+            let lap = Position::new(index, next.wrap() == (index < next.index()));
             // SAFETY: `index` is in the ring (PackedMemory invariant 1).
             unsafe { ring.addr(index).write_volatile(0) };
             ring.word(index).store(Word::new(0, 0, lap.used()).0, Relaxed);
@@ -170,17 +170,25 @@ impl PackedDriver {
         if pieces > usize::from(self.free) || pieces == 0 {
             return Err(self.no_room(pieces));
         }
-        let mut left = pieces;
+        let size = self.ring.size();
+        let (mut at, mut left, mut first) = (self.next, pieces, Word(0));
         for (part, flags) in [(readable, 0), (writable, DESC_F_WRITE)] {
             for &piece in part {
                 left -= 1;
-                self.put(piece, flags | if left > 0 { DESC_F_NEXT } else { 0 });
+                let flags = flags | if left > 0 { DESC_F_NEXT } else { 0 };
+                let word = self.put(at, piece, flags);
+                if left + 1 == pieces {
+                    first = word;
+                } else {
+                    self.ring.word(at.index()).store(word.0, Relaxed);
+                }
+                at.advance(1, size);
             }
         }
         // At most `free`, a u16.
         #[allow(clippy::cast_possible_truncation)]
         let descs = pieces as u16;
-        Ok(self.take(descs))
+        Ok(self.take(first, at, descs))
     }
 
     #[inline(never)]
@@ -215,31 +223,34 @@ impl PackedDriver {
         // At most 65535 entries of 16 bytes.
         #[allow(clippy::cast_possible_truncation)]
         let len = (entries * size_of::<Desc>()) as u32;
-        self.put(Piece { addr: tables.guest.wrapping_add(offset as u64), len }, DESC_F_INDIRECT);
-        Ok(self.take(1))
+        let table = Piece { addr: tables.guest.wrapping_add(offset as u64), len };
+        let mut at = self.next;
+        let word = self.put(at, table, DESC_F_INDIRECT);
+        at.advance(1, self.ring.size());
+        Ok(self.take(word, at, 1))
     }
 
-    /// Writes the next descriptor, but not the mark of a batch's first one.
+    /// Writes the address of a descriptor of the chain that is being added; returns the rest of it.
     #[inline(always)]
-    fn put(&mut self, piece: Piece, flags: u16) {
+    fn put(&self, at: Position, piece: Piece, flags: u16) -> Word {
         debug_assert!(piece.len != 0, "a piece without bytes");
-        let index = self.next.index;
-        let word = Word::new(piece.len, self.free_id, flags | self.next.available());
-        // SAFETY: `index` is in the ring (PackedMemory invariant 1). The descriptor is free
-        // (invariant 2), so a device that keeps the rules does not read it now.
-        unsafe { self.ring.addr(index).write_volatile(piece.addr) };
-        if self.pending == 0 {
-            (self.first_at, self.first) = (index, word);
-        } else {
-            self.ring.word(index).store(word.0, Relaxed);
-        }
-        self.pending += 1;
-        self.next.advance(1, self.ring.size());
+        // SAFETY: the descriptor is in the ring (PackedMemory invariant 1) and free (invariant 2), so
+        // a device that keeps the rules does not read it now.
+        unsafe { self.ring.addr(at.index()).write_volatile(piece.addr) };
+        Word::new(piece.len, self.free_id, flags | at.available())
     }
 
-    /// Takes the first free id for a chain of `descs` descriptors.
+    /// Takes the first free id for a chain of `descs` descriptors from `next` to `end`. All but the
+    /// first are written; it follows now, or as the last of the whole batch.
     #[inline(always)]
-    fn take(&mut self, descs: u16) -> u16 {
+    fn take(&mut self, first: Word, end: Position, descs: u16) -> u16 {
+        if self.pending == 0 {
+            (self.first_at, self.first) = (self.next.index(), first);
+        } else {
+            self.ring.word(self.next.index()).store(first.0, Relaxed);
+        }
+        self.next = end;
+        self.pending += u32::from(descs);
         let id = self.free_id;
         let own = &mut self.own[usize::from(id)];
         own.descs = descs;
@@ -304,7 +315,7 @@ impl PackedDriver {
             return None;
         }
         // Acquire: what the device wrote before it marked the descriptor is visible after this load.
-        let word = Word(self.ring.word(at.index).load(Acquire));
+        let word = Word(self.ring.word(at.index()).load(Acquire));
         at.is_used(word.flags()).then_some(word)
     }
 

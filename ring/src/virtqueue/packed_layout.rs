@@ -71,16 +71,22 @@ impl Word {
 /// A place in the ring: a descriptor and the wrap counter (§2.8.1) of the lap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    pub(super) index: u16,
-    pub(super) wrap: bool,
+    index: u16,
+    wrap: bool,
 }
 
 impl Position {
     /// Where both sides start (§2.8.1).
-    pub(super) const START: Self = Self { index: 0, wrap: true };
+    pub(super) const START: Self = Self::new(0, true);
+
+    #[inline]
+    pub(super) const fn new(index: u16, wrap: bool) -> Self {
+        Self { index, wrap }
+    }
 
     /// 15 bits of index, then the wrap counter: as in the event structure and in vhost-user's
     /// SET_VRING_BASE.
+    #[inline]
     pub(super) const fn from_bits(bits: u16) -> Self {
         Self { index: bits & 0x7fff, wrap: bits >> 15 != 0 }
     }
@@ -90,10 +96,20 @@ impl Position {
         self.index | (self.wrap as u16) << 15
     }
 
+    #[inline]
+    pub(super) const fn index(self) -> u16 {
+        self.index
+    }
+
+    #[inline]
+    pub(super) const fn wrap(self) -> bool {
+        self.wrap
+    }
+
     /// Goes on by `count` descriptors, at most `size`.
     #[inline]
     pub(super) fn advance(&mut self, count: u16, size: u16) {
-        debug_assert!(count <= size && self.index < size);
+        debug_assert!(count <= size && self.index() < size);
         // At most 32767 + 32768: fits.
         self.index += count;
         if self.index >= size {
@@ -117,20 +133,20 @@ impl Position {
     /// The marks of an available descriptor.
     #[inline]
     pub(super) const fn available(self) -> u16 {
-        if self.wrap { DESC_F_AVAIL } else { DESC_F_USED }
+        if self.wrap() { DESC_F_AVAIL } else { DESC_F_USED }
     }
 
     /// The marks of a used descriptor.
     #[inline]
     pub(super) const fn used(self) -> u16 {
-        if self.wrap { MARKS } else { 0 }
+        if self.wrap() { MARKS } else { 0 }
     }
 
     /// Descriptors from `earlier` to here, at most two laps apart.
     #[inline]
     fn since(self, earlier: Self, size: u16) -> i32 {
-        let lap = if self.wrap == earlier.wrap { 0 } else { i32::from(size) };
-        i32::from(self.index) - i32::from(earlier.index) + lap
+        let lap = if self.wrap() == earlier.wrap() { 0 } else { i32::from(size) };
+        i32::from(self.index()) - i32::from(earlier.index()) + lap
     }
 }
 
@@ -152,7 +168,7 @@ impl PackedBase {
     /// that begin somewhere else to see the ring wrap.
     #[must_use]
     pub const fn after(descs: u16, size: u16) -> Self {
-        let at = Position { index: descs % size, wrap: (descs / size).is_multiple_of(2) };
+        let at = Position::new(descs % size, (descs / size).is_multiple_of(2));
         Self::new(at, at)
     }
 
@@ -166,7 +182,9 @@ impl PackedBase {
         let used = if high == 0 { avail } else { Position::from_bits(high) };
         let between = avail.since(used, size);
         match u16::try_from(between) {
-            Ok(n) if n <= size && avail.index < size && used.index < size => Ok((avail, used, n)),
+            Ok(n) if n <= size && avail.index() < size && used.index() < size => {
+                Ok((avail, used, n))
+            }
             _ => Err(LayoutError::PackedBase(self.0)),
         }
     }
