@@ -266,3 +266,38 @@ fn two_drivers_see_the_same_disk() {
         }
     }
 }
+
+/// Where a stopped queue goes on is a word of 32 bits on packed rings: both indices, both counters.
+#[test]
+fn a_queue_goes_on_where_it_stopped() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = image(folder.path(), CAPACITY);
+        let mut rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads));
+        let options = Options::new().packed(packed).queue_size(16).first_index(65530);
+        let mut device = options.over(rig.connect()).unwrap();
+        let mut queue = device.queue::<u64>().unwrap();
+        for round in 1..40u64 {
+            let offset = round % 8 * 512;
+            let mut buffer = device.pool().alloc(512).unwrap();
+            buffer.fill(u8::try_from(round).unwrap());
+            queue.write(offset, buffer, round).map_err(|e| e.why).unwrap();
+            // What is in flight when the queue stops can still be popped.
+            queue.submit().unwrap();
+            device.stop().unwrap();
+            let left: Vec<_> = queue.completions().map(|done| (done.ctx, done.is_ok())).collect();
+            device.reconnect_over(rig.connect()).unwrap();
+            if left.is_empty() {
+                assert!(queue.wait(None).unwrap());
+                assert!(queue.pop().unwrap().unwrap().is_ok());
+            } else {
+                assert_eq!(left, [(round, true)]);
+            }
+            let buffer = device.pool().alloc(512).unwrap();
+            queue.read(offset, buffer, 0).map_err(|e| e.why).unwrap();
+            assert!(queue.wait(None).unwrap());
+            let read = queue.pop().unwrap().unwrap().into_buffer().unwrap();
+            assert!(read.iter().all(|&byte| u64::from(byte) == round), "packed {packed}");
+        }
+    }
+}
