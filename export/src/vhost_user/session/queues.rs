@@ -1,0 +1,249 @@
+//! The messages about queues: SET_VRING_*, GET_VRING_BASE; how queues start, drain and stop.
+
+use super::{Answer, Refusal, Session, fresh_vrings};
+use crate::command::Stopped;
+use crate::vhost_user::message::{Message, VRING_NO_FD};
+use crate::vhost_user::queue::Queue;
+use crate::vhost_user::vring::{StartError, UserAddresses, Vring};
+use ringway_ring::virtio_blk::{
+    VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+use ringway_ring::virtqueue::{Format, LayoutError, PackedBase, check_packed_size, check_size};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tracing::{debug, warn};
+
+/// How often to say that a disk keeps a stopping queue waiting.
+const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// A queue that a worker will give back.
+type Promise = Receiver<Stopped<Queue>>;
+
+impl Session<'_> {
+    pub(super) fn vring(&mut self, index: u32) -> Result<(usize, &mut Vring), Refusal> {
+        let at = index as usize;
+        match self.vrings.get_mut(at) {
+            Some(vring) => Ok((at, vring)),
+            None => Err(Refusal::NoSuchQueue(index)),
+        }
+    }
+
+    pub(super) fn stopped_vring(&mut self, index: u32) -> Result<&mut Vring, Refusal> {
+        let (at, vring) = self.vring(index)?;
+        if vring.is_running() { Err(Refusal::Running(at)) } else { Ok(vring) }
+    }
+
+    pub(super) fn set_vring_num(&mut self, index: u32, size: u32) -> Result<Answer, Refusal> {
+        let max = self.export.options().queue_size;
+        let packed = self.has(VIRTIO_F_RING_PACKED);
+        let vring = self.stopped_vring(index)?;
+        let size = if packed { check_packed_size(size)? } else { check_size(size)? };
+        if size > max {
+            return Err(Refusal::QueueTooLarge(size, max));
+        }
+        vring.size = size;
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer, Refusal> {
+        // struct vhost_vring_addr: index, flags, descriptor, used, available, log.
+        let addresses =
+            UserAddresses { desc: message.u64(8), used: message.u64(16), avail: message.u64(24) };
+        let (at, vring) = self.vring(message.u32(0))?;
+        if vring.is_running() && vring.addresses != Some(addresses) {
+            return Err(Refusal::Running(at));
+        }
+        vring.addresses = Some(addresses);
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Answer, Refusal> {
+        let packed = self.has(VIRTIO_F_RING_PACKED);
+        let vring = self.stopped_vring(index)?;
+        if !packed && base > u32::from(u16::MAX) {
+            return Err(LayoutError::SplitBase(base).into());
+        }
+        // Whether a packed ring can be there is judged when it starts and its size is known.
+        vring.base = Some(base);
+        Ok(Answer::Ack)
+    }
+
+    /// Stops the queue: after the answer no byte of guest memory is written on its behalf.
+    pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(index)?;
+        self.stop_some(|i| i == at)?;
+        let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
+        let vring = &mut self.vrings[at];
+        // It starts again with a new kick descriptor.
+        vring.kick = None;
+        let mut payload = index.to_ne_bytes().to_vec();
+        payload.extend_from_slice(&vring.base.unwrap_or(start).to_ne_bytes());
+        Ok(Answer::Reply(payload))
+    }
+
+    pub(super) fn set_vring_kick(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(vring_index(message))?;
+        let kick = message.take_fd().ok_or(Refusal::NoKick)?;
+        check_eventfd(&kick, "kick")?;
+        self.stop_some(|i| i == at)?;
+        self.vrings[at].kick = Some(kick);
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_call(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(vring_index(message))?;
+        let call = message.take_fd();
+        if let Some(call) = &call {
+            check_eventfd(call, "call")?;
+        }
+        // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
+        match self.vrings[at].lane {
+            Some(lane) => self
+                .export
+                .worker(at)
+                .edit(lane, move |queue| queue.set_call(call))
+                .map_err(Refusal::Worker)?,
+            None => self.vrings[at].call = call,
+        }
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_vring_err(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let index = vring_index(message);
+        let err = message.take_fd();
+        if let Some(err) = &err {
+            check_eventfd(err, "error")?;
+        }
+        self.vring(index)?.1.err = err;
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_vring_enable(&mut self, index: u32, enable: u32) -> Result<Answer, Refusal> {
+        let (at, vring) = self.vring(index)?;
+        vring.enabled = enable != 0;
+        if enable == 0 {
+            self.stop_some(|i| i == at)?;
+        }
+        self.start_ready()
+    }
+
+    /// What was negotiated about queues.
+    pub(super) fn format(&self, size: u16) -> Format {
+        Format {
+            packed: self.has(VIRTIO_F_RING_PACKED),
+            size,
+            event_idx: self.has(VIRTIO_RING_F_EVENT_IDX),
+            indirect: self.has(VIRTIO_RING_F_INDIRECT_DESC),
+        }
+    }
+
+    /// Starts every queue that has all it needs.
+    pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
+        let durable = self.durable_writes();
+        for at in 0..self.vrings.len() {
+            if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
+                continue;
+            }
+            if !self.export.is_clear() {
+                return Err(Refusal::Fenced);
+            }
+            let format = self.format(self.vrings[at].size);
+            let queue = self.vrings[at]
+                .make_queue(&self.map, format)
+                .map_err(|error| Refusal::Start(at, error))?;
+            let alarms = Arc::clone(&self.alarms);
+            let alarm = Box::new(move |broken| alarms.raise(at, broken));
+            let disk = Arc::clone(self.export.disk());
+            let lane = self
+                .export
+                .worker(at)
+                .add(queue, disk, durable, alarm)
+                .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
+            self.vrings[at].lane = Some(lane);
+            debug!(disk = self.export.disk().name(), queue = at, "queue started");
+        }
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
+        self.stop_some(|_| true)
+    }
+
+    /// Stops queues, all at once, and waits until nothing of theirs is in flight.
+    pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
+        let mut stopping = Vec::new();
+        for (at, vring) in self.vrings.iter().enumerate() {
+            if let Some(lane) = vring.lane.filter(|_| which(at)) {
+                let promise = self.export.worker(at).stop(lane).map_err(Refusal::Worker)?;
+                stopping.push((at, promise));
+            }
+        }
+        let begun = Instant::now();
+        let mut stopping = stopping.into_iter();
+        while let Some((at, promise)) = stopping.next() {
+            let stopped = loop {
+                let left = self.export.drain_max().saturating_sub(begun.elapsed());
+                match promise.recv_timeout(left.min(DRAIN_REPORT)) {
+                    Ok(stopped) => break stopped,
+                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        let rest = std::iter::once((at, promise)).chain(stopping);
+                        self.abandon_queues(rest.collect());
+                        return Err(Refusal::Stuck(at));
+                    }
+                    Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
+                }
+            };
+            self.stopped_stats.add(&stopped.stats);
+            self.vrings[at].take_back(stopped.ring);
+            debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
+        }
+        Ok(())
+    }
+
+    /// Leaves queues to their workers, which keep them and their memory until the disk answers: the
+    /// connection ends, and no other one starts before that.
+    pub(super) fn abandon_queues(&mut self, stopping: Vec<(usize, Promise)>) {
+        let mut promises = Vec::new();
+        for (at, promise) in stopping {
+            self.vrings[at].lane = None;
+            promises.push(promise);
+        }
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            if let Some(lane) = vring.lane.take() {
+                // A worker that has ended serves nothing any more.
+                promises.extend(self.export.worker(at).stop(lane));
+            }
+        }
+        self.export.fence(promises);
+        self.vrings = fresh_vrings(self.export);
+        self.stuck = true;
+    }
+}
+
+/// The queue index of SET_VRING_KICK, CALL and ERR: the low eight bits.
+fn vring_index(message: &Message) -> u32 {
+    // Masked to eight bits.
+    #[allow(clippy::cast_possible_truncation)]
+    let index = (message.u64(0) & (VRING_NO_FD - 1)) as u32;
+    index
+}
+
+/// Notifications write and poll these descriptors from worker threads, so anything that could
+/// block or behave otherwise is refused, and the descriptor made non-blocking.
+fn check_eventfd(fd: &OwnedFd, name: &'static str) -> Result<(), Refusal> {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    if !link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]") {
+        return Err(Refusal::NotAnEventfd(name));
+    }
+    rustix::io::ioctl_fionbio(fd, true).map_err(|_| Refusal::NotAnEventfd(name))
+}
