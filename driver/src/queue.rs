@@ -22,7 +22,7 @@ use ringway_ring::virtio_blk::{
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_of,
 };
-use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used};
+use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch};
 use std::sync::Arc;
 
 /// What a queue may ask for; fixed when the device is opened.
@@ -61,6 +61,8 @@ pub struct BlkQueue<C> {
     limits: Limits,
     /// Room for the pieces of a vectored request.
     scratch: Vec<Piece>,
+    /// The status byte of the request queued last: of the one that comes back, if there is but one.
+    last: *const u8,
     stats: QueueStats,
     fault: Option<DeviceFault>,
     memory: Arc<Memory>,
@@ -83,6 +85,7 @@ impl<C> BlkQueue<C> {
             flights: (0..ring.size()).map(|_| None).collect(),
             scratch: Vec::with_capacity(limits.seg_max + 2),
             guest_delta: memory.guest_delta(),
+            last: std::ptr::null(),
             stats: QueueStats::default(),
             fault: None,
             ring,
@@ -267,7 +270,10 @@ impl<C> BlkQueue<C> {
     pub fn pop(&mut self) -> Result<Option<Completion<C>>, Error> {
         match self.ring.pop_used() {
             Ok(Some(used)) => Ok(Some(self.finish(used))),
-            Ok(None) => Ok(None),
+            Ok(None) => {
+                prefetch(self.last);
+                Ok(None)
+            }
             Err(fault) => Err(self.broken(fault)),
         }
     }
@@ -317,6 +323,7 @@ impl<C> BlkQueue<C> {
             Ok(head) => {
                 self.stats.queued += 1;
                 let status_at = self.slots.status_at(head);
+                self.last = status_at;
                 let flight = &mut self.flights[usize::from(head)];
                 debug_assert!(flight.is_none(), "chain {head} is in flight already");
                 *flight = Some(Flight { ctx, data, status_at });

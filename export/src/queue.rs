@@ -49,6 +49,9 @@ pub trait RequestQueue: Send {
     /// What the host says to the notification; the guest may then have missed it.
     fn publish(&mut self) -> io::Result<()>;
 
+    /// True if [`RequestQueue::pop`] would find something: one look, nothing else.
+    fn has_work(&self) -> bool;
+
     /// Asks for kicks again and looks once more.
     ///
     /// # Errors

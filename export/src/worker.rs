@@ -22,6 +22,10 @@ use std::time::Duration;
 /// several batches; smaller ones would cost a system call more often.
 const BUDGET: usize = 16;
 
+/// The same while nothing of the queue is in flight at a disk that takes its time: it begins with
+/// these while the others are being prepared.
+const BUDGET_FIRST: usize = 2;
+
 /// Bytes taken from one queue before the next one has its turn: copying them from the page cache
 /// may be done within the submission, at a few bytes per nanosecond.
 const BUDGET_BYTES: u64 = 4 << 20;
@@ -36,6 +40,9 @@ const LOOK_EVERY: u32 = 256;
 /// being written by another one.
 const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
 
+/// Looks at the rings in between two turns while there is no work.
+const LINGER: u32 = 4;
+
 /// The doorbell of the inbox; lane *n* rings as *n* + 1.
 const INBOX_BELL: u32 = 0;
 
@@ -47,6 +54,8 @@ struct Lane<Q: RequestQueue> {
     /// In the worker's list of active lanes.
     active: bool,
     idle_turns: u32,
+    /// The last requests were still in flight after the harvest that followed their submission.
+    lasting: bool,
     alarm: Box<dyn Fn(Broken) + Send>,
 }
 
@@ -125,12 +134,25 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if worked {
                 self.idle.reset();
             } else if self.idle.keep_spinning() {
-                std::hint::spin_loop();
+                self.linger();
             } else if self.arm_all() == Armed::Quiet {
                 self.sleep()?;
             }
         }
         Ok(())
+    }
+
+    /// Looks at the rings only, a few times: most turns without work find none in the next either.
+    #[inline]
+    fn linger(&mut self) {
+        for _ in 0..LINGER {
+            std::hint::spin_loop();
+            for &id in &self.active {
+                if self.lanes[id as usize].as_ref().is_some_and(|lane| lane.ring.has_work()) {
+                    return;
+                }
+            }
+        }
     }
 
     /// One round: rings → disks → engine → rings. True if anything moved.
@@ -219,6 +241,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
             while let Some(done) = lane.disk.take_late() {
                 lane.ring.complete(done.context, done.status, done.written);
+            }
+            if lane.idle_turns == 0 {
+                lane.lasting = lane.disk.in_flight() > 0;
             }
             if lane.ring.publish().is_err() {
                 self.stats.lost_calls += 1;
@@ -319,7 +344,15 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
-        let lane = Lane { ring, disk, state: State::Running, active: false, idle_turns: 0, alarm };
+        let lane = Lane {
+            ring,
+            disk,
+            state: State::Running,
+            active: false,
+            idle_turns: 0,
+            lasting: false,
+            alarm,
+        };
         match free {
             Some(at) => self.lanes[at] = Some(lane),
             None => self.lanes.push(Some(lane)),
@@ -414,7 +447,9 @@ impl<Q: RequestQueue> Lane<Q> {
             return 0;
         }
         let (mut popped, mut bytes) = (0, 0);
-        while popped < BUDGET && bytes < BUDGET_BYTES {
+        let is_first = self.lasting && self.disk.in_flight() == 0;
+        let budget = if is_first { BUDGET_FIRST } else { BUDGET };
+        while popped < budget && bytes < BUDGET_BYTES {
             // No slot free: the request stays in the ring.
             let Some(tag) = self.disk.acquire() else { break };
             match self.ring.pop(self.disk.request_mut(tag)) {

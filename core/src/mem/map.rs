@@ -148,6 +148,16 @@ impl Translator {
         self.one_uncached(guest, len)
     }
 
+    /// Where `guest` is if it lies in the region used last, null otherwise: for prefetching.
+    #[inline]
+    #[must_use]
+    pub fn guess(&self, guest: u64) -> *const u8 {
+        let offset = guest.wrapping_sub(self.start);
+        // `offset < self.len`, which is the length of a mapping, a usize.
+        #[allow(clippy::cast_possible_truncation)]
+        if offset < self.len { self.host.wrapping_add(offset as usize) } else { std::ptr::null() }
+    }
+
     #[inline(never)]
     fn one_uncached(&mut self, guest: u64, len: u32) -> Option<*mut u8> {
         let region = self.map.find(guest)?;

@@ -106,6 +106,11 @@ impl RequestQueue for Queue {
         if self.ring.publish() { self.call() } else { Ok(()) }
     }
 
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.ring.has_work()
+    }
+
     fn arm(&mut self) -> Result<Armed, Broken> {
         self.ring.arm()
     }

@@ -13,10 +13,13 @@
 use super::chain::{Chain, ChainError};
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
-use super::shared::fence;
+use super::shared::{fence, prefetch};
 use super::split::{Armed, Broken, Head};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// How many chains ahead of the one being popped their headers are fetched.
+const AHEAD: u16 = 4;
 
 /// One packed virtqueue, seen from the device.
 ///
@@ -44,6 +47,8 @@ pub struct PackedDevice {
     armed: bool,
     lengths: Box<[u16]>,
     chain: Chain,
+    /// The look before found nothing.
+    idle: bool,
 }
 
 // SAFETY: the ring memory stays mapped while this exists, on whatever thread it runs.
@@ -87,6 +92,7 @@ impl PackedDevice {
             armed: true,
             lengths: vec![0; usize::from(size)].into_boxed_slice(),
             chain: Chain::for_queue(size),
+            idle: true,
         })
     }
 
@@ -114,7 +120,10 @@ impl PackedDevice {
         &mut self,
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
-        let Some(first) = self.look() else { return Ok(None) };
+        let Some(first) = self.look() else {
+            self.idle = true;
+            return Ok(None);
+        };
         let (at, id, verdict) = self.walk(first, mem)?;
         let size = self.ring.size();
         if id >= size {
@@ -129,12 +138,39 @@ impl PackedDevice {
         if at.wrap() != self.next.wrap() {
             *length = length.wrapping_add(size);
         }
-        self.taken += *length;
+        let length = *length;
+        self.taken += length;
         self.next = at;
+        // Only of a batch: the driver is about to write the descriptors behind a single chain.
+        if self.look().is_some() {
+            if std::mem::take(&mut self.idle) {
+                for ahead in 0..AHEAD {
+                    self.prefetch(ahead.saturating_mul(length), mem);
+                }
+            }
+            self.prefetch(AHEAD.saturating_mul(length), mem);
+        }
         if verdict.is_err() {
             self.chain.clear();
         }
         Ok(Some((Head(id), verdict.map(|()| &self.chain))))
+    }
+
+    /// Prefetches the buffer of a descriptor further on, if the driver has made it available: the
+    /// header of a request, if the chains before it are as long as the last. What is read for it is
+    /// not judged, and is read again by `pop`.
+    #[inline(always)]
+    fn prefetch(&self, further: u16, mem: &Translator) {
+        let size = self.ring.size();
+        let mut at = self.next;
+        if further >= size {
+            return;
+        }
+        at.advance(further, size);
+        if at.is_available(Word(self.ring.word(at.index()).load(Relaxed)).flags()) {
+            // SAFETY: the descriptor is in the ring (PackedMemory invariant 1).
+            prefetch(mem.guess(unsafe { self.ring.addr(at.index()).read_volatile() }));
+        }
     }
 
     /// The next descriptor, if the driver has made it available.
@@ -223,6 +259,13 @@ impl PackedDevice {
         fence(SeqCst);
         let event = Event(self.ring.driver_event().load(Relaxed));
         event.is_passed(self.used, moved.into(), self.ring.size(), self.event_idx)
+    }
+
+    /// True if [`PackedDevice::pop`] would find something.
+    #[inline]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        self.look().is_some()
     }
 
     /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.

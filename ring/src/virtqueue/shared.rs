@@ -66,3 +66,15 @@ mod words {
         WORDS64.with_borrow_mut(BTreeMap::clear);
     }
 }
+
+/// Asks for the cache line at `at`, which will be read soon. No address is wrong: nothing is read.
+#[inline(always)]
+pub fn prefetch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch reads nothing, so that no address can fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}

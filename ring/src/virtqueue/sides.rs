@@ -158,6 +158,16 @@ impl Device {
         }
     }
 
+    /// True if the driver has added something since the last `pop`: one look.
+    #[inline]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.has_work(),
+            Self::Packed(ring) => ring.has_work(),
+        }
+    }
+
     /// Asks the driver not to kick: the device is polling.
     pub fn disarm(&mut self) {
         match self {

@@ -12,9 +12,12 @@ use super::layout::{
     AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
     event_passed,
 };
-use super::shared::fence;
+use super::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+
+/// How many chains ahead of the one being popped their headers are fetched.
+const AHEAD: u16 = 4;
 
 /// The driver broke the rules of the queue itself. The queue stops; everything else goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -97,6 +100,10 @@ pub struct SplitDevice {
     /// One bit for each chain popped and not pushed.
     in_flight: Box<[u64]>,
     chain: Chain,
+    /// Where the last chain began: a driver with one request at a time uses it again and again.
+    last: *const u8,
+    /// What the used ring holds as far as this side has written it.
+    used: Box<[UsedElem]>,
 }
 
 // SAFETY: the ring memory stays mapped while this exists, on whatever thread it runs.
@@ -132,6 +139,8 @@ impl SplitDevice {
             indirect,
             in_flight: vec![0; usize::from(size).div_ceil(64)].into_boxed_slice(),
             chain: Chain::for_queue(size),
+            last: std::ptr::null(),
+            used: vec![UsedElem { id: u32::MAX, len: 0 }; usize::from(size)].into_boxed_slice(),
         })
     }
 
@@ -159,9 +168,16 @@ impl SplitDevice {
         &mut self,
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
-        if self.next_avail == self.avail_seen && !self.look()? {
-            return Ok(None);
+        if self.next_avail == self.avail_seen {
+            prefetch(self.last);
+            if !self.look()? {
+                return Ok(None);
+            }
+            for ahead in 0..AHEAD {
+                self.prefetch(ahead, mem);
+            }
         }
+        self.prefetch(AHEAD, mem);
         let head = self.ring.avail_ring(self.next_avail).load(Relaxed);
         if head >= self.ring.size() {
             return Err(Broken::HeadOutOfRange(head));
@@ -174,6 +190,22 @@ impl SplitDevice {
         self.next_avail = self.next_avail.wrapping_add(1);
         let walked = self.chain.walk(&self.ring, head, mem, self.indirect);
         Ok(Some((Head(head), walked.map(|()| &self.chain))))
+    }
+
+    /// Prefetches the first buffer, a request's header, of a chain that was seen and not popped yet.
+    /// What is read for it is not judged, and is read again by `pop`.
+    #[inline(always)]
+    fn prefetch(&mut self, ahead: u16, mem: &mut Translator) {
+        if self.avail_seen.wrapping_sub(self.next_avail) <= ahead {
+            return;
+        }
+        let head = self.ring.avail_ring(self.next_avail.wrapping_add(ahead)).load(Relaxed);
+        if head < self.ring.size() {
+            // SAFETY: `head` is in the table, which is mapped (SplitMemory invariant 1).
+            let desc = unsafe { self.ring.desc(head).read_volatile() };
+            self.last = mem.guess(desc.addr);
+            prefetch(self.last);
+        }
     }
 
     /// Reads the available index; true if there are new chains.
@@ -203,9 +235,13 @@ impl SplitDevice {
         debug_assert!(self.in_flight[word] & bit != 0, "chain {id} is not in flight");
         self.in_flight[word] &= !bit;
         let entry = UsedElem { id: u32::from(id), len: written };
-        // SAFETY: the entry lies in the used ring (SplitMemory invariant 1); the driver reads it
-        // only after `publish`.
-        unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
+        let at = usize::from(self.used_next) & (self.used.len() - 1);
+        if self.used[at] != entry {
+            self.used[at] = entry;
+            // SAFETY: the entry lies in the used ring (SplitMemory invariant 1); the driver reads it
+            // only after `publish`.
+            unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
+        }
         self.used_next = self.used_next.wrapping_add(1);
     }
 
@@ -228,6 +264,14 @@ impl SplitDevice {
         } else {
             self.ring.avail_flags().load(Relaxed) & AVAIL_F_NO_INTERRUPT == 0
         }
+    }
+
+    /// True if [`SplitDevice::pop`] would find something, if only that the driver is wrong.
+    #[inline]
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        prefetch(self.last);
+        self.next_avail != self.avail_seen || self.ring.avail_idx().load(Relaxed) != self.next_avail
     }
 
     /// Asks the driver for kicks again, then looks once more (§2.7.10): drain, re-arm, look again.

@@ -37,6 +37,8 @@ struct Own {
     tail: u16,
     /// For the head of a chain in flight: descriptors of the chain. Otherwise 0.
     descs: u16,
+    /// What the available ring holds in the entry of this number, likewise.
+    listed: u16,
 }
 
 /// One split virtqueue, seen from the driver.
@@ -99,10 +101,12 @@ impl SplitDriver {
             next: (index + 1) & (size - 1),
             tail: 0,
             descs: 0,
+            listed: 0,
         };
         for index in 0..size {
             // SAFETY: `index` is in the table (SplitMemory invariant 1).
             unsafe { ring.desc(index).write_volatile(Desc::default()) };
+            ring.avail_ring(index).store(0, Relaxed);
         }
         ring.avail_idx().store(first, Relaxed);
         ring.used_idx().store(first, Relaxed);
@@ -260,7 +264,11 @@ impl SplitDriver {
         self.free_count -= u32::from(descs);
         let own = &mut self.own[usize::from(head)];
         (own.tail, own.descs) = (tail, descs);
-        self.ring.avail_ring(self.avail_next).store(head, Relaxed);
+        let entry = &mut self.own[usize::from(self.avail_next & (self.ring.size() - 1))];
+        if entry.listed != head {
+            entry.listed = head;
+            self.ring.avail_ring(self.avail_next).store(head, Relaxed);
+        }
         self.avail_next = self.avail_next.wrapping_add(1);
     }
 

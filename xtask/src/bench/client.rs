@@ -129,6 +129,7 @@ pub(crate) fn attack_over(
         &Options::new()
             .queues(queues)
             .queue_size(lab.common.queue_size)
+            .packed(lab.common.packed)
             .indirect(match lab.common.indirect {
                 IndirectArg::Scarce => Indirect::WhenScarce,
                 IndirectArg::Never => Indirect::Never,

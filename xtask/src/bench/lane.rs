@@ -7,6 +7,10 @@ use ringway_driver::{BlkQueue, Buffer};
 use std::sync::atomic::AtomicU8;
 use std::time::{Duration, Instant};
 
+/// Answers that are replaced by new requests before these are shown to the server: it goes on while
+/// the client takes the rest.
+const SUBMIT_EVERY: usize = 8;
+
 /// Keeps all requests of `lanes` in flight until told to stop.
 pub(crate) fn work(mut lanes: Vec<Lane>, waiting: Waiting, phase: &AtomicU8) -> Result<Outcome> {
     for lane in &mut lanes {
@@ -163,8 +167,11 @@ impl Lane {
             self.counted.done += 1;
             self.counted.bytes += buffer.len() as u64;
             self.start(slot, buffer)?;
+            if found % SUBMIT_EVERY == 0 {
+                self.submit()?;
+            }
         }
-        if found > 0 {
+        if found % SUBMIT_EVERY > 0 {
             self.submit()?;
         }
         Ok(found)

@@ -80,6 +80,9 @@ pub(crate) struct Common {
     #[arg(long, global = true, value_enum, default_value_t = IndirectArg::Scarce,
           help_heading = "Client")]
     pub(crate) indirect: IndirectArg,
+    /// The client asks for packed rings.
+    #[arg(long, global = true, help_heading = "Client")]
+    pub(crate) packed: bool,
 
     /// The file on the disk; made and filled once, then kept.
     #[arg(
