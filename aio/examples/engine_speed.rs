@@ -5,16 +5,18 @@
 //!              [--block BYTES] [--map] [--without FEATURE,FEATURE] FILE...
 //! ```
 //!
+//! `iopoll` is io_uring that polls the device; of a file that cannot be polled it is io_uring as ever.
+//!
 //! A FILE that is missing is made, filled and removed again. CPU time is the whole process's: that
 //! of the owner and of all threads that work for it, those of the kernel's pool included.
 
-use ringway_aio::io_uring::Feature;
+use ringway_aio::io_uring::{Feature, can_poll};
 use ringway_aio::{
     Engine, Io, IoOp, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads, ThreadsSetup,
 };
 use ringway_core::Segment;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -111,7 +113,8 @@ fn engine(name: &str, depth: u32, without: &[Feature]) -> io::Result<Box<dyn Eng
         "threads" => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: 8, cached_inline: true })?)
         }
-        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without })?),
+        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without, iopoll: false })?),
+        "iopoll" => Box::new(IoUring::new(IoUringSetup { depth, without, iopoll: true })?),
         "linux-aio" => Box::new(LinuxAio::new(depth)?),
         _ => return Err(io::Error::new(io::ErrorKind::Unsupported, "no such engine")),
     })
@@ -120,8 +123,12 @@ fn engine(name: &str, depth: u32, without: &[Feature]) -> io::Result<Box<dyn Eng
 fn measure(path: &str, name: &str, depth: u32, options: &Options) -> io::Result<()> {
     let block = options.block;
     let flags = if options.direct { libc::O_DIRECT } else { 0 };
-    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
-    let blocks = file.metadata()?.len() / block as u64;
+    let mut file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+    // Of devices too.
+    let blocks = file.seek(SeekFrom::End(0))? / block as u64;
+    if name == "iopoll" {
+        can_poll(&file)?;
+    }
     let mut engine = engine(name, depth, &options.without)?;
     let file = engine.attach(&Arc::new(file))?;
     let slots = depth as usize;

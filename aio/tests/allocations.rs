@@ -108,7 +108,7 @@ fn threads() {
 
 #[test]
 fn io_uring() {
-    match IoUring::new(IoUringSetup { depth: DEPTH, without: &[] }) {
+    match IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll: false }) {
         Ok(engine) => allocates_nothing(Box::new(engine), false),
         Err(e) => println!("skipped: {e}"),
     }

@@ -111,7 +111,7 @@ fn io_uring_without(without: &[Feature]) {
         return;
     }
     println!("without {without:?}");
-    let make = |depth| IoUring::new(IoUringSetup { depth, without }).unwrap();
+    let make = |depth| IoUring::new(IoUringSetup { depth, without, iopoll: false }).unwrap();
     run(&|depth| Box::new(make(depth)), &BOTH, 0.1);
 }
 
@@ -148,7 +148,8 @@ fn sim() {
 /// Set up here, used there: the ring is bound to a thread at its first use, not before.
 #[test]
 fn io_uring_moves_to_its_worker() {
-    let Ok(mut engine) = IoUring::new(IoUringSetup { depth: 4, without: &[] }) else {
+    let Ok(mut engine) = IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false })
+    else {
         println!("skipped: no io_uring");
         return;
     };

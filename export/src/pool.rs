@@ -33,6 +33,8 @@ pub struct PoolOptions {
     /// Whether guest memory is pinned for engines that gain by it. Only for guests without a
     /// balloon and without free page reporting.
     pub pin_memory: bool,
+    /// Whether io_uring polls devices for completions, of disks that can be polled.
+    pub iopoll: bool,
 }
 
 /// The workers of one engine. Dropping it ends them.
@@ -59,7 +61,9 @@ impl Pool {
                 }),
                 EngineKind::LinuxAio => spawn(index, options, || LinuxAio::new(DEPTH)),
                 EngineKind::Threads => spawn(index, options, || Threads::new(threads())),
-                EngineKind::IoUring => spawn(index, options, || IoUring::new(io_uring())),
+                EngineKind::IoUring => {
+                    spawn(index, options, move || IoUring::new(io_uring(options.iopoll)))
+                }
             }?;
             pool.handles.push(handle);
             pool.threads.push(thread);
@@ -110,8 +114,8 @@ fn threads() -> ThreadsSetup {
     ThreadsSetup { depth: DEPTH, threads: THREADS, cached_inline: true }
 }
 
-fn io_uring() -> IoUringSetup<'static> {
-    IoUringSetup { depth: DEPTH, without: &[] }
+fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
+    IoUringSetup { depth: DEPTH, without: &[], iopoll }
 }
 
 fn spawn<E, F>(
@@ -146,7 +150,7 @@ where
 /// others with the reason not to.
 #[must_use]
 pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
-    let uring = match IoUring::new(IoUringSetup { depth: 4, without: &[] }) {
+    let uring = match IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false }) {
         Ok(_) => Ok("the fastest that works here".to_owned()),
         Err(error) => Err(error.to_string()),
     };

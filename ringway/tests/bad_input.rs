@@ -320,3 +320,16 @@ fn a_demo_without_room() {
     command.args(["demo", "--size", "1M"]);
     refused(dir.path(), command, FAILED, &["1 MiB", "at least 16 MiB"]);
 }
+
+#[test]
+fn iopoll_that_cannot_work() {
+    let dir = folder();
+    std::fs::File::create(dir.path().join("disk.img")).unwrap().set_len(1 << 20).unwrap();
+    let refused = |engine, what: &[&str]| {
+        let args = ["disk.img", "--socket", "s", "--iopoll", "--cache", "writeback"];
+        serve_refused(dir.path(), &[&args[..], &["--engine", engine]].concat(), FAILED, what);
+    };
+    refused("threads", &["disk.img", "--iopoll is a matter of io_uring", "threads"]);
+    // A file in the page cache: there is nothing to poll, whatever the device has.
+    refused("io_uring", &["disk.img", "--iopoll cannot work", "O_DIRECT"]);
+}

@@ -87,6 +87,7 @@ impl Rig {
             polling: options.polling,
             harvest_at_once: options.harvest_at_once,
             pin_memory: false,
+            iopoll: false,
         })
         .expect("workers start");
         Self::with_pool(disk, pool, options)

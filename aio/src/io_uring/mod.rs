@@ -18,8 +18,10 @@ use std::time::Duration;
 mod buffers;
 mod entry;
 mod features;
+mod polled;
 
 pub use features::{Feature, Features, probe};
+pub use polled::can_poll;
 
 use crate::engine::{
     BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped,
@@ -29,6 +31,7 @@ use crate::sys;
 use buffers::Buffers;
 use entry::entry;
 use features::{FILES, set_up};
+use polled::Polled;
 
 /// Room in the ring for doorbells, beside `depth` operations. More are fine: a submission queue
 /// that is full is submitted, and what a completion queue cannot hold the kernel keeps.
@@ -46,6 +49,8 @@ pub struct IoUringSetup<'a> {
     pub depth: u32,
     /// Features to leave alone even if the kernel has them: for tests and for comparing.
     pub without: &'a [Feature],
+    /// Poll devices for completions, of files that [`can_poll`].
+    pub iopoll: bool,
 }
 
 /// A doorbell that is watched, or was.
@@ -65,6 +70,15 @@ enum Poll {
     Unused,
 }
 
+/// What is to be known of a file.
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    /// Of its entries: whether the file is registered.
+    flags: Flags,
+    /// Its transfers go to the polled ring.
+    polled: bool,
+}
+
 /// A ring of one worker.
 ///
 /// The ring belongs to the thread that first submits, reaps or waits; before that it may be built,
@@ -77,7 +91,8 @@ pub struct IoUring {
     limits: Limits,
     ring: Ring,
     features: Features,
-    files: Files<Flags>,
+    files: Files<Note>,
+    polled: Option<Polled>,
     buffers: Buffers,
     bells: Vec<Bell>,
     watches: u64,
@@ -110,6 +125,7 @@ impl IoUring {
             ring,
             features,
             files: Files::new(),
+            polled: setup.iopoll.then(|| Polled::new(setup.depth.max(1))).transpose()?,
             buffers: Buffers::default(),
             bells: Vec::with_capacity(BELLS as usize),
             watches: 0,
@@ -193,12 +209,35 @@ impl IoUring {
         self.enter(0, None)
     }
 
+    /// Submits polled transfers and asks their devices.
+    #[cold]
+    fn poll(&mut self, want: u32) -> io::Result<()> {
+        match &mut self.polled {
+            Some(polled) if polled.is_busy() => {
+                self.counters.syscalls += 1;
+                polled.enter(want)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn queue_polled(&mut self, io: &Io<'_>) -> Result<(), Full> {
+        let Some(polled) = &mut self.polled else { return Err(Full) };
+        let entry = entry(io, Fd(self.files.get(io.file).fd), None).user_data(io.tag);
+        // SAFETY: as in `queue`.
+        unsafe { polled.queue(&entry) }.map_err(|_| Full)?;
+        self.in_flight += 1;
+        self.counters.queued += 1;
+        Ok(())
+    }
+
     /// Completes what is in the kernel, without a caller to hear of it.
     fn drain(&mut self) -> io::Result<()> {
         let mut out = Reaped::default();
         while self.in_flight > 0 {
             if self.reap(&mut out) == 0 {
-                self.enter(1, Some(Duration::from_secs(1)))?;
+                self.wait(Some(Duration::from_secs(1)))?;
             }
         }
         Ok(())
@@ -216,7 +255,9 @@ impl Engine for IoUring {
         }
         let id = self.files.next();
         let fixed = self.features.has(Feature::RegisteredFiles) && id.0 < FILES;
-        let id = self.files.attach(file, if fixed { Flags::FIXED_FILE } else { Flags::empty() });
+        let flags = if fixed { Flags::FIXED_FILE } else { Flags::empty() };
+        let polled = self.polled.is_some() && can_poll(file).is_ok();
+        let id = self.files.attach(file, Note { flags, polled });
         if fixed {
             let fd = self.files.get(id).fd;
             let updated = self.ring.submitter().register_files_update(id.0, &[fd]);
@@ -235,7 +276,7 @@ impl Engine for IoUring {
 
     fn detach(&mut self, file: FileId) {
         let known = self.files.detach(file);
-        if known.is_some_and(|known| known.note.contains(Flags::FIXED_FILE)) {
+        if known.is_some_and(|known| known.note.flags.contains(Flags::FIXED_FILE)) {
             // If this fails the kernel keeps the file open until the ring is gone.
             let _ = self.ring.submitter().register_files_update(file.0, &[-1]);
         }
@@ -273,9 +314,15 @@ impl Engine for IoUring {
         }
         debug_assert!(io.tag & BELL == 0, "the top bit of a tag is clear");
         let file = self.files.get(io.file);
-        let fd = if file.note.is_empty() { file.fd } else { io.file.0.cast_signed() };
+        let Note { flags, polled } = file.note;
+        // Neither files nor buffers are registered with the polled ring. A durable write ends with a
+        // flush, which no device is polled for.
+        if polled && matches!(io.op, IoOp::Read | IoOp::Write) {
+            return self.queue_polled(io);
+        }
+        let fd = if flags.is_empty() { file.fd } else { io.file.0.cast_signed() };
         let entry =
-            entry(io, Fd(fd), self.buffers.find(io.segments)).flags(file.note).user_data(io.tag);
+            entry(io, Fd(fd), self.buffers.find(io.segments)).flags(flags).user_data(io.tag);
         // SAFETY: the caller vouches for the memory until the tag is reaped.
         // A queue that is full, by doorbells, is the caller's to submit.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| Full)?;
@@ -285,6 +332,9 @@ impl Engine for IoUring {
     }
 
     fn submit(&mut self) -> io::Result<()> {
+        if self.polled.is_some() {
+            self.poll(0)?;
+        }
         if self.ring.submission().is_empty() && !self.must_enter() {
             return Ok(());
         }
@@ -297,6 +347,9 @@ impl Engine for IoUring {
             let _ = self.enter(0, None);
         }
         let before = out.done.len();
+        if let Some(polled) = &mut self.polled {
+            polled.reap(out);
+        }
         let mut ended = false;
         for found in self.ring.completion() {
             let tag = found.user_data();
@@ -330,6 +383,10 @@ impl Engine for IoUring {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if !self.ring.completion().is_empty() {
             return Ok(());
+        }
+        // Nothing rings when a polled transfer is done: whoever has some under way does not sleep.
+        if self.polled.as_ref().is_some_and(Polled::is_busy) {
+            return self.poll(0);
         }
         self.counters.sleeps += 1;
         self.enter(1, timeout)

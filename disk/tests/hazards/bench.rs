@@ -28,7 +28,7 @@ pub(crate) fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>, String> 
         "null" => Box::new(Null::new(depth).expect("descriptors")),
         "threads" => Box::new(Threads::new(threads).expect("threads")),
         "io_uring" => Box::new(
-            IoUring::new(IoUringSetup { depth, without: &[] })
+            IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })
                 .map_err(|error| error.to_string())?,
         ),
         _ => Box::new(LinuxAio::new(depth).map_err(|error| error.to_string())?),

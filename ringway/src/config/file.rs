@@ -17,6 +17,8 @@ struct File {
     #[serde(default)]
     pin_memory: bool,
     #[serde(default)]
+    iopoll: bool,
+    #[serde(default)]
     stats: bool,
     log_format: Option<LogFormat>,
     log_level: Option<LogLevel>,
@@ -61,6 +63,7 @@ fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         poll: file.poll,
         poll_max_us: file.poll_max_us,
         pin_memory: file.pin_memory,
+        iopoll: file.iopoll,
         stats: file.stats,
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;

@@ -29,6 +29,10 @@ pub(crate) struct DaemonArgs {
     /// reporting in the guest, which would corrupt its data.
     #[arg(long)]
     pub(crate) pin_memory: bool,
+    /// Let io_uring ask the device for completions instead of waiting for its interrupt: less
+    /// latency, a busy CPU while requests are under way. Needs a device with poll queues.
+    #[arg(long)]
+    pub(crate) iopoll: bool,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
     pub(crate) stats: bool,
@@ -54,6 +58,7 @@ impl DaemonArgs {
             poll: self.poll.or(other.poll),
             poll_max_us: self.poll_max_us.or(other.poll_max_us),
             pin_memory: self.pin_memory || other.pin_memory,
+            iopoll: self.iopoll || other.iopoll,
             stats: self.stats || other.stats,
         }
     }

@@ -6,7 +6,8 @@ use super::endpoint::Endpoint;
 use super::stats::Workers;
 use crate::config::{DaemonArgs, DiskSpec, Plan, cpus};
 use crate::size::Size;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
+use ringway_aio::io_uring::can_poll;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, Source, open};
 use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, usable_engines};
 use std::os::fd::{AsFd, OwnedFd};
@@ -44,6 +45,9 @@ impl Daemon {
         for spec in plan.disks {
             let disk = open_disk(&spec).map_err(|error| with_origin(&spec.origin, error))?;
             new_images.extend(NewImage::of(&disk, &spec));
+            if plan.daemon.iopoll {
+                check_iopoll(&disk).map_err(|error| with_origin(&spec.origin, error))?;
+            }
             opened.push((Arc::new(disk), spec));
         }
         let pools = start_pools(&opened, &plan.daemon, polling)?;
@@ -135,6 +139,15 @@ fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
     Ok(disk)
 }
 
+/// An error if completions of this disk cannot be polled for.
+fn check_iopoll(disk: &Disk) -> anyhow::Result<()> {
+    let name = disk.name();
+    if disk.engine() != EngineKind::IoUring {
+        bail!("{name}: --iopoll is a matter of io_uring, and the engine is {}", disk.engine());
+    }
+    can_poll(disk.file()).with_context(|| format!("{name}: --iopoll cannot work"))
+}
+
 /// One pool of workers for each engine in use.
 fn start_pools(
     opened: &[(Arc<Disk>, DiskSpec)],
@@ -158,6 +171,7 @@ fn start_pools(
             polling,
             harvest_at_once: true,
             pin_memory: daemon.pin_memory,
+            iopoll: daemon.iopoll,
         })
         .with_context(|| format!("cannot start {workers} workers with engine {engine}"))?;
         pools.push((engine, pool));

@@ -45,7 +45,7 @@ fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>> {
         "threads" => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: 16, cached_inline: true })?)
         }
-        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without: &[] })?),
+        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })?),
         "linux-aio" => Box::new(LinuxAio::new(depth)?),
         _ => bail!("'{name}' is none of io_uring, linux-aio, threads"),
     })
