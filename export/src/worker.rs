@@ -133,13 +133,21 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             let worked = self.turn()?;
             if worked {
                 self.idle.reset();
-            } else if self.idle.keep_spinning() {
+            } else if self.keeps_spinning() {
                 self.linger();
             } else if self.arm_all() == Armed::Quiet {
                 self.sleep()?;
             }
         }
         Ok(())
+    }
+
+    #[inline]
+    fn keeps_spinning(&mut self) -> bool {
+        let (lanes, active) = (&self.lanes, &self.active);
+        let in_flight =
+            |id: u32| lanes[id as usize].as_ref().is_some_and(|lane| lane.disk.in_flight() > 0);
+        self.idle.keep_spinning(|| active.iter().any(|&id| in_flight(id)))
     }
 
     /// Looks at the rings only, a few times: most turns without work find none in the next either.
