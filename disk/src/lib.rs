@@ -9,10 +9,12 @@ mod disk;
 mod locks;
 pub mod open;
 mod queue;
+mod simulated;
 mod slot;
 mod stats;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
+pub use simulated::Simulated;
 pub use stats::DiskStats;

@@ -1,8 +1,9 @@
 //! Test tools: a back-end in the test's own process, a client that keeps no rule, content that
-//! proves itself, random numbers that can be repeated.
+//! proves itself, random numbers that can be repeated, a simulated disk whose power fails.
 
 pub mod loop_device;
 pub mod pattern;
+pub mod power_cut;
 pub mod raw;
 pub mod rig;
 pub mod seed;

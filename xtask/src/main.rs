@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo run --release -p xtask -- help`.
 
 mod bench;
+mod power_cut;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -17,6 +18,8 @@ struct Xtask {
 enum Task {
     /// Measure the daemon beside its peers and beside the bare disk.
     Bench(Box<bench::BenchArgs>),
+    /// Simulate power cuts: what was acknowledged must be there, and nothing else be touched.
+    PowerCut(power_cut::PowerCutArgs),
     /// Style as a test: lengths, floors, names of hazard tests, stray blanks and paths.
     Tidy,
 }
@@ -24,6 +27,7 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
         Task::Bench(args) => bench::run(*args),
+        Task::PowerCut(args) => power_cut::run(&args),
         Task::Tidy => tidy::run(),
     }
 }
