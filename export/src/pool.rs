@@ -71,6 +71,26 @@ impl Pool {
         Ok(pool)
     }
 
+    /// As [`Pool::start`], with engines of the caller's own instead of `options.engine`: for
+    /// simulations. `make` is called on the thread of each worker, with its number.
+    ///
+    /// # Errors
+    /// As [`Pool::start`].
+    pub fn with_engines<E, F>(options: PoolOptions, make: F) -> io::Result<Self>
+    where
+        E: Engine + 'static,
+        F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
+    {
+        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
+        for index in 0..options.workers {
+            let make = make.clone();
+            let (handle, thread) = spawn(index, options, move || make(index))?;
+            pool.handles.push(handle);
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
     /// How to talk to the workers.
     #[must_use]
     pub fn handles(&self) -> &[Handle<Queue>] {

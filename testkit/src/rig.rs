@@ -1,5 +1,6 @@
 //! A back-end in the test's own process: disk, workers and sessions, reached over socket pairs.
 
+use ringway_aio::Engine;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
 use ringway_export::vhost_user::{Ended, Session};
 use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, WorkerStats};
@@ -91,6 +92,28 @@ impl Rig {
         })
         .expect("workers start");
         Self::with_pool(disk, pool, options)
+    }
+
+    /// Serves `disk` with engines of the test's own, one per worker. Of the options, `disk` counts
+    /// for nothing.
+    ///
+    /// # Panics
+    /// If the workers do not start.
+    #[must_use]
+    pub fn with_engines<E: Engine + 'static>(
+        disk: Disk,
+        options: &RigOptions,
+        make: impl Fn() -> E + Clone + Send + 'static,
+    ) -> Self {
+        let pool_options = PoolOptions {
+            engine: disk.engine(),
+            workers: options.workers,
+            polling: options.polling,
+            harvest_at_once: options.harvest_at_once,
+            pin_memory: false,
+        };
+        let pool = Pool::with_engines(pool_options, move |_| Ok(make())).expect("workers start");
+        Self::with_pool(Arc::new(disk), pool, options)
     }
 
     fn with_pool(disk: Arc<Disk>, pool: Pool, options: &RigOptions) -> Self {

@@ -6,6 +6,7 @@ mod config;
 mod durability;
 mod layouts;
 mod operations;
+mod power_cut;
 mod random;
 mod scene;
 mod transfers;

@@ -24,7 +24,7 @@ mod oracle;
 pub use campaign::{Campaign, Config, Failure, Tally};
 pub use disk::{Faults, SimulatedDisk, SimulatedSetup};
 pub use engine::PowerCutEngine;
-pub use oracle::{Content, Oracle, Wrong};
+pub use oracle::{Content, Oracle, Ticket, Wrong};
 
 /// Bytes of a sector: what is never torn.
 pub const SECTOR: usize = 512;
