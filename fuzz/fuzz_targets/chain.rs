@@ -8,6 +8,7 @@
 #![no_main]
 
 #[path = "../../ring/tests/oracle/mod.rs"]
+#[allow(dead_code)]
 mod oracle;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -2,7 +2,7 @@
 //! arbitrary drivers that mostly keep the rules.
 //!
 //! A failing case is shrunk, printed, and its seed kept in `chains.proptest-regressions`. The same
-//! check runs under cargo-fuzz (`cargo +nightly fuzz run chain`); its corpus is replayed here.
+//! checks run under cargo-fuzz (targets `chain`, `packed`, `header`); their corpora are replayed here.
 
 mod oracle;
 mod vmm;
@@ -46,6 +46,16 @@ proptest! {
         oracle::check(&data);
     }
 
+    #[test]
+    fn packed_rings_agree_with_the_oracle(data in bytes()) {
+        oracle::packed::check(&data);
+    }
+
+    #[test]
+    fn requests_agree_with_the_oracle(data in bytes()) {
+        oracle::header::check(&data);
+    }
+
     /// What is a good chain to the oracle is the same chain to rust-vmm's `virtio-queue`.
     #[test]
     #[cfg_attr(miri, ignore = "maps memory in ways that Miri does not know")]
@@ -59,27 +69,44 @@ proptest! {
     }
 }
 
-fn corpus() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/chain");
+/// The inputs of a fuzz target.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir)
         .unwrap_or_else(|error| panic!("{}: {error}", dir.display()))
         .map(|entry| entry.unwrap().path())
         .collect();
     files.sort();
-    files
+    assert!(files.len() >= 20, "the corpus of {target} has only {} files", files.len());
+    let read = |file: PathBuf| {
+        // The name of the last one is that of the one that fails.
+        println!("{}", file.display());
+        std::fs::read(&file).unwrap()
+    };
+    files.into_iter().map(read).collect()
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
 fn the_fuzz_corpus_passes() {
-    let files = corpus();
-    assert!(files.len() >= 20, "the corpus has only {} files", files.len());
     let mut tally = oracle::Tally::default();
-    for file in files {
-        println!("{}", file.display());
-        tally += oracle::check(&std::fs::read(&file).unwrap());
+    for data in corpus("chain") {
+        tally += oracle::check(&data);
     }
     println!("{tally:?}");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn the_fuzz_corpora_of_packed_rings_and_headers_pass() {
+    let mut tally = oracle::packed::Tally::default();
+    for data in corpus("packed") {
+        tally += oracle::packed::check(&data);
+    }
+    println!("{tally:?}");
+    for data in corpus("header") {
+        oracle::header::check(&data);
+    }
 }
 
 /// A table that begins at the end of the address space does not go on at its beginning. Found by
@@ -123,21 +150,24 @@ fn a03_a_chain_holds_less_than_4_gib() {
     assert_eq!(chain.assemble(&[(0, u32::MAX - 5)], &[(0, 6)]), Err(ChainError::TooManyBytes));
 }
 
+/// Inputs of `len` bytes, always the same ones.
+fn noise(count: usize, len: usize) -> impl Iterator<Item = Vec<u8>> {
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut byte = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random.to_le_bytes()[4]
+    };
+    (0..count).map(move |_| (0..len).map(|_| byte()).collect())
+}
+
 /// The generator reaches deep: most chains are well formed, and every outcome occurs.
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn the_cases_are_mostly_valid_and_reach_everything() {
-    let mut random = 0x9e37_79b9_7f4a_7c15u64;
     let mut tally = oracle::Tally::default();
-    for _ in 0..1000 {
-        let data: Vec<u8> = (0..700)
-            .map(|_| {
-                random ^= random << 13;
-                random ^= random >> 7;
-                random ^= random << 17;
-                random.to_le_bytes()[4]
-            })
-            .collect();
+    for data in noise(1000, 700) {
         tally += oracle::check(&data);
     }
     println!("{tally:?}");
@@ -145,4 +175,34 @@ fn the_cases_are_mostly_valid_and_reach_everything() {
     assert!(tally.requests * 2 > tally.chains, "half of the chains are good requests");
     assert!(tally.refused > 20 && tally.malformed > 20 && tally.broken > 20 && tally.calls > 100);
     assert!(tally.longest > 500, "long indirect tables occur");
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many cases")]
+fn packed_cases_are_mostly_valid_and_reach_everything() {
+    let mut tally = oracle::packed::Tally::default();
+    for data in noise(1000, 1200) {
+        tally += oracle::packed::check(&data);
+    }
+    println!("{tally:?}");
+    assert!(tally.chains > 5000);
+    assert!(tally.malformed * 2 < tally.chains, "most chains are good");
+    assert!(tally.malformed > 20 && tally.broken > 20 && tally.tables > 20);
+    assert!(tally.calls > 100 && tally.silences > 100 && tally.laps > 500);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many cases")]
+fn headers_are_mostly_valid_and_reach_everything() {
+    let mut sum = oracle::header::Tally::default();
+    for data in noise(1000, 500) {
+        let tally = oracle::header::check(&data);
+        sum.requests += tally.requests;
+        sum.failed += tally.failed;
+        sum.unsupported += tally.unsupported;
+        sum.without_answer += tally.without_answer;
+    }
+    println!("{sum:?}");
+    assert!(sum.requests > 3000 && sum.failed > 500);
+    assert!(sum.unsupported > 200 && sum.without_answer > 50);
 }

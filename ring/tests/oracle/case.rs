@@ -9,7 +9,11 @@ use super::memory::{Memory, REGIONS, RINGS};
 /// The choices that are left.
 pub(crate) struct Choices<'a>(&'a [u8]);
 
-impl Choices<'_> {
+impl<'a> Choices<'a> {
+    pub(crate) fn new(data: &'a [u8]) -> Self {
+        Self(data)
+    }
+
     pub(crate) fn byte(&mut self) -> u8 {
         match self.0 {
             [first, rest @ ..] => {
@@ -20,11 +24,11 @@ impl Choices<'_> {
         }
     }
 
-    fn half(&mut self) -> u16 {
+    pub(crate) fn half(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    fn word(&mut self) -> u64 {
+    pub(crate) fn word(&mut self) -> u64 {
         (0..8).fold(0, |word, _| word << 8 | u64::from(self.byte()))
     }
 
@@ -35,7 +39,7 @@ impl Choices<'_> {
     }
 
     /// True in about `chance` of 256 cases; never when the choices have run out.
-    fn rarely(&mut self, chance: u8) -> bool {
+    pub(crate) fn rarely(&mut self, chance: u8) -> bool {
         self.byte() > 255 - chance
     }
 
@@ -44,7 +48,7 @@ impl Choices<'_> {
     }
 
     /// An address of `len` bytes of guest memory, mostly.
-    fn spot(&mut self, len: usize) -> u64 {
+    pub(crate) fn spot(&mut self, len: usize) -> u64 {
         // Headers and the like keep to one region, or data would soon have overwritten them all.
         let region = if len <= 32 { [4, 4, 4, 4, 4, 4, 2, 3] } else { [1, 2, 3, 1, 2, 3, 1, 2] };
         let region = if self.rarely(6) { self.below(REGIONS.len()) } else { region[self.below(8)] };
@@ -77,7 +81,7 @@ pub(crate) struct Case<'a> {
 
 impl<'a> Case<'a> {
     pub(crate) fn new(data: &'a [u8]) -> Self {
-        let mut choices = Choices(data);
+        let mut choices = Choices::new(data);
         let size = 1 << ((u16::from(choices.byte()) + 4) % 9);
         let desc = RINGS;
         let avail = desc + 16 * u64::from(size);
@@ -261,13 +265,13 @@ impl<'a> Case<'a> {
 
 impl Choices<'_> {
     /// An address near the edge of a region.
-    fn edge(&mut self) -> u64 {
+    pub(crate) fn edge(&mut self) -> u64 {
         let (start, len) = REGIONS[self.below(REGIONS.len())];
         let edge = if self.byte() & 1 == 0 { start } else { start.wrapping_add(len as u64) };
         edge.wrapping_add(u64::from(self.byte() % 40)).wrapping_sub(20)
     }
 
-    fn length(&mut self) -> u64 {
+    pub(crate) fn length(&mut self) -> u64 {
         match self.below(8) {
             0 => 0,
             1 => 0xffff_ffff - u64::from(self.byte() % 4),

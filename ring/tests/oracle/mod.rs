@@ -1,11 +1,14 @@
 //! The code under test against an oracle, on a driver made from arbitrary bytes.
 //!
-//! [`check`] is one function for three uses: property tests and the corpus test beside this folder,
-//! and the target `chain` of cargo-fuzz, which takes this folder by its path.
+//! [`check`], [`packed::check`] and [`header::check`] are each one function for three uses: property
+//! tests and the corpus test beside this folder, and the targets `chain`, `packed` and `header` of
+//! cargo-fuzz, which take this folder by its path.
 
 mod case;
 mod device;
+pub(crate) mod header;
 pub(crate) mod memory;
+pub(crate) mod packed;
 
 use case::{Case, Choices};
 use device::{Device, Fault, Pieces, Wanted, understand, walk};

@@ -1,0 +1,43 @@
+//! Configuration files from arbitrary bytes: each is a plan, or a message that names the file.
+
+#![no_main]
+#![allow(dead_code, unused_imports)]
+
+// The program is no library; the files of its folder `config` are taken by their paths.
+#[path = "../../ringway/src/config/case.rs"]
+mod case;
+#[path = "../../ringway/src/config/disk.rs"]
+mod disk;
+#[path = "../../ringway/src/config/file.rs"]
+mod file;
+#[path = "../../ringway/src/config/plan.rs"]
+mod plan;
+#[path = "../../ringway/src/size.rs"]
+mod size;
+
+use disk::{Choice, DiskArgs, DiskSpec, Place};
+use plan::{DaemonArgs, Plan, cpus};
+
+/// The words of the program's `logging.rs`, which also starts the log.
+mod logging {
+    #[derive(Clone, Copy, Debug, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(crate) enum LogFormat {
+        Text,
+        Json,
+    }
+
+    #[derive(Clone, Copy, Debug, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(crate) enum LogLevel {
+        Error,
+        Warn,
+        Info,
+        Debug,
+        Trace,
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    case::check(data);
+});
