@@ -19,7 +19,9 @@
 mod campaign;
 mod disk;
 mod engine;
+mod life;
 mod oracle;
+mod state;
 
 pub use campaign::{Campaign, Config, Failure, Tally};
 pub use disk::{Faults, SimulatedDisk, SimulatedSetup};

@@ -1,0 +1,339 @@
+//! One life of a campaign: guests, queues and a disk, from a start to a power cut.
+
+use super::campaign::{Config, DEPTH, DISK, ROOM, Tally};
+use super::oracle::{Content, Oracle, Ticket, Wrong};
+use super::{Lie, PowerCutEngine, SECTOR, SimulatedDisk, SimulatedSetup};
+use crate::{Rng, pattern};
+use ringway_aio::{Engine, FileId, Reaped};
+use ringway_core::mem::{Mapping, Segment};
+use ringway_core::{ByteRange, Op, Status};
+use ringway_disk::{CacheMode, Disk, DiskQueue, Finished, Simulated};
+use std::sync::Arc;
+
+/// The longest request, in sectors.
+const SECTORS_MAX: u64 = 20;
+/// What a disk may need to come to rest.
+const STEPS_MAX: usize = 20_000;
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    op: Op,
+    ticket: Ticket,
+    memory: usize,
+    len: usize,
+    /// Which time of one cache mode it was issued in.
+    era: u64,
+    durable: bool,
+}
+
+/// One guest's queue. Dropped in the order of its fields: the engine lets go first.
+struct Lane {
+    engine: PowerCutEngine,
+    queue: DiskQueue<Asked>,
+    /// Places in memory that no request uses.
+    free: Vec<usize>,
+}
+
+/// From a start to a power cut.
+pub(super) struct Life<'a> {
+    config: Config,
+    lie: Option<Lie>,
+    memory: &'a Mapping,
+    disk: SimulatedDisk,
+    lanes: Vec<Lane>,
+    oracle: Oracle,
+    pub(super) sequence: u64,
+    durable: bool,
+    era: u64,
+}
+
+impl<'a> Life<'a> {
+    pub(super) fn new(
+        lie: Option<Lie>,
+        memory: &'a Mapping,
+        config: Config,
+        image: &[u8],
+        seed: u64,
+    ) -> Self {
+        let granule = usize::try_from(config.alignment.offset).expect("a block").max(SECTOR);
+        let setup = SimulatedSetup {
+            bytes: image.len(),
+            granule,
+            erase_granule: if config.block_device { granule } else { SECTOR },
+            failed_flush_loses: config.cache != CacheMode::None,
+            faults: config.faults,
+            lie,
+            seed,
+        };
+        let disk = SimulatedDisk::new(setup, image);
+        let cache = match lie {
+            Some(Lie::FlushNotPassedOn) => CacheMode::Unsafe,
+            _ => config.cache,
+        };
+        let (alignment, block_device) = (config.alignment, config.block_device);
+        let shape = Simulated { bytes: image.len() as u64, cache, alignment, block_device };
+        let open = || Arc::new(shape.open().expect("a simulated disk"));
+        let shared = open();
+        let apart = match lie {
+            Some(Lie::LocksPerQueue) => true,
+            // Through the page cache nothing is locked.
+            Some(Lie::FailedFlushPerQueue) => config.cache != CacheMode::None,
+            _ => false,
+        };
+        let lanes = (0..config.queues).map(|number| {
+            let of_lane = if apart { open() } else { Arc::clone(&shared) };
+            Lane::new(&disk, of_lane, number)
+        });
+        let mut life = Self {
+            config,
+            lie,
+            memory,
+            lanes: lanes.collect(),
+            disk,
+            oracle: Oracle::new(DISK, image.to_vec()),
+            sequence: 0,
+            durable: false,
+            era: 0,
+        };
+        life.set_durable(config.cache == CacheMode::Writethrough);
+        life
+    }
+
+    fn set_durable(&mut self, durable: bool) {
+        self.durable = durable;
+        self.era += 1;
+        let last = self.lanes.len() - 1;
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            let forgotten = self.lie == Some(Lie::OneQueueNotDurable) && number == last;
+            lane.queue.set_durable_writes(durable && !forgotten);
+        }
+    }
+
+    /// What the guests do until the power is cut, and what is on the disk then.
+    pub(super) fn live(mut self, rng: &mut Rng, tally: &mut Tally) -> Result<Vec<u8>, Wrong> {
+        let mut asked = 0;
+        while asked < self.config.requests {
+            let at = pick(rng, self.lanes.len());
+            match rng.below(10) {
+                0..4 => asked += u64::from(self.ask(rng, at)),
+                4..6 => self.turn(at, tally)?,
+                6..9 => {
+                    for _ in 0..=rng.below(6) {
+                        self.disk.step();
+                    }
+                }
+                _ if self.config.toggles && rng.below(6) == 0 => {
+                    let through = self.config.cache == CacheMode::Writethrough;
+                    self.set_durable(through || !self.durable);
+                }
+                _ => {}
+            }
+        }
+        match rng.below(3) {
+            0 => {}
+            1 => self.rest(tally)?,
+            _ => {
+                self.rest(tally)?;
+                let at = pick(rng, self.lanes.len());
+                self.ask_flush(at);
+                self.rest(tally)?;
+            }
+        }
+        tally.cuts += 1;
+        tally.cuts_in_flight += u64::from(self.lanes.iter().any(|lane| lane.queue.in_flight() > 0));
+        let image = self.disk.cut();
+        tally.sectors += (image.len() / SECTOR) as u64;
+        for lane in &self.lanes {
+            tally.bounced += lane.queue.stats().bounced;
+            tally.continued += lane.queue.stats().continued;
+        }
+        if let Some(complaint) = self.disk.complaint() {
+            return Err(Wrong(format!("the disk was asked for {complaint}")));
+        }
+        if self.config.cache != CacheMode::Unsafe {
+            self.oracle.found(&image)?;
+        }
+        Ok(image)
+    }
+
+    /// Lets everything come to its end.
+    fn rest(&mut self, tally: &mut Tally) -> Result<(), Wrong> {
+        for _ in 0..STEPS_MAX {
+            if self.lanes.iter().all(|lane| lane.queue.in_flight() == 0) {
+                return Ok(());
+            }
+            while self.disk.step() {}
+            for at in 0..self.lanes.len() {
+                self.turn(at, tally)?;
+            }
+        }
+        let left: Vec<usize> = self.lanes.iter().map(|lane| lane.queue.in_flight()).collect();
+        Err(Wrong(format!("requests hang: {left:?} of each queue")))
+    }
+
+    /// One round of what a worker does.
+    fn turn(&mut self, at: usize, tally: &mut Tally) -> Result<(), Wrong> {
+        for finished in self.lanes[at].turn() {
+            self.answer(at, &finished, tally)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, at: usize, end: &Finished<Asked>, tally: &mut Tally) -> Result<(), Wrong> {
+        let asked = end.context;
+        let done = end.status == Status::Ok;
+        *(if done { &mut tally.done } else { &mut tally.failed }) += 1;
+        match asked.op {
+            Op::Flush => {
+                tally.flushes += u64::from(done);
+                // Nothing is promised, and nothing is passed on.
+                if self.config.cache != CacheMode::Unsafe {
+                    self.oracle.flushed(asked.ticket, done)?;
+                }
+            }
+            Op::Read if done => {
+                // SAFETY: the request is answered: its memory is the guest's again.
+                let bytes =
+                    unsafe { std::slice::from_raw_parts(self.memory.at(asked.memory), asked.len) };
+                self.oracle.read(asked.ticket, bytes)?;
+            }
+            Op::Read | Op::GetId => {}
+            Op::Write | Op::Discard | Op::WriteZeroes => {
+                let durable = asked.durable && asked.era == self.era;
+                tally.durable += u64::from(durable && done);
+                self.oracle.changed(asked.ticket, done, durable);
+            }
+        }
+        if asked.len > 0 {
+            // The guest uses its memory for something else at once.
+            self.bytes(asked.memory, asked.len).fill(0xee);
+            self.lanes[at].free.push(asked.memory / ROOM * ROOM);
+        }
+        Ok(())
+    }
+
+    fn bytes(&mut self, at: usize, len: usize) -> &mut [u8] {
+        assert!(at + len <= self.memory.len());
+        // SAFETY: the range lies in the mapping, and no request uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.at(at), len) }
+    }
+
+    /// A guest asks for something. False if it has no room for it.
+    fn ask(&mut self, rng: &mut Rng, at: usize) -> bool {
+        let op = match rng.below(20) {
+            0..10 => Op::Write,
+            10..13 => Op::Read,
+            13..16 => Op::Flush,
+            16..18 => Op::WriteZeroes,
+            _ => Op::Discard,
+        };
+        if op == Op::Flush {
+            return self.ask_flush(at);
+        }
+        let (first, sectors) = self.place(rng);
+        let moves = op.moves_data();
+        let Some(tag) = self.lanes[at].queue.acquire() else { return false };
+        let room = if moves { self.lanes[at].free.pop() } else { Some(0) };
+        let Some(room) = room else {
+            self.lanes[at].queue.abandon(tag);
+            return false;
+        };
+        let len = if moves { usize::try_from(sectors).expect("few") * SECTOR } else { 0 };
+        let memory = room + rng.pick(&[0, 0, 512, 1024, 1, 4, 700]);
+        let ticket = match op {
+            Op::Read => self.oracle.ask(first, sectors),
+            _ => {
+                self.sequence += 1;
+                let content = match op {
+                    Op::Write => Content::Write(self.sequence),
+                    Op::WriteZeroes => Content::Zeroes,
+                    _ => Content::Anything,
+                };
+                self.oracle.change(first, sectors, content)
+            }
+        };
+        if op == Op::Write {
+            let sequence = self.sequence;
+            pattern::fill(self.bytes(memory, len), DISK, first, sequence);
+        }
+        let base = self.memory.at(memory);
+        let request = self.lanes[at].queue.request_mut(tag);
+        (request.op, request.unmap) = (op, rng.below(2) == 0);
+        request.range = ByteRange::new(first * 512, sectors * 512).expect("a small disk");
+        request.segments.clear();
+        // One piece, or two that meet anywhere.
+        let cut = pick(rng, 2 * len + 1);
+        let parts =
+            if cut > 0 && cut < len { vec![(0, cut), (cut, len - cut)] } else { vec![(0, len)] };
+        for (skip, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
+            assert!(request.segments.push(Segment { base: base.wrapping_add(skip), len }));
+        }
+        let durable = self.durable && self.config.cache != CacheMode::Unsafe;
+        let asked = Asked { op, ticket, memory, len, era: self.era, durable };
+        self.lanes[at].start(tag, asked);
+        true
+    }
+
+    fn ask_flush(&mut self, at: usize) -> bool {
+        let Some(tag) = self.lanes[at].queue.acquire() else { return false };
+        let request = self.lanes[at].queue.request_mut(tag);
+        (request.op, request.range) = (Op::Flush, ByteRange::default());
+        request.segments.clear();
+        let ticket = self.oracle.ask(0, 0);
+        let asked =
+            Asked { op: Op::Flush, ticket, memory: 0, len: 0, era: self.era, durable: false };
+        self.lanes[at].start(tag, asked);
+        true
+    }
+
+    /// Where a request goes, in sectors: mostly a few, sometimes whole blocks.
+    fn place(&self, rng: &mut Rng) -> (u64, u64) {
+        let all = self.config.blocks * 8;
+        if rng.below(1000) < self.config.whole_blocks.into() {
+            let first = rng.below(self.config.blocks);
+            let most = (self.config.blocks - first).min(SECTORS_MAX / 8);
+            return (first * 8, (1 + rng.below(most)) * 8);
+        }
+        let first = rng.below(all);
+        let most = (all - first).min(if rng.below(4) == 0 { SECTORS_MAX } else { 4 });
+        (first, 1 + rng.below(most))
+    }
+}
+
+impl Lane {
+    fn new(disk: &SimulatedDisk, of_lane: Arc<Disk>, number: usize) -> Self {
+        let engine = PowerCutEngine::by_hand(disk);
+        let base = (number as u64) << 16;
+        let queue = DiskQueue::new(of_lane, engine.limits(), FileId(0), base, DEPTH);
+        let first = number * usize::from(DEPTH);
+        let free = (first..first + usize::from(DEPTH)).map(|room| room * ROOM).collect();
+        Self { engine, queue: queue.expect("memory"), free }
+    }
+
+    fn start(&mut self, tag: u16, asked: Asked) {
+        // SAFETY: the memory belongs to this request until it is answered, and to the campaign,
+        // which outlives the lane.
+        unsafe { self.queue.start(&mut self.engine, tag, asked) };
+    }
+
+    fn turn(&mut self) -> Vec<Finished<Asked>> {
+        if self.queue.has_deferred() {
+            self.queue.retry(&mut self.engine, usize::MAX);
+        }
+        self.engine.submit().expect("a sound engine");
+        let mut reaped = Reaped::default();
+        self.engine.reap(&mut reaped);
+        let mut answers = Vec::new();
+        for done in reaped.done {
+            let slot = u16::try_from(done.tag & 0xffff).expect("16 bits");
+            answers.extend(self.queue.finish(&mut self.engine, slot, done.result));
+        }
+        answers.extend(std::iter::from_fn(|| self.queue.take_late()));
+        answers
+    }
+}
+
+fn pick(rng: &mut Rng, below: usize) -> usize {
+    usize::try_from(rng.below(below as u64)).expect("below the bound")
+}
