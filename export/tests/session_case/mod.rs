@@ -20,7 +20,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::sync::{Arc, LazyLock};
 
 /// Guest and user address of the memory.
 const GUEST: u64 = 0x10_0000;
@@ -28,7 +28,7 @@ const USER: u64 = 0x7000_0010_0000;
 /// Bytes of memory; the rings of each queue, and one request's buffers, are this far apart.
 const MEMORY: u64 = 1 << 18;
 const STRIDE: u64 = 0x4000;
-const QUEUES: u32 = 4;
+const QUEUES: u16 = 4;
 const QUEUE_SIZE: u16 = 64;
 /// The most messages of a session.
 const MESSAGES_MAX: usize = 48;
@@ -72,7 +72,7 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
         pin_memory: false,
     })
     .expect("workers");
-    let options = ExportOptions { queues: 4, queue_size: QUEUE_SIZE };
+    let options = ExportOptions { queues: QUEUES, queue_size: QUEUE_SIZE };
     let memory = |bytes| {
         let file = memfd_create("session", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&file, bytes).expect("memory");
@@ -136,6 +136,7 @@ struct Message {
 pub(crate) fn check(data: &[u8]) -> Tally {
     let mut c = Choices(data);
     let bench = &*BENCH;
+    let open = descriptors();
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
     let closer = ours.try_clone().expect("a descriptor");
     let client = RawClient::new(ours);
@@ -149,7 +150,7 @@ pub(crate) fn check(data: &[u8]) -> Tally {
     // Both workers have dropped whatever they had of it once they have answered.
     tally.requests = requests(bench) - before;
     drop((script, closer));
-    no_descriptor_is_left();
+    assert_eq!(descriptors(), open, "descriptors open after the session, and before");
     tally
 }
 
@@ -159,10 +160,9 @@ fn requests(bench: &Bench) -> u64 {
     stats.map(|stats| stats.requests).sum()
 }
 
-fn no_descriptor_is_left() {
-    static BASELINE: OnceLock<usize> = OnceLock::new();
-    let open = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    assert!(open <= *BASELINE.get_or_init(|| open), "{open} descriptors are open");
+/// Descriptors of this process.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count)
 }
 
 /// What the client says.
