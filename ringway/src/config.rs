@@ -1,5 +1,7 @@
 //! What a daemon is told to do, whether by options or by a file.
 
+#[cfg(any(test, fuzzing))]
+mod case;
 mod disk;
 mod file;
 mod plan;

@@ -36,7 +36,7 @@ pub(crate) fn read(path: &Path) -> Result<Plan, String> {
     parse(&text, path)
 }
 
-fn parse(text: &str, path: &Path) -> Result<Plan, String> {
+pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     let at = |offset: usize| format!("{}, line {}", path.display(), line_of(text, offset));
     let file: File = toml::from_str(text).map_err(|error| match error.span() {
         Some(span) => format!("{}: {}", at(span.start), error.message()),
