@@ -111,6 +111,7 @@ impl Rig {
             polling: options.polling,
             harvest_at_once: options.harvest_at_once,
             pin_memory: false,
+            iopoll: false,
         };
         let pool = Pool::with_engines(pool_options, move |_| Ok(make())).expect("workers start");
         Self::with_pool(Arc::new(disk), pool, options)

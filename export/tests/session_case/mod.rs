@@ -70,6 +70,7 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
         polling: Polling::Never,
         harvest_at_once: true,
         pin_memory: false,
+        iopoll: false,
     })
     .expect("workers");
     let options = ExportOptions { queues: QUEUES, queue_size: QUEUE_SIZE };
