@@ -283,6 +283,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 all = Armed::WorkArrived;
             }
         }
+        // Memory that vanished under the last look must not be slept over: nobody may kick again.
+        if poison_epoch() != self.poison_seen {
+            return Armed::WorkArrived;
+        }
         all
     }
 
@@ -519,3 +523,6 @@ impl<Q: RequestQueue> Lane<Q> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

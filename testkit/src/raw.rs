@@ -146,6 +146,12 @@ impl RawClient {
         Ok(answer == 0u64.to_ne_bytes())
     }
 
+    /// Closes the connection in both directions.
+    pub fn hang_up(&self) {
+        // Closed already is closed.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
     /// True once the peer has closed the connection; waits up to ten seconds for it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -154,6 +160,8 @@ impl RawClient {
             match (&self.socket).read(&mut byte) {
                 Ok(0) => return true,
                 Ok(_) => {}
+                // A read with a timeout does not begin again after SIGCONT (signal(7)).
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return e.kind() == io::ErrorKind::ConnectionReset,
             }
         }

@@ -44,7 +44,10 @@ pub(super) enum MessageError {
     DescriptorCount { request: u32, have: usize, want: String },
     #[error("a message header of version {0}, where 1 belongs, or a reply nobody asked for")]
     Version(u32),
-    #[error("more descriptors than a message can carry")]
+    #[error(
+        "descriptors got lost: more than a message can carry, or than this process may open \
+         (ulimit -n)"
+    )]
     TooManyDescriptors,
     #[error("the peer took too long in the middle of a message")]
     TooSlow,

@@ -28,7 +28,7 @@ use vhost::vhost_user::message::{
 /// How often to look whether requests are bounced, until that was told.
 const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Refused messages that are logged, of one connection.
+/// Refused messages that are logged, of one connection, and broken queues.
 const REFUSALS_TOLD: u32 = 10;
 /// Refused messages after which a connection ends.
 const REFUSALS_MAX: u32 = 1000;
@@ -123,6 +123,7 @@ pub struct Session<'a> {
     stopped_stats: DiskStats,
     bounce_told: bool,
     refusals: u32,
+    alarms_told: u32,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
 }
@@ -148,6 +149,7 @@ impl<'a> Session<'a> {
             stopped_stats: DiskStats::default(),
             bounce_told: false,
             refusals: 0,
+            alarms_told: 0,
             stuck: false,
         })
     }
@@ -187,7 +189,8 @@ impl<'a> Session<'a> {
                 }
                 Event::Message => {
                     let message = self.channel.receive(self.stop)?;
-                    if !self.take(message)? {
+                    // Memory may have vanished while no worker had a queue to look at.
+                    if !self.take(message)? || self.map.is_poisoned() {
                         return Ok(());
                     }
                 }
@@ -204,7 +207,10 @@ impl<'a> Session<'a> {
             std::mem::take(&mut *self.alarms.raised.lock().unwrap_or_else(|e| e.into_inner()));
         let mut fatal = false;
         for (index, broken) in raised {
-            warn!(disk = self.export.disk().name(), queue = index, "queue stopped: {broken}");
+            self.alarms_told += 1;
+            if self.alarms_told <= REFUSALS_TOLD || broken == Broken::MemoryGone {
+                warn!(disk = self.export.disk().name(), queue = index, "queue stopped: {broken}");
+            }
             if let Some(err) = self.vrings.get(index).and_then(|vring| vring.err.as_ref()) {
                 // Best effort: the front-end may not listen.
                 let _ = ring_bell(err);
