@@ -318,6 +318,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 Command::Edit { lane, edit, reply } => {
                     if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
                         edit(&mut lane.ring);
+                        lane.disk.watch_memory(lane.ring.watcher());
                     }
                     let _ = reply.send(());
                 }
@@ -355,6 +356,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
+        disk.watch_memory(ring.watcher());
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
         let lane = Lane {
             ring,
