@@ -180,7 +180,7 @@ fn every_written_page_is_marked(ring: u64, engine: EngineKind) {
         pages(used, 6 + 8 * 1024).collect()
     };
     let mut differing = 0;
-    for round in 0..120 {
+    for round in 0..50 {
         m.enable(false);
         m.take_marks();
         let mut writable = BTreeSet::new();
@@ -208,7 +208,7 @@ fn every_written_page_is_marked(ring: u64, engine: EngineKind) {
         let too_many = marks.iter().find(|p| !writable.contains(p) && !ring_pages.contains(p));
         assert_eq!(too_many, None, "round {round}");
     }
-    assert!(differing > 1000, "{differing} pages were written: this tested nothing");
+    assert!(differing > 500, "{differing} pages were written: this tested nothing");
 }
 
 #[test]
