@@ -5,6 +5,7 @@ mod attach;
 mod daemon;
 mod endpoint;
 mod ready;
+mod spread;
 mod stats;
 
 use crate::cli::{Cli, LogArgs};
@@ -12,6 +13,7 @@ use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
 use crate::{logging, signals};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -89,6 +91,7 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     plan.daemon = options.or(&plan.daemon);
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
     logging::start(log, plan.log_format, plan.log_level);
+    raise_open_files();
     let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
     let workers = daemon.workers();
@@ -97,6 +100,16 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         ready::print(&daemon);
     }
     daemon.run(&stop)
+}
+
+/// Raises the soft limit of open files to the hard one: each queue has two descriptors, and a
+/// hundred disks of 16 queues are more than the usual 1024.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if let Err(error) = raised {
+        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
 }
 
 /// The plan of a command line without a file.

@@ -135,7 +135,11 @@ fn host(host: &Host) -> Vec<Line> {
     let model = host.cpu_model.as_ref().map_or(String::new(), |model| format!(", {model}"));
     let mut lines = vec![
         line(Mark::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
-        line(ok_if(host.cpus > 1, Mark::Warn), "cpus", format!("{}{model}", host.cpus)),
+        line(
+            ok_if(host.cpus > 1, Mark::Warn),
+            "cpus",
+            format!("{} ({}){model}", host.cpus, host.cpu_list),
+        ),
     ];
     let exempt = if host.memlock_exempt { ", but not for this process (CAP_IPC_LOCK)" } else { "" };
     let memlock = host.memlock_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
