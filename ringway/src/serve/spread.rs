@@ -13,15 +13,16 @@ impl Spread {
     }
 
     /// A place for a disk of this many queues: the worker of its queue 0; the others follow round
-    /// robin. The fullest worker stays as empty as can be, then the one with most first queues.
+    /// robin. First all workers get as many queues, then as many first queues.
     pub(crate) fn place(&mut self, queues: usize) -> usize {
         let workers = self.queues.len();
+        // The sum of squares is least where all have the same.
         let load = |first: usize| {
             let with = |at: usize| {
                 let after = (at + workers - first) % workers;
                 self.queues[at] + queues.saturating_sub(after).div_ceil(workers)
             };
-            (0..workers).map(with).max()
+            (0..workers).map(|at| with(at).pow(2)).sum::<usize>()
         };
         let first = (0..workers).min_by_key(|&first| (load(first), self.firsts[first], first));
         let first = first.unwrap_or(0);
