@@ -46,7 +46,7 @@ impl Counted {
         self.counts.touched.fetch_add(1, SeqCst);
     }
 
-    fn has_work(&self) -> bool {
+    fn is_offered(&self) -> bool {
         self.counts.offered.load(SeqCst) > self.counts.popped.load(SeqCst)
     }
 }
@@ -61,7 +61,7 @@ impl RequestQueue for Counted {
             self.counts.overtaken_max.fetch_max(all - seen, SeqCst);
         }
         self.seen = Some(all);
-        if !self.has_work() {
+        if !self.is_offered() {
             return Ok(Pop::Empty);
         }
         self.counts.popped.fetch_add(1, SeqCst);
@@ -86,9 +86,14 @@ impl RequestQueue for Counted {
         Ok(())
     }
 
+    fn has_work(&self) -> bool {
+        self.touch();
+        self.is_offered()
+    }
+
     fn arm(&mut self) -> Result<Armed, Broken> {
         self.touch();
-        Ok(if self.has_work() { Armed::WorkArrived } else { Armed::Quiet })
+        Ok(if self.is_offered() { Armed::WorkArrived } else { Armed::Quiet })
     }
 
     fn disarm(&mut self) {
@@ -227,8 +232,8 @@ fn idle_queues_are_left_alone(polling: Polling) {
         assert!(asked < 800, "idle queues go on being looked at");
     }
     let before = touched();
-    (0..1000).for_each(|_| busy.ask());
-    assert_eq!(touched(), before, "1000 requests of one queue touch no other");
+    (0..500).for_each(|_| busy.ask());
+    assert_eq!(touched(), before, "500 requests of one queue touch no other");
     // Without any load the worker is not woken. Asking wakes it once or twice.
     let sleeps = scene.sleeps();
     std::thread::sleep(Duration::from_millis(300));
@@ -263,14 +268,14 @@ fn a19_full_queues_leave_the_neighbour_its_share() {
                 small.kick();
             }
         });
-        (0..500).for_each(|_| neighbour.ask());
+        (0..200).for_each(|_| neighbour.ask());
         storm.store(false, SeqCst);
     });
     let overtaken = neighbour.counts.overtaken_max.load(SeqCst);
     assert!(overtaken <= 2 * (16 + 1), "{overtaken} requests of others between two looks");
     assert!(overtaken > 0, "nobody else had a turn: this tested nothing");
     let (large, small) = (&large.counts.completed, &small.counts.completed);
-    assert!(large.load(SeqCst) > 500 && small.load(SeqCst) > 500, "these get on, too");
+    assert!(large.load(SeqCst) > 200 && small.load(SeqCst) > 200, "these get on, too");
 }
 
 /// An engine with room for less than one queue has: every queue gets an equal part of it.
@@ -278,12 +283,15 @@ fn a19_full_queues_leave_the_neighbour_its_share() {
 fn a19_a_small_engine_is_shared_by_full_queues() {
     let scene = Scene::new(Polling::default(), 4);
     let guests: Vec<_> = (0..5).map(|_| scene.queue(FULL, 4096)).collect();
+    // Those that came first have a start.
+    let all = || guests.iter().map(|guest| guest.counts.completed.load(SeqCst)).collect::<Vec<_>>();
+    let (start, until) = (all(), scene.all.load(SeqCst) + 200_000);
     let begun = Instant::now();
-    while scene.all.load(SeqCst) < 100_000 {
+    while scene.all.load(SeqCst) < until {
         assert!(begun.elapsed() < Duration::from_secs(15), "it does not get on");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let done: Vec<_> = guests.iter().map(|guest| guest.counts.completed.load(SeqCst)).collect();
+    let done: Vec<_> = all().iter().zip(start).map(|(now, then)| now - then).collect();
     let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
     assert!(4 * least > 3 * most, "{done:?}");
 }
