@@ -96,7 +96,8 @@ impl Pool {
         let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
         for index in 0..options.workers {
             let make = make.clone();
-            let (handle, thread) = spawn(index, options, move || make(index))?;
+            let nowhere = Pin { cpus: Vec::new(), own: 0 };
+            let (handle, thread) = spawn(index, options, nowhere, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }

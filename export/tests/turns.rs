@@ -162,6 +162,7 @@ impl Scene {
             polling,
             harvest_at_once: true,
             pin_memory: false,
+            iopoll: false,
         };
         let thread = std::thread::spawn(move || {
             let engine = Null::new(depth).unwrap();

@@ -80,6 +80,7 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
             polling: Polling::Never,
             harvest_at_once: true,
             pin_memory: false,
+            iopoll: false,
         };
         Worker::new(Null::new(16).unwrap(), inbox, &options).unwrap().run()
     });
