@@ -6,8 +6,11 @@
 
 mod cli;
 mod config;
+mod copy;
 mod demo;
 mod doctor;
+mod info;
+mod io;
 mod logging;
 mod serve;
 mod signals;
@@ -24,6 +27,9 @@ fn main() -> ExitCode {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
+        cli::Command::Copy(args) => copy::run(&args, &cli.log),
+        cli::Command::Io(args) => io::run(&args, &cli.log),
+        cli::Command::Info(args) => info::run(&args, &cli.log),
     };
     match result {
         Ok(code) => code,
