@@ -6,6 +6,7 @@ use crate::doctor::DoctorArgs;
 use crate::info::InfoArgs;
 use crate::io::IoArgs;
 use crate::logging::LogFormat;
+use crate::man::{CompletionsArgs, ManArgs};
 use crate::serve::ServeArgs;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -48,6 +49,10 @@ pub(crate) enum Command {
     Io(IoArgs),
     /// Say what a disk is: an image, or one that any server serves.
     Info(InfoArgs),
+    /// Print a script with which a shell completes commands and options.
+    Completions(CompletionsArgs),
+    /// Write manual pages.
+    Man(ManArgs),
 }
 
 /// How much to say, and how.

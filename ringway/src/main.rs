@@ -12,6 +12,7 @@ mod doctor;
 mod info;
 mod io;
 mod logging;
+mod man;
 mod serve;
 mod signals;
 mod size;
@@ -30,6 +31,8 @@ fn main() -> ExitCode {
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),
         cli::Command::Info(args) => info::run(&args, &cli.log),
+        cli::Command::Completions(args) => man::completions(&args),
+        cli::Command::Man(args) => man::pages(&args),
     };
     match result {
         Ok(code) => code,

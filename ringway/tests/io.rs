@@ -212,3 +212,50 @@ fn an_image_is_described_and_nothing_is_changed() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("missing"));
 }
+
+#[test]
+fn shells_get_completions_that_they_can_read() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let mut command = ringway();
+        command.args(["completions", shell]);
+        let output = run(command);
+        let script = text(&output.stdout);
+        assert_eq!(output.status.code(), Some(0), "{shell}");
+        for word in ["copy", "info", "in-flight", "target-is-zero"] {
+            assert!(script.contains(word), "{shell}: {word}");
+        }
+    }
+    let mut command = Command::new("bash");
+    let test = "source <(\"$0\" completions bash) && COMP_WORDS=(ringway co) COMP_CWORD=1 && \
+                _ringway ringway co ringway && echo \"${COMPREPLY[@]}\"";
+    command.args(["-c", test, env!("CARGO_BIN_EXE_ringway")]);
+    let output = run(command);
+    let words = text(&output.stdout);
+    assert!(
+        words.contains("copy") && words.contains("completions"),
+        "{words} {}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn manual_pages_tell_examples_and_exit_statuses() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = ringway();
+    command.args(["man", "pages"]).current_dir(dir.path());
+    assert_eq!(run(command).status.code(), Some(0));
+    let pages = dir.path().join("pages");
+    for name in ["ringway", "ringway-serve", "ringway-copy", "ringway-io", "ringway-info"] {
+        let page = std::fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
+        for part in [".TH", "NAME", "SYNOPSIS", "OPTIONS", "EXIT STATUS", "EXAMPLES"] {
+            assert!(page.contains(part), "{name}: {part}");
+        }
+        let groff = Command::new("groff")
+            .args(["-man", "-ww", "-Tutf8"])
+            .arg(pages.join(format!("{name}.1")))
+            .output();
+        let Ok(groff) = groff else { continue };
+        assert_eq!(text(&groff.stderr), "", "{name}");
+        assert!(text(&groff.stdout).contains("wrong usage"), "{name}");
+    }
+}
