@@ -28,7 +28,8 @@ Examples:
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
 
-A file for --config; the words are those of the options, relative paths start at its folder:
+A file for --config; the words are those of the options, relative paths start
+at its folder:
   workers = 2
   [[disk]]
   image = \"vm1.img\"
@@ -41,7 +42,8 @@ A file for --config; the words are those of the options, relative paths start at
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
-Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second signal N.";
+Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
+signal N.";
 
 /// What `ringway serve` is told.
 #[derive(Debug, Args)]
