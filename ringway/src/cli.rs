@@ -1,5 +1,6 @@
 //! What can be said on the command line.
 
+use crate::bench::BenchArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
@@ -13,6 +14,7 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
+  ringway bench vhost-user:/run/disk.sock           how fast it is
   ringway help serve                                all options, with examples
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
@@ -32,6 +34,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve disks to virtual machines over vhost-user-blk.
     Serve(ServeArgs),
+    /// Measure a served disk, a file, or two of them in turn.
+    Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.
     Demo(DemoArgs),
     /// Say what this host and a disk can do, and what would be chosen.

@@ -6,6 +6,6 @@ mod disk;
 mod file;
 mod plan;
 
-pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines};
+pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, source};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, cpus};

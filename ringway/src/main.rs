@@ -4,11 +4,14 @@
 //! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
 //! file.
 
+mod bench;
 mod cli;
 mod config;
+mod content;
 mod demo;
 mod doctor;
 mod logging;
+mod random;
 mod serve;
 mod signals;
 mod size;
@@ -22,6 +25,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
+        cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
     };

@@ -18,6 +18,9 @@ mod o1;
 mod o2;
 mod o4;
 mod options;
+// What the kernel counts, shared with `ringway bench`.
+#[allow(dead_code)]
+#[path = "../../../ringway/src/bench/usage.rs"]
 mod proc;
 mod report;
 mod tmpfs;
