@@ -89,7 +89,8 @@ pub(crate) enum Choice<T> {
 }
 
 impl<T> Choice<T> {
-    fn given(self) -> Option<T> {
+    /// What the user has chosen.
+    pub(crate) fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
             Self::Is(choice) => Some(choice),
@@ -230,7 +231,7 @@ pub(crate) fn is_unreal(image: &Path) -> bool {
 
 /// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
 /// `./null:1G`.
-fn source(image: &Path) -> Result<Source, String> {
+pub(crate) fn source(image: &Path) -> Result<Source, String> {
     let word = image.to_str().unwrap_or_default();
     let size = |text: &str| match text.parse() {
         Ok(Size(bytes)) => Ok(bytes),
