@@ -13,8 +13,10 @@ pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::locks::RangeLocks;
+use crate::path::PathBoard;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
+use ringway_path::PathKind;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::fd::FromRawFd;
@@ -72,6 +74,8 @@ pub struct OpenOptions {
     pub block_size: Option<u32>,
     /// Create a sparse file of this many bytes if there is none.
     pub create_bytes: Option<u64>,
+    /// How requests travel.
+    pub path: PathKind,
 }
 
 impl OpenOptions {
@@ -87,6 +91,7 @@ impl OpenOptions {
             serial: None,
             block_size: None,
             create_bytes: None,
+            path: PathKind::default(),
         }
     }
 }
@@ -263,6 +268,7 @@ fn open_unreal(
         flush_failed: AtomicBool::new(false),
         syncing: AtomicBool::new(false),
         locks: RangeLocks::default(),
+        path: PathBoard::new(options.path),
     })
 }
 
@@ -324,6 +330,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         flush_failed: AtomicBool::new(false),
         syncing: AtomicBool::new(false),
         locks: RangeLocks::with_capacity(LOCKS_MAX),
+        path: PathBoard::new(options.path),
     })
 }
 

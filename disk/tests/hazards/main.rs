@@ -4,3 +4,4 @@ mod bench;
 mod faults;
 mod formats;
 mod power_cut;
+mod merging;

@@ -16,6 +16,7 @@ mod lane;
 mod matrix;
 mod o1;
 mod o2;
+mod o3;
 mod o4;
 mod options;
 mod proc;
@@ -47,6 +48,8 @@ enum What {
     O1(o1::O1Args),
     /// Origin O2: harvesting right after submitting, on and off.
     O2(o2::O2Args),
+    /// Origin O3: the paths bio, request and auto beside the published tables.
+    O3(o3::O3Args),
     /// Origin O4: page-aligned versus 512-byte-aligned buffers.
     O4(o4::O4Args),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
@@ -63,7 +66,7 @@ impl What {
     const fn seconds(&self) -> f64 {
         match self {
             Self::Matrix(_) | Self::Bare(_) => 0.7,
-            Self::Tmpfs(_) => 1.0,
+            Self::Tmpfs(_) | Self::O3(_) => 1.0,
             Self::O1(_) => 1.5,
             Self::O2(_) | Self::O4(_) => 2.0,
         }
@@ -89,7 +92,10 @@ impl Lab {
 
 /// Measures, prints, writes the JSON.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    let BenchArgs { what, common } = args;
+    let BenchArgs { what, mut common } = args;
+    if matches!(what, What::O3(_)) {
+        common.warmup = common.warmup.max(o3::WARMUP);
+    }
     if common.rounds == 0 {
         bail!("--rounds 0 measures nothing: give at least 1");
     }
@@ -110,6 +116,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Bare(args) => bare::run(&lab, args),
         What::O1(args) => o1::run(&lab, args),
         What::O2(args) => o2::run(&lab, args),
+        What::O3(args) => o3::run(&lab, args),
         What::O4(args) => o4::run(&lab, args),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
     }?;
