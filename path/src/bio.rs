@@ -83,7 +83,7 @@ mod tests {
         let stream: Vec<_> = (0..64).map(|i| i * 4096).collect();
         assert_eq!(adjacent(&stream, 8), 63);
         assert_eq!(adjacent(&stream, 0), 0, "one at a time meets nobody");
-        let four: Vec<_> = (0..64).map(|i| (i % 4) << 30 | (i / 4) * 4096).collect();
+        let four: Vec<_> = (0..64).map(|i| ((i % 4) << 30) + (i / 4) * 4096).collect();
         assert_eq!(adjacent(&four, 8), 60, "streams that take turns");
         assert_eq!(adjacent(&four, 3), 0, "the neighbour is done by then");
         let scattered: Vec<_> = (0..64).map(|i| i * 8192).collect();

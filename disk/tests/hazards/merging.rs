@@ -152,7 +152,8 @@ impl Scene {
                 _ => {}
             }
         }
-        let (before, after) = (FIRST as usize, (FIRST + COUNT * LEN) as usize);
+        let [before, after] =
+            [FIRST, FIRST + COUNT * LEN].map(|place| usize::try_from(place).unwrap());
         assert_eq!(disk[..before], self.model[..before], "{what}: the neighbours before");
         assert_eq!(disk[after..], self.model[after..], "{what}: the neighbours behind");
         if op == Op::Write {

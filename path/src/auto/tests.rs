@@ -47,6 +47,8 @@ impl World {
             let speed = if path == Path::Bio { load.bio } else { load.request };
             let done = (speed * swing) as f64 / 100.0 * step as f64 / 1e9 + self.rest;
             self.rest = done.fract();
+            // Far below 2^52.
+            #[allow(clippy::cast_possible_truncation)]
             let requests = done as u64;
             let mut seen = Seen { requests, bytes: requests * 4096, ..Seen::default() };
             if path == Path::Bio {
