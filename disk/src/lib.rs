@@ -18,6 +18,6 @@ pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
 pub use path::{OnSwitch, PathBoard};
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
-pub use simulated::Simulated;
 pub use ringway_path::{Path, PathKind, PathStats};
+pub use simulated::Simulated;
 pub use stats::DiskStats;

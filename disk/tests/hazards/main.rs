@@ -3,5 +3,5 @@
 mod bench;
 mod faults;
 mod formats;
-mod power_cut;
 mod merging;
+mod power_cut;
