@@ -24,7 +24,8 @@ Examples:
   ringway bench disk.img --rate-iops 5000 --json | jq .read.clat_ns.percentile
   ringway bench origins --html origins.html
 
-The words are fio's where fio has them; rates and --io-size are those of all jobs together.
+The words are fio's where fio has them; rates and --io-size are those of all
+jobs together.
 Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage, 128+N ended by signal N
 (what was measured until then is printed).";
 
