@@ -26,8 +26,8 @@ Examples:
 
 The words are fio's where fio has them; rates and --io-size are those of all
 jobs together.
-Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage, 128+N ended by signal N
-(what was measured until then is printed).";
+Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage,
+128+N ended by signal N (what was measured until then is printed).";
 
 /// What `ringway bench` is told.
 #[derive(Debug, Args)]
