@@ -127,7 +127,7 @@ pub(crate) struct AccessArgs {
     /// Look for completions without sleeping: what the target can do.
     #[arg(long)]
     pub(crate) polling: bool,
-    /// Sleep until completions come: what a guest feels [default].
+    /// Sleep until completions come: what a guest feels (default).
     #[arg(long, conflicts_with = "polling")]
     pub(crate) sleeping: bool,
     /// Completions to take before the requests that replace them are sent.
