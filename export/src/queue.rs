@@ -70,6 +70,10 @@ pub trait RequestQueue: Send {
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;
 
+    /// Requests that a predecessor left unanswered and that were not popped yet. They come first, and
+    /// are owed even by a queue that is to stop.
+    fn backlog(&self) -> usize;
+
     /// How many requests can be in flight.
     fn depth(&self) -> u16;
 }

@@ -1,11 +1,12 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot).
 
+use super::inflight::Part;
 use crate::queue::{Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, LayoutError};
+use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, InflightError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -20,18 +21,20 @@ pub struct Token {
 /// A virtqueue of either format, the guest memory it lies in, and its eventfds.
 ///
 /// # Invariants
-/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie.
+/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie, and `inflight`
+///    the mapping of the ring's record.
 #[derive(Debug)]
 pub struct Queue {
     ring: Device,
     memory: Translator,
+    inflight: Option<Part>,
     kick: OwnedFd,
     call: Option<OwnedFd>,
 }
 
 impl Queue {
     /// A queue at `at`, which must lie in `map` with the lengths that `format` asks for. It goes on
-    /// from `base`, if it was told one.
+    /// from `base`, if it was told one; with `inflight`, from what is recorded there.
     ///
     /// # Safety
     /// The addresses were resolved in `map`.
@@ -40,12 +43,24 @@ impl Queue {
         at: Areas,
         base: Option<u32>,
         map: Arc<GuestMap>,
+        inflight: Option<Part>,
         kick: OwnedFd,
         call: Option<OwnedFd>,
-    ) -> Result<Self, LayoutError> {
-        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive.
-        let ring = unsafe { Device::new(format, at, base)? };
-        Ok(Self { ring, memory: Translator::new(map), kick, call })
+    ) -> Result<Self, InflightError> {
+        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
+        // mapped and aligned, belongs to this queue alone, and is kept as well.
+        let ring = unsafe {
+            match &inflight {
+                None => Device::new(format, at, base)?,
+                Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
+            }
+        };
+        let mut queue = Self { ring, memory: Translator::new(map), inflight, kick, call };
+        if queue.inflight.is_some() {
+            // A predecessor may have published answers and died before it called.
+            let _ = queue.call();
+        }
+        Ok(queue)
     }
 
     /// Where the queue got to, as GET_VRING_BASE puts it.
@@ -128,7 +143,11 @@ impl RequestQueue for Queue {
     }
 
     fn memory_gone(&self) -> bool {
-        self.memory.map().is_poisoned()
+        self.memory.map().is_poisoned() || self.inflight.as_ref().is_some_and(Part::is_gone)
+    }
+
+    fn backlog(&self) -> usize {
+        self.ring.backlog()
     }
 
     fn depth(&self) -> u16 {

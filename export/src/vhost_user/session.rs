@@ -4,8 +4,10 @@
 //! makes no sense now is answered with a failure if an answer was asked for (REPLY_ACK) and ends
 //! the connection otherwise, because the front-end would go on under a wrong belief.
 
+mod inflight;
 mod queues;
 
+use super::inflight::{Inflight, InflightRefusal};
 use super::memory::{self, MemoryError};
 use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
@@ -42,7 +44,8 @@ const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::CONFIGURE_MEM_SLOTS)
     .union(Protocol::BACKEND_REQ)
-    .union(Protocol::RESET_DEVICE);
+    .union(Protocol::RESET_DEVICE)
+    .union(Protocol::INFLIGHT_SHMFD);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +79,8 @@ enum Refusal {
     Config(u32, u32),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Inflight(#[from] InflightRefusal),
     #[error("queue {0} cannot start: {1}")]
     Start(usize, StartError),
     #[error("queue {0}: the disk does not finish what is in flight")]
@@ -92,6 +97,8 @@ enum Answer {
     Ack,
     /// This.
     Reply(Vec<u8>),
+    /// This, with a descriptor.
+    ReplyWith(Vec<u8>, OwnedFd),
 }
 
 impl Answer {
@@ -116,6 +123,8 @@ pub struct Session<'a> {
     protocol: Protocol,
     writeback: bool,
     map: Arc<GuestMap>,
+    /// Where to record what is in flight, if the front-end has given a place.
+    inflight: Option<Inflight>,
     vrings: Vec<Vring>,
     alarms: Arc<Alarms>,
     backend_channel: Option<UnixStream>,
@@ -142,6 +151,7 @@ impl<'a> Session<'a> {
             protocol: Protocol::empty(),
             writeback: export.may_write_back(),
             map: Arc::new(GuestMap::default()),
+            inflight: None,
             vrings: fresh_vrings(export),
             alarms: Arc::new(Alarms { bell, raised: Mutex::new(Vec::new()) }),
             backend_channel: None,
@@ -247,9 +257,17 @@ impl<'a> Session<'a> {
         let code = message.code;
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
         match self.obey(&mut message) {
-            Ok(Answer::Reply(payload)) => self.channel.reply(code, &payload, self.stop)?,
+            Ok(Answer::Reply(payload)) => {
+                self.channel.reply(code, &payload, None, self.stop)?;
+                if message.request == Some(FrontendReq::GET_VRING_BASE) {
+                    self.forget_inflight(message.u32(0));
+                }
+            }
+            Ok(Answer::ReplyWith(payload, fd)) => {
+                self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop)?;
+            }
             Ok(Answer::Ack) if wants_ack => {
-                self.channel.reply(code, &0u64.to_ne_bytes(), self.stop)?;
+                self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
             }
             Ok(Answer::Ack) => {}
             Err(refusal) => {
@@ -264,12 +282,15 @@ impl<'a> Session<'a> {
                     );
                     return Ok(false);
                 }
-                // The answer to GET_VRING_BASE has the same form as a refusal: no refusal then.
-                if !wants_ack || self.stuck || message.request == Some(FrontendReq::GET_VRING_BASE)
-                {
+                // No answer to these could be told from a refusal.
+                let answered = matches!(
+                    message.request,
+                    Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_INFLIGHT_FD)
+                );
+                if !wants_ack || self.stuck || answered {
                     return Ok(false);
                 }
-                self.channel.reply(code, &1u64.to_ne_bytes(), self.stop)?;
+                self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop)?;
             }
         }
         Ok(true)
@@ -315,6 +336,8 @@ impl<'a> Session<'a> {
                 Ok(Answer::Ack)
             }
             R::RESET_DEVICE => self.reset_device(),
+            R::GET_INFLIGHT_FD => self.get_inflight_fd(message),
+            R::SET_INFLIGHT_FD => self.set_inflight_fd(message),
             _ => Err(Refusal::NotOffered(message.code)),
         }
     }
@@ -373,6 +396,7 @@ impl<'a> Session<'a> {
 
     fn reset_device(&mut self) -> Result<Answer, Refusal> {
         self.stop_all()?;
+        self.inflight = None;
         self.vrings = fresh_vrings(self.export);
         self.features = 0;
         self.writeback = self.export.may_write_back();
