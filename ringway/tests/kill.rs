@@ -79,6 +79,9 @@ impl Writer {
                 fill(&mut buffer, sector, *sequence);
                 self.queue.write(sector * 512, buffer, (at, *sequence)).unwrap();
             }
+            if self.queue.in_flight() == 0 {
+                continue;
+            }
             assert!(self.queue.wait(Some(PATIENCE)).unwrap(), "requests are lost");
             while let Some(completion) = self.queue.pop().unwrap() {
                 assert!(completion.is_ok(), "{:?}", completion.status);
@@ -111,6 +114,18 @@ impl Writer {
 fn serve(dir: &Path, engine: &str) -> Daemon {
     let args = ["disk.img", "--socket", "s", "--queues", "2", "--cache", "writeback"];
     Daemon::serve(dir, &[&args[..], &["--engine", engine]].concat())
+}
+
+/// The kernel may hold the image, and its lock, a little longer than the daemon lived.
+fn serve_again(dir: &Path, engine: &str) -> Daemon {
+    let begun = Instant::now();
+    loop {
+        match std::panic::catch_unwind(|| serve(dir, engine)) {
+            Ok(daemon) => return daemon,
+            Err(failed) if begun.elapsed() > PATIENCE => std::panic::resume_unwind(failed),
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
 }
 
 /// How a daemon ends.
@@ -147,7 +162,8 @@ fn writes_survive(end: End, packed: bool, engine: &str) {
             sectors: vec![(0, false); usize::try_from(SECTORS).unwrap()],
         })
         .collect();
-    std::thread::scope(|scope| {
+    // The daemon comes back out: it has to live until the threads are done.
+    let _last = std::thread::scope(|scope| {
         for writer in &mut writers {
             let (stop, done) = (&stop, &done);
             scope.spawn(move || {
@@ -167,9 +183,10 @@ fn writes_survive(end: End, packed: bool, engine: &str) {
                 End::Killed => daemon.kill(),
                 End::Told => drop(daemon.stop()),
             }
-            daemon = serve(dir.path(), engine);
+            daemon = serve_again(dir.path(), engine);
         }
         stop.store(true, Relaxed);
+        daemon
     });
     println!("{} writes over {} daemons", done.load(Relaxed), deaths() + 1);
     assert!(done.load(Relaxed) >= u64::from(deaths()) * 100);
