@@ -139,7 +139,7 @@ fn survives_kills(packed: bool) -> Result<()> {
     let guest = Guest::new("kill").disk(disk).limit(limit).param("kills", kills());
     let mut killed = 0;
     let report = guest.param("timeout", limit.as_secs()).boot()?.finish_with(|_| {
-        let next = || -> Result<Daemon> {
+        let mut next = || -> Result<Daemon> {
             daemon.take().map_or(Ok(()), Daemon::kill)?;
             Daemon::serve(&bench.serve())
         };

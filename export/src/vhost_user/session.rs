@@ -4,18 +4,19 @@
 //! makes no sense now is answered with a failure if an answer was asked for (REPLY_ACK) and ends
 //! the connection otherwise, because the front-end would go on under a wrong belief.
 
+mod config;
 mod inflight;
 mod queues;
 
 use super::inflight::{Inflight, InflightRefusal};
 use super::memory::{self, MemoryError};
-use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError};
+use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
 use crate::export::Export;
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, WRITEBACK_OFFSET};
+use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use ringway_ring::virtqueue::{Broken, LayoutError};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
@@ -402,37 +403,6 @@ impl<'a> Session<'a> {
         self.writeback = self.export.may_write_back();
         Ok(Answer::Ack)
     }
-
-    // ---- configuration space ----
-
-    /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
-    fn get_config(&self, message: &Message) -> Answer {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let Ok(range) = config_range(offset, size) else { return Answer::Reply(Vec::new()) };
-        let mut space = [0; CONFIG_BYTES_MAX];
-        let config = self.export.config(self.writeback).to_bytes();
-        space[..config.len()].copy_from_slice(&config);
-        let mut payload = message.payload()[..12].to_vec();
-        payload.extend_from_slice(&space[range]);
-        Answer::Reply(payload)
-    }
-
-    /// Only `writeback` can be written, with CONFIG_WCE.
-    fn set_config(&mut self, message: &Message) -> Result<Answer, Refusal> {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let range = config_range(offset, size)?;
-        if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
-            return Err(Refusal::Config(size, offset));
-        }
-        self.writeback = message.payload()[12] != 0 && self.export.may_write_back();
-        let durable = self.durable_writes();
-        for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
-            }
-        }
-        Ok(Answer::Ack)
-    }
 }
 
 impl Alarms {
@@ -445,12 +415,4 @@ impl Alarms {
 
 fn fresh_vrings(export: &Export) -> Vec<Vring> {
     (0..export.options().queues).map(|_| Vring::default()).collect()
-}
-
-fn config_range(offset: u32, size: u32) -> Result<std::ops::Range<usize>, Refusal> {
-    let (start, len) = (offset as usize, size as usize);
-    match start.checked_add(len) {
-        Some(end) if end <= CONFIG_BYTES_MAX && len > 0 => Ok(start..end),
-        _ => Err(Refusal::Config(size, offset)),
-    }
 }
