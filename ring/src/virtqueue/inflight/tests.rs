@@ -130,7 +130,7 @@ impl<'a> World<'a> {
     }
 
     /// The next device: everything that did not come back comes out once more, in the old order;
-    /// nothing else does. Then it all comes back, in the opposite order, two at a time.
+    /// nothing else does. Then it all comes back, in the opposite order, one and two at a time.
     fn next_life(&mut self) {
         if !self.case.late {
             self.collect();
@@ -141,14 +141,17 @@ impl<'a> World<'a> {
         let names: Vec<_> = life.held.iter().map(|(_, name)| *name).collect();
         let want: Vec<_> = (0..self.added).filter(|name| !self.done.contains(name)).collect();
         assert_eq!(names, want, "lost, replayed or out of order: {:?}", self.case);
+        let mut batch = 2;
         while !life.held.is_empty() {
-            for _ in 0..2 {
+            batch = 3 - batch;
+            for _ in 0..batch {
                 let Some((head, name)) = life.held.pop() else { break };
                 life.device.push(head, name + 1);
             }
             let _ = life.device.publish();
+            // At once: behind the batch the driver must not see what the last device has left.
+            self.collect();
         }
-        self.collect();
         assert_eq!(self.done.len(), self.added as usize, "{:?}", self.case);
     }
 
