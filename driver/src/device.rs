@@ -48,6 +48,7 @@ const FEATURES: u64 = feature_bits(&[
 #[derive(Debug)]
 pub struct Device {
     options: Options,
+    offered: (u64, u64),
     features: u64,
     protocol: u64,
     server_queues: u16,
@@ -123,6 +124,7 @@ impl Device {
         )?;
         let line = Line::new(options.clone(), path, features, Arc::clone(&memory));
         let mut device = Self {
+            offered: (client.offered, client.offered_protocol),
             features,
             protocol: client.protocol.bits(),
             server_queues: client.queues,
@@ -269,6 +271,12 @@ impl Device {
     #[must_use]
     pub fn protocol_features(&self) -> u64 {
         self.protocol
+    }
+
+    /// What the server offers: virtio feature bits, and protocol features that `vhost` names.
+    #[must_use]
+    pub fn offered(&self) -> (u64, u64) {
+        self.offered
     }
 
     /// Queues the server has; this device may use fewer.

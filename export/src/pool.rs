@@ -7,6 +7,7 @@ use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
 use ringway_disk::{EngineKind, SimModel};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
@@ -49,20 +50,31 @@ impl Pool {
     /// # Errors
     /// What the host says to an engine or a thread.
     pub fn start(options: PoolOptions) -> io::Result<Self> {
+        Self::start_on(options, &[], 0)
+    }
+
+    /// Starts workers, each pinned to one CPU of `cpus` in turn, from the one at `first` modulo
+    /// their number on; to none if there are none. Helper threads of an engine may use all of
+    /// `cpus`.
+    ///
+    /// # Errors
+    /// As [`Pool::start`], and what the host says to a CPU.
+    pub fn start_on(options: PoolOptions, cpus: &[usize], first: usize) -> io::Result<Self> {
         let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
         for index in 0..options.workers {
+            let pin = Pin { cpus: cpus.into(), own: (first + index) % cpus.len().max(1) };
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, || Null::new(DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, move || {
+                EngineKind::Null => spawn(index, options, pin, || Null::new(DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, pin, move || {
                     Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, move || {
+                EngineKind::Sim(model) => spawn(index, options, pin, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, || LinuxAio::new(DEPTH)),
-                EngineKind::Threads => spawn(index, options, || Threads::new(threads())),
+                EngineKind::LinuxAio => spawn(index, options, pin, || LinuxAio::new(DEPTH)),
+                EngineKind::Threads => spawn(index, options, pin, || Threads::new(threads())),
                 EngineKind::IoUring => {
-                    spawn(index, options, move || IoUring::new(io_uring(options.iopoll)))
+                    spawn(index, options, pin, move || IoUring::new(io_uring(options.iopoll)))
                 }
             }?;
             pool.handles.push(handle);
@@ -84,7 +96,8 @@ impl Pool {
         let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
         for index in 0..options.workers {
             let make = make.clone();
-            let (handle, thread) = spawn(index, options, move || make(index))?;
+            let nowhere = Pin { cpus: Vec::new(), own: 0 };
+            let (handle, thread) = spawn(index, options, nowhere, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -108,6 +121,36 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
+}
+
+/// Where a worker runs.
+struct Pin {
+    /// Empty: anywhere.
+    cpus: Vec<usize>,
+    /// The index of the worker's own CPU.
+    own: usize,
+}
+
+impl Pin {
+    /// For the time the engine is made: its helper threads inherit this.
+    fn to_all(&self) -> io::Result<()> {
+        pin_to(&self.cpus)
+    }
+
+    fn to_own(&self) -> io::Result<()> {
+        pin_to(self.cpus.get(self.own..=self.own).unwrap_or_default())
+    }
+}
+
+/// Lets this thread run on these CPUs only; on any if there are none.
+fn pin_to(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    sched_setaffinity(None, &set)
+        .map_err(|error| io::Error::other(format!("CPUs {cpus:?} cannot be used: {error}")))
 }
 
 /// Any number of operations at a time, each taking as long.
@@ -141,6 +184,7 @@ fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
 fn spawn<E, F>(
     index: usize,
     options: PoolOptions,
+    pin: Pin,
     make: F,
 ) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
 where
@@ -150,7 +194,11 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let mut worker = match make().and_then(|engine| Worker::new(engine, inbox, &options)) {
+        let started = pin.to_all().and_then(|()| make()).and_then(|engine| {
+            pin.to_own()?;
+            Worker::new(engine, inbox, &options)
+        });
+        let mut worker = match started {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));

@@ -2,6 +2,7 @@
 
 use ringway_core::mem::GuestMap;
 use ringway_core::{Request, Status};
+use ringway_disk::Watcher;
 use ringway_ring::virtqueue::{Armed, Broken};
 use std::io;
 use std::os::fd::RawFd;
@@ -67,12 +68,20 @@ pub trait RequestQueue: Send {
     /// The guest's memory.
     fn memory(&self) -> &Arc<GuestMap>;
 
+    /// Who wants to be told of written guest memory. Asked when a worker takes the queue, and after
+    /// every change to it.
+    fn watcher(&self) -> Option<Watcher> {
+        None
+    }
+
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;
 
     /// Requests that a predecessor left unanswered and that were not popped yet. They come first, and
     /// are owed even by a queue that is to stop.
-    fn backlog(&self) -> usize;
+    fn backlog(&self) -> usize {
+        0
+    }
 
     /// How many requests can be in flight.
     fn depth(&self) -> u16;

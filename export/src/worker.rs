@@ -283,6 +283,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 all = Armed::WorkArrived;
             }
         }
+        // Memory that vanished under the last look must not be slept over: nobody may kick again.
+        if poison_epoch() != self.poison_seen {
+            return Armed::WorkArrived;
+        }
         all
     }
 
@@ -297,6 +301,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         for at in 0..self.active.len() {
             if let Some(lane) = self.lanes[self.active[at] as usize].as_mut() {
                 lane.ring.disarm();
+                // A sleep says as much as many turns: an idle queue rests after a few of them.
+                lane.idle_turns = lane.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
             }
         }
         Ok(())
@@ -314,6 +320,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 Command::Edit { lane, edit, reply } => {
                     if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
                         edit(&mut lane.ring);
+                        lane.disk.watch_memory(lane.ring.watcher());
                     }
                     let _ = reply.send(());
                 }
@@ -343,28 +350,19 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         durable: bool,
         alarm: Box<dyn Fn(Broken) + Send>,
     ) -> io::Result<LaneId> {
-        let free = self.lanes.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.lanes.len());
+        let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
         let id = u32::try_from(at).map_err(io::Error::other)?;
         let file = self.engine.attach(disk.file())?;
         let limits = self.engine.limits().clone();
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
+        disk.watch_memory(ring.watcher());
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
-        let lane = Lane {
-            ring,
-            disk,
-            state: State::Running,
-            active: false,
-            idle_turns: 0,
-            lasting: false,
-            alarm,
-        };
-        match free {
-            Some(at) => self.lanes[at] = Some(lane),
-            None => self.lanes.push(Some(lane)),
-        }
+        let state = State::Running;
+        let lane = Lane { ring, disk, state, active: false, idle_turns: 0, lasting: false, alarm };
+        self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
+        self.lanes[at] = Some(lane);
         self.name_memory();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
@@ -526,3 +524,6 @@ impl<Q: RequestQueue> Lane<Q> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

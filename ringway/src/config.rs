@@ -2,10 +2,12 @@
 
 #[cfg(any(test, fuzzing))]
 mod case;
+mod cpus;
 mod disk;
 mod file;
 mod plan;
 
+pub(crate) use cpus::CpuList;
 pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, cpus};

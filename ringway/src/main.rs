@@ -6,9 +6,13 @@
 
 mod cli;
 mod config;
+mod copy;
 mod demo;
 mod doctor;
+mod info;
+mod io;
 mod logging;
+mod man;
 mod serve;
 mod signals;
 mod size;
@@ -24,6 +28,11 @@ fn main() -> ExitCode {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
+        cli::Command::Copy(args) => copy::run(&args, &cli.log),
+        cli::Command::Io(args) => io::run(&args, &cli.log),
+        cli::Command::Info(args) => info::run(&args, &cli.log),
+        cli::Command::Completions(args) => man::completions(&args),
+        cli::Command::Man(args) => man::pages(&args),
     };
     match result {
         Ok(code) => code,

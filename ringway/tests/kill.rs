@@ -116,18 +116,6 @@ fn serve(dir: &Path, engine: &str) -> Daemon {
     Daemon::serve(dir, &[&args[..], &["--engine", engine]].concat())
 }
 
-/// The kernel may hold the image, and its lock, a little longer than the daemon lived.
-fn serve_again(dir: &Path, engine: &str) -> Daemon {
-    let begun = Instant::now();
-    loop {
-        match std::panic::catch_unwind(|| serve(dir, engine)) {
-            Ok(daemon) => return daemon,
-            Err(failed) if begun.elapsed() > PATIENCE => std::panic::resume_unwind(failed),
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
-}
-
 /// How a daemon ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
@@ -183,7 +171,7 @@ fn writes_survive(end: End, packed: bool, engine: &str) {
                 End::Killed => daemon.kill(),
                 End::Told => drop(daemon.stop()),
             }
-            daemon = serve_again(dir.path(), engine);
+            daemon = serve(dir.path(), engine);
         }
         stop.store(true, Relaxed);
         daemon

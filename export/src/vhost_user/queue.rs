@@ -1,10 +1,12 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot).
 
+use super::dirty_log::QueueLog;
 use super::inflight::Part;
 use crate::queue::{Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
+use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, InflightError};
 use std::io;
@@ -30,6 +32,8 @@ pub struct Queue {
     inflight: Option<Part>,
     kick: OwnedFd,
     call: Option<OwnedFd>,
+    /// What the device writes is marked here while a guest is migrated.
+    log: Option<Arc<QueueLog>>,
 }
 
 impl Queue {
@@ -55,7 +59,8 @@ impl Queue {
                 Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
             }
         };
-        let mut queue = Self { ring, memory: Translator::new(map), inflight, kick, call };
+        let mut queue =
+            Self { ring, memory: Translator::new(map), inflight, kick, call, log: None };
         if queue.inflight.is_some() {
             // A predecessor may have published answers and died before it called.
             let _ = queue.call();
@@ -74,6 +79,22 @@ impl Queue {
         let _ = self.call();
     }
 
+    /// Where to mark what the device writes from now on.
+    pub(super) fn set_log(&mut self, log: Option<Arc<QueueLog>>) {
+        self.log = log;
+        // A predecessor may have written to the ring and died before it marked that, and starting
+        // from a record may have written to it as well.
+        if let (Some(log), Some(_)) = (&self.log, &self.inflight) {
+            log.taken_over();
+        }
+    }
+
+    fn log_wish(&self) {
+        if let Some(log) = &self.log {
+            log.wished();
+        }
+    }
+
     /// Gives the eventfds back.
     pub(super) fn into_fds(self) -> (OwnedFd, Option<OwnedFd>) {
         (self.kick, self.call)
@@ -88,6 +109,14 @@ impl Queue {
         }
         rung
     }
+}
+
+#[cold]
+fn publish_logged(ring: &mut Device, log: &QueueLog) -> bool {
+    let places = ring.unpublished();
+    let wants_call = ring.publish();
+    log.published(places);
+    wants_call
 }
 
 impl RequestQueue for Queue {
@@ -113,12 +142,19 @@ impl RequestQueue for Queue {
     fn complete(&mut self, token: Token, status: Status, written: u32) {
         // SAFETY: the byte was resolved in the map that `memory` keeps alive (Queue invariant 1).
         let status_bytes = unsafe { token.status_at.write(status) };
+        if let Some(log) = &self.log {
+            log.answered(&token.status_at);
+        }
         self.ring.push(token.head, written + status_bytes);
     }
 
     #[inline]
     fn publish(&mut self) -> io::Result<()> {
-        if self.ring.publish() { self.call() } else { Ok(()) }
+        let wants_call = match &self.log {
+            None => self.ring.publish(),
+            Some(log) => publish_logged(&mut self.ring, log),
+        };
+        if wants_call { self.call() } else { Ok(()) }
     }
 
     #[inline]
@@ -127,11 +163,14 @@ impl RequestQueue for Queue {
     }
 
     fn arm(&mut self) -> Result<Armed, Broken> {
-        self.ring.arm()
+        let armed = self.ring.arm();
+        self.log_wish();
+        armed
     }
 
     fn disarm(&mut self) {
         self.ring.disarm();
+        self.log_wish();
     }
 
     fn doorbell(&self) -> RawFd {
@@ -143,11 +182,18 @@ impl RequestQueue for Queue {
     }
 
     fn memory_gone(&self) -> bool {
-        self.memory.map().is_poisoned() || self.inflight.as_ref().is_some_and(Part::is_gone)
+        self.memory.map().is_poisoned()
+            || self.inflight.as_ref().is_some_and(Part::is_gone)
+            || self.log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
     fn backlog(&self) -> usize {
         self.ring.backlog()
+    }
+
+    fn watcher(&self) -> Option<Watcher> {
+        let log = Arc::clone(self.log.as_ref()?);
+        Some(Watcher::new(move |segments| log.read_into(segments)))
     }
 
     fn depth(&self) -> u16 {

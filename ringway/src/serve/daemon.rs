@@ -3,8 +3,9 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
+use super::spread::Spread;
 use super::stats::Workers;
-use crate::config::{DaemonArgs, DiskSpec, Plan, cpus};
+use crate::config::{CpuList, DaemonArgs, DiskSpec, Plan, cpus};
 use crate::size::Size;
 use anyhow::{Context, anyhow, bail};
 use ringway_aio::io_uring::can_poll;
@@ -23,6 +24,8 @@ pub(crate) struct Served {
     pub(crate) endpoint: Endpoint,
     /// Threads that serve its queues.
     pub(crate) workers: usize,
+    /// The CPUs they are pinned to.
+    pub(crate) cpus: Option<CpuList>,
 }
 
 /// All parts of a daemon.
@@ -40,6 +43,9 @@ impl Daemon {
     /// # Errors
     /// One message; nothing was created or changed then.
     pub(crate) fn start(plan: Plan, polling: Polling) -> anyhow::Result<Self> {
+        if let Some(cpus) = &plan.daemon.cpus {
+            cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
+        }
         let mut opened = Vec::new();
         let mut new_images = Vec::new();
         for spec in plan.disks {
@@ -52,18 +58,19 @@ impl Daemon {
         }
         let pools = start_pools(&opened, &plan.daemon, polling)?;
         let mut disks = Vec::new();
-        let mut taken = vec![0; pools.len()];
+        let mut spreads: Vec<_> =
+            pools.iter().map(|(_, pool)| Spread::over(pool.handles().len())).collect();
         for (disk, spec) in opened {
             let at = pools.iter().position(|(engine, _)| *engine == disk.engine());
             let at = at.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let workers = pools[at].1.handles().to_vec();
             let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
             let busy = workers.len().min(spec.queues.into());
-            let export = Export::new(disk, options, workers, taken[at]);
-            taken[at] += usize::from(spec.queues);
+            let first = spreads[at].place(spec.queues.into());
+            let export = Export::new(disk, options, workers, first);
             let endpoint =
                 Endpoint::open(spec.place).map_err(|error| with_origin(&spec.origin, error))?;
-            disks.push(Served { export, endpoint, workers: busy });
+            disks.push(Served { export, endpoint, workers: busy, cpus: plan.daemon.cpus.clone() });
         }
         new_images.into_iter().for_each(NewImage::keep);
         Ok(Self { disks, pools, print_stats: plan.daemon.stats })
@@ -119,6 +126,7 @@ fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
         serial: spec.serial.clone(),
         block_size: spec.block_size,
         create_bytes: spec.create_bytes,
+        lock_wait: spec.lock_wait,
     })?;
     if disk.cache() == CacheMode::Unsafe && disk.is_real() {
         tracing::warn!(
@@ -164,17 +172,33 @@ fn start_pools(
             .filter(|(disk, _)| disk.engine() == engine)
             .map(|(_, spec)| usize::from(spec.queues))
             .sum::<usize>();
-        let workers = daemon.workers.map_or_else(|| queues.min(cpus().into()), usize::from);
-        let pool = Pool::start(PoolOptions {
+        let listed = daemon.cpus.as_ref().map_or(&[][..], CpuList::numbers);
+        let most = if listed.is_empty() { cpus().into() } else { listed.len() };
+        let workers = daemon.workers.map_or(queues.min(most), usize::from);
+        let options = PoolOptions {
             engine,
             workers,
             polling,
             harvest_at_once: true,
             pin_memory: daemon.pin_memory,
             iopoll: daemon.iopoll,
-        })
-        .with_context(|| format!("cannot start {workers} workers with engine {engine}"))?;
+        };
+        // The next pool goes on where this one ends, so that no CPU has two workers before all have
+        // one.
+        let before = pools.iter().map(|(_, pool)| pool.handles().len()).sum::<usize>();
+        let pool = Pool::start_on(options, listed, before)
+            .with_context(|| format!("cannot start {workers} workers with engine {engine}"))?;
         pools.push((engine, pool));
+    }
+    let workers = pools.iter().map(|(_, pool)| pool.handles().len()).sum::<usize>();
+    if let Some(cpus) = &daemon.cpus
+        && polling == Polling::Always
+        && workers > cpus.numbers().len()
+    {
+        tracing::warn!(
+            "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only when \
+             the scheduler takes it from another. Give --cpus as many, or --workers fewer"
+        );
     }
     Ok(pools)
 }

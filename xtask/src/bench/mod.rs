@@ -7,10 +7,13 @@ mod bare;
 #[cfg(feature = "blkio")]
 mod blkio;
 mod client;
+mod clients;
 mod contest;
+mod copy;
 mod daemon;
 mod engine;
 mod fio;
+mod idle;
 mod image;
 mod lane;
 mod matrix;
@@ -41,8 +44,14 @@ pub(crate) struct BenchArgs {
 enum What {
     /// Depth × queues × polling or sleeping client × device, against peers.
     Matrix(matrix::MatrixArgs),
+    /// Our front-end beside libblkio on the same server: I/Os per nanosecond of client CPU.
+    Clients(clients::ClientsArgs),
+    /// `ringway copy` beside `qemu-img convert` and `cp`.
+    Copy(copy::CopyArgs),
     /// Through the device versus direct I/O on the same file, 4 KiB random.
     Bare(bare::BareArgs),
+    /// A busy disk alone and beside a hundred idle ones.
+    Idle(idle::IdleArgs),
     /// Origin O1: 16 KiB writes at depth 74 beside bare fio and the published table.
     O1(o1::O1Args),
     /// Origin O2: harvesting right after submitting, on and off.
@@ -62,7 +71,9 @@ impl What {
     /// How long one cell is measured unless the user says otherwise, in seconds.
     const fn seconds(&self) -> f64 {
         match self {
-            Self::Matrix(_) | Self::Bare(_) => 0.7,
+            Self::Matrix(_) | Self::Clients(_) | Self::Bare(_) | Self::Copy(_) | Self::Idle(_) => {
+                0.7
+            }
             Self::Tmpfs(_) => 1.0,
             Self::O1(_) => 1.5,
             Self::O2(_) | Self::O4(_) => 2.0,
@@ -107,7 +118,10 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let lab = Lab { common, seconds, daemon };
     let report = match &what {
         What::Matrix(args) => matrix::run(&lab, args),
+        What::Clients(args) => clients::run(&lab, args),
+        What::Copy(args) => copy::run(&lab, args),
         What::Bare(args) => bare::run(&lab, args),
+        What::Idle(args) => idle::run(&lab, args),
         What::O1(args) => o1::run(&lab, args),
         What::O2(args) => o2::run(&lab, args),
         What::O4(args) => o4::run(&lab, args),

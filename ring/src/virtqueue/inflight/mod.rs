@@ -26,7 +26,7 @@ mod tests;
 
 use super::chain::{Chain, ChainError};
 use super::layout::{LayoutError, QUEUE_SIZE_MAX};
-use super::sides::{Areas, Format};
+use super::sides::{Areas, Format, Unpublished};
 use super::split::{Armed, Broken, Head};
 use super::store::next_store;
 use packed::PackedTracked;
@@ -273,6 +273,13 @@ impl Tracked {
         match self {
             Self::Split(queue) => queue.push(head, written),
             Self::Packed(queue) => queue.push(head, written),
+        }
+    }
+
+    pub(super) fn unpublished(&self) -> Unpublished {
+        match self {
+            Self::Split(queue) => queue.ring.unpublished(),
+            Self::Packed(queue) => queue.ring.unpublished(),
         }
     }
 
