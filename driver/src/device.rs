@@ -373,6 +373,8 @@ impl Device {
     pub fn reconnect(&mut self) -> Result<(), Error> {
         let path = self.line().path.clone().ok_or(Error::NoPath)?;
         self.stop()?;
+        // Nobody is waited for in vain.
+        self.line().check_resumable()?;
         self.take_up(crate::vhost_user::connect(&path, self.options.patience)?)
     }
 

@@ -122,11 +122,14 @@ impl Line {
         }
     }
 
-    /// Goes on at another server, after a clean stop or with a record of what is in flight.
+    /// Whether another server can go on: after a clean stop, or with a record of what is in flight.
+    pub(crate) fn check_resumable(&self) -> Result<(), Error> {
+        if self.clean || self.inflight.is_some() { Ok(()) } else { Err(Error::NotStopped) }
+    }
+
+    /// Goes on at another server.
     pub(crate) fn take_up(&mut self, stream: UnixStream) -> Result<DiskInfo, Error> {
-        if !self.clean && self.inflight.is_none() {
-            return Err(Error::NotStopped);
-        }
+        self.check_resumable()?;
         let mut client = Client::negotiate(stream, self.features, &self.options)?;
         let missing = self.features & !client.features;
         if missing != 0 {

@@ -1,5 +1,6 @@
 //! What can be said on the command line.
 
+use crate::bench::BenchArgs;
 use crate::copy::CopyArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
@@ -17,6 +18,7 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
+  ringway bench vhost-user:/run/disk.sock           how fast it is
   ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
   ringway info vhost-user:/run/disk.sock            what a server serves
   ringway help serve                                all options, with examples
@@ -39,6 +41,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve disks to virtual machines over vhost-user-blk.
     Serve(ServeArgs),
+    /// Measure a served disk, a file, or two of them in turn.
+    Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.
     Demo(DemoArgs),
     /// Say what this host and a disk can do, and what would be chosen.

@@ -8,6 +8,6 @@ mod file;
 mod plan;
 
 pub(crate) use cpus::CpuList;
-pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines};
+pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, source};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, cpus};

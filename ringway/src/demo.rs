@@ -1,7 +1,6 @@
 //! `ringway demo`: a daemon serves a temporary disk, and this process plays its virtual machine.
 
 mod bench;
-mod content;
 mod daemon;
 mod pump;
 mod verify;

@@ -4,8 +4,10 @@
 //! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
 //! file.
 
+mod bench;
 mod cli;
 mod config;
+mod content;
 mod copy;
 mod demo;
 mod doctor;
@@ -13,6 +15,7 @@ mod info;
 mod io;
 mod logging;
 mod man;
+mod random;
 mod serve;
 mod signals;
 mod size;
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
+        cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
         cli::Command::Copy(args) => copy::run(&args, &cli.log),

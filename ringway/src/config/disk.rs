@@ -4,7 +4,7 @@ use super::cpus;
 use crate::size::Size;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use ringway_disk::{CacheMode, EngineKind, Source};
+use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 use std::fmt::Display;
@@ -77,6 +77,11 @@ pub(crate) struct DiskArgs {
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
     #[serde(default, deserialize_with = "word_in_file")]
     pub(crate) cache: Option<CacheMode>,
+    /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
+    /// whichever carries more, found by trying [default: auto].
+    #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
+    #[serde(default, deserialize_with = "word_in_file")]
+    pub(crate) path: Option<PathKind>,
 }
 
 /// A choice that can be left to the program.
@@ -89,7 +94,8 @@ pub(crate) enum Choice<T> {
 }
 
 impl<T> Choice<T> {
-    fn given(self) -> Option<T> {
+    /// What the user has chosen.
+    pub(crate) fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
             Self::Is(choice) => Some(choice),
@@ -117,6 +123,11 @@ pub(crate) fn engines() -> impl TypedValueParser<Value = Choice<EngineKind>> {
 /// The words for a cache mode, for the command line.
 pub(crate) fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
     PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|word| word.parse())
+}
+
+/// The words for a path, for the command line.
+fn paths() -> impl TypedValueParser<Value = PathKind> {
+    PossibleValuesParser::new(PathKind::ALL.map(PathKind::name)).try_map(|word| word.parse())
 }
 
 fn queues(word: &str) -> Result<u16, String> {
@@ -198,6 +209,8 @@ pub(crate) struct DiskSpec {
     pub(crate) engine: Option<EngineKind>,
     /// The cache mode, unless the disk chooses.
     pub(crate) cache: Option<CacheMode>,
+    /// How requests travel.
+    pub(crate) path: PathKind,
 }
 
 impl DiskArgs {
@@ -219,6 +232,7 @@ impl DiskArgs {
             queue_size: self.queue_size.unwrap_or(QUEUE_SIZE),
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,
+            path: self.path.unwrap_or_default(),
         })
     }
 }
@@ -230,7 +244,7 @@ pub(crate) fn is_unreal(image: &Path) -> bool {
 
 /// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
 /// `./null:1G`.
-fn source(image: &Path) -> Result<Source, String> {
+pub(crate) fn source(image: &Path) -> Result<Source, String> {
     let word = image.to_str().unwrap_or_default();
     let size = |text: &str| match text.parse() {
         Ok(Size(bytes)) => Ok(bytes),

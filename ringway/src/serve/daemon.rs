@@ -3,6 +3,7 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
+use super::paths;
 use super::spread::Spread;
 use super::stats::Workers;
 use crate::config::{CpuList, DaemonArgs, DiskSpec, Plan, cpus};
@@ -72,13 +73,15 @@ impl Daemon {
                 Endpoint::open(spec.place).map_err(|error| with_origin(&spec.origin, error))?;
             disks.push(Served { export, endpoint, workers: busy, cpus: plan.daemon.cpus.clone() });
         }
+        paths::tell(disks.iter().map(|served| served.export.disk()))?;
         new_images.into_iter().for_each(NewImage::keep);
         Ok(Self { disks, pools, print_stats: plan.daemon.stats })
     }
 
     /// The workers of all disks, to ask for their counts.
     pub(crate) fn workers(&self) -> Workers {
-        Workers::new(self.pools.iter().map(|(engine, pool)| (*engine, pool.handles())))
+        let pools = self.pools.iter().map(|(engine, pool)| (*engine, pool.handles()));
+        Workers::new(pools, self.disks.iter().map(|served| Arc::clone(served.export.disk())))
     }
 
     /// Serves until `stop` is readable, or until no front-end can come any more.
@@ -127,6 +130,7 @@ fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
         block_size: spec.block_size,
         create_bytes: spec.create_bytes,
         lock_wait: spec.lock_wait,
+        path: spec.path,
     })?;
     if disk.cache() == CacheMode::Unsafe && disk.is_real() {
         tracing::warn!(

@@ -4,33 +4,41 @@ use crate::logging;
 use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
-use ringway_disk::EngineKind;
+use ringway_disk::{Disk, EngineKind, PathStats};
 use ringway_export::vhost_user::Queue;
 use ringway_export::{Handle, WorkerStats};
 use std::io::Write;
+use std::sync::Arc;
 
-/// All workers of a daemon.
-pub(crate) struct Workers(Vec<(String, Handle<Queue>)>);
+/// All workers of a daemon, and its disks.
+pub(crate) struct Workers {
+    workers: Vec<(String, Handle<Queue>)>,
+    disks: Vec<Arc<Disk>>,
+}
 
 impl Workers {
-    /// The workers of each engine.
-    pub(crate) fn new<'a>(pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>) -> Self {
+    /// The workers of each engine, and the disks.
+    pub(crate) fn new<'a>(
+        pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>,
+        disks: impl Iterator<Item = Arc<Disk>>,
+    ) -> Self {
         let named = pools.flat_map(|(engine, handles)| {
             let numbered = handles.iter().enumerate();
             numbered.map(move |(index, handle)| (format!("{engine}/{index}"), handle.clone()))
         });
-        Self(named.collect())
+        Self { workers: named.collect(), disks: disks.collect() }
     }
 
     /// Asks them; without those that have ended, which has been told in the log.
     fn ask(&self) -> Vec<(&str, WorkerStats)> {
-        self.0.iter().filter_map(|(name, handle)| Some((&**name, handle.stats().ok()?))).collect()
+        let asked = self.workers.iter();
+        asked.filter_map(|(name, handle)| Some((&**name, handle.stats().ok()?))).collect()
     }
 
     /// Prints their counts on standard output.
     pub(crate) fn print(&self) {
         // A reader that has gone is no failure.
-        let _ = anstream::stdout().write_all(tables(&self.ask()).as_bytes());
+        let _ = anstream::stdout().write_all(self.text(&self.ask()).as_bytes());
     }
 
     /// Tells their counts on standard error, in the format of the log if that is for machines.
@@ -38,10 +46,32 @@ impl Workers {
         let counts = self.ask();
         if logging::is_json() {
             counts.iter().for_each(|(worker, stats)| log(worker, stats));
+            self.disks.iter().for_each(|disk| log_path(disk));
         } else {
-            let _ = anstream::stderr().write_all(tables(&counts).as_bytes());
+            let _ = anstream::stderr().write_all(self.text(&counts).as_bytes());
         }
     }
+
+    fn text(&self, counts: &[(&str, WorkerStats)]) -> String {
+        let rows = self.disks.iter().map(|disk| {
+            let path = disk.path();
+            let words = [path.kind().name(), path.chosen().name(), &path.switches().to_string()];
+            std::iter::once(disk.name()).chain(words).map(str::to_owned).collect()
+        });
+        let paths = table::text(&["disk", "path", "in use", "switches"], rows.collect());
+        tables(counts) + "\n" + &paths + "\n"
+    }
+}
+
+fn log_path(disk: &Disk) {
+    let path = disk.path();
+    tracing::info!(
+        disk = disk.name(),
+        path = path.kind().name(),
+        path_in_use = path.chosen().name(),
+        path_switches = path.switches(),
+        "path"
+    );
 }
 
 fn log(worker: &str, stats: &WorkerStats) {
@@ -58,6 +88,11 @@ fn log(worker: &str, stats: &WorkerStats) {
         requests = stats.requests,
         bounced = disk.bounced,
         split = disk.split,
+        plugged = disk.path.plugged,
+        merged = disk.path.merged,
+        merged_runs = disk.path.runs,
+        merged_split = disk.path.split,
+        deadlines = disk.path.expired,
         syscalls = stats.engine.syscalls,
         syscalls_per_io = stats.syscalls_per_io(),
         sleeps = stats.sleeps,
@@ -76,12 +111,14 @@ fn tables(workers: &[(&str, WorkerStats)]) -> String {
     let what =
         ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors"].as_slice();
     let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
+    let merging = &["worker", "plugged", "merged", "operations", "split again", "deadlines"];
     let spread = ["times", "p1", "p10", "p50", "p90", "p99.99", "max"];
     let harvests = [&["completions per harvest"], &spread[..]].concat();
     let batches = [&["requests per submission"], &spread[..]].concat();
-    let shown: [(&[&str], Row); 4] = [
+    let shown: [(&[&str], Row); 5] = [
         (what, requests),
         (how, effort),
+        (merging, |stats| merges(&stats.disk.path)),
         (&harvests, |stats| percentiles(&stats.harvests)),
         (&batches, |stats| percentiles(&stats.batches)),
     ];
@@ -121,6 +158,11 @@ fn effort(stats: &WorkerStats) -> Vec<String> {
         },
         stats.sleeps.to_string(),
     ]
+}
+
+/// What the request path did.
+fn merges(path: &PathStats) -> Vec<String> {
+    [path.plugged, path.merged, path.runs, path.split, path.expired].map(|n| n.to_string()).into()
 }
 
 /// How often, and how many at a time.

@@ -11,19 +11,6 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Sizes of requests with the percentile up to which each goes: fio's "Emulation of Storage Server
-/// Access Pattern" (IOmeter).
-pub(crate) const IOMETER: &[(u64, u32)] = &[
-    (10, 512),
-    (15, 1024),
-    (20, 2048),
-    (80, 4096),
-    (82, 8192),
-    (86, 16384),
-    (90, 32768),
-    (100, 65536),
-];
-
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
@@ -31,7 +18,7 @@ pub(crate) struct Load {
     pub(crate) depth: u32,
     /// Bytes of a request, or of the largest one of a mix.
     pub(crate) size: u32,
-    /// Other sizes.
+    /// Other sizes, each with the percentile up to which it goes.
     pub(crate) mix: &'static [(u64, u32)],
     /// Writes instead of reads.
     pub(crate) write: bool,
@@ -131,7 +118,7 @@ pub(crate) fn attack_by(
     attack_over(lab, connect, queues, load, boundary)
 }
 
-/// As [`attack`], over any connection.
+/// As [`attack_by`], over any connection.
 pub(crate) fn attack_over(
     lab: &Lab,
     connect: impl FnOnce(&Options) -> Result<Device, Error>,

@@ -3,7 +3,7 @@
 use crate::bench::Lab;
 use crate::bench::client::{self, Load, Outcome};
 use crate::bench::daemon::Server;
-use crate::bench::engine::{self, Direct, Until};
+use crate::bench::engine::{self, Direct};
 use crate::bench::fio;
 use crate::bench::image::Device;
 use crate::bench::options::{Client, Waiting};
@@ -178,10 +178,10 @@ impl Contestant {
             Self::Fio => fio::run(lab, file()?, load),
             Self::Engine(name) => {
                 let warmup = Duration::from_secs_f64(lab.common.warmup);
-                let until = Until::Time(warmup, Duration::from_secs_f64(lab.seconds));
+                let time = Duration::from_secs_f64(lab.seconds);
                 let Load { depth, write, sequential, .. } = *load;
                 let size = load.size as usize;
-                let direct = Direct { depth, size, write, sequential, skew: 0, until };
+                let direct = Direct { depth, size, write, sequential, warmup, time };
                 let ran = engine::run(name, file()?, &direct)?;
                 let iops = ran.done as f64 / ran.seconds;
                 Ok(Sample { iops, mb_s: iops * size as f64 / 1e6, ..Sample::default() })

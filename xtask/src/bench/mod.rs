@@ -17,10 +17,12 @@ mod idle;
 mod image;
 mod lane;
 mod matrix;
-mod o1;
-mod o2;
-mod o4;
+mod o3;
 mod options;
+mod origins;
+// What the kernel counts, shared with `ringway bench`.
+#[allow(dead_code)]
+#[path = "../../../ringway/src/bench/usage.rs"]
 mod proc;
 mod report;
 mod tmpfs;
@@ -52,31 +54,22 @@ enum What {
     Bare(bare::BareArgs),
     /// A busy disk alone and beside a hundred idle ones.
     Idle(idle::IdleArgs),
-    /// Origin O1: 16 KiB writes at depth 74 beside bare fio and the published table.
-    O1(o1::O1Args),
-    /// Origin O2: harvesting right after submitting, on and off.
-    O2(o2::O2Args),
-    /// Origin O4: page-aligned versus 512-byte-aligned buffers.
-    O4(o4::O4Args),
+    /// The published measurements, repeated: `ringway bench origins` of the daemon's binary.
+    Origins(origins::OriginsArgs),
+    /// Origin O3: the paths bio, request and auto beside the published tables.
+    O3(o3::O3Args),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
     Tmpfs(tmpfs::TmpfsArgs),
 }
 
 impl What {
-    /// Whether it starts the daemon.
-    const fn serves(&self) -> bool {
-        !matches!(self, Self::O2(_) | Self::O4(_))
-    }
-
     /// How long one cell is measured unless the user says otherwise, in seconds.
     const fn seconds(&self) -> f64 {
         match self {
             Self::Matrix(_) | Self::Clients(_) | Self::Bare(_) | Self::Copy(_) | Self::Idle(_) => {
                 0.7
             }
-            Self::Tmpfs(_) => 1.0,
-            Self::O1(_) => 1.5,
-            Self::O2(_) | Self::O4(_) => 2.0,
+            Self::Tmpfs(_) | Self::Origins(_) | Self::O3(_) => 1.0,
         }
     }
 }
@@ -100,19 +93,24 @@ impl Lab {
 
 /// Measures, prints, writes the JSON.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    let BenchArgs { what, common } = args;
+    let BenchArgs { what, mut common } = args;
+    if matches!(what, What::O3(_)) {
+        common.warmup = common.warmup.max(o3::WARMUP);
+    }
     if common.rounds == 0 {
         bail!("--rounds 0 measures nothing: give at least 1");
     }
     let daemon = match &common.daemon {
         Some(path) if !path.is_file() => bail!("--daemon: there is no file {}", path.display()),
         Some(path) => path.clone(),
-        None if what.serves() => build()?,
-        None => PathBuf::new(),
+        None => build()?,
     };
     let seconds = common.seconds.unwrap_or(what.seconds());
     if !(seconds > 0.0 && seconds < 3600.0) {
         bail!("--seconds {seconds} is not between 0 and 3600");
+    }
+    if let What::Origins(args) = &what {
+        return origins::run(&daemon, args);
     }
     options::pin(&common.client_cpus)?;
     let lab = Lab { common, seconds, daemon };
@@ -122,9 +120,8 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Copy(args) => copy::run(&lab, args),
         What::Bare(args) => bare::run(&lab, args),
         What::Idle(args) => idle::run(&lab, args),
-        What::O1(args) => o1::run(&lab, args),
-        What::O2(args) => o2::run(&lab, args),
-        What::O4(args) => o4::run(&lab, args),
+        What::Origins(_) => unreachable!("it has returned"),
+        What::O3(args) => o3::run(&lab, args),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
     }?;
     report.deliver(&lab)
