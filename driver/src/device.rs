@@ -1,12 +1,14 @@
 //! An opened device: its queues, its memory, its connection.
 
 use crate::info::DiskInfo;
+use crate::keeper::Keeper;
 use crate::layout::{Layout, chain_max};
+use crate::line::{Line, Started};
 use crate::link::Link;
 use crate::memory::Memory;
 use crate::queue::Limits;
 use crate::slots::Slots;
-use crate::vhost_user::{Client, QueuePlace};
+use crate::vhost_user::Client;
 use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
@@ -18,7 +20,7 @@ use ringway_ring::virtio_blk::{
 use ringway_ring::virtqueue::{Areas, Driver, Format, Tables};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The features this front-end understands.
 const FEATURES: u64 = feature_bits(&[
@@ -39,15 +41,6 @@ const FEATURES: u64 = feature_bits(&[
     VIRTIO_BLK_F_WRITE_ZEROES,
 ]);
 
-/// What the device keeps of each queue.
-#[derive(Debug)]
-struct Started {
-    at: Areas,
-    /// Where the device goes on, as vhost-user's SET_VRING_BASE puts it.
-    base: u32,
-    link: Arc<Link>,
-}
-
 /// A disk behind a vhost-user-blk server.
 ///
 /// Opening it connects, negotiates, shares memory and starts the queues; dropping it stops them and
@@ -55,22 +48,21 @@ struct Started {
 #[derive(Debug)]
 pub struct Device {
     options: Options,
-    path: Option<PathBuf>,
-    client: Option<Client>,
-    clean: bool,
     offered: (u64, u64),
     features: u64,
     protocol: u64,
     server_queues: u16,
     info: DiskInfo,
     memory: Arc<Memory>,
-    started: Vec<Started>,
+    links: Vec<Arc<Link>>,
     /// Not taken yet.
     rings: Vec<(Driver, Slots)>,
+    /// Before `line`: ends before the connection does.
+    keeper: Option<Keeper>,
+    line: Arc<Mutex<Line>>,
 }
 
-// SAFETY: the addresses in `started` and `rings` lie in `memory`, which is kept alive; what is sent
-// over the connection goes through `&mut self`.
+// SAFETY: the addresses in `rings` lie in `memory`, which is kept alive.
 unsafe impl Send for Device {}
 
 impl Device {
@@ -99,7 +91,10 @@ impl Device {
         if !options.packed {
             wanted &= !feature_bits(&[VIRTIO_F_RING_PACKED]);
         }
-        let mut client = Client::negotiate(stream, wanted, options.watch_config, options.timeout)?;
+        if options.keep.is_some() && path.is_none() {
+            return Err(Error::NoPath);
+        }
+        let mut client = Client::negotiate(stream, wanted, &options)?;
         let features = client.features;
         let info = DiskInfo::parse(&client.guarded(Client::config)?, features);
         let max = client.queues.min(info.num_queues);
@@ -127,24 +122,25 @@ impl Device {
             options.huge_pages,
             options.regions,
         )?;
+        let line = Line::new(options.clone(), path, features, Arc::clone(&memory));
         let mut device = Self {
             offered: (client.offered, client.offered_protocol),
             features,
             protocol: client.protocol.bits(),
             server_queues: client.queues,
-            client: None,
-            clean: false,
             info,
             memory,
-            started: Vec::with_capacity(queues),
+            links: Vec::with_capacity(queues),
             rings: Vec::with_capacity(queues),
             options,
-            path,
+            keeper: None,
+            line: Arc::new(Mutex::new(line)),
         };
         for index in 0..queues {
             device.make_queue(format, layout.bytes * index, &layout, entries)?;
         }
-        device.start(client)?;
+        device.line().start(client)?;
+        device.keep()?;
         Ok(device)
     }
 
@@ -171,34 +167,22 @@ impl Device {
             let ring = Driver::new(format, at, first_index, tables)?;
             (ring, Slots::new(host(layout.slots), guest(layout.slots), format.size))
         };
-        self.started.push(Started { at, base: ring.base(), link: Arc::new(Link::new()?) });
+        let (base, link) = (ring.base(), Arc::new(Link::new()?));
+        self.line().started.push(Started { at, base, link: Arc::clone(&link) });
+        self.links.push(link);
         self.rings.push((ring, slots));
         Ok(())
     }
 
-    /// Shares memory and starts all queues over a new connection.
-    fn start(&mut self, mut client: Client) -> Result<(), Error> {
-        let Self { memory, started, options, .. } = self;
-        client.guarded(|client| {
-            client.share(memory, options.one_table)?;
-            for (index, queue) in started.iter().enumerate() {
-                let place = QueuePlace {
-                    size: options.queue_size,
-                    desc: queue.at.desc,
-                    driver: queue.at.driver,
-                    device: queue.at.device,
-                    base: queue.base,
-                    kick: &queue.link.kick,
-                    call: &queue.link.call,
-                };
-                client.start_queue(index, &place)?;
-            }
-            Ok(())
-        })?;
-        for queue in started {
-            queue.link.connect(client.stream())?;
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the connection looked after, if that was asked for.
+    fn keep(&mut self) -> Result<(), Error> {
+        if let Some(patience) = self.options.keep {
+            self.keeper = Some(Keeper::start(&self.line, patience)?);
         }
-        self.client = Some(client);
         Ok(())
     }
 
@@ -213,7 +197,7 @@ impl Device {
             return Err(Error::QueuesTaken);
         }
         let limits = self.limits();
-        let links = self.started.iter().map(|queue| Arc::clone(&queue.link));
+        let links = self.links.iter().map(Arc::clone);
         Ok(rings
             .into_iter()
             .zip(links)
@@ -228,8 +212,8 @@ impl Device {
     /// # Errors
     /// [`Error::QueuesTaken`] if it was taken, [`Error::Options`] if there are several.
     pub fn queue<C>(&mut self) -> Result<BlkQueue<C>, Error> {
-        if self.started.len() != 1 {
-            let count = self.started.len();
+        if self.links.len() != 1 {
+            let count = self.links.len();
             return Err(Error::Options(format!("this device has {count} queues: take them all")));
         }
         self.queues()?.pop().ok_or(Error::QueuesTaken)
@@ -304,11 +288,14 @@ impl Device {
     /// True unless the device was stopped or the server has gone.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.client.is_some() && self.started.iter().all(|queue| queue.link.is_connected())
+        self.line().client.is_some() && self.links.iter().all(|link| link.is_connected())
     }
 
-    fn client(&mut self) -> Result<&mut Client, Error> {
-        self.client.as_mut().ok_or(Error::NotConnected)
+    fn with_client<T>(
+        &mut self,
+        messages: impl FnOnce(&mut Client) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        messages(self.line().client.as_mut().ok_or(Error::NotConnected)?)
     }
 
     /// Reads the configuration space again.
@@ -316,7 +303,7 @@ impl Device {
     /// # Errors
     /// [`Error`] if the server does not answer.
     pub fn refresh(&mut self) -> Result<&DiskInfo, Error> {
-        let bytes = self.client()?.guarded(Client::config)?;
+        let bytes = self.with_client(|client| client.guarded(Client::config))?;
         self.info = DiskInfo::parse(&bytes, self.features);
         Ok(&self.info)
     }
@@ -327,7 +314,7 @@ impl Device {
     /// # Errors
     /// [`Error`] if the server is gone.
     pub fn config_changed(&mut self) -> Result<bool, Error> {
-        let changed = self.client()?.config_changed()?;
+        let changed = self.with_client(Client::config_changed)?;
         if changed {
             self.refresh()?;
         }
@@ -346,7 +333,7 @@ impl Device {
         #[allow(clippy::cast_possible_truncation)]
         let offset = WRITEBACK_OFFSET as u32;
         let value = [u8::from(writeback)];
-        self.client()?.guarded(|client| client.set_config(offset, &value))?;
+        self.with_client(|client| client.guarded(|client| client.set_config(offset, &value)))?;
         self.refresh().map(drop)
     }
 
@@ -356,19 +343,9 @@ impl Device {
     /// # Errors
     /// [`Error`] if the server does not answer; the connection is closed all the same.
     pub fn stop(&mut self) -> Result<(), Error> {
-        let Some(mut client) = self.client.take() else { return Ok(()) };
-        let started = &mut self.started;
-        let result = client.guarded(|client| {
-            for (index, queue) in started.iter_mut().enumerate() {
-                queue.base = client.stop_queue(index)?;
-            }
-            Ok(())
-        });
-        for queue in &self.started {
-            queue.link.disconnect(client.stream());
-        }
-        self.clean = result.is_ok();
-        result
+        // Nobody may connect again behind our back.
+        self.keeper = None;
+        self.line().stop()
     }
 
     /// Resets the device (RESET_DEVICE) and disconnects. Requests in flight may be lost; to go on,
@@ -377,9 +354,11 @@ impl Device {
     /// # Errors
     /// [`Error::Lacks`] if the server cannot; [`Error`] if it does not answer.
     pub fn reset(mut self) -> Result<(), Error> {
-        self.client()?.guarded(Client::reset)?;
-        if let Some(client) = self.client.take() {
-            self.started.iter().for_each(|queue| queue.link.disconnect(client.stream()));
+        self.keeper = None;
+        self.with_client(|client| client.guarded(Client::reset))?;
+        let mut line = self.line();
+        if let Some(client) = line.client.take() {
+            line.disconnect(&client);
         }
         Ok(())
     }
@@ -388,17 +367,15 @@ impl Device {
     /// buffers go on being used, wherever they are.
     ///
     /// # Errors
-    /// [`Error::NotStopped`] if the last connection was lost without a clean stop,
-    /// [`Error::FeaturesLost`] if the server came back with less; others as for opening.
+    /// [`Error::NotStopped`] if the last connection was lost without a clean stop and without
+    /// [`Options::reconnect`], [`Error::FeaturesLost`] if the server came back with less; others as
+    /// for opening.
     pub fn reconnect(&mut self) -> Result<(), Error> {
-        let path = self.path.clone().ok_or(Error::NoPath)?;
-        self.stop_for_reconnect()?;
-        self.reconnect_over(crate::vhost_user::connect(&path, self.options.patience)?)
-    }
-
-    fn stop_for_reconnect(&mut self) -> Result<(), Error> {
+        let path = self.line().path.clone().ok_or(Error::NoPath)?;
         self.stop()?;
-        if self.clean { Ok(()) } else { Err(Error::NotStopped) }
+        // Nobody is waited for in vain.
+        self.line().check_resumable()?;
+        self.take_up(crate::vhost_user::connect(&path, self.options.patience)?)
     }
 
     /// As [`Device::reconnect`], over a new socket.
@@ -406,19 +383,14 @@ impl Device {
     /// # Errors
     /// As [`Device::reconnect`].
     pub fn reconnect_over(&mut self, stream: UnixStream) -> Result<(), Error> {
-        self.stop_for_reconnect()?;
-        let Options { watch_config, timeout, .. } = self.options;
-        let mut client = Client::negotiate(stream, self.features, watch_config, timeout)?;
-        let missing = self.features & !client.features;
-        if missing != 0 {
-            return Err(Error::FeaturesLost { missing });
-        }
-        let (wanted, max) = (self.options.queues, client.queues);
-        if wanted > max {
-            return Err(Error::TooManyQueues { wanted, max });
-        }
-        self.info = DiskInfo::parse(&client.guarded(Client::config)?, self.features);
-        self.start(client)
+        self.stop()?;
+        self.take_up(stream)
+    }
+
+    fn take_up(&mut self, stream: UnixStream) -> Result<(), Error> {
+        let info = self.line().take_up(stream)?;
+        self.info = info;
+        self.keep()
     }
 }
 

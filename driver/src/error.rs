@@ -98,6 +98,18 @@ pub enum Error {
     /// The device was stopped, or its server is gone.
     #[error("the device is not connected: its server ended, or it was stopped; reconnect first")]
     NotConnected,
+    /// Reconnecting was asked for, and the server cannot have a successor.
+    #[error(
+        "the server does not record what is in flight (INFLIGHT_SHMFD): after it ends nobody could \
+         tell which requests were done, so it cannot be reconnected to"
+    )]
+    NoInflight,
+    /// The connection was lost and could not be taken up again.
+    #[error(
+        "the connection was lost and cannot be taken up again, requests in flight are not done: \
+         {0}"
+    )]
+    GivenUp(String),
     /// The connection was made over a socket without a path.
     #[error("this device was opened over an existing socket: give a new one to reconnect")]
     NoPath,

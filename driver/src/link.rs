@@ -2,6 +2,7 @@
 
 use crate::Error;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Duration;
@@ -31,6 +32,7 @@ pub(crate) struct Link {
     pub(crate) call: EventFd,
     epoll: OwnedFd,
     connected: AtomicBool,
+    given_up: OnceLock<String>,
 }
 
 impl Link {
@@ -47,7 +49,13 @@ impl Link {
         }
         // SAFETY: the descriptor is new and nobody else owns it.
         let epoll = unsafe { OwnedFd::from_raw_fd(fd) };
-        let link = Self { kick, call, epoll, connected: AtomicBool::new(false) };
+        let link = Self {
+            kick,
+            call,
+            epoll,
+            connected: AtomicBool::new(false),
+            given_up: OnceLock::new(),
+        };
         link.watch(link.call.as_raw_fd(), libc::EPOLLIN | libc::EPOLLET, CALL)?;
         Ok(link)
     }
@@ -60,10 +68,15 @@ impl Link {
         if rc < 0 { Err(Error::last_os("cannot watch a descriptor")) } else { Ok(()) }
     }
 
-    /// The queue was started over the connection `socket`.
-    pub(crate) fn connect(&self, socket: &impl AsRawFd) -> Result<(), Error> {
-        self.watch(socket.as_raw_fd(), libc::EPOLLRDHUP, SOCKET)?;
+    /// The queue was started over the connection `socket`; without one, somebody else looks after
+    /// the connection.
+    pub(crate) fn connect(&self, socket: Option<&impl AsRawFd>) -> Result<(), Error> {
+        if let Some(socket) = socket {
+            self.watch(socket.as_raw_fd(), libc::EPOLLRDHUP, SOCKET)?;
+        }
         self.connected.store(true, Release);
+        // The last server may have completed requests and died before it called.
+        let _ = self.call.write(1);
         // What was queued meanwhile is seen at once.
         self.kick();
         Ok(())
@@ -76,6 +89,18 @@ impl Link {
         // SAFETY: both descriptors are open; deleting needs no event.
         unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
         let _ = self.call.write(1);
+    }
+
+    /// The connection is lost for good; wakes whoever sleeps.
+    pub(crate) fn give_up(&self, reason: &str) {
+        let _ = self.given_up.set(reason.to_owned());
+        self.connected.store(false, Release);
+        let _ = self.call.write(1);
+    }
+
+    /// Why there is no server.
+    pub(crate) fn gone(&self) -> Error {
+        self.given_up.get().map_or(Error::NotConnected, |why| Error::GivenUp(why.clone()))
     }
 
     /// Tells the server that there are new requests.

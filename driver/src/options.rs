@@ -39,6 +39,7 @@ pub struct Options {
     pub(crate) watch_config: bool,
     pub(crate) timeout: Duration,
     pub(crate) patience: Duration,
+    pub(crate) keep: Option<Duration>,
     pub(crate) indirect: Indirect,
     pub(crate) event_idx: bool,
     pub(crate) packed: bool,
@@ -59,6 +60,7 @@ impl Default for Options {
             watch_config: false,
             timeout: Duration::from_secs(30),
             patience: Duration::ZERO,
+            keep: None,
             indirect: Indirect::default(),
             event_idx: true,
             packed: false,
@@ -132,6 +134,20 @@ impl Options {
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
+        self
+    }
+
+    /// Survives the end of the server: if the connection is lost, however many requests are in
+    /// flight, connects again in the background for up to `patience` each time. The next server
+    /// gets the same memory and rings, and the record of what is in flight, and completes that.
+    /// Nobody who waits for completions notices, but for the time it takes.
+    ///
+    /// Opening fails with [`Error::NoInflight`] at a server that keeps no such record; a connection
+    /// that cannot be taken up again ends with [`Error::GivenUp`]. Requests are never sent a second
+    /// time without a record that says they were not done. Default: a lost connection is lost.
+    #[must_use]
+    pub fn reconnect(mut self, patience: Duration) -> Self {
+        self.keep = Some(patience);
         self
     }
 

@@ -1,8 +1,9 @@
 //! The vhost-user client: messages over the socket, nothing of the rings.
 
-use crate::Error;
 use crate::memory::Memory;
+use crate::{Error, Options};
 use ringway_ring::virtio_blk::{CONFIG_BYTES, VIRTIO_F_VERSION_1};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -13,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
-use vhost::vhost_user::message::{FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+};
 use vhost::vhost_user::{
     Error as Wire, Frontend, FrontendReqHandler, VhostUserFrontend, VhostUserFrontendReqHandler,
     VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -59,6 +62,19 @@ pub(crate) struct QueuePlace<'a> {
     pub(crate) call: &'a EventFd,
 }
 
+/// The record of what is in flight: made by a server, kept here for the next one. This side never
+/// looks into it.
+pub(crate) struct Inflight {
+    about: VhostUserInflight,
+    file: File,
+}
+
+impl std::fmt::Debug for Inflight {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inflight").field("bytes", &self.about.mmap_size).finish_non_exhaustive()
+    }
+}
+
 /// Notes that the server announced a change of the configuration space.
 #[derive(Debug, Default)]
 struct ConfigWatch(AtomicBool);
@@ -94,8 +110,7 @@ impl Client {
     pub(crate) fn negotiate(
         stream: UnixStream,
         wanted: u64,
-        watch_config: bool,
-        timeout: Duration,
+        options: &Options,
     ) -> Result<Self, Error> {
         let own = stream
             .try_clone()
@@ -109,13 +124,13 @@ impl Client {
             protocol: Protocol::empty(),
             queues: 1,
             watch: None,
-            timeout,
+            timeout: options.timeout,
         };
-        client.guarded(|client| client.negotiate_features(wanted, watch_config))?;
+        client.guarded(|client| client.negotiate_features(wanted, options))?;
         Ok(client)
     }
 
-    fn negotiate_features(&mut self, wanted: u64, watch_config: bool) -> Result<(), Error> {
+    fn negotiate_features(&mut self, wanted: u64, options: &Options) -> Result<(), Error> {
         let offered = self.ask("GET_FEATURES", |f| f.get_features())?;
         let vhost_user = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
         if offered & vhost_user == 0 {
@@ -129,12 +144,16 @@ impl Client {
             | Protocol::REPLY_ACK
             | Protocol::CONFIGURE_MEM_SLOTS
             | Protocol::RESET_DEVICE;
-        useful.set(Protocol::BACKEND_REQ, watch_config);
+        useful.set(Protocol::BACKEND_REQ, options.watch_config);
+        useful.set(Protocol::INFLIGHT_SHMFD, options.keep.is_some());
         let known = self.ask("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
         (self.offered, self.offered_protocol) = (offered, known.bits());
         self.protocol = known & useful;
         if !known.contains(Protocol::CONFIG) {
             return Err(Error::Lacks("its configuration space (CONFIG)"));
+        }
+        if options.keep.is_some() && !known.contains(Protocol::INFLIGHT_SHMFD) {
+            return Err(Error::NoInflight);
         }
         let protocol = self.protocol;
         self.ask("SET_PROTOCOL_FEATURES", |f| f.set_protocol_features(protocol))?;
@@ -282,6 +301,19 @@ impl Client {
     pub(crate) fn set_config(&mut self, offset: u32, bytes: &[u8]) -> Result<(), Error> {
         let flags = VhostUserConfigFlags::WRITABLE;
         self.ask("SET_CONFIG", |f| f.set_config(offset, flags, bytes))
+    }
+
+    /// Has the server make a record of what is in flight.
+    pub(crate) fn get_inflight(&mut self, queues: u16, size: u16) -> Result<Inflight, Error> {
+        let wanted = VhostUserInflight::new(0, 0, queues, size);
+        let (about, file) = self.ask("GET_INFLIGHT_FD", |f| f.get_inflight_fd(&wanted))?;
+        Ok(Inflight { about, file })
+    }
+
+    /// Gives the server the record of its predecessor, or its own.
+    pub(crate) fn set_inflight(&mut self, inflight: &Inflight) -> Result<(), Error> {
+        let fd = inflight.file.as_raw_fd();
+        self.ask("SET_INFLIGHT_FD", |f| f.set_inflight_fd(&inflight.about, fd))
     }
 
     /// Resets the device: all queues stop and lose their state.

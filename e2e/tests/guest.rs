@@ -118,6 +118,56 @@ fn guest_sees_fstrim_free_space() -> Result<()> {
     daemon.stop()
 }
 
+/// Kills of the daemon under one guest.
+fn kills() -> u32 {
+    std::env::var("RINGWAY_GUEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
+}
+
+/// The daemon is killed under verified writes, 256 in flight, and another one started; QEMU
+/// reconnects, and the guest goes on with every write in its place and a clean log.
+fn survives_kills(packed: bool) -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server keeps no record of what is in flight.
+    }
+    let bench = Bench::new(256 * MIB)?;
+    let mut daemon = Some(Daemon::serve(&bench.serve())?);
+    let mut disk = Disk::new(bench.dir.path().join("v.sock")).queues(QUEUES).reconnect();
+    if packed {
+        disk = disk.packed();
+    }
+    let limit = std::time::Duration::from_secs(90 + 20 * u64::from(kills()));
+    let guest = Guest::new("kill").disk(disk).limit(limit).param("kills", kills());
+    let mut killed = 0;
+    let report = guest.param("timeout", limit.as_secs()).boot()?.finish_with(|_| {
+        let mut next = || -> Result<Daemon> {
+            daemon.take().map_or(Ok(()), Daemon::kill)?;
+            Daemon::serve(&bench.serve())
+        };
+        match next() {
+            Ok(next) => {
+                daemon = Some(next);
+                killed += 1;
+                "ok".to_owned()
+            }
+            Err(error) => format!("{error:#}").replace('\n', " "),
+        }
+    })?;
+    report.expect_ok();
+    assert_eq!(report.info("vda.packed"), if packed { "1" } else { "0" });
+    assert_eq!(killed, kills());
+    daemon.map_or(Ok(()), Daemon::stop)
+}
+
+#[test]
+fn guest_survives_kills_of_the_daemon() -> Result<()> {
+    survives_kills(false)
+}
+
+#[test]
+fn guest_on_packed_rings_survives_kills_of_the_daemon() -> Result<()> {
+    survives_kills(true)
+}
+
 #[test]
 fn guest_readonly_disk_refuses_writes() -> Result<()> {
     if skip_reason().is_some() {

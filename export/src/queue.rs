@@ -77,6 +77,12 @@ pub trait RequestQueue: Send {
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;
 
+    /// Requests that a predecessor left unanswered and that were not popped yet. They come first, and
+    /// are owed even by a queue that is to stop.
+    fn backlog(&self) -> usize {
+        0
+    }
+
     /// How many requests can be in flight.
     fn depth(&self) -> u16;
 }

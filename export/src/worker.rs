@@ -398,8 +398,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         let mut at = 0;
         while at < self.stopping.len() {
             let id = self.stopping[at].0;
-            let drained =
-                self.lanes[id as usize].as_ref().is_none_or(|lane| lane.disk.in_flight() == 0);
+            let drained = self.lanes[id as usize]
+                .as_ref()
+                .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes());
             if !drained {
                 at += 1;
                 continue;
@@ -451,7 +452,7 @@ impl<Q: RequestQueue> Lane<Q> {
         if self.disk.has_deferred() {
             self.disk.retry(engine, BUDGET);
         }
-        if !matches!(self.state, State::Running) {
+        if !matches!(self.state, State::Running) && !self.owes() {
             return 0;
         }
         let (mut popped, mut bytes) = (0, 0);
@@ -484,6 +485,12 @@ impl<Q: RequestQueue> Lane<Q> {
             popped += 1;
         }
         popped
+    }
+
+    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first.
+    #[cold]
+    fn owes(&self) -> bool {
+        matches!(self.state, State::Stopping) && self.ring.backlog() > 0
     }
 
     fn arm(&mut self) -> Armed {

@@ -4,10 +4,11 @@
 
 use ringway_disk::{EngineKind, Source};
 use ringway_export::Polling;
+use ringway_ring::virtqueue::inflight_bytes;
 use ringway_testkit::pattern;
 use ringway_testkit::raw::{
     DATA, Desc, F_EVENT_IDX, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE,
-    MEMORY, RawGuest, USER_DELTA, halves, request, words,
+    MEMORY, RawGuest, USER_DELTA, halves, inflight_payload, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_testkit::seed::Rng;
@@ -160,6 +161,11 @@ fn random_chain(rng: &mut Rng, m: &Migrant, at: u16, writable: &mut BTreeSet<u64
 /// A copy of the memory as the guest left it, compared with the log after each batch. The guest only
 /// writes while the queue is disabled, so that what differs was written by the device.
 fn every_written_page_is_marked(ring: u64, engine: EngineKind) {
+    every_written_page_is_marked_by(ring, engine, false);
+}
+
+/// As above, with a record of what is in flight if the queue is to be tracked.
+fn every_written_page_is_marked_by(ring: u64, engine: EngineKind, tracked: bool) {
     let mut rng = Rng::for_test("every_written_page_is_marked");
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), 16 << 20);
@@ -171,6 +177,11 @@ fn every_written_page_is_marked(ring: u64, engine: EngineKind) {
     let mut rig = Rig::start(&RigOptions::buffered(&path, engine));
     let features = BASIC | ring;
     let mut m = Migrant::new(RawGuest::connect(rig.connect(), features), features);
+    if tracked {
+        let (bytes, region) = m.guest.client.get_inflight(1, 1024).unwrap();
+        let payload = inflight_payload(bytes, 0, 1, 1024);
+        assert!(m.guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+    }
     assert!(m.guest.start_queue(0).unwrap());
     let (desc, _, used) = m.guest.rings(0);
     assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true) && m.log_ring(0, Some(used)));
@@ -225,6 +236,47 @@ fn every_page_written_by_a_split_queue_with_event_index_is_marked() {
 fn every_page_written_by_a_packed_queue_is_marked() {
     every_written_page_is_marked(F_PACKED, EngineKind::Threads);
     every_written_page_is_marked(F_PACKED | F_EVENT_IDX, EngineKind::Threads);
+}
+
+#[test]
+fn every_page_written_by_a_tracked_queue_is_marked() {
+    every_written_page_is_marked_by(F_EVENT_IDX, EngineKind::Threads, true);
+    every_written_page_is_marked_by(F_PACKED, EngineKind::Threads, true);
+}
+
+/// Reads that a predecessor left in flight are answered with the log switched on, and the whole ring
+/// is marked: that one may have died before it marked what it wrote there.
+#[test]
+fn every_page_written_by_recovery_is_marked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 16 << 20);
+    let mut rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads));
+    let mut m = Migrant::new(RawGuest::connect(rig.connect(), BASIC), BASIC);
+    let bytes = inflight_bytes(false, 1024) as u64;
+    let region = log_file(bytes);
+    // Version 1, 1024 entries; then one for each chain.
+    region.write_all_at(&[1, 0, 0, 4], 8).unwrap();
+    let (heads, data) = ([0u16, 4, 8], |head: u16| DATA + 0x2000 * u64::from(head));
+    for head in heads {
+        m.offer_read(head, data(head), 512);
+        region.write_all_at(&[1], 16 + 16 * u64::from(head)).unwrap();
+    }
+    let payload = inflight_payload(bytes, 0, 1, 1024);
+    assert!(m.guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+    assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true));
+    assert!(m.guest.start_queue(0).unwrap());
+    for _ in heads {
+        assert!(m.guest.next_used(0, SOON).is_some());
+    }
+    m.enable(false);
+    let answers = pages(DATA - 32, 1);
+    let expected = heads.iter().flat_map(|&head| pages(data(head), 512)).chain(answers);
+    assert_eq!(m.take_marks(), expected.collect());
+    let (_, _, used) = m.guest.rings(0);
+    assert!(m.log_ring(0, Some(used)));
+    m.enable(true);
+    m.enable(false);
+    assert_eq!(m.take_marks(), pages(used, 6 + 8 * 1024).collect());
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! A vhost-user client that keeps no rule: it sends whatever bytes a test wants, and lays out rings
 //! by hand. Independent of the project's own front-end on purpose.
 
+mod inflight;
 mod packed;
+
+pub use inflight::inflight_payload;
 
 use packed::Packed;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -36,6 +39,8 @@ pub mod request {
     pub const SET_VRING_ENABLE: u32 = 18;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;

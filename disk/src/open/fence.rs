@@ -37,6 +37,8 @@ impl Holder {
             mount::Locks { holder: Some(name), pid: Some(pid), .. } if mount::is_dying(pid) => {
                 Self::Dying(name)
             }
+            // The table goes on naming it until its last operation is over.
+            mount::Locks { pid: Some(pid), .. } if !mount::is_here(pid) => Self::Unseen,
             mount::Locks { holder: Some(name), .. } => Self::Living(name),
             _ => Self::Unseen,
         }

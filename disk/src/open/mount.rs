@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// The file system that holds a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,6 +185,12 @@ pub(super) fn is_dying(pid: u32) -> bool {
     ends(&stat) || is_killed(&status)
 }
 
+/// True if there is such a process, as far as can be seen from here. To be asked last: it may end
+/// between two questions.
+pub(super) fn is_here(pid: u32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
 /// `4242 (ring way) Z 1 …`, proc(5): a zombie, or `PF_EXITING` of `linux/sched.h` in the ninth word.
 fn ends(stat: &str) -> bool {
     const PF_EXITING: u64 = 4;
@@ -246,7 +253,8 @@ mod tests {
             |own, shared| format!("Name:\ta\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\n");
         assert!(!is_killed(&status(0x4000, 0)) && !is_killed(""));
         assert!(is_killed(&status(0x100, 0)) && is_killed(&status(0, 0x4100)));
-        assert!(!is_dying(std::process::id()));
+        assert!(!is_dying(std::process::id()) && is_here(std::process::id()));
+        assert!(!is_dying(999_999_999) && !is_here(999_999_999));
     }
 
     #[test]

@@ -59,7 +59,7 @@ fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, R
     };
     let link = Arc::new(Link::new().unwrap());
     let (ours, peer) = UnixStream::pair().unwrap();
-    link.connect(&ours).unwrap();
+    link.connect(Some(&ours)).unwrap();
     let region = Region { guest: whole.guest, user: whole.user, len: whole.len, mapping: theirs };
     let translator = Translator::new(Arc::new(GuestMap::new(vec![region]).unwrap()));
     let queue = BlkQueue::new(ring, slots, limits, Arc::clone(&memory), link);

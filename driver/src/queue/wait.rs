@@ -13,6 +13,7 @@ impl<C> BlkQueue<C> {
     ///
     /// # Errors
     /// [`Error::NotConnected`] if the server is gone and all its completions are popped,
+    /// [`Error::GivenUp`] if that is so after a vain attempt to reconnect,
     /// [`Error::Device`] if it broke the rules of the queue.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
         self.wait_for(1, timeout)
@@ -41,7 +42,7 @@ impl<C> BlkQueue<C> {
             }
             self.ring.disarm();
             let ready = self.has_used(1)?;
-            return if wake == Wake::Gone && !ready { Err(Error::NotConnected) } else { Ok(ready) };
+            return if wake == Wake::Gone && !ready { Err(self.link.gone()) } else { Ok(ready) };
         }
         Ok(false)
     }
@@ -70,7 +71,7 @@ impl<C> BlkQueue<C> {
                 break;
             }
             if !self.link.is_connected() && !self.has_used(1)? {
-                return Err(Error::NotConnected);
+                return Err(self.link.gone());
             }
         }
         Ok(false)

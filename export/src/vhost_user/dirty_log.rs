@@ -203,6 +203,12 @@ impl QueueLog {
         }
     }
 
+    /// The ring may have been written by a device that did not live to mark it: all of it counts.
+    pub(super) fn taken_over(&self) {
+        self.published(Unpublished { first: 0, count: self.format.size });
+        self.wished();
+    }
+
     fn ring_bell(&self) {
         if let Some(bell) = &self.bell
             && !self.bell_lost.load(Relaxed)

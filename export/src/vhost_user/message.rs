@@ -75,6 +75,14 @@ impl Message {
             .map_or(0, u32::from_ne_bytes)
     }
 
+    /// The u16 at `offset` bytes.
+    pub(super) fn u16(&self, offset: usize) -> u16 {
+        self.payload
+            .get(offset..offset + 2)
+            .and_then(|bytes| bytes.try_into().ok())
+            .map_or(0, u16::from_ne_bytes)
+    }
+
     /// The u64 at `offset` bytes.
     pub(super) fn u64(&self, offset: usize) -> u64 {
         self.payload
@@ -123,6 +131,10 @@ impl Message {
                 let want = 8 + 32 * count;
                 (have >= 8 && count <= TABLE_REGIONS_MAX && have == want, want.to_string())
             }
+            // struct VhostUserInflight, which compilers pad to 24 bytes.
+            R::GET_INFLIGHT_FD | R::SET_INFLIGHT_FD => {
+                (have == 20 || have == 24, "20 or 24".into())
+            }
             R::GET_CONFIG | R::SET_CONFIG => {
                 let want = 12 + self.u32(4) as usize;
                 (have >= 12 && have == want, want.to_string())
@@ -148,7 +160,9 @@ impl Message {
                 let count = usize::from(self.u64(0) & VRING_NO_FD == 0);
                 (have == count, count.to_string())
             }
-            R::ADD_MEM_REG | R::SET_BACKEND_REQ_FD | R::SET_LOG_FD => (have == 1, "1".into()),
+            R::ADD_MEM_REG | R::SET_BACKEND_REQ_FD | R::SET_LOG_FD | R::SET_INFLIGHT_FD => {
+                (have == 1, "1".into())
+            }
             R::SET_LOG_BASE => {
                 let count = usize::from(self.payload.len() == 16);
                 (have == count, count.to_string())
@@ -299,15 +313,16 @@ impl Channel {
         }
     }
 
-    /// Answers `code` with `payload`.
+    /// Answers `code` with `payload` and perhaps a descriptor.
     pub(super) fn reply(
         &self,
         code: u32,
         payload: &[u8],
+        fd: Option<BorrowedFd<'_>>,
         stop: BorrowedFd<'_>,
     ) -> Result<(), MessageError> {
         let flags = 1 | VhostUserHeaderFlag::REPLY.bits();
-        self.send(code, flags, payload, None, stop)
+        self.send(code, flags, payload, fd, stop)
     }
 
     pub(super) fn send(

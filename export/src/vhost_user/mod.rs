@@ -4,6 +4,7 @@
 //! `queue.rs` is what a worker gets, `socket.rs` makes the socket file.
 
 mod dirty_log;
+mod inflight;
 mod memory;
 mod message;
 mod queue;

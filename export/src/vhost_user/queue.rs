@@ -1,13 +1,14 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot).
 
 use super::dirty_log::QueueLog;
+use super::inflight::Part;
 use crate::queue::{Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
 use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, LayoutError};
+use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, InflightError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -22,11 +23,13 @@ pub struct Token {
 /// A virtqueue of either format, the guest memory it lies in, and its eventfds.
 ///
 /// # Invariants
-/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie.
+/// 1. `memory` keeps the map alive in which the ring and all resolved segments lie, and `inflight`
+///    the mapping of the ring's record.
 #[derive(Debug)]
 pub struct Queue {
     ring: Device,
     memory: Translator,
+    inflight: Option<Part>,
     kick: OwnedFd,
     call: Option<OwnedFd>,
     /// What the device writes is marked here while a guest is migrated.
@@ -35,7 +38,7 @@ pub struct Queue {
 
 impl Queue {
     /// A queue at `at`, which must lie in `map` with the lengths that `format` asks for. It goes on
-    /// from `base`, if it was told one.
+    /// from `base`, if it was told one; with `inflight`, from what is recorded there.
     ///
     /// # Safety
     /// The addresses were resolved in `map`.
@@ -44,12 +47,25 @@ impl Queue {
         at: Areas,
         base: Option<u32>,
         map: Arc<GuestMap>,
+        inflight: Option<Part>,
         kick: OwnedFd,
         call: Option<OwnedFd>,
-    ) -> Result<Self, LayoutError> {
-        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive.
-        let ring = unsafe { Device::new(format, at, base)? };
-        Ok(Self { ring, memory: Translator::new(map), kick, call, log: None })
+    ) -> Result<Self, InflightError> {
+        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
+        // mapped and aligned, belongs to this queue alone, and is kept as well.
+        let ring = unsafe {
+            match &inflight {
+                None => Device::new(format, at, base)?,
+                Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
+            }
+        };
+        let mut queue =
+            Self { ring, memory: Translator::new(map), inflight, kick, call, log: None };
+        if queue.inflight.is_some() {
+            // A predecessor may have published answers and died before it called.
+            let _ = queue.call();
+        }
+        Ok(queue)
     }
 
     /// Where the queue got to, as GET_VRING_BASE puts it.
@@ -66,6 +82,11 @@ impl Queue {
     /// Where to mark what the device writes from now on.
     pub(super) fn set_log(&mut self, log: Option<Arc<QueueLog>>) {
         self.log = log;
+        // A predecessor may have written to the ring and died before it marked that, and starting
+        // from a record may have written to it as well.
+        if let (Some(log), Some(_)) = (&self.log, &self.inflight) {
+            log.taken_over();
+        }
     }
 
     fn log_wish(&self) {
@@ -161,7 +182,13 @@ impl RequestQueue for Queue {
     }
 
     fn memory_gone(&self) -> bool {
-        self.memory.map().is_poisoned() || self.log.as_ref().is_some_and(|log| log.is_poisoned())
+        self.memory.map().is_poisoned()
+            || self.inflight.as_ref().is_some_and(Part::is_gone)
+            || self.log.as_ref().is_some_and(|log| log.is_poisoned())
+    }
+
+    fn backlog(&self) -> usize {
+        self.ring.backlog()
     }
 
     fn watcher(&self) -> Option<Watcher> {

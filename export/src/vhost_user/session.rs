@@ -4,19 +4,21 @@
 //! makes no sense now is answered with a failure if an answer was asked for (REPLY_ACK) and ends
 //! the connection otherwise, because the front-end would go on under a wrong belief.
 
+mod config;
 mod dirty_log;
 mod features;
+mod inflight;
 mod queues;
 
 use super::dirty_log::{LogArea, LogError};
+use super::inflight::{Inflight, InflightRefusal};
 use super::memory::{self, MemoryError};
-use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError};
+use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
 use crate::export::Export;
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, WRITEBACK_OFFSET};
 use ringway_ring::virtqueue::{Broken, LayoutError};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use std::io;
@@ -46,7 +48,8 @@ const PROTOCOL: Protocol = Protocol::MQ
     .union(Protocol::REPLY_ACK)
     .union(Protocol::CONFIGURE_MEM_SLOTS)
     .union(Protocol::BACKEND_REQ)
-    .union(Protocol::RESET_DEVICE);
+    .union(Protocol::RESET_DEVICE)
+    .union(Protocol::INFLIGHT_SHMFD);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +84,8 @@ enum Refusal {
     #[error(transparent)]
     Memory(#[from] MemoryError),
     #[error(transparent)]
+    Inflight(#[from] InflightRefusal),
+    #[error(transparent)]
     Log(#[from] LogError),
     #[error("queue {0} cannot start: {1}")]
     Start(usize, StartError),
@@ -98,6 +103,8 @@ enum Answer {
     Ack,
     /// This.
     Reply(Vec<u8>),
+    /// This, with a descriptor.
+    ReplyWith(Vec<u8>, OwnedFd),
 }
 
 impl Answer {
@@ -122,6 +129,8 @@ pub struct Session<'a> {
     protocol: Protocol,
     writeback: bool,
     map: Arc<GuestMap>,
+    /// Where to record what is in flight, if the front-end has given a place.
+    inflight: Option<Inflight>,
     vrings: Vec<Vring>,
     alarms: Arc<Alarms>,
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
@@ -152,6 +161,7 @@ impl<'a> Session<'a> {
             protocol: Protocol::empty(),
             writeback: export.may_write_back(),
             map: Arc::new(GuestMap::default()),
+            inflight: None,
             vrings: fresh_vrings(export),
             alarms: Arc::new(Alarms { bell, raised: Mutex::new(Vec::new()) }),
             log: None,
@@ -264,9 +274,17 @@ impl<'a> Session<'a> {
         let code = message.code;
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
         match self.obey(&mut message) {
-            Ok(Answer::Reply(payload)) => self.channel.reply(code, &payload, self.stop)?,
+            Ok(Answer::Reply(payload)) => {
+                self.channel.reply(code, &payload, None, self.stop)?;
+                if message.request == Some(FrontendReq::GET_VRING_BASE) {
+                    self.forget_inflight(message.u32(0));
+                }
+            }
+            Ok(Answer::ReplyWith(payload, fd)) => {
+                self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop)?;
+            }
             Ok(Answer::Ack) if wants_ack => {
-                self.channel.reply(code, &0u64.to_ne_bytes(), self.stop)?;
+                self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
             }
             Ok(Answer::Ack) => {}
             Err(refusal) => {
@@ -281,12 +299,15 @@ impl<'a> Session<'a> {
                     );
                     return Ok(false);
                 }
-                // The answer to GET_VRING_BASE has the same form as a refusal: no refusal then.
-                if !wants_ack || self.stuck || message.request == Some(FrontendReq::GET_VRING_BASE)
-                {
+                // No answer to these could be told from a refusal.
+                let answered = matches!(
+                    message.request,
+                    Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_INFLIGHT_FD)
+                );
+                if !wants_ack || self.stuck || answered {
                     return Ok(false);
                 }
-                self.channel.reply(code, &1u64.to_ne_bytes(), self.stop)?;
+                self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop)?;
             }
         }
         Ok(true)
@@ -334,6 +355,8 @@ impl<'a> Session<'a> {
                 Ok(Answer::Ack)
             }
             R::RESET_DEVICE => self.reset_device(),
+            R::GET_INFLIGHT_FD => self.get_inflight_fd(message),
+            R::SET_INFLIGHT_FD => self.set_inflight_fd(message),
             _ => Err(Refusal::NotOffered(message.code)),
         }
     }
@@ -352,40 +375,10 @@ impl<'a> Session<'a> {
 
     fn reset_device(&mut self) -> Result<Answer, Refusal> {
         self.stop_all()?;
+        self.inflight = None;
         self.vrings = fresh_vrings(self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);
         self.writeback = self.export.may_write_back();
-        Ok(Answer::Ack)
-    }
-
-    // ---- configuration space ----
-
-    /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
-    fn get_config(&self, message: &Message) -> Answer {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let Ok(range) = config_range(offset, size) else { return Answer::Reply(Vec::new()) };
-        let mut space = [0; CONFIG_BYTES_MAX];
-        let config = self.export.config(self.writeback).to_bytes();
-        space[..config.len()].copy_from_slice(&config);
-        let mut payload = message.payload()[..12].to_vec();
-        payload.extend_from_slice(&space[range]);
-        Answer::Reply(payload)
-    }
-
-    /// Only `writeback` can be written, with CONFIG_WCE.
-    fn set_config(&mut self, message: &Message) -> Result<Answer, Refusal> {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let range = config_range(offset, size)?;
-        if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
-            return Err(Refusal::Config(size, offset));
-        }
-        self.writeback = message.payload()[12] != 0 && self.export.may_write_back();
-        let durable = self.durable_writes();
-        for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
-            }
-        }
         Ok(Answer::Ack)
     }
 }
@@ -400,12 +393,4 @@ impl Alarms {
 
 fn fresh_vrings(export: &Export) -> Vec<Vring> {
     (0..export.options().queues).map(|_| Vring::default()).collect()
-}
-
-fn config_range(offset: u32, size: u32) -> Result<std::ops::Range<usize>, Refusal> {
-    let (start, len) = (offset as usize, size as usize);
-    match start.checked_add(len) {
-        Some(end) if end <= CONFIG_BYTES_MAX && len > 0 => Ok(start..end),
-        _ => Err(Refusal::Config(size, offset)),
-    }
 }

@@ -1,9 +1,11 @@
 //! What a connection knows of one queue, running or not.
 
+use super::inflight::Part;
 use super::queue::Queue;
 use crate::command::LaneId;
+use crate::queue::RequestQueue;
 use ringway_core::mem::GuestMap;
-use ringway_ring::virtqueue::{Areas, Format, LayoutError};
+use ringway_ring::virtqueue::{Areas, Format, InflightError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -22,7 +24,9 @@ pub(super) enum StartError {
     #[error("the {0} is not in shared memory")]
     NotShared(&'static str),
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Ring(#[from] InflightError),
+    #[error("the inflight region holds {queues} queues of {entries} descriptors, and not this one")]
+    NoPart { queues: u16, entries: u16 },
     #[error("the worker refuses it: {0}")]
     Worker(std::io::Error),
 }
@@ -41,6 +45,8 @@ pub(super) struct Vring {
     pub(super) enabled: bool,
     /// Guest address under which writes to the used ring are logged, if they are.
     pub(super) log_at: Option<u64>,
+    /// It was drained and stopped: its record, if there is one, says that nothing is in flight.
+    pub(super) drained: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
     pub(super) lane: Option<LaneId>,
 }
@@ -78,17 +84,20 @@ impl Vring {
         &mut self,
         map: &Arc<GuestMap>,
         format: Format,
+        inflight: Option<Part>,
     ) -> Result<Queue, StartError> {
         let at = self.areas(map, format)?;
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
+        let (map, call) = (Arc::clone(map), self.call.take());
         // SAFETY: the addresses were resolved in `map`, each with the length its area needs.
-        Ok(unsafe { Queue::new(format, at, self.base, Arc::clone(map), kick, self.call.take())? })
+        Ok(unsafe { Queue::new(format, at, self.base, map, inflight, kick, call)? })
     }
 
     /// Takes back what the worker had.
     pub(super) fn take_back(&mut self, queue: Queue) {
         self.lane = None;
         self.base = Some(queue.base());
+        self.drained = queue.backlog() == 0;
         let (kick, call) = queue.into_fds();
         self.kick = Some(kick);
         self.call = call;

@@ -1,6 +1,7 @@
 //! Virtqueues: split (VIRTIO 1.2 §2.7) and packed (§2.8), device and driver side.
 
 mod chain;
+mod inflight;
 mod layout;
 #[cfg(all(test, loom))]
 mod models;
@@ -11,10 +12,12 @@ mod shared;
 mod sides;
 mod split;
 mod split_driver;
+mod store;
 #[cfg(test)]
 mod tests;
 
 pub use chain::{Chain, ChainError};
+pub use inflight::{InflightError, Tracked, inflight_bytes, renew_inflight};
 pub use layout::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError,
     QUEUE_SIZE_MAX, SplitAddresses, USED_F_NO_NOTIFY, UsedElem, avail_bytes, check_size,

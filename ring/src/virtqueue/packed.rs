@@ -16,11 +16,19 @@ use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Pos
 use super::shared::{fence, prefetch};
 use super::sides::Unpublished;
 use super::split::{Armed, Broken, Head};
+use super::store::next_store;
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// How many chains ahead of the one being popped their headers are fetched.
 const AHEAD: u16 = 4;
+
+/// A descriptor as it was copied out of the ring.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Copied {
+    pub(super) addr: u64,
+    pub(super) word: Word,
+}
 
 /// One packed virtqueue, seen from the device.
 ///
@@ -238,6 +246,7 @@ impl PackedDevice {
         if self.pushed == 0 {
             (self.first_at, self.first) = (self.used.index(), word);
         } else {
+            next_store();
             self.ring.word(self.used.index()).store(word.0, Relaxed);
         }
         self.used.advance(length, self.ring.size());
@@ -259,6 +268,7 @@ impl PackedDevice {
             return false;
         }
         let moved = std::mem::take(&mut self.pushed);
+        next_store();
         // Release: the data and the other descriptors of the batch are visible before this one.
         self.ring.word(self.first_at).store(self.first.0, Release);
         // The mark must be visible before the driver's wish is read: otherwise both sides could
@@ -293,5 +303,98 @@ impl PackedDevice {
             self.armed = false;
             self.ring.device_event().store(Event::NONE.0, Relaxed);
         }
+    }
+
+    // ---- what a record of the descriptors in flight needs ----
+
+    /// The next descriptor to be used.
+    pub(super) fn used(&self) -> Position {
+        self.used
+    }
+
+    /// Descriptors taken and not returned.
+    pub(super) fn taken(&self) -> u16 {
+        self.taken
+    }
+
+    /// True if the driver has made the descriptor at `at` available and it was not used since.
+    pub(super) fn is_available(&self, at: Position) -> bool {
+        at.is_available(Word(self.ring.word(at.index()).load(Acquire)).flags())
+    }
+
+    /// The chain that was handed out last.
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// Descriptors of a chain in flight.
+    pub(super) fn length(&self, id: u16) -> u16 {
+        self.lengths[usize::from(id)]
+    }
+
+    /// A descriptor of the chain that was popped last, counted from its end.
+    pub(super) fn taken_last(&self, from_end: u16) -> Copied {
+        let (next, size) = (self.next.index(), self.ring.size());
+        let back = from_end + 1;
+        let at = if next >= back { next - back } else { next + size - back };
+        // SAFETY: as in `walk`; the guest may have changed it meanwhile, so it is judged anew when it
+        // is read from the record.
+        let addr = unsafe { self.ring.addr(at).read_volatile() };
+        Copied { addr, word: Word(self.ring.word(at).load(Relaxed)) }
+    }
+
+    /// Goes on after another device: `used` is the next descriptor to be used, and the chains of
+    /// `lengths` (id and descriptors, at most the queue size together) were taken and not returned.
+    pub(super) fn resume(&mut self, used: Position, lengths: impl Iterator<Item = (u16, u16)>) {
+        self.taken = 0;
+        for (id, length) in lengths {
+            self.lengths[usize::from(id)] = length;
+            self.taken += length;
+        }
+        (self.used, self.next) = (used, used);
+        self.next.advance(self.taken, self.ring.size());
+    }
+
+    /// Takes back the marks that another device has put on descriptors of a batch it did not live to
+    /// publish: behind the first descriptor that this one uses, the driver would see them.
+    pub(super) fn withdraw(&mut self) {
+        let mut at = self.used;
+        for _ in 0..self.taken {
+            let word = Word(self.ring.word(at.index()).load(Relaxed));
+            if at.is_used(word.flags()) {
+                next_store();
+                let word = Word::new(word.len(), word.id(), at.available());
+                self.ring.word(at.index()).store(word.0, Release);
+            }
+            at.advance(1, self.ring.size());
+        }
+    }
+
+    /// Hands a chain out that [`PackedDevice::resume`] was told of, from a copy of its descriptors.
+    pub(super) fn retake(
+        &mut self,
+        id: u16,
+        descs: &[Copied],
+        mem: &mut Translator,
+    ) -> (Head, Result<&Chain, ChainError>) {
+        self.chain.clear();
+        let mut verdict = Ok(());
+        for &Copied { addr, word } in descs {
+            let flags = word.flags();
+            let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
+            if flags & DESC_F_INDIRECT != 0 {
+                verdict = if descs.len() == 1 && self.indirect {
+                    self.chain.walk_packed_table(desc, mem)
+                } else {
+                    verdict.and(Err(ChainError::BadIndirect))
+                };
+            } else if verdict.is_ok() {
+                verdict = self.chain.add(desc);
+            }
+        }
+        if verdict.is_err() {
+            self.chain.clear();
+        }
+        (Head(id), verdict.map(|()| &self.chain))
     }
 }

@@ -2,6 +2,7 @@
 //! formats have in common.
 
 use super::chain::{Chain, ChainError};
+use super::inflight::{InflightError, Tracked};
 use super::layout::{LayoutError, SplitAddresses, avail_bytes, desc_bytes, used_bytes};
 use super::packed::PackedDevice;
 use super::packed_driver::PackedDriver;
@@ -19,6 +20,8 @@ pub enum Device {
     Split(SplitDevice),
     /// VIRTIO 1.2 §2.8.
     Packed(PackedDevice),
+    /// Either, with a record of what is in flight that outlives the device.
+    Tracked(Box<Tracked>),
 }
 
 /// What both sides must agree on before a queue starts.
@@ -68,11 +71,11 @@ pub struct Areas {
 }
 
 impl Areas {
-    fn split(self) -> SplitAddresses {
+    pub(super) fn split(self) -> SplitAddresses {
         SplitAddresses { desc: self.desc, avail: self.driver, used: self.device }
     }
 
-    fn packed(self) -> PackedAddresses {
+    pub(super) fn packed(self) -> PackedAddresses {
         PackedAddresses { desc: self.desc, driver: self.driver, device: self.device }
     }
 }
@@ -102,12 +105,47 @@ impl Device {
         }
     }
 
+    /// A queue with a record of what is in flight (vhost-user, "Inflight I/O tracking"): `region` is
+    /// its part of the inflight region, with `entries` entries. If an earlier device has left chains
+    /// in flight there, they come out of [`Device::pop`] first, in the order in which that device
+    /// took them, and `base` is not asked for. A new record begins at `base`.
+    ///
+    /// # Errors
+    /// [`InflightError`] if the queue cannot be, or if the record contradicts itself; it is left as
+    /// it was then.
+    ///
+    /// # Safety
+    /// As [`Device::new`]. Also, `region` is aligned to 8 bytes and names
+    /// [`inflight_bytes`](super::inflight_bytes) of mapped memory, for as long as the queue exists,
+    /// and no other queue uses it.
+    pub unsafe fn tracked(
+        format: Format,
+        at: Areas,
+        base: Option<u32>,
+        region: *mut u8,
+        entries: u16,
+    ) -> Result<Self, InflightError> {
+        // SAFETY: the caller vouches for the memory.
+        let queue = unsafe { Tracked::start(format, at, base, region, entries)? };
+        Ok(Self::Tracked(Box::new(queue)))
+    }
+
+    /// Chains that an earlier device has left in flight and that were not popped yet.
+    #[must_use]
+    pub fn backlog(&self) -> usize {
+        match self {
+            Self::Split(_) | Self::Packed(_) => 0,
+            Self::Tracked(queue) => queue.backlog(),
+        }
+    }
+
     /// Queue size, in descriptors.
     #[must_use]
     pub fn size(&self) -> u16 {
         match self {
             Self::Split(ring) => ring.size(),
             Self::Packed(ring) => ring.size(),
+            Self::Tracked(queue) => queue.size(),
         }
     }
 
@@ -117,6 +155,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.next_avail().into(),
             Self::Packed(ring) => ring.base().0,
+            Self::Tracked(queue) => queue.base(),
         }
     }
 
@@ -134,6 +173,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.pop(mem),
             Self::Packed(ring) => ring.pop(mem),
+            Self::Tracked(queue) => queue.pop(mem),
         }
     }
 
@@ -144,6 +184,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.push(head, written),
             Self::Packed(ring) => ring.push(head, written),
+            Self::Tracked(queue) => queue.push(head, written),
         }
     }
 
@@ -153,6 +194,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.unpublished(),
             Self::Packed(ring) => ring.unpublished(),
+            Self::Tracked(queue) => queue.unpublished(),
         }
     }
 
@@ -163,6 +205,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.publish(),
             Self::Packed(ring) => ring.publish(),
+            Self::Tracked(queue) => queue.publish(),
         }
     }
 
@@ -174,6 +217,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.arm(),
             Self::Packed(ring) => Ok(ring.arm()),
+            Self::Tracked(queue) => queue.arm(),
         }
     }
 
@@ -184,6 +228,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.has_work(),
             Self::Packed(ring) => ring.has_work(),
+            Self::Tracked(queue) => queue.has_work(),
         }
     }
 
@@ -192,6 +237,7 @@ impl Device {
         match self {
             Self::Split(ring) => ring.disarm(),
             Self::Packed(ring) => ring.disarm(),
+            Self::Tracked(queue) => queue.disarm(),
         }
     }
 }

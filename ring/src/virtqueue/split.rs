@@ -14,6 +14,7 @@ use super::layout::{
 };
 use super::shared::{fence, prefetch};
 use super::sides::Unpublished;
+use super::store::next_store;
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -158,6 +159,34 @@ impl SplitDevice {
         self.next_avail
     }
 
+    /// The next entry of the used ring to write.
+    pub(super) fn used_index(&self) -> u16 {
+        self.used_next
+    }
+
+    /// Goes on after another device: `used` is the ring's index as this one has read it, and the
+    /// chains of `heads`, each below the queue size, were taken and not returned.
+    pub(super) fn resume(&mut self, used: u16, heads: &[u16]) {
+        for &head in heads {
+            self.in_flight[usize::from(head / 64)] |= 1 << (head % 64);
+        }
+        // At most the queue size.
+        #[allow(clippy::cast_possible_truncation)]
+        let taken = heads.len() as u16;
+        self.next_avail = used.wrapping_add(taken);
+        self.avail_seen = self.next_avail;
+    }
+
+    /// Hands a chain out that [`SplitDevice::resume`] was told of.
+    pub(super) fn retake(
+        &mut self,
+        head: u16,
+        mem: &mut Translator,
+    ) -> (Head, Result<&Chain, ChainError>) {
+        let walked = self.chain.walk(&self.ring, head, mem, self.indirect);
+        (Head(head), walked.map(|()| &self.chain))
+    }
+
     /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
     /// must be pushed back like any other.
     ///
@@ -239,6 +268,7 @@ impl SplitDevice {
         let at = usize::from(self.used_next) & (self.used.len() - 1);
         if self.used[at] != entry {
             self.used[at] = entry;
+            next_store();
             // SAFETY: the entry lies in the used ring (SplitMemory invariant 1); the driver reads it
             // only after `publish`.
             unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
@@ -263,6 +293,7 @@ impl SplitDevice {
         if old == new {
             return false;
         }
+        next_store();
         // Release: the entries and the data are visible before the index.
         self.ring.used_idx().store(new, Release);
         self.used_published = new;

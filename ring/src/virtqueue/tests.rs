@@ -23,7 +23,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    fn format(self) -> Format {
+    pub(super) fn format(self) -> Format {
         let Self { packed, size, event_idx, entries, .. } = self;
         Format { packed, size, event_idx, indirect: entries > 0 }
     }

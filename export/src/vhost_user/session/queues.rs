@@ -2,6 +2,7 @@
 
 use super::{Answer, Refusal, Session, fresh_vrings};
 use crate::command::Stopped;
+use crate::queue::RequestQueue;
 use crate::vhost_user::message::{Message, VRING_NO_FD};
 use crate::vhost_user::queue::Queue;
 use crate::vhost_user::vring::{StartError, UserAddresses, Vring};
@@ -14,7 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 /// How often to say that a disk keeps a stopping queue waiting.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
@@ -158,10 +159,15 @@ impl Session<'_> {
             }
             let format = self.format(self.vrings[at].size);
             let log = self.queue_log(at)?;
-            let mut queue = self.vrings[at]
-                .make_queue(&self.map, format)
+            let mut queue = self
+                .part_of(at, format)
+                .and_then(|part| self.vrings[at].make_queue(&self.map, format, part))
                 .map_err(|error| Refusal::Start(at, error))?;
             queue.set_log(log);
+            if queue.backlog() > 0 {
+                let (disk, requests) = (self.export.disk().name(), queue.backlog());
+                info!(disk, queue = at, requests, "carrying out what a predecessor left in flight");
+            }
             let alarms = Arc::clone(&self.alarms);
             let alarm = Box::new(move |broken| alarms.raise(at, broken));
             let disk = Arc::clone(self.export.disk());

@@ -1,0 +1,273 @@
+//! The inflight region at the door: what it is made like, what is refused, and that requests which a
+//! predecessor left in flight are carried out first.
+#![allow(missing_docs)]
+
+use ringway_disk::EngineKind;
+use ringway_ring::virtqueue::inflight_bytes;
+use ringway_testkit::raw::{
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawGuest, inflight_payload, request,
+};
+use ringway_testkit::rig::{Rig, RigOptions, image};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+use tempfile::TempDir;
+
+const BASIC: u64 = F_VERSION_1 | F_INDIRECT | F_FLUSH;
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const OK: u8 = 0;
+const WRITE: u16 = 2;
+const SIZE: u16 = 64;
+/// The beginning of a record from `version` on: version 1, entries.
+const MADE: [u8; 4] = [1, 0, 64, 0];
+const SOON: Duration = Duration::from_secs(10);
+
+fn rig() -> (Rig, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 16 << 20);
+    let rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1));
+    (rig, folder)
+}
+
+fn memory(bytes: u64) -> OwnedFd {
+    let fd = memfd_create("inflight-test", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, bytes).unwrap();
+    fd
+}
+
+fn peek<const N: usize>(file: &File, at: u64) -> [u8; N] {
+    let mut bytes = [0; N];
+    file.read_exact_at(&mut bytes, at).unwrap();
+    bytes
+}
+
+fn version(file: &File, at: u64) -> u16 {
+    u16::from_le_bytes(peek(file, at + 8))
+}
+
+/// A guest with a region of the back-end's own making, and two queues that use it.
+fn tracked(rig: &mut Rig, format: u64, entries: u16) -> (RawGuest, File) {
+    let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+    guest.size = SIZE;
+    let (bytes, fd) = guest.client.get_inflight(2, entries).unwrap();
+    let payload = inflight_payload(bytes, 0, 2, entries);
+    assert!(guest.client.set_inflight(&payload, fd.as_fd()).unwrap());
+    for queue in 0..2 {
+        assert!(guest.start_queue(queue).unwrap());
+    }
+    (guest, fd.into())
+}
+
+/// Puts down a write of one sector full of `byte`, whose header and status byte are at `number`.
+fn put_write(guest: &RawGuest, number: u16, sector: u64, byte: u8) {
+    let at = DATA + 0x1000 * u64::from(number);
+    guest.put_header(at, OUT, sector);
+    guest.poke(at + 16, &[0xee]);
+    guest.poke(at + 512, &[byte; 512]);
+    let chain = [
+        Desc { addr: at, len: 16, ..Desc::default() },
+        Desc { addr: at + 512, len: 512, ..Desc::default() },
+        Desc { addr: at + 16, len: 1, flags: WRITE, next: 0 },
+    ];
+    guest.put_chain(0, 3 * number, &chain);
+}
+
+#[test]
+fn a_region_is_made_sealed_and_as_large_as_asked_for() {
+    let (mut rig, _folder) = rig();
+    let guest = RawGuest::connect(rig.connect(), BASIC);
+    for (queues, size) in [(1, 1), (2, 64), (2, 100), (1, 32768)] {
+        let (bytes, fd) = guest.client.get_inflight(queues, size).unwrap();
+        let file = File::from(fd);
+        assert_eq!(file.metadata().unwrap().len(), bytes);
+        assert!(bytes >= u64::from(queues) * inflight_bytes(true, size) as u64);
+        assert!(bytes < u64::from(queues) * (64 + 64 + 32 * u64::from(size)));
+        assert!(file.set_len(0).is_err() && file.set_len(2 * bytes).is_err(), "not sealed");
+        assert_eq!(version(&file, 0), 0, "it says that it is new");
+    }
+}
+
+#[test]
+fn b04_sizes_of_a_region_are_judged() {
+    let (mut rig, _folder) = rig();
+    // No answer could say no.
+    for (queues, size) in [(0, 64), (3, 64), (1, 0), (1, 32769), (u16::MAX, u16::MAX)] {
+        let guest = RawGuest::connect(rig.connect(), BASIC);
+        assert!(guest.client.get_inflight(queues, size).is_err(), "{queues} queues of {size}");
+        assert!(guest.client.is_closed());
+    }
+    let mut guest = RawGuest::connect(rig.connect(), BASIC);
+    let room = memory(1 << 20);
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let need = 2 * inflight_bytes(false, SIZE) as u64;
+    let refused = |payload: &[u8], fd: &OwnedFd| {
+        assert!(!guest.client.set_inflight(payload, fd.as_fd()).unwrap(), "{payload:?}");
+    };
+    for (bytes, offset, queues, size) in [
+        (need, 0, 0, SIZE),
+        (need, 0, 3, SIZE),
+        (need, 0, u16::MAX, u16::MAX),
+        (need, 0, 2, 0),
+        (need - 1, 0, 2, SIZE),
+        (0, 0, 2, SIZE),
+        (need, 1, 2, SIZE),
+        (need, 1 << 20, 2, SIZE),
+        (need, (1 << 20) - need + 64, 2, SIZE),
+        (u64::MAX, 0x1_0000_0000, 2, SIZE),
+        (u64::MAX, u64::MAX - 63, 2, SIZE),
+        (need, 1 << 63, 2, SIZE),
+    ] {
+        refused(&inflight_payload(bytes, offset, queues, size), &room);
+    }
+    refused(&inflight_payload(need, 0, 2, SIZE), &bell);
+    refused(&inflight_payload(need, 0, 2, SIZE), &memory(need - 1));
+    // The longest size that can be said, and the smallest file that does.
+    let payload = inflight_payload(u64::MAX, 64, 2, SIZE);
+    assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
+    let payload = inflight_payload(need, 0, 2, SIZE);
+    assert!(guest.client.set_inflight(&payload, memory(need).as_fd()).unwrap());
+    // For smaller queues than these; the connection lives and may give another one.
+    let payload = inflight_payload(1 << 16, 0, 2, SIZE / 2);
+    assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
+    guest.size = SIZE;
+    assert!(!guest.start_queue(0).unwrap());
+    let payload = inflight_payload(1 << 16, 0, 1, SIZE);
+    assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
+    assert!(guest.start_queue(0).unwrap());
+    assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513));
+    assert!(!guest.client.set_inflight(&payload, room.as_fd()).unwrap(), "a queue runs");
+    assert!(!guest.start_queue(1).unwrap(), "the region is for one queue");
+}
+
+#[test]
+fn b04_a_damaged_region_costs_the_queue() {
+    let (mut rig, _folder) = rig();
+    for format in [0, F_PACKED] {
+        let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+        guest.size = SIZE;
+        let file = File::from(memory(1 << 16));
+        let part = inflight_bytes(format == F_PACKED, SIZE) as u64;
+        // Version 7, and a version without entries.
+        file.write_all_at(&[7, 0], 8).unwrap();
+        file.write_all_at(&[1, 0], part + 8).unwrap();
+        let payload = inflight_payload(1 << 16, 0, 2, SIZE);
+        assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap());
+        assert!(!guest.start_queue(0).unwrap());
+        assert!(!guest.start_queue(1).unwrap());
+        file.write_all_at(&[0, 0], 8).unwrap();
+        assert!(guest.start_queue(0).unwrap(), "the connection lives");
+        assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513));
+    }
+}
+
+#[test]
+fn b04_a_region_cut_short_later_costs_the_connection() {
+    let (mut rig, _folder) = rig();
+    let mut neighbour = RawGuest::start(rig.connect(), 1, SIZE, BASIC);
+    for format in [0, F_PACKED] {
+        let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+        guest.size = SIZE;
+        let file = File::from(memory(1 << 16));
+        let payload = inflight_payload(1 << 16, 0, 2, SIZE);
+        assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap());
+        assert!(guest.start_queue(0).unwrap());
+        assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513));
+        file.set_len(0).unwrap();
+        put_write(&guest, 0, 9, 9);
+        guest.offer(0, 0);
+        assert!(guest.client.is_closed());
+        assert_eq!(neighbour.simple(0, IN, 0, DATA, 512), (OK, 513));
+    }
+}
+
+/// While queues run the record counts; after GET_VRING_BASE it is as new, so that a queue may be
+/// reset and begin anywhere.
+#[test]
+fn a_stop_leaves_a_clean_region() {
+    for format in [0, F_PACKED] {
+        let (mut rig, _folder) = rig();
+        let (mut guest, region) = tracked(&mut rig, format, 128);
+        let part = inflight_bytes(format == F_PACKED, 128) as u64;
+        let sizes = if format == F_PACKED { [64, 100, 7] } else { [64, 128, 8] };
+        for size in sizes {
+            let current = std::mem::replace(&mut guest.size, SIZE);
+            for sector in 0..70 {
+                assert_eq!(guest.simple(1, IN, sector, DATA, 512), (OK, 513));
+            }
+            assert_eq!((version(&region, 0), version(&region, part)), (1, 1));
+            guest.size = current;
+            let expected = guest.base(0);
+            assert_eq!(guest.stop_queue(0).unwrap(), expected);
+            // The record is forgotten once the answer is out, and before the next message.
+            guest.client.ask_u64(request::GET_FEATURES).unwrap();
+            assert_eq!((version(&region, 0), version(&region, part)), (0, 1));
+            guest.reset_queue(0);
+            guest.size = size;
+            assert!(guest.start_queue(0).unwrap(), "size {size}");
+            for sector in 0..70 {
+                assert_eq!(guest.simple(0, IN, sector, DATA, 512), (OK, 513), "size {size}");
+            }
+        }
+    }
+}
+
+/// The record says that three writes to one sector were taken, in an order of its own, and not
+/// returned; a fourth one waits in the ring. All are carried out, in that order.
+#[test]
+fn what_a_predecessor_left_in_flight_comes_first() {
+    let (mut rig, _folder) = rig();
+    let mut guest = RawGuest::connect(rig.connect(), BASIC);
+    guest.size = SIZE;
+    for number in [2, 0, 1, 3] {
+        put_write(&guest, number, 5, 10 + u8::try_from(number).unwrap());
+        guest.offer_quietly(0, 3 * number);
+    }
+    let file = File::from(memory(1 << 16));
+    file.write_all_at(&MADE, 8).unwrap();
+    for (counter, number) in [(7u64, 2), (8, 0), (9, 1)] {
+        let entry = 16 + 16 * (3 * number);
+        file.write_all_at(&[1], entry).unwrap();
+        file.write_all_at(&counter.to_le_bytes(), entry + 8).unwrap();
+    }
+    let payload = inflight_payload(1 << 16, 0, 1, SIZE);
+    assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap());
+    assert!(guest.start_queue(0).unwrap());
+    let mut back: Vec<_> = (0..4).map(|_| guest.next_used(0, SOON).unwrap()).collect();
+    assert_eq!(guest.next_used(0, Duration::from_millis(100)), None);
+    back.sort_unstable();
+    assert_eq!(back, [(0, 1), (3, 1), (6, 1), (9, 1)], "each came back once");
+    for number in 0..4u64 {
+        assert_eq!(guest.peek(DATA + 0x1000 * number + 16, 1), [OK]);
+    }
+    for number in 0..3 {
+        assert_eq!(peek(&file, 16 + 16 * (3 * number)), [0], "nothing is in flight now");
+    }
+    assert_eq!(guest.stop_queue(0).unwrap(), 4);
+}
+
+/// A queue that is stopped as soon as it has started still owes what was left in flight.
+#[test]
+fn what_was_left_is_done_before_a_stop() {
+    let (mut rig, _folder) = rig();
+    for _ in 0..20 {
+        let mut guest = RawGuest::connect(rig.connect(), BASIC);
+        guest.size = SIZE;
+        let file = File::from(memory(1 << 16));
+        file.write_all_at(&MADE, 8).unwrap();
+        for number in 0..20 {
+            put_write(&guest, number, u64::from(number), 1);
+            guest.offer_quietly(0, 3 * number);
+            file.write_all_at(&[1], 16 + 16 * u64::from(3 * number)).unwrap();
+        }
+        let payload = inflight_payload(1 << 16, 0, 1, SIZE);
+        assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap());
+        assert!(guest.start_queue(0).unwrap());
+        assert_eq!(guest.stop_queue(0).unwrap(), 20);
+        let back = (0..20).filter(|_| guest.next_used(0, Duration::ZERO).is_some()).count();
+        assert_eq!(back, 20, "all before the answer");
+    }
+}
