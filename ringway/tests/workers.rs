@@ -46,6 +46,8 @@ fn workers_are_pinned_to_one_cpu_each_in_turn() {
     let daemon = Daemon::serve(dir.path(), &args);
     let shown = format!("3 workers on CPUs {b},{a}  ");
     assert!(daemon.ready.contains(&shown), "{}", daemon.ready);
+    // A thread bears the name of the one that made it until it has named itself.
+    std::thread::sleep(Duration::from_millis(300));
     let mut pinned = BTreeMap::new();
     for (path, name) in threads(daemon.pid()) {
         let cpus = field(path.join("status"), "Cpus_allowed_list");
