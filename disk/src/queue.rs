@@ -147,6 +147,18 @@ impl<C> DiskQueue<C> {
         self.tags.in_use()
     }
 
+    /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.
+    #[must_use]
+    pub fn reaches_beyond(&self, end: u64) -> bool {
+        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
+    }
+
+    /// Counts a request that was answered with an error before it could be started.
+    #[cold]
+    pub fn count_refused(&mut self) {
+        self.stats.errors += 1;
+    }
+
     /// Bytes of bounce memory in use; 0 when nothing is in flight.
     #[must_use]
     pub fn bounce_bytes(&self) -> usize {

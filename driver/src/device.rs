@@ -16,6 +16,7 @@ use ringway_ring::virtio_blk::{
     feature_bits,
 };
 use ringway_ring::virtqueue::{Areas, Driver, Format, Tables};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -324,6 +325,13 @@ impl Device {
             self.refresh()?;
         }
         Ok(changed)
+    }
+
+    /// With [`Options::watch_config`]: readable when there is something for
+    /// [`Device::config_changed`] to take, for programs that wait for several things.
+    #[must_use]
+    pub fn config_events(&self) -> Option<BorrowedFd<'_>> {
+        self.client.as_ref()?.config_events()
     }
 
     /// Switches the write cache: with `false`, writes are durable before they complete.

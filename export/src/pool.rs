@@ -8,6 +8,7 @@ use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
 use ringway_disk::{EngineKind, SimModel};
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -35,10 +36,17 @@ pub struct PoolOptions {
     pub pin_memory: bool,
     /// Whether io_uring polls devices for completions, of disks that can be polled.
     pub iopoll: bool,
+    /// Whether workers time one request of many, for [`crate::LaneStats::latency`].
+    pub sample_latency: bool,
 }
+
+/// What is done when a worker ends because its engine failed.
+pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine. Dropping it ends them.
 pub struct Pool {
+    options: PoolOptions,
+    on_failure: OnFailure,
     handles: Vec<Handle<Queue>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -49,26 +57,49 @@ impl Pool {
     /// # Errors
     /// What the host says to an engine or a thread.
     pub fn start(options: PoolOptions) -> io::Result<Self> {
-        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
-        for index in 0..options.workers {
+        Self::start_watched(options, Arc::new(|| {}))
+    }
+
+    /// As [`Pool::start`]; `on_failure` is called by a worker whose engine fails, after it has told
+    /// the sessions of its queues and the log.
+    ///
+    /// # Errors
+    /// As [`Pool::start`].
+    pub fn start_watched(options: PoolOptions, on_failure: OnFailure) -> io::Result<Self> {
+        let (handles, threads) = (Vec::new(), Vec::new());
+        let mut pool = Self { options, on_failure, handles, threads };
+        pool.grow(options.workers)?;
+        Ok(pool)
+    }
+
+    /// Starts more workers until there are `workers`; queues that run stay where they are.
+    ///
+    /// # Errors
+    /// As [`Pool::start`]; those that were there go on.
+    pub fn grow(&mut self, workers: usize) -> io::Result<()> {
+        let options = self.options;
+        for index in self.handles.len()..workers {
+            let on_failure = Arc::clone(&self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, || Null::new(DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, move || {
+                EngineKind::Null => spawn(index, options, on_failure, || Null::new(DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, on_failure, move || {
                     Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, move || {
+                EngineKind::Sim(model) => spawn(index, options, on_failure, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, || LinuxAio::new(DEPTH)),
-                EngineKind::Threads => spawn(index, options, || Threads::new(threads())),
-                EngineKind::IoUring => {
-                    spawn(index, options, move || IoUring::new(io_uring(options.iopoll)))
+                EngineKind::LinuxAio => spawn(index, options, on_failure, || LinuxAio::new(DEPTH)),
+                EngineKind::Threads => {
+                    spawn(index, options, on_failure, || Threads::new(threads()))
                 }
+                EngineKind::IoUring => spawn(index, options, on_failure, move || {
+                    IoUring::new(io_uring(options.iopoll))
+                }),
             }?;
-            pool.handles.push(handle);
-            pool.threads.push(thread);
+            self.handles.push(handle);
+            self.threads.push(thread);
         }
-        Ok(pool)
+        Ok(())
     }
 
     /// As [`Pool::start`], with engines of the caller's own instead of `options.engine`: for
@@ -81,10 +112,11 @@ impl Pool {
         E: Engine + 'static,
         F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
     {
-        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
+        let (handles, threads) = (Vec::new(), Vec::new());
+        let mut pool = Self { options, on_failure: Arc::new(|| {}), handles, threads };
         for index in 0..options.workers {
-            let make = make.clone();
-            let (handle, thread) = spawn(index, options, move || make(index))?;
+            let (make, on_failure) = (make.clone(), Arc::clone(&pool.on_failure));
+            let (handle, thread) = spawn(index, options, on_failure, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -141,6 +173,7 @@ fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
 fn spawn<E, F>(
     index: usize,
     options: PoolOptions,
+    on_failure: OnFailure,
     make: F,
 ) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
 where
@@ -159,7 +192,11 @@ where
         };
         let _ = ready.send(Ok(()));
         if let Err(error) = worker.run() {
-            tracing::error!("worker {index} ends, its engine failed: {error}");
+            let engine = options.engine;
+            tracing::error!("worker {engine}/{index} ends, its engine failed: {error}");
+            // First its queues go, so that their sessions do not wait for it.
+            drop(worker);
+            on_failure();
         }
     })?;
     is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;

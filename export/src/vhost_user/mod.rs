@@ -12,4 +12,4 @@ mod vring;
 
 pub use queue::{Queue, Token};
 pub use session::{Ended, Session};
-pub use socket::{BindError, bind};
+pub use socket::{BindError, bind, bind_private};

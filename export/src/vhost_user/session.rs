@@ -4,22 +4,24 @@
 //! makes no sense now is answered with a failure if an answer was asked for (REPLY_ACK) and ends
 //! the connection otherwise, because the front-end would go on under a wrong belief.
 
+mod config;
+mod orders;
 mod queues;
 
 use super::memory::{self, MemoryError};
-use super::message::{CONFIG_BYTES_MAX, Channel, Event, Message, MessageError};
+use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
+use crate::door::Door;
 use crate::export::Export;
-use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH, WRITEBACK_OFFSET};
-use ringway_ring::virtqueue::{Broken, LayoutError};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use ringway_ring::virtqueue::LayoutError;
+use rustix::event::Timespec;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -100,13 +102,6 @@ impl Answer {
     }
 }
 
-/// Queues that a guest has broken, told by workers.
-#[derive(Debug)]
-struct Alarms {
-    bell: OwnedFd,
-    raised: Mutex<Vec<(usize, Broken)>>,
-}
-
 /// One connection.
 pub struct Session<'a> {
     export: &'a Export,
@@ -114,11 +109,15 @@ pub struct Session<'a> {
     stop: BorrowedFd<'a>,
     features: u64,
     protocol: Protocol,
+    /// Whether the guest's write cache is on; known beyond the connection by the export.
     writeback: bool,
     map: Arc<GuestMap>,
     vrings: Vec<Vring>,
-    alarms: Arc<Alarms>,
+    door: Arc<Door>,
+    /// Where the front-end listens (SET_BACKEND_REQ_FD).
     backend_channel: Option<UnixStream>,
+    /// How often the disk had changed its size when the front-end last learned of it.
+    resizes_known: u64,
     /// Counts of queues that were stopped.
     stopped_stats: DiskStats,
     bounce_told: bool,
@@ -133,23 +132,26 @@ impl<'a> Session<'a> {
     /// # Errors
     /// What the host says to the socket or an eventfd.
     pub fn new(export: &'a Export, socket: UnixStream, stop: BorrowedFd<'a>) -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self {
+        let door = Arc::new(Door::new()?);
+        let session = Self {
             export,
             channel: Channel::new(socket)?,
             stop,
             features: 0,
             protocol: Protocol::empty(),
-            writeback: export.may_write_back(),
+            writeback: export.may_write_back() && export.writeback(),
             map: Arc::new(GuestMap::default()),
             vrings: fresh_vrings(export),
-            alarms: Arc::new(Alarms { bell, raised: Mutex::new(Vec::new()) }),
+            door: Arc::clone(&door),
             backend_channel: None,
+            resizes_known: 0,
             stopped_stats: DiskStats::default(),
             bounce_told: false,
             refusals: 0,
             stuck: false,
-        })
+        };
+        export.enter(door);
+        Ok(session)
     }
 
     /// Serves the connection until it ends; all queues are drained and stopped then.
@@ -177,11 +179,11 @@ impl<'a> Session<'a> {
     fn serve(&mut self) -> Result<(), MessageError> {
         loop {
             let patience = (!self.bounce_told).then_some(&BOUNCE_CHECK);
-            match self.channel.wait(self.stop, self.alarms.bell.as_fd(), patience)? {
+            match self.channel.wait(self.stop, self.door.bell(), patience)? {
                 Event::Silence => self.tell_of_bounces(),
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
-                    if self.hear_alarms() {
+                    if self.answer_door() {
                         return Ok(());
                     }
                 }
@@ -193,26 +195,6 @@ impl<'a> Session<'a> {
                 }
             }
         }
-    }
-
-    /// Tells of queues that their guest has broken. True if the connection must end.
-    fn hear_alarms(&mut self) -> bool {
-        let mut counter = [0; 8];
-        // Empty already is as good as emptied.
-        let _ = rustix::io::read(&self.alarms.bell, &mut counter);
-        let raised =
-            std::mem::take(&mut *self.alarms.raised.lock().unwrap_or_else(|e| e.into_inner()));
-        let mut fatal = false;
-        for (index, broken) in raised {
-            warn!(disk = self.export.disk().name(), queue = index, "queue stopped: {broken}");
-            if let Some(err) = self.vrings.get(index).and_then(|vring| vring.err.as_ref()) {
-                // Best effort: the front-end may not listen.
-                let _ = ring_bell(err);
-            }
-            fatal |= broken == Broken::MemoryGone;
-        }
-        // Vanished memory may show as a broken queue first.
-        fatal || self.map.is_poisoned()
     }
 
     /// Says once, with the counts, that requests of this guest do not go the straight way.
@@ -376,57 +358,17 @@ impl<'a> Session<'a> {
         self.vrings = fresh_vrings(self.export);
         self.features = 0;
         self.writeback = self.export.may_write_back();
-        Ok(Answer::Ack)
-    }
-
-    // ---- configuration space ----
-
-    /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
-    fn get_config(&self, message: &Message) -> Answer {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let Ok(range) = config_range(offset, size) else { return Answer::Reply(Vec::new()) };
-        let mut space = [0; CONFIG_BYTES_MAX];
-        let config = self.export.config(self.writeback).to_bytes();
-        space[..config.len()].copy_from_slice(&config);
-        let mut payload = message.payload()[..12].to_vec();
-        payload.extend_from_slice(&space[range]);
-        Answer::Reply(payload)
-    }
-
-    /// Only `writeback` can be written, with CONFIG_WCE.
-    fn set_config(&mut self, message: &Message) -> Result<Answer, Refusal> {
-        let (offset, size) = (message.u32(0), message.u32(4));
-        let range = config_range(offset, size)?;
-        if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
-            return Err(Refusal::Config(size, offset));
-        }
-        self.writeback = message.payload()[12] != 0 && self.export.may_write_back();
-        let durable = self.durable_writes();
-        for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
-            }
-        }
+        self.export.set_writeback(true);
         Ok(Answer::Ack)
     }
 }
 
-impl Alarms {
-    fn raise(&self, queue: usize, broken: Broken) {
-        self.raised.lock().unwrap_or_else(|e| e.into_inner()).push((queue, broken));
-        // A full counter rings too.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.export.leave(&self.door);
     }
 }
 
 fn fresh_vrings(export: &Export) -> Vec<Vring> {
     (0..export.options().queues).map(|_| Vring::default()).collect()
-}
-
-fn config_range(offset: u32, size: u32) -> Result<std::ops::Range<usize>, Refusal> {
-    let (start, len) = (offset as usize, size as usize);
-    match start.checked_add(len) {
-        Some(end) if end <= CONFIG_BYTES_MAX && len > 0 => Ok(start..end),
-        _ => Err(Refusal::Config(size, offset)),
-    }
 }

@@ -172,6 +172,7 @@ fn start_pools(
             harvest_at_once: true,
             pin_memory: daemon.pin_memory,
             iopoll: daemon.iopoll,
+            sample_latency: false,
         })
         .with_context(|| format!("cannot start {workers} workers with engine {engine}"))?;
         pools.push((engine, pool));
