@@ -194,4 +194,54 @@ mod tests {
         assert_eq!(null.next_size(Some(1 << 40)).unwrap(), 1 << 40);
         null.set_file_bytes(1 << 40).unwrap();
     }
+
+    /// A loop device over a file; it goes when the test ends.
+    struct Loop(String);
+
+    impl Loop {
+        fn over(path: &std::path::Path) -> Option<Self> {
+            match losetup(&["--find", "--show", path.to_str().unwrap()]) {
+                Ok(name) => Some(Self(name.trim().to_owned())),
+                Err(why) => {
+                    println!("skipped: no loop device: {why}");
+                    None
+                }
+            }
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = losetup(&["--detach", &self.0]);
+        }
+    }
+
+    fn losetup(args: &[&str]) -> Result<String, String> {
+        let output = std::process::Command::new("losetup").args(args).output();
+        let output = output.map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    #[test]
+    fn a_block_device_is_as_large_as_its_host_makes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("below");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let Some(device) = Loop::over(&path) else { return };
+        let disk = open(&options(std::path::Path::new(&device.0))).unwrap();
+        assert_eq!(disk.next_size(None).unwrap(), 1 << 20);
+        let error = disk.next_size(Some(2 << 20)).unwrap_err();
+        assert!(matches!(error, ResizeError::Device { bytes } if bytes == 1 << 20), "{error}");
+        file.set_len(2 << 20).unwrap();
+        losetup(&["--set-capacity", &device.0]).unwrap();
+        assert_eq!(disk.next_size(None).unwrap(), 2 << 20);
+        assert_eq!(disk.next_size(Some(2 << 20)).unwrap(), 2 << 20);
+        disk.set_file_bytes(2 << 20).unwrap();
+        assert_eq!(disk.capacity(), 1 << 20, "not before it is told");
+        drop(disk);
+    }
 }

@@ -221,3 +221,6 @@ pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
         (EngineKind::Threads, Ok("works everywhere".to_owned())),
     ]
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,7 @@ pub enum Told {
     NotListening,
     /// The message could not be sent, because the front-end does not read.
     Deaf,
-    /// Its connection was busy; it is told as soon as it is not.
+    /// Its connection was busy, or none of its queues runs: it is told as soon as that changes.
     Later,
 }
 

@@ -55,6 +55,11 @@ impl Session<'_> {
         let Some(channel) = self.backend_channel.as_ref().filter(|_| listens) else {
             return Told::NotListening;
         };
+        // QEMU up to 7.2 dies of a change of a device that its guest has not started. What is missed
+        // now is told when a queue starts.
+        if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
+            return Told::Later;
+        }
         self.resizes_known = self.export.resizes();
         let disk = self.export.disk().name();
         // Header only: request, flags (version 1, no answer wanted), no payload.
@@ -77,8 +82,8 @@ impl Session<'_> {
         Told::Deaf
     }
 
-    /// A front-end that came after the disk changed its size, and did not read it, may go on in an
-    /// old belief: QEMU when it reconnects.
+    /// A front-end whose queues did not run when the disk changed its size, and that did not read it
+    /// since, may go on in an old belief: QEMU when it reconnects.
     pub(super) fn announce_what_was_missed(&mut self) {
         if self.resizes_known != self.export.resizes() {
             self.announce();
