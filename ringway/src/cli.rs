@@ -1,5 +1,6 @@
 //! What can be said on the command line.
 
+use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::logging::LogFormat;
@@ -13,6 +14,7 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
+  ringway ctl --control /run/ringway.sock stats     what a daemon does
   ringway help serve                                all options, with examples
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
@@ -34,6 +36,8 @@ pub(crate) enum Command {
     Serve(ServeArgs),
     /// Serve a temporary disk, verify it, measure it.
     Demo(DemoArgs),
+    /// Look into a running daemon and change its disks.
+    Ctl(CtlArgs),
     /// Say what this host and a disk can do, and what would be chosen.
     Doctor(DoctorArgs),
 }

@@ -2,10 +2,12 @@
 
 #[cfg(any(test, fuzzing))]
 mod case;
+mod claim;
 mod disk;
 mod file;
 mod plan;
 
-pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines};
+pub(crate) use claim::Claim;
+pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, cpus};

@@ -6,6 +6,8 @@
 
 mod cli;
 mod config;
+mod control;
+mod ctl;
 mod demo;
 mod doctor;
 mod logging;
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
+        cli::Command::Ctl(args) => ctl::run(args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
     };
     match result {

@@ -2,8 +2,11 @@
 
 mod accept;
 mod attach;
+mod control;
 mod daemon;
+mod disks;
 mod endpoint;
+mod image;
 mod ready;
 mod stats;
 
@@ -14,6 +17,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
@@ -25,6 +29,7 @@ Examples:
   ringway serve /dev/vg0/vm1 --socket /run/vm1.sock --cache none
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
+  ringway serve --control /run/ringway.sock         no disk yet: ringway ctl adds some
 
 A file for --config; the words are those of the options, relative paths start at its folder:
   workers = 2
@@ -91,8 +96,8 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, plan.log_format, plan.log_level);
     let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
-    let workers = daemon.workers();
-    signals::on_usr1(move || workers.tell())?;
+    let disks = Arc::clone(&daemon.disks);
+    signals::on_usr1(move || disks.workers().tell())?;
     if !log.quiet {
         ready::print(&daemon);
     }
@@ -103,6 +108,10 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
     let Some(image) = disk.image.take().or(args.blk_file) else {
+        if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {
+            // Disks are added later.
+            return Ok(Plan::default());
+        }
         usage("no disk to serve: name an IMAGE, or a file with --config");
     };
     let place = match (disk.socket.take(), args.fd) {
