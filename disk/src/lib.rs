@@ -16,7 +16,7 @@ mod stats;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
-pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
+pub use queue::{DiskQueue, Finished, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;
 pub use simulated::Simulated;
 pub use stats::DiskStats;

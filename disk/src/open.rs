@@ -3,6 +3,7 @@
 //! Nothing is created or changed unless everything else has succeeded.
 
 mod device;
+mod fence;
 mod mount;
 mod probe;
 mod report;
@@ -22,14 +23,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How many requests that change a disk may be in flight on all its queues together before the
 /// table of locked ranges has to grow.
 const LOCKS_MAX: usize = 4096;
-
-/// How long to wait for a lock that no living process holds: the last operations of a killed daemon.
-const DYING: Duration = Duration::from_secs(3);
 
 /// What is to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +70,9 @@ pub struct OpenOptions {
     pub block_size: Option<u32>,
     /// Create a sparse file of this many bytes if there is none.
     pub create_bytes: Option<u64>,
+    /// How long to wait for whoever has the image. Without it a living process is not waited for,
+    /// and the last writes of a killed one for 30 seconds.
+    pub lock_wait: Option<Duration>,
 }
 
 impl OpenOptions {
@@ -87,6 +88,7 @@ impl OpenOptions {
             serial: None,
             block_size: None,
             create_bytes: None,
+            lock_wait: None,
         }
     }
 }
@@ -302,7 +304,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     let kind = probe::kind(path)?;
     let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
-    lock(path, &file, options.read_only)?;
+    fence::Patience::new(path, options).lock(&file, options.read_only)?;
     let bytes = probe::size(path, &file, kind)?;
     check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);
@@ -479,16 +481,26 @@ fn open_file(
 ) -> Result<File, OpenError> {
     // A block device that is mounted must not be written behind the file system's back.
     let exclusive = if kind == Kind::BlockDevice && !options.read_only { libc::O_EXCL } else { 0 };
-    FileOptions::new()
-        .read(true)
-        .write(!options.read_only)
-        .custom_flags(flags | exclusive | libc::O_CLOEXEC)
-        .open(path)
-        .map_err(|source| match source.raw_os_error() {
-            Some(libc::EBUSY) => OpenError::InUse { path: path.into(), holder: BY_HOST.into() },
+    let mut patience = fence::Patience::new(path, options);
+    loop {
+        let file = FileOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(flags | exclusive | libc::O_CLOEXEC)
+            .open(path);
+        let source = match file {
+            Ok(file) => return Ok(file),
+            Err(source) => source,
+        };
+        return Err(match source.raw_os_error() {
+            Some(libc::EBUSY) => {
+                patience.claimed()?;
+                continue;
+            }
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),
             _ => OpenError::Host { path: path.into(), what: "open it", source },
-        })
+        });
+    }
 }
 
 /// Who uses a block device that is mounted, or that a RAID or a volume is made of.
@@ -503,29 +515,6 @@ fn permission(path: &Path, read_only: bool) -> OpenError {
         } else {
             "Run as a user who may write it, or add --read-only"
         },
-    }
-}
-
-/// Locks the open file: one writer, or any number of readers. The lock belongs to the open file
-/// itself, so it lives as long as the last operation the kernel still carries out on it.
-fn lock(path: &Path, file: &File, read_only: bool) -> Result<(), OpenError> {
-    let begin = Instant::now();
-    loop {
-        let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
-        match result {
-            Ok(()) => return Ok(()),
-            Err(std::fs::TryLockError::WouldBlock) => {}
-            Err(std::fs::TryLockError::Error(source)) => {
-                return Err(OpenError::Host { path: path.into(), what: "lock it", source });
-            }
-        }
-        let holder = mount::lock_holder(file);
-        // The kernel names no process: it may still be finishing what a dead one had in flight.
-        if holder.is_some() || begin.elapsed() > DYING {
-            let holder = holder.unwrap_or_else(|| "another process".into());
-            return Err(OpenError::InUse { path: path.into(), holder });
-        }
-        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

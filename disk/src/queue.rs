@@ -18,7 +18,7 @@ use crate::slot::{Cold, Slot, Stage};
 use crate::stats::DiskStats;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
-use ringway_core::{Op, Request, Status, TagList};
+use ringway_core::{Op, Request, Segment, Status, TagList};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -47,6 +47,35 @@ pub struct Finished<C> {
     pub written: u32,
 }
 
+/// What a [`Watcher`] calls.
+type Told = dyn FnMut(&[Segment]) + Send;
+
+/// Told which memory was written for a request, after the write and before the answer.
+pub struct Watcher(Box<Told>);
+
+impl Watcher {
+    /// `told` gets the memory of each request that may have written to it. Called on the way of
+    /// every request: it must not block.
+    #[must_use]
+    pub fn new(told: impl FnMut(&[Segment]) + Send + 'static) -> Self {
+        Self(Box::new(told))
+    }
+
+    /// A request that failed may have written a part: all of its memory counts.
+    #[cold]
+    fn tell(&mut self, request: &Request) {
+        if matches!(request.op, Op::Read | Op::GetId) {
+            (self.0)(request.segments.as_slice());
+        }
+    }
+}
+
+impl std::fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Watcher")
+    }
+}
+
 /// Slots for the requests of one ring on one worker.
 ///
 /// # Invariants
@@ -70,6 +99,7 @@ pub struct DiskQueue<C> {
     pub(crate) durable_writes: bool,
     pub(crate) needs_locks: bool,
     pub(crate) stats: DiskStats,
+    watcher: Option<Watcher>,
     /// The memory of the slots' segment lists; the last to go.
     _arena: Arena,
 }
@@ -113,6 +143,7 @@ impl<C> DiskQueue<C> {
             pool: Pool::new(POOL_BYTES)?,
             durable_writes: false,
             stats: DiskStats::default(),
+            watcher: None,
             _arena: arena,
         })
     }
@@ -133,6 +164,11 @@ impl<C> DiskQueue<C> {
     /// negotiated; VIRTIO 1.2 §5.2.6.2). `unsafe` disks ignore it.
     pub fn set_durable_writes(&mut self, durable: bool) {
         self.durable_writes = durable && self.disk.cache != CacheMode::Unsafe;
+    }
+
+    /// From now on `watcher` is told of the memory that is written, also for requests in flight.
+    pub fn watch_memory(&mut self, watcher: Option<Watcher>) {
+        self.watcher = watcher;
     }
 
     /// What was counted.
@@ -301,6 +337,9 @@ impl<C> DiskQueue<C> {
     pub(crate) fn retire(&mut self, tag: u16, status: Status) -> Finished<C> {
         let slot = &mut self.slots[usize::from(tag)];
         let context = slot.context.take().expect("a slot in flight has a context");
+        if let Some(watcher) = &mut self.watcher {
+            watcher.tell(&slot.request);
+        }
         let request = &slot.request;
         let mut written = 0;
         if status == Status::Ok {

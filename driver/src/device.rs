@@ -59,6 +59,7 @@ pub struct Device {
     path: Option<PathBuf>,
     client: Option<Client>,
     clean: bool,
+    offered: (u64, u64),
     features: u64,
     protocol: u64,
     server_queues: u16,
@@ -128,6 +129,7 @@ impl Device {
             options.regions,
         )?;
         let mut device = Self {
+            offered: (client.offered, client.offered_protocol),
             features,
             protocol: client.protocol.bits(),
             server_queues: client.queues,
@@ -286,6 +288,12 @@ impl Device {
     #[must_use]
     pub fn protocol_features(&self) -> u64 {
         self.protocol
+    }
+
+    /// What the server offers: virtio feature bits, and protocol features that `vhost` names.
+    #[must_use]
+    pub fn offered(&self) -> (u64, u64) {
+        self.offered
     }
 
     /// Queues the server has; this device may use fewer.

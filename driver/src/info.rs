@@ -2,8 +2,9 @@
 
 use ringway_ring::virtio_blk::{
     CONFIG_BYTES, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
-    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX,
-    VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES, WRITEBACK_OFFSET,
+    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
+    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
+    WRITEBACK_OFFSET,
 };
 
 /// A disk as its server describes it (`struct virtio_blk_config`, VIRTIO 1.2 §5.2.4).
@@ -15,6 +16,12 @@ pub struct DiskInfo {
     pub block_size: u32,
     /// The unit the host writes without reading first, in bytes.
     pub physical_block: u32,
+    /// The least the host likes to be asked for, in bytes; 0 if it does not say.
+    pub min_io: u32,
+    /// What the host likes best to be asked for, in bytes; 0 if it does not say.
+    pub optimal_io: u32,
+    /// Cylinders, heads and sectors, for old partition tables.
+    pub geometry: Option<(u16, u8, u8)>,
     /// The longest buffer of a request, in bytes.
     pub size_max: Option<u32>,
     /// The most buffers of a request.
@@ -51,10 +58,17 @@ impl DiskInfo {
             if has(VIRTIO_BLK_F_BLK_SIZE) { u32_at(20).clamp(512, 1 << 16) } else { 512 };
         let exponent = if has(VIRTIO_BLK_F_TOPOLOGY) { u32::from(bytes[24]).min(15) } else { 0 };
         let wce = has(VIRTIO_BLK_F_CONFIG_WCE);
+        // In blocks.
+        let io = |blocks: u32| {
+            if has(VIRTIO_BLK_F_TOPOLOGY) { blocks.saturating_mul(block_size) } else { 0 }
+        };
         Self {
             capacity: sectors.saturating_mul(512),
             block_size,
             physical_block: block_size << exponent,
+            min_io: io(u16_at(26).into()),
+            optimal_io: io(u32_at(28)),
+            geometry: has(VIRTIO_BLK_F_GEOMETRY).then(|| (u16_at(16), bytes[18], bytes[19])),
             size_max: limit(VIRTIO_BLK_F_SIZE_MAX, 8),
             seg_max: limit(VIRTIO_BLK_F_SEG_MAX, 12),
             num_queues: if has(VIRTIO_BLK_F_MQ) { u16_at(34).max(1) } else { 1 },
@@ -94,11 +108,13 @@ mod tests {
         };
         let info = DiskInfo::parse(&config.to_bytes(), u64::MAX);
         assert_eq!((info.capacity, info.block_size, info.physical_block), (5 << 40, 512, 4096));
+        assert_eq!(info.optimal_io, 65536);
+        assert!(info.geometry.is_some());
         assert_eq!((info.size_max, info.seg_max, info.num_queues), (Some(1 << 20), Some(126), 4));
         assert_eq!(info.max_discard_sectors, Some(ERASE_SECTORS_MAX));
         assert_eq!((info.discard_alignment, info.write_zeroes_may_unmap), (4096, true));
         let none = DiskInfo::parse(&config.to_bytes(), 0);
         assert_eq!((none.size_max, none.num_queues, none.writeback), (None, 1, false));
-        assert_eq!(none.max_discard_sectors, None);
+        assert_eq!((none.max_discard_sectors, none.geometry, none.optimal_io), (None, None, 0));
     }
 }

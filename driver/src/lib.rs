@@ -5,27 +5,28 @@
 //! buffers and the completion gives them back, along with a context of the caller's own type. A queue
 //! belongs to one thread; different queues share nothing.
 //!
-//! ```no_run
-//! use ringway_driver::{Device, Error};
+//! ```
+//! # use ringway_disk::{EngineKind::Sim, SimModel::Ram, Source};
+//! # use ringway_testkit::rig::{Rig, RigOptions};
+//! # let ram = Source::Sim { model: Ram, bytes: 1 << 20 };
+//! # let mut rig = Rig::start(&RigOptions::new(ram, Sim(Ram)));
+//! # let socket = rig.connect();
+//! let mut device = ringway_driver::Options::new().over(socket)?; // or Device::connect(path)?
+//! let mut queue = device.queue::<&str>()?;
+//! let mut buffer = device.pool().alloc(4096).ok_or("out of shared memory")?;
 //!
-//! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let mut device = Device::connect("/run/disk.sock")?;
-//!     let mut queue = device.queue::<&str>()?;
-//!     let mut buffer = device.pool().alloc(4096).ok_or("out of shared memory")?;
-//!
-//!     buffer.fill(0x55);
-//!     queue.write(8192, buffer, "the write")?; // the buffer is in flight now
-//!     queue.wait(None)?; // submits, then sleeps
-//!     let done = queue.pop()?.ok_or("nothing came back")?;
+//! buffer.fill(0x55);
+//! queue.write(8192, buffer, "the write")?; // the buffer is in flight now
+//! queue.discard(65536, 4096, "the discard")?; // several at once
+//! queue.wait_for(2, None)?; // submits, then sleeps
+//! for done in queue.completions() {
 //!     assert!(done.is_ok(), "{} failed: {:?}", done.ctx, done.status);
-//!
-//!     queue.flush("the flush")?;
-//!     queue.wait_polling(None)?; // the same without sleeping
-//!     for done in queue.completions() {
-//!         println!("{}: {:?}", done.ctx, done.status);
-//!     }
-//!     Ok(())
 //! }
+//! queue.flush("the flush")?;
+//! queue.wait_polling(None)?; // the same without sleeping
+//! let done = queue.pop()?.ok_or("nothing came back")?;
+//! assert_eq!((done.ctx, done.is_ok()), ("the flush", true));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 mod completion;
@@ -35,6 +36,7 @@ mod info;
 mod layout;
 mod link;
 mod memory;
+mod names;
 mod options;
 mod queue;
 mod slots;
@@ -45,7 +47,12 @@ pub use device::Device;
 pub use error::{Error, Refusal, Rejected};
 pub use info::DiskInfo;
 pub use memory::{Buffer, BufferPool};
+pub use names::{vhost_user_feature_name, virtio_feature_name};
 pub use options::{Indirect, Options};
 pub use queue::BlkQueue;
 pub use ringway_core::Status;
 pub use ringway_ring::virtqueue::Piece;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -74,6 +74,10 @@ impl VhostUserFrontendReqHandler for ConfigWatch {
 pub(crate) struct Client {
     frontend: Frontend,
     stream: UnixStream,
+    /// Feature bits the server has.
+    pub(crate) offered: u64,
+    /// Protocol features the server has, also those unknown here.
+    pub(crate) offered_protocol: u64,
     /// Feature bits in use.
     pub(crate) features: u64,
     /// Protocol features in use.
@@ -99,6 +103,8 @@ impl Client {
         let mut client = Self {
             frontend: Frontend::from_stream(stream, 1),
             stream: own,
+            offered: 0,
+            offered_protocol: 0,
             features: 0,
             protocol: Protocol::empty(),
             queues: 1,
@@ -125,6 +131,7 @@ impl Client {
             | Protocol::RESET_DEVICE;
         useful.set(Protocol::BACKEND_REQ, watch_config);
         let known = self.ask("GET_PROTOCOL_FEATURES", |f| f.get_protocol_features())?;
+        (self.offered, self.offered_protocol) = (offered, known.bits());
         self.protocol = known & useful;
         if !known.contains(Protocol::CONFIG) {
             return Err(Error::Lacks("its configuration space (CONFIG)"));

@@ -62,17 +62,25 @@ pub(crate) enum Command<Q> {
     Exit,
 }
 
+/// Looked at by its worker in every turn. On lines of its own (two, because neighbouring lines are
+/// fetched in pairs), so that nothing that others write comes with it (ADR 0010).
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Pending(AtomicBool);
+
+const _: () = assert!(size_of::<Pending>() == 128 && align_of::<Pending>() == 128);
+
 /// A worker's end of its command channel.
 pub struct Inbox<Q> {
     commands: Receiver<Command<Q>>,
-    pending: Arc<AtomicBool>,
+    pending: Arc<Pending>,
     bell: Arc<OwnedFd>,
 }
 
 /// The other end: how the control plane talks to a worker.
 pub struct Handle<Q> {
     commands: Sender<Command<Q>>,
-    pending: Arc<AtomicBool>,
+    pending: Arc<Pending>,
     bell: Arc<OwnedFd>,
 }
 
@@ -94,7 +102,7 @@ impl<Q> Clone for Handle<Q> {
 pub fn command_channel<Q>() -> io::Result<(Handle<Q>, Inbox<Q>)> {
     let (sender, receiver) = channel();
     let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let pending = Arc::new(AtomicBool::new(false));
+    let pending = Arc::new(Pending::default());
     let handle =
         Handle { commands: sender, pending: Arc::clone(&pending), bell: Arc::clone(&bell) };
     Ok((handle, Inbox { commands: receiver, pending, bell }))
@@ -108,15 +116,15 @@ impl<Q> Inbox<Q> {
     /// One load: cheap enough for every turn.
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
-        self.pending.load(SeqCst)
+        self.pending.0.load(SeqCst)
     }
 
     pub(crate) fn next(&self) -> Option<Command<Q>> {
         // First the mark, then the look: a command sent in between sets the mark again.
-        self.pending.store(false, SeqCst);
+        self.pending.0.store(false, SeqCst);
         let command = self.commands.try_recv().ok();
         if command.is_some() {
-            self.pending.store(true, SeqCst);
+            self.pending.0.store(true, SeqCst);
         }
         command
     }
@@ -125,7 +133,7 @@ impl<Q> Inbox<Q> {
 impl<Q: RequestQueue> Handle<Q> {
     fn send(&self, command: Command<Q>) -> io::Result<()> {
         self.commands.send(command).map_err(|_| io::Error::other("the worker has ended"))?;
-        self.pending.store(true, SeqCst);
+        self.pending.0.store(true, SeqCst);
         rustix::io::write(&*self.bell, &1u64.to_ne_bytes())?;
         Ok(())
     }

@@ -7,8 +7,10 @@ use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
 use ringway_disk::{EngineKind, SimModel};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -46,6 +48,7 @@ pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 /// The workers of one engine. Dropping it ends them.
 pub struct Pool {
     options: PoolOptions,
+    cpus: Cpus,
     on_failure: OnFailure,
     handles: Vec<Handle<Queue>>,
     threads: Vec<JoinHandle<()>>,
@@ -57,17 +60,21 @@ impl Pool {
     /// # Errors
     /// What the host says to an engine or a thread.
     pub fn start(options: PoolOptions) -> io::Result<Self> {
-        Self::start_watched(options, Arc::new(|| {}))
+        Self::start_watched(options, Cpus::default(), Arc::new(|| {}))
     }
 
-    /// As [`Pool::start`]; `on_failure` is called by a worker whose engine fails, after it has told
-    /// the sessions of its queues and the log.
+    /// As [`Pool::start`], with workers that are pinned to `cpus`; `on_failure` is called by a worker
+    /// whose engine fails, after it has told the sessions of its queues and the log.
     ///
     /// # Errors
-    /// As [`Pool::start`].
-    pub fn start_watched(options: PoolOptions, on_failure: OnFailure) -> io::Result<Self> {
+    /// As [`Pool::start`], and what the host says to a CPU.
+    pub fn start_watched(
+        options: PoolOptions,
+        cpus: Cpus,
+        on_failure: OnFailure,
+    ) -> io::Result<Self> {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let mut pool = Self { options, on_failure, handles, threads };
+        let mut pool = Self { options, cpus, on_failure, handles, threads };
         pool.grow(options.workers)?;
         Ok(pool)
     }
@@ -75,26 +82,24 @@ impl Pool {
     /// Starts more workers until there are `workers`; queues that run stay where they are.
     ///
     /// # Errors
-    /// As [`Pool::start`]; those that were there go on.
+    /// As [`Pool::start_watched`]; those that were there go on.
     pub fn grow(&mut self, workers: usize) -> io::Result<()> {
         let options = self.options;
         for index in self.handles.len()..workers {
-            let on_failure = Arc::clone(&self.on_failure);
+            let care = Care::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, on_failure, || Null::new(DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, on_failure, move || {
+                EngineKind::Null => spawn(index, options, care, || Null::new(DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, care, move || {
                     Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, on_failure, move || {
+                EngineKind::Sim(model) => spawn(index, options, care, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, on_failure, || LinuxAio::new(DEPTH)),
-                EngineKind::Threads => {
-                    spawn(index, options, on_failure, || Threads::new(threads()))
+                EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(DEPTH)),
+                EngineKind::Threads => spawn(index, options, care, || Threads::new(threads())),
+                EngineKind::IoUring => {
+                    spawn(index, options, care, move || IoUring::new(io_uring(options.iopoll)))
                 }
-                EngineKind::IoUring => spawn(index, options, on_failure, move || {
-                    IoUring::new(io_uring(options.iopoll))
-                }),
             }?;
             self.handles.push(handle);
             self.threads.push(thread);
@@ -113,10 +118,11 @@ impl Pool {
         F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
     {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let mut pool = Self { options, on_failure: Arc::new(|| {}), handles, threads };
+        let (cpus, on_failure) = (Cpus::default(), Arc::new(|| {}));
+        let mut pool = Self { options, cpus, on_failure, handles, threads };
         for index in 0..options.workers {
-            let (make, on_failure) = (make.clone(), Arc::clone(&pool.on_failure));
-            let (handle, thread) = spawn(index, options, on_failure, move || make(index))?;
+            let (make, care) = (make.clone(), Care::new(&pool.cpus, &pool.on_failure));
+            let (handle, thread) = spawn(index, options, care, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -140,6 +146,71 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
+}
+
+/// CPUs for workers: each is pinned to one, in turn. Helper threads of an engine may use all of
+/// them. Pools that have clones of it share the turn, so that no CPU has two workers before all have
+/// one.
+#[derive(Clone, Debug, Default)]
+pub struct Cpus {
+    /// Empty: anywhere.
+    list: Arc<[usize]>,
+    next: Arc<AtomicUsize>,
+}
+
+impl Cpus {
+    /// These, by number; with none of them workers run anywhere.
+    #[must_use]
+    pub fn new(list: &[usize]) -> Self {
+        Self { list: list.into(), next: Arc::default() }
+    }
+
+    fn pin(&self) -> Pin {
+        let own = self.next.fetch_add(1, Relaxed) % self.list.len().max(1);
+        Pin { cpus: Arc::clone(&self.list), own }
+    }
+}
+
+/// What a worker's thread needs around its work.
+struct Care {
+    pin: Pin,
+    on_failure: OnFailure,
+}
+
+impl Care {
+    fn new(cpus: &Cpus, on_failure: &OnFailure) -> Self {
+        Self { pin: cpus.pin(), on_failure: Arc::clone(on_failure) }
+    }
+}
+
+/// Where a worker runs.
+struct Pin {
+    /// Empty: anywhere.
+    cpus: Arc<[usize]>,
+    /// The index of the worker's own CPU.
+    own: usize,
+}
+
+impl Pin {
+    /// For the time the engine is made: its helper threads inherit this.
+    fn to_all(&self) -> io::Result<()> {
+        pin_to(&self.cpus)
+    }
+
+    fn to_own(&self) -> io::Result<()> {
+        pin_to(self.cpus.get(self.own..=self.own).unwrap_or_default())
+    }
+}
+
+/// Lets this thread run on these CPUs only; on any if there are none.
+fn pin_to(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|&cpu| set.set(cpu));
+    sched_setaffinity(None, &set)
+        .map_err(|error| io::Error::other(format!("CPUs {cpus:?} cannot be used: {error}")))
 }
 
 /// Any number of operations at a time, each taking as long.
@@ -173,7 +244,7 @@ fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
 fn spawn<E, F>(
     index: usize,
     options: PoolOptions,
-    on_failure: OnFailure,
+    care: Care,
     make: F,
 ) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
 where
@@ -183,7 +254,11 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let mut worker = match make().and_then(|engine| Worker::new(engine, inbox, &options)) {
+        let started = care.pin.to_all().and_then(|()| make()).and_then(|engine| {
+            care.pin.to_own()?;
+            Worker::new(engine, inbox, &options)
+        });
+        let mut worker = match started {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -196,7 +271,7 @@ where
             tracing::error!("worker {engine}/{index} ends, its engine failed: {error}");
             // First its queues go, so that their sessions do not wait for it.
             drop(worker);
-            on_failure();
+            (care.on_failure)();
         }
     })?;
     is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;

@@ -2,6 +2,7 @@
 
 use ringway_core::mem::GuestMap;
 use ringway_core::{Request, Status};
+use ringway_disk::Watcher;
 use ringway_ring::virtqueue::{Armed, Broken};
 use std::io;
 use std::os::fd::RawFd;
@@ -66,6 +67,12 @@ pub trait RequestQueue: Send {
 
     /// The guest's memory.
     fn memory(&self) -> &Arc<GuestMap>;
+
+    /// Who wants to be told of written guest memory. Asked when a worker takes the queue, and after
+    /// every change to it.
+    fn watcher(&self) -> Option<Watcher> {
+        None
+    }
 
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;

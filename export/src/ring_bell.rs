@@ -20,11 +20,15 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// # Invariants
 /// 1. While this is alive so is the thread `id`, because only its thread-local holds it; the
 ///    watchdog holds the registry's lock when it uses `id`, and the drop takes that lock.
+// Written with every call: on lines of its own (ADR 0010).
+#[repr(align(128))]
 struct Mark {
     id: libc::pthread_t,
     /// Odd while the thread is in a write; never the same for two writes.
     writes: AtomicU64,
 }
+
+const _: () = assert!(size_of::<Mark>() == 128 && align_of::<Mark>() == 128);
 
 static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
 static WATCHDOG: Once = Once::new();

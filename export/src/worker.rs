@@ -4,34 +4,23 @@
 //! with other workers on the way of a request. Commands arrive between turns; `control.rs` obeys.
 
 mod control;
+mod lane;
 
 use crate::command::{Alarm, Inbox, LaneId, Raise};
 use crate::pinned::Pinned;
 use crate::polling::Idle;
 use crate::pool::PoolOptions;
-use crate::queue::{Pop, RequestQueue};
+use crate::queue::RequestQueue;
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
 use control::Waiting;
+use lane::Lane;
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_disk::DiskQueue;
 use ringway_ring::virtqueue::{Armed, Broken};
 use std::io;
 use std::time::{Duration, Instant};
-
-/// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
-/// begins with the first of a batch only when the last has been prepared, so a full queue goes in
-/// several batches; smaller ones would cost a system call more often.
-const BUDGET: usize = 16;
-
-/// The same while nothing of the queue is in flight at a disk that takes its time: it begins with
-/// these while the others are being prepared.
-const BUDGET_FIRST: usize = 2;
-
-/// Bytes taken from one queue before the next one has its turn: copying them from the page cache
-/// may be done within the submission, at a few bytes per nanosecond.
-const BUDGET_BYTES: u64 = 4 << 20;
 
 /// Turns without a request before a queue goes back to being woken by its doorbell.
 const IDLE_TURNS_MAX: u32 = 2000;
@@ -48,38 +37,6 @@ const LINGER: u32 = 4;
 
 /// The doorbell of the inbox; lane *n* rings as *n* + 1.
 const INBOX_BELL: u32 = 0;
-
-/// One queue and its hand on a disk.
-struct Lane<Q: RequestQueue> {
-    ring: Q,
-    disk: DiskQueue<Q::Token>,
-    state: State,
-    /// In the worker's list of active lanes.
-    active: bool,
-    idle_turns: u32,
-    /// The last requests were still in flight after the harvest that followed their submission.
-    lasting: bool,
-    alarm: Raise,
-    sampler: Sampler,
-}
-
-/// Whether a lane takes new requests.
-enum State {
-    Running,
-    /// The guest broke it: what is in flight ends, nothing new begins.
-    Broken,
-    /// As soon as nothing is in flight the ring goes back to whoever asked.
-    Stopping,
-}
-
-impl State {
-    fn broken(&self) -> Self {
-        match self {
-            Self::Running | Self::Broken => Self::Broken,
-            Self::Stopping => Self::Stopping,
-        }
-    }
-}
 
 /// One thread's engine and queues.
 ///
@@ -297,6 +254,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 all = Armed::WorkArrived;
             }
         }
+        // Memory that vanished under the last look must not be slept over: nobody may kick again.
+        if poison_epoch() != self.poison_seen {
+            return Armed::WorkArrived;
+        }
         all
     }
 
@@ -311,6 +272,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         for at in 0..self.active.len() {
             if let Some(lane) = self.lanes[self.active[at] as usize].as_mut() {
                 lane.ring.disarm();
+                // A sleep says as much as many turns: an idle queue rests after a few of them.
+                lane.idle_turns = lane.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
             }
         }
         Ok(())
@@ -324,29 +287,17 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         durable: bool,
         alarm: Raise,
     ) -> io::Result<LaneId> {
-        let free = self.lanes.iter().position(Option::is_none);
-        let at = free.unwrap_or(self.lanes.len());
+        let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
         let id = u32::try_from(at).map_err(io::Error::other)?;
         let file = self.engine.attach(disk.file())?;
         let limits = self.engine.limits().clone();
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
+        disk.watch_memory(ring.watcher());
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
-        let lane = Lane {
-            ring,
-            disk,
-            state: State::Running,
-            active: false,
-            idle_turns: 0,
-            lasting: false,
-            alarm,
-            sampler: Sampler::new(self.sample_latency),
-        };
-        match free {
-            Some(at) => self.lanes[at] = Some(lane),
-            None => self.lanes.push(Some(lane)),
-        }
+        self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
+        self.lanes[at] = Some(Lane::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
         self.name_memory();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
@@ -378,86 +329,5 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     }
 }
 
-impl<Q: RequestQueue> Lane<Q> {
-    /// Takes requests from the ring and starts them. Returns how many chains were taken.
-    #[inline]
-    fn pop_batch<E: Engine>(&mut self, engine: &mut E) -> usize {
-        if self.disk.has_deferred() {
-            self.disk.retry(engine, BUDGET);
-        }
-        if !matches!(self.state, State::Running) {
-            return 0;
-        }
-        let (mut popped, mut bytes, mut last) = (0, 0, None);
-        let is_first = self.lasting && self.disk.in_flight() == 0;
-        let budget = if is_first { BUDGET_FIRST } else { BUDGET };
-        while popped < budget && bytes < BUDGET_BYTES {
-            // No slot free: the request stays in the ring.
-            let Some(tag) = self.disk.acquire() else { break };
-            match self.ring.pop(self.disk.request_mut(tag)) {
-                Ok(Pop::Request(token)) => {
-                    bytes += self.disk.request_mut(tag).range.len();
-                    self.sampler.taken(tag);
-                    last = Some(tag);
-                    // SAFETY: the ring resolved the segments in guest memory that stays mapped
-                    // until the lane has nothing in flight and its ring was given back.
-                    unsafe { self.disk.start(engine, tag, token) };
-                }
-                Ok(Pop::Refused(token, status)) => {
-                    self.disk.abandon(tag);
-                    self.disk.count_refused();
-                    self.ring.complete(token, status, 0);
-                }
-                Ok(Pop::Empty) => {
-                    self.disk.abandon(tag);
-                    break;
-                }
-                Err(broken) => {
-                    self.disk.abandon(tag);
-                    self.break_off(broken);
-                    break;
-                }
-            }
-            popped += 1;
-        }
-        if let Some(tag) = last {
-            // At most BUDGET.
-            #[allow(clippy::cast_possible_truncation)]
-            self.sampler.begun(popped as u32, tag, || self.disk.request_mut(tag).op);
-        }
-        popped
-    }
-
-    fn arm(&mut self) -> Armed {
-        if !matches!(self.state, State::Running) {
-            return Armed::Quiet;
-        }
-        match self.ring.arm() {
-            // All slots taken: the next completion brings us back, not a kick.
-            Ok(Armed::WorkArrived) if self.disk.in_flight() == usize::from(self.ring.depth()) => {
-                Armed::Quiet
-            }
-            Ok(armed) => armed,
-            Err(broken) => {
-                self.break_off(broken);
-                Armed::Quiet
-            }
-        }
-    }
-
-    /// True if the lane can leave the active list: its doorbell brings it back.
-    #[cold]
-    fn put_to_rest(&mut self) -> bool {
-        self.idle_turns = 0;
-        let resting = matches!(self.state, State::Running | State::Broken);
-        resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
-    }
-
-    #[cold]
-    fn break_off(&mut self, broken: Broken) {
-        if matches!(self.state, State::Running) {
-            self.state = State::Broken;
-            (self.alarm)(Alarm::Broken(broken));
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

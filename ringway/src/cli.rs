@@ -1,9 +1,14 @@
 //! What can be said on the command line.
 
+use crate::bench::BenchArgs;
+use crate::copy::CopyArgs;
 use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
+use crate::info::InfoArgs;
+use crate::io::IoArgs;
 use crate::logging::LogFormat;
+use crate::man::{CompletionsArgs, ManArgs};
 use crate::serve::ServeArgs;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::ffi::OsString;
@@ -15,9 +20,13 @@ Examples:
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
   ringway ctl --control /run/ringway.sock stats     what a daemon does
+  ringway bench vhost-user:/run/disk.sock           how fast it is
+  ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
+  ringway info vhost-user:/run/disk.sock            what a server serves
   ringway help serve                                all options, with examples
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 data differ (copy, io), 128+N
+ended by signal N.";
 
 /// Block I/O between virtual machines and disks, in user space, over several rings at once.
 #[derive(Debug, Parser)]
@@ -34,12 +43,24 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve disks to virtual machines over vhost-user-blk.
     Serve(ServeArgs),
+    /// Measure a served disk, a file, or two of them in turn.
+    Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.
     Demo(DemoArgs),
     /// Look into a running daemon and change its disks.
     Ctl(CtlArgs),
     /// Say what this host and a disk can do, and what would be chosen.
     Doctor(DoctorArgs),
+    /// Copy a disk: files, block devices and served disks, either way.
+    Copy(CopyArgs),
+    /// Read, write and verify by hand or by a script.
+    Io(IoArgs),
+    /// Say what a disk is: an image, or one that any server serves.
+    Info(InfoArgs),
+    /// Print a script with which a shell completes commands and options.
+    Completions(CompletionsArgs),
+    /// Write manual pages.
+    Man(ManArgs),
 }
 
 /// How much to say, and how.

@@ -20,13 +20,24 @@ const EXAMPLES: &str = "\
 Examples:
   ringway ctl --control /run/ringway.sock list
   ringway ctl --control /run/ringway.sock stats --json | jq .disks[0].counts
-  ringway ctl --control /run/ringway.sock add vm2.img --size 10G --socket /run/vm2.sock
+  ringway ctl --control /run/ringway.sock add vm2.img --socket /run/vm2.sock
   ringway ctl --control /run/ringway.sock resize vm2.img 20G
   ringway ctl --control /run/ringway.sock remove /run/vm2.sock
 
 DISK is the number of a disk, its image or its socket, as list shows them.
 RINGWAY_CONTROL may name the socket instead of --control.
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
+
+/// What the help of each of its commands ends with.
+macro_rules! example {
+    ($words:literal) => {
+        concat!(
+            "Examples:\n  ringway ctl --control /run/ringway.sock ",
+            $words,
+            "\n\nExit status: 0 done, 1 failed or refused, 2 wrong usage."
+        )
+    };
+}
 
 /// How long a daemon may take: draining a disk takes as long as the disk.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -49,20 +60,25 @@ pub(crate) struct CtlArgs {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Show the disks.
+    #[command(after_help = example!("list"))]
     List,
     /// Show what disks, queues and workers have done.
+    #[command(after_help = example!("stats /run/vm1.sock"))]
     Stats {
         /// Only this disk.
         disk: Option<String>,
     },
     /// Serve one more disk; the words are those of `ringway serve`.
+    #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
     Add(Box<DiskArgs>),
     /// Serve a disk no more: what is in flight ends, then its front-end is disconnected.
+    #[command(after_help = example!("remove vm2.img"))]
     Remove {
         /// The disk.
         disk: String,
     },
     /// Give a disk another size and tell its guest.
+    #[command(after_help = example!("resize vm2.img 20G"))]
     Resize {
         /// The disk.
         disk: String,
@@ -74,16 +90,19 @@ enum Command {
         shrink: bool,
     },
     /// Finish what is in flight, make it durable, and go on.
+    #[command(after_help = example!("drain vm2.img"))]
     Drain {
         /// The disk.
         disk: String,
     },
     /// Take no more requests; the guest waits.
+    #[command(after_help = example!("pause vm2.img"))]
     Pause {
         /// The disk.
         disk: String,
     },
     /// Take requests again.
+    #[command(after_help = example!("resume vm2.img"))]
     Resume {
         /// The disk.
         disk: String,
@@ -179,7 +198,10 @@ pub(crate) fn ask(
     mut request: Map<String, Value>,
 ) -> anyhow::Result<Result<Value, Problem>> {
     let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    // Waiting for an image takes as long as was asked for.
+    let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
+    let lock_wait = Duration::from_secs(lock_wait.unwrap_or(0));
+    stream.set_read_timeout(Some(PATIENCE.saturating_add(lock_wait)))?;
     request.insert("version".into(), VERSION.into());
     request.insert("command".into(), command.into());
     let mut bytes = serde_json::to_vec(&request)?;

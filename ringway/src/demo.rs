@@ -1,7 +1,6 @@
 //! `ringway demo`: a daemon serves a temporary disk, and this process plays its virtual machine.
 
 mod bench;
-mod content;
 mod daemon;
 mod pump;
 mod verify;
@@ -30,7 +29,8 @@ Examples:
   ringway demo --quick
   ringway demo --dir /mnt/fast --size 1G --engine threads
 
-Exit status: 0 all data verified, 1 failed or data wrong, 2 wrong usage, 128+N ended by signal N.";
+Exit status: 0 all data verified, 1 failed or data wrong, 2 wrong usage, 128+N
+ended by signal N.";
 
 /// What `ringway demo` is told.
 #[derive(Debug, Args)]

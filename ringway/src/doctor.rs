@@ -7,8 +7,8 @@
 mod advice;
 mod engines;
 mod host;
-mod image;
-mod paper;
+pub(crate) mod image;
+pub(crate) mod paper;
 
 use crate::cli::LogArgs;
 use crate::logging;

@@ -4,13 +4,20 @@
 //! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
 //! file.
 
+mod bench;
 mod cli;
 mod config;
+mod content;
 mod control;
+mod copy;
 mod ctl;
 mod demo;
 mod doctor;
+mod info;
+mod io;
 mod logging;
+mod man;
+mod random;
 mod serve;
 mod signals;
 mod size;
@@ -24,9 +31,15 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
+        cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
+        cli::Command::Copy(args) => copy::run(&args, &cli.log),
+        cli::Command::Io(args) => io::run(&args, &cli.log),
+        cli::Command::Info(args) => info::run(&args, &cli.log),
+        cli::Command::Completions(args) => man::completions(&args),
+        cli::Command::Man(args) => man::pages(&args),
     };
     match result {
         Ok(code) => code,

@@ -8,6 +8,7 @@ mod disks;
 mod endpoint;
 mod image;
 mod ready;
+mod spread;
 mod stats;
 
 use crate::cli::{Cli, LogArgs};
@@ -15,6 +16,7 @@ use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
 use crate::{logging, signals};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ Examples:
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock         no disk yet: ringway ctl adds some
 
-A file for --config; the words are those of the options, relative paths start at its folder:
+A file for --config; the words are those of the options, relative paths start
+at its folder:
   workers = 2
   [[disk]]
   image = \"vm1.img\"
@@ -44,7 +47,8 @@ A file for --config; the words are those of the options, relative paths start at
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
-Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second signal N.";
+Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
+signal N.";
 
 /// What `ringway serve` is told.
 #[derive(Debug, Args)]
@@ -94,6 +98,7 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     plan.daemon = options.or(&plan.daemon);
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
     logging::start(log, plan.log_format, plan.log_level);
+    raise_open_files();
     let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
     let disks = Arc::clone(&daemon.disks);
@@ -102,6 +107,16 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         ready::print(&daemon);
     }
     daemon.run(&stop)
+}
+
+/// Raises the soft limit of open files to the hard one: each queue has two descriptors, and a
+/// hundred disks of 16 queues are more than the usual 1024.
+fn raise_open_files() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if let Err(error) = raised {
+        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
 }
 
 /// The plan of a command line without a file.

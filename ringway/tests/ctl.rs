@@ -415,3 +415,60 @@ fn the_control_socket_can_be_named_in_the_file() {
     assert_eq!(answer(dir.path(), &["list"])["disks"], json!([]));
     daemon.stop();
 }
+
+/// `--cpus` and `--lock-wait` count for disks that come later, too, and a daemon that waits for an
+/// image does everything else meanwhile.
+#[test]
+fn added_disks_are_pinned_and_waited_for() {
+    let dir = folder();
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    let cpus: Vec<_> = cpus.take(2).map(|cpu| cpu.to_string()).collect();
+    let daemon = Daemon::serve(
+        dir.path(),
+        &[
+            "null:1G",
+            "--socket",
+            "s",
+            "--control",
+            "ctl",
+            "--queues",
+            "1",
+            "--cpus",
+            &cpus.join(","),
+        ],
+    );
+    let held = std::fs::File::create(dir.path().join("held.img")).unwrap();
+    held.set_len(MIB).unwrap();
+    held.lock().unwrap();
+    let words = ["add", "held.img", "--socket", "t", "--queues", "4", "--engine", "threads"];
+    refused(dir.path(), &words, "held.img");
+    std::thread::scope(|scope| {
+        let patient = [&words[..], &["--lock-wait", "60"]].concat();
+        let path = dir.path();
+        let added = scope.spawn(move || answer(path, &patient));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!added.is_finished());
+        done(dir.path(), &["add", "null:1G", "--socket", "u", "--queues", "2"]);
+        drop(held);
+        assert_eq!(added.join().unwrap()["size"], MIB);
+    });
+    connect(dir.path(), "t");
+    let mut pinned = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().to_owned()
+        };
+        if field("Name:").starts_with("worker-") {
+            pinned.push(field("Cpus_allowed_list:"));
+        }
+    }
+    // One or two of the null disks' engine, as many of the other one's, in turn.
+    let mut expected = [&cpus[..], &cpus].concat();
+    pinned.sort();
+    expected.sort();
+    assert_eq!(pinned, expected);
+    daemon.stop();
+}

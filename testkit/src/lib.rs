@@ -1,6 +1,7 @@
 //! Test tools: a back-end in the test's own process, a client that keeps no rule, content that
 //! proves itself, random numbers that can be repeated, a simulated disk whose power fails.
 
+pub mod late_store;
 pub mod loop_device;
 pub mod pattern;
 pub mod power_cut;
@@ -8,6 +9,7 @@ pub mod raw;
 pub mod rig;
 pub mod seed;
 
+pub use late_store::LateStore;
 pub use loop_device::LoopDevice;
 pub use rig::Rig;
 pub use seed::Rng;

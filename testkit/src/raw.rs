@@ -21,6 +21,8 @@ pub mod request {
     pub const SET_FEATURES: u32 = 2;
     pub const SET_OWNER: u32 = 3;
     pub const SET_MEM_TABLE: u32 = 5;
+    pub const SET_LOG_BASE: u32 = 6;
+    pub const SET_LOG_FD: u32 = 7;
     pub const SET_VRING_NUM: u32 = 8;
     pub const SET_VRING_ADDR: u32 = 9;
     pub const SET_VRING_BASE: u32 = 10;
@@ -147,6 +149,12 @@ impl RawClient {
         Ok(answer == 0u64.to_ne_bytes())
     }
 
+    /// Closes the connection in both directions.
+    pub fn hang_up(&self) {
+        // Closed already is closed.
+        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+    }
+
     /// True once the peer has closed the connection; waits up to ten seconds for it.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -155,6 +163,8 @@ impl RawClient {
             match (&self.socket).read(&mut byte) {
                 Ok(0) => return true,
                 Ok(_) => {}
+                // A read with a timeout does not begin again after SIGCONT (signal(7)).
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return e.kind() == io::ErrorKind::ConnectionReset,
             }
         }

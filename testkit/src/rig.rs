@@ -160,6 +160,14 @@ impl Rig {
         }));
     }
 
+    /// Orders all sessions to end, as SIGTERM does.
+    ///
+    /// # Panics
+    /// If the eventfd is broken.
+    pub fn order_to_stop(&self) {
+        rustix::io::write(&*self.stop, &1u64.to_ne_bytes()).expect("an eventfd");
+    }
+
     /// Waits for the sessions to end by themselves: for tests whose client has gone.
     ///
     /// # Panics

@@ -25,7 +25,7 @@ const LONGER: &[(&str, usize)] = &[
     ("e2e/src/guest.rs", 800),                 // a test tool
     ("export/src/vhost_user/session.rs", 440), // one match arm per message
     ("export/src/worker.rs", 480),             // should be 250
-    ("testkit/src/raw.rs", 520),               // a test tool
+    ("testkit/src/raw.rs", 525),               // a test tool
 ];
 
 /// Which crates of the workspace a crate may use (dev-dependencies are free): arrows go down only.

@@ -9,19 +9,41 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Mutex, OnceLock};
 
-/// How many mappings can be watched at a time: 128 guests with all the 509 memory slots that
-/// vhost-user allows. Most guests have a handful.
-const WATCHED_MAX: usize = 65536;
+/// How many mappings can be watched at a time: 64 guests with all the 509 memory slots that
+/// vhost-user allows; most have a handful. Half of what Linux lets a process map (65530,
+/// vm.max_map_count), because at that limit the handler could not put memory in the place of any.
+const WATCHED_MAX: usize = 32768;
 
 struct Entry {
     start: AtomicUsize,
     len: AtomicUsize,
+    /// Grows with every change: `start` and `len` belong together only if it stood still while
+    /// they were read.
+    changes: AtomicUsize,
     tripped: AtomicBool,
 }
 
-static TABLE: [Entry; WATCHED_MAX] = [const {
-    Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), tripped: AtomicBool::new(false) }
-}; WATCHED_MAX];
+impl Entry {
+    const fn free() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
+            tripped: AtomicBool::new(false),
+        }
+    }
+
+    /// The mapping that holds `address`, as start and length. The mapping of a running access never
+    /// changes, so an entry that changes meanwhile is not the one.
+    fn holds(&self, address: usize) -> Option<(usize, usize)> {
+        let changes = self.changes.load(SeqCst);
+        let (start, len) = (self.start.load(SeqCst), self.len.load(SeqCst));
+        let inside = start != 0 && address >= start && address - start < len;
+        (inside && self.changes.load(SeqCst) == changes).then_some((start, len))
+    }
+}
+
+static TABLE: [Entry; WATCHED_MAX] = [const { Entry::free() }; WATCHED_MAX];
 
 /// Free entries of the table; taken and given back by the control plane only.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -53,6 +75,7 @@ impl Guard {
         })?;
         let entry = &TABLE[index];
         entry.tripped.store(false, SeqCst);
+        entry.changes.fetch_add(1, SeqCst);
         entry.len.store(len, SeqCst);
         entry.start.store(start, SeqCst);
         Ok(Self(index))
@@ -65,6 +88,7 @@ impl Guard {
 
     /// Stops watching; call before the memory is unmapped. Later calls do nothing.
     pub(super) fn forget(&mut self) {
+        TABLE[self.0].changes.fetch_add(1, SeqCst);
         if TABLE[self.0].start.swap(0, SeqCst) != 0 {
             FREE.lock().unwrap_or_else(|e| e.into_inner()).push(self.0);
         }
@@ -103,10 +127,7 @@ extern "C" fn handler(
     // SAFETY: the kernel passes a valid siginfo for SIGBUS, which carries an address.
     let address = unsafe { (*info).si_addr() } as usize;
     for entry in &TABLE {
-        let start = entry.start.load(SeqCst);
-        if start == 0 || address < start || address - start >= entry.len.load(SeqCst) {
-            continue;
-        }
+        let Some((start, len)) = entry.holds(address) else { continue };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: the table names a mapping of ours that has not been unmapped (Guard::forget comes
         // first); replacing it in place keeps every pointer into it valid. mmap is a bare system
@@ -114,7 +135,7 @@ extern "C" fn handler(
         let base = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
-                entry.len.load(SeqCst),
+                len,
                 libc::PROT_READ | libc::PROT_WRITE,
                 flags,
                 -1,

@@ -121,17 +121,14 @@ fn stat(file: &File) -> Option<libc::statfs> {
     (rc == 0).then_some(stat)
 }
 
-/// The process that locks a file, in words that follow "in use by"; `None` if the kernel names none.
-pub(super) fn lock_holder(file: &File) -> Option<String> {
-    Locks::on(file).holder
-}
-
 /// Locks on a file, as the kernel lists them. Taking one to find out could get in the way of a
 /// daemon that starts.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     /// Who holds the kind of lock that `open` takes: `process 123 (ringway)`.
     pub(super) holder: Option<String>,
+    /// Its number.
+    pub(super) pid: Option<u32>,
     /// Somebody holds another kind (fcntl), as QEMU does.
     pub(super) foreign: bool,
 }
@@ -149,6 +146,7 @@ impl Locks {
             let words: Vec<_> = line.split_whitespace().collect();
             match words[..] {
                 [_, "FLOCK", _, _, pid, file, ..] if file == identity => {
+                    locks.pid = locks.pid.or_else(|| pid.parse().ok());
                     locks.holder.get_or_insert_with(|| process(pid));
                 }
                 [_, "POSIX" | "OFDLCK", _, _, _, file, ..] if file == identity => {
@@ -176,6 +174,34 @@ fn process(pid: &str) -> String {
         "" => format!("process {pid}"),
         name => format!("process {pid} ({name})"),
     }
+}
+
+/// True if a process was killed or is ending, and only what it had begun keeps it: a daemon whose
+/// threads wait for the disk stays in this state until the last write has landed.
+pub(super) fn is_dying(pid: u32) -> bool {
+    let stat = read(&format!("/proc/{pid}/stat"));
+    let status = read(&format!("/proc/{pid}/status"));
+    ends(&stat) || is_killed(&status)
+}
+
+/// `4242 (ring way) Z 1 …`, proc(5): a zombie, or `PF_EXITING` of `linux/sched.h` in the ninth word.
+fn ends(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
+    let Some((_, words)) = stat.rsplit_once(')') else { return false };
+    let mut words = words.split_whitespace();
+    let gone = matches!(words.next(), Some("Z" | "X"));
+    let flags = words.nth(5).and_then(|word| word.parse::<u64>().ok());
+    gone || flags.is_some_and(|flags| flags & PF_EXITING != 0)
+}
+
+/// `SigPnd:  0000000000000100`: SIGKILL has come, and the thread has not got round to it.
+fn is_killed(status: &str) -> bool {
+    const SIGKILL: u64 = 1 << (libc::SIGKILL - 1);
+    let pending = status.lines().filter_map(|line| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    pending.fold(0, |all, mask| all | mask) & SIGKILL != 0
 }
 
 fn read(path: &str) -> String {
@@ -209,6 +235,18 @@ mod tests {
         assert_eq!(of("fe:00:56").holder, None);
         assert!(of("fe:00:78").foreign && of("fe:00:78").holder.is_none());
         assert!(!of("fe:00:34").foreign);
+    }
+
+    #[test]
+    fn the_dying_are_told_from_the_living() {
+        let stat = |state, flags| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 100 0");
+        assert!(!ends(&stat("S", 0x40_0000)) && !ends("") && !ends(&stat("D", 0x40_0100)));
+        assert!(ends(&stat("Z", 0)) && ends(&stat("D", 0x40_0004)));
+        let status =
+            |own, shared| format!("Name:\ta\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\n");
+        assert!(!is_killed(&status(0x4000, 0)) && !is_killed(""));
+        assert!(is_killed(&status(0x100, 0)) && is_killed(&status(0, 0x4100)));
+        assert!(!is_dying(std::process::id()));
     }
 
     #[test]

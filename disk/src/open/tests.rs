@@ -454,7 +454,7 @@ fn a_device_of_larger_blocks() {
     let disk = opens(&small);
     assert_eq!((disk.geometry().logical_block, disk.alignment().offset), (512, 4096));
     // A device is opened exclusively.
-    let error = fails(&small, &["in use"]);
+    let error = fails(&small, &["in use", &format!("process {}", std::process::id())]);
     assert!(matches!(error, OpenError::InUse { .. }));
     let mounted = OpenOptions { read_only: true, ..options(device.path()) };
     fails(&mounted, &["in use", &format!("process {}", std::process::id())]);
@@ -496,6 +496,24 @@ fn c11_the_second_daemon_is_refused() {
     fails(&options(&path), &["in use"]);
     drop(readers);
     drop(opens(&options(&path)));
+}
+
+/// Whoever asks for it waits for a living holder, too, and not for ever.
+#[test]
+fn c11_a_living_holder_is_waited_for_on_request() {
+    let folder = folder();
+    let path = file(&folder, MIB);
+    let wait = |ms| OpenOptions { lock_wait: Some(Duration::from_millis(ms)), ..options(&path) };
+    let first = opens(&options(&path));
+    let begun = Instant::now();
+    fails(&wait(200), &["in use", &format!("process {} (", std::process::id())]);
+    assert!(begun.elapsed() >= Duration::from_millis(200));
+    let leaves = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(first);
+    });
+    drop(open(&wait(20_000)).expect("the holder leaves"));
+    leaves.join().unwrap();
 }
 
 /// The message names another process, too.

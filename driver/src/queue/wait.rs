@@ -4,6 +4,7 @@ use super::BlkQueue;
 use crate::Error;
 use crate::link::Wake;
 use ringway_ring::virtqueue::Armed;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 impl<C> BlkQueue<C> {
@@ -73,6 +74,27 @@ impl<C> BlkQueue<C> {
             }
         }
         Ok(false)
+    }
+
+    /// For loops that also wait for other things: submits, and asks the server to call when the next
+    /// request completes. True if there is a completion to pop at once; false if
+    /// [`BlkQueue::call_fd`] will become readable. Look at [`BlkQueue::is_connected`] now and then:
+    /// a server that has gone does not call.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the server has broken the rules of the queue.
+    pub fn arm(&mut self) -> Result<bool, Error> {
+        self.submit()?;
+        let armed = self.ring.arm(1).map_err(|fault| self.broken(fault))?;
+        Ok(armed == Armed::WorkArrived)
+    }
+
+    /// The eventfd by which the server calls. Watch it edge-triggered, or read its counter before
+    /// waiting again; the other ways of waiting do not need that.
+    #[must_use]
+    pub fn call_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the eventfd is open as long as the link, which the queue keeps.
+        unsafe { BorrowedFd::borrow_raw(self.link.call.as_raw_fd()) }
     }
 
     #[inline]

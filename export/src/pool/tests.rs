@@ -1,6 +1,6 @@
 //! Workers whose engine fails.
 
-use super::{OnFailure, PoolOptions, spawn};
+use super::{Care, Cpus, OnFailure, PoolOptions, spawn};
 use crate::polling::Polling;
 use crate::vhost_user::{Ended, Session};
 use crate::{Export, ExportOptions};
@@ -63,6 +63,7 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     let fails = Arc::new(AtomicBool::new(false));
     let (told, hears) = channel();
     let on_failure: OnFailure = Arc::new(move || told.send(()).unwrap());
+    let care = Care::new(&Cpus::default(), &on_failure);
     let options = PoolOptions {
         engine: EngineKind::Null,
         workers: 1,
@@ -74,7 +75,7 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     };
     let engine = Arc::clone(&fails);
     let (handle, thread) =
-        spawn(0, options, on_failure, move || Ok(Failing(Null::new(64)?, engine))).unwrap();
+        spawn(0, options, care, move || Ok(Failing(Null::new(64)?, engine))).unwrap();
     let disk = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
     let disk = Arc::new(open(&disk).unwrap());
     let options = ExportOptions { queues: 1, queue_size: 64 };

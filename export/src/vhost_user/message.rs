@@ -44,7 +44,10 @@ pub(super) enum MessageError {
     DescriptorCount { request: u32, have: usize, want: String },
     #[error("a message header of version {0}, where 1 belongs, or a reply nobody asked for")]
     Version(u32),
-    #[error("more descriptors than a message can carry")]
+    #[error(
+        "descriptors got lost: more than a message can carry, or than this process may open \
+         (ulimit -n)"
+    )]
     TooManyDescriptors,
     #[error("the peer took too long in the middle of a message")]
     TooSlow,
@@ -112,6 +115,8 @@ impl Message {
             | R::SET_VRING_CALL
             | R::SET_VRING_ERR
             | R::SET_VRING_ENABLE => (have == 8, "8".into()),
+            // Size and offset of the log, or its address in a form of old.
+            R::SET_LOG_BASE => (have == 16 || have == 8, "16".into()),
             R::SET_VRING_ADDR | R::ADD_MEM_REG | R::REM_MEM_REG => (have == 40, "40".into()),
             R::SET_MEM_TABLE => {
                 let count = self.u32(0) as usize;
@@ -143,7 +148,11 @@ impl Message {
                 let count = usize::from(self.u64(0) & VRING_NO_FD == 0);
                 (have == count, count.to_string())
             }
-            R::ADD_MEM_REG | R::SET_BACKEND_REQ_FD => (have == 1, "1".into()),
+            R::ADD_MEM_REG | R::SET_BACKEND_REQ_FD | R::SET_LOG_FD => (have == 1, "1".into()),
+            R::SET_LOG_BASE => {
+                let count = usize::from(self.payload.len() == 16);
+                (have == count, count.to_string())
+            }
             // QEMU attaches a descriptor although the protocol has no use for it.
             R::REM_MEM_REG => (have <= 1, "0".into()),
             _ => (have == 0, "0".into()),

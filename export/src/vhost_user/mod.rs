@@ -3,6 +3,7 @@
 //! `session.rs` is the state machine of one connection, `message.rs` reads and writes its messages,
 //! `queue.rs` is what a worker gets, `socket.rs` makes the socket file.
 
+mod dirty_log;
 mod memory;
 mod message;
 mod queue;

@@ -1,9 +1,11 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot).
 
+use super::dirty_log::QueueLog;
 use crate::queue::{Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status};
+use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, LayoutError};
 use std::io;
@@ -27,6 +29,8 @@ pub struct Queue {
     memory: Translator,
     kick: OwnedFd,
     call: Option<OwnedFd>,
+    /// What the device writes is marked here while a guest is migrated.
+    log: Option<Arc<QueueLog>>,
 }
 
 impl Queue {
@@ -45,7 +49,7 @@ impl Queue {
     ) -> Result<Self, LayoutError> {
         // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive.
         let ring = unsafe { Device::new(format, at, base)? };
-        Ok(Self { ring, memory: Translator::new(map), kick, call })
+        Ok(Self { ring, memory: Translator::new(map), kick, call, log: None })
     }
 
     /// Where the queue got to, as GET_VRING_BASE puts it.
@@ -57,6 +61,17 @@ impl Queue {
     pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;
         let _ = self.call();
+    }
+
+    /// Where to mark what the device writes from now on.
+    pub(super) fn set_log(&mut self, log: Option<Arc<QueueLog>>) {
+        self.log = log;
+    }
+
+    fn log_wish(&self) {
+        if let Some(log) = &self.log {
+            log.wished();
+        }
     }
 
     /// Gives the eventfds back.
@@ -73,6 +88,14 @@ impl Queue {
         }
         rung
     }
+}
+
+#[cold]
+fn publish_logged(ring: &mut Device, log: &QueueLog) -> bool {
+    let places = ring.unpublished();
+    let wants_call = ring.publish();
+    log.published(places);
+    wants_call
 }
 
 impl RequestQueue for Queue {
@@ -98,12 +121,19 @@ impl RequestQueue for Queue {
     fn complete(&mut self, token: Token, status: Status, written: u32) {
         // SAFETY: the byte was resolved in the map that `memory` keeps alive (Queue invariant 1).
         let status_bytes = unsafe { token.status_at.write(status) };
+        if let Some(log) = &self.log {
+            log.answered(&token.status_at);
+        }
         self.ring.push(token.head, written + status_bytes);
     }
 
     #[inline]
     fn publish(&mut self) -> io::Result<()> {
-        if self.ring.publish() { self.call() } else { Ok(()) }
+        let wants_call = match &self.log {
+            None => self.ring.publish(),
+            Some(log) => publish_logged(&mut self.ring, log),
+        };
+        if wants_call { self.call() } else { Ok(()) }
     }
 
     #[inline]
@@ -112,11 +142,14 @@ impl RequestQueue for Queue {
     }
 
     fn arm(&mut self) -> Result<Armed, Broken> {
-        self.ring.arm()
+        let armed = self.ring.arm();
+        self.log_wish();
+        armed
     }
 
     fn disarm(&mut self) {
         self.ring.disarm();
+        self.log_wish();
     }
 
     fn doorbell(&self) -> RawFd {
@@ -128,7 +161,12 @@ impl RequestQueue for Queue {
     }
 
     fn memory_gone(&self) -> bool {
-        self.memory.map().is_poisoned()
+        self.memory.map().is_poisoned() || self.log.as_ref().is_some_and(|log| log.is_poisoned())
+    }
+
+    fn watcher(&self) -> Option<Watcher> {
+        let log = Arc::clone(self.log.as_ref()?);
+        Some(Watcher::new(move |segments| log.read_into(segments)))
     }
 
     fn depth(&self) -> u16 {

@@ -5,9 +5,12 @@
 //! the connection otherwise, because the front-end would go on under a wrong belief.
 
 mod config;
+mod dirty_log;
+mod features;
 mod orders;
 mod queues;
 
+use super::dirty_log::{LogArea, LogError};
 use super::memory::{self, MemoryError};
 use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
@@ -15,11 +18,10 @@ use crate::door::Door;
 use crate::export::Export;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use tracing::{debug, info, warn};
@@ -30,7 +32,7 @@ use vhost::vhost_user::message::{
 /// How often to look whether requests are bounced, until that was told.
 const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Refused messages that are logged, of one connection.
+/// Refused messages that are logged, of one connection, and broken queues.
 const REFUSALS_TOLD: u32 = 10;
 /// Refused messages after which a connection ends.
 const REFUSALS_MAX: u32 = 1000;
@@ -40,6 +42,7 @@ const F_PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits
 
 /// What this back-end offers of the protocol.
 const PROTOCOL: Protocol = Protocol::MQ
+    .union(Protocol::LOG_SHMFD)
     .union(Protocol::CONFIG)
     .union(Protocol::REPLY_ACK)
     .union(Protocol::CONFIGURE_MEM_SLOTS)
@@ -78,6 +81,8 @@ enum Refusal {
     Config(u32, u32),
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Log(#[from] LogError),
     #[error("queue {0} cannot start: {1}")]
     Start(usize, StartError),
     #[error("queue {0}: the disk does not finish what is in flight")]
@@ -114,6 +119,9 @@ pub struct Session<'a> {
     map: Arc<GuestMap>,
     vrings: Vec<Vring>,
     door: Arc<Door>,
+    /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
+    log: Option<Arc<LogArea>>,
+    log_bell: Option<Arc<OwnedFd>>,
     /// Where the front-end listens (SET_BACKEND_REQ_FD).
     backend_channel: Option<UnixStream>,
     /// How often the disk had changed its size when the front-end last learned of it.
@@ -122,6 +130,7 @@ pub struct Session<'a> {
     stopped_stats: DiskStats,
     bounce_told: bool,
     refusals: u32,
+    alarms_told: u32,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
 }
@@ -143,11 +152,14 @@ impl<'a> Session<'a> {
             map: Arc::new(GuestMap::default()),
             vrings: fresh_vrings(export),
             door: Arc::clone(&door),
+            log: None,
+            log_bell: None,
             backend_channel: None,
             resizes_known: 0,
             stopped_stats: DiskStats::default(),
             bounce_told: false,
             refusals: 0,
+            alarms_told: 0,
             stuck: false,
         };
         export.enter(door);
@@ -189,7 +201,8 @@ impl<'a> Session<'a> {
                 }
                 Event::Message => {
                     let message = self.channel.receive(self.stop)?;
-                    if !self.take(message)? {
+                    // Memory may have vanished while no worker had a queue to look at.
+                    if !self.take(message)? || self.map.is_poisoned() {
                         return Ok(());
                     }
                 }
@@ -263,7 +276,7 @@ impl<'a> Session<'a> {
             return Err(Refusal::NotOffered(message.code));
         };
         match request {
-            R::GET_FEATURES => Ok(Answer::u64(self.export.features() | F_PROTOCOL_FEATURES)),
+            R::GET_FEATURES => Ok(Answer::u64(self.offered_features())),
             R::SET_FEATURES => self.set_features(message.u64(0)),
             R::GET_PROTOCOL_FEATURES => Ok(Answer::u64(PROTOCOL.bits())),
             R::SET_PROTOCOL_FEATURES => self.set_protocol_features(message.u64(0)),
@@ -282,6 +295,8 @@ impl<'a> Session<'a> {
                 let map = memory::without_region(&self.map, message)?;
                 self.change_memory(map)
             }
+            R::SET_LOG_BASE => self.set_log_base(message),
+            R::SET_LOG_FD => self.set_log_fd(message),
             R::SET_VRING_NUM => self.set_vring_num(message.u32(0), message.u32(4)),
             R::SET_VRING_ADDR => self.set_vring_addr(message),
             R::SET_VRING_BASE => self.set_vring_base(message.u32(0), message.u32(4)),
@@ -301,53 +316,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    // ---- features ----
-
-    fn set_features(&mut self, features: u64) -> Result<Answer, Refusal> {
-        let unknown = features & !(self.export.features() | F_PROTOCOL_FEATURES);
-        if unknown != 0 {
-            return Err(Refusal::Features(unknown));
-        }
-        if features != self.features
-            && let Some(running) = self.vrings.iter().position(Vring::is_running)
-        {
-            return Err(Refusal::Running(running));
-        }
-        self.features = features;
-        // Without protocol features there is no SET_VRING_ENABLE: queues are enabled by the start.
-        if features & F_PROTOCOL_FEATURES == 0 {
-            for vring in &mut self.vrings {
-                vring.enabled = true;
-            }
-        }
-        self.start_ready()
-    }
-
-    fn has(&self, bit: u32) -> bool {
-        self.features & (1 << bit) != 0
-    }
-
-    /// VIRTIO 1.2 §5.2.6.2: without a write cache, or without a way to flush it, every write is
-    /// durable before it completes.
-    fn durable_writes(&self) -> bool {
-        !self.export.may_write_back()
-            || !self.has(VIRTIO_BLK_F_FLUSH)
-            || (self.has(VIRTIO_BLK_F_CONFIG_WCE) && !self.writeback)
-    }
-
-    fn set_protocol_features(&mut self, features: u64) -> Result<Answer, Refusal> {
-        let unknown = features & !PROTOCOL.bits();
-        if unknown != 0 {
-            return Err(Refusal::Features(unknown));
-        }
-        self.protocol = Protocol::from_bits_truncate(features);
-        Ok(Answer::Ack)
-    }
-
     // ---- memory ----
 
     /// Drain, swap, resume.
     fn change_memory(&mut self, map: GuestMap) -> Result<Answer, Refusal> {
+        if self.vrings.iter().any(Vring::is_running) {
+            self.check_log(&map)?;
+        }
         self.stop_all()?;
         self.map = Arc::new(map);
         self.start_ready()
@@ -356,7 +331,7 @@ impl<'a> Session<'a> {
     fn reset_device(&mut self) -> Result<Answer, Refusal> {
         self.stop_all()?;
         self.vrings = fresh_vrings(self.export);
-        self.features = 0;
+        (self.features, self.log, self.log_bell) = (0, None, None);
         self.writeback = self.export.may_write_back();
         self.export.set_writeback(true);
         Ok(Answer::Ack)

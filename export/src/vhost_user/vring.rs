@@ -39,6 +39,8 @@ pub(super) struct Vring {
     pub(super) call: Option<OwnedFd>,
     pub(super) err: Option<OwnedFd>,
     pub(super) enabled: bool,
+    /// Guest address under which writes to the used ring are logged, if they are.
+    pub(super) log_at: Option<u64>,
     /// The kick and call descriptors are with the worker while this is `Some`.
     pub(super) lane: Option<LaneId>,
 }
@@ -57,22 +59,27 @@ impl Vring {
             && self.kick.is_some()
     }
 
+    /// Where the ring is in our address space.
+    pub(super) fn areas(&self, map: &GuestMap, format: Format) -> Result<Areas, StartError> {
+        let user = self.addresses.ok_or(StartError::NotShared("descriptor ring"))?;
+        let find = |name, address, len: usize| {
+            map.user_to_host(address, len as u64).ok_or(StartError::NotShared(name))
+        };
+        let (desc, driver, device) = format.area_bytes();
+        Ok(Areas {
+            desc: find("descriptor ring", user.desc, desc)?,
+            driver: find("available ring", user.avail, driver)?,
+            device: find("used ring", user.used, device)?,
+        })
+    }
+
     /// The queue for a worker. Takes the descriptors.
     pub(super) fn make_queue(
         &mut self,
         map: &Arc<GuestMap>,
         format: Format,
     ) -> Result<Queue, StartError> {
-        let user = self.addresses.ok_or(StartError::NotShared("descriptor ring"))?;
-        let find = |name, address, len: usize| {
-            map.user_to_host(address, len as u64).ok_or(StartError::NotShared(name))
-        };
-        let (desc, driver, device) = format.area_bytes();
-        let at = Areas {
-            desc: find("descriptor ring", user.desc, desc)?,
-            driver: find("available ring", user.avail, driver)?,
-            device: find("used ring", user.used, device)?,
-        };
+        let at = self.areas(map, format)?;
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
         // SAFETY: the addresses were resolved in `map`, each with the length its area needs.
         Ok(unsafe { Queue::new(format, at, self.base, Arc::clone(map), kick, self.call.take())? })

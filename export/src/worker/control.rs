@@ -1,6 +1,7 @@
 //! What the control plane asks of a worker, between its turns.
 
-use super::{Lane, Worker};
+use super::Worker;
+use super::lane::{Lane, State};
 use crate::command::{Alarm, Command, LaneId, Stopped};
 use crate::queue::RequestQueue;
 use crate::stats::{LaneStats, WorkerStats};
@@ -34,6 +35,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 Command::Edit { lane, edit, reply } => {
                     if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
                         edit(&mut lane.ring);
+                        lane.disk.watch_memory(lane.ring.watcher());
                     }
                     let _ = reply.send(());
                 }
@@ -58,7 +60,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     fn stop(&mut self, id: LaneId, reply: SyncSender<Stopped<Q>>) {
         if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
             self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
-            lane.state = super::State::Stopping;
+            lane.state = State::Stopping;
             self.waiting.push(Waiting::Stop { lane: id.0, reply });
             self.activate(id.0);
         }
@@ -142,7 +144,7 @@ impl<Q: RequestQueue> Lane<Q> {
             disk: Arc::clone(self.disk.disk()),
             queue_size: self.ring.depth(),
             in_flight: self.disk.in_flight(),
-            broken: matches!(self.state, super::State::Broken),
+            broken: matches!(self.state, State::Broken),
             counts: self.disk.stats(),
             latency: self.sampler.latency().cloned(),
         }

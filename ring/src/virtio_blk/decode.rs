@@ -29,6 +29,12 @@ impl StatusByte {
     /// No place for an answer.
     pub const NOWHERE: Self = Self(None);
 
+    /// Where it is in our address space.
+    #[must_use]
+    pub const fn address(&self) -> Option<NonNull<u8>> {
+        self.0
+    }
+
     /// Stores the answer. Returns the bytes written: 1, or 0 if the chain has no place for it.
     ///
     /// # Safety

@@ -26,6 +26,6 @@ pub use packed_layout::{
     DESC_F_AVAIL, DESC_F_USED, EVENT_BYTES, PackedAddresses, PackedBase, check_packed_size,
 };
 pub use shared::prefetch;
-pub use sides::{Areas, Device, Driver, Format};
+pub use sides::{Areas, Device, Driver, Format, Unpublished};
 pub use split::{Armed, Broken, Head, SplitDevice};
 pub use split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};

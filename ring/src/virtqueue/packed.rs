@@ -14,6 +14,7 @@ use super::chain::{Chain, ChainError};
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
 use super::shared::{fence, prefetch};
+use super::sides::Unpublished;
 use super::split::{Armed, Broken, Head};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -242,6 +243,12 @@ impl PackedDevice {
         self.used.advance(length, self.ring.size());
         self.pushed += length;
         self.taken -= length;
+    }
+
+    /// The descriptors that the next [`PackedDevice::publish`] gives back.
+    #[must_use]
+    pub fn unpublished(&self) -> Unpublished {
+        Unpublished { first: self.first_at, count: self.pushed }
     }
 
     /// Makes the pushed chains visible; true if the driver wants to be called (§2.8.10).

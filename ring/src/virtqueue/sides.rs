@@ -46,6 +46,16 @@ impl Format {
     }
 }
 
+/// The part of a ring between what the device has written and what the driver can see: entries of
+/// the used ring (split), or descriptors (packed). It may run over the end of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unpublished {
+    /// The first entry or descriptor, below the queue size.
+    pub first: u16,
+    /// How many, at most the queue size.
+    pub count: u16,
+}
+
 /// Where the three areas of a virtqueue are, in our address space.
 #[derive(Clone, Copy, Debug)]
 pub struct Areas {
@@ -134,6 +144,15 @@ impl Device {
         match self {
             Self::Split(ring) => ring.push(head, written),
             Self::Packed(ring) => ring.push(head, written),
+        }
+    }
+
+    /// What the chains pushed and not published take of the ring: for a log of written memory.
+    #[must_use]
+    pub fn unpublished(&self) -> Unpublished {
+        match self {
+            Self::Split(ring) => ring.unpublished(),
+            Self::Packed(ring) => ring.unpublished(),
         }
     }
 

@@ -13,6 +13,7 @@ use super::layout::{
     event_passed,
 };
 use super::shared::{fence, prefetch};
+use super::sides::Unpublished;
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -243,6 +244,15 @@ impl SplitDevice {
             unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
         }
         self.used_next = self.used_next.wrapping_add(1);
+    }
+
+    /// The entries of the used ring that the next [`SplitDevice::publish`] makes visible.
+    #[must_use]
+    pub fn unpublished(&self) -> Unpublished {
+        Unpublished {
+            first: self.used_published % self.ring.size(),
+            count: self.used_next.wrapping_sub(self.used_published),
+        }
     }
 
     /// Makes the pushed chains visible; true if the driver wants to be called (§2.7.7).

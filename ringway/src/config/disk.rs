@@ -11,6 +11,7 @@ use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The most queues of a disk. A vhost-user message names queues with eight bits; a guest has no use
 /// for more than one per CPU.
@@ -50,6 +51,11 @@ pub(crate) struct DiskArgs {
     #[arg(long, value_name = "BYTES", help_heading = "Disk",
           value_parser = PossibleValuesParser::new(["512", "4096"]).map(|w| w.parse::<u32>().unwrap_or(512)))]
     pub(crate) block_size: Option<u32>,
+    /// Seconds to wait for another daemon that has the image [default: 0, but 30 for the last writes
+    /// of one that was killed].
+    #[arg(long, value_name = "SECONDS", help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) lock_wait: Option<u32>,
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub(crate) socket: Option<PathBuf>,
@@ -83,7 +89,8 @@ pub(crate) enum Choice<T> {
 }
 
 impl<T> Choice<T> {
-    fn given(self) -> Option<T> {
+    /// What the user has chosen.
+    pub(crate) fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
             Self::Is(choice) => Some(choice),
@@ -194,6 +201,8 @@ pub(crate) struct DiskSpec {
     pub(crate) create_bytes: Option<u64>,
     /// Refuse changes.
     pub(crate) read_only: bool,
+    /// How long to wait for whoever has the image.
+    pub(crate) lock_wait: Option<Duration>,
     /// What GET_ID answers.
     pub(crate) serial: Option<String>,
     /// Shown to the guest, in bytes.
@@ -220,6 +229,7 @@ impl DiskArgs {
             origin: String::new(),
             create_bytes: self.size.map(|Size(bytes)| bytes),
             read_only: self.read_only,
+            lock_wait: self.lock_wait.map(|seconds| Duration::from_secs(seconds.into())),
             serial: self.serial,
             block_size: self.block_size,
             queues: self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO)),
@@ -237,7 +247,7 @@ pub(crate) fn is_unreal(image: &Path) -> bool {
 
 /// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
 /// `./null:1G`.
-fn source(image: &Path) -> Result<Source, String> {
+pub(crate) fn source(image: &Path) -> Result<Source, String> {
     let word = image.to_str().unwrap_or_default();
     let size = |text: &str| match text.parse() {
         Ok(Size(bytes)) => Ok(bytes),

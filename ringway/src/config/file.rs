@@ -1,7 +1,7 @@
 //! The configuration file: TOML, several disks, the words of the command line.
 
 use super::plan::Poll;
-use super::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use super::{CpuList, DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
 use crate::logging::{LogFormat, LogLevel};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use toml::Spanned;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct File {
     workers: Option<u16>,
+    cpus: Option<CpuList>,
     poll: Option<Poll>,
     poll_max_us: Option<u32>,
     #[serde(default)]
@@ -62,6 +63,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     }
     let daemon = DaemonArgs {
         workers: file.workers,
+        cpus: file.cpus,
         poll: file.poll,
         poll_max_us: file.poll_max_us,
         pin_memory: file.pin_memory,
@@ -101,6 +103,7 @@ mod tests {
         let plan = parse(
             r#"
             workers = 3
+            cpus = "0,2-3"
             poll = "never"
             stats = true
             control = "ctl.sock"
@@ -128,11 +131,12 @@ mod tests {
         .unwrap();
         assert_eq!(plan.daemon.workers, Some(3));
         assert_eq!(plan.daemon.control, Some("conf/ctl.sock".into()));
+        assert_eq!(plan.daemon.cpus, Some("0,2-3".parse().unwrap()));
         let [a, b] = &plan.disks[..] else { panic!("two disks") };
         assert_eq!(a.source, Source::Path("conf/a.img".into()));
         assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
-        assert_eq!(a.origin, "conf/disks.toml, line 9");
+        assert_eq!(a.origin, "conf/disks.toml, line 10");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
     }
@@ -153,6 +157,7 @@ mod tests {
             ("[[disk]]\nimage = 'a'\n".to_owned(), "line 1", "has no socket"),
             (format!("{disk}\n[[disk]]\nimage = 'b'\nsocket = './s'\n"), "line 5", "line 1"),
             (format!("{disk}\n[[disk]]\nimage = './a'\nsocket = 't'\n"), "line 5", "line 1"),
+            ("\ncpus = '0-'\n".to_owned() + disk, "line 2", "'0-' is not a CPU"),
             ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
             ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "adaptive"),
             (String::new(), "", "no disk"),

@@ -1,6 +1,6 @@
 //! All that one daemon does.
 
-use super::{Claim, DiskSpec};
+use super::{Claim, CpuList, DiskSpec};
 use crate::logging::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
@@ -15,6 +15,9 @@ pub(crate) struct DaemonArgs {
     /// Threads that serve queues [default: one per queue, at most one per CPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) workers: Option<u16>,
+    /// CPUs for workers, such as 0,2-3: each is pinned to one, in turn [default: any].
+    #[arg(long, value_name = "LIST")]
+    pub(crate) cpus: Option<CpuList>,
     /// Whether workers look for work before they sleep: as long as it pays, always (least latency,
     /// a whole CPU each), or never (least CPU time) [default: adaptive].
     #[arg(long, value_enum, value_name = "WHEN")]
@@ -56,6 +59,7 @@ impl DaemonArgs {
     pub(crate) fn or(self, other: &Self) -> Self {
         Self {
             workers: self.workers.or(other.workers),
+            cpus: self.cpus.or_else(|| other.cpus.clone()),
             poll: self.poll.or(other.poll),
             poll_max_us: self.poll_max_us.or(other.poll_max_us),
             pin_memory: self.pin_memory || other.pin_memory,

@@ -1,6 +1,7 @@
 //! Random reads and writes of 4 KiB: how many, how fast.
 
-use super::pump::{Part, Queues, Random, Sent};
+use super::pump::{Part, Queues, Sent};
+use crate::random::Random;
 use hdrhistogram::Histogram;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use std::time::{Duration, Instant};

@@ -1,7 +1,8 @@
 //! Fills the disk, writes parts of it again, reads all of it back.
 
-use super::content::{Mark, SECTOR};
-use super::pump::{Part, Queues, Random, Sent};
+use super::pump::{Part, Queues, Sent};
+use crate::content::{Mark, SECTOR};
+use crate::random::Random;
 use crate::size::Size;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use std::sync::Mutex;

@@ -1,6 +1,6 @@
 //! What the host is and has.
 
-use crate::config::cpus;
+use crate::config::{CpuList, cpus};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,8 @@ pub(crate) struct Host {
     pub(crate) architecture: &'static str,
     /// CPUs this process may use.
     pub(crate) cpus: u16,
+    /// Their numbers, as for `--cpus`.
+    pub(crate) cpu_list: String,
     pub(crate) cpu_model: Option<String>,
     /// Memory that may be pinned (`ulimit -l`); `None` is no limit.
     pub(crate) memlock_bytes: Option<u64>,
@@ -62,10 +64,12 @@ pub(crate) fn look() -> Host {
         kernel: word("/proc/sys/kernel/osrelease").unwrap_or_default(),
         architecture: std::env::consts::ARCH,
         cpus: cpus(),
+        cpu_list: CpuList::allowed().to_string(),
         cpu_model: after_colon("/proc/cpuinfo", "model name"),
         memlock_bytes: max_of(Resource::Memlock),
         memlock_exempt: may_lock_any_amount(),
-        open_files: max_of(Resource::Nofile),
+        // A daemon raises its own limit as far as it may.
+        open_files: getrlimit(Resource::Nofile).maximum,
         huge_pages: huge_pages(),
         aio_requests: number("/proc/sys/fs/aio-nr")
             .zip(number("/proc/sys/fs/aio-max-nr"))

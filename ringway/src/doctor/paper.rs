@@ -18,7 +18,7 @@ const WIDTH_MAX: usize = 110;
 
 /// How good a fact is.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Mark {
+pub(crate) enum Mark {
     Ok,
     Warn,
     No,
@@ -38,24 +38,24 @@ impl Mark {
 }
 
 /// `Ok` where it is true.
-fn ok_if(good: bool, otherwise: Mark) -> Mark {
+pub(crate) fn ok_if(good: bool, otherwise: Mark) -> Mark {
     if good { Mark::Ok } else { otherwise }
 }
 
-struct Line {
+/// A fact.
+pub(crate) struct Line {
     mark: Mark,
     name: String,
     value: String,
 }
 
-fn line(mark: Mark, name: &str, value: impl Into<String>) -> Line {
+/// A fact of a report.
+pub(crate) fn line(mark: Mark, name: &str, value: impl Into<String>) -> Line {
     Line { mark, name: name.into(), value: value.into() }
 }
 
 /// The whole report; wrapped on a terminal, a line each otherwise.
-pub(crate) fn write(report: &Report) -> String {
-    let width = terminal_size::terminal_size_of(std::io::stdout());
-    let width = width.map(|(width, _)| usize::from(width.0).min(WIDTH_MAX));
+pub(super) fn write(report: &Report) -> String {
     let mut sections = vec![
         ("Host".to_owned(), host(&report.host)),
         ("Engines, best first".to_owned(), engines(report)),
@@ -69,7 +69,13 @@ pub(crate) fn write(report: &Report) -> String {
     if !failed || !report.warnings.is_empty() {
         sections.push(("Warnings".to_owned(), warnings(report)));
     }
-    lay_out(&sections, width)
+    lay_out(&sections, width())
+}
+
+/// Columns of the terminal, if there is one.
+pub(crate) fn width() -> Option<usize> {
+    let size = terminal_size::terminal_size_of(std::io::stdout());
+    size.map(|(width, _)| usize::from(width.0).min(WIDTH_MAX))
 }
 
 fn warnings(report: &Report) -> Vec<Line> {
@@ -82,7 +88,8 @@ fn warnings(report: &Report) -> Vec<Line> {
     warnings.collect()
 }
 
-fn lay_out(sections: &[(String, Vec<Line>)], width: Option<usize>) -> String {
+/// Sections with their titles.
+pub(crate) fn lay_out(sections: &[(String, Vec<Line>)], width: Option<usize>) -> String {
     let lines = sections.iter().flat_map(|(_, lines)| lines);
     let names = lines.map(|line| line.name.len()).max().unwrap_or(0);
     let column = INDENT + 6 + names + 2;
@@ -135,7 +142,11 @@ fn host(host: &Host) -> Vec<Line> {
     let model = host.cpu_model.as_ref().map_or(String::new(), |model| format!(", {model}"));
     let mut lines = vec![
         line(Mark::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
-        line(ok_if(host.cpus > 1, Mark::Warn), "cpus", format!("{}{model}", host.cpus)),
+        line(
+            ok_if(host.cpus > 1, Mark::Warn),
+            "cpus",
+            format!("{} ({}){model}", host.cpus, host.cpu_list),
+        ),
     ];
     let exempt = if host.memlock_exempt { ", but not for this process (CAP_IPC_LOCK)" } else { "" };
     let memlock = host.memlock_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
@@ -194,7 +205,8 @@ fn uring(report: &Report) -> Vec<Line> {
         .collect()
 }
 
-fn disk(image: &Image) -> Vec<Line> {
+/// What an image is.
+pub(crate) fn disk(image: &Image) -> Vec<Line> {
     let mut lines = Vec::new();
     let mut add = |mark, name: &str, value: String| lines.push(line(mark, name, value));
     if let Some(kind) = image.kind {

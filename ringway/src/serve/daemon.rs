@@ -3,6 +3,7 @@
 use super::control::Control;
 use super::disks::{Disks, Ready, Served};
 use crate::config::Plan;
+use anyhow::anyhow;
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -27,6 +28,9 @@ impl Daemon {
     /// One message; nothing was created or changed then.
     pub(crate) fn start(plan: Plan, polling: Polling) -> anyhow::Result<Self> {
         let print_stats = plan.daemon.stats;
+        if let Some(cpus) = &plan.daemon.cpus {
+            cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
+        }
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref().map(Control::listen).transpose()?;
         let (disks, ready) = Disks::start(plan.disks, plan.daemon, polling)?;

@@ -3,11 +3,12 @@
 use super::accept;
 use super::endpoint::Endpoint;
 use super::image::{NewImage, check_iopoll, open_disk};
+use super::spread::Spread;
 use super::stats::Workers;
-use crate::config::{Claim, DaemonArgs, DiskSpec, cpus};
+use crate::config::{Claim, CpuList, DaemonArgs, DiskSpec, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions};
+use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -31,6 +32,10 @@ pub(crate) struct Served {
     pub(crate) socket: Option<PathBuf>,
     /// Threads that serve its queues.
     pub(crate) workers: usize,
+    /// The CPUs they are pinned to.
+    pub(crate) cpus: Option<CpuList>,
+    /// The worker of its first queue, and how many there were.
+    place: (usize, usize),
     stop: OwnedFd,
     leaving: AtomicBool,
     /// Its thread serves nobody any more.
@@ -85,14 +90,15 @@ impl Bell {
 struct Engine {
     kind: EngineKind,
     pool: Pool,
-    /// Queues of all disks that it was ever given: the next disk goes on after them.
-    queues: usize,
+    spread: Spread,
 }
 
 /// All disks, and their workers.
 pub(crate) struct Disks {
     options: DaemonArgs,
     polling: Polling,
+    /// The CPUs of all workers, whatever their engine.
+    pins: Cpus,
     list: Mutex<Vec<Arc<Served>>>,
     next_id: AtomicU64,
     engines: Mutex<Vec<Engine>>,
@@ -123,9 +129,11 @@ impl Disks {
         polling: Polling,
     ) -> anyhow::Result<(Self, Vec<Ready>)> {
         let bell = Bell { event: event()?, worker_failed: AtomicBool::new(false) };
+        let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
         let disks = Self {
             options,
             polling,
+            pins,
             list: Mutex::default(),
             next_id: AtomicU64::new(0),
             engines: Mutex::default(),
@@ -144,6 +152,7 @@ impl Disks {
             opened.push((Arc::new(disk), spec));
         }
         disks.start_pools(&opened)?;
+        disks.warn_of_crowd(0);
         let mut ready = Vec::new();
         for (disk, spec) in opened {
             let origin = spec.origin.clone();
@@ -166,11 +175,15 @@ impl Disks {
 
     /// Workers with engine `kind` for `queues` queues; as many as there are already, at least.
     fn provide(&self, kind: EngineKind, queues: usize) -> anyhow::Result<()> {
-        let wanted = self.options.workers.map_or_else(|| queues.min(cpus().into()), usize::from);
+        let listed = self.options.cpus.as_ref().map_or(&[][..], CpuList::numbers);
+        let most = if listed.is_empty() { cpus().into() } else { listed.len() };
+        let wanted = self.options.workers.map_or(queues.min(most), usize::from);
         let context = || format!("cannot start {wanted} workers with engine {kind}");
         let mut engines = lock(&self.engines);
         if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {
-            return engine.pool.grow(wanted).with_context(context);
+            engine.pool.grow(wanted).with_context(context)?;
+            engine.spread.grow(engine.pool.handles().len());
+            return Ok(());
         }
         let options = PoolOptions {
             engine: kind,
@@ -186,33 +199,56 @@ impl Disks {
             bell.worker_failed.store(true, SeqCst);
             bell.ring();
         });
-        let pool = Pool::start_watched(options, on_failure).with_context(context)?;
-        engines.push(Engine { kind, pool, queues: 0 });
+        let pool = Pool::start_watched(options, self.pins.clone(), on_failure);
+        let pool = pool.with_context(context)?;
+        let mut spread = Spread::new();
+        spread.grow(pool.handles().len());
+        engines.push(Engine { kind, pool, spread });
         Ok(())
+    }
+
+    fn warn_of_crowd(&self, before: usize) {
+        let workers = self.count_workers();
+        if let Some(cpus) = &self.options.cpus
+            && self.polling == Polling::Always
+            && workers > before.max(cpus.numbers().len())
+        {
+            tracing::warn!(
+                "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only \
+                 when the scheduler takes it from another. Give --cpus as many, or --workers fewer"
+            );
+        }
+    }
+
+    fn count_workers(&self) -> usize {
+        lock(&self.engines).iter().map(|engine| engine.pool.handles().len()).sum()
     }
 
     /// Gives an open disk its workers and its place.
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec) -> anyhow::Result<Ready> {
         let claim = spec.claim();
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
+        let endpoint = Endpoint::open(spec.place)?;
+        let stop = event()?;
         let (workers, first) = {
             let mut engines = lock(&self.engines);
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
-            let first = engine.queues;
-            engine.queues += usize::from(spec.queues);
+            let first = engine.spread.place(spec.queues.into());
             (engine.pool.handles().to_vec(), first)
         };
         let busy = workers.len().min(spec.queues.into());
+        let place = (first, workers.len());
         let export = Export::new(disk, options, workers, first);
-        let endpoint = Endpoint::open(spec.place)?;
         let served = Arc::new(Served {
             id: self.next_id.fetch_add(1, SeqCst),
             export,
             claim,
             socket: endpoint.path().map(Path::to_path_buf),
             workers: busy,
-            stop: event()?,
+            cpus: self.options.cpus.clone(),
+            place,
+            stop,
             leaving: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             thread: Mutex::default(),
@@ -247,21 +283,22 @@ impl Disks {
     /// # Errors
     /// One message; nothing was created or changed then.
     pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<Arc<Served>> {
-        let open = lock(&self.open);
-        if !*open {
-            bail!("the daemon is stopping");
-        }
-        let claim = spec.claim();
-        for other in self.list() {
-            claim.check_apart(&other.claim).map_err(anyhow::Error::msg)?;
-        }
+        self.check_apart(&spec)?;
+        // With --lock-wait this takes its time; the daemon can stop meanwhile.
         let disk = open_disk(&spec)?;
         let new_image = NewImage::of(&disk, &spec);
         if self.options.iopoll {
             check_iopoll(&disk)?;
         }
-        let queues = usize::from(spec.queues) + self.queues_now(disk.engine());
-        self.provide(disk.engine(), queues)?;
+        let open = lock(&self.open);
+        if !*open {
+            bail!("the daemon is stopping");
+        }
+        // Another one may have come meanwhile.
+        self.check_apart(&spec)?;
+        let (queues, before) = (self.queues_now(disk.engine()), self.count_workers());
+        self.provide(disk.engine(), queues + usize::from(spec.queues))?;
+        self.warn_of_crowd(before);
         let ready = self.prepare(Arc::new(disk), spec)?;
         let served = Arc::clone(&ready.served);
         if let Err(error) = self.launch(ready) {
@@ -273,6 +310,14 @@ impl Disks {
         }
         tracing::info!(disk = served.export.disk().name(), id = served.id, "disk added");
         Ok(served)
+    }
+
+    fn check_apart(&self, spec: &DiskSpec) -> anyhow::Result<()> {
+        let claim = spec.claim();
+        let list = self.list();
+        list.iter()
+            .try_for_each(|other| claim.check_apart(&other.claim))
+            .map_err(anyhow::Error::msg)
     }
 
     fn queues_now(&self, kind: EngineKind) -> usize {
@@ -307,7 +352,15 @@ impl Disks {
     }
 
     fn forget(&self, served: &Arc<Served>) {
-        lock(&self.list).retain(|other| !Arc::ptr_eq(other, served));
+        let mut list = lock(&self.list);
+        let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, served)) else { return };
+        list.remove(at);
+        drop(list);
+        let kind = served.export.disk().engine();
+        if let Some(engine) = lock(&self.engines).iter_mut().find(|engine| engine.kind == kind) {
+            let (first, workers) = served.place;
+            engine.spread.leave(first, served.export.options().queues.into(), workers);
+        }
     }
 
     /// The disks, in the order they came.

@@ -22,6 +22,7 @@ pub(super) fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
         serial: spec.serial.clone(),
         block_size: spec.block_size,
         create_bytes: spec.create_bytes,
+        lock_wait: spec.lock_wait,
     })?;
     if disk.cache() == CacheMode::Unsafe && disk.is_real() {
         tracing::warn!(

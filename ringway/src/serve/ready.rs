@@ -110,7 +110,8 @@ fn facts(served: &Served) -> Vec<String> {
         facts.push("read-only".into());
     }
     facts.push(count(served.export.options().queues.into(), "queue"));
-    facts.push(count(served.workers, "worker"));
+    let cpus = served.cpus.as_ref().map_or(String::new(), |cpus| format!(" on CPUs {cpus}"));
+    facts.push(count(served.workers, "worker") + &cpus);
     facts.push(format!("engine {} ({})", disk.engine(), disk.engine_why()));
     facts.push(format!("cache {} ({})", disk.cache(), disk.cache_why()));
     facts

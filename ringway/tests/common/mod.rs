@@ -26,24 +26,27 @@ pub(crate) fn ringway() -> Command {
 pub(crate) fn run(mut command: Command) -> Output {
     let mut child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let (mut out, mut err) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
-    let reader = std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        err.read_to_end(&mut bytes).map(|_| bytes)
-    });
-    let mut stdout = Vec::new();
+    let readers = (read_all(child.stdout.take()), read_all(child.stderr.take()));
     let status = wait(&mut child, PATIENCE);
     if status.is_none() {
         child.kill().unwrap();
     }
-    out.read_to_end(&mut stdout).unwrap();
-    let stderr = reader.join().unwrap().unwrap();
+    let (stdout, stderr) = (readers.0.join().unwrap(), readers.1.join().unwrap());
     let output = format!("{}{}", text(&stdout), text(&stderr));
     Output {
         status: status.unwrap_or_else(|| panic!("it does not end:\n{output}")),
         stdout,
         stderr,
     }
+}
+
+/// Reads a pipe to its end on a thread of its own: one that is full would stop the child.
+fn read_all(pipe: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.expect("it is piped").read_to_end(&mut bytes).expect("it can be read");
+        bytes
+    })
 }
 
 /// Bytes as text.

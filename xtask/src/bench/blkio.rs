@@ -79,8 +79,9 @@ fn work(mut lanes: Vec<Lane>, phase: &AtomicU8) -> Result<Outcome> {
         match counting.look(phase) {
             Next::GoOn => {}
             Next::Begin => outcome = Outcome { errors: outcome.errors, ..Outcome::default() },
-            Next::End(took) => {
+            Next::End(took, cpu) => {
                 outcome.seconds = took.as_secs_f64();
+                outcome.cpu_ns = u64::try_from(cpu.as_nanos())?;
                 outcome.bytes = outcome.done * u64::from(load.size);
                 break;
             }

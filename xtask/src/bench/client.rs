@@ -11,19 +11,6 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Sizes of requests with the percentile up to which each goes: fio's "Emulation of Storage Server
-/// Access Pattern" (IOmeter).
-pub(crate) const IOMETER: &[(u64, u32)] = &[
-    (10, 512),
-    (15, 1024),
-    (20, 2048),
-    (80, 4096),
-    (82, 8192),
-    (86, 16384),
-    (90, 32768),
-    (100, 65536),
-];
-
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
@@ -31,7 +18,7 @@ pub(crate) struct Load {
     pub(crate) depth: u32,
     /// Bytes of a request, or of the largest one of a mix.
     pub(crate) size: u32,
-    /// Other sizes.
+    /// Other sizes, each with the percentile up to which it goes.
     pub(crate) mix: &'static [(u64, u32)],
     /// Writes instead of reads.
     pub(crate) write: bool,
@@ -69,6 +56,8 @@ pub(crate) struct Outcome {
     /// Sums, in nanoseconds, of timed loads.
     pub(crate) submit_ns: u64,
     pub(crate) complete_ns: u64,
+    /// CPU time of the client's threads, in nanoseconds.
+    pub(crate) cpu_ns: u64,
     /// From before the submission to after the completion, in nanoseconds.
     pub(crate) latency: Histogram<u64>,
 }
@@ -77,8 +66,19 @@ impl Default for Outcome {
     fn default() -> Self {
         let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("sound bounds");
         let (done, bytes, errors, kicks, sleeps) = (0, 0, 0, None, None);
-        let (submit_ns, complete_ns, seconds) = (0, 0, 0.0);
-        Self { seconds, done, bytes, errors, kicks, sleeps, submit_ns, complete_ns, latency }
+        let (submit_ns, complete_ns, cpu_ns, seconds) = (0, 0, 0, 0.0);
+        Self {
+            seconds,
+            done,
+            bytes,
+            errors,
+            kicks,
+            sleeps,
+            submit_ns,
+            complete_ns,
+            cpu_ns,
+            latency,
+        }
     }
 }
 
@@ -93,20 +93,22 @@ impl Outcome {
         self.sleeps = sum(self.sleeps, other.sleeps);
         self.submit_ns += other.submit_ns;
         self.complete_ns += other.complete_ns;
+        self.cpu_ns += other.cpu_ns;
         // Both have the same bounds.
         let _ = self.latency.add(&other.latency);
     }
 }
 
 /// Connects, loads, measures. `boundary` is called right before and right after the measurement.
-pub(crate) fn attack(
+pub(crate) fn attack_by(
+    client: Client,
     lab: &Lab,
     socket: &Path,
     queues: u16,
     load: &Load,
     boundary: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Outcome> {
-    if lab.common.client == Client::Blkio {
+    if client == Client::Blkio {
         #[cfg(feature = "blkio")]
         return crate::bench::blkio::attack(lab, socket, queues, load, boundary);
         #[cfg(not(feature = "blkio"))]
@@ -205,7 +207,8 @@ pub(crate) fn measure<C: Send>(
 /// Decides when to count.
 #[derive(Debug, Default)]
 pub(crate) struct Counting {
-    begun: Option<Instant>,
+    /// When, and with how much CPU time of this thread.
+    begun: Option<(Instant, Duration)>,
 }
 
 /// What a thread should do next.
@@ -214,8 +217,8 @@ pub(crate) enum Next {
     GoOn,
     /// Forget what was counted.
     Begin,
-    /// Take what was counted: so many seconds.
-    End(Duration),
+    /// Take what was counted: so much time, and so much CPU time of this thread.
+    End(Duration, Duration),
 }
 
 impl Counting {
@@ -224,12 +227,24 @@ impl Counting {
     pub(crate) fn look(&mut self, phase: &AtomicU8) -> Next {
         match (phase.load(Relaxed), self.begun) {
             (MEASURE, None) => {
-                self.begun = Some(Instant::now());
+                self.begun = Some((Instant::now(), cpu_time()));
                 Next::Begin
             }
             // A thread that slept through the measurement has counted nothing.
-            (STOP, begun) => Next::End(begun.map_or(Duration::ZERO, |begun| begun.elapsed())),
+            (STOP, begun) => begun
+                .map_or(Next::End(Duration::ZERO, Duration::ZERO), |(at, cpu)| {
+                    Next::End(at.elapsed(), cpu_time().saturating_sub(cpu))
+                }),
             _ => Next::GoOn,
         }
     }
+}
+
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists since Linux 2.6.12, the struct is ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    // Neither is negative.
+    Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -3,10 +3,10 @@
 use crate::bench::Lab;
 use crate::bench::client::{self, Load, Outcome};
 use crate::bench::daemon::Server;
-use crate::bench::engine::{self, Direct, Until};
+use crate::bench::engine::{self, Direct};
 use crate::bench::fio;
 use crate::bench::image::Device;
-use crate::bench::options::Waiting;
+use crate::bench::options::{Client, Waiting};
 use crate::bench::proc::Usage;
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -32,6 +32,8 @@ pub(crate) enum Contestant {
     Engine(String),
     /// A device.
     Server(Server),
+    /// A device, asked by this client whatever the options say: the client is the contestant.
+    Client(Client, Server),
 }
 
 /// One measurement.
@@ -41,6 +43,8 @@ pub(crate) struct Sample {
     pub(crate) mb_s: f64,
     /// The server's CPU time per request, in nanoseconds.
     pub(crate) server_ns: Option<f64>,
+    /// The client's CPU time per request, in nanoseconds.
+    pub(crate) client_ns: Option<f64>,
     /// Client to server, per request.
     pub(crate) kicks: Option<f64>,
     /// Server to client, per request; at most so many.
@@ -163,6 +167,7 @@ impl Contestant {
             Self::Fio => "bare: fio io_uring".into(),
             Self::Engine(name) => format!("bare: {name}"),
             Self::Server(server) => server.name_on(device),
+            Self::Client(client, _) => client.name().into(),
         }
     }
 
@@ -173,22 +178,28 @@ impl Contestant {
             Self::Fio => fio::run(lab, file()?, load),
             Self::Engine(name) => {
                 let warmup = Duration::from_secs_f64(lab.common.warmup);
-                let until = Until::Time(warmup, Duration::from_secs_f64(lab.seconds));
+                let time = Duration::from_secs_f64(lab.seconds);
                 let Load { depth, write, sequential, .. } = *load;
                 let size = load.size as usize;
-                let direct = Direct { depth, size, write, sequential, skew: 0, until };
+                let direct = Direct { depth, size, write, sequential, warmup, time };
                 let ran = engine::run(name, file()?, &direct)?;
                 let iops = ran.done as f64 / ran.seconds;
                 Ok(Sample { iops, mb_s: iops * size as f64 / 1e6, ..Sample::default() })
             }
-            Self::Server(server) => {
+            Self::Server(server) | Self::Client(_, server) => {
+                let client = match self {
+                    Self::Client(client, _) => *client,
+                    _ => lab.common.client,
+                };
                 let running = server.start(lab, *device, *queues)?;
                 let mut usage = Vec::new();
-                let outcome = client::attack(lab, running.socket(), *queues, load, &mut || {
+                let mut boundary = || {
                     // What this process writes is kicks.
                     usage.push((running.usage()?, Usage::of(std::process::id())?.writes));
                     Ok(())
-                });
+                };
+                let socket = running.socket();
+                let outcome = client::attack_by(client, lab, socket, *queues, load, &mut boundary);
                 *engine = running.engine();
                 let mut outcome = outcome.with_context(|| running.last_words())?;
                 let (used, kicks) = match usage[..] {
@@ -216,6 +227,7 @@ impl Sample {
             iops: outcome.done as f64 / outcome.seconds,
             mb_s: outcome.bytes as f64 / outcome.seconds / 1e6,
             server_ns: Some(used.cpu_ns as f64 / done),
+            client_ns: Some(outcome.cpu_ns as f64 / done),
             kicks: outcome.kicks.map(|kicks| kicks as f64 / done),
             calls: Some(calls as f64 / done),
             switches: Some(used.switches as f64 / done),

@@ -167,6 +167,23 @@ impl Running {
         Ok(running)
     }
 
+    /// Ours, with the disks of a file; ready once `socket` is there, that of the last disk.
+    pub(crate) fn from_file(lab: &Lab, file: &Path, socket: PathBuf) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ringway-bench-").tempdir()?;
+        let mut command = contained(lab, &lab.daemon);
+        command.arg("serve").arg("--config").arg(file);
+        command.args(lab.common.daemon_args.split_whitespace());
+        Self::spawn(&mut command, socket, folder).context("cannot start the daemon")
+    }
+
+    /// Memory it has, in KiB.
+    pub(crate) fn resident_kib(&self) -> Result<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.split_whitespace().next());
+        kib.context("no VmRSS")?.parse().context("VmRSS is a number")
+    }
+
     /// Whoever listens at `socket`; the kernel knows the process.
     fn adopt(socket: &Path, folder: TempDir) -> Result<Self> {
         let stream = UnixStream::connect(socket)

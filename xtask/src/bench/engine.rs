@@ -19,18 +19,9 @@ pub(crate) struct Direct {
     pub(crate) size: usize,
     pub(crate) write: bool,
     pub(crate) sequential: bool,
-    /// Bytes between the beginning of a page and the beginning of each buffer.
-    pub(crate) skew: usize,
-    pub(crate) until: Until,
-}
-
-/// When to stop.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Until {
-    /// After a warm-up and so long.
-    Time(Duration, Duration),
-    /// After so many requests.
-    Count(u64),
+    /// Load that is not counted.
+    pub(crate) warmup: Duration,
+    pub(crate) time: Duration,
 }
 
 /// Requests done, and the time they took.
@@ -53,17 +44,17 @@ fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>> {
 
 /// Runs on this thread.
 pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
-    let &Direct { depth, size, write, sequential, skew, until } = direct;
+    let &Direct { depth, size, write, sequential, warmup, time } = direct;
     let options =
         OpenOptions::new().read(true).write(write).custom_flags(libc::O_DIRECT).open(path);
     let file = options.with_context(|| format!("cannot open {} with O_DIRECT", path.display()))?;
     let units = file.metadata()?.len() / size as u64;
-    // A buffer per slot, each `skew` behind the beginning of a page.
-    let stride = size.next_multiple_of(4096) + 4096;
+    // A buffer per slot, each at the beginning of a page.
+    let stride = size.next_multiple_of(4096);
     let slots = depth as usize;
     let mut memory = vec![0u8; slots * stride + 4096];
-    scatter(&mut memory);
-    let first = memory.as_ptr().align_offset(4096) + skew;
+    memory.fill(0x5a);
+    let first = memory.as_ptr().align_offset(4096);
     let base = memory.as_mut_ptr().wrapping_add(first);
     let segments: Vec<_> =
         (0..slots).map(|i| [Segment { base: base.wrapping_add(i * stride), len: size }]).collect();
@@ -73,23 +64,16 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
     let mut free: Vec<u64> = (0..depth.into()).collect();
     let mut out = Reaped::with_capacity(slots, 1);
     let (mut random, mut next) = (0x1234_5678_9abc_def0_u64, 0);
-    let (mut queued, mut done, mut before, mut turns) = (0u64, 0u64, 0u64, 0u64);
-    let (mut start, mut warm) = (Instant::now(), matches!(until, Until::Count(_)));
+    let (mut done, mut before, mut turns) = (0u64, 0u64, 0u64);
+    let (mut start, mut warm) = (Instant::now(), false);
     loop {
         turns += 1;
-        match until {
-            Until::Count(count) if done >= count => break,
-            Until::Time(warmup, _) if !warm && start.elapsed() >= warmup => {
-                (warm, start, before) = (true, Instant::now(), done);
-            }
-            Until::Time(_, time) if warm && turns % 16 == 0 && start.elapsed() >= time => break,
-            _ => {}
+        if !warm && start.elapsed() >= warmup {
+            (warm, start, before) = (true, Instant::now(), done);
+        } else if warm && turns % 16 == 0 && start.elapsed() >= time {
+            break;
         }
         while let Some(tag) = free.pop() {
-            if matches!(until, Until::Count(count) if queued >= count) {
-                free.push(tag);
-                break;
-            }
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -103,7 +87,6 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
             if unsafe { engine.queue(&io) }.is_err() {
                 bail!("an engine of depth {depth} takes fewer requests");
             }
-            queued += 1;
         }
         engine.submit()?;
         if engine.reap(&mut out) == 0 {
@@ -121,22 +104,4 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
     }
     let seconds = start.elapsed().as_secs_f64();
     Ok(Ran { done: done - before, seconds })
-}
-
-/// Touches pages for the first time, in random order: then neighbours are seldom neighbours in
-/// physical memory too, as in a process that has run for long. Else luck would decide how many
-/// segments the kernel makes of a buffer.
-fn scatter(memory: &mut [u8]) {
-    let mut pages: Vec<usize> = (0..memory.len()).step_by(4096).collect();
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    for last in (1..pages.len()).rev() {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        pages.swap(last, usize::try_from(random % (last as u64 + 1)).unwrap_or(0));
-    }
-    for at in pages {
-        memory[at] = 0x5a;
-    }
-    memory.fill(0x5a);
 }

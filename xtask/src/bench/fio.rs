@@ -1,12 +1,16 @@
 //! The bare file through fio: the judge that is not ours.
 
+// How fio is run and read, shared with `ringway bench origins`.
+#[path = "../../../ringway/src/bench/origins/fio.rs"]
+mod shared;
+
 use crate::bench::Lab;
 use crate::bench::client::Load;
 use crate::bench::contest::{Latency, Sample};
-use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use anyhow::Result;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
+use std::time::Duration;
 
 /// Runs fio's io_uring engine with O_DIRECT on the client's cores.
 pub(crate) fn run(lab: &Lab, path: &Path, load: &Load) -> Result<Sample> {
@@ -16,45 +20,27 @@ pub(crate) fn run(lab: &Lab, path: &Path, load: &Load) -> Result<Sample> {
         (true, false) => "read",
         (true, true) => "write",
     };
-    let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "fio", "--name=bare", "--ioengine=io_uring"]);
-    command.args(["--direct=1", "--time_based", "--norandommap", "--randrepeat=0"]);
-    command.args(["--thread", "--output-format=json"]);
-    command.arg(format!("--filename={}", path.display()));
-    command.arg(format!("--rw={rw}")).arg(format!("--bs={}", load.size));
-    command.arg(format!("--iodepth={}", load.depth));
-    command.arg(format!("--runtime={:.0}ms", lab.seconds * 1e3));
-    command.arg(format!("--ramp_time={:.0}ms", lab.common.warmup * 1e3));
-    let cpus = crate::bench::options::cpu_list(&lab.common.client_cpus);
-    command.arg(format!("--cpus_allowed={cpus}"));
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .context("cannot run fio: apt-get install fio util-linux")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
-        bail!("fio: {}: {}", output.status, error.lines().next().unwrap_or("no message"));
-    }
-    // Notes may stand before the object.
-    let json = text.find('{').map_or("", |at| &text[at..]);
-    let json: Value = serde_json::from_str(json).context("fio does not speak JSON")?;
-    let part = &json["jobs"][0][if load.write { "write" } else { "read" }];
-    let number = |value: &Value| value.as_f64().context("fio leaves out a figure");
-    let us = |name: &str| Ok::<_, anyhow::Error>(number(&part[name]["mean"])? / 1e3);
-    let percentile = |p: &str| number(&part["clat_ns"]["percentile"][p]).unwrap_or(0.0) / 1e3;
+    let found = shared::run(&shared::FioLoad {
+        path,
+        rw,
+        bytes: load.size,
+        depth: load.depth,
+        runtime: Duration::from_secs_f64(lab.seconds),
+        ramp: Duration::from_secs_f64(lab.common.warmup),
+        cpus: &crate::bench::options::cpu_list(&lab.common.client_cpus),
+    })?;
+    let [p50_us, p90_us, p99_us, p9999_us] = found.percentiles_us;
     Ok(Sample {
-        iops: number(&part["iops"])?,
-        mb_s: number(&part["bw_bytes"])? / 1e6,
+        iops: found.iops,
+        mb_s: found.mb_s,
         latency: Some(Latency {
-            submit_us: us("slat_ns")?,
-            complete_us: us("clat_ns")?,
-            mean_us: us("lat_ns")?,
-            // Of completion alone, the only ones fio gives.
-            p50_us: percentile("50.000000"),
-            p90_us: percentile("90.000000"),
-            p99_us: percentile("99.000000"),
-            p9999_us: percentile("99.990000"),
+            submit_us: found.slat_us,
+            complete_us: found.clat_us,
+            mean_us: found.lat_us,
+            p50_us,
+            p90_us,
+            p99_us,
+            p9999_us,
         }),
         ..Sample::default()
     })

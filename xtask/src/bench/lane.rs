@@ -25,8 +25,9 @@ pub(crate) fn work(mut lanes: Vec<Lane>, waiting: Waiting, phase: &AtomicU8) -> 
         match counting.look(phase) {
             Next::GoOn => {}
             Next::Begin => lanes.iter_mut().for_each(Lane::forget),
-            Next::End(took) => {
-                let mut sum = Outcome { seconds: took.as_secs_f64(), ..Outcome::default() };
+            Next::End(took, cpu) => {
+                let (seconds, cpu_ns) = (took.as_secs_f64(), nanos(cpu));
+                let mut sum = Outcome { seconds, cpu_ns, ..Outcome::default() };
                 lanes.iter_mut().for_each(|lane| sum.add(lane.counted()));
                 for lane in lanes {
                     lane.end()?;

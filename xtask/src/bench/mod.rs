@@ -7,17 +7,21 @@ mod bare;
 #[cfg(feature = "blkio")]
 mod blkio;
 mod client;
+mod clients;
 mod contest;
+mod copy;
 mod daemon;
 mod engine;
 mod fio;
+mod idle;
 mod image;
 mod lane;
 mod matrix;
-mod o1;
-mod o2;
-mod o4;
 mod options;
+mod origins;
+// What the kernel counts, shared with `ringway bench`.
+#[allow(dead_code)]
+#[path = "../../../ringway/src/bench/usage.rs"]
 mod proc;
 mod report;
 mod tmpfs;
@@ -41,31 +45,28 @@ pub(crate) struct BenchArgs {
 enum What {
     /// Depth × queues × polling or sleeping client × device, against peers.
     Matrix(matrix::MatrixArgs),
+    /// Our front-end beside libblkio on the same server: I/Os per nanosecond of client CPU.
+    Clients(clients::ClientsArgs),
+    /// `ringway copy` beside `qemu-img convert` and `cp`.
+    Copy(copy::CopyArgs),
     /// Through the device versus direct I/O on the same file, 4 KiB random.
     Bare(bare::BareArgs),
-    /// Origin O1: 16 KiB writes at depth 74 beside bare fio and the published table.
-    O1(o1::O1Args),
-    /// Origin O2: harvesting right after submitting, on and off.
-    O2(o2::O2Args),
-    /// Origin O4: page-aligned versus 512-byte-aligned buffers.
-    O4(o4::O4Args),
+    /// A busy disk alone and beside a hundred idle ones.
+    Idle(idle::IdleArgs),
+    /// The published measurements, repeated: `ringway bench origins` of the daemon's binary.
+    Origins(origins::OriginsArgs),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
     Tmpfs(tmpfs::TmpfsArgs),
 }
 
 impl What {
-    /// Whether it starts the daemon.
-    const fn serves(&self) -> bool {
-        !matches!(self, Self::O2(_) | Self::O4(_))
-    }
-
     /// How long one cell is measured unless the user says otherwise, in seconds.
     const fn seconds(&self) -> f64 {
         match self {
-            Self::Matrix(_) | Self::Bare(_) => 0.7,
-            Self::Tmpfs(_) => 1.0,
-            Self::O1(_) => 1.5,
-            Self::O2(_) | Self::O4(_) => 2.0,
+            Self::Matrix(_) | Self::Clients(_) | Self::Bare(_) | Self::Copy(_) | Self::Idle(_) => {
+                0.7
+            }
+            Self::Tmpfs(_) | Self::Origins(_) => 1.0,
         }
     }
 }
@@ -96,21 +97,24 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let daemon = match &common.daemon {
         Some(path) if !path.is_file() => bail!("--daemon: there is no file {}", path.display()),
         Some(path) => path.clone(),
-        None if what.serves() => build()?,
-        None => PathBuf::new(),
+        None => build()?,
     };
     let seconds = common.seconds.unwrap_or(what.seconds());
     if !(seconds > 0.0 && seconds < 3600.0) {
         bail!("--seconds {seconds} is not between 0 and 3600");
     }
+    if let What::Origins(args) = &what {
+        return origins::run(&daemon, args);
+    }
     options::pin(&common.client_cpus)?;
     let lab = Lab { common, seconds, daemon };
     let report = match &what {
         What::Matrix(args) => matrix::run(&lab, args),
+        What::Clients(args) => clients::run(&lab, args),
+        What::Copy(args) => copy::run(&lab, args),
         What::Bare(args) => bare::run(&lab, args),
-        What::O1(args) => o1::run(&lab, args),
-        What::O2(args) => o2::run(&lab, args),
-        What::O4(args) => o4::run(&lab, args),
+        What::Idle(args) => idle::run(&lab, args),
+        What::Origins(_) => unreachable!("it has returned"),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
     }?;
     report.deliver(&lab)

@@ -119,6 +119,16 @@ pub(crate) enum Client {
     Blkio,
 }
 
+impl Client {
+    /// The word in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ringway => "ringway-driver",
+            Self::Blkio => "libblkio",
+        }
+    }
+}
+
 /// As [`ringway_driver::Indirect`].
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum IndirectArg {

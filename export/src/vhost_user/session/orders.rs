@@ -1,6 +1,6 @@
 //! What workers tell a session, and what the control plane asks of it.
 
-use super::{Refusal, Session};
+use super::{REFUSALS_TOLD, Refusal, Session};
 use crate::command::Alarm;
 use crate::door::Order;
 use crate::ring_bell::ring_bell;
@@ -24,7 +24,10 @@ impl Session<'_> {
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
         let disk = self.export.disk().name();
+        let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MemoryGone));
+        self.alarms_told += 1;
         match alarm {
+            Alarm::Broken(_) if self.alarms_told > REFUSALS_TOLD && !fatal => {}
             Alarm::Broken(broken) => warn!(disk, queue, "queue stopped: {broken}"),
             Alarm::WorkerFailed => error!(disk, queue, "the worker of this queue failed"),
         }
@@ -32,7 +35,7 @@ impl Session<'_> {
             // Best effort: the front-end may not listen.
             let _ = ring_bell(err);
         }
-        matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MemoryGone))
+        fatal
     }
 
     /// Whoever gave the order may have stopped waiting for the answer.

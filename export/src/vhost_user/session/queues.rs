@@ -19,6 +19,9 @@ use tracing::{debug, warn};
 /// How often to say that a disk keeps a stopping queue waiting.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
+/// VHOST_VRING_F_LOG, a flag of SET_VRING_ADDR: writes to the used ring are logged.
+const VRING_F_LOG: u32 = 1;
+
 /// A queue that a worker will give back.
 type Promise = Receiver<Stopped<Queue>>;
 
@@ -57,6 +60,9 @@ impl Session<'_> {
             return Err(Refusal::Running(at));
         }
         vring.addresses = Some(addresses);
+        // Logging may be switched while the queue runs.
+        let log_at = (message.u32(4) & VRING_F_LOG != 0).then(|| message.u64(32));
+        self.set_log_address(at, log_at)?;
         self.start_ready()
     }
 
@@ -156,9 +162,11 @@ impl Session<'_> {
                 return Err(Refusal::Fenced);
             }
             let format = self.format(self.vrings[at].size);
-            let queue = self.vrings[at]
+            let log = self.queue_log(at)?;
+            let mut queue = self.vrings[at]
                 .make_queue(&self.map, format)
                 .map_err(|error| Refusal::Start(at, error))?;
+            queue.set_log(log);
             let door = Arc::clone(&self.door);
             let alarm = Box::new(move |alarm| door.raise(at, alarm));
             let disk = Arc::clone(self.export.disk());
@@ -253,7 +261,7 @@ fn vring_index(message: &Message) -> u32 {
 
 /// Notifications write and poll these descriptors from worker threads, so anything that could
 /// block or behave otherwise is refused, and the descriptor made non-blocking.
-fn check_eventfd(fd: &OwnedFd, name: &'static str) -> Result<(), Refusal> {
+pub(super) fn check_eventfd(fd: &OwnedFd, name: &'static str) -> Result<(), Refusal> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
     if !link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]") {
         return Err(Refusal::NotAnEventfd(name));

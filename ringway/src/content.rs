@@ -6,17 +6,17 @@
 use std::fmt;
 
 /// Bytes of a sector.
-pub(super) const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 
 /// What a sector holds: which write of which sector of which disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(crate) struct Mark {
     /// The disk.
-    pub(super) disk: u64,
+    pub(crate) disk: u64,
     /// The sector, counted from the disk's start.
-    pub(super) sector: u64,
+    pub(crate) sector: u64,
     /// The write, counted from 1 for each sector.
-    pub(super) sequence: u64,
+    pub(crate) sequence: u64,
 }
 
 impl Mark {
@@ -32,17 +32,22 @@ impl Mark {
     }
 
     /// Makes the sector's content.
-    pub(super) fn fill(self, sector: &mut [u8]) {
+    pub(crate) fn fill(self, sector: &mut [u8]) {
         for (bytes, word) in sector.chunks_exact_mut(8).zip(self.words()) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
+    }
+
+    /// The number of the write that a sector says it holds.
+    pub(crate) fn sequence_of(sector: &[u8]) -> u64 {
+        sector[16..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
     /// Checks a sector's content.
     ///
     /// # Errors
     /// What is there instead.
-    pub(super) fn check(self, sector: &[u8]) -> Result<(), Wrong> {
+    pub(crate) fn check(self, sector: &[u8]) -> Result<(), Wrong> {
         let word = |bytes: &[u8]| u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         if sector.chunks_exact(8).map(word).eq(self.words().take(SECTOR / 8)) {
             return Ok(());
@@ -61,7 +66,7 @@ impl Mark {
 
 /// A sector with the wrong content.
 #[derive(Debug, thiserror::Error)]
-pub(super) struct Wrong {
+pub(crate) struct Wrong {
     expected: Mark,
     found: Option<Mark>,
     zeroes: bool,

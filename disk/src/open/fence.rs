@@ -1,0 +1,127 @@
+//! One image, one daemon, and never two generations of one: the lock of an image belongs to the open
+//! file, and every operation that the kernel still carries out holds that file. So the lock of a
+//! killed daemon is free only when its last write has landed (hazard C10).
+
+use super::{BY_HOST, OpenError, OpenOptions, mount};
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long to wait without being asked for the last operations of a killed daemon. As long as a
+/// running one waits for its disk (`DRAIN_MAX` in `export`).
+const LAST_WRITES: Duration = Duration::from_secs(30);
+
+/// How often to look again.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+
+/// Waiting goes on quietly for that long.
+const TOLD_AFTER: Duration = Duration::from_millis(500);
+
+/// Who keeps us from an image.
+#[derive(Debug)]
+enum Holder {
+    /// The host itself: mounted, or part of another device.
+    Host,
+    /// A process that goes on.
+    Living(String),
+    /// A process that was killed and is not gone yet.
+    Dying(String),
+    /// The kernel names no process: it is gone but for its last operations, or cannot be seen from
+    /// here.
+    Unseen,
+}
+
+impl Holder {
+    fn of_lock(file: &File) -> Self {
+        match mount::Locks::on(file) {
+            mount::Locks { holder: Some(name), pid: Some(pid), .. } if mount::is_dying(pid) => {
+                Self::Dying(name)
+            }
+            mount::Locks { holder: Some(name), .. } => Self::Living(name),
+            _ => Self::Unseen,
+        }
+    }
+
+    /// Who has a block device to itself.
+    fn of_device(path: &Path) -> Self {
+        // Reading without claiming it is allowed.
+        let Ok(file) = File::open(path) else { return Self::Host };
+        match Self::of_lock(&file) {
+            // A mount has the device, but no lock on it.
+            Self::Unseen if file.try_lock_shared().is_ok() => Self::Host,
+            holder => holder,
+        }
+    }
+
+    fn name(self) -> String {
+        match self {
+            Self::Host => BY_HOST.into(),
+            Self::Living(name) => name,
+            Self::Dying(name) => format!("{name}, killed, whose last writes have not landed yet"),
+            Self::Unseen => "a process that cannot be seen from here (of another container or \
+                             host), or by the last writes of one that was killed"
+                .into(),
+        }
+    }
+}
+
+/// Waiting for one image, with an end.
+pub(super) struct Patience<'a> {
+    path: &'a Path,
+    /// `--lock-wait`.
+    asked: Option<Duration>,
+    begun: Instant,
+    told: bool,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(path: &'a Path, options: &OpenOptions) -> Self {
+        Self { path, asked: options.lock_wait, begun: Instant::now(), told: false }
+    }
+
+    /// A block device is claimed by somebody else: waits for a moment, or gives up.
+    pub(super) fn claimed(&mut self) -> Result<(), OpenError> {
+        self.wait(Holder::of_device(self.path))
+    }
+
+    /// Locks the open file: one writer, or any number of readers.
+    pub(super) fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
+        loop {
+            let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
+            match result {
+                Ok(()) => return Ok(()),
+                Err(std::fs::TryLockError::WouldBlock) => self.wait(Holder::of_lock(file))?,
+                Err(std::fs::TryLockError::Error(source)) => {
+                    return Err(OpenError::Host {
+                        path: self.path.into(),
+                        what: "lock it",
+                        source,
+                    });
+                }
+            }
+        }
+    }
+
+    fn wait(&mut self, holder: Holder) -> Result<(), OpenError> {
+        let patience = match &holder {
+            Holder::Host => Duration::ZERO,
+            Holder::Living(_) => self.asked.unwrap_or(Duration::ZERO),
+            Holder::Dying(_) | Holder::Unseen => self.asked.unwrap_or(LAST_WRITES),
+        };
+        let waited = self.begun.elapsed();
+        if waited >= patience {
+            return Err(OpenError::InUse { path: self.path.into(), holder: holder.name() });
+        }
+        if waited >= TOLD_AFTER && !self.told {
+            self.told = true;
+            tracing::warn!(
+                "{}: waiting up to {} s for its lock: it is in use by {}",
+                self.path.display(),
+                patience.as_secs_f32(),
+                holder.name()
+            );
+        }
+        std::thread::sleep(LOOK_EVERY.min(patience - waited));
+        Ok(())
+    }
+}

@@ -1,0 +1,275 @@
+//! Queues stop under full load, in every way there is: bounded, and not a byte of guest memory is
+//! written once the front-end has its answer. Rows A17, B7, B8, B12 of docs/hazards.md.
+#![allow(missing_docs)]
+
+use ringway_disk::{EngineKind, SimModel, Source};
+use ringway_testkit::Rng;
+use ringway_testkit::raw::{
+    DATA, Desc, F_FLUSH, F_PACKED, F_VERSION_1, GUEST_BASE, MEMORY, RawGuest, USER_DELTA, halves,
+    request, words,
+};
+use ringway_testkit::rig::{Rig, RigOptions, image};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+const CAPACITY: u64 = 16 << 20;
+const QUEUES: u32 = 2;
+/// Requests in flight per queue; each takes three descriptors.
+const LOAD: u16 = 20;
+const READ: u32 = 0;
+
+/// How a queue is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    GetBase,
+    Reset,
+    NewMemory,
+    Disconnect,
+    Order,
+}
+
+fn rig(options: &RigOptions) -> Rig {
+    Rig::start(&options.clone().queues(2, 1))
+}
+
+/// A disk that takes its time: every read is in flight for 80 µs at least.
+fn slow() -> RigOptions {
+    let source = Source::Sim { model: SimModel::Ssd, bytes: CAPACITY };
+    RigOptions::new(source, EngineKind::Sim(SimModel::Ssd))
+}
+
+/// Where request `at` of a queue has its data; its header and status lie in front of it.
+fn data(queue: u32, at: u16) -> u64 {
+    DATA + 0x1000 + u64::from(queue) * 0x10_0000 + u64::from(at) * 0x2000
+}
+
+/// Puts all requests of both queues down and rings both bells.
+fn load(guest: &mut RawGuest, kind: u32) {
+    for queue in 0..QUEUES {
+        for at in 0..LOAD {
+            let place = data(queue, at);
+            guest.put_header(place - 64, kind, u64::from(at) * 16);
+            let flags = if kind == READ { 2 } else { 0 };
+            let chain = [
+                Desc { addr: place - 64, len: 16, ..Desc::default() },
+                Desc { addr: place, len: 4096, flags, next: 0 },
+                Desc { addr: place - 32, len: 1, flags: 2, next: 0 },
+            ];
+            guest.put_chain(queue, 3 * at, &chain);
+            guest.offer_quietly(queue, 3 * at);
+        }
+        guest.kick(queue);
+    }
+}
+
+/// The parts of guest memory that a device could write: rings and buffers.
+fn parts() -> [(u64, usize); 3] {
+    let len = usize::from(LOAD) * 0x2000 + 0x1000;
+    [(GUEST_BASE, 0x2_0000), (DATA, len), (DATA + 0x10_0000, len)]
+}
+
+/// Writes over everything the device could write, and returns what is there now.
+fn scramble(memory: &std::fs::File, seed: u8) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut all = Vec::new();
+    for (addr, len) in parts() {
+        let bytes = vec![seed | 1; len];
+        memory.write_all_at(&bytes, addr - GUEST_BASE).unwrap();
+        all.extend(bytes);
+    }
+    all
+}
+
+fn contents(memory: &std::fs::File) -> Vec<u8> {
+    use std::os::unix::fs::FileExt;
+    let mut all = Vec::new();
+    for (addr, len) in parts() {
+        let mut bytes = vec![0; len];
+        memory.read_exact_at(&mut bytes, addr - GUEST_BASE).unwrap();
+        all.extend(bytes);
+    }
+    all
+}
+
+/// Stops all queues of a guest; returns with the front-end's answer.
+fn stop(rig: &mut Rig, mut guest: RawGuest, how: Stop) -> (std::fs::File, Option<RawGuest>) {
+    let memory = guest.memory.try_clone().unwrap();
+    match how {
+        Stop::GetBase => {
+            for queue in 0..QUEUES {
+                guest.stop_queue(queue).unwrap();
+            }
+        }
+        Stop::Reset => assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap()),
+        Stop::NewMemory => {
+            let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&other, MEMORY).unwrap();
+            let region = words(&[GUEST_BASE, MEMORY, GUEST_BASE + USER_DELTA, 0]);
+            let table = [halves(&[1, 0]), region].concat();
+            let fds = [other.as_fd()];
+            assert!(guest.client.acked(request::SET_MEM_TABLE, &table, &fds).unwrap());
+        }
+        Stop::Disconnect => {
+            drop(guest);
+            // All but the first session, which keeps the rig in order.
+            rig.join_some();
+            return (memory, None);
+        }
+        Stop::Order => unreachable!("ends the whole rig"),
+    }
+    (memory, Some(guest))
+}
+
+fn nothing_is_written_afterwards(ring: u64, rounds: u32) {
+    let mut rng = Rng::for_test("b08");
+    let mut rig = rig(&slow());
+    let _first = rig.connect();
+    let mut unfinished = 0;
+    for round in 0..rounds {
+        let how = [Stop::GetBase, Stop::Reset, Stop::NewMemory, Stop::Disconnect];
+        let how = how[round as usize % how.len()];
+        let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1 | F_FLUSH | ring);
+        load(&mut guest, READ);
+        std::thread::sleep(Duration::from_micros(rng.below(60)));
+        // The status of the last request tells whether there was anything to wait for.
+        unfinished += u32::from(guest.next_used(1, Duration::ZERO).is_none());
+        let (memory, guest) = stop(&mut rig, guest, how);
+        // Whatever comes from now on is seen, be it the very bytes that were there.
+        let seed = u8::try_from(rng.below(256)).unwrap();
+        let expected = scramble(&memory, seed);
+        std::thread::sleep(Duration::from_micros(500));
+        assert!(contents(&memory) == expected, "round {round}: written after {how:?}");
+        drop(guest);
+        rig.join_some();
+    }
+    println!("{rounds} rounds, {unfinished} stopped before the first answer");
+    assert!(unfinished > rounds / 50, "the load was no load");
+}
+
+/// How often, unless `RINGWAY_DRAINS` says otherwise.
+fn rounds() -> u32 {
+    std::env::var("RINGWAY_DRAINS").map_or(1000, |word| word.parse().expect("a number"))
+}
+
+#[test]
+fn b08_nothing_is_written_after_the_answer_split() {
+    nothing_is_written_afterwards(0, rounds());
+}
+
+#[test]
+fn b08_nothing_is_written_after_the_answer_packed() {
+    nothing_is_written_afterwards(F_PACKED, rounds());
+}
+
+/// The order to stop, as SIGTERM gives it, ends all sessions.
+#[test]
+fn b08_nothing_is_written_after_the_order_to_stop() {
+    for round in 0..100u32 {
+        let mut rig = rig(&slow());
+        let ring = if round.is_multiple_of(2) { 0 } else { F_PACKED };
+        let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1 | ring);
+        load(&mut guest, READ);
+        rig.order_to_stop();
+        rig.join_sessions();
+        let expected = scramble(&guest.memory, 0x55);
+        std::thread::sleep(Duration::from_micros(500));
+        assert!(contents(&guest.memory) == expected, "round {round}");
+    }
+}
+
+/// A disk that does not answer holds nobody for longer than the limit.
+#[test]
+fn b08_every_way_to_stop_is_bounded() {
+    let stuck = Duration::from_secs(5);
+    let micros = u32::try_from(stuck.as_micros()).unwrap();
+    let source = Source::Null { bytes: CAPACITY, latency_us: micros };
+    let mut options = RigOptions::new(source, EngineKind::NullAfter(micros));
+    options.drain_max = Duration::from_millis(200);
+    let threads =
+        [Stop::GetBase, Stop::Reset, Stop::NewMemory, Stop::Disconnect, Stop::Order].map(|how| {
+            let options = options.clone();
+            std::thread::spawn(move || {
+                let mut rig = rig(&options);
+                let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
+                load(&mut guest, READ);
+                std::thread::sleep(Duration::from_millis(50));
+                let begun = Instant::now();
+                match how {
+                    Stop::GetBase => {
+                        let ask = request::GET_VRING_BASE;
+                        guest.client.send(ask, 0, &halves(&[0, 0]), &[]).unwrap();
+                    }
+                    Stop::Reset => guest.client.send(request::RESET_DEVICE, 8, &[], &[]).unwrap(),
+                    Stop::NewMemory => {
+                        let region = words(&[GUEST_BASE, MEMORY, GUEST_BASE + USER_DELTA, 0]);
+                        let table = [halves(&[1, 0]), region].concat();
+                        let fds = [guest.memory.as_fd()];
+                        guest.client.send(request::SET_MEM_TABLE, 8, &table, &fds).unwrap();
+                    }
+                    Stop::Disconnect => guest.client.hang_up(),
+                    Stop::Order => rig.order_to_stop(),
+                }
+                rig.join_sessions();
+                let took = begun.elapsed();
+                assert!(took >= options.drain_max, "{how:?}: it did not wait for the disk");
+                assert!(took < stuck, "{how:?} took {took:?}");
+                assert!(guest.client.is_closed());
+            })
+        });
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// The memory table changes over and over while requests are in flight: none is lost, none fails,
+/// and all the data is right.
+fn memory_changes_under_load(ring: u64) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), CAPACITY);
+    for at in 0..LOAD {
+        use std::os::unix::fs::FileExt;
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
+        let byte = u8::try_from(at + 1).unwrap();
+        file.write_all_at(&[byte; 4096], u64::from(at) * 8192).unwrap();
+    }
+    let mut rig = rig(&RigOptions::buffered(&path, EngineKind::Threads));
+    let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1 | ring);
+    let user = GUEST_BASE + USER_DELTA;
+    let cut = data(1, 3) - GUEST_BASE;
+    let whole = vec![[GUEST_BASE, MEMORY, user, 0]];
+    let halved =
+        vec![[GUEST_BASE, cut, user, 0], [GUEST_BASE + cut, MEMORY - cut, user + cut, cut]];
+    for round in 0..200 {
+        load(&mut guest, READ);
+        let regions = if round % 2 == 0 { &halved } else { &whole };
+        let mut table = halves(&[u32::try_from(regions.len()).unwrap(), 0]);
+        table.extend(regions.iter().flat_map(|region| words(region)));
+        let fds = vec![guest.memory.as_fd(); regions.len()];
+        assert!(guest.client.acked(request::SET_MEM_TABLE, &table, &fds).unwrap());
+        for queue in 0..QUEUES {
+            for _ in 0..LOAD {
+                let used = guest.next_used(queue, Duration::from_secs(10));
+                assert!(used.is_some(), "round {round}: a request got lost");
+            }
+            for at in 0..LOAD {
+                let place = data(queue, at);
+                assert_eq!(guest.peek(place - 32, 1), [0], "round {round}: request {at} failed");
+                let byte = u8::try_from(at + 1).unwrap();
+                assert!(guest.peek(place, 4096).iter().all(|&b| b == byte), "round {round}");
+                guest.poke(place - 32, &[0xee]);
+                guest.poke(place, &[0; 4096]);
+            }
+        }
+    }
+}
+
+#[test]
+fn b07_memory_changes_under_load_split() {
+    memory_changes_under_load(0);
+}
+
+#[test]
+fn b07_memory_changes_under_load_packed() {
+    memory_changes_under_load(F_PACKED);
+}

@@ -1,0 +1,119 @@
+//! `--html`: one page that needs nothing but itself.
+
+pub(crate) mod page;
+mod plots;
+
+use crate::bench::Measured;
+use crate::bench::crew::Outcome;
+use crate::bench::options::Load;
+use crate::bench::summary::{self, count, duration};
+use crate::bench::tally::{Frames, Tick};
+use crate::bench::{usage, versus};
+use anyhow::Result;
+use page::Page;
+pub(crate) use plots::bars;
+
+const DISTRIBUTION: &str = "Share of requests by latency, on a logarithmic scale.";
+
+/// The page of a measurement, or of two in turn.
+///
+/// # Errors
+/// What the drawing library says.
+pub(crate) fn report(load: &Load, all: &[Measured]) -> Result<String> {
+    let names: Vec<_> = all.iter().map(|measured| measured.name.as_str()).collect();
+    let mut lines = vec![load.describe()];
+    if let [one] = all {
+        lines.push(one.facts.clone());
+    }
+    let mut page = Page::new(&names.join(" versus "), &lines);
+    if all.len() > 1 {
+        for (measured, colour) in all.iter().zip(['a', 'b']) {
+            page.key(colour, &format!("{}  {}", measured.name, measured.facts));
+        }
+        compared(&mut page, all);
+    } else if let Some(outcome) = all.first().and_then(|measured| measured.rounds.first()) {
+        cards(&mut page, outcome);
+    }
+    pictures(&mut page, all)?;
+    if let [one] = all {
+        one.rounds.iter().for_each(|outcome| tables(&mut page, outcome));
+    } else {
+        let note = "Medians over all rounds; ratio: the first target to the second.".to_owned();
+        page.table("Comparison", &versus::head(all), &versus::rows(all), &[note]);
+    }
+    page.footer(&footer());
+    Ok(page.finish())
+}
+
+/// Who measured, where.
+pub(crate) fn footer() -> String {
+    let (cpu, cores, kernel) = usage::machine();
+    let version = env!("CARGO_PKG_VERSION");
+    format!("ringway {version} · {cpu}, {cores} CPUs, Linux {kernel}")
+}
+
+fn cards(page: &mut Page, outcome: &Outcome) {
+    let total = outcome.tick.total();
+    let done = outcome.tick.done().max(1) as f64;
+    page.card(&count(total.done as f64 / outcome.seconds), "IOPS");
+    page.card(&format!("{:.1}", total.bytes as f64 / outcome.seconds / 1e6), "MB/s");
+    page.card(&duration(total.lat.mean()), "mean latency");
+    page.card(&duration(total.lat.value_at_percentile(99.0) as f64), "p99 latency");
+    page.card(&duration(outcome.client_ns as f64 / done), "client CPU per I/O");
+    if let Some(server_ns) = outcome.server_ns {
+        page.card(&duration(server_ns as f64 / done), "server CPU per I/O");
+    }
+}
+
+/// The ratios that matter.
+fn compared(page: &mut Page, all: &[Measured]) {
+    let ratios = versus::rows(all);
+    for (row, name) in ratios.iter().zip(["IOPS", "MB/s", "mean latency", "p50", "p99", "p99.9"]) {
+        if let Some(ratio) = row.last() {
+            page.card(&format!("{ratio} ×"), &format!("{name}, 1st ÷ 2nd"));
+        }
+    }
+}
+
+fn pictures(page: &mut Page, all: &[Measured]) -> Result<()> {
+    let mut latencies = Vec::new();
+    for measured in all {
+        let mut sum = Tick::default();
+        measured.rounds.iter().for_each(|outcome| sum.add(&outcome.tick));
+        latencies.push(sum.total().lat);
+    }
+    let frames: Vec<Vec<&Frames>> =
+        all.iter().map(|m| m.rounds.iter().map(|outcome| &outcome.frames).collect()).collect();
+    if latencies.iter().any(|lat| !lat.is_empty()) {
+        let svg = plots::latencies(&latencies)?;
+        page.figure("half", "Latency", DISTRIBUTION, &svg);
+    }
+    let caption = if all.iter().any(|measured| measured.rounds.len() > 1) {
+        "Rounds stand one behind the other."
+    } else {
+        "Requests completed, per second."
+    };
+    page.figure("half", "IOPS over time", caption, &plots::over_time(&frames)?);
+    for (measured, frames) in all.iter().zip(&frames) {
+        let shades: String =
+            (0..10).map(|shade| format!("<i style=\"background:var(--h{shade})\"></i>")).collect();
+        let caption = format!(
+            "Requests by latency and time: few <span class=\"scale\">{shades}</span> many."
+        );
+        let title = match all.len() {
+            1 => "Latency over time".to_owned(),
+            _ => format!("Latency over time: {}", measured.name),
+        };
+        page.figure("heat", &title, &caption, &plots::heat_map(frames)?);
+    }
+    Ok(())
+}
+
+fn tables(page: &mut Page, outcome: &Outcome) {
+    let (head, rows) = summary::latency_table(outcome);
+    let mut notes = vec![summary::effort(outcome)];
+    if outcome.verified > 0 {
+        notes.push(format!("Verified: {} sectors are right.", outcome.verified));
+    }
+    page.table("Latencies in µs", &head, &rows, &notes);
+}

@@ -1,0 +1,358 @@
+//! One end of a copy: a file through an engine, or a disk through a queue of our front-end.
+//!
+//! Both take the same three orders (read, write, zero) and answer by a ticket. An order may be
+//! carried out in part; the flow asks for the rest.
+
+use anyhow::{Context, anyhow};
+use ringway_aio::{Engine, FileId, Io, IoOp};
+use ringway_core::{Segment, Status};
+use ringway_driver::{BlkQueue, Buffer, Data, Device, Refusal, Rejected};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+/// What transfers around the page cache need of offsets, lengths and memory.
+pub(super) const DIRECT: u64 = 4096;
+
+/// Names an order: a slot of the flow, and a part of its work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ticket {
+    pub(super) slot: u32,
+    pub(super) part: u32,
+}
+
+impl Ticket {
+    /// The flush that goes with a checkpoint.
+    pub(super) const SYNC: Self = Self { slot: u32::MAX >> 1, part: 0 };
+
+    /// As an engine's tag; its top bit is clear.
+    pub(super) fn tag(self) -> u64 {
+        u64::from(self.slot) << 32 | u64::from(self.part)
+    }
+
+    pub(super) fn of_tag(tag: u64) -> Self {
+        // Both halves were u32.
+        #[allow(clippy::cast_possible_truncation)]
+        Self { slot: (tag >> 32) as u32, part: tag as u32 }
+    }
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verb {
+    Read,
+    Write,
+    /// The range reads as zeroes afterwards, and takes no space where that can be had.
+    Zero,
+}
+
+/// One order: `len` bytes from `offset`; for transfers the memory from `at` within the slot's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Order {
+    pub(super) ticket: Ticket,
+    pub(super) verb: Verb,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    pub(super) at: usize,
+}
+
+/// What became of an order that was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Given {
+    /// So many bytes are under way.
+    Sent(u64),
+    /// No room now: try again after a completion.
+    Full,
+    /// Zeroes have to be written.
+    CannotZero,
+}
+
+/// How a file takes zeroes; each is tried until it is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ZeroBy {
+    Punching,
+    ZeroRange,
+    Writing,
+}
+
+/// A file or block device.
+#[derive(Debug)]
+pub(super) struct FileEnd {
+    pub(super) file: Arc<File>,
+    pub(super) regular: bool,
+    direct: Option<Arc<File>>,
+    ids: Option<(FileId, Option<FileId>)>,
+    zero_by: ZeroBy,
+    may_be_cached: bool,
+}
+
+impl FileEnd {
+    /// `file` goes through the page cache, `direct` around it. A file that is only read may be taken
+    /// from the page cache where it is there already.
+    pub(super) fn new(file: File, direct: Option<File>, regular: bool, source: bool) -> Self {
+        Self {
+            file: Arc::new(file),
+            regular,
+            direct: direct.map(Arc::new),
+            ids: None,
+            zero_by: ZeroBy::Punching,
+            may_be_cached: source && regular,
+        }
+    }
+
+    fn attach(&mut self, engine: &mut dyn Engine) -> io::Result<()> {
+        let direct = self.direct.as_ref().map(|file| engine.attach(file)).transpose()?;
+        self.ids = Some((engine.attach(&self.file)?, direct));
+        Ok(())
+    }
+
+    /// The descriptor for a transfer: around the page cache if that can be, unless what is asked
+    /// for is in it.
+    fn pick(&self, order: &Order, memory: *mut u8) -> FileId {
+        let (cached, direct) = self.ids.expect("the end is attached");
+        let words = order.offset | order.len | memory as u64;
+        match direct {
+            Some(direct) if words.is_multiple_of(DIRECT) => {
+                let read = order.verb == Verb::Read && self.may_be_cached;
+                if read && is_cached(&self.file, order.offset, order.len) {
+                    return cached;
+                }
+                direct
+            }
+            _ => cached,
+        }
+    }
+
+    /// True if the order is worth giving again in another way.
+    pub(super) fn adapt(&mut self, verb: Verb, errno: i32) -> bool {
+        let retry = matches!(errno, libc::EAGAIN | libc::EINTR);
+        match (verb, errno) {
+            _ if retry => true,
+            (Verb::Zero, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS | libc::ENODEV) => {
+                let next = match self.zero_by {
+                    ZeroBy::Punching => ZeroBy::ZeroRange,
+                    ZeroBy::ZeroRange => ZeroBy::Writing,
+                    ZeroBy::Writing => return false,
+                };
+                self.zero_by = next;
+                true
+            }
+            (Verb::Read | Verb::Write, libc::EINVAL) => match &mut self.ids {
+                // Less than we ask for is what O_DIRECT needs of some files.
+                Some((_, direct @ Some(_))) => direct.take().is_some(),
+                _ => false,
+            },
+            _ => false,
+        }
+    }
+}
+
+/// True if all of a range lies in the page cache, by cachestat(2), since Linux 6.5.
+fn is_cached(file: &File, offset: u64, len: u64) -> bool {
+    /// The same number on all architectures.
+    const CACHESTAT: libc::c_long = 451;
+    let range = [offset, len];
+    // struct cachestat: cached, dirty, writeback, evicted, recently evicted, in pages.
+    let mut pages = [0u64; 5];
+    let fd = file.as_raw_fd();
+    // SAFETY: the kernel reads two words and writes five; unknown to old kernels, it does nothing.
+    let rc = unsafe { libc::syscall(CACHESTAT, fd, &raw const range, &raw mut pages, 0u32) };
+    rc == 0 && pages[0] * ringway_core::mem::page_size() as u64 >= len
+}
+
+/// A disk behind a socket.
+#[derive(Debug)]
+pub(super) struct DiskEnd {
+    pub(super) device: Device,
+    pub(super) queue: BlkQueue<Flight>,
+    /// Bytes of each buffer of a request.
+    pub(super) piece: usize,
+    zeroes: Option<u64>,
+    flush: bool,
+}
+
+/// What a request carries.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) ticket: Ticket,
+    /// Of the slot's pieces.
+    first: usize,
+    pub(super) len: u64,
+}
+
+impl Flight {
+    /// Of a request that belongs to no slot.
+    pub(super) const NONE: Self = Self { ticket: Ticket::SYNC, first: 0, len: 0 };
+}
+
+impl DiskEnd {
+    pub(super) fn new(mut device: Device) -> Result<Self, ringway_driver::Error> {
+        let queue = device.queue()?;
+        let info = device.info();
+        // As large as zeroes are looked for, unless the server takes less in one piece.
+        let most = info.size_max.map_or(usize::MAX, |max| max as usize).max(512);
+        let piece = super::zero::UNIT.min(1 << most.ilog2());
+        let zeroes = info.max_write_zeroes_sectors.map(|sectors| u64::from(sectors) * 512);
+        let flush = info.flush;
+        Ok(Self { queue, piece, zeroes, flush, device })
+    }
+
+    /// The most bytes of one request.
+    pub(super) fn chunk(&self) -> usize {
+        self.piece * self.queue.max_buffers().max(1)
+    }
+
+    /// Makes all that was written durable; nothing else is in flight.
+    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+        if !self.flush {
+            return Ok(());
+        }
+        self.queue.flush(Flight::NONE).map_err(|rejected| rejected.why)?;
+        let done = crate::io::disk::finish(&mut self.queue)?;
+        if done.is_ok() { Ok(()) } else { Err(anyhow!("its server fails the flush")) }
+    }
+
+    fn transfer(&mut self, order: &Order, pieces: &mut [Option<Buffer>]) -> anyhow::Result<Given> {
+        let first = order.at / self.piece;
+        debug_assert!(order.at.is_multiple_of(self.piece));
+        let most = (self.piece * self.queue.max_buffers()) as u64;
+        let len = order.len.min(most);
+        let mut left = usize::try_from(len.next_multiple_of(512))?;
+        let mut buffers = Vec::with_capacity(left.div_ceil(self.piece));
+        for place in &mut pieces[first..] {
+            if left == 0 {
+                break;
+            }
+            let mut buffer = place.take().expect("a piece is in one request at a time");
+            buffer.set_len(left.min(self.piece));
+            left -= buffer.len();
+            buffers.push(buffer);
+        }
+        let flight = Flight { ticket: order.ticket, first, len };
+        let queued = match order.verb {
+            Verb::Read => self.queue.read_vectored(order.offset, buffers, flight),
+            _ => self.queue.write_vectored(order.offset, buffers, flight),
+        };
+        match queued {
+            Ok(()) => Ok(Given::Sent(len)),
+            Err(Rejected { why, data, .. }) => {
+                give(&mut pieces[first..], data.into_buffers());
+                if why == Refusal::Full { Ok(Given::Full) } else { Err(why.into()) }
+            }
+        }
+    }
+
+    fn zero(&mut self, order: &Order) -> anyhow::Result<Given> {
+        let Some(max) = self.zeroes.filter(|&max| max > 0) else { return Ok(Given::CannotZero) };
+        let len = order.len.min(max);
+        let flight = Flight { ticket: order.ticket, first: 0, len };
+        let whole = len.next_multiple_of(512);
+        match self.queue.write_zeroes(order.offset, whole, true, flight) {
+            Ok(()) => Ok(Given::Sent(len)),
+            Err(rejected) if rejected.why == Refusal::Full => Ok(Given::Full),
+            Err(rejected) => Err(rejected.why.into()),
+        }
+    }
+
+    /// Zeroes that were refused are written from now on; false if nothing else can be tried.
+    pub(super) fn adapt(&mut self, verb: Verb, status: Status) -> bool {
+        verb == Verb::Zero && status == Status::Unsupported && self.zeroes.take().is_some()
+    }
+}
+
+/// Gives buffers back to the pieces of their slot.
+pub(super) fn put_back(pieces: &mut [Option<Buffer>], flight: &Flight, data: Data) {
+    let first = flight.first.min(pieces.len());
+    give(&mut pieces[first..], data.into_buffers());
+}
+
+fn give(places: &mut [Option<Buffer>], buffers: Vec<Buffer>) {
+    for (place, mut buffer) in places.iter_mut().zip(buffers) {
+        buffer.set_len(buffer.capacity());
+        *place = Some(buffer);
+    }
+}
+
+/// One end of a copy.
+#[derive(Debug)]
+pub(super) enum End {
+    File(FileEnd),
+    Disk(Box<DiskEnd>),
+}
+
+/// The memory of a slot at one end: `base`, and for a disk the buffers it consists of.
+#[derive(Debug)]
+pub(super) struct Memory {
+    pub(super) base: *mut u8,
+    pub(super) pieces: Vec<Option<Buffer>>,
+}
+
+impl End {
+    /// Makes the end known to the engine: its files, or the doorbell of its queue.
+    pub(super) fn attach(&mut self, engine: &mut dyn Engine, bell: u32) -> io::Result<()> {
+        match self {
+            Self::File(file) => file.attach(engine),
+            Self::Disk(disk) => engine.watch(bell, disk.queue.call_fd().as_raw_fd()),
+        }
+    }
+
+    /// Gives an order. `segment` is the place for what the engine needs of it until it is done.
+    ///
+    /// # Safety
+    /// Until the ticket comes back or the engine is gone: `memory` has room for the order, and
+    /// neither it nor `segment` is touched.
+    pub(super) unsafe fn give(
+        &mut self,
+        engine: &mut dyn Engine,
+        order: &Order,
+        memory: &mut Memory,
+        segment: &mut Segment,
+    ) -> anyhow::Result<Given> {
+        let file = match (self, order.verb) {
+            (Self::Disk(disk), Verb::Zero) => return disk.zero(order),
+            (Self::Disk(disk), _) => return disk.transfer(order, &mut memory.pieces),
+            (Self::File(file), _) => file,
+        };
+        let base = memory.base.wrapping_add(order.at);
+        *segment = Segment { base, len: usize::try_from(order.len).unwrap_or(usize::MAX) };
+        let (op, id) = match (order.verb, file.zero_by) {
+            (Verb::Read, _) => (IoOp::Read, file.pick(order, base)),
+            (Verb::Write, _) => (IoOp::Write, file.pick(order, base)),
+            (Verb::Zero, ZeroBy::Writing) => return Ok(Given::CannotZero),
+            (Verb::Zero, by) => {
+                let (cached, _) = file.ids.context("not attached")?;
+                let op = if by == ZeroBy::Punching { IoOp::PunchHole } else { IoOp::ZeroRange };
+                (op, cached)
+            }
+        };
+        let segments: &[Segment] =
+            if order.verb == Verb::Zero { &[] } else { std::slice::from_ref(segment) };
+        let (tag, offset, len) = (order.ticket.tag(), order.offset, order.len);
+        let io = Io { tag, op, file: id, offset, len, segments };
+        // SAFETY: passed on to the caller; the file is attached, the length is a chunk's.
+        match unsafe { engine.queue(&io) } {
+            Ok(()) => Ok(Given::Sent(len)),
+            Err(ringway_aio::Full) => Ok(Given::Full),
+        }
+    }
+
+    /// Begins to make all that was written durable. False if it is already.
+    pub(super) fn sync(&mut self, engine: &mut dyn Engine) -> anyhow::Result<bool> {
+        match self {
+            Self::Disk(disk) if !disk.flush => Ok(false),
+            Self::Disk(disk) => {
+                disk.queue.flush(Flight::NONE).map_err(|rejected| anyhow!(rejected.why))?;
+                Ok(true)
+            }
+            Self::File(file) => {
+                let (id, _) = file.ids.context("not attached")?;
+                let (tag, op) = (Ticket::SYNC.tag(), IoOp::Sync);
+                let io = Io { tag, op, file: id, offset: 0, len: 0, segments: &[] };
+                // SAFETY: no memory takes part, and the file is attached.
+                unsafe { engine.queue(&io) }.map_err(|_| anyhow!("the engine is full"))?;
+                Ok(true)
+            }
+        }
+    }
+}

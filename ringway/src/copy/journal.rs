@@ -1,0 +1,259 @@
+//! What of an unfinished copy is on the disk: a small file beside the destination.
+//!
+//! Lines of JSON, each with its checksum, appended and synced one by one. The first says what is
+//! copied to where; each further one up to which byte the destination is complete *and durable*. The
+//! order that makes this hold:
+//!
+//! ```text
+//! journal's first line durable → data → data durable → journal's next line durable → …
+//! … → all data durable → journal removed
+//! ```
+//!
+//! As long as the journal is there the destination is not complete.
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+const FORMAT: &str = "ringway copy 1";
+
+/// By what a disk is known again. A file that was written has another time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Identity {
+    /// `file`, `block device` or `vhost-user`.
+    pub(super) kind: String,
+    /// Where it was; for people.
+    pub(super) path: PathBuf,
+    pub(super) bytes: u64,
+    /// Device and inode of a file, number of a block device.
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    /// Nanoseconds; last changes of content and of attributes. Nothing but files has them.
+    pub(super) changed: Option<[i64; 4]>,
+    /// Of a disk behind a socket.
+    pub(super) serial: Option<String>,
+}
+
+impl Identity {
+    /// The same thing, though it may have been written.
+    pub(super) fn is_same_place(&self, other: &Self) -> bool {
+        self.kind == other.kind
+            && (self.device, self.inode) == (other.device, other.inode)
+            && self.serial == other.serial
+            && (self.kind != "vhost-user" || self.path == other.path)
+    }
+
+    /// Whether a change of it can be seen.
+    pub(super) fn tells_changes(&self) -> bool {
+        self.changed.is_some()
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    format: String,
+    source: Identity,
+    destination: Identity,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Mark {
+    done: u64,
+}
+
+/// What a journal says.
+#[derive(Debug)]
+pub(super) struct Story {
+    pub(super) source: Identity,
+    pub(super) destination: Identity,
+    /// Everything before this byte is complete and durable.
+    pub(super) done: u64,
+}
+
+/// The journal of a copy under way.
+#[derive(Debug)]
+pub(super) struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Reads the journal at `path`; `None` if there is none.
+    ///
+    /// # Errors
+    /// One that cannot be read, or is not a journal.
+    pub(super) fn read(path: &Path) -> anyhow::Result<Option<Story>> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", path.display()));
+            }
+        };
+        let mut lines = text.split_inclusive('\n').map_while(unseal);
+        let header = lines.next().and_then(|line| serde_json::from_str::<Header>(line).ok());
+        let Some(header) = header.filter(|header| header.format == FORMAT) else {
+            bail!(
+                "{} is no journal of this program, or damaged: begin anew with --force",
+                path.display()
+            );
+        };
+        // The last line that is whole; one that was cut short by a crash says nothing.
+        let marks = lines.map_while(|line| serde_json::from_str::<Mark>(line).ok());
+        let done = marks.last().map_or(0, |mark| mark.done);
+        Ok(Some(Story { source: header.source, destination: header.destination, done }))
+    }
+
+    /// Begins a journal, durable when this returns, in the place of any other.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(super) fn begin(path: &Path, source: &Identity, to: &Identity) -> anyhow::Result<Self> {
+        let make = || {
+            // Not truncated in place: at every moment there is a whole one, the old or the new.
+            let fresh = with_suffix(path, ".new");
+            let mut options = OpenOptions::new();
+            let mut file =
+                options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+            let header =
+                Header { format: FORMAT.into(), source: source.clone(), destination: to.clone() };
+            file.write_all(seal(&header)?.as_bytes())?;
+            file.sync_all()?;
+            std::fs::rename(&fresh, path)?;
+            sync_folder(path)?;
+            Ok::<_, io::Error>(file)
+        };
+        let file =
+            make().with_context(|| format!("cannot write the journal {}", path.display()))?;
+        Ok(Self { path: path.into(), file })
+    }
+
+    /// Goes on with the journal at `path`, which says `story`.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(super) fn resume(path: &Path, story: &Story) -> anyhow::Result<Self> {
+        // Begun anew, so that nothing follows half a line.
+        let mut journal = Self::begin(path, &story.source, &story.destination)?;
+        journal.note(story.done)?;
+        Ok(journal)
+    }
+
+    /// Notes that everything before `done` is durable at the destination. Durable itself when this
+    /// returns.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(super) fn note(&mut self, done: u64) -> anyhow::Result<()> {
+        let write = || {
+            self.file.write_all(seal(&Mark { done })?.as_bytes())?;
+            self.file.sync_data()
+        };
+        let name = self.path.display();
+        let mut write = write;
+        write().with_context(|| format!("cannot write the journal {name}"))
+    }
+
+    /// Removes the journal: the destination is complete and durable.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(super) fn remove(self) -> anyhow::Result<()> {
+        let remove = || {
+            std::fs::remove_file(&self.path)?;
+            sync_folder(&self.path)
+        };
+        remove().with_context(|| format!("cannot remove the journal {}", self.path.display()))
+    }
+}
+
+/// `path` with something behind its name.
+pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}
+
+/// Makes what names `path` durable.
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+fn seal(line: &impl Serialize) -> io::Result<String> {
+    let json = serde_json::to_string(line)?;
+    Ok(format!("{:016x} {json}\n", fnv1a(json.as_bytes())))
+}
+
+/// The JSON of a whole line.
+fn unseal(line: &str) -> Option<&str> {
+    let (sum, json) = line.strip_suffix('\n')?.split_once(' ')?;
+    let sum = u64::from_str_radix(sum, 16).ok()?;
+    (sum == fnv1a(json.as_bytes())).then_some(json)
+}
+
+/// The FNV-1a hash.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(bytes: u64) -> Identity {
+        Identity {
+            kind: "file".into(),
+            path: "a b\n".into(),
+            bytes,
+            device: 1,
+            inode: 2,
+            changed: Some([1, 2, 3, 4]),
+            serial: None,
+        }
+    }
+
+    #[test]
+    fn what_was_noted_is_read_and_half_lines_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        assert!(Journal::read(&path).unwrap().is_none());
+        let mut journal = Journal::begin(&path, &identity(5), &identity(6)).unwrap();
+        assert_eq!(Journal::read(&path).unwrap().unwrap().done, 0);
+        journal.note(4096).unwrap();
+        journal.note(1 << 40).unwrap();
+        let whole = std::fs::read(&path).unwrap();
+        let story = Journal::read(&path).unwrap().unwrap();
+        assert_eq!((story.source, story.destination), (identity(5), identity(6)));
+        assert_eq!(story.done, 1 << 40);
+        // Cut anywhere: what is left is an earlier truth, or no journal.
+        for len in 0..whole.len() {
+            std::fs::write(&path, &whole[..len]).unwrap();
+            match Journal::read(&path) {
+                Ok(story) => assert!([0, 4096].contains(&story.unwrap().done), "{len}"),
+                Err(error) => assert!(error.to_string().contains("--force"), "{error}"),
+            }
+        }
+        // A changed byte ends it there.
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            std::fs::write(&path, &bytes).unwrap();
+            if let Ok(Some(story)) = Journal::read(&path) {
+                assert!(story.done < 1 << 40, "{at}");
+            }
+        }
+        std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
+        let story = Journal::read(&path).unwrap().unwrap();
+        let mut journal = Journal::resume(&path, &story).unwrap();
+        journal.note(8192).unwrap();
+        assert_eq!(Journal::read(&path).unwrap().unwrap().done, 8192);
+        journal.remove().unwrap();
+        assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+}

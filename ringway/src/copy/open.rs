@@ -1,0 +1,214 @@
+//! Opening the two ends: what they are, who else uses them, by what they are known again.
+
+use super::end::{DiskEnd, End, FileEnd, Flight};
+use super::journal::Identity;
+use crate::io::disk;
+use crate::io::target::Target;
+use anyhow::{Context, bail};
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the kernel may take to finish what a killed process had in flight.
+const DYING: Duration = Duration::from_secs(2);
+
+/// An opened end.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) end: End,
+    pub(super) identity: Identity,
+}
+
+/// Shared memory for the buffers of a disk behind a socket.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffers {
+    pub(super) slots: usize,
+    pub(super) chunk: usize,
+}
+
+/// Opens the source.
+///
+/// # Errors
+/// What keeps it from being read, in words for the user.
+pub(super) fn source(target: &Target, buffers: Buffers) -> anyhow::Result<Opened> {
+    match target {
+        Target::VhostUser(socket) => disk_end(socket, buffers),
+        Target::Path(path) => {
+            let mut options = OpenOptions::new();
+            options.read(true);
+            let file = open(path, &options)?;
+            lock(path, &file, true)?;
+            file_end(path, file, &options, true)
+        }
+    }
+}
+
+/// Opens the destination; a file that is not there yet is made, empty, with the mode `mode`.
+///
+/// # Errors
+/// What keeps it from being written, in words for the user.
+pub(super) fn destination(target: &Target, buffers: Buffers, mode: u32) -> anyhow::Result<Opened> {
+    match target {
+        Target::VhostUser(socket) => {
+            let opened = disk_end(socket, buffers)?;
+            if let End::Disk(disk) = &opened.end
+                && disk.device.info().read_only
+            {
+                bail!("{target} is served read-only: serve it without --read-only");
+            }
+            Ok(opened)
+        }
+        Target::Path(path) => {
+            let mut options = OpenOptions::new();
+            options.read(true).write(true);
+            let file = match path.metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    open(path, options.clone().create_new(true).mode(mode))?
+                }
+                meta => {
+                    // A block device that is mounted must not be written.
+                    if meta.is_ok_and(|meta| meta.file_type().is_block_device()) {
+                        options.custom_flags(libc::O_EXCL);
+                    }
+                    open(path, &options)?
+                }
+            };
+            lock(path, &file, false)?;
+            options.custom_flags(0);
+            file_end(path, file, &options, false)
+        }
+    }
+}
+
+fn disk_end(socket: &Path, buffers: Buffers) -> anyhow::Result<Opened> {
+    let Buffers { slots, chunk } = buffers;
+    let room = (slots + 1) * chunk + (1 << 20);
+    let options = ringway_driver::Options::new().queue_size(1024).memory(room);
+    let device = options.connect(socket)?;
+    let mut end = DiskEnd::new(device)?;
+    let serial = disk::serial(&mut end.queue, &end.device.pool(), Flight::NONE)?;
+    let identity = Identity {
+        kind: "vhost-user".into(),
+        path: std::path::absolute(socket)?,
+        bytes: end.device.capacity(),
+        device: 0,
+        inode: 0,
+        changed: None,
+        serial,
+    };
+    Ok(Opened { end: End::Disk(Box::new(end)), identity })
+}
+
+fn file_end(
+    path: &Path,
+    file: File,
+    options: &OpenOptions,
+    source: bool,
+) -> anyhow::Result<Opened> {
+    let meta = file.metadata()?;
+    let regular = meta.is_file();
+    if !regular && !meta.file_type().is_block_device() {
+        bail!("{}: neither a file nor a block device", path.display());
+    }
+    // Where the file system has none, or cannot tell, the page cache does.
+    let direct = options.clone().custom_flags(libc::O_DIRECT).open(path).ok();
+    let direct = direct.filter(|direct| same(&meta, direct));
+    let identity = identity(path, &file)?;
+    let end = End::File(FileEnd::new(file, direct, regular, source));
+    Ok(Opened { end, identity })
+}
+
+/// False if the path leads elsewhere by now.
+fn same(meta: &Metadata, direct: &File) -> bool {
+    direct.metadata().is_ok_and(|now| {
+        (now.dev(), now.ino(), now.rdev()) == (meta.dev(), meta.ino(), meta.rdev())
+    })
+}
+
+/// By what a file or block device is known again.
+///
+/// # Errors
+/// What the host says.
+pub(super) fn identity(path: &Path, file: &File) -> anyhow::Result<Identity> {
+    let meta = file.metadata()?;
+    let regular = meta.is_file();
+    let bytes = if regular { meta.len() } else { rustix::fs::seek(file, END)? };
+    Ok(Identity {
+        kind: if regular { "file" } else { "block device" }.into(),
+        path: path.canonicalize().unwrap_or_else(|_| path.into()),
+        bytes,
+        device: if regular { meta.dev() } else { meta.rdev() },
+        inode: if regular { meta.ino() } else { 0 },
+        changed: regular
+            .then(|| [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()]),
+        serial: None,
+    })
+}
+
+const END: rustix::fs::SeekFrom = rustix::fs::SeekFrom::End(0);
+
+fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
+    options.open(path).map_err(|error| {
+        let name = path.display();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => anyhow::anyhow!("{name}: there is no such file"),
+            Some(libc::EBUSY) => anyhow::anyhow!(
+                "{name} is in use by the host itself (mounted, or part of another device)"
+            ),
+            _ => anyhow::Error::new(error).context(format!("cannot open {name}")),
+        }
+    })
+}
+
+/// Refuses a disk that somebody writes, or that somebody uses while it is to be written.
+fn lock(path: &Path, file: &File, source: bool) -> anyhow::Result<()> {
+    let name = path.display();
+    let begin = Instant::now();
+    let locked = loop {
+        let locked = if source { file.try_lock_shared() } else { file.try_lock() };
+        let busy = matches!(locked, Err(std::fs::TryLockError::WouldBlock));
+        if !busy || begin.elapsed() > DYING {
+            break locked;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let remedy = if source { "its content may change" } else { "it would be destroyed" };
+    match locked {
+        Ok(()) => {}
+        Err(std::fs::TryLockError::WouldBlock) => bail!(
+            "{name} is in use by another process that {}: {remedy}; copy from or to its socket, or \
+             stop it",
+            if source { "may write it" } else { "has it open" }
+        ),
+        Err(std::fs::TryLockError::Error(error)) => {
+            return Err(error).with_context(|| format!("cannot lock {name}"));
+        }
+    }
+    // Programs of QEMU mark what they do by locks on bytes: 101 stands for writing, 100 to 299 for
+    // anything.
+    let marks = if source { 101..102 } else { 100..300 };
+    if is_marked(file, marks) {
+        bail!("{name} is in use by another program (QEMU, by its locks): {remedy}; stop it first");
+    }
+    Ok(())
+}
+
+/// True if somebody else holds a record lock on these bytes of the file.
+fn is_marked(file: &File, bytes: std::ops::Range<i64>) -> bool {
+    // SAFETY: a plain C struct for which zeroes are valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    // Both are small constants, of types that differ from target to target.
+    #[allow(clippy::cast_possible_truncation)]
+    {
+        // A test for a writer's lock meets any other; one to read needs no more than that.
+        lock.l_type = libc::F_WRLCK as _;
+        lock.l_whence = libc::SEEK_SET as _;
+    }
+    (lock.l_start, lock.l_len) = (bytes.start, bytes.end - bytes.start);
+    // SAFETY: the descriptor is open, the struct is ours.
+    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    rc == 0 && i32::from(lock.l_type) != libc::F_UNLCK
+}

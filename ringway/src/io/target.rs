@@ -1,0 +1,81 @@
+//! What `copy`, `io` and `info` work on: a file, a block device, or a disk behind a socket.
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// A disk as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// `PATH` or `file:PATH`: a raw image file or a block device.
+    Path(PathBuf),
+    /// `vhost-user:SOCKET`, or the path of a socket.
+    VhostUser(PathBuf),
+}
+
+impl Target {
+    /// Reads a word of the command line. A path that is a socket needs no prefix.
+    pub(crate) fn parse(word: &OsString) -> Result<Self, String> {
+        let bytes = word.as_bytes();
+        let rest = |skip: usize| PathBuf::from(OsString::from_vec(bytes[skip..].to_vec()));
+        let target = if bytes.starts_with(b"vhost-user:") {
+            Self::VhostUser(rest(11))
+        } else if bytes.starts_with(b"file:") {
+            Self::Path(rest(5))
+        } else {
+            let path = PathBuf::from(word);
+            let kind = path.metadata().map(|meta| meta.file_type());
+            if kind.is_ok_and(|kind| kind.is_socket()) {
+                Self::VhostUser(path)
+            } else {
+                Self::Path(path)
+            }
+        };
+        if target.path().as_os_str().is_empty() {
+            return Err("no path: give PATH, or vhost-user:SOCKET".into());
+        }
+        Ok(target)
+    }
+
+    /// For clap.
+    pub(crate) fn parser() -> impl TypedValueParser<Value = Self> {
+        OsStringValueParser::new().try_map(|word| Self::parse(&word))
+    }
+
+    /// The file, the device or the socket.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Path(path) | Self::VhostUser(path) => path,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_told_apart() {
+        let parse = |word: &str| Target::parse(&word.into());
+        assert_eq!(parse("vhost-user:/run/s"), Ok(Target::VhostUser("/run/s".into())));
+        assert_eq!(parse("file:vhost-user:x"), Ok(Target::Path("vhost-user:x".into())));
+        assert_eq!(parse("disk.img"), Ok(Target::Path("disk.img".into())));
+        assert!(parse("vhost-user:").is_err() && parse("").is_err());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert_eq!(parse(path.to_str().unwrap()), Ok(Target::VhostUser(path)));
+    }
+}

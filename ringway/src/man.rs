@@ -1,0 +1,202 @@
+//! `ringway completions` and `ringway man`: what shells and manuals want to know, from the very
+//! definitions by which options are read.
+
+use crate::cli::Cli;
+use anyhow::Context;
+use clap::{Args, Command, CommandFactory, ValueHint};
+use clap_complete::Shell;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const SHELLS: &str = "\
+Examples:
+  ringway completions bash > ~/.local/share/bash-completion/completions/ringway
+  ringway completions zsh > ~/.zfunc/_ringway
+  ringway completions fish > ~/.config/fish/completions/ringway.fish
+
+Exit status: 0 done, 1 failed, 2 wrong usage.";
+
+const PAGES: &str = "\
+Examples:
+  ringway man /usr/local/share/man/man1     write all pages
+  ringway man . && man ./ringway-copy.1     read one of them
+
+Exit status: 0 done, 1 failed, 2 wrong usage.";
+
+/// What `ringway completions` is told.
+#[derive(Debug, Args)]
+#[command(after_help = SHELLS)]
+pub(crate) struct CompletionsArgs {
+    /// For which shell.
+    #[arg(value_enum, value_name = "SHELL")]
+    shell: Shell,
+}
+
+/// What `ringway man` is told.
+#[derive(Debug, Args)]
+#[command(after_help = PAGES)]
+pub(crate) struct ManArgs {
+    /// The folder to write the pages to; made if it is not there.
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    folder: PathBuf,
+}
+
+/// Carries out `ringway completions`.
+///
+/// # Errors
+/// Standard output that cannot be written: half a script is worse than none.
+pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "ringway", &mut script);
+    std::io::stdout().write_all(&script).context("cannot write the completions")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Carries out `ringway man`.
+///
+/// # Errors
+/// What the host says.
+pub(crate) fn pages(args: &ManArgs) -> anyhow::Result<ExitCode> {
+    let folder = &args.folder;
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let mut command = Cli::command();
+    command.build();
+    write_page(folder, &command, "ringway")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command, and those of its subcommands.
+fn write_page(folder: &Path, command: &Command, name: &str) -> anyhow::Result<()> {
+    let path = folder.join(format!("{name}.1"));
+    let text = page(command, name)?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+        write_page(folder, sub, &format!("{name}-{}", sub.get_name()))?;
+    }
+    Ok(())
+}
+
+/// One page, its sections in the order of man-pages(7).
+fn page(command: &Command, name: &str) -> anyhow::Result<Vec<u8>> {
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let Sections { notes, exit, examples } = Sections::of(&help);
+    // A page lives as long as the program.
+    let title: &'static str = Box::leak(name.to_owned().into_boxed_str());
+    let man = Man::new(command.clone().name(title).display_name(title))
+        .title(name.to_uppercase())
+        .section("1")
+        .source(concat!("ringway ", env!("CARGO_PKG_VERSION")))
+        .manual("Ringway");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    let subs: Vec<_> = command.get_subcommands().filter(|sub| sub.get_name() != "help").collect();
+    if !subs.is_empty() {
+        let mut roff = Roff::new();
+        roff.control("SH", ["COMMANDS"]);
+        for sub in &subs {
+            let about = sub.get_about().map(ToString::to_string).unwrap_or_default();
+            roff.control("TP", []);
+            roff.text([bold(format!("{name}-{}(1)", sub.get_name()))]).text([roman(about)]);
+        }
+        text.extend(roff.render().into_bytes());
+    }
+    for (heading, lines) in [("NOTES", notes), ("EXIT STATUS", exit), ("EXAMPLES", examples)] {
+        if lines.is_empty() {
+            continue;
+        }
+        let mut roff = Roff::new();
+        roff.control("SH", [heading]).control("nf", []);
+        lines.iter().for_each(|line| {
+            roff.text([roman(line.as_str())]);
+        });
+        roff.control("fi", []);
+        text.extend(roff.render().into_bytes());
+    }
+    let mut also = Roff::new();
+    also.control("SH", ["SEE ALSO"]);
+    let parent = name.rsplit_once('-').map_or("qemu-storage-daemon", |(parent, _)| parent);
+    also.text([bold(parent), roman("(1)")]);
+    text.extend(also.render().into_bytes());
+    Ok(text)
+}
+
+/// The text behind a command's options, by what it is about.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Sections {
+    notes: Vec<String>,
+    exit: Vec<String>,
+    examples: Vec<String>,
+}
+
+impl Sections {
+    /// Paragraphs that begin with "Examples:", a line that begins with "Exit status:" and those
+    /// after it, and the rest.
+    fn of(help: &str) -> Self {
+        let mut found = Self::default();
+        for paragraph in help.split("\n\n") {
+            let mut lines = paragraph.lines().peekable();
+            let examples = lines.next_if(|line| *line == "Examples:").is_some();
+            let mut place = if examples { &mut found.examples } else { &mut found.notes };
+            if !place.is_empty() && lines.peek().is_some_and(|l| !l.starts_with("Exit status:")) {
+                place.push(String::new());
+            }
+            for line in lines {
+                let line = match line.strip_prefix("Exit status:") {
+                    Some(rest) => {
+                        place = &mut found.exit;
+                        rest.trim_start()
+                    }
+                    None => line,
+                };
+                place.push(line.to_owned());
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_behind_the_options_is_sorted() {
+        let help = "Examples:\n  a\n\nA note.\n\nMore.\nExit status: 0 done,\n1 failed.";
+        let lines = |lines: &[&str]| lines.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            Sections::of(help),
+            Sections {
+                notes: lines(&["A note.", "", "More."]),
+                exit: lines(&["0 done,", "1 failed."]),
+                examples: lines(&["  a"]),
+            }
+        );
+    }
+
+    /// Every command: examples and exit statuses, and nothing wider than a terminal.
+    #[test]
+    fn every_command_has_examples_and_tells_its_exit_status() {
+        let mut cli = Cli::command();
+        cli.build();
+        let mut commands = vec![&cli];
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands().filter(|sub| sub.get_name() != "help"));
+            let name = command.get_name();
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let nested = command.has_subcommands() && name != "ringway";
+            let sections = Sections::of(&help);
+            assert!(nested || !sections.examples.is_empty(), "{name}: no examples");
+            assert!(nested || !sections.exit.is_empty(), "{name}: no exit status");
+            for line in help.lines() {
+                assert!(line.chars().count() <= 80, "{name}: too wide: {line}");
+            }
+        }
+    }
+}

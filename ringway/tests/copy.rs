@@ -1,0 +1,484 @@
+//! `ringway copy`, from outside: real files, our daemon, qemu-storage-daemon, kills and corruption.
+
+mod common;
+
+use common::{Daemon, ringway, run, text, wait};
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+fn copy(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.arg("copy").args(args).current_dir(dir);
+    run(command)
+}
+
+#[track_caller]
+fn copies(dir: &Path, args: &[&str]) -> String {
+    let output = copy(dir, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "no bar without a terminal");
+    text(&output.stdout)
+}
+
+#[track_caller]
+fn refuses(dir: &Path, args: &[&str], status: i32, says: &str) {
+    let output = copy(dir, args);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {error}");
+    assert!(error.contains(says), "{args:?}: {error}");
+}
+
+/// Content of its own for each place.
+fn noise(seed: u64, offset: u64, bytes: &mut [u8]) {
+    for (at, word) in (offset / 8..).zip(bytes.chunks_mut(8)) {
+        let mut z = (at ^ seed << 48).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        z = (z ^ (z >> 31)).wrapping_mul(0xbf58_476d_1ce4_e5b9) | 1;
+        word.copy_from_slice(&z.to_le_bytes()[..word.len()]);
+    }
+}
+
+/// A file of `bytes` bytes: every other 256 KiB a hole, some data zeroes.
+fn image(path: &Path, bytes: u64, seed: u64) {
+    let file = File::create(path).unwrap();
+    file.set_len(bytes).unwrap();
+    let mut chunk = vec![0; 256 << 10];
+    for offset in (0..bytes).step_by(512 << 10) {
+        noise(seed, offset, &mut chunk);
+        chunk[65_000..200_000].fill(0);
+        let len = (bytes - offset).min(chunk.len() as u64);
+        file.write_all_at(&chunk[..usize::try_from(len).unwrap()], offset).unwrap();
+    }
+    file.sync_all().unwrap();
+}
+
+#[track_caller]
+fn same(one: &Path, other: &Path) {
+    let (one, other) = (std::fs::read(one).unwrap(), std::fs::read(other).unwrap());
+    assert_eq!(one.len(), other.len());
+    if one == other {
+        return;
+    }
+    if let Some(at) = one.iter().zip(&other).position(|(a, b)| a != b) {
+        panic!("they differ at byte {at}");
+    }
+}
+
+fn journal(dst: &Path) -> PathBuf {
+    dst.with_file_name(format!("{}.ringway-copy", dst.file_name().unwrap().to_str().unwrap()))
+}
+
+/// A folder with an image `a` of 20 MiB and a bit.
+fn folder() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    image(&a, 20 * MIB + 4096, 1);
+    (dir, a, b)
+}
+
+#[test]
+fn every_size_and_engine_copies_what_is_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+    let sizes = [0, 1, 511, 512, 4095, 4096, 4097, 65536 + 1, MIB - 1, MIB, MIB + 513, 3 * MIB + 7];
+    for (index, engine) in ["auto", "io_uring", "threads"].into_iter().enumerate() {
+        for (seed, &bytes) in (0..).zip(&sizes) {
+            image(&a, bytes, seed);
+            let args = ["copy", "--engine", engine, "--verify", "a", "b"];
+            let mut command = ringway();
+            let output = run({
+                command.args(args).current_dir(dir.path());
+                command
+            });
+            let error = text(&output.stderr);
+            if index > 0 && error.contains("does not work here") {
+                eprintln!("skipped: {error}");
+                break;
+            }
+            assert_eq!(output.status.code(), Some(0), "{engine} {bytes}: {error}");
+            same(&a, &b);
+            assert!(!journal(&b).exists(), "it is complete");
+            std::fs::remove_file(&b).unwrap();
+        }
+    }
+}
+
+#[test]
+fn holes_and_zeroes_take_no_space() {
+    let (dir, a, b) = folder();
+    let said = copies(dir.path(), &["--verify", "a", "b"]);
+    assert!(said.contains("20 MiB") && said.contains("verified"), "{said}");
+    same(&a, &b);
+    let (a_meta, b_meta) = (a.metadata().unwrap(), b.metadata().unwrap());
+    assert_eq!(a_meta.mode(), b_meta.mode());
+    // Of each 256 KiB of data the two middle quarters are zeroes.
+    assert!(b_meta.blocks() < a_meta.blocks(), "{} {}", b_meta.blocks(), a_meta.blocks());
+    let kept = copies(dir.path(), &["--keep-zeroes", "a", "c"]);
+    assert!(!kept.contains("verified"));
+    same(&a, &dir.path().join("c"));
+    assert!(dir.path().join("c").metadata().unwrap().blocks() > b_meta.blocks());
+}
+
+#[test]
+fn nothing_is_overwritten_without_being_told_to() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    image(&b, 30 * MIB, 2);
+    let before = std::fs::read(&b).unwrap();
+    refuses(path, &["a", "b"], 1, "b exists: overwrite it with --force");
+    refuses(path, &["--resume", "a", "b"], 1, "--force");
+    assert!(std::fs::read(&b).unwrap() == before && !journal(&b).exists());
+    std::fs::hard_link(&a, path.join("hard")).unwrap();
+    std::os::unix::fs::symlink("a", path.join("soft")).unwrap();
+    for link in ["a", "hard", "soft", "./a"] {
+        refuses(path, &["--force", "a", link], 1, "are the same");
+    }
+    refuses(path, &["missing", "c"], 1, "there is no such file");
+    refuses(path, &["a", "no/such/folder"], 1, "no such file");
+    refuses(path, &[".", "c"], 1, "neither a file nor a block device");
+    refuses(path, &["a", "."], 1, "");
+    refuses(path, &["a"], 2, "DST");
+    assert!(!path.join("c").exists());
+    // Longer than the source: what was there is gone.
+    copies(path, &["--force", "--verify", "a", "b"]);
+    same(&a, &b);
+}
+
+#[test]
+fn a_served_disk_is_copied_both_ways() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    image(&path.join("d"), 24 * MIB, 9);
+    let daemon = Daemon::serve(path, &["d", "--socket", "s"]);
+    // Whoever serves it may write it.
+    refuses(path, &["d", "x"], 1, "in use");
+    refuses(path, &["--force", "a", "d"], 1, "in use");
+    refuses(path, &["a", "s"], 1, "may hold something");
+    copies(path, &["--force", "--verify", "a", "vhost-user:s"]);
+    copies(path, &["--verify", "s", "b"]);
+    daemon.stop();
+    let (have, want) = (std::fs::read(&b).unwrap(), std::fs::read(&a).unwrap());
+    assert!(have[..want.len()] == want[..] && have.len() == 24 << 20);
+    same(&b, &path.join("d"));
+    // Zeroes were written as zeroes, and the space of what was there is given back.
+    assert!(path.join("d").metadata().unwrap().blocks() < a.metadata().unwrap().blocks() * 9 / 10);
+    refuses(path, &["vhost-user:s", "x"], 1, "ringway serve");
+}
+
+#[test]
+fn a_disk_that_is_too_small_or_read_only_is_refused() {
+    let (dir, _, _) = folder();
+    let path = dir.path();
+    let small = Daemon::serve(path, &["null:1M", "--socket", "small"]);
+    refuses(path, &["--force", "a", "small"], 1, "does not fit");
+    small.stop();
+    image(&path.join("d"), 24 * MIB, 9);
+    let fixed = Daemon::serve(path, &["d", "--read-only", "--socket", "fixed"]);
+    refuses(path, &["--force", "a", "fixed"], 1, "read-only");
+    // Reading it is no conflict with a daemon that only reads it.
+    copies(path, &["d", "e"]);
+    fixed.stop();
+}
+
+#[test]
+fn odd_sizes_go_to_a_disk_padded_with_zeroes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    image(&path.join("a"), MIB + 100, 3);
+    image(&path.join("d"), 2 * MIB, 4);
+    let daemon = Daemon::serve(path, &["d", "--socket", "s"]);
+    copies(path, &["--force", "--verify", "a", "s"]);
+    daemon.stop();
+    let (a, d) = (std::fs::read(path.join("a")).unwrap(), std::fs::read(path.join("d")).unwrap());
+    assert!(d[..a.len()] == a[..]);
+    assert!(d[a.len()..a.len().next_multiple_of(512)].iter().all(|&byte| byte == 0));
+    let mut rest = vec![0; 2 << 20];
+    image(&path.join("fresh"), 2 * MIB, 4);
+    rest.copy_from_slice(&std::fs::read(path.join("fresh")).unwrap());
+    let after = a.len().next_multiple_of(512);
+    assert!(d[after..] == rest[after..], "what lies behind is untouched");
+}
+
+#[test]
+fn one_served_disk_is_copied_to_another() {
+    let (dir, a, _) = folder();
+    let path = dir.path();
+    File::create(path.join("d")).unwrap().set_len(21 * MIB).unwrap();
+    let from = Daemon::serve(path, &["a", "--read-only", "--socket", "from"]);
+    let to = Daemon::serve(path, &["d", "--socket", "to"]);
+    refuses(path, &["from", "vhost-user:from"], 1, "the same");
+    copies(path, &["--force", "--verify", "--target-is-zero", "from", "to"]);
+    from.stop();
+    to.stop();
+    let (a, d) = (std::fs::read(a).unwrap(), std::fs::read(path.join("d")).unwrap());
+    assert!(d[..a.len()] == a[..] && d[a.len()..].iter().all(|&byte| byte == 0));
+}
+
+/// A qemu-storage-daemon; killed when dropped.
+struct Qsd(Child);
+
+impl Drop for Qsd {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Serves `image`; `None` if there is no qemu-storage-daemon here, which is an error in CI.
+fn qsd(dir: &Path, image: &str) -> Option<Qsd> {
+    let export = "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=q,writable=on";
+    let child = Command::new("qemu-storage-daemon")
+        .args(["--blockdev", &format!("driver=file,filename={image},node-name=f,discard=unmap")])
+        .args(["--export", export])
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .spawn();
+    let Ok(child) = child else {
+        assert!(std::env::var_os("CI").is_none(), "CI needs qemu-storage-daemon");
+        eprintln!("skipped: no qemu-storage-daemon here (apt install qemu-system-common)");
+        return None;
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !dir.join("q").exists() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(Qsd(child))
+}
+
+#[test]
+fn a_foreign_server_is_copied_both_ways() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    image(&path.join("d"), 20 * MIB + 4096, 9);
+    let Some(_server) = qsd(path, "d") else { return };
+    refuses(path, &["--force", "a", "d"], 1, "in use by another program (QEMU");
+    refuses(path, &["d", "x"], 1, "in use by another program (QEMU");
+    copies(path, &["--force", "--verify", "a", "vhost-user:q"]);
+    copies(path, &["--verify", "vhost-user:q", "b"]);
+    same(&a, &b);
+}
+
+/// Kills a copy once some of it is durable (a first mark is in the journal) or after `limit`.
+fn kill_in_the_middle(dir: &Path, args: &[&str], journal: &Path, signal: i32) -> Option<i32> {
+    let mut command = ringway();
+    command.arg("copy").args(args).current_dir(dir).stderr(Stdio::null()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !journal.exists() && child.try_wait().unwrap().is_none() && Instant::now() < deadline {
+        std::hint::spin_loop();
+    }
+    std::thread::sleep(Duration::from_millis(30));
+    // SAFETY: our own child, not waited for yet.
+    unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) };
+    wait(&mut child, Duration::from_secs(20)).expect("it ends").code()
+}
+
+#[test]
+fn an_interrupted_copy_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
+    image(&a, 256 * MIB, 5);
+    let mut interrupted = false;
+    for signal in [libc::SIGKILL, libc::SIGINT, libc::SIGTERM] {
+        let status =
+            kill_in_the_middle(path, &["--in-flight", "1", "a", "b"], &journal(&b), signal);
+        if status == Some(0) {
+            eprintln!("the copy was faster than the signal");
+            std::fs::remove_file(&b).unwrap();
+            continue;
+        }
+        interrupted = true;
+        let expected = if signal == libc::SIGKILL { None } else { Some(128 + signal) };
+        assert_eq!(status, expected);
+        assert!(journal(&b).exists(), "it is not complete");
+        refuses(path, &["a", "b"], 1, "is an unfinished copy of");
+        let said = copies(path, &["--resume", "--verify", "a", "b"]);
+        // What was made durable on request is not copied again.
+        assert_eq!(said.contains("resumed at"), signal != libc::SIGKILL, "{said}");
+        same(&a, &b);
+        assert!(!journal(&b).exists());
+        std::fs::remove_file(&b).unwrap();
+    }
+    assert!(interrupted, "no copy was slow enough to be interrupted");
+}
+
+/// Leaves an unfinished copy of `a` at `b`, 16 MiB of it durable as its journal says, the rest noise
+/// of another time.
+fn unfinished(dir: &Path) -> (PathBuf, PathBuf) {
+    let (a, b) = (dir.join("a"), dir.join("b"));
+    let status = loop {
+        let status =
+            kill_in_the_middle(dir, &["--in-flight", "1", "a", "b"], &journal(&b), libc::SIGINT);
+        if status != Some(0) {
+            break status;
+        }
+        std::fs::remove_file(&b).unwrap();
+    };
+    assert_eq!(status, Some(130));
+    (a, b)
+}
+
+#[test]
+fn a_resumed_copy_trusts_nothing_behind_its_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    image(&dir.path().join("a"), 256 * MIB, 5);
+    let (a, b) = unfinished(dir.path());
+    // Somebody wrote behind the mark, also where the source has holes and zeroes.
+    let file = File::options().write(true).open(&b).unwrap();
+    file.write_all_at(&vec![0xee; 3 << 20], 250 * MIB + 17).unwrap();
+    copies(dir.path(), &["--resume", "a", "b"]);
+    same(&a, &b);
+}
+
+#[test]
+fn a_changed_source_or_destination_does_not_resume() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    image(&path.join("a"), 256 * MIB, 5);
+    let (a, b) = unfinished(path);
+    std::fs::copy(&b, path.join("other")).unwrap();
+    // Another source.
+    image(&path.join("z"), MIB, 1);
+    refuses(path, &["--resume", "z", "b"], 1, "which is not z");
+    // Another destination in the same place.
+    let kept = std::fs::read(journal(&b)).unwrap();
+    std::fs::rename(path.join("other"), &b).unwrap();
+    refuses(path, &["--resume", "a", "b"], 1, "is not what was being written");
+    // A journal that is no journal.
+    std::fs::write(journal(&b), "hello\n").unwrap();
+    refuses(path, &["--resume", "a", "b"], 1, "no journal of this program");
+    std::fs::write(journal(&b), kept).unwrap();
+    // One byte of the source, its time as it was.
+    let meta = a.metadata().unwrap();
+    let file = File::options().write(true).open(&a).unwrap();
+    file.write_all_at(&[7], 3).unwrap();
+    file.set_modified(meta.modified().unwrap()).unwrap();
+    drop(file);
+    refuses(path, &["--resume", "a", "b"], 1, "a has changed since b was begun");
+    copies(path, &["--force", "a", "b"]);
+    same(&a, &b);
+}
+
+#[test]
+fn a_source_whose_changes_cannot_be_seen_resumes_only_on_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    image(&path.join("a"), 256 * MIB, 5);
+    let daemon = Daemon::serve(path, &["a", "--read-only", "--socket", "s"]);
+    let b = path.join("b");
+    let args = ["--in-flight", "1", "s", "b"];
+    while kill_in_the_middle(path, &args, &journal(&b), libc::SIGINT) == Some(0) {
+        std::fs::remove_file(&b).unwrap();
+    }
+    refuses(path, &["--resume", "s", "b"], 1, "--source-unchanged");
+    copies(path, &["--resume", "--source-unchanged", "--verify", "s", "b"]);
+    daemon.stop();
+    same(&path.join("a"), &b);
+}
+
+#[test]
+fn a_server_that_dies_is_an_error_and_not_a_hang() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    image(&path.join("a"), 64 * MIB, 5);
+    let daemon = Daemon::serve(path, &["null:1G,latency=2000ms", "--socket", "s"]);
+    let mut command = ringway();
+    command.args(["copy", "--force", "a", "s"]).current_dir(path);
+    command.stderr(Stdio::piped()).stdout(Stdio::null());
+    let child = command.spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(700));
+    daemon.kill();
+    let output = child.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("--resume"), "{error}");
+}
+
+#[test]
+fn a_wrong_byte_is_found_by_verify() {
+    // A disk that forgets all it is told: only reading back can know.
+    let (dir, _, _) = folder();
+    let path = dir.path();
+    let daemon = Daemon::serve(path, &["null:64M", "--socket", "s"]);
+    refuses(path, &["--force", "--verify", "a", "s"], 3, "differs from a at byte");
+    assert!(journal(&path.join("s")).exists(), "it is not complete");
+    copies(path, &["--force", "a", "s"]);
+    assert!(!journal(&path.join("s")).exists());
+    daemon.stop();
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_the_copy_goes_on_when_there_is_room() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    let mut command = ringway();
+    command.args(["copy", "a", "b"]).current_dir(path);
+    // SAFETY: setrlimit and signal may be called between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            let limit = libc::rlimit { rlim_cur: 21 << 20, rlim_max: 21 << 20 };
+            libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit);
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    // Just enough: the limit is on the size of a file.
+    assert_eq!(run(command).status.code(), Some(0));
+    same(&a, &b);
+    std::fs::remove_file(&b).unwrap();
+
+    // A small file system, where we may mount one.
+    let full = path.join("full");
+    std::fs::create_dir(&full).unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=4M", "none"])
+        .arg(&full)
+        .stderr(Stdio::null())
+        .status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: a file system cannot be mounted here");
+        return;
+    }
+    let unmount = || Command::new("umount").arg(&full).status();
+    let output = copy(path, &["a", "full/b"]);
+    let error = text(&output.stderr);
+    let left = journal(&full.join("b")).exists();
+    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(&full).status().unwrap();
+    let resumed = copy(path, &["--resume", "--verify", "a", "full/b"]);
+    let content = std::fs::read(full.join("b"));
+    let _ = unmount();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("No space left") && error.contains("--resume"), "{error}");
+    assert!(left && grown.success());
+    assert_eq!(resumed.status.code(), Some(0), "{}", text(&resumed.stderr));
+    assert!(content.unwrap() == std::fs::read(&a).unwrap());
+}
+
+#[test]
+fn block_devices_are_written_in_place() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    let disk = path.join("disk");
+    image(&disk, 24 * MIB, 8);
+    let made = Command::new("losetup").args(["-f", "--show"]).arg(&disk).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        eprintln!("skipped: no loop devices here");
+        return;
+    };
+    let device = text(&made.stdout).trim().to_owned();
+    let refused = copy(path, &["a", &device]);
+    let written = copy(path, &["--force", "--verify", "a", &device]);
+    let back = copy(path, &["--verify", &device, "b"]);
+    let _ = Command::new("losetup").args(["-d", &device]).status();
+    assert!(text(&refused.stderr).contains("may hold something"), "{}", text(&refused.stderr));
+    for output in [written, back] {
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+    let (a, b) = (std::fs::read(a).unwrap(), std::fs::read(b).unwrap());
+    assert!(b[..a.len()] == a[..] && b.len() == 24 << 20);
+}

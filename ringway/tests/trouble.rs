@@ -1,0 +1,141 @@
+//! A host in trouble, from outside: a disk that is slower than everything, a process without
+//! descriptors, a daemon that is replaced while guests want their disks.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, write};
+use ringway_driver::{Device, Options};
+use ringway_testkit::LateStore;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+fn connect(dir: &Path, socket: &str) -> Device {
+    Options::new().patience(PATIENCE).connect(dir.join(socket)).unwrap()
+}
+
+/// One worker serves a disk whose writes take seconds and one that is fast.
+#[test]
+fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
+    let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let slow = store.path().display().to_string();
+    let config = format!(
+        "workers = 1\n[[disk]]\nimage = '{slow}'\nsocket = 'slow'\nengine = 'io_uring'\n\
+         cache = 'none'\nqueues = 1\n[[disk]]\nimage = 'disk.img'\nsocket = 'fast'\n\
+         engine = 'io_uring'\nqueues = 1\n"
+    );
+    std::fs::write(dir.path().join("disks.toml"), config).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    store.set_delay(Duration::from_secs(3));
+    let mut device = connect(dir.path(), "slow");
+    let mut queue = device.queue().unwrap();
+    for number in 0..64u64 {
+        let buffer = device.pool().alloc(4096).unwrap();
+        queue.write(number * 4096, buffer, ()).unwrap();
+    }
+    queue.submit().unwrap();
+    while store.log().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut other = connect(dir.path(), "fast");
+    let mut fast = other.queue().unwrap();
+    let mut answers = 0;
+    while store.log()[0].landed.is_none() && answers < 1000 {
+        let sector = answers % 64;
+        assert!(write(&other, &mut fast, sector, 0x12));
+        assert_eq!(read(&other, &mut fast, sector), [0x12; 512]);
+        answers += 1;
+    }
+    println!("{answers} writes and reads while the first write of the slow disk was on its way");
+    assert!(answers >= 10, "the fast disk waited for the slow one");
+    store.set_delay(Duration::ZERO);
+    drop((fast, other, queue, device));
+    daemon.stop();
+}
+
+fn limit_descriptors(pid: u32, count: u64) {
+    let limit = libc::rlimit { rlim_cur: count, rlim_max: 4096 };
+    let pid = i32::try_from(pid).unwrap();
+    // SAFETY: the kernel reads one struct of ours; the process is our child.
+    let rc =
+        unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Descriptors run out at every place of a connection in turn: that connection ends, with a line in
+/// the log, and the daemon serves again when there are some.
+#[test]
+fn c14_without_descriptors_one_connection_fails() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--engine", "threads"]);
+    let fds = format!("/proc/{}/fd", daemon.pid());
+    let lowest_free = || {
+        let numbers = std::fs::read_dir(&fds).unwrap();
+        let taken = numbers.filter_map(|e| e.unwrap().file_name().to_str()?.parse::<u64>().ok());
+        let taken: Vec<_> = taken.collect();
+        (0..).find(|number| !taken.contains(number)).unwrap()
+    };
+    let base = lowest_free();
+    let mut failed = 0;
+    for more in 0..12 {
+        limit_descriptors(daemon.pid(), base + more);
+        let quick = Options::new().timeout(Duration::from_secs(2));
+        match quick.connect(dir.path().join("s")) {
+            Ok(mut device) => {
+                // It got through: then it works.
+                let mut queue = device.queue().unwrap();
+                assert_eq!(read(&device, &mut queue, 0), [0; 512]);
+            }
+            Err(error) => {
+                println!("{more} descriptors: {error}");
+                failed += 1;
+            }
+        }
+        limit_descriptors(daemon.pid(), 4096);
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 1, 0x34), "{}", daemon.log());
+    }
+    assert!(failed >= 3, "the descriptors did not run out");
+    let log = daemon.log();
+    assert!(log.contains("Too many open files"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+    daemon.stop();
+}
+
+/// SIGTERM, and a successor that waits for the image: how long a guest is without its disk.
+#[test]
+fn a_daemon_is_replaced_while_its_guest_waits() {
+    let rounds = std::env::var("RINGWAY_UPGRADES").map_or(8, |word| word.parse().unwrap());
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--lock-wait", "10"];
+    let mut daemon = Daemon::serve(dir.path(), &args);
+    let mut blackouts = Vec::new();
+    for round in 0..rounds {
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 5, round));
+        let mut command = ringway();
+        command.arg("serve").args(args).current_dir(dir.path());
+        let successor = std::thread::spawn(|| Daemon::start(command));
+        // By now it waits for the lock.
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        daemon.signal(libc::SIGTERM);
+        let (status, _) = daemon.wait();
+        assert_eq!(status.code(), Some(0), "{}", daemon.log());
+        drop((queue, device));
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        assert_eq!(read(&device, &mut queue, 5), [round; 512]);
+        blackouts.push(begun.elapsed());
+        daemon = successor.join().unwrap();
+    }
+    blackouts.sort_unstable();
+    let at = |part: usize| blackouts[(blackouts.len() * part / 100).min(blackouts.len() - 1)];
+    println!("{rounds} replacements: blackout p50 {:?}, p99 {:?}", at(50), at(99));
+    daemon.stop();
+}

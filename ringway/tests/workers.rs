@@ -1,0 +1,166 @@
+//! What `ringway serve` does with its threads: pinning, files it may open, idleness.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text};
+use ringway_driver::Options;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+const NULL: [&str; 3] = ["null:1G", "--socket", "s"];
+
+/// The CPUs this test may use.
+fn allowed() -> Vec<usize> {
+    let set = sched_getaffinity(None).unwrap();
+    (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
+}
+
+/// The threads of a process: folder in /proc and name.
+fn threads(pid: u32) -> Vec<(PathBuf, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let named = tasks.map(|task| {
+        let path = task.unwrap().path();
+        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        (path, name.trim().to_owned())
+    });
+    named.collect()
+}
+
+fn field(path: PathBuf, name: &str) -> String {
+    let text = std::fs::read_to_string(path).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_start_matches(':').trim().to_owned()
+}
+
+#[test]
+fn workers_are_pinned_to_one_cpu_each_in_turn() {
+    let cpus = allowed();
+    let [a, .., b] = cpus[..] else { return println!("skipped: one CPU") };
+    let list = format!("{b},{a}");
+    let dir = folder();
+    let args = ["--cpus", &list, "--workers", "3", "--queues", "4", "--engine", "threads"];
+    let args = [&["disk.img", "--socket", "s", "--cache", "writeback"], &args[..]].concat();
+    let daemon = Daemon::serve(dir.path(), &args);
+    let shown = format!("3 workers on CPUs {b},{a}  ");
+    assert!(daemon.ready.contains(&shown), "{}", daemon.ready);
+    let mut pinned = BTreeMap::new();
+    for (path, name) in threads(daemon.pid()) {
+        let cpus = field(path.join("status"), "Cpus_allowed_list");
+        if name.starts_with("worker-") {
+            pinned.insert(name, cpus);
+        } else if name.starts_with("io-") {
+            let both = if b == a + 1 { format!("{a}-{b}") } else { format!("{a},{b}") };
+            assert_eq!(cpus, both, "blocking calls leave the worker's CPU to it");
+        }
+    }
+    let expected = [("worker-0", b), ("worker-1", a), ("worker-2", b)];
+    assert_eq!(pinned, expected.map(|(name, cpu)| (name.into(), cpu.to_string())).into());
+    daemon.stop();
+}
+
+#[test]
+fn a_list_of_cpus_is_as_many_workers_at_most() {
+    let cpu = allowed()[0].to_string();
+    let dir = folder();
+    let args = [&NULL[..], &["--queues", "8", "--cpus", &cpu]].concat();
+    let daemon = Daemon::serve(dir.path(), &args);
+    assert!(daemon.ready.contains(&format!("1 worker on CPUs {cpu}")), "{}", daemon.ready);
+    // Through a file as well.
+    let toml = format!("cpus = '{cpu}'\n[[disk]]\nimage = 'null:1G'\nsocket = 't'\nqueues = 8\n");
+    std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    assert!(daemon.ready.contains(&format!("1 worker on CPUs {cpu}")), "{}", daemon.ready);
+}
+
+#[test]
+fn a_cpu_that_cannot_be_used_is_named() {
+    let refused = |list: &str| {
+        let dir = folder();
+        let mut command = ringway();
+        command.args(["serve", "new.img", "--size", "1M", "--socket", "s", "--cpus", list]);
+        let output = run({
+            command.current_dir(dir.path());
+            command
+        });
+        assert!(!output.status.success());
+        assert!(!dir.path().join("new.img").exists(), "nothing was made");
+        text(&output.stderr)
+    };
+    let error = refused("1000");
+    assert!(error.contains("CPU 1000 does not exist. CPUs that can be used: "), "{error}");
+    let error = refused("0-");
+    assert!(error.contains("'0-' is not a CPU"), "{error}");
+    let [a, .., b] = allowed()[..] else { return println!("rest skipped: one CPU") };
+    // A child may run where the thread may that made it.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut set = CpuSet::new();
+            set.set(a);
+            sched_setaffinity(None, &set).unwrap();
+            let error = refused(&b.to_string());
+            assert!(error.contains(&format!("CPU {b} is not allowed")), "{error}");
+            assert!(error.contains(&format!("can be used: {a}\n")), "{error}");
+        });
+    });
+}
+
+#[test]
+fn as_many_files_can_be_open_as_the_host_allows() {
+    let dir = folder();
+    let mut command = Command::new("sh");
+    let script = "ulimit -Sn 40 && exec \"$@\"";
+    command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_ringway"), "serve"]);
+    command.args([&NULL[..], &["--queues", "64"]].concat()).current_dir(dir.path());
+    let daemon = Daemon::start(command);
+    let limits = field(format!("/proc/{}/limits", daemon.pid()).into(), "Max open files");
+    let words: Vec<_> = limits.split_whitespace().collect();
+    assert_eq!(words[0], words[1], "soft and hard: {limits}");
+    // 64 queues have 128 descriptors.
+    let mut device = Options::new().queues(64).patience(PATIENCE).connect(dir.path().join("s"));
+    let device = device.as_mut().unwrap();
+    assert_eq!(device.queues::<()>().unwrap().len(), 64);
+    daemon.stop();
+}
+
+/// Nanoseconds on a CPU, and turns on one, of all threads of a process.
+fn spent(pid: u32) -> (u64, u64) {
+    let mut sum = (0, 0);
+    for (path, _) in threads(pid) {
+        let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+        let numbers: Vec<u64> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+        let [cpu, _, turns] = numbers[..] else { continue };
+        sum = (sum.0 + cpu, sum.1 + turns);
+    }
+    sum
+}
+
+#[test]
+fn a_daemon_without_load_sleeps() {
+    if !PathBuf::from("/proc/self/schedstat").exists() {
+        return println!("skipped: this kernel keeps no schedstat");
+    }
+    for poll in ["adaptive", "never"] {
+        let dir = folder();
+        let args = ["disk.img", "--socket", "s", "--queues", "8", "--poll", poll];
+        let daemon = Daemon::serve(dir.path(), &args);
+        let mut device =
+            Options::new().queues(8).patience(PATIENCE).connect(dir.path().join("s")).unwrap();
+        let mut queues: Vec<_> = device.queues().unwrap();
+        for round in 0..4000 {
+            let _ = read(&device, &mut queues[round % 8], 7);
+        }
+        // A moment for the last answer, then a second in which nothing happens at all but the
+        // watchdog's looks, ten a second.
+        std::thread::sleep(Duration::from_millis(100));
+        let before = spent(daemon.pid());
+        std::thread::sleep(Duration::from_secs(1));
+        let after = spent(daemon.pid());
+        let (cpu_ms, turns) = ((after.0 - before.0) / 1_000_000, after.1 - before.1);
+        assert!(turns <= 60, "{poll}: {turns} wake-ups in a second without load");
+        assert!(cpu_ms <= 20, "{poll}: {cpu_ms} ms of CPU in a second without load");
+        daemon.stop();
+    }
+}
