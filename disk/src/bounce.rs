@@ -245,6 +245,11 @@ impl<C> DiskQueue<C> {
         tag: u16,
         result: i32,
     ) -> Option<Finished<C>> {
+        match self.slots[usize::from(tag)].stage {
+            Stage::Run => return self.finish_run(engine, tag, result),
+            Stage::Probe => return self.finish_probe(engine, tag, result),
+            _ => {}
+        }
         if result < 0 {
             return self.failed(engine, tag, -result);
         }
@@ -254,7 +259,7 @@ impl<C> DiskQueue<C> {
         let cold = &mut self.cold[usize::from(tag)];
         let range = slot.request.range;
         let advanced = match slot.stage {
-            Stage::Whole | Stage::Part => moved.min(cold.piece),
+            Stage::Whole | Stage::Run | Stage::Probe | Stage::Part => moved.min(cold.piece),
             Stage::BounceRead => {
                 let skip = range.offset() + slot.done - cold.offset;
                 let got = moved.saturating_sub(skip).min(cold.piece);

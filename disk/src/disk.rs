@@ -1,6 +1,7 @@
 //! What is known about a disk once it is open.
 
 use crate::locks::RangeLocks;
+use crate::path::PathBoard;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
 use std::fmt;
 use std::fs::File;
@@ -199,6 +200,7 @@ pub struct Disk {
     /// A sync of a cached disk is under way; there is one at a time.
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
+    pub(crate) path: PathBoard,
 }
 
 impl Disk {
@@ -260,6 +262,12 @@ impl Disk {
     #[must_use]
     pub fn alignment(&self) -> Alignment {
         self.alignment
+    }
+
+    /// How requests travel to it.
+    #[must_use]
+    pub fn path(&self) -> &PathBoard {
+        &self.path
     }
 
     /// The file.

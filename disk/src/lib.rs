@@ -8,6 +8,7 @@ mod bounce;
 mod disk;
 mod locks;
 pub mod open;
+mod path;
 mod queue;
 mod resize;
 mod simulated;
@@ -16,7 +17,9 @@ mod stats;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
+pub use path::{OnSwitch, PathBoard};
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;
+pub use ringway_path::{Path, PathKind, PathStats};
 pub use simulated::Simulated;
 pub use stats::DiskStats;

@@ -14,8 +14,10 @@ pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::locks::RangeLocks;
+use crate::path::PathBoard;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
+use ringway_path::PathKind;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::fd::FromRawFd;
@@ -73,6 +75,8 @@ pub struct OpenOptions {
     /// How long to wait for whoever has the image. Without it a living process is not waited for,
     /// and the last writes of a killed one for 30 seconds.
     pub lock_wait: Option<Duration>,
+    /// How requests travel.
+    pub path: PathKind,
 }
 
 impl OpenOptions {
@@ -89,6 +93,7 @@ impl OpenOptions {
             block_size: None,
             create_bytes: None,
             lock_wait: None,
+            path: PathKind::default(),
         }
     }
 }
@@ -274,6 +279,7 @@ fn open_unreal(
         flush_failed: AtomicBool::new(false),
         syncing: AtomicBool::new(false),
         locks: RangeLocks::default(),
+        path: PathBoard::new(options.path),
     })
 }
 
@@ -335,6 +341,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         flush_failed: AtomicBool::new(false),
         syncing: AtomicBool::new(false),
         locks: RangeLocks::with_capacity(LOCKS_MAX),
+        path: PathBoard::new(options.path),
     })
 }
 

@@ -7,18 +7,21 @@
 //! …
 //! if let Some(done) = queue.finish(&mut engine, tag, result) { answer(done) }
 //! while let Some(done) = queue.take_late() { answer(done) }
+//! queue.unplug(&mut engine);                     // once a turn, after the last start
 //! ```
 //!
-//! The straight way is here: one request, one operation of the engine. All else (bounce buffers,
-//! pieces, zeroing, flushes) goes through `bounce.rs`.
+//! The straight way is here: one request, one operation of the engine (the path `bio`). Plugging and
+//! merging are in `path.rs`; bounce buffers, pieces, zeroing, flushes in `bounce.rs`.
 
 use crate::arena::Arena;
 use crate::disk::{CacheMode, Disk};
+use crate::path::Way;
 use crate::slot::{Cold, Slot, Stage};
 use crate::stats::DiskStats;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
 use ringway_core::{Op, Request, Segment, Status, TagList};
+use ringway_path::PathKind;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -79,7 +82,8 @@ impl std::fmt::Debug for Watcher {
 /// Slots for the requests of one ring on one worker.
 ///
 /// # Invariants
-/// 1. A tag is either free, or being filled, or in exactly one of: the engine, `backlog`, `waiting`.
+/// 1. A tag is either free, or being filled, or in exactly one of: the engine, `backlog`, `waiting`,
+///    a run of `way`. The first tag of a run in flight stands for the run in engine or `backlog`.
 #[derive(Debug)]
 pub struct DiskQueue<C> {
     pub(crate) disk: Arc<Disk>,
@@ -98,6 +102,15 @@ pub struct DiskQueue<C> {
     pub(crate) pool: Pool,
     pub(crate) durable_writes: bool,
     pub(crate) needs_locks: bool,
+    /// The operations that go straight if the file takes them as they are: a bit for each [`Op`].
+    pub(crate) straight: u8,
+    /// `way` holds requests.
+    pub(crate) held: bool,
+    /// The path may change.
+    pub(crate) adapts: bool,
+    pub(crate) turns: u8,
+    /// None if the path is bio by order.
+    pub(crate) way: Option<Box<Way>>,
     pub(crate) stats: DiskStats,
     watcher: Option<Watcher>,
     /// The memory of the slots' segment lists; the last to go.
@@ -125,13 +138,19 @@ impl<C> DiskQueue<C> {
         let mut list = || unsafe { arena.list() };
         let slots = (0..depth).map(|_| Slot::new(Request::with_segments(list()))).collect();
         let cold = (0..depth).map(|_| Cold::new(list())).collect();
-        Ok(Self {
+        let max_bytes = limits.max_bytes.min(part_max(disk_cache));
+        let kind = disk.path.kind();
+        let way = (kind != PathKind::Bio)
+            .then(|| Way::new(&disk.path, depth, max_bytes, limits.max_segments.min(SEGMENTS_MAX)));
+        let mut queue = Self {
             needs_locks: disk.needs_locks(),
+            straight: 0,
+            held: false,
+            adapts: kind == PathKind::Auto,
+            turns: 0,
+            way,
             disk,
-            limits: Limits {
-                max_bytes: limits.max_bytes.min(part_max(disk_cache)),
-                ..limits.clone()
-            },
+            limits: Limits { max_bytes, ..limits.clone() },
             file,
             tag_base,
             slots,
@@ -145,7 +164,9 @@ impl<C> DiskQueue<C> {
             stats: DiskStats::default(),
             watcher: None,
             _arena: arena,
-        })
+        };
+        queue.choose_straight();
+        Ok(queue)
     }
 
     /// The disk.
@@ -174,19 +195,14 @@ impl<C> DiskQueue<C> {
     /// What was counted.
     #[must_use]
     pub fn stats(&self) -> DiskStats {
-        self.stats
+        let path = self.way.as_ref().map(|way| way.stats()).unwrap_or_default();
+        DiskStats { path, ..self.stats }
     }
 
     /// Requests begun and not answered.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.tags.in_use()
-    }
-
-    /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.
-    #[must_use]
-    pub fn reaches_beyond(&self, end: u64) -> bool {
-        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
     }
 
     /// Counts a request that was answered with an error before it could be started.
@@ -241,18 +257,19 @@ impl<C> DiskQueue<C> {
         if let Err(status) = self.disk.authorise(request) {
             return self.refuse(tag, status);
         }
-        let locks = self.needs_locks && request.op.changes_disk();
-        if request.op.moves_data() && !locks && self.takes_directly(request) {
+        if self.straight & 1 << request.op as u8 != 0 && self.takes_directly(request) {
             self.slots[usize::from(tag)].stage = Stage::Whole;
-            self.issue(engine, tag);
+            if self.try_issue(engine, tag).is_err() {
+                self.backlog.push_back(tag);
+            }
         } else {
-            self.start_rare(engine, tag);
+            self.start_other(engine, tag);
         }
     }
 
     /// True if the file takes this request as it is, in one operation.
     #[inline]
-    fn takes_directly(&self, request: &Request) -> bool {
+    pub(crate) fn takes_directly(&self, request: &Request) -> bool {
         let segments = &request.segments;
         segments.len() <= self.limits.max_segments
             && segments.bytes() <= u64::from(self.limits.max_bytes)
@@ -268,19 +285,20 @@ impl<C> DiskQueue<C> {
         segments.as_slice().iter().all(|s| s.base as usize & memory == 0 && s.len & offset == 0)
     }
 
-    /// Hands the present operation of a slot to the engine, or to the backlog if it is full.
-    #[inline]
+    /// Hands the present operation of a slot to the engine, or to the backlog if it is full. Apart
+    /// from the straight way, which has it in line.
+    #[inline(never)]
     pub(crate) fn issue<E: Engine>(&mut self, engine: &mut E, tag: u16) {
         if self.try_issue(engine, tag).is_err() {
             self.backlog.push_back(tag);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_issue<E: Engine>(&mut self, engine: &mut E, tag: u16) -> Result<(), Full> {
         let slot = &self.slots[usize::from(tag)];
         let request = &slot.request;
-        let io = if slot.stage == Stage::Whole {
+        let io = if slot.stage.is_request() {
             Io {
                 tag: self.tag_base | u64::from(tag),
                 op: self.data_op(request.op),

@@ -4,6 +4,7 @@
 //! first, waits until nothing beyond the new end is in flight, and only then cuts the file.
 
 use crate::disk::{Disk, EngineKind};
+use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use std::io::{self, Seek, SeekFrom};
 use std::sync::atomic::Ordering::Relaxed;
@@ -132,6 +133,14 @@ impl Disk {
             self.file.metadata().map(|meta| meta.len())
         };
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
+    }
+}
+
+impl<C> DiskQueue<C> {
+    /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.
+    #[must_use]
+    pub fn reaches_beyond(&self, end: u64) -> bool {
+        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
     }
 }
 

@@ -3,6 +3,7 @@
 use ringway_aio::IoOp;
 use ringway_core::mem::{PoolPages, Segments};
 use ringway_core::{ByteRange, Request};
+use ringway_path::RunId;
 
 /// The room kept for one request.
 ///
@@ -29,6 +30,10 @@ impl<C> Slot<C> {
 pub(crate) enum Stage {
     /// The whole request is one operation on the guest's memory.
     Whole,
+    /// As `Whole`, and timed.
+    Probe,
+    /// The whole request is held, or goes along in a merged operation.
+    Run,
     /// A part of the request, on the guest's memory.
     Part,
     /// A part of a read, into bounce pages.
@@ -43,10 +48,18 @@ pub(crate) enum Stage {
     Sync,
 }
 
+impl Stage {
+    /// The operation is the request itself.
+    #[inline]
+    pub(crate) const fn is_request(self) -> bool {
+        matches!(self, Self::Whole | Self::Probe)
+    }
+}
+
 /// The part of a slot that only rare requests use.
 #[derive(Debug)]
 pub(crate) struct Cold {
-    /// The operation in flight, unless the stage is [`Stage::Whole`].
+    /// The operation in flight, unless the stage is [`Stage::Whole`] or [`Stage::Probe`].
     pub(crate) op: IoOp,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -61,6 +74,10 @@ pub(crate) struct Cold {
     pub(crate) counted: bool,
     /// This is the one sync of a cached disk that is under way.
     pub(crate) syncing: bool,
+    /// The run whose operation is in flight in this slot, its first one.
+    pub(crate) run: Option<RunId>,
+    /// When a timed operation began, in nanoseconds of the disk's clock.
+    pub(crate) probed: u64,
 }
 
 impl Cold {
@@ -77,6 +94,8 @@ impl Cold {
             bounce: false,
             counted: false,
             syncing: false,
+            run: None,
+            probed: 0,
         }
     }
 }

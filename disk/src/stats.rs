@@ -1,5 +1,7 @@
 //! What a queue of a disk counts: plain integers.
 
+use ringway_path::PathStats;
+
 /// What a queue has counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
@@ -23,6 +25,8 @@ pub struct DiskStats {
     pub split: u64,
     /// Operations begun again after a short transfer, EINTR or EAGAIN.
     pub continued: u64,
+    /// What the request path did.
+    pub path: PathStats,
 }
 
 impl DiskStats {
@@ -38,5 +42,6 @@ impl DiskStats {
         self.bounced += other.bounced;
         self.split += other.split;
         self.continued += other.continued;
+        self.path.add(&other.path);
     }
 }

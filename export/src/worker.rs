@@ -172,6 +172,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 continue;
             };
             let taken = lane.pop_batch(&mut self.engine);
+            lane.disk.unplug(&mut self.engine);
             popped += taken;
             lane.idle_turns = if taken > 0 { 0 } else { lane.idle_turns.saturating_add(1) };
             if lane.idle_turns > IDLE_TURNS_MAX && !self.idle.never_sleeps() && lane.put_to_rest() {
@@ -263,11 +264,12 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Sleeps for kicks, completions and commands alike.
     fn sleep(&mut self) -> io::Result<()> {
-        let deferred = self.active.iter().any(|&id| {
-            self.lanes[id as usize].as_ref().is_some_and(|lane| lane.disk.has_deferred())
+        let lanes = self.active.iter().flat_map(|&id| &self.lanes[id as usize]);
+        let patience = lanes.filter_map(|lane| {
+            if lane.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { lane.disk.wake_in() }
         });
         self.stats.sleeps += 1;
-        self.engine.wait(deferred.then_some(DEFERRED_SLEEP))?;
+        self.engine.wait(patience.min())?;
         self.idle.woke();
         for at in 0..self.active.len() {
             if let Some(lane) = self.lanes[self.active[at] as usize].as_mut() {

@@ -7,7 +7,9 @@ mod daemon;
 mod disks;
 mod endpoint;
 mod image;
+mod paths;
 mod ready;
+mod served;
 mod spread;
 mod stats;
 
@@ -29,6 +31,7 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock
   ringway serve new.img --size 10G --socket /run/new.sock --queues 4
   ringway serve /dev/vg0/vm1 --socket /run/vm1.sock --cache none
+  ringway serve /dev/sdb --socket /run/old.sock --path request
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock         no disk yet: ringway ctl adds some

@@ -3,7 +3,9 @@
 use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads, ThreadsSetup};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, Source, open};
+use ringway_disk::{
+    CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, PathKind, Source, open,
+};
 use ringway_testkit::LoopDevice;
 use ringway_testkit::rig::open_patiently;
 use std::path::PathBuf;
@@ -105,6 +107,12 @@ impl Place {
         }
     }
 
+    /// With requests travelling that way.
+    pub(crate) fn by(mut self, path: PathKind) -> Self {
+        self.options.path = path;
+        self
+    }
+
     /// Opens it; the last one must have been dropped.
     pub(crate) fn open(&self) -> Arc<Disk> {
         Arc::new(open_patiently(&self.options).unwrap_or_else(|error| panic!("{error}")))
@@ -204,6 +212,7 @@ impl<E: Engine> Bench<E> {
         if self.queue.has_deferred() {
             self.queue.retry(&mut self.engine, usize::MAX);
         }
+        self.queue.unplug(&mut self.engine);
         self.engine.submit().expect("a sound engine");
         self.reaped.clear();
         self.engine.reap(&mut self.reaped);

@@ -5,7 +5,7 @@ use crate::bench::{Ask, Bench, ENGINES, Memory, Place, SECTOR, Surface, UNTOUCHE
 use ringway_aio::faulty::seeded;
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Model, Sim, SimSetup};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{OpenOptions, Source, open};
+use ringway_disk::{OpenOptions, PathKind, Source, open};
 use ringway_testkit::{Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -64,9 +64,11 @@ struct Scene {
 fn everywhere(mut test: impl FnMut(&mut Scene)) {
     for surface in Surface::ALL {
         for name in ENGINES {
-            match Scene::new(name, surface, CAPACITY) {
-                Ok(mut scene) => test(&mut scene),
-                Err(why) => println!("skipped: {name} on {surface:?}: {why}"),
+            for path in [PathKind::Bio, PathKind::Request] {
+                match Scene::new(name, surface, CAPACITY, path) {
+                    Ok(mut scene) => test(&mut scene),
+                    Err(why) => println!("skipped: {name} on {surface:?}: {why}"),
+                }
             }
         }
     }
@@ -84,8 +86,13 @@ fn faulty_bench(
 }
 
 impl Scene {
-    fn new(name: &'static str, surface: Surface, capacity: u64) -> Result<Self, String> {
-        let place = Place::new(surface, capacity)?;
+    fn new(
+        name: &'static str,
+        surface: Surface,
+        capacity: u64,
+        path: PathKind,
+    ) -> Result<Self, String> {
+        let place = Place::new(surface, capacity)?.by(path);
         let plan = Arc::default();
         let bench = faulty_bench(name, surface, place.open(), &plan)?;
         let bytes = usize::try_from(capacity).unwrap();
@@ -349,7 +356,7 @@ fn c02_faults_within_a_long_request() {
     const LONG: u64 = (3 << 20) - 512;
     for surface in [Surface::Cached, Surface::Bounced, Surface::Modify] {
         for name in ["threads", "io_uring"] {
-            let mut scene = match Scene::new(name, surface, 4 << 20) {
+            let mut scene = match Scene::new(name, surface, 4 << 20, PathKind::default()) {
                 Ok(scene) => scene,
                 Err(why) => {
                     println!("skipped: {name} on {surface:?}: {why}");
@@ -413,9 +420,10 @@ fn long_case(scene: &mut Scene, ask: Ask, fault: Fault, at: u64) {
 #[test]
 fn c02_random_faults_in_random_order() {
     let mut rng = Rng::for_test("c02_random_faults_in_random_order");
-    for surface in Surface::ALL {
+    let both = Surface::ALL.into_iter().flat_map(|s| [(s, PathKind::Bio), (s, PathKind::Request)]);
+    for (surface, path) in both {
         let place = match Place::new(surface, 1 << 20) {
-            Ok(place) => place,
+            Ok(place) => place.by(path),
             Err(why) => {
                 println!("skipped: {surface:?}: {why}");
                 continue;

@@ -3,4 +3,5 @@
 mod bench;
 mod faults;
 mod formats;
+mod merging;
 mod power_cut;

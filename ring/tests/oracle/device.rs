@@ -6,7 +6,7 @@
 use super::memory::Bytes;
 use ringway_core::{Op, Status};
 use ringway_ring::virtqueue::{Broken, Chain, ChainError};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the parts of the queue lie, as guest addresses, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
@@ -245,6 +245,9 @@ pub(crate) struct Device {
     used: u16,
     published: u16,
     in_flight: BTreeSet<u16>,
+    /// The used entries this device wrote last, by their place: the ring is its own (§2.7.8), so one
+    /// that would stay as it is need not be written again.
+    written: BTreeMap<u16, (u16, u32)>,
 }
 
 impl Device {
@@ -257,6 +260,7 @@ impl Device {
             used,
             published: used,
             in_flight: BTreeSet::new(),
+            written: BTreeMap::new(),
         }
     }
 
@@ -288,8 +292,11 @@ impl Device {
     pub(crate) fn push(&mut self, mem: &mut Bytes, head: u16, written: u32) {
         assert!(self.in_flight.remove(&head));
         let entry = self.queue.used_entry(self.used);
-        mem.set_number(entry, u64::from(head), 4);
-        mem.set_number(entry + 4, u64::from(written), 4);
+        let before = self.written.insert(self.used % self.queue.size, (head, written));
+        if before != Some((head, written)) {
+            mem.set_number(entry, u64::from(head), 4);
+            mem.set_number(entry + 4, u64::from(written), 4);
+        }
         self.used = self.used.wrapping_add(1);
     }
 

@@ -234,7 +234,7 @@ fn add(chain: &mut Vec<Buffer>, most: usize, addr: u64, len: u64, writable: bool
 
 /// §2.8.7: all entries of a table, in order; of their flags only WRITE means anything.
 fn table(mem: &Bytes, at: u64, len: u64, most: usize, chain: &mut Vec<Buffer>) -> Vec<Fault> {
-    if len == 0 || len % 16 != 0 || len / 16 > Chain::INDIRECT_MAX as u64 {
+    if len == 0 || !len.is_multiple_of(16) || len / 16 > Chain::INDIRECT_MAX as u64 {
         return vec![Fault::BadIndirect];
     }
     for entry in 0..len / 16 {
@@ -427,7 +427,9 @@ impl Bench {
 
     fn publish(&mut self, c: &mut Choices<'_>) {
         if c.rarely(128) {
-            let near = self.oracle.place(self.oracle.published + c.below(4) as u32);
+            let near = self
+                .oracle
+                .place(self.oracle.published + u32::try_from(c.below(4)).expect("small"));
             let at = if c.rarely(16) { c.half() } else { near.0 | u16::from(near.1) << 15 };
             let wish = [0u64, 1, 2, 2, 2, 2, 3, 0x8002][c.below(8)];
             self.memory.write_number(DRIVER, at.into(), 2);

@@ -24,9 +24,10 @@ Examples:
   ringway bench disk.img --rate-iops 5000 --json | jq .read.clat_ns.percentile
   ringway bench origins --html origins.html
 
-The words are fio's where fio has them; rates and --io-size are those of all jobs together.
-Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage, 128+N ended by signal N
-(what was measured until then is printed).";
+The words are fio's where fio has them; rates and --io-size are those of all
+jobs together.
+Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage,
+128+N ended by signal N (what was measured until then is printed).";
 
 /// What `ringway bench` is told.
 #[derive(Debug, Args)]
@@ -126,7 +127,7 @@ pub(crate) struct AccessArgs {
     /// Look for completions without sleeping: what the target can do.
     #[arg(long)]
     pub(crate) polling: bool,
-    /// Sleep until completions come: what a guest feels [default].
+    /// Sleep until completions come: what a guest feels (default).
     #[arg(long, conflicts_with = "polling")]
     pub(crate) sleeping: bool,
     /// Completions to take before the requests that replace them are sent.

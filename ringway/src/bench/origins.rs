@@ -35,10 +35,13 @@ use tempfile::TempDir;
 const EXAMPLES: &str = "\
 Examples:
   ringway bench origins
-  ringway bench origins --only o1,o4 --dir /mnt/disk --size 4G --html origins.html
+  ringway bench origins --only o1,o4 --dir /mnt/disk --html origins.html
   ringway bench origins --rounds 1 --runtime 300ms
 
-fio and qemu-storage-daemon take part where they are installed.";
+fio and qemu-storage-daemon take part where they are installed.
+
+Exit status: 0 done, 1 a measurement failed, 2 wrong usage, 128+N ended by
+signal N.";
 
 /// What `ringway bench origins` is told.
 #[derive(Debug, Args)]

@@ -4,7 +4,7 @@ use super::cpus;
 use crate::size::Size;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use ringway_disk::{CacheMode, EngineKind, Source};
+use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -77,6 +77,11 @@ pub(crate) struct DiskArgs {
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub(crate) cache: Option<CacheMode>,
+    /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
+    /// whichever carries more, found by trying [default: auto].
+    #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    pub(crate) path: Option<PathKind>,
 }
 
 /// A choice that can be left to the program.
@@ -118,6 +123,11 @@ pub(crate) fn engines() -> impl TypedValueParser<Value = Choice<EngineKind>> {
 /// The words for a cache mode, for the command line.
 pub(crate) fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
     PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|word| word.parse())
+}
+
+/// The words for a path, for the command line.
+fn paths() -> impl TypedValueParser<Value = PathKind> {
+    PossibleValuesParser::new(PathKind::ALL.map(PathKind::name)).try_map(|word| word.parse())
 }
 
 fn queues(word: &str) -> Result<u16, String> {
@@ -215,6 +225,8 @@ pub(crate) struct DiskSpec {
     pub(crate) engine: Option<EngineKind>,
     /// The cache mode, unless the disk chooses.
     pub(crate) cache: Option<CacheMode>,
+    /// How requests travel.
+    pub(crate) path: PathKind,
 }
 
 impl DiskArgs {
@@ -236,6 +248,7 @@ impl DiskArgs {
             queue_size: self.queue_size.unwrap_or(QUEUE_SIZE),
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,
+            path: self.path.unwrap_or_default(),
         })
     }
 }

@@ -92,7 +92,7 @@ fn line_of(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_disk::{CacheMode, EngineKind, Source};
+    use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
 
     fn parse(text: &str) -> Result<Plan, String> {
         super::parse(text, Path::new("conf/disks.toml"))
@@ -121,6 +121,7 @@ mod tests {
             queue-size = 256
             engine = "threads"
             cache = "writeback"
+            path = "request"
 
             [[disk]]
             image = "null:1T"
@@ -136,6 +137,7 @@ mod tests {
         assert_eq!(a.source, Source::Path("conf/a.img".into()));
         assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
+        assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
         assert_eq!(a.origin, "conf/disks.toml, line 10");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
@@ -152,6 +154,7 @@ mod tests {
             (format!("{disk}queue-size = 3\n"), "line 4", "power of two"),
             (format!("{disk}size = '10X'\n"), "line 4", "'10X' is not a size"),
             (format!("{disk}engine = 'magic'\n"), "line 4", "'magic' is not one of"),
+            (format!("{disk}path = 'scenic'\n"), "line 4", "'scenic' is not one of bio"),
             (format!("{disk}cache = 'warm'\n"), "line 4", "'warm' is not one of"),
             ("\n[[disk]]\nsocket = 's'\n".to_owned(), "line 2", "has no image"),
             ("[[disk]]\nimage = 'a'\n".to_owned(), "line 1", "has no socket"),

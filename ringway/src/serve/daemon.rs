@@ -1,7 +1,8 @@
 //! A daemon from its start to its end: disks, control socket, signals.
 
 use super::control::Control;
-use super::disks::{Disks, Ready, Served};
+use super::disks::{Disks, Ready};
+use super::served::Served;
 use crate::config::Plan;
 use anyhow::anyhow;
 use ringway_export::Polling;
@@ -63,10 +64,13 @@ impl Daemon {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         // New requests are refused first: nothing is added any more.
         drop(control?);
+        // Asked later, when all is counted; named now, while the disks are there.
+        let workers = disks.workers();
         let stopped = disks.stop_all();
         if print_stats {
-            disks.workers().print();
+            workers.print();
         }
+        drop(workers);
         disks.end_workers();
         served.and(stopped)?;
         tracing::info!("stopped");

@@ -3,69 +3,23 @@
 use super::accept;
 use super::endpoint::Endpoint;
 use super::image::{NewImage, check_iopoll, open_disk};
+use super::paths::Paths;
+use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
-use crate::config::{Claim, CpuList, DaemonArgs, DiskSpec, cpus};
+use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long to wait until nobody looks at a removed disk any more.
 const LAST_LOOK: Duration = Duration::from_secs(1);
-
-/// A disk with its place.
-pub(crate) struct Served {
-    /// Its number: never given to another disk of this daemon.
-    pub(crate) id: u64,
-    /// The disk, as offered.
-    pub(crate) export: Export,
-    /// What it takes for itself, which no other disk may have.
-    pub(crate) claim: Claim,
-    /// Its socket file.
-    pub(crate) socket: Option<PathBuf>,
-    /// Threads that serve its queues.
-    pub(crate) workers: usize,
-    /// The CPUs they are pinned to.
-    pub(crate) cpus: Option<CpuList>,
-    /// The worker of its first queue, and how many there were.
-    place: (usize, usize),
-    stop: OwnedFd,
-    leaving: AtomicBool,
-    /// Its thread serves nobody any more.
-    ended: AtomicBool,
-    thread: Mutex<Option<JoinHandle<std::io::Result<()>>>>,
-}
-
-impl Served {
-    /// Tells its thread to end: in order, after what is in flight.
-    fn stop(&self) {
-        self.leaving.store(true, SeqCst);
-        // One write can not fill the counter.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-    }
-
-    /// It was told to go.
-    pub(crate) fn is_leaving(&self) -> bool {
-        self.leaving.load(SeqCst)
-    }
-
-    /// Waits until its thread has ended. Only one caller gets the outcome.
-    fn join(&self) -> Option<anyhow::Result<()>> {
-        let thread = lock(&self.thread).take()?;
-        let name = self.export.disk().name();
-        Some(match thread.join() {
-            Ok(ended) => ended.with_context(|| format!("{name}: cannot wait for front-ends")),
-            Err(_) => Err(anyhow!("{name}: its thread panicked")),
-        })
-    }
-}
 
 /// A disk that is ready, and not served yet.
 pub(crate) struct Ready {
@@ -99,6 +53,7 @@ pub(crate) struct Disks {
     polling: Polling,
     /// The CPUs of all workers, whatever their engine.
     pins: Cpus,
+    paths: Paths,
     list: Mutex<Vec<Arc<Served>>>,
     next_id: AtomicU64,
     engines: Mutex<Vec<Engine>>,
@@ -106,11 +61,6 @@ pub(crate) struct Disks {
     open: Mutex<bool>,
     bell: Arc<Bell>,
     pub(crate) begun: Instant,
-}
-
-/// What is behind it is whole at any time.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 fn event() -> std::io::Result<OwnedFd> {
@@ -134,6 +84,7 @@ impl Disks {
             options,
             polling,
             pins,
+            paths: Paths::start()?,
             list: Mutex::default(),
             next_id: AtomicU64::new(0),
             engines: Mutex::default(),
@@ -239,6 +190,7 @@ impl Disks {
         };
         let busy = workers.len().min(spec.queues.into());
         let place = (first, workers.len());
+        self.paths.listen(&disk);
         let export = Export::new(disk, options, workers, first);
         let served = Arc::new(Served {
             id: self.next_id.fetch_add(1, SeqCst),
@@ -370,8 +322,10 @@ impl Disks {
 
     /// The workers of all disks, to ask for their counts.
     pub(crate) fn workers(&self) -> Workers {
+        let disks = self.list().into_iter().map(|served| Arc::clone(served.export.disk()));
         let engines = lock(&self.engines);
-        Workers::new(engines.iter().map(|engine| (engine.kind, engine.pool.handles())))
+        let pools = engines.iter().map(|engine| (engine.kind, engine.pool.handles()));
+        Workers::new(pools, disks)
     }
 
     /// Readable when [`Disks::clear_up`] has something to do.

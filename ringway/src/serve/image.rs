@@ -23,6 +23,7 @@ pub(super) fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
         block_size: spec.block_size,
         create_bytes: spec.create_bytes,
         lock_wait: spec.lock_wait,
+        path: spec.path,
     })?;
     if disk.cache() == CacheMode::Unsafe && disk.is_real() {
         tracing::warn!(

@@ -2,9 +2,10 @@
 
 use super::attach::{self, Attach};
 use super::daemon::Daemon;
-use super::disks::Served;
+use super::served::Served;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
+use ringway_disk::PathKind;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
@@ -114,6 +115,9 @@ fn facts(served: &Served) -> Vec<String> {
     facts.push(count(served.workers, "worker") + &cpus);
     facts.push(format!("engine {} ({})", disk.engine(), disk.engine_why()));
     facts.push(format!("cache {} ({})", disk.cache(), disk.cache_why()));
+    if disk.path().kind() != PathKind::Auto {
+        facts.push(format!("path {}", disk.path().kind()));
+    }
     facts
 }
 

@@ -4,15 +4,19 @@ use crate::logging;
 use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
-use ringway_disk::EngineKind;
+use ringway_disk::{Disk, EngineKind, PathStats};
 use ringway_export::vhost_user::Queue;
 use ringway_export::{Handle, WorkerStats};
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// All workers of a daemon, by engine.
-pub(crate) struct Workers(Vec<(EngineKind, Vec<Handle<Queue>>)>);
+/// All workers of a daemon, by engine, and its disks.
+pub(crate) struct Workers {
+    engines: Vec<(EngineKind, Vec<Handle<Queue>>)>,
+    disks: Vec<Arc<Disk>>,
+}
 
 /// What the workers of one engine have said; `None` if one did not answer in time.
 pub(crate) struct Asked {
@@ -23,23 +27,27 @@ pub(crate) struct Asked {
 }
 
 impl Workers {
-    /// The workers of each engine.
-    pub(crate) fn new<'a>(pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>) -> Self {
-        Self(pools.map(|(kind, handles)| (kind, handles.to_vec())).collect())
+    /// The workers of each engine, and the disks.
+    pub(crate) fn new<'a>(
+        pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>,
+        disks: impl Iterator<Item = Arc<Disk>>,
+    ) -> Self {
+        let engines = pools.map(|(kind, handles)| (kind, handles.to_vec())).collect();
+        Self { engines, disks: disks.collect() }
     }
 
     /// Asks all of them at once and waits no longer than `patience`.
     pub(crate) fn ask_within(&self, patience: Duration) -> Vec<Asked> {
         let begun = Instant::now();
         let promises: Vec<Vec<_>> = self
-            .0
+            .engines
             .iter()
             .map(|(_, handles)| handles.iter().map(|handle| handle.ask_stats().ok()).collect())
             .collect();
         let wait = |promise: Option<Receiver<WorkerStats>>| {
             promise?.recv_timeout(patience.saturating_sub(begun.elapsed())).ok()
         };
-        self.0
+        self.engines
             .iter()
             .zip(promises)
             .map(|((kind, _), promises)| Asked {
@@ -57,13 +65,13 @@ impl Workers {
             let named = stats.filter_map(|(n, stats)| Some((format!("{kind}/{n}"), stats.ok()?)));
             named.collect::<Vec<_>>()
         };
-        self.0.iter().flat_map(numbered).collect()
+        self.engines.iter().flat_map(numbered).collect()
     }
 
     /// Prints their counts on standard output.
     pub(crate) fn print(&self) {
         // A reader that has gone is no failure.
-        let _ = anstream::stdout().write_all(tables(&self.ask()).as_bytes());
+        let _ = anstream::stdout().write_all(self.text(&self.ask()).as_bytes());
     }
 
     /// Tells their counts on standard error, in the format of the log if that is for machines.
@@ -71,10 +79,32 @@ impl Workers {
         let counts = self.ask();
         if logging::is_json() {
             counts.iter().for_each(|(worker, stats)| log(worker, stats));
+            self.disks.iter().for_each(|disk| log_path(disk));
         } else {
-            let _ = anstream::stderr().write_all(tables(&counts).as_bytes());
+            let _ = anstream::stderr().write_all(self.text(&counts).as_bytes());
         }
     }
+
+    fn text(&self, counts: &[(String, WorkerStats)]) -> String {
+        let rows = self.disks.iter().map(|disk| {
+            let path = disk.path();
+            let words = [path.kind().name(), path.chosen().name(), &path.switches().to_string()];
+            std::iter::once(disk.name()).chain(words).map(str::to_owned).collect()
+        });
+        let paths = table::text(&["disk", "path", "in use", "switches"], rows.collect());
+        tables(counts) + "\n" + &paths + "\n"
+    }
+}
+
+fn log_path(disk: &Disk) {
+    let path = disk.path();
+    tracing::info!(
+        disk = disk.name(),
+        path = path.kind().name(),
+        path_in_use = path.chosen().name(),
+        path_switches = path.switches(),
+        "path"
+    );
 }
 
 fn log(worker: &str, stats: &WorkerStats) {
@@ -91,6 +121,11 @@ fn log(worker: &str, stats: &WorkerStats) {
         requests = stats.requests,
         bounced = disk.bounced,
         split = disk.split,
+        plugged = disk.path.plugged,
+        merged = disk.path.merged,
+        merged_runs = disk.path.runs,
+        merged_split = disk.path.split,
+        deadlines = disk.path.expired,
         syscalls = stats.engine.syscalls,
         syscalls_per_io = stats.syscalls_per_io(),
         sleeps = stats.sleeps,
@@ -109,12 +144,14 @@ fn tables(workers: &[(String, WorkerStats)]) -> String {
     let what =
         ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors"].as_slice();
     let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
+    let merging = &["worker", "plugged", "merged", "operations", "split again", "deadlines"];
     let spread = ["times", "p1", "p10", "p50", "p90", "p99.99", "max"];
     let harvests = [&["completions per harvest"], &spread[..]].concat();
     let batches = [&["requests per submission"], &spread[..]].concat();
-    let shown: [(&[&str], Row); 4] = [
+    let shown: [(&[&str], Row); 5] = [
         (what, requests),
         (how, effort),
+        (merging, |stats| merges(&stats.disk.path)),
         (&harvests, |stats| percentiles(&stats.harvests)),
         (&batches, |stats| percentiles(&stats.batches)),
     ];
@@ -154,6 +191,11 @@ fn effort(stats: &WorkerStats) -> Vec<String> {
         },
         stats.sleeps.to_string(),
     ]
+}
+
+/// What the request path did.
+fn merges(path: &PathStats) -> Vec<String> {
+    [path.plugged, path.merged, path.runs, path.split, path.expired].map(|n| n.to_string()).into()
 }
 
 /// How often, and how many at a time.

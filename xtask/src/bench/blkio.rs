@@ -19,7 +19,7 @@ struct Lane {
     next: u64,
 }
 
-/// As [`crate::bench::client::attack`]; no latencies, no mixed sizes, no counts of kicks.
+/// As [`crate::bench::client::attack_by`]; no latencies, no mixed sizes, no counts of kicks.
 pub(crate) fn attack(
     lab: &Lab,
     socket: &Path,

@@ -118,7 +118,7 @@ pub(crate) fn attack_by(
     attack_over(lab, connect, queues, load, boundary)
 }
 
-/// As [`attack`], over any connection.
+/// As [`attack_by`], over any connection.
 pub(crate) fn attack_over(
     lab: &Lab,
     connect: impl FnOnce(&Options) -> Result<Device, Error>,

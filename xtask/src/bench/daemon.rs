@@ -68,8 +68,8 @@ impl Server {
     pub(crate) fn name_on(&self, device: Device) -> String {
         match (&self.kind, device) {
             (Kind::Qemu { .. }, Device::Null) => "qsd:null-co".into(),
-            (Kind::Ringway { engine, .. }, Device::Null) => {
-                self.name.replacen(&format!(":{engine}"), ":null", 1)
+            (Kind::Ringway { engine, .. }, Device::Null | Device::SimRam | Device::SimHdd) => {
+                self.name.replacen(&format!(":{engine}"), &format!(":{}", device.name()), 1)
             }
             _ => self.name.clone(),
         }
@@ -91,14 +91,17 @@ impl Server {
                 command.args(["serve", "--queues", &queues.to_string()]);
                 command.arg("--socket").arg(&socket);
                 match device.path(lab) {
-                    None => _ = command.arg(format!("null:{NULL_BYTES}")),
+                    None => _ = command.arg(device.unreal()),
                     Some(path) => _ = command.arg(path).args(["--cache", "none"]),
                 }
-                if device != Device::Null {
+                if device.path(lab).is_some() {
                     command.args(["--engine", engine]);
                 }
                 command.args(lab.common.daemon_args.split_whitespace()).args(options);
                 command
+            }
+            Kind::Qemu { .. } if matches!(device, Device::SimRam | Device::SimHdd) => {
+                bail!("only ringway serves {}, its own simulation", device.name())
             }
             Kind::Qemu { aio } => {
                 let mut command = contained(lab, &lab.common.qsd);

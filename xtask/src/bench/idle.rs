@@ -1,7 +1,7 @@
 //! What idle queues cost: one busy disk, alone and beside a hundred idle ones, in turn.
 
 use crate::bench::Lab;
-use crate::bench::client::{Load, attack};
+use crate::bench::client::{Load, attack_by};
 use crate::bench::daemon::Running;
 use crate::bench::options::Waiting;
 use crate::bench::proc::Usage;
@@ -119,7 +119,8 @@ fn one(lab: &Lab, server: &Running, busy: &Path, waiting: Waiting, depth: u32) -
         usages.push(server.usage()?);
         Ok(())
     };
-    let outcome = attack(lab, busy, 1, &Load::reads(depth, waiting), &mut boundary)?;
+    let outcome =
+        attack_by(lab.common.client, lab, busy, 1, &Load::reads(depth, waiting), &mut boundary)?;
     let [before, after] = usages[..] else { anyhow::bail!("it was not measured") };
     #[allow(clippy::cast_precision_loss)]
     let (done, cpu_ns) = (outcome.done as f64, after.since(&before).cpu_ns as f64);

@@ -15,6 +15,10 @@ const MIB: u64 = 1 << 20;
 pub(crate) enum Device {
     /// Nowhere: no data moves.
     Null,
+    /// A simulated disk in memory, as fast as memory.
+    SimRam,
+    /// A simulated hard disk.
+    SimHdd,
     /// A file on the disk, O_DIRECT.
     File,
     /// A file on tmpfs, O_DIRECT.
@@ -26,6 +30,8 @@ impl Device {
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Null => "null",
+            Self::SimRam => "sim:ram",
+            Self::SimHdd => "sim:hdd",
             Self::File => "disk file",
             Self::Tmpfs => "tmpfs file",
         }
@@ -34,9 +40,19 @@ impl Device {
     /// The file, if there is one.
     pub(crate) fn path(self, lab: &Lab) -> Option<&Path> {
         match self {
-            Self::Null => None,
+            Self::Null | Self::SimRam | Self::SimHdd => None,
             Self::File => Some(&lab.common.file),
             Self::Tmpfs => Some(&lab.common.tmpfs),
+        }
+    }
+
+    /// What our daemon calls it, if it is no file. A client reads and writes all over a disk in
+    /// memory, so that one is small.
+    pub(crate) const fn unreal(self) -> &'static str {
+        match self {
+            Self::SimRam => "sim:ram:256M",
+            Self::SimHdd => "sim:hdd:64G",
+            _ => "null:1G",
         }
     }
 
@@ -44,7 +60,7 @@ impl Device {
     pub(crate) fn prepare(self, lab: &Lab) -> Result<Option<Temporary>> {
         let common = &lab.common;
         match self {
-            Self::Null => Ok(None),
+            Self::Null | Self::SimRam | Self::SimHdd => Ok(None),
             Self::File => fill(&common.file, common.file_mib * MIB).map(|()| None),
             Self::Tmpfs => {
                 let temporary = Temporary(common.tmpfs.clone());

@@ -1,6 +1,7 @@
 //! What clients ask for, carried out.
 
-use super::super::disks::{Disks, Served};
+use super::super::disks::Disks;
+use super::super::served::Served;
 use super::reports;
 use crate::config::{DiskArgs, Place, is_unreal};
 use crate::control::{Done, Kind, Problem, Removed, ResizedTo, VERSION};

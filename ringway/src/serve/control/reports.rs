@@ -1,6 +1,7 @@
 //! What clients are told: disks, and what workers have counted.
 
-use super::super::disks::{Disks, Served};
+use super::super::disks::Disks;
+use super::super::served::Served;
 use super::super::stats::Asked;
 use crate::control::{
     DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, QueueStatsOf, Spread, State, Stats,

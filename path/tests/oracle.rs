@@ -1,0 +1,290 @@
+//! The request path against an oracle that knows each request: every byte reaches the same place,
+//! each request goes once, deadlines hold, nothing is merged that must not be.
+//!
+//! A failing case is shrunk, printed, and its seed kept in `oracle.proptest-regressions`.
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence};
+use ringway_aio::IoOp;
+use ringway_core::ByteRange;
+use ringway_path::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
+use ringway_path::{Limits, RequestPath, RunId};
+
+const DEPTH: u16 = 64;
+const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };
+const SECTOR: u64 = 512;
+
+fn config() -> Config {
+    let mut config = Config::with_cases(if cfg!(miri) { 8 } else { 3000 });
+    if let Some(more) = std::env::var("PROPTEST_CASES").ok().and_then(|word| word.parse().ok()) {
+        config.cases = more;
+    }
+    if cfg!(miri) {
+        config.failure_persistence = None;
+        config.rng_seed = proptest::test_runner::RngSeed::Fixed(42);
+    } else {
+        config.failure_persistence =
+            Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions")));
+    }
+    config
+}
+
+/// What happens to the path.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A request: kind, sector, sectors, segments.
+    Plug(IoOp, u64, u64, usize),
+    /// A request right behind the last one of its kind.
+    Follow(IoOp, u64),
+    /// All that may go goes.
+    Unplug,
+    /// The operation at this place of those in flight ends.
+    End(prop::sample::Index),
+    /// A flush or discard: all goes.
+    Barrier,
+    /// Time passes, in nanoseconds.
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let op = || prop_oneof![5 => Just(IoOp::Read), 4 => Just(IoOp::Write), 1 => Just(IoOp::WriteDurable)];
+    prop_oneof![
+        6 => (op(), 0u64..200, 1u64..9, 1usize..5).prop_map(|(a, b, c, d)| Step::Plug(a, b, c, d)),
+        8 => (op(), 1u64..9).prop_map(|(op, sectors)| Step::Follow(op, sectors)),
+        5 => Just(Step::Unplug),
+        5 => any::<prop::sample::Index>().prop_map(Step::End),
+        1 => Just(Step::Barrier),
+        2 => (0u64..20_000_000).prop_map(Step::Pass),
+        1 => (0u64..6_000_000_000).prop_map(Step::Pass),
+    ]
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Request {
+    op: IoOp,
+    range: ByteRange,
+    segments: usize,
+    born: u64,
+    /// Barriers before it.
+    epoch: u64,
+}
+
+impl Request {
+    fn deadline(&self) -> u64 {
+        self.born + if self.op == IoOp::Read { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS }
+    }
+}
+
+/// The path, and what is known of each slot.
+struct World {
+    path: RequestPath,
+    now: u64,
+    epoch: u64,
+    held: Vec<Option<Request>>,
+    flying: Vec<(RunId, Vec<u16>, IoOp, ByteRange)>,
+    last: [u64; 3],
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            path: RequestPath::new(DEPTH, LIMITS),
+            now: 0,
+            epoch: 0,
+            held: vec![None; usize::from(DEPTH)],
+            flying: Vec::new(),
+            last: [0; 3],
+        }
+    }
+
+    fn free_slot(&self) -> Option<u16> {
+        let busy = |slot: u16| self.flying.iter().any(|(_, slots, ..)| slots.contains(&slot));
+        (0..DEPTH).find(|&slot| self.held[usize::from(slot)].is_none() && !busy(slot))
+    }
+
+    fn plug(&mut self, op: IoOp, offset: u64, len: u64, segments: usize) {
+        let Some(slot) = self.free_slot() else { return };
+        let range = ByteRange::new(offset, len).unwrap();
+        self.path.plug(slot, op, range, segments, self.now);
+        let (born, epoch) = (self.now, self.epoch);
+        self.held[usize::from(slot)] = Some(Request { op, range, segments, born, epoch });
+        self.last[op as usize] = range.end();
+    }
+
+    /// A run leaves: it is made of held requests, each once, end to end, of one kind, within limits.
+    fn leave(&mut self, run: RunId) {
+        let slots: Vec<u16> = self.path.slots(run).collect();
+        let op = self.path.op(run);
+        let range = self.path.range(run);
+        let (mut at, mut segments) = (range.offset(), 0);
+        let mut epoch = None;
+        for &slot in &slots {
+            let request = self.held[usize::from(slot)].take().expect("held, and goes once");
+            assert_eq!(request.op, op, "one kind");
+            assert_eq!(request.range.offset(), at, "each byte where it belongs");
+            assert_eq!(*epoch.get_or_insert(request.epoch), request.epoch, "not across a barrier");
+            at = request.range.end();
+            segments += request.segments;
+        }
+        assert_eq!(at, range.end());
+        if slots.len() > 1 {
+            assert!(range.len() <= LIMITS.max_bytes && segments <= LIMITS.max_segments);
+        }
+        self.flying.push((run, slots, op, range));
+    }
+
+    fn unplug(&mut self) {
+        loop {
+            let before: Vec<_> = self.held.iter().flatten().copied().collect();
+            let full = self.flying.len() >= WINDOW;
+            let Some(run) = self.path.next(self.now) else {
+                return self.check_held(full);
+            };
+            assert!(!full, "the window holds");
+            self.leave(run);
+            // Who has waited too long goes first, the longest overdue of all.
+            let overdue = before.iter().filter(|r| r.deadline() <= self.now);
+            if let Some(first) = overdue.min_by_key(|r| r.deadline()) {
+                let still = self.held.iter().flatten().filter(|r| r.deadline() < first.deadline());
+                assert_eq!(still.count(), 0, "deadlines hold");
+                let gone = before.len() - self.held.iter().flatten().count();
+                assert!(gone > 0);
+                let left = |r: &&Request| r.deadline() == first.deadline();
+                let (was, is) = (
+                    before.iter().filter(left).count(),
+                    self.held.iter().flatten().filter(left).count(),
+                );
+                assert!(is < was, "the first overdue one is among those that went");
+            }
+        }
+    }
+
+    /// With room in the window, only what continues something in flight is held, and not for long.
+    fn check_held(&self, full: bool) {
+        if full {
+            return;
+        }
+        for request in self.held.iter().flatten() {
+            assert!(self.now < request.born + HOLD_NS, "held for too long: {request:?}");
+        }
+        let waits = self.held.iter().flatten().any(|held| {
+            self.flying.iter().any(|(.., op, range)| {
+                *op == held.op
+                    && (range.end() == held.range.offset() || range.offset() == held.range.end())
+            })
+        });
+        let any = self.held.iter().any(Option::is_some);
+        assert_eq!(any, waits, "nothing is held without a reason");
+        assert_eq!(self.path.wake_at().is_some(), any, "what is held is woken for");
+        if let Some(at) = self.path.wake_at() {
+            assert!(at > self.now && at <= self.now + HOLD_NS);
+        }
+    }
+
+    fn barrier(&mut self) {
+        while let Some(run) = self.path.next_of_all() {
+            self.leave(run);
+        }
+        assert!(self.held.iter().all(Option::is_none), "nothing stays behind");
+        assert!(!self.path.holds());
+        self.epoch += 1;
+    }
+
+    fn end(&mut self, place: usize) {
+        let (run, slots, op, range) = self.flying.swap_remove(place);
+        assert_eq!(self.path.slots(run).collect::<Vec<_>>(), slots, "a run stays as it was sent");
+        assert_eq!((self.path.op(run), self.path.range(run)), (op, range));
+        self.path.done(run);
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Plug(op, sector, sectors, segments) => {
+                self.plug(op, sector * SECTOR, sectors * SECTOR, segments);
+            }
+            Step::Follow(op, sectors) => self.plug(op, self.last[op as usize], sectors * SECTOR, 1),
+            Step::Unplug => self.unplug(),
+            Step::End(place) if !self.flying.is_empty() => {
+                self.end(place.index(self.flying.len()));
+            }
+            Step::End(_) => {}
+            Step::Barrier => self.barrier(),
+            Step::Pass(ns) => self.now += ns,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn each_request_goes_once_to_its_place(steps in prop::collection::vec(step(), 0..if cfg!(miri) { 40 } else { 250 })) {
+        let mut world = World::new();
+        for step in &steps {
+            world.take(step);
+        }
+        // Everything can be brought to its end.
+        while world.path.holds() || !world.flying.is_empty() {
+            world.unplug();
+            if world.flying.is_empty() {
+                break;
+            }
+            world.end(0);
+        }
+        prop_assert!(world.path.is_empty());
+        prop_assert!(world.held.iter().all(Option::is_none));
+        let stats = world.path.stats();
+        prop_assert_eq!(stats.plugged, stats.runs + stats.merged);
+    }
+}
+
+#[test]
+fn a_stream_that_queues_behind_its_own_operation_grows() {
+    let mut world = World::new();
+    world.plug(IoOp::Read, 0, 4096, 1);
+    world.unplug();
+    assert_eq!(world.flying.len(), 1, "the first one goes at once");
+    for i in 1..5 {
+        world.plug(IoOp::Read, i * 2048 + 2048, 2048, 1);
+        world.unplug();
+    }
+    assert_eq!(world.flying.len(), 1, "the others wait for it");
+    world.end(0);
+    world.unplug();
+    assert_eq!(world.flying[0].3, ByteRange::new(4096, 4 * 2048).unwrap(), "the others in one");
+}
+
+#[test]
+fn scattered_requests_go_at_once_in_the_order_of_sectors() {
+    let mut world = World::new();
+    for sector in [900, 100, 500, 300, 700] {
+        world.plug(IoOp::Write, sector * SECTOR, 4096, 1);
+    }
+    world.unplug();
+    let order: Vec<_> = world.flying.iter().map(|(.., range)| range.offset() / SECTOR).collect();
+    assert_eq!(order, [100, 300, 500, 700, 900]);
+}
+
+#[test]
+fn a_request_far_away_is_not_passed_over_for_ever() {
+    let mut world = World::new();
+    for i in 0..WINDOW as u64 {
+        world.plug(IoOp::Read, i * 65536, 512, 1);
+    }
+    world.unplug();
+    assert_eq!(world.flying.len(), WINDOW);
+    world.plug(IoOp::Read, 0, 512, 1);
+    let victim = world.held.iter().position(Option::is_some).unwrap();
+    // Others arrive that are always nearer.
+    let mut sector = 100_000;
+    while world.held[victim].is_some() {
+        assert!(world.now < READ_DEADLINE_NS + 10_000_000, "starved");
+        world.now += 5_000_000;
+        for _ in 0..2 {
+            sector += 16;
+            world.plug(IoOp::Read, sector * SECTOR, 512, 1);
+        }
+        world.end(0);
+        world.unplug();
+    }
+}

@@ -1,0 +1,93 @@
+//! `ringway serve --path`: merged where it was asked for, chosen where it was not.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder};
+use ringway_driver::{BlkQueue, Device, Options};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const LEN: u64 = 4096;
+const DEPTH: u64 = 32;
+
+fn connect(dir: &Path) -> Device {
+    Options::new().patience(PATIENCE).memory(1 << 20).connect(dir.join("s")).unwrap()
+}
+
+/// The figures of the table row that follows the heading.
+fn row<'a>(stats: &'a str, heading: &str, name: &str) -> Vec<&'a str> {
+    let from = stats.find(heading).unwrap_or_else(|| panic!("no {heading}:\n{stats}"));
+    let line = stats[from..].lines().find(|line| line.contains(name));
+    line.unwrap_or_else(|| panic!("no {name}:\n{stats}")).split_whitespace().collect()
+}
+
+/// Reads one behind the other, `DEPTH` in flight, until `enough`.
+fn stream(device: &Device, queue: &mut BlkQueue<u64>, mut enough: impl FnMut(u64) -> bool) {
+    let blocks = device.capacity() / LEN;
+    let (mut next, mut in_flight) = (0, 0);
+    let mut buffers: Vec<_> = (0..DEPTH).map(|_| device.pool().alloc(4096).unwrap()).collect();
+    let begun = Instant::now();
+    loop {
+        let stop = enough(next);
+        while !stop && let Some(buffer) = buffers.pop() {
+            queue.read(next % blocks * LEN, buffer, next).unwrap();
+            (next, in_flight) = (next + 1, in_flight + 1);
+        }
+        if in_flight == 0 {
+            return;
+        }
+        queue.submit().unwrap();
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        while let Some(done) = queue.pop().unwrap() {
+            assert!(done.is_ok());
+            in_flight -= 1;
+            buffers.push(done.into_buffer().unwrap());
+        }
+        assert!(begun.elapsed() < PATIENCE, "it never comes");
+    }
+}
+
+#[test]
+fn neighbours_are_merged_on_request_and_counted() {
+    for (path, merges) in [("request", true), ("bio", false)] {
+        let dir = folder();
+        let args = ["disk.img", "--socket", "s", "--stats", "--workers", "1", "--path", path];
+        let daemon = Daemon::serve(dir.path(), &args);
+        assert!(daemon.ready.contains(&format!("path {path}")), "{}", daemon.ready);
+        let mut device = connect(dir.path());
+        let mut queue = device.queue().unwrap();
+        stream(&device, &mut queue, |next| next >= 200);
+        drop((queue, device));
+        let stats = daemon.stop();
+        let [_, plugged, merged, operations, ..] = row(&stats, "plugged", "/0")[..] else {
+            panic!("{stats}")
+        };
+        let [plugged, merged, operations] =
+            [plugged, merged, operations].map(|word| word.parse::<u64>().unwrap());
+        assert_eq!((plugged >= 200, merged > 0), (merges, merges), "{stats}");
+        assert_eq!(plugged, merged + operations, "{stats}");
+        assert_eq!(row(&stats, "in use", "disk.img")[1..], [path, path, "0"], "{stats}");
+    }
+}
+
+#[test]
+fn auto_takes_up_merging_on_a_slow_disk_and_says_so() {
+    let dir = folder();
+    let args = ["sim:hdd:1G", "--socket", "s", "--stats", "--workers", "1"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut device = connect(dir.path());
+    let mut queue = device.queue().unwrap();
+    let mut looked = Instant::now();
+    stream(&device, &mut queue, |_| {
+        let due = looked.elapsed() > Duration::from_millis(50);
+        if due {
+            looked = Instant::now();
+        }
+        due && daemon.log().contains(": path request (")
+    });
+    drop((queue, device));
+    let stats = daemon.stop();
+    let path = row(&stats, "in use", "sim:hdd:");
+    assert_eq!(path[1], "auto", "{stats}");
+    assert_ne!(path[3], "0", "{stats}");
+}
