@@ -34,7 +34,7 @@ Examples:
   ringway serve /dev/sdb --socket /run/old.sock --path request
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
-  ringway serve --control /run/ringway.sock         no disk yet: ringway ctl adds some
+  ringway serve --control /run/ringway.sock        without disks: ctl adds some
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
