@@ -206,17 +206,26 @@ pub enum OpenError {
 pub fn open(options: &OpenOptions) -> Result<Disk, OpenError> {
     match &options.source {
         Source::Null { bytes, latency_us: 0 } => {
-            open_unreal(&format!("null:{bytes}"), *bytes, EngineKind::Null, options)
+            open_unreal(&format!("null:{}", short(*bytes)), *bytes, EngineKind::Null, options)
         }
         Source::Null { bytes, latency_us } => {
-            let name = format!("null:{bytes},latency={latency_us}us");
+            let name = format!("null:{},latency={latency_us}us", short(*bytes));
             open_unreal(&name, *bytes, EngineKind::NullAfter(*latency_us), options)
         }
         Source::Sim { model, bytes } => {
-            let name = format!("sim:{}:{bytes}", model.name());
+            let name = format!("sim:{}:{}", model.name(), short(*bytes));
             open_unreal(&name, *bytes, EngineKind::Sim(*model), options)
         }
         Source::Path(path) => open_path(path, options),
+    }
+}
+
+/// A size as people write it, in the largest unit that loses nothing: `1T`, `1000`.
+fn short(bytes: u64) -> String {
+    let units = [(1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
+    match units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit)) {
+        Some((unit, letter)) => format!("{}{letter}", bytes / unit),
+        None => bytes.to_string(),
     }
 }
 

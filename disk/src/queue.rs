@@ -205,6 +205,12 @@ impl<C> DiskQueue<C> {
         self.tags.in_use()
     }
 
+    /// Counts a request that was answered with an error before it could be started.
+    #[cold]
+    pub fn count_refused(&mut self) {
+        self.stats.errors += 1;
+    }
+
     /// Bytes of bounce memory in use; 0 when nothing is in flight.
     #[must_use]
     pub fn bounce_bytes(&self) -> usize {

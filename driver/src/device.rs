@@ -18,6 +18,7 @@ use ringway_ring::virtio_blk::{
     feature_bits,
 };
 use ringway_ring::virtqueue::{Areas, Driver, Format, Tables};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -319,6 +320,14 @@ impl Device {
             self.refresh()?;
         }
         Ok(changed)
+    }
+
+    /// With [`Options::watch_config`]: readable when there is something for
+    /// [`Device::config_changed`] to take, for programs that wait for several things. Another one
+    /// after a reconnection.
+    #[must_use]
+    pub fn config_events(&self) -> Option<OwnedFd> {
+        self.line().client.as_ref()?.config_events()?.try_clone_to_owned().ok()
     }
 
     /// Switches the write cache: with `false`, writes are durable before they complete.

@@ -6,7 +6,7 @@ use ringway_ring::virtio_blk::{CONFIG_BYTES, VIRTIO_F_VERSION_1};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -183,6 +183,13 @@ impl Client {
         self.ask("SET_BACKEND_REQ_FD", |f| f.set_backend_request_fd(&fd))?;
         self.watch = Some((state, handler));
         Ok(())
+    }
+
+    /// Readable when the server has announced something.
+    pub(crate) fn config_events(&self) -> Option<BorrowedFd<'_>> {
+        let (_, handler) = self.watch.as_ref()?;
+        // SAFETY: the descriptor belongs to the handler, which lives as long as `self` is borrowed.
+        Some(unsafe { BorrowedFd::borrow_raw(handler.as_raw_fd()) })
     }
 
     /// Takes what the server announced; true if the configuration space has changed.

@@ -215,6 +215,16 @@ impl Daemon {
         self.child.id()
     }
 
+    /// `ringway ctl ARGS` against the control socket `control`, which the daemon was given with
+    /// [`Serve::arg`]: what it printed.
+    pub fn ctl(control: &Path, args: &[&str]) -> Result<String> {
+        let mut command = Command::new(ringway_program()?);
+        let output = command.arg("ctl").arg("--control").arg(control).args(args).output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        ensure!(output.status.success(), "ringway ctl {args:?}: {}", text(&output.stderr));
+        Ok(text(&output.stdout))
+    }
+
     /// What the server has printed so far, standard output and error together.
     pub fn output(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();

@@ -118,6 +118,67 @@ fn guest_sees_fstrim_free_space() -> Result<()> {
     daemon.stop()
 }
 
+/// A running guest sees its disk grow and shrink, with a file system in use on it: QEMU is told
+/// (VHOST_USER_BACKEND_CONFIG_CHANGE_MSG), and tells its guest.
+#[test]
+fn guest_sees_a_new_size() -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server is told in another way.
+    }
+    let bench = Bench::new(64 * MIB)?;
+    let control = bench.dir.path().join("ctl");
+    let daemon = Daemon::serve(&bench.serve().arg("--control").arg(&control))?;
+    let mut said = Vec::new();
+    let report = Bench::guest(&daemon, "resize").boot()?.finish_with(|question| {
+        let done = match question {
+            "grow" => Daemon::ctl(&control, &["resize", "0", "128M"]),
+            "grow_file" => File::options()
+                .write(true)
+                .open(&bench.image)
+                .and_then(|file| file.set_len(192 * MIB))
+                .map_err(Into::into)
+                .and_then(|()| Daemon::ctl(&control, &["resize", "0"])),
+            "shrink" => Daemon::ctl(&control, &["resize", "0", "64M", "--shrink"]),
+            _ => return "what?".to_owned(),
+        };
+        match done {
+            Ok(line) => {
+                said.push(line);
+                "ok".to_owned()
+            }
+            Err(error) => format!("{error:#}").replace('\n', " "),
+        }
+    })?;
+    report.expect_ok();
+    assert_eq!(said.len(), 3);
+    assert!(said.iter().all(|line| line.contains("the guest was told")), "{said:?}");
+    assert_eq!(bench.image.metadata()?.len(), 64 * MIB);
+    daemon.stop()
+}
+
+#[test]
+fn guest_readonly_disk_refuses_writes() -> Result<()> {
+    if skip_reason().is_some() {
+        return Ok(());
+    }
+    let bench = Bench::new(64 * MIB)?;
+    let content: Vec<u8> = (0..4 * MIB).map(|n| (n % 251).to_le_bytes()[0]).collect();
+    File::options().write(true).open(&bench.image)?.write_all(&content)?;
+    let before = std::fs::read(&bench.image)?;
+
+    let daemon = Daemon::serve(&bench.serve().read_only())?;
+    let report = Bench::guest(&daemon, "readonly").boot()?.finish()?;
+    report.expect_ok();
+    daemon.stop()?;
+    let sum = std::process::Command::new("sh")
+        .args(["-c", "head -c 4194304 \"$1\" | sha256sum | cut -d' ' -f1", "sh"])
+        .arg(&bench.image)
+        .output()?;
+    assert_eq!(report.info("read_sha256"), String::from_utf8(sum.stdout)?.trim());
+    assert!(std::fs::read(&bench.image)? == before, "the read-only image has changed");
+    Ok(())
+}
+
 /// Kills of the daemon under one guest.
 fn kills() -> u32 {
     std::env::var("RINGWAY_GUEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
@@ -166,27 +227,4 @@ fn guest_survives_kills_of_the_daemon() -> Result<()> {
 #[test]
 fn guest_on_packed_rings_survives_kills_of_the_daemon() -> Result<()> {
     survives_kills(true)
-}
-
-#[test]
-fn guest_readonly_disk_refuses_writes() -> Result<()> {
-    if skip_reason().is_some() {
-        return Ok(());
-    }
-    let bench = Bench::new(64 * MIB)?;
-    let content: Vec<u8> = (0..4 * MIB).map(|n| (n % 251).to_le_bytes()[0]).collect();
-    File::options().write(true).open(&bench.image)?.write_all(&content)?;
-    let before = std::fs::read(&bench.image)?;
-
-    let daemon = Daemon::serve(&bench.serve().read_only())?;
-    let report = Bench::guest(&daemon, "readonly").boot()?.finish()?;
-    report.expect_ok();
-    daemon.stop()?;
-    let sum = std::process::Command::new("sh")
-        .args(["-c", "head -c 4194304 \"$1\" | sha256sum | cut -d' ' -f1", "sh"])
-        .arg(&bench.image)
-        .output()?;
-    assert_eq!(report.info("read_sha256"), String::from_utf8(sum.stdout)?.trim());
-    assert!(std::fs::read(&bench.image)? == before, "the read-only image has changed");
-    Ok(())
 }

@@ -24,6 +24,18 @@ pub struct Stopped<Q> {
     pub stats: DiskStats,
 }
 
+/// What a worker tells a session about one of its queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Alarm {
+    /// The guest broke it.
+    Broken(Broken),
+    /// The worker ends because its engine failed: nothing of the queue will be answered any more.
+    WorkerFailed,
+}
+
+/// How a worker raises an alarm. It must not block.
+pub type Raise = Box<dyn Fn(Alarm) + Send>;
+
 /// What a worker can be asked for, between turns.
 pub(crate) enum Command<Q> {
     /// Serve a queue.
@@ -31,11 +43,13 @@ pub(crate) enum Command<Q> {
         ring: Q,
         disk: Arc<Disk>,
         durable: bool,
-        alarm: Box<dyn Fn(Broken) + Send>,
+        alarm: Raise,
         reply: SyncSender<io::Result<LaneId>>,
     },
     /// Take no more requests from a queue; answer once nothing is in flight.
     Stop { lane: LaneId, reply: SyncSender<Stopped<Q>> },
+    /// Answer once nothing of `disk` is in flight beyond `end` bytes; new requests are taken.
+    Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
     /// Change something about a ring, for example whom to call.
     Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
@@ -134,13 +148,7 @@ impl<Q: RequestQueue> Handle<Q> {
     ///
     /// # Errors
     /// What the host says, or that the worker has ended.
-    pub fn add(
-        &self,
-        ring: Q,
-        disk: Arc<Disk>,
-        durable: bool,
-        alarm: Box<dyn Fn(Broken) + Send>,
-    ) -> io::Result<LaneId> {
+    pub fn add(&self, ring: Q, disk: Arc<Disk>, durable: bool, alarm: Raise) -> io::Result<LaneId> {
         self.ask(|reply| Command::Add { ring, disk, durable, alarm, reply })?
     }
 
@@ -151,6 +159,17 @@ impl<Q: RequestQueue> Handle<Q> {
     pub fn stop(&self, lane: LaneId) -> io::Result<Receiver<Stopped<Q>>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Stop { lane, reply })?;
+        Ok(answer)
+    }
+
+    /// Asks to be told once no request of `disk` is in flight that reaches beyond `end` bytes. What
+    /// was stored before this call is seen by every request taken after the promise was kept.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn settle(&self, disk: Arc<Disk>, end: u64) -> io::Result<Receiver<()>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Settle { disk, end, reply })?;
         Ok(answer)
     }
 
@@ -186,6 +205,16 @@ impl<Q: RequestQueue> Handle<Q> {
     /// That the worker has ended.
     pub fn stats(&self) -> io::Result<WorkerStats> {
         self.ask(|reply| Command::Stats { reply })
+    }
+
+    /// As [`Handle::stats`], as a promise: the caller may ask several workers at once.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Stats { reply })?;
+        Ok(answer)
     }
 
     /// Tells the worker to end.

@@ -1,9 +1,16 @@
-//! A disk, offered to guests.
+//! A disk, offered to guests. `change.rs` changes it while they use it, `report.rs` tells how it is.
 
-use crate::command::{Handle, Stopped};
+mod change;
+mod report;
+
+pub use change::{ChangeError, Resized, Told};
+pub use report::{ExportReport, QueueReport};
+
+use crate::command::{Handle, LaneId, Stopped};
+use crate::door::Door;
 use crate::vhost_user::Queue;
 use ringway_core::Geometry;
-use ringway_disk::{CacheMode, Disk};
+use ringway_disk::{CacheMode, Disk, DiskStats};
 use ringway_ring::virtio_blk::{
     Config, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
     VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
@@ -11,8 +18,9 @@ use ringway_ring::virtio_blk::{
     VIRTIO_F_NOTIFICATION_DATA, VIRTIO_F_RING_PACKED, VIRTIO_F_RING_RESET, VIRTIO_F_VERSION_1,
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, feature_bits,
 };
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// The longest segment offered to guests, in bytes. Far above what a guest's own limits make.
@@ -46,6 +54,26 @@ pub struct Export {
     /// Queues of connections that ended while the disk was stuck. Nobody else is served before
     /// these have come back: their writes could land on top of later ones (hazard C10).
     fenced: Mutex<Vec<Receiver<Stopped<Queue>>>>,
+    /// The connections that are open; a daemon has at most one of each disk.
+    doors: Mutex<Vec<Arc<Door>>>,
+    /// Queues that run: index, worker, and their name there.
+    running: Mutex<Vec<(usize, usize, LaneId)>>,
+    /// Counts of queues that were stopped.
+    gone: Mutex<DiskStats>,
+    /// Takes no requests.
+    paused: AtomicBool,
+    /// How often the size has changed.
+    resizes: AtomicU64,
+    /// Whether the guest's write cache is on. It outlives connections, because a front-end that
+    /// reconnects does not say it again (QEMU) and its guest goes on in the old belief.
+    writeback: AtomicBool,
+    /// Held by whoever changes something; one change at a time.
+    changing: Mutex<()>,
+}
+
+/// What is behind it is counters and lists, whole at any time.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 impl Export {
@@ -61,8 +89,21 @@ impl Export {
         first_worker: usize,
     ) -> Self {
         assert!(!workers.is_empty(), "an export needs a worker");
-        let fenced = Mutex::default();
-        Self { disk, options, workers, first_worker, drain_max: DRAIN_MAX, fenced }
+        Self {
+            writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
+            disk,
+            options,
+            workers,
+            first_worker,
+            drain_max: DRAIN_MAX,
+            fenced: Mutex::default(),
+            doors: Mutex::default(),
+            running: Mutex::default(),
+            gone: Mutex::default(),
+            paused: AtomicBool::new(false),
+            resizes: AtomicU64::new(0),
+            changing: Mutex::default(),
+        }
     }
 
     /// With another limit to how long a disk may take to finish what is in flight when a queue is
@@ -79,12 +120,13 @@ impl Export {
 
     /// Keeps queues that a stuck disk holds.
     pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Queue>>>) {
-        self.fenced.lock().unwrap_or_else(|e| e.into_inner()).extend(promises);
+        lock(&self.fenced).extend(promises);
     }
 
     /// True once all queues of earlier connections have come back.
-    pub(crate) fn is_clear(&self) -> bool {
-        let mut fenced = self.fenced.lock().unwrap_or_else(|e| e.into_inner());
+    #[must_use]
+    pub fn is_clear(&self) -> bool {
+        let mut fenced = lock(&self.fenced);
         fenced.retain(|promise| matches!(promise.try_recv(), Err(TryRecvError::Empty)));
         fenced.is_empty()
     }
@@ -103,7 +145,58 @@ impl Export {
 
     /// The worker of queue `index`.
     pub(crate) fn worker(&self, index: usize) -> &Handle<Queue> {
-        &self.workers[(self.first_worker + index) % self.workers.len()]
+        &self.workers[self.worker_index(index)]
+    }
+
+    fn worker_index(&self, queue: usize) -> usize {
+        (self.first_worker + queue) % self.workers.len()
+    }
+
+    /// A connection has begun.
+    pub(crate) fn enter(&self, door: Arc<Door>) {
+        lock(&self.doors).push(door);
+    }
+
+    /// It has ended.
+    pub(crate) fn leave(&self, door: &Arc<Door>) {
+        lock(&self.doors).retain(|other| !Arc::ptr_eq(other, door));
+    }
+
+    /// A queue runs.
+    pub(crate) fn started(&self, queue: usize, lane: LaneId) {
+        lock(&self.running).push((queue, self.worker_index(queue), lane));
+    }
+
+    /// It is to stop: it is reported no more.
+    pub(crate) fn stopping(&self, queue: usize, lane: LaneId) {
+        let worker = self.worker_index(queue);
+        lock(&self.running).retain(|&running| running != (queue, worker, lane));
+    }
+
+    /// It has stopped, with these counts.
+    pub(crate) fn stopped(&self, counts: &DiskStats) {
+        lock(&self.gone).add(counts);
+    }
+
+    /// True while no requests are to be taken.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(SeqCst)
+    }
+
+    /// How often the size has changed.
+    pub(crate) fn resizes(&self) -> u64 {
+        self.resizes.load(SeqCst)
+    }
+
+    /// Whether the guest's write cache is on.
+    pub(crate) fn writeback(&self) -> bool {
+        self.writeback.load(SeqCst)
+    }
+
+    /// The guest has switched its write cache.
+    pub(crate) fn set_writeback(&self, on: bool) {
+        self.writeback.store(on, SeqCst);
     }
 
     /// The virtio features offered, without those of the transport.

@@ -4,20 +4,23 @@
 //! disk; `vhost_user/` is the control plane of that transport.
 
 mod command;
+mod door;
 mod export;
 mod pinned;
 mod polling;
 mod pool;
 mod queue;
 mod ring_bell;
+mod sampler;
 mod stats;
 pub mod vhost_user;
 mod worker;
 
-pub use command::{Handle, Inbox, LaneId, Stopped, command_channel};
-pub use export::{Export, ExportOptions};
+pub use command::{Alarm, Handle, Inbox, LaneId, Raise, Stopped, command_channel};
+pub use export::{ChangeError, Export, ExportOptions, ExportReport, QueueReport, Resized, Told};
 pub use polling::Polling;
-pub use pool::{Pool, PoolOptions, usable_engines};
+pub use pool::{Cpus, OnFailure, Pool, PoolOptions, usable_engines};
 pub use queue::{Pop, RequestQueue};
-pub use stats::WorkerStats;
+pub use sampler::Latency;
+pub use stats::{LaneStats, WorkerStats};
 pub use worker::Worker;

@@ -9,6 +9,8 @@ use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, Thread
 use ringway_disk::{EngineKind, SimModel};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -36,10 +38,18 @@ pub struct PoolOptions {
     pub pin_memory: bool,
     /// Whether io_uring polls devices for completions, of disks that can be polled.
     pub iopoll: bool,
+    /// Whether workers time one request of many, for [`crate::LaneStats::latency`].
+    pub sample_latency: bool,
 }
+
+/// What is done when a worker ends because its engine failed.
+pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine. Dropping it ends them.
 pub struct Pool {
+    options: PoolOptions,
+    cpus: Cpus,
+    on_failure: OnFailure,
     handles: Vec<Handle<Queue>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -50,37 +60,51 @@ impl Pool {
     /// # Errors
     /// What the host says to an engine or a thread.
     pub fn start(options: PoolOptions) -> io::Result<Self> {
-        Self::start_on(options, &[], 0)
+        Self::start_watched(options, Cpus::default(), Arc::new(|| {}))
     }
 
-    /// Starts workers, each pinned to one CPU of `cpus` in turn, from the one at `first` modulo
-    /// their number on; to none if there are none. Helper threads of an engine may use all of
-    /// `cpus`.
+    /// As [`Pool::start`], with workers that are pinned to `cpus`; `on_failure` is called by a worker
+    /// whose engine fails, after it has told the sessions of its queues and the log.
     ///
     /// # Errors
     /// As [`Pool::start`], and what the host says to a CPU.
-    pub fn start_on(options: PoolOptions, cpus: &[usize], first: usize) -> io::Result<Self> {
-        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
-        for index in 0..options.workers {
-            let pin = Pin { cpus: cpus.into(), own: (first + index) % cpus.len().max(1) };
+    pub fn start_watched(
+        options: PoolOptions,
+        cpus: Cpus,
+        on_failure: OnFailure,
+    ) -> io::Result<Self> {
+        let (handles, threads) = (Vec::new(), Vec::new());
+        let mut pool = Self { options, cpus, on_failure, handles, threads };
+        pool.grow(options.workers)?;
+        Ok(pool)
+    }
+
+    /// Starts more workers until there are `workers`; queues that run stay where they are.
+    ///
+    /// # Errors
+    /// As [`Pool::start_watched`]; those that were there go on.
+    pub fn grow(&mut self, workers: usize) -> io::Result<()> {
+        let options = self.options;
+        for index in self.handles.len()..workers {
+            let care = Care::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, pin, || Null::new(DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, pin, move || {
+                EngineKind::Null => spawn(index, options, care, || Null::new(DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, care, move || {
                     Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, pin, move || {
+                EngineKind::Sim(model) => spawn(index, options, care, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, pin, || LinuxAio::new(DEPTH)),
-                EngineKind::Threads => spawn(index, options, pin, || Threads::new(threads())),
+                EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(DEPTH)),
+                EngineKind::Threads => spawn(index, options, care, || Threads::new(threads())),
                 EngineKind::IoUring => {
-                    spawn(index, options, pin, move || IoUring::new(io_uring(options.iopoll)))
+                    spawn(index, options, care, move || IoUring::new(io_uring(options.iopoll)))
                 }
             }?;
-            pool.handles.push(handle);
-            pool.threads.push(thread);
+            self.handles.push(handle);
+            self.threads.push(thread);
         }
-        Ok(pool)
+        Ok(())
     }
 
     /// As [`Pool::start`], with engines of the caller's own instead of `options.engine`: for
@@ -93,11 +117,12 @@ impl Pool {
         E: Engine + 'static,
         F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
     {
-        let mut pool = Self { handles: Vec::new(), threads: Vec::new() };
+        let (handles, threads) = (Vec::new(), Vec::new());
+        let (cpus, on_failure) = (Cpus::default(), Arc::new(|| {}));
+        let mut pool = Self { options, cpus, on_failure, handles, threads };
         for index in 0..options.workers {
-            let make = make.clone();
-            let nowhere = Pin { cpus: Vec::new(), own: 0 };
-            let (handle, thread) = spawn(index, options, nowhere, move || make(index))?;
+            let (make, care) = (make.clone(), Care::new(&pool.cpus, &pool.on_failure));
+            let (handle, thread) = spawn(index, options, care, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -123,10 +148,45 @@ impl Drop for Pool {
     }
 }
 
+/// CPUs for workers: each is pinned to one, in turn. Helper threads of an engine may use all of
+/// them. Pools that have clones of it share the turn, so that no CPU has two workers before all have
+/// one.
+#[derive(Clone, Debug, Default)]
+pub struct Cpus {
+    /// Empty: anywhere.
+    list: Arc<[usize]>,
+    next: Arc<AtomicUsize>,
+}
+
+impl Cpus {
+    /// These, by number; with none of them workers run anywhere.
+    #[must_use]
+    pub fn new(list: &[usize]) -> Self {
+        Self { list: list.into(), next: Arc::default() }
+    }
+
+    fn pin(&self) -> Pin {
+        let own = self.next.fetch_add(1, Relaxed) % self.list.len().max(1);
+        Pin { cpus: Arc::clone(&self.list), own }
+    }
+}
+
+/// What a worker's thread needs around its work.
+struct Care {
+    pin: Pin,
+    on_failure: OnFailure,
+}
+
+impl Care {
+    fn new(cpus: &Cpus, on_failure: &OnFailure) -> Self {
+        Self { pin: cpus.pin(), on_failure: Arc::clone(on_failure) }
+    }
+}
+
 /// Where a worker runs.
 struct Pin {
     /// Empty: anywhere.
-    cpus: Vec<usize>,
+    cpus: Arc<[usize]>,
     /// The index of the worker's own CPU.
     own: usize,
 }
@@ -184,7 +244,7 @@ fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
 fn spawn<E, F>(
     index: usize,
     options: PoolOptions,
-    pin: Pin,
+    care: Care,
     make: F,
 ) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
 where
@@ -194,8 +254,8 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let started = pin.to_all().and_then(|()| make()).and_then(|engine| {
-            pin.to_own()?;
+        let started = care.pin.to_all().and_then(|()| make()).and_then(|engine| {
+            care.pin.to_own()?;
             Worker::new(engine, inbox, &options)
         });
         let mut worker = match started {
@@ -207,7 +267,11 @@ where
         };
         let _ = ready.send(Ok(()));
         if let Err(error) = worker.run() {
-            tracing::error!("worker {index} ends, its engine failed: {error}");
+            let engine = options.engine;
+            tracing::error!("worker {engine}/{index} ends, its engine failed: {error}");
+            // First its queues go, so that their sessions do not wait for it.
+            drop(worker);
+            (care.on_failure)();
         }
     })?;
     is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;
@@ -232,3 +296,6 @@ pub fn usable_engines() -> Vec<(EngineKind, Result<String, String>)> {
         (EngineKind::Threads, Ok("works everywhere".to_owned())),
     ]
 }
+
+#[cfg(test)]
+mod tests;

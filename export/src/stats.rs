@@ -1,8 +1,12 @@
 //! What workers count: plain integers, read by asking the worker.
 
+use crate::command::LaneId;
+use crate::sampler::Latency;
 use hdrhistogram::Histogram;
 use ringway_aio::Counters;
-use ringway_disk::DiskStats;
+use ringway_disk::{Disk, DiskStats};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// The largest batch that is told apart from larger ones.
 const BATCH_MAX: u64 = 4096;
@@ -26,6 +30,35 @@ pub struct WorkerStats {
     pub disk: DiskStats,
     /// The part of `disk` that belongs to queues that are gone.
     pub gone: DiskStats,
+    /// Rounds of its loop.
+    pub turns: u64,
+    /// The part of `turns` that found nothing, and was followed by another one without a sleep.
+    pub spins: u64,
+    /// How long it has been there.
+    pub age: Duration,
+    /// CPU time it has used, spinning included.
+    pub cpu: Duration,
+    /// The queues it serves now.
+    pub lanes: Vec<LaneStats>,
+}
+
+/// One queue, as its worker sees it.
+#[derive(Clone, Debug)]
+pub struct LaneStats {
+    /// Its name there.
+    pub lane: LaneId,
+    /// The disk it belongs to.
+    pub disk: Arc<Disk>,
+    /// Descriptors of its ring.
+    pub queue_size: u16,
+    /// Requests begun and not answered.
+    pub in_flight: usize,
+    /// Its guest has broken it.
+    pub broken: bool,
+    /// What it has counted since it was started.
+    pub counts: DiskStats,
+    /// How long its requests took, if the worker takes samples.
+    pub latency: Option<Latency>,
 }
 
 impl Default for WorkerStats {
@@ -41,6 +74,11 @@ impl Default for WorkerStats {
             engine: Counters::default(),
             disk: DiskStats::default(),
             gone: DiskStats::default(),
+            turns: 0,
+            spins: 0,
+            age: Duration::ZERO,
+            cpu: Duration::ZERO,
+            lanes: Vec::new(),
         }
     }
 }
@@ -73,5 +111,10 @@ impl WorkerStats {
         self.engine.sleeps += other.engine.sleeps;
         self.disk.add(&other.disk);
         self.gone.add(&other.gone);
+        self.turns += other.turns;
+        self.spins += other.spins;
+        self.age = self.age.max(other.age);
+        self.cpu += other.cpu;
+        self.lanes.extend_from_slice(&other.lanes);
     }
 }

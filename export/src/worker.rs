@@ -1,40 +1,32 @@
 //! The loop: the only file that sees both ring and disk (hot).
 //!
 //! A worker is one thread with one engine. It serves queues of one or more disks and shares nothing
-//! with other workers on the way of a request. Commands arrive between turns.
+//! with other workers on the way of a request. Commands arrive between turns; `control.rs` obeys.
 
-use crate::command::{Command, Inbox, LaneId, Stopped};
+mod control;
+mod lane;
+
+use crate::command::{Alarm, Inbox, LaneId, Raise};
 use crate::pinned::Pinned;
 use crate::polling::Idle;
 use crate::pool::PoolOptions;
-use crate::queue::{Pop, RequestQueue};
+use crate::queue::RequestQueue;
+use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
+use control::Waiting;
+use lane::Lane;
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
-use ringway_disk::{DiskQueue, DiskStats};
+use ringway_disk::DiskQueue;
 use ringway_ring::virtqueue::{Armed, Broken};
 use std::io;
-use std::sync::mpsc::SyncSender;
-use std::time::Duration;
-
-/// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
-/// begins with the first of a batch only when the last has been prepared, so a full queue goes in
-/// several batches; smaller ones would cost a system call more often.
-const BUDGET: usize = 16;
-
-/// The same while nothing of the queue is in flight at a disk that takes its time: it begins with
-/// these while the others are being prepared.
-const BUDGET_FIRST: usize = 2;
-
-/// Bytes taken from one queue before the next one has its turn: copying them from the page cache
-/// may be done within the submission, at a few bytes per nanosecond.
-const BUDGET_BYTES: u64 = 4 << 20;
+use std::time::{Duration, Instant};
 
 /// Turns without a request before a queue goes back to being woken by its doorbell.
 const IDLE_TURNS_MAX: u32 = 2000;
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
-const LOOK_EVERY: u32 = 256;
+const LOOK_EVERY: u64 = 256;
 
 /// How long to sleep when requests wait for something that rings no bell of this worker: a range
 /// being written by another one.
@@ -46,37 +38,6 @@ const LINGER: u32 = 4;
 /// The doorbell of the inbox; lane *n* rings as *n* + 1.
 const INBOX_BELL: u32 = 0;
 
-/// One queue and its hand on a disk.
-struct Lane<Q: RequestQueue> {
-    ring: Q,
-    disk: DiskQueue<Q::Token>,
-    state: State,
-    /// In the worker's list of active lanes.
-    active: bool,
-    idle_turns: u32,
-    /// The last requests were still in flight after the harvest that followed their submission.
-    lasting: bool,
-    alarm: Box<dyn Fn(Broken) + Send>,
-}
-
-/// Whether a lane takes new requests.
-enum State {
-    Running,
-    /// The guest broke it: what is in flight ends, nothing new begins.
-    Broken,
-    /// As soon as nothing is in flight the ring goes back to whoever asked.
-    Stopping,
-}
-
-impl State {
-    fn broken(&self) -> Self {
-        match self {
-            Self::Running | Self::Broken => Self::Broken,
-            Self::Stopping => Self::Stopping,
-        }
-    }
-}
-
 /// One thread's engine and queues.
 ///
 /// # Invariants
@@ -85,7 +46,7 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     engine: E,
     lanes: Vec<Option<Lane<Q>>>,
     active: Vec<u32>,
-    stopping: Vec<(u32, SyncSender<Stopped<Q>>)>,
+    waiting: Vec<Waiting<Q>>,
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
@@ -93,7 +54,9 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     /// to submit: the way before origin O2, kept for comparing.
     harvest_at_once: bool,
     pinned: Option<Pinned>,
-    turns: u32,
+    sample_latency: bool,
+    turns: u64,
+    begun: Instant,
     poison_seen: u64,
     stats: WorkerStats,
     exit: bool,
@@ -111,13 +74,15 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             engine,
             lanes: Vec::new(),
             active: Vec::with_capacity(64),
-            stopping: Vec::new(),
+            waiting: Vec::new(),
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
             idle: Idle::new(options.polling),
             harvest_at_once: options.harvest_at_once,
             pinned: options.pin_memory.then(Pinned::default),
+            sample_latency: options.sample_latency,
             turns: 0,
+            begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
             exit: false,
@@ -129,11 +94,16 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     /// # Errors
     /// Only if the engine is beyond use.
     pub fn run(&mut self) -> io::Result<()> {
+        self.work().inspect_err(|_| self.give_up())
+    }
+
+    fn work(&mut self) -> io::Result<()> {
         while !self.exit {
             let worked = self.turn()?;
             if worked {
                 self.idle.reset();
             } else if self.keeps_spinning() {
+                self.stats.spins += 1;
                 self.linger();
             } else if self.arm_all() == Armed::Quiet {
                 self.sleep()?;
@@ -181,8 +151,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         if poison_epoch() != self.poison_seen {
             self.check_memory();
         }
-        if !self.stopping.is_empty() {
-            self.release_stopped();
+        if !self.waiting.is_empty() {
+            self.answer_waiting();
         }
         // A command is work: the order to exit must not be slept over.
         Ok(commanded || popped + completed > 0)
@@ -230,6 +200,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if let Some(lane) = self.lanes[lane].as_mut()
                 && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
             {
+                lane.sampler.done(slot);
                 lane.ring.complete(done.context, done.status, done.written);
             }
         }
@@ -310,47 +281,13 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         Ok(())
     }
 
-    /// Carries out what the control plane asked for.
-    #[cold]
-    fn obey(&mut self) {
-        while let Some(command) = self.inbox.next() {
-            match command {
-                Command::Add { ring, disk, durable, alarm, reply } => {
-                    let _ = reply.send(self.add(ring, disk, durable, alarm));
-                }
-                Command::Stop { lane, reply } => self.stop(lane, reply),
-                Command::Edit { lane, edit, reply } => {
-                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
-                        edit(&mut lane.ring);
-                        lane.disk.watch_memory(lane.ring.watcher());
-                    }
-                    let _ = reply.send(());
-                }
-                Command::SetDurable { lane, durable, reply } => {
-                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
-                        lane.disk.set_durable_writes(durable);
-                    }
-                    let _ = reply.send(());
-                }
-                Command::LaneStats { lane, reply } => {
-                    let lane = self.lanes.get(lane.0 as usize).and_then(Option::as_ref);
-                    let _ = reply.send(lane.map(|lane| lane.disk.stats()).unwrap_or_default());
-                }
-                Command::Stats { reply } => {
-                    let _ = reply.send(self.snapshot());
-                }
-                Command::Exit => self.exit = true,
-            }
-        }
-    }
-
     #[cold]
     fn add(
         &mut self,
         ring: Q,
         disk: std::sync::Arc<ringway_disk::Disk>,
         durable: bool,
-        alarm: Box<dyn Fn(Broken) + Send>,
+        alarm: Raise,
     ) -> io::Result<LaneId> {
         let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
         let id = u32::try_from(at).map_err(io::Error::other)?;
@@ -361,10 +298,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         disk.set_durable_writes(durable);
         disk.watch_memory(ring.watcher());
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
-        let state = State::Running;
-        let lane = Lane { ring, disk, state, active: false, idle_turns: 0, lasting: false, alarm };
         self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
-        self.lanes[at] = Some(lane);
+        self.lanes[at] = Some(Lane::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
         self.name_memory();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
@@ -382,43 +317,6 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         }
     }
 
-    #[cold]
-    fn stop(&mut self, id: LaneId, reply: SyncSender<Stopped<Q>>) {
-        if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
-            self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
-            lane.state = State::Stopping;
-            self.stopping.push((id.0, reply));
-            self.activate(id.0);
-        }
-    }
-
-    /// Gives back the rings of stopping lanes with nothing in flight.
-    #[cold]
-    fn release_stopped(&mut self) {
-        let mut at = 0;
-        while at < self.stopping.len() {
-            let id = self.stopping[at].0;
-            let drained = self.lanes[id as usize]
-                .as_ref()
-                .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes());
-            if !drained {
-                at += 1;
-                continue;
-            }
-            let (_, reply) = self.stopping.swap_remove(at);
-            if let Some(mut lane) = self.lanes[id as usize].take() {
-                // What completed in this very turn was published at its end.
-                let _ = lane.ring.publish();
-                self.engine.detach(lane.disk.file());
-                let stats = lane.disk.stats();
-                self.stats.gone.add(&stats);
-                self.active.retain(|&active| active != id);
-                self.name_memory();
-                let _ = reply.send(Stopped { ring: lane.ring, stats });
-            }
-        }
-    }
-
     /// Some peer cut its memory short: find out whose queue it was.
     #[cold]
     fn check_memory(&mut self) {
@@ -427,102 +325,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if lane.ring.memory_gone() {
                 // Told even if the queue was broken before: the whole connection must go.
                 lane.state = lane.state.broken();
-                (lane.alarm)(Broken::MemoryGone);
+                (lane.alarm)(Alarm::Broken(Broken::MemoryGone));
             }
-        }
-    }
-
-    #[cold]
-    fn snapshot(&self) -> WorkerStats {
-        let mut stats = self.stats.clone();
-        stats.disk = DiskStats::default();
-        stats.disk.add(&self.stats.gone);
-        for lane in self.lanes.iter().flatten() {
-            stats.disk.add(&lane.disk.stats());
-        }
-        stats.engine = self.engine.counters();
-        stats
-    }
-}
-
-impl<Q: RequestQueue> Lane<Q> {
-    /// Takes requests from the ring and starts them. Returns how many chains were taken.
-    #[inline]
-    fn pop_batch<E: Engine>(&mut self, engine: &mut E) -> usize {
-        if self.disk.has_deferred() {
-            self.disk.retry(engine, BUDGET);
-        }
-        if !matches!(self.state, State::Running) && !self.owes() {
-            return 0;
-        }
-        let (mut popped, mut bytes) = (0, 0);
-        let is_first = self.lasting && self.disk.in_flight() == 0;
-        let budget = if is_first { BUDGET_FIRST } else { BUDGET };
-        while popped < budget && bytes < BUDGET_BYTES {
-            // No slot free: the request stays in the ring.
-            let Some(tag) = self.disk.acquire() else { break };
-            match self.ring.pop(self.disk.request_mut(tag)) {
-                Ok(Pop::Request(token)) => {
-                    bytes += self.disk.request_mut(tag).range.len();
-                    // SAFETY: the ring resolved the segments in guest memory that stays mapped
-                    // until the lane has nothing in flight and its ring was given back.
-                    unsafe { self.disk.start(engine, tag, token) };
-                }
-                Ok(Pop::Refused(token, status)) => {
-                    self.disk.abandon(tag);
-                    self.ring.complete(token, status, 0);
-                }
-                Ok(Pop::Empty) => {
-                    self.disk.abandon(tag);
-                    break;
-                }
-                Err(broken) => {
-                    self.disk.abandon(tag);
-                    self.break_off(broken);
-                    break;
-                }
-            }
-            popped += 1;
-        }
-        popped
-    }
-
-    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first.
-    #[cold]
-    fn owes(&self) -> bool {
-        matches!(self.state, State::Stopping) && self.ring.backlog() > 0
-    }
-
-    fn arm(&mut self) -> Armed {
-        if !matches!(self.state, State::Running) {
-            return Armed::Quiet;
-        }
-        match self.ring.arm() {
-            // All slots taken: the next completion brings us back, not a kick.
-            Ok(Armed::WorkArrived) if self.disk.in_flight() == usize::from(self.ring.depth()) => {
-                Armed::Quiet
-            }
-            Ok(armed) => armed,
-            Err(broken) => {
-                self.break_off(broken);
-                Armed::Quiet
-            }
-        }
-    }
-
-    /// True if the lane can leave the active list: its doorbell brings it back.
-    #[cold]
-    fn put_to_rest(&mut self) -> bool {
-        self.idle_turns = 0;
-        let resting = matches!(self.state, State::Running | State::Broken);
-        resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
-    }
-
-    #[cold]
-    fn break_off(&mut self, broken: Broken) {
-        if matches!(self.state, State::Running) {
-            self.state = State::Broken;
-            (self.alarm)(broken);
         }
     }
 }

@@ -163,6 +163,7 @@ impl Scene {
             harvest_at_once: true,
             pin_memory: false,
             iopoll: false,
+            sample_latency: false,
         };
         let thread = std::thread::spawn(move || {
             let engine = Null::new(depth).unwrap();

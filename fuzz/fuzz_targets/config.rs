@@ -6,6 +6,8 @@
 // The program is no library; the files of its folder `config` are taken by their paths.
 #[path = "../../ringway/src/config/case.rs"]
 mod case;
+#[path = "../../ringway/src/config/claim.rs"]
+mod claim;
 #[path = "../../ringway/src/config/disk.rs"]
 mod disk;
 #[path = "../../ringway/src/config/file.rs"]
@@ -15,6 +17,7 @@ mod plan;
 #[path = "../../ringway/src/size.rs"]
 mod size;
 
+use claim::Claim;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
 use plan::{DaemonArgs, Plan, cpus};
 

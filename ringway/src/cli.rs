@@ -2,6 +2,7 @@
 
 use crate::bench::BenchArgs;
 use crate::copy::CopyArgs;
+use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::info::InfoArgs;
@@ -18,6 +19,7 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
+  ringway ctl --control /run/ringway.sock stats     what a daemon does
   ringway bench vhost-user:/run/disk.sock           how fast it is
   ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
   ringway info vhost-user:/run/disk.sock            what a server serves
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.
     Demo(DemoArgs),
+    /// Look into a running daemon and change its disks.
+    Ctl(CtlArgs),
     /// Say what this host and a disk can do, and what would be chosen.
     Doctor(DoctorArgs),
     /// Copy a disk: files, block devices and served disks, either way.

@@ -2,12 +2,14 @@
 
 #[cfg(any(test, fuzzing))]
 mod case;
+mod claim;
 mod cpus;
 mod disk;
 mod file;
 mod plan;
 
+pub(crate) use claim::Claim;
 pub(crate) use cpus::CpuList;
-pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, source};
+pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal, source};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, cpus};

@@ -8,7 +8,9 @@ mod bench;
 mod cli;
 mod config;
 mod content;
+mod control;
 mod copy;
+mod ctl;
 mod demo;
 mod doctor;
 mod info;
@@ -31,6 +33,7 @@ fn main() -> ExitCode {
         cli::Command::Serve(args) => serve::run(args, &cli.log),
         cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
+        cli::Command::Ctl(args) => ctl::run(args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),

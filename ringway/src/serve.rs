@@ -2,10 +2,14 @@
 
 mod accept;
 mod attach;
+mod control;
 mod daemon;
+mod disks;
 mod endpoint;
+mod image;
 mod paths;
 mod ready;
+mod served;
 mod spread;
 mod stats;
 
@@ -17,6 +21,7 @@ use clap::{Args, CommandFactory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
@@ -29,6 +34,7 @@ Examples:
   ringway serve /dev/sdb --socket /run/old.sock --path request
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
+  ringway serve --control /run/ringway.sock        without disks: ctl adds some
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
@@ -98,8 +104,8 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     raise_open_files();
     let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
-    let workers = daemon.workers();
-    signals::on_usr1(move || workers.tell())?;
+    let disks = Arc::clone(&daemon.disks);
+    signals::on_usr1(move || disks.workers().tell())?;
     if !log.quiet {
         ready::print(&daemon);
     }
@@ -120,6 +126,10 @@ fn raise_open_files() {
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
     let Some(image) = disk.image.take().or(args.blk_file) else {
+        if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {
+            // Disks are added later.
+            return Ok(Plan::default());
+        }
         usage("no disk to serve: name an IMAGE, or a file with --config");
     };
     let place = match (disk.socket.take(), args.fd) {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub(crate) struct Size(pub(crate) u64);
 
 /// A word that is no size.
@@ -56,6 +56,10 @@ impl<'de> Deserialize<'de> for Size {
 
             fn visit_str<E: Error>(self, word: &str) -> Result<Size, E> {
                 word.parse().map_err(E::custom)
+            }
+
+            fn visit_u64<E: Error>(self, bytes: u64) -> Result<Size, E> {
+                Ok(Size(bytes))
             }
 
             fn visit_i64<E: Error>(self, bytes: i64) -> Result<Size, E> {

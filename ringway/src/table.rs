@@ -9,14 +9,19 @@ pub(crate) fn print(header: &[&str], rows: Vec<Vec<String>>) {
     let _ = writeln!(anstream::stdout(), "{}", text(header, rows));
 }
 
-/// The lines of a table.
+/// The lines of a table; all columns but the first hold numbers.
 pub(crate) fn text(header: &[&str], rows: Vec<Vec<String>>) -> String {
+    with_words(1, header, rows)
+}
+
+/// The lines of a table; all columns but the first `words` hold numbers.
+pub(crate) fn with_words(words: usize, header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.style_mut().row_separator = Default::default();
     table.set_header(header);
     table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
+    for column in table.column_iter_mut().skip(words) {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table.to_string()

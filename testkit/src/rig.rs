@@ -89,6 +89,7 @@ impl Rig {
             harvest_at_once: options.harvest_at_once,
             pin_memory: false,
             iopoll: false,
+            sample_latency: true,
         })
         .expect("workers start");
         Self::with_pool(disk, pool, options)
@@ -112,6 +113,7 @@ impl Rig {
             harvest_at_once: options.harvest_at_once,
             pin_memory: false,
             iopoll: false,
+            sample_latency: true,
         };
         let pool = Pool::with_engines(pool_options, move |_| Ok(make())).expect("workers start");
         Self::with_pool(Arc::new(disk), pool, options)
@@ -188,6 +190,12 @@ impl Rig {
     #[must_use]
     pub fn disk(&self) -> &Arc<Disk> {
         self.export.disk()
+    }
+
+    /// The disk as it is offered, for tests that change it.
+    #[must_use]
+    pub fn export(&self) -> &Arc<Export> {
+        &self.export
     }
 
     /// The counts of each worker.

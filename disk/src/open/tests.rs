@@ -549,7 +549,10 @@ fn null_disks() {
     }
     let disk = opens(&null(1 << 40));
     assert_eq!((disk.engine(), disk.geometry().capacity), (EngineKind::Null, 1 << 40));
-    assert!(disk.name().starts_with("null:"));
+    assert_eq!(disk.name(), "null:1T");
+    for (bytes, name) in [(1536, "null:1536"), (3 << 29, "null:1536M"), (5 << 30, "null:5G")] {
+        assert_eq!(opens(&null(bytes)).name(), name, "as people write it");
+    }
     let mut wanted = null(MIB);
     wanted.engine = Some(EngineKind::Threads);
     fails(&wanted, &["threads", "null"]);

@@ -4,6 +4,7 @@
 use crate::scene::{Scene, done, flush, write};
 use ringway_disk::{CacheMode, EngineKind};
 use ringway_driver::{Options, Status};
+use ringway_testkit::raw::{DATA, F_FLUSH, F_VERSION_1, RawGuest, halves, request};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
@@ -59,6 +60,8 @@ fn after_a_write(scene: &Scene, queue: &mut crate::scene::Queue) -> u64 {
 }
 
 const FLUSH: u64 = 1 << 9;
+const BASIC: u64 = F_VERSION_1 | F_FLUSH;
+const F_CONFIG_WCE: u64 = 1 << 11;
 
 #[test]
 fn c06_writes_are_durable_when_they_have_to_be() {
@@ -139,4 +142,46 @@ fn c05_a_flush_covers_all_queues() {
         assert_eq!(dirty(&scene), Ok(0));
     }
     assert!(were_dirty > 0);
+}
+
+/// A guest that has switched its write cache off flushes no more. It does not learn that its
+/// front-end reconnects, and QEMU does not say it again: the back-end has to remember, until the
+/// device is reset.
+#[test]
+fn c06_a_write_cache_that_is_off_stays_off_over_a_reconnect() {
+    if let Err(why) = shows_dirty_pages() {
+        println!("skipped: {why}");
+        return;
+    }
+    let mut scene = Scene::with(1 << 20, &Options::new(), |_| {});
+    let mut queue = scene.queue();
+    scene.device.set_writeback(false).unwrap();
+    assert_eq!(after_a_write(&scene, &mut queue), 0);
+    for _ in 0..3 {
+        let stream = scene.rig.connect();
+        scene.device.reconnect_over(stream).unwrap();
+        assert!(!scene.device.info().writeback, "the truth");
+        assert_eq!(after_a_write(&scene, &mut queue), 0, "forgotten by a reconnect");
+    }
+    // One that does not ask, as QEMU when it reconnects; and its switch is on its way back, too.
+    scene.device.stop().unwrap();
+    let mut guest = RawGuest::start(scene.rig.connect(), 1, 64, BASIC | F_CONFIG_WCE);
+    let raw_write = |scene: &Scene, guest: &mut RawGuest| {
+        assert_eq!(guest.simple(0, 1, 8, DATA, 8192).0, 0);
+        dirty(scene).unwrap()
+    };
+    assert_eq!((0..3).map(|_| raw_write(&scene, &mut guest)).max(), Some(0));
+    let mut on = halves(&[32, 1, 0]);
+    on.push(1);
+    assert!(guest.client.acked(request::SET_CONFIG, &on, &[]).unwrap());
+    assert_eq!((0..3).map(|_| raw_write(&scene, &mut guest)).max(), Some(2), "on again");
+    on[12] = 0;
+    assert!(guest.client.acked(request::SET_CONFIG, &on, &[]).unwrap());
+    assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
+    drop(guest);
+    let stream = scene.rig.connect();
+    scene.device = Options::new().over(stream).unwrap();
+    assert!(scene.device.info().writeback, "a reset begins anew");
+    let mut queue = scene.queue();
+    assert_eq!(after_a_write(&scene, &mut queue), 2);
 }

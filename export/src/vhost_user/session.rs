@@ -8,6 +8,7 @@ mod config;
 mod dirty_log;
 mod features;
 mod inflight;
+mod orders;
 mod queues;
 
 use super::dirty_log::{LogArea, LogError};
@@ -15,16 +16,16 @@ use super::inflight::{Inflight, InflightRefusal};
 use super::memory::{self, MemoryError};
 use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
+use crate::door::Door;
 use crate::export::Export;
-use crate::ring_bell::ring_bell;
 use ringway_core::mem::GuestMap;
 use ringway_disk::DiskStats;
-use ringway_ring::virtqueue::{Broken, LayoutError};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use ringway_ring::virtqueue::LayoutError;
+use rustix::event::Timespec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use tracing::{debug, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -113,13 +114,6 @@ impl Answer {
     }
 }
 
-/// Queues that a guest has broken, told by workers.
-#[derive(Debug)]
-struct Alarms {
-    bell: OwnedFd,
-    raised: Mutex<Vec<(usize, Broken)>>,
-}
-
 /// One connection.
 pub struct Session<'a> {
     export: &'a Export,
@@ -127,16 +121,20 @@ pub struct Session<'a> {
     stop: BorrowedFd<'a>,
     features: u64,
     protocol: Protocol,
+    /// Whether the guest's write cache is on; known beyond the connection by the export.
     writeback: bool,
     map: Arc<GuestMap>,
     /// Where to record what is in flight, if the front-end has given a place.
     inflight: Option<Inflight>,
     vrings: Vec<Vring>,
-    alarms: Arc<Alarms>,
+    door: Arc<Door>,
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
     log_bell: Option<Arc<OwnedFd>>,
+    /// Where the front-end listens (SET_BACKEND_REQ_FD).
     backend_channel: Option<UnixStream>,
+    /// How often the disk had changed its size when the front-end last learned of it.
+    resizes_known: u64,
     /// Counts of queues that were stopped.
     stopped_stats: DiskStats,
     bounce_told: bool,
@@ -152,27 +150,30 @@ impl<'a> Session<'a> {
     /// # Errors
     /// What the host says to the socket or an eventfd.
     pub fn new(export: &'a Export, socket: UnixStream, stop: BorrowedFd<'a>) -> io::Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self {
+        let door = Arc::new(Door::new()?);
+        let session = Self {
             export,
             channel: Channel::new(socket)?,
             stop,
             features: 0,
             protocol: Protocol::empty(),
-            writeback: export.may_write_back(),
+            writeback: export.may_write_back() && export.writeback(),
             map: Arc::new(GuestMap::default()),
             inflight: None,
             vrings: fresh_vrings(export),
-            alarms: Arc::new(Alarms { bell, raised: Mutex::new(Vec::new()) }),
+            door: Arc::clone(&door),
             log: None,
             log_bell: None,
             backend_channel: None,
+            resizes_known: 0,
             stopped_stats: DiskStats::default(),
             bounce_told: false,
             refusals: 0,
             alarms_told: 0,
             stuck: false,
-        })
+        };
+        export.enter(door);
+        Ok(session)
     }
 
     /// Serves the connection until it ends; all queues are drained and stopped then.
@@ -200,11 +201,11 @@ impl<'a> Session<'a> {
     fn serve(&mut self) -> Result<(), MessageError> {
         loop {
             let patience = (!self.bounce_told).then_some(&BOUNCE_CHECK);
-            match self.channel.wait(self.stop, self.alarms.bell.as_fd(), patience)? {
+            match self.channel.wait(self.stop, self.door.bell(), patience)? {
                 Event::Silence => self.tell_of_bounces(),
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
-                    if self.hear_alarms() {
+                    if self.answer_door() {
                         return Ok(());
                     }
                 }
@@ -217,29 +218,6 @@ impl<'a> Session<'a> {
                 }
             }
         }
-    }
-
-    /// Tells of queues that their guest has broken. True if the connection must end.
-    fn hear_alarms(&mut self) -> bool {
-        let mut counter = [0; 8];
-        // Empty already is as good as emptied.
-        let _ = rustix::io::read(&self.alarms.bell, &mut counter);
-        let raised =
-            std::mem::take(&mut *self.alarms.raised.lock().unwrap_or_else(|e| e.into_inner()));
-        let mut fatal = false;
-        for (index, broken) in raised {
-            self.alarms_told += 1;
-            if self.alarms_told <= REFUSALS_TOLD || broken == Broken::MemoryGone {
-                warn!(disk = self.export.disk().name(), queue = index, "queue stopped: {broken}");
-            }
-            if let Some(err) = self.vrings.get(index).and_then(|vring| vring.err.as_ref()) {
-                // Best effort: the front-end may not listen.
-                let _ = ring_bell(err);
-            }
-            fatal |= broken == Broken::MemoryGone;
-        }
-        // Vanished memory may show as a broken queue first.
-        fatal || self.map.is_poisoned()
     }
 
     /// Says once, with the counts, that requests of this guest do not go the straight way.
@@ -379,15 +357,14 @@ impl<'a> Session<'a> {
         self.vrings = fresh_vrings(self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);
         self.writeback = self.export.may_write_back();
+        self.export.set_writeback(true);
         Ok(Answer::Ack)
     }
 }
 
-impl Alarms {
-    fn raise(&self, queue: usize, broken: Broken) {
-        self.raised.lock().unwrap_or_else(|e| e.into_inner()).push((queue, broken));
-        // A full counter rings too.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.export.leave(&self.door);
     }
 }
 

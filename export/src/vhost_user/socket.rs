@@ -1,6 +1,9 @@
 //! The socket file: that of a dead daemon is replaced, that of a living one is not.
 
+use rustix::fs::Mode;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -38,6 +41,31 @@ pub enum BindError {
 /// # Errors
 /// [`BindError`]; a file that was there is untouched unless it is the socket of a dead process.
 pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
+    make_room(path)?;
+    UnixListener::bind(path).map_err(|e| refused(path, e))
+}
+
+/// As [`bind`], with a socket file that nobody but its owner can connect to (mode 0600), from the
+/// first moment on.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_private(path: &Path) -> Result<UnixListener, BindError> {
+    make_room(path)?;
+    let listen = || -> rustix::io::Result<OwnedFd> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The file takes its mode from the socket (Linux), so that there is no moment in between.
+        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        net::listen(&socket, 128)?;
+        Ok(socket)
+    };
+    listen().map(UnixListener::from).map_err(|e| refused(path, e.into()))
+}
+
+/// Takes the socket of a dead process away.
+fn make_room(path: &Path) -> Result<(), BindError> {
     if path.as_os_str().len() > 107 {
         return Err(BindError::TooLong(path.into()));
     }
@@ -55,7 +83,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
             _ => return Err(BindError::Busy(path.into())),
         }
     }
-    UnixListener::bind(path).map_err(|e| refused(path, e))
+    Ok(())
 }
 
 fn refused(path: &Path, source: io::Error) -> BindError {
@@ -80,6 +108,21 @@ mod tests {
         drop(living);
         assert!(path.exists(), "a killed daemon leaves its socket file behind");
         bind(&path).unwrap();
+    }
+
+    #[test]
+    fn a_private_socket_is_its_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ctl.sock");
+        let _listener = bind_private(&path).unwrap();
+        let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
+        assert_eq!(mode & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        assert!(matches!(bind_private(&path), Err(BindError::Busy(_))));
+        assert!(matches!(
+            bind_private(&dir.path().join("x".repeat(200))),
+            Err(BindError::TooLong(_))
+        ));
     }
 
     #[test]

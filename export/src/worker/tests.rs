@@ -3,6 +3,7 @@
 use super::*;
 use crate::command::command_channel;
 use crate::polling::Polling;
+use crate::queue::Pop;
 use ringway_aio::Null;
 use ringway_core::mem::{GuestMap, Mapping};
 use ringway_core::{Request, Status};
@@ -81,6 +82,7 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
             harvest_at_once: true,
             pin_memory: false,
             iopoll: false,
+            sample_latency: false,
         };
         Worker::new(Null::new(16).unwrap(), inbox, &options).unwrap().run()
     });
@@ -108,7 +110,7 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
     now.store(true, SeqCst);
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     let broken = raised.recv_timeout(Duration::from_secs(10));
-    assert_eq!(broken, Ok(Broken::MemoryGone), "slept over");
+    assert_eq!(broken, Ok(Alarm::Broken(Broken::MemoryGone)), "slept over");
     handle.exit().unwrap();
     worker.join().unwrap().unwrap();
 }

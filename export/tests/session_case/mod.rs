@@ -71,6 +71,7 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
         harvest_at_once: true,
         pin_memory: false,
         iopoll: false,
+        sample_latency: true,
     })
     .expect("workers");
     let options = ExportOptions { queues: QUEUES, queue_size: QUEUE_SIZE };

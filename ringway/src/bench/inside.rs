@@ -41,6 +41,7 @@ impl Inside {
             harvest_at_once,
             pin_memory: false,
             iopoll: false,
+            sample_latency: false,
         });
         let pool = pool.context("cannot start the workers")?;
         let options = ExportOptions { queues, queue_size };

@@ -5,8 +5,8 @@ use crate::size::Size;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
-use serde::Deserialize;
 use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const QUEUE_SIZE_MAX: u16 = 32768;
 const QUEUE_SIZE: u16 = 1024;
 
 /// What one disk is served from, and how.
-#[derive(Debug, Default, Args, Deserialize)]
+#[derive(Debug, Default, Args, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct DiskArgs {
     /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
@@ -70,17 +70,17 @@ pub(crate) struct DiskArgs {
     pub(crate) queue_size: Option<u16>,
     /// How to talk to the host's disk [default: auto, the best that works].
     #[arg(long, help_heading = "Speed", value_parser = engines())]
-    #[serde(default, deserialize_with = "word_in_file")]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub(crate) engine: Option<Choice<EngineKind>>,
     /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works,
     /// else writeback].
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
-    #[serde(default, deserialize_with = "word_in_file")]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub(crate) cache: Option<CacheMode>,
     /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
     /// whichever carries more, found by trying [default: auto].
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
-    #[serde(default, deserialize_with = "word_in_file")]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub(crate) path: Option<PathKind>,
 }
 
@@ -158,11 +158,13 @@ fn check_queue_size(number: u64) -> Result<u16, String> {
 }
 
 fn queues_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
-    check_queues(u64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+    let number = Option::<u64>::deserialize(deserializer)?;
+    number.map(check_queues).transpose().map_err(D::Error::custom)
 }
 
 fn queue_size_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
-    check_queue_size(u64::deserialize(deserializer)?).map(Some).map_err(D::Error::custom)
+    let number = Option::<u64>::deserialize(deserializer)?;
+    number.map(check_queue_size).transpose().map_err(D::Error::custom)
 }
 
 fn word_in_file<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
@@ -170,7 +172,21 @@ where
     D: Deserializer<'de>,
     T: FromStr<Err: Display>,
 {
-    String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
+    let word = Option::<String>::deserialize(deserializer)?;
+    word.map(|word| word.parse()).transpose().map_err(D::Error::custom)
+}
+
+fn word<T: Display, S: Serializer>(word: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+    word.as_ref().map(T::to_string).serialize(to)
+}
+
+impl<T: Display> Display for Choice<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Is(choice) => choice.fmt(f),
+        }
+    }
 }
 
 /// Where a disk meets its front-end.

@@ -4,7 +4,7 @@ use super::plan::Poll;
 use super::{CpuList, DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
 use crate::logging::{LogFormat, LogLevel};
 use serde::Deserialize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 /// The file as it is written.
@@ -17,6 +17,7 @@ struct File {
     poll_max_us: Option<u32>,
     #[serde(default)]
     pin_memory: bool,
+    control: Option<PathBuf>,
     #[serde(default)]
     iopoll: bool,
     #[serde(default)]
@@ -43,9 +44,10 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         Some(span) => format!("{}: {}", at(span.start), error.message()),
         None => format!("{}: {}", path.display(), error.message()),
     })?;
-    if file.disk.is_empty() {
+    if file.disk.is_empty() && file.control.is_none() {
         return Err(format!(
-            "{}: there is no disk in it. Add a [[disk]] table with image and socket",
+            "{}: there is no disk in it. Add a [[disk]] table with image and socket, or a control \
+             socket to add disks later",
             path.display()
         ));
     }
@@ -66,6 +68,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         poll_max_us: file.poll_max_us,
         pin_memory: file.pin_memory,
         iopoll: file.iopoll,
+        control: file.control.map(|control| folder.join(control)),
         stats: file.stats,
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
@@ -103,6 +106,7 @@ mod tests {
             cpus = "0,2-3"
             poll = "never"
             stats = true
+            control = "ctl.sock"
             log-format = "json"
             log-level = "warn"
 
@@ -127,13 +131,14 @@ mod tests {
         )
         .unwrap();
         assert_eq!(plan.daemon.workers, Some(3));
+        assert_eq!(plan.daemon.control, Some("conf/ctl.sock".into()));
         assert_eq!(plan.daemon.cpus, Some("0,2-3".parse().unwrap()));
         let [a, b] = &plan.disks[..] else { panic!("two disks") };
         assert_eq!(a.source, Source::Path("conf/a.img".into()));
         assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
         assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
-        assert_eq!(a.origin, "conf/disks.toml, line 9");
+        assert_eq!(a.origin, "conf/disks.toml, line 10");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
     }

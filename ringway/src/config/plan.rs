@@ -1,14 +1,11 @@
 //! All that one daemon does.
 
-use super::{CpuList, DiskSpec, Place};
+use super::{Claim, CpuList, DiskSpec};
 use crate::logging::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
-use ringway_disk::Source;
 use ringway_export::Polling;
 use serde::Deserialize;
-use std::collections::HashMap;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What concerns the daemon as a whole; options win over the file.
@@ -36,6 +33,10 @@ pub(crate) struct DaemonArgs {
     /// latency, a busy CPU while requests are under way. Needs a device with poll queues.
     #[arg(long)]
     pub(crate) iopoll: bool,
+    /// Listen on this Unix socket for `ringway ctl`: disks come and go and change their size while
+    /// the daemon runs. Only this user can connect.
+    #[arg(long, value_name = "PATH", help_heading = "Control")]
+    pub(crate) control: Option<PathBuf>,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
     pub(crate) stats: bool,
@@ -63,6 +64,7 @@ impl DaemonArgs {
             poll_max_us: self.poll_max_us.or(other.poll_max_us),
             pin_memory: self.pin_memory || other.pin_memory,
             iopoll: self.iopoll || other.iopoll,
+            control: self.control.or_else(|| other.control.clone()),
             stats: self.stats || other.stats,
         }
     }
@@ -89,7 +91,7 @@ impl DaemonArgs {
 /// All that one daemon does.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// The disks; at least one.
+    /// The disks; at least one, unless there is a control socket to add some.
     pub(crate) disks: Vec<DiskSpec>,
     /// What concerns all of them.
     pub(crate) daemon: DaemonArgs,
@@ -105,61 +107,13 @@ impl Plan {
     /// # Errors
     /// The message, with both places.
     pub(crate) fn check_apart(&self) -> Result<(), String> {
-        let mut sockets: HashMap<PathBuf, &DiskSpec> = HashMap::new();
-        let mut images: HashMap<Identity, &DiskSpec> = HashMap::new();
-        for disk in &self.disks {
-            if let Place::Socket(path) = &disk.place
-                && let Some(other) = sockets.insert(real(path), disk)
-            {
-                return Err(format!(
-                    "{}: socket {} is taken by the disk at {}. Give each disk its own",
-                    disk.origin,
-                    path.display(),
-                    other.origin
-                ));
-            }
-            if let Source::Path(path) = &disk.source
-                && let Some(other) = images.insert(identity(path), disk)
-                && !(disk.read_only && other.read_only)
-            {
-                return Err(format!(
-                    "{}: image {} is served by the disk at {} as well. Serve it once, or \
-                     read-only from both",
-                    disk.origin,
-                    path.display(),
-                    other.origin
-                ));
+        let claims: Vec<Claim> = self.disks.iter().map(DiskSpec::claim).collect();
+        for (number, claim) in claims.iter().enumerate() {
+            for earlier in &claims[..number] {
+                claim.check_apart(earlier)?;
             }
         }
         Ok(())
-    }
-}
-
-/// What makes two images the same one.
-#[derive(PartialEq, Eq, Hash)]
-enum Identity {
-    /// A file: file system and inode.
-    File(u64, u64),
-    /// A block device, whatever its node is called.
-    Device(u64),
-    /// Nothing there yet.
-    Path(PathBuf),
-}
-
-fn identity(path: &Path) -> Identity {
-    match path.metadata() {
-        Ok(meta) if meta.file_type().is_block_device() => Identity::Device(meta.rdev()),
-        Ok(meta) => Identity::File(meta.dev(), meta.ino()),
-        Err(_) => Identity::Path(real(path)),
-    }
-}
-
-/// The path without links in its folder.
-fn real(path: &Path) -> PathBuf {
-    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
-    match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
-        (Some(Ok(folder)), Some(name)) => folder.join(name),
-        _ => absolute,
     }
 }
 

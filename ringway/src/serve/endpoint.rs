@@ -82,12 +82,21 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    fn of(path: &Path) -> anyhow::Result<Self> {
+    /// Of a socket that was just made at `path`.
+    ///
+    /// # Errors
+    /// That it has vanished.
+    pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
         // A later change of the working folder would not matter.
         let path = std::path::absolute(path)?;
         let identity = identity(&path)
             .with_context(|| format!("{}: the socket has vanished", path.display()))?;
         Ok(Self { path, identity })
+    }
+
+    /// Where it is, from the root.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
     }
 }
 

@@ -1,12 +1,15 @@
 //! What is printed when front-ends can connect.
 
 use super::attach::{self, Attach};
-use super::daemon::{Daemon, Served};
+use super::daemon::Daemon;
+use super::served::Served;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
 use ringway_disk::PathKind;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
+use std::path::Path;
+use std::sync::Arc;
 
 const NAME: Style = AnsiColor::Green.on_default().bold();
 const TITLE: Style = Style::new().bold();
@@ -17,13 +20,16 @@ const INDENT: usize = 2;
 
 /// Prints one line per disk, and the lines that attach them.
 pub(crate) fn print(daemon: &Daemon) {
-    let mut text = disk_lines(&daemon.disks);
-    let attach: Vec<_> = daemon
-        .disks
+    let disks = daemon.served();
+    let mut text = disk_lines(&disks);
+    if let Some(control) = daemon.control() {
+        text.push_str(&control_line(control.path()));
+    }
+    let attach: Vec<_> = disks
         .iter()
         .filter_map(|served| {
             let options = served.export.options();
-            let socket = served.endpoint.path()?;
+            let socket = served.socket.as_deref()?;
             Some(Attach { socket, queues: options.queues, queue_size: options.queue_size })
         })
         .collect();
@@ -55,7 +61,7 @@ pub(crate) fn attach_lines(disks: &[Attach<'_>]) -> String {
 }
 
 /// One line per disk, names in a column.
-fn disk_lines(disks: &[Served]) -> String {
+fn disk_lines(disks: &[Arc<Served>]) -> String {
     let names: Vec<_> = disks.iter().map(|served| served.export.disk().name()).collect();
     let column = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
     disks
@@ -63,6 +69,13 @@ fn disk_lines(disks: &[Served]) -> String {
         .zip(names)
         .map(|(served, name)| disk_line(&format!("{name:column$}"), &facts(served)))
         .collect()
+}
+
+fn control_line(path: &Path) -> String {
+    let path = path.display();
+    format!(
+        "{NAME}{path}{NAME:#}  control socket{NOTE} (ringway ctl --control {path} list){NOTE:#}\n"
+    )
 }
 
 /// One line; on a terminal that is too narrow it goes on below, indented.

@@ -8,8 +8,15 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    pub(crate) fn over(workers: usize) -> Self {
-        Self { queues: vec![0; workers], firsts: vec![0; workers] }
+    /// No workers yet.
+    pub(crate) const fn new() -> Self {
+        Self { queues: Vec::new(), firsts: Vec::new() }
+    }
+
+    /// There are as many workers from now on, and never fewer.
+    pub(crate) fn grow(&mut self, workers: usize) {
+        self.queues.resize(workers, 0);
+        self.firsts.resize(workers, 0);
     }
 
     /// A place for a disk of this many queues: the worker of its queue 0; the others follow round
@@ -32,17 +39,45 @@ impl Spread {
         self.firsts[first] += 1;
         first
     }
+
+    /// A disk that was placed at `first` when there were `workers` has gone.
+    pub(crate) fn leave(&mut self, first: usize, queues: usize, workers: usize) {
+        for queue in 0..queues {
+            self.queues[(first + queue) % workers] -= 1;
+        }
+        self.firsts[first] -= 1;
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn over(workers: usize) -> Spread {
+        let mut spread = Spread::new();
+        spread.grow(workers);
+        spread
+    }
+
+    #[test]
+    fn whoever_comes_takes_the_place_of_who_has_gone() {
+        let mut spread = over(2);
+        let firsts: Vec<_> = (0..3).map(|_| spread.place(1)).collect();
+        assert_eq!(firsts, [0, 1, 0]);
+        spread.leave(0, 1, 2);
+        spread.leave(0, 1, 2);
+        // New workers have nothing to do: they come first, as the one that was left.
+        spread.grow(3);
+        assert_eq!(spread.place(1), 0);
+        assert_eq!(spread.place(1), 2);
+        assert_eq!((spread.queues, spread.firsts), (vec![1, 1, 1], vec![1, 1, 1]));
+    }
+
     #[test]
     fn queues_and_first_queues_are_spread_evenly() {
         for workers in 1..=9 {
             for queues in 1..=17 {
-                let mut spread = Spread::over(workers);
+                let mut spread = over(workers);
                 for disk in 1..=40 {
                     spread.place(queues);
                     let range = |list: &[usize]| {
@@ -61,7 +96,7 @@ mod tests {
 
     #[test]
     fn disks_of_as_many_queues_as_workers_begin_on_different_ones() {
-        let mut spread = Spread::over(4);
+        let mut spread = over(4);
         let firsts: Vec<_> = (0..8).map(|_| spread.place(16)).collect();
         assert_eq!(firsts, [0, 1, 2, 3, 0, 1, 2, 3]);
     }

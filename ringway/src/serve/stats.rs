@@ -9,11 +9,21 @@ use ringway_export::vhost_user::Queue;
 use ringway_export::{Handle, WorkerStats};
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
 
-/// All workers of a daemon, and its disks.
+/// All workers of a daemon, by engine, and its disks.
 pub(crate) struct Workers {
-    workers: Vec<(String, Handle<Queue>)>,
+    engines: Vec<(EngineKind, Vec<Handle<Queue>>)>,
     disks: Vec<Arc<Disk>>,
+}
+
+/// What the workers of one engine have said; `None` if one did not answer in time.
+pub(crate) struct Asked {
+    /// Their engine.
+    pub(crate) kind: EngineKind,
+    /// In the order of their numbers.
+    pub(crate) workers: Vec<Option<WorkerStats>>,
 }
 
 impl Workers {
@@ -22,17 +32,40 @@ impl Workers {
         pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>,
         disks: impl Iterator<Item = Arc<Disk>>,
     ) -> Self {
-        let named = pools.flat_map(|(engine, handles)| {
-            let numbered = handles.iter().enumerate();
-            numbered.map(move |(index, handle)| (format!("{engine}/{index}"), handle.clone()))
-        });
-        Self { workers: named.collect(), disks: disks.collect() }
+        let engines = pools.map(|(kind, handles)| (kind, handles.to_vec())).collect();
+        Self { engines, disks: disks.collect() }
+    }
+
+    /// Asks all of them at once and waits no longer than `patience`.
+    pub(crate) fn ask_within(&self, patience: Duration) -> Vec<Asked> {
+        let begun = Instant::now();
+        let promises: Vec<Vec<_>> = self
+            .engines
+            .iter()
+            .map(|(_, handles)| handles.iter().map(|handle| handle.ask_stats().ok()).collect())
+            .collect();
+        let wait = |promise: Option<Receiver<WorkerStats>>| {
+            promise?.recv_timeout(patience.saturating_sub(begun.elapsed())).ok()
+        };
+        self.engines
+            .iter()
+            .zip(promises)
+            .map(|((kind, _), promises)| Asked {
+                kind: *kind,
+                workers: promises.into_iter().map(wait).collect(),
+            })
+            .collect()
     }
 
     /// Asks them; without those that have ended, which has been told in the log.
-    fn ask(&self) -> Vec<(&str, WorkerStats)> {
-        let asked = self.workers.iter();
-        asked.filter_map(|(name, handle)| Some((&**name, handle.stats().ok()?))).collect()
+    fn ask(&self) -> Vec<(String, WorkerStats)> {
+        let numbered = |(kind, handles): &(EngineKind, Vec<Handle<Queue>>)| {
+            let kind = *kind;
+            let stats = handles.iter().map(Handle::stats).enumerate();
+            let named = stats.filter_map(|(n, stats)| Some((format!("{kind}/{n}"), stats.ok()?)));
+            named.collect::<Vec<_>>()
+        };
+        self.engines.iter().flat_map(numbered).collect()
     }
 
     /// Prints their counts on standard output.
@@ -52,7 +85,7 @@ impl Workers {
         }
     }
 
-    fn text(&self, counts: &[(&str, WorkerStats)]) -> String {
+    fn text(&self, counts: &[(String, WorkerStats)]) -> String {
         let rows = self.disks.iter().map(|disk| {
             let path = disk.path();
             let words = [path.kind().name(), path.chosen().name(), &path.switches().to_string()];
@@ -107,7 +140,7 @@ fn log(worker: &str, stats: &WorkerStats) {
 /// What one table shows of one worker.
 type Row = fn(&WorkerStats) -> Vec<String>;
 
-fn tables(workers: &[(&str, WorkerStats)]) -> String {
+fn tables(workers: &[(String, WorkerStats)]) -> String {
     let what =
         ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors"].as_slice();
     let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
@@ -125,7 +158,7 @@ fn tables(workers: &[(&str, WorkerStats)]) -> String {
     let table = |(header, row): (&[&str], Row)| {
         let rows = workers.iter().map(|(name, stats)| {
             let mut cells = row(stats);
-            cells.insert(0, (*name).into());
+            cells.insert(0, name.clone());
             cells
         });
         table::text(header, rows.collect()) + "\n"

@@ -149,7 +149,12 @@ impl Session<'_> {
 
     /// Starts every queue that has all it needs.
     pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
+        if self.export.is_paused() {
+            // They start when it is resumed.
+            return Ok(Answer::Ack);
+        }
         let durable = self.durable_writes();
+        let mut started = false;
         for at in 0..self.vrings.len() {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
                 continue;
@@ -168,8 +173,8 @@ impl Session<'_> {
                 let (disk, requests) = (self.export.disk().name(), queue.backlog());
                 info!(disk, queue = at, requests, "carrying out what a predecessor left in flight");
             }
-            let alarms = Arc::clone(&self.alarms);
-            let alarm = Box::new(move |broken| alarms.raise(at, broken));
+            let door = Arc::clone(&self.door);
+            let alarm = Box::new(move |alarm| door.raise(at, alarm));
             let disk = Arc::clone(self.export.disk());
             let lane = self
                 .export
@@ -177,7 +182,12 @@ impl Session<'_> {
                 .add(queue, disk, durable, alarm)
                 .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
             self.vrings[at].lane = Some(lane);
+            self.export.started(at, lane);
+            started = true;
             debug!(disk = self.export.disk().name(), queue = at, "queue started");
+        }
+        if started {
+            self.announce_what_was_missed();
         }
         Ok(Answer::Ack)
     }
@@ -191,6 +201,7 @@ impl Session<'_> {
         let mut stopping = Vec::new();
         for (at, vring) in self.vrings.iter().enumerate() {
             if let Some(lane) = vring.lane.filter(|_| which(at)) {
+                self.export.stopping(at, lane);
                 let promise = self.export.worker(at).stop(lane).map_err(Refusal::Worker)?;
                 stopping.push((at, promise));
             }
@@ -218,6 +229,7 @@ impl Session<'_> {
                 }
             };
             self.stopped_stats.add(&stopped.stats);
+            self.export.stopped(&stopped.stats);
             self.vrings[at].take_back(stopped.ring);
             debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
@@ -234,6 +246,7 @@ impl Session<'_> {
         }
         for (at, vring) in self.vrings.iter_mut().enumerate() {
             if let Some(lane) = vring.lane.take() {
+                self.export.stopping(at, lane);
                 // A worker that has ended serves nothing any more.
                 promises.extend(self.export.worker(at).stop(lane));
             }

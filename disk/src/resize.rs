@@ -1,0 +1,256 @@
+//! Another size for an open disk.
+//!
+//! The capacity is one atomic that [`Disk::authorise`] reads. Whoever makes a disk smaller lowers it
+//! first, waits until nothing beyond the new end is in flight, and only then cuts the file.
+
+use crate::disk::{Disk, EngineKind};
+use crate::queue::DiskQueue;
+use ringway_core::SECTOR_BYTES;
+use std::io::{self, Seek, SeekFrom};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Why a disk cannot have another size: what is wrong, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ResizeError {
+    /// No size that a disk can have.
+    #[error("{bytes} bytes: the size of this disk must be a positive multiple of {unit} bytes")]
+    Size {
+        /// What was asked for.
+        bytes: u64,
+        /// What it should be a multiple of, in bytes.
+        unit: u64,
+    },
+    /// A block device is as large as its host makes it.
+    #[error(
+        "it is a block device of {bytes} bytes, and only the host can change that. Resize the \
+         device, then ask again without a size"
+    )]
+    Device {
+        /// Its size in bytes.
+        bytes: u64,
+    },
+    /// The file was opened for reading.
+    #[error(
+        "it is served read-only, so its file is not changed. Resize the file, then ask again \
+         without a size"
+    )]
+    ReadOnly,
+    /// There is nothing to look at.
+    #[error("no file holds this disk: say how large it should be")]
+    NoFile,
+    /// What the host says.
+    #[error("cannot {what}: {source}")]
+    Host {
+        /// What was attempted.
+        what: &'static str,
+        /// What the host says.
+        source: io::Error,
+    },
+}
+
+impl Disk {
+    /// The present size in bytes.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Relaxed)
+    }
+
+    /// The size in bytes that asking for `to` leads to: that very size, or without one the size that
+    /// the file or block device has by now. Changes nothing.
+    ///
+    /// # Errors
+    /// [`ResizeError`].
+    pub fn next_size(&self, to: Option<u64>) -> Result<u64, ResizeError> {
+        let bytes = match to {
+            Some(bytes) => bytes,
+            None if !self.is_real() => return Err(ResizeError::NoFile),
+            None => self.file_bytes()?,
+        };
+        let unit = u64::from(self.alignment.offset.max(self.geometry.logical_block));
+        let unit = unit.max(SECTOR_BYTES);
+        if bytes == 0 || !bytes.is_multiple_of(unit) {
+            return Err(ResizeError::Size { bytes, unit });
+        }
+        if self.block_device && to.is_some() {
+            let device = self.file_bytes()?;
+            if device != bytes {
+                return Err(ResizeError::Device { bytes: device });
+            }
+        } else if to.is_some() && self.geometry.read_only {
+            return Err(ResizeError::ReadOnly);
+        }
+        Ok(bytes)
+    }
+
+    /// From now on requests may go up to `bytes`, which [`Disk::next_size`] has allowed. The file
+    /// must hold as much.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity.store(bytes, Relaxed);
+    }
+
+    /// Makes a regular file, or a simulation's memory, `bytes` long; a longer file gets a hole. Does
+    /// nothing to others.
+    ///
+    /// # Errors
+    /// [`ResizeError::Host`], with the file as it was.
+    pub fn set_file_bytes(&self, bytes: u64) -> Result<(), ResizeError> {
+        let has_length = self.is_real() || matches!(self.engine, EngineKind::Sim(_));
+        if self.block_device || !has_length {
+            return Ok(());
+        }
+        let host = |source| ResizeError::Host { what: "change the size of its file", source };
+        self.file.set_len(bytes).map_err(host)
+    }
+
+    /// Makes durable what was written and completed, as a guest's flush does.
+    ///
+    /// # Errors
+    /// What the host says; or that an earlier flush has failed, after which only opening the disk
+    /// anew helps.
+    pub fn sync(&self) -> io::Result<()> {
+        if self.flush_failed.load(Relaxed) {
+            return Err(io::Error::other("an earlier flush failed: serve the disk anew"));
+        }
+        if !self.is_real() || self.geometry.read_only {
+            return Ok(());
+        }
+        // The host tells a lost write-back once: the queues must learn of it.
+        self.file.sync_data().inspect_err(|_| self.flush_failed.store(true, Relaxed))
+    }
+
+    /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
+    /// a disk that nobody uses any more and that has nothing in flight.
+    pub fn unlock(&self) {
+        // Without a lock there is nothing to let go.
+        let _ = self.file.unlock();
+    }
+
+    fn file_bytes(&self) -> Result<u64, ResizeError> {
+        let bytes = if self.block_device {
+            // Nobody uses the position: all reads and writes name theirs.
+            (&*self.file).seek(SeekFrom::End(0))
+        } else {
+            self.file.metadata().map(|meta| meta.len())
+        };
+        bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
+    }
+}
+
+impl<C> DiskQueue<C> {
+    /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.
+    #[must_use]
+    pub fn reaches_beyond(&self, end: u64) -> bool {
+        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CacheMode, OpenOptions, Source, open};
+    use ringway_core::{ByteRange, Op, Request, Status};
+
+    fn options(path: &std::path::Path) -> OpenOptions {
+        let mut options = OpenOptions::new(Source::Path(path.into()));
+        options.cache = Some(CacheMode::Writeback);
+        options
+    }
+
+    #[test]
+    fn a_disk_is_as_large_as_it_was_told_last() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let disk = open(&options(&path)).unwrap();
+        let mut request = Request::with_capacity(0);
+        request.range = ByteRange::new(8192, 512).unwrap();
+        for op in [Op::Read, Op::Write, Op::WriteZeroes] {
+            request.op = op;
+            assert_eq!(disk.authorise(&request), Err(Status::IoError));
+        }
+        assert_eq!(disk.next_size(Some(16384)).unwrap(), 16384);
+        assert_eq!(disk.capacity(), 8192, "asking changes nothing");
+        disk.set_file_bytes(16384).unwrap();
+        disk.set_capacity(16384);
+        assert_eq!((disk.authorise(&request), disk.geometry().capacity), (Ok(()), 16384));
+        assert_eq!(path.metadata().unwrap().len(), 16384);
+        // Somebody else has changed the file.
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(disk.next_size(None).unwrap(), 4096);
+        assert!(disk.sync().is_ok());
+    }
+
+    #[test]
+    fn sizes_that_cannot_be_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let mut options = options(&path);
+        options.block_size = Some(4096);
+        let disk = open(&options).unwrap();
+        for bytes in [0, 512, 4097] {
+            let error = disk.next_size(Some(bytes)).unwrap_err();
+            assert!(matches!(error, ResizeError::Size { unit: 4096, .. }), "{error}");
+        }
+        drop(disk);
+        options.read_only = true;
+        let disk = open(&options).unwrap();
+        assert!(matches!(disk.next_size(Some(4096)), Err(ResizeError::ReadOnly)));
+        assert_eq!(disk.next_size(None).unwrap(), 8192);
+        let null = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
+        let null = open(&null).unwrap();
+        assert!(matches!(null.next_size(None), Err(ResizeError::NoFile)));
+        assert_eq!(null.next_size(Some(1 << 40)).unwrap(), 1 << 40);
+        null.set_file_bytes(1 << 40).unwrap();
+    }
+
+    /// A loop device over a file; it goes when the test ends.
+    struct Loop(String);
+
+    impl Loop {
+        fn over(path: &std::path::Path) -> Option<Self> {
+            match losetup(&["--find", "--show", path.to_str().unwrap()]) {
+                Ok(name) => Some(Self(name.trim().to_owned())),
+                Err(why) => {
+                    println!("skipped: no loop device: {why}");
+                    None
+                }
+            }
+        }
+    }
+
+    impl Drop for Loop {
+        fn drop(&mut self) {
+            let _ = losetup(&["--detach", &self.0]);
+        }
+    }
+
+    fn losetup(args: &[&str]) -> Result<String, String> {
+        let output = std::process::Command::new("losetup").args(args).output();
+        let output = output.map_err(|error| error.to_string())?;
+        match output.status.success() {
+            true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        }
+    }
+
+    #[test]
+    fn a_block_device_is_as_large_as_its_host_makes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("below");
+        let file = std::fs::File::create(&path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        let Some(device) = Loop::over(&path) else { return };
+        let disk = open(&options(std::path::Path::new(&device.0))).unwrap();
+        assert_eq!(disk.next_size(None).unwrap(), 1 << 20);
+        let error = disk.next_size(Some(2 << 20)).unwrap_err();
+        assert!(matches!(error, ResizeError::Device { bytes } if bytes == 1 << 20), "{error}");
+        file.set_len(2 << 20).unwrap();
+        losetup(&["--set-capacity", &device.0]).unwrap();
+        assert_eq!(disk.next_size(None).unwrap(), 2 << 20);
+        assert_eq!(disk.next_size(Some(2 << 20)).unwrap(), 2 << 20);
+        disk.set_file_bytes(2 << 20).unwrap();
+        assert_eq!(disk.capacity(), 1 << 20, "not before it is told");
+        drop(disk);
+    }
+}

@@ -1,0 +1,70 @@
+//! How others reach a session: workers with alarms, the control plane with orders.
+
+use crate::command::Alarm;
+use crate::export::Told;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Mutex, MutexGuard};
+
+/// What a session is asked to do. A session that ends meanwhile drops the reply.
+#[derive(Debug)]
+pub(crate) enum Order {
+    /// Tell the front-end that the configuration space has changed.
+    Announce(SyncSender<Told>),
+    /// Stop all queues, because the export is paused; `false` if the disk is stuck.
+    Pause(SyncSender<bool>),
+    /// Start them again; `false` if one does not start.
+    Resume(SyncSender<bool>),
+}
+
+/// A bell, and why it rings.
+#[derive(Debug)]
+pub(crate) struct Door {
+    bell: OwnedFd,
+    alarms: Mutex<Vec<(usize, Alarm)>>,
+    orders: Mutex<Vec<Order>>,
+}
+
+impl Door {
+    pub(crate) fn new() -> io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { bell, alarms: Mutex::default(), orders: Mutex::default() })
+    }
+
+    /// Readable when there is something to take.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// A worker says something about queue `queue`.
+    pub(crate) fn raise(&self, queue: usize, alarm: Alarm) {
+        lock(&self.alarms).push((queue, alarm));
+        self.ring();
+    }
+
+    /// The control plane wants something.
+    pub(crate) fn order(&self, order: Order) {
+        lock(&self.orders).push(order);
+        self.ring();
+    }
+
+    /// Takes all there is.
+    pub(crate) fn take(&self) -> (Vec<(usize, Alarm)>, Vec<Order>) {
+        let mut counter = [0; 8];
+        // Empty already is as good as emptied.
+        let _ = rustix::io::read(&self.bell, &mut counter);
+        let alarms = std::mem::take(&mut *lock(&self.alarms));
+        (alarms, std::mem::take(&mut *lock(&self.orders)))
+    }
+
+    fn ring(&self) {
+        // A full counter rings too.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}

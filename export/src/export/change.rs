@@ -1,0 +1,250 @@
+//! Changes to a disk that guests are using: its size, whether it takes requests.
+
+use super::{Export, lock};
+use crate::door::{Door, Order};
+use ringway_disk::ResizeError;
+use std::io;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long a session may take to pass a message on. Longer only if it waits for a disk that is
+/// stuck, or for a front-end that stopped in the middle of a message.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Whether a front-end was told of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// There is none. The next one reads the size when it connects.
+    NobodyThere,
+    /// The message was sent.
+    Yes,
+    /// It has not asked to be told (BACKEND_REQ and CONFIG of vhost-user).
+    NotListening,
+    /// The message could not be sent, because the front-end does not read.
+    Deaf,
+    /// Its connection was busy, or none of its queues runs: it is told as soon as that changes.
+    Later,
+}
+
+impl Told {
+    /// The word for programs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NobodyThere => "nobody-there",
+            Self::Yes => "yes",
+            Self::NotListening => "not-listening",
+            Self::Deaf => "deaf",
+            Self::Later => "later",
+        }
+    }
+}
+
+/// What became of a resize.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resized {
+    /// The size before, in bytes.
+    pub from: u64,
+    /// The size now, in bytes.
+    pub to: u64,
+    /// Whether the guest knows.
+    pub told: Told,
+}
+
+/// Why a disk could not be changed: what is wrong, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// One change at a time.
+    #[error("another change of this disk is under way: try again when it is done")]
+    Busy,
+    /// It would lose data, and nobody said that this is meant.
+    #[error(
+        "it has {from} bytes now: making it smaller loses all that lies beyond {to} bytes. Shrink \
+         the guest's file systems first, then say that shrinking is meant"
+    )]
+    Shrinks {
+        /// The size now, in bytes.
+        from: u64,
+        /// What was asked for, in bytes.
+        to: u64,
+    },
+    /// The size cannot be.
+    #[error(transparent)]
+    Resize(#[from] ResizeError),
+    /// Requests in flight do not end.
+    #[error(
+        "the disk does not finish what is in flight, after {seconds} s; nothing was changed. Look at \
+         the host's disk"
+    )]
+    Stuck {
+        /// How long it had.
+        seconds: u64,
+    },
+    /// Requests in flight did not end, so the connection had to.
+    #[error(
+        "the disk does not finish what is in flight, so the front-end was disconnected. It is served \
+         again when these requests are over"
+    )]
+    Disconnected,
+    /// A queue that was stopped cannot be started again.
+    #[error("the front-end's queues could not be started again: it was disconnected")]
+    NotResumed,
+    /// What was written cannot be made durable.
+    #[error("cannot make it durable: {0}")]
+    Sync(io::Error),
+}
+
+impl Export {
+    fn change(&self) -> Result<MutexGuard<'_, ()>, ChangeError> {
+        match self.changing.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(ChangeError::Busy),
+        }
+    }
+
+    /// Gives the disk another size, or without one the size that its file or device has by now, and
+    /// tells the guest. A regular file is made longer or shorter when a size is given.
+    ///
+    /// A disk becomes smaller only if `shrink` says that this is meant: from then on requests beyond
+    /// the new end fail, those in flight end first, and only then the file is cut.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; the size is as it was then.
+    pub fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError> {
+        let _alone = self.change()?;
+        let (from, cut_file) = (self.disk.capacity(), to.is_some());
+        let to = self.disk.next_size(to)?;
+        if to < from {
+            if !shrink {
+                return Err(ChangeError::Shrinks { from, to });
+            }
+            self.disk.set_capacity(to);
+            let restore = || self.disk.set_capacity(from);
+            self.settle(to).inspect_err(|_| restore())?;
+            if cut_file {
+                self.disk.set_file_bytes(to).inspect_err(|_| restore())?;
+            }
+        } else if to > from {
+            if cut_file {
+                self.disk.set_file_bytes(to)?;
+            }
+            self.disk.set_capacity(to);
+        }
+        let told = if to == from { Told::Yes } else { self.announce() };
+        Ok(Resized { from, to, told })
+    }
+
+    /// Waits until nothing is in flight beyond `end`.
+    fn settle(&self, end: u64) -> Result<(), ChangeError> {
+        let deadline = Instant::now() + self.drain_max;
+        // A worker that has ended has nothing in flight.
+        let promises: Vec<_> = self
+            .workers
+            .iter()
+            .filter_map(|w| w.settle(Arc::clone(&self.disk), end).ok())
+            .collect();
+        for promise in promises {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if promise.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+                return Err(ChangeError::Stuck { seconds: self.drain_max.as_secs() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all front-ends that the configuration space has changed.
+    fn announce(&self) -> Told {
+        self.resizes.fetch_add(1, SeqCst);
+        let answers = self.order(Order::Announce);
+        let told = answers.iter().map(|answer| match answer.recv_timeout(ANSWER_MAX) {
+            Ok(told) => told,
+            Err(RecvTimeoutError::Timeout) => Told::Later,
+            // It has gone meanwhile.
+            Err(RecvTimeoutError::Disconnected) => Told::NobodyThere,
+        });
+        // Of several the one that is worst off.
+        let rank = |told: &Told| match told {
+            Told::NobodyThere => 0,
+            Told::Yes => 1,
+            Told::Later => 2,
+            Told::Deaf => 3,
+            Told::NotListening => 4,
+        };
+        told.max_by_key(rank).unwrap_or(Told::NobodyThere)
+    }
+
+    /// Gives an order to all sessions; the answers come later.
+    fn order<T>(&self, make: impl Fn(SyncSender<T>) -> Order) -> Vec<Receiver<T>> {
+        let doors: Vec<Arc<Door>> = lock(&self.doors).clone();
+        doors
+            .iter()
+            .map(|door| {
+                let (reply, answer) = sync_channel(1);
+                door.order(make(reply));
+                answer
+            })
+            .collect()
+    }
+
+    /// Takes no more requests, and waits until nothing is in flight. The front-end stays connected;
+    /// what its guest asks for meanwhile waits in the rings, and so does the guest.
+    ///
+    /// # Errors
+    /// [`ChangeError::Disconnected`] if the disk is stuck; it stays paused.
+    pub fn pause(&self) -> Result<(), ChangeError> {
+        let _alone = self.change()?;
+        self.pause_alone()
+    }
+
+    fn pause_alone(&self) -> Result<(), ChangeError> {
+        self.paused.store(true, SeqCst);
+        match self.all_answer(Order::Pause) {
+            true => Ok(()),
+            false => Err(ChangeError::Disconnected),
+        }
+    }
+
+    /// Takes requests again.
+    ///
+    /// # Errors
+    /// [`ChangeError::NotResumed`] if a queue could not be started.
+    pub fn resume(&self) -> Result<(), ChangeError> {
+        let _alone = self.change()?;
+        self.resume_alone()
+    }
+
+    fn resume_alone(&self) -> Result<(), ChangeError> {
+        self.paused.store(false, SeqCst);
+        match self.all_answer(Order::Resume) {
+            true => Ok(()),
+            false => Err(ChangeError::NotResumed),
+        }
+    }
+
+    /// A moment of rest: carries out all that is in flight, makes it durable, and goes on, unless the
+    /// disk was paused before.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn drain(&self) -> Result<(), ChangeError> {
+        let _alone = self.change()?;
+        let was_paused = self.is_paused();
+        let synced = self.pause_alone().and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
+        let resumed = if was_paused { Ok(()) } else { self.resume_alone() };
+        synced.and(resumed)
+    }
+
+    /// True unless a session says no. One that takes too long has ended, or will.
+    fn all_answer(&self, make: impl Fn(SyncSender<bool>) -> Order) -> bool {
+        let patience = self.drain_max + ANSWER_MAX;
+        let answers = self.order(make);
+        answers.iter().all(|answer| match answer.recv_timeout(patience) {
+            Ok(done) => done,
+            Err(RecvTimeoutError::Timeout) => false,
+            Err(RecvTimeoutError::Disconnected) => true,
+        })
+    }
+}

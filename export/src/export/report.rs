@@ -1,0 +1,79 @@
+//! How an offered disk is: its queues, and what they have counted.
+
+use super::{Export, lock};
+use crate::command::LaneId;
+use crate::sampler::Latency;
+use crate::stats::{LaneStats, WorkerStats};
+use ringway_disk::DiskStats;
+use std::sync::Arc;
+
+/// One queue that runs.
+#[derive(Clone, Debug)]
+pub struct QueueReport {
+    /// Its number.
+    pub queue: usize,
+    /// The worker that serves it, by its number in the disk's pool.
+    pub worker: usize,
+    /// What the worker says of it.
+    pub stats: LaneStats,
+}
+
+/// A disk and its queues.
+#[derive(Clone, Debug)]
+pub struct ExportReport {
+    /// A front-end is connected.
+    pub connected: bool,
+    /// No requests are taken.
+    pub paused: bool,
+    /// The guest's write cache is on.
+    pub writeback: bool,
+    /// Queues of ended connections wait for a stuck disk.
+    pub stuck: bool,
+    /// The counts of all queues, those that were stopped included.
+    pub counts: DiskStats,
+    /// Latencies of the queues that run, if workers take samples.
+    pub latency: Option<Latency>,
+    /// The queues that run.
+    pub queues: Vec<QueueReport>,
+}
+
+impl Export {
+    /// True while a front-end is connected.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !lock(&self.doors).is_empty()
+    }
+
+    /// How it is, by what the workers of its pool have said, in their order; `None` is one that did
+    /// not answer.
+    #[must_use]
+    pub fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport {
+        let stuck = !self.is_clear();
+        let mut report = ExportReport {
+            connected: self.is_connected(),
+            paused: self.is_paused(),
+            writeback: self.may_write_back() && self.writeback(),
+            stuck,
+            counts: *lock(&self.gone),
+            latency: None,
+            queues: Vec::new(),
+        };
+        let running = lock(&self.running).clone();
+        for (queue, worker, lane) in running {
+            let said = workers.get(worker).and_then(Option::as_ref);
+            let Some(stats) = said.and_then(|worker| self.find(worker, lane)) else { continue };
+            report.counts.add(&stats.counts);
+            if let Some(latency) = &stats.latency {
+                report.latency.get_or_insert_default().add(latency);
+            }
+            report.queues.push(QueueReport { queue, worker, stats: stats.clone() });
+        }
+        report.queues.sort_by_key(|queue| queue.queue);
+        report
+    }
+
+    /// A lane's number may have gone to another disk since.
+    fn find<'a>(&self, worker: &'a WorkerStats, lane: LaneId) -> Option<&'a LaneStats> {
+        worker.lanes.iter().find(|stats| stats.lane == lane && Arc::ptr_eq(&stats.disk, &self.disk))
+    }
+}

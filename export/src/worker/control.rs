@@ -1,0 +1,164 @@
+//! What the control plane asks of a worker, between its turns.
+
+use super::Worker;
+use super::lane::{Lane, State};
+use crate::command::{Alarm, Command, LaneId, Stopped};
+use crate::queue::RequestQueue;
+use crate::stats::{LaneStats, WorkerStats};
+use ringway_aio::Engine;
+use ringway_disk::{Disk, DiskStats};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+/// Somebody who is answered once requests in flight have ended.
+pub(super) enum Waiting<Q> {
+    /// Gets the lane's ring once nothing of it is in flight.
+    Stop { lane: u32, reply: SyncSender<Stopped<Q>> },
+    /// Is told once nothing of the disk is in flight beyond `end` bytes.
+    Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
+}
+
+impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+    /// Carries out what the control plane asked for.
+    #[cold]
+    pub(super) fn obey(&mut self) {
+        while let Some(command) = self.inbox.next() {
+            match command {
+                Command::Add { ring, disk, durable, alarm, reply } => {
+                    let _ = reply.send(self.add(ring, disk, durable, alarm));
+                }
+                Command::Stop { lane, reply } => self.stop(lane, reply),
+                Command::Settle { disk, end, reply } => {
+                    self.waiting.push(Waiting::Settle { disk, end, reply });
+                }
+                Command::Edit { lane, edit, reply } => {
+                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
+                        edit(&mut lane.ring);
+                        lane.disk.watch_memory(lane.ring.watcher());
+                    }
+                    let _ = reply.send(());
+                }
+                Command::SetDurable { lane, durable, reply } => {
+                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
+                        lane.disk.set_durable_writes(durable);
+                    }
+                    let _ = reply.send(());
+                }
+                Command::LaneStats { lane, reply } => {
+                    let lane = self.lanes.get(lane.0 as usize).and_then(Option::as_ref);
+                    let _ = reply.send(lane.map(|lane| lane.disk.stats()).unwrap_or_default());
+                }
+                Command::Stats { reply } => {
+                    let _ = reply.send(self.snapshot());
+                }
+                Command::Exit => self.exit = true,
+            }
+        }
+    }
+
+    fn stop(&mut self, id: LaneId, reply: SyncSender<Stopped<Q>>) {
+        if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
+            self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
+            lane.state = State::Stopping;
+            self.waiting.push(Waiting::Stop { lane: id.0, reply });
+            self.activate(id.0);
+        }
+    }
+
+    /// Answers those whose requests have ended.
+    #[cold]
+    pub(super) fn answer_waiting(&mut self) {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if self.is_over(&self.waiting[at]) {
+                match self.waiting.swap_remove(at) {
+                    Waiting::Stop { lane, reply } => self.release(lane, &reply),
+                    Waiting::Settle { reply, .. } => {
+                        let _ = reply.send(());
+                    }
+                }
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn is_over(&self, waiting: &Waiting<Q>) -> bool {
+        match waiting {
+            Waiting::Stop { lane, .. } => self.lanes[*lane as usize]
+                .as_ref()
+                .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes()),
+            Waiting::Settle { disk, end, .. } => {
+                let mut lanes = self.lanes.iter().flatten();
+                lanes.all(|lane| {
+                    !Arc::ptr_eq(lane.disk.disk(), disk) || !lane.disk.reaches_beyond(*end)
+                })
+            }
+        }
+    }
+
+    /// Gives back the ring of a lane with nothing in flight.
+    fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
+        let Some(mut lane) = self.lanes[id as usize].take() else { return };
+        // What completed in this very turn was published at its end.
+        let _ = lane.ring.publish();
+        self.engine.detach(lane.disk.file());
+        let stats = lane.disk.stats();
+        self.stats.gone.add(&stats);
+        self.active.retain(|&active| active != id);
+        self.name_memory();
+        let _ = reply.send(Stopped { ring: lane.ring, stats });
+    }
+
+    /// Tells all sessions that their queues are served no more.
+    #[cold]
+    pub(super) fn give_up(&self) {
+        for lane in self.lanes.iter().flatten() {
+            (lane.alarm)(Alarm::WorkerFailed);
+        }
+    }
+
+    fn snapshot(&self) -> WorkerStats {
+        let mut stats = self.stats.clone();
+        stats.disk = DiskStats::default();
+        stats.disk.add(&self.stats.gone);
+        for (id, lane) in (0..).zip(&self.lanes) {
+            if let Some(lane) = lane {
+                stats.disk.add(&lane.disk.stats());
+                stats.lanes.push(lane.report(LaneId(id)));
+            }
+        }
+        stats.engine = self.engine.counters();
+        stats.turns = self.turns;
+        stats.age = self.begun.elapsed();
+        stats.cpu = thread_cpu_time();
+        stats
+    }
+}
+
+impl<Q: RequestQueue> Lane<Q> {
+    fn report(&self, lane: LaneId) -> LaneStats {
+        LaneStats {
+            lane,
+            disk: Arc::clone(self.disk.disk()),
+            queue_size: self.ring.depth(),
+            in_flight: self.disk.in_flight(),
+            broken: matches!(self.state, State::Broken),
+            counts: self.disk.stats(),
+            latency: self.sampler.latency().cloned(),
+        }
+    }
+}
+
+/// CPU time of the calling thread: what polling and work have cost together.
+fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the struct is ours.
+    let rc = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    if rc != 0 {
+        return Duration::ZERO;
+    }
+    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
+}

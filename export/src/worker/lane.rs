@@ -1,0 +1,149 @@
+//! One queue of a worker: from its ring to its disk (hot).
+
+use crate::command::{Alarm, Raise};
+use crate::queue::{Pop, RequestQueue};
+use crate::sampler::Sampler;
+use ringway_aio::Engine;
+use ringway_disk::DiskQueue;
+use ringway_ring::virtqueue::{Armed, Broken};
+
+/// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
+/// begins with the first of a batch only when the last has been prepared, so a full queue goes in
+/// several batches; smaller ones would cost a system call more often.
+const BUDGET: usize = 16;
+
+/// The same while nothing of the queue is in flight at a disk that takes its time: it begins with
+/// these while the others are being prepared.
+const BUDGET_FIRST: usize = 2;
+
+/// Bytes taken from one queue before the next one has its turn: copying them from the page cache
+/// may be done within the submission, at a few bytes per nanosecond.
+const BUDGET_BYTES: u64 = 4 << 20;
+
+/// One queue and its hand on a disk.
+pub(super) struct Lane<Q: RequestQueue> {
+    pub(super) ring: Q,
+    pub(super) disk: DiskQueue<Q::Token>,
+    pub(super) state: State,
+    /// In the worker's list of active lanes.
+    pub(super) active: bool,
+    pub(super) idle_turns: u32,
+    /// The last requests were still in flight after the harvest that followed their submission.
+    pub(super) lasting: bool,
+    pub(super) alarm: Raise,
+    pub(super) sampler: Sampler,
+}
+
+/// Whether a lane takes new requests.
+pub(super) enum State {
+    Running,
+    /// The guest broke it: what is in flight ends, nothing new begins.
+    Broken,
+    /// As soon as nothing is in flight the ring goes back to whoever asked.
+    Stopping,
+}
+
+impl State {
+    pub(super) fn broken(&self) -> Self {
+        match self {
+            Self::Running | Self::Broken => Self::Broken,
+            Self::Stopping => Self::Stopping,
+        }
+    }
+}
+
+impl<Q: RequestQueue> Lane<Q> {
+    /// A lane that runs, and is not active yet.
+    pub(super) fn new(ring: Q, disk: DiskQueue<Q::Token>, alarm: Raise, sampler: Sampler) -> Self {
+        let state = State::Running;
+        Self { ring, disk, state, active: false, idle_turns: 0, lasting: false, alarm, sampler }
+    }
+
+    /// Takes requests from the ring and starts them. Returns how many chains were taken.
+    #[inline]
+    pub(super) fn pop_batch<E: Engine>(&mut self, engine: &mut E) -> usize {
+        if self.disk.has_deferred() {
+            self.disk.retry(engine, BUDGET);
+        }
+        if !matches!(self.state, State::Running) && !self.owes() {
+            return 0;
+        }
+        let (mut popped, mut bytes, mut last) = (0, 0, None);
+        let is_first = self.lasting && self.disk.in_flight() == 0;
+        let budget = if is_first { BUDGET_FIRST } else { BUDGET };
+        while popped < budget && bytes < BUDGET_BYTES {
+            // No slot free: the request stays in the ring.
+            let Some(tag) = self.disk.acquire() else { break };
+            match self.ring.pop(self.disk.request_mut(tag)) {
+                Ok(Pop::Request(token)) => {
+                    bytes += self.disk.request_mut(tag).range.len();
+                    self.sampler.taken(tag);
+                    last = Some(tag);
+                    // SAFETY: the ring resolved the segments in guest memory that stays mapped
+                    // until the lane has nothing in flight and its ring was given back.
+                    unsafe { self.disk.start(engine, tag, token) };
+                }
+                Ok(Pop::Refused(token, status)) => {
+                    self.disk.abandon(tag);
+                    self.disk.count_refused();
+                    self.ring.complete(token, status, 0);
+                }
+                Ok(Pop::Empty) => {
+                    self.disk.abandon(tag);
+                    break;
+                }
+                Err(broken) => {
+                    self.disk.abandon(tag);
+                    self.break_off(broken);
+                    break;
+                }
+            }
+            popped += 1;
+        }
+        if let Some(tag) = last {
+            // At most BUDGET.
+            #[allow(clippy::cast_possible_truncation)]
+            self.sampler.begun(popped as u32, tag, || self.disk.request_mut(tag).op);
+        }
+        popped
+    }
+
+    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first.
+    #[cold]
+    pub(super) fn owes(&self) -> bool {
+        matches!(self.state, State::Stopping) && self.ring.backlog() > 0
+    }
+
+    pub(super) fn arm(&mut self) -> Armed {
+        if !matches!(self.state, State::Running) {
+            return Armed::Quiet;
+        }
+        match self.ring.arm() {
+            // All slots taken: the next completion brings us back, not a kick.
+            Ok(Armed::WorkArrived) if self.disk.in_flight() == usize::from(self.ring.depth()) => {
+                Armed::Quiet
+            }
+            Ok(armed) => armed,
+            Err(broken) => {
+                self.break_off(broken);
+                Armed::Quiet
+            }
+        }
+    }
+
+    /// True if the lane can leave the active list: its doorbell brings it back.
+    #[cold]
+    pub(super) fn put_to_rest(&mut self) -> bool {
+        self.idle_turns = 0;
+        let resting = matches!(self.state, State::Running | State::Broken);
+        resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
+    }
+
+    #[cold]
+    fn break_off(&mut self, broken: Broken) {
+        if matches!(self.state, State::Running) {
+            self.state = State::Broken;
+            (self.alarm)(Alarm::Broken(broken));
+        }
+    }
+}

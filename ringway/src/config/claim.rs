@@ -1,0 +1,99 @@
+//! What a disk takes for itself, which no other disk of the daemon may have.
+
+use super::{DiskSpec, Place};
+use ringway_disk::Source;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The image and the socket of a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    origin: String,
+    socket: Option<PathBuf>,
+    image: Option<(PathBuf, Identity)>,
+    read_only: bool,
+}
+
+impl DiskSpec {
+    /// What this disk takes for itself.
+    pub(crate) fn claim(&self) -> Claim {
+        let socket = match &self.place {
+            Place::Socket(path) => Some(real(path)),
+            Place::Inherited(_) => None,
+        };
+        let image = match &self.source {
+            Source::Path(path) => Some((path.clone(), identity(path))),
+            _ => None,
+        };
+        Claim { origin: self.origin.clone(), socket, image, read_only: self.read_only }
+    }
+}
+
+impl Claim {
+    /// True if `path` is its image or its socket, whatever they are called.
+    pub(crate) fn is_at(&self, path: &Path) -> bool {
+        let image = self.image.as_ref().is_some_and(|(_, image)| *image == identity(path));
+        image || self.socket.as_ref() == Some(&real(path))
+    }
+
+    /// Refuses a socket that `earlier` has, and an image unless both only read it.
+    ///
+    /// # Errors
+    /// The message, with both places.
+    pub(crate) fn check_apart(&self, earlier: &Self) -> Result<(), String> {
+        let said = |claim: &Self| match claim.origin.as_str() {
+            "" => "that is served already".to_owned(),
+            origin => format!("at {origin}"),
+        };
+        let here = if self.origin.is_empty() { String::new() } else { self.origin.clone() + ": " };
+        if let Some(path) = &self.socket
+            && self.socket == earlier.socket
+        {
+            return Err(format!(
+                "{here}socket {} is taken by the disk {}. Give each disk its own",
+                path.display(),
+                said(earlier)
+            ));
+        }
+        if let (Some((path, image)), Some((_, other))) = (&self.image, &earlier.image)
+            && image == other
+            && !(self.read_only && earlier.read_only)
+        {
+            return Err(format!(
+                "{here}image {} is served by the disk {} as well. Serve it once, or read-only \
+                 from both",
+                path.display(),
+                said(earlier)
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What makes two images the same one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Identity {
+    /// A file: file system and inode.
+    File(u64, u64),
+    /// A block device, whatever its node is called.
+    Device(u64),
+    /// Nothing there yet.
+    Path(PathBuf),
+}
+
+fn identity(path: &Path) -> Identity {
+    match path.metadata() {
+        Ok(meta) if meta.file_type().is_block_device() => Identity::Device(meta.rdev()),
+        Ok(meta) => Identity::File(meta.dev(), meta.ino()),
+        Err(_) => Identity::Path(real(path)),
+    }
+}
+
+/// The path without links in its folder.
+fn real(path: &Path) -> PathBuf {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
+    match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
+        (Some(Ok(folder)), Some(name)) => folder.join(name),
+        _ => absolute,
+    }
+}

@@ -1,0 +1,329 @@
+//! The words of the control socket: what `ringway serve --control` answers and `ringway ctl` asks.
+//!
+//! One JSON object per line and direction; `docs/control.md` is the contract. Names of fields are
+//! keys of the JSON and stay as they are; new ones may come.
+
+use hdrhistogram::iterators::IterationValue;
+use hdrhistogram::{Counter, Histogram};
+use ringway_disk::DiskStats;
+use ringway_export::Latency;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// The version of the contract. It goes up when a program that knew the last one would go wrong.
+pub(crate) const VERSION: u32 = 1;
+
+/// The longest line that is read, in bytes: a request, or an answer about some thousand queues.
+pub(crate) const REQUEST_MAX: u64 = 64 << 10;
+/// As [`REQUEST_MAX`], of an answer.
+pub(crate) const ANSWER_MAX: u64 = 64 << 20;
+
+/// An answer: `answer` if `ok`, else `error`.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Reply {
+    pub(crate) version: u32,
+    /// What the request had there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<Value>,
+    pub(crate) ok: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) answer: Option<Value>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<Problem>,
+}
+
+/// Why a request was not carried out.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Problem {
+    /// For programs.
+    pub(crate) kind: Kind,
+    /// For people: what was wrong, where, what to do.
+    pub(crate) message: String,
+}
+
+/// Kinds of problems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Kind {
+    /// The line is no request.
+    Malformed,
+    /// The request is of a version that this daemon does not speak.
+    Version,
+    /// There is no such command.
+    UnknownCommand,
+    /// No disk has this number, image or socket.
+    NoSuchDisk,
+    /// Another change of the disk is under way.
+    Busy,
+    /// It would lose data, and the request does not say that this is meant.
+    NotMeant,
+    /// It cannot be done.
+    Failed,
+}
+
+impl Problem {
+    pub(crate) fn new(kind: Kind, message: impl ToString) -> Self {
+        Self { kind, message: message.to_string() }
+    }
+}
+
+/// `list`.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct List {
+    pub(crate) daemon: DaemonFacts,
+    pub(crate) disks: Vec<DiskFacts>,
+}
+
+/// The daemon.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct DaemonFacts {
+    /// Of the program.
+    pub(crate) version: String,
+    pub(crate) pid: u32,
+    pub(crate) uptime_us: u64,
+}
+
+/// A disk, as it is offered.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct DiskFacts {
+    /// Never given to another disk of this daemon.
+    pub(crate) id: u64,
+    pub(crate) image: String,
+    pub(crate) socket: Option<PathBuf>,
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    pub(crate) serial: String,
+    pub(crate) block_size: u32,
+    pub(crate) queues: u16,
+    pub(crate) queue_size: u16,
+    pub(crate) workers: usize,
+    pub(crate) engine: String,
+    pub(crate) engine_why: String,
+    pub(crate) cache: String,
+    pub(crate) cache_why: String,
+    pub(crate) state: State,
+    /// A front-end is there.
+    pub(crate) connected: bool,
+}
+
+/// What a disk does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum State {
+    /// Takes them.
+    Serving,
+    /// Lets them wait.
+    Paused,
+    /// Requests of an ended connection are in flight: no queue starts before they are over.
+    Stuck,
+    /// It is being removed.
+    Leaving,
+}
+
+impl State {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Paused => "paused",
+            Self::Stuck => "stuck",
+            Self::Leaving => "leaving",
+        }
+    }
+}
+
+/// `stats`. All counts begin with the daemon or the disk and only grow: two answers and the
+/// difference of their `uptime_us` make rates.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Stats {
+    pub(crate) uptime_us: u64,
+    pub(crate) disks: Vec<DiskStatsOf>,
+    pub(crate) workers: Vec<WorkerStatsOf>,
+}
+
+/// One disk.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct DiskStatsOf {
+    pub(crate) id: u64,
+    pub(crate) image: String,
+    pub(crate) size: u64,
+    pub(crate) engine: String,
+    pub(crate) state: State,
+    pub(crate) connected: bool,
+    /// The guest's write cache is on.
+    pub(crate) write_cache: bool,
+    /// Requests begun and not answered.
+    pub(crate) in_flight: usize,
+    /// All queues since the disk was added.
+    pub(crate) counts: Counts,
+    /// Of the queues that run.
+    pub(crate) latency: Option<Latencies>,
+    /// The queues that run.
+    pub(crate) queues: Vec<QueueStatsOf>,
+}
+
+/// One queue, since it was started.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct QueueStatsOf {
+    pub(crate) queue: usize,
+    pub(crate) worker: String,
+    pub(crate) queue_size: u16,
+    pub(crate) in_flight: usize,
+    /// Its guest has broken it; it takes no requests.
+    pub(crate) broken: bool,
+    pub(crate) counts: Counts,
+    pub(crate) latency: Option<Latencies>,
+}
+
+/// One worker.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct WorkerStatsOf {
+    /// `io_uring/0`
+    pub(crate) worker: String,
+    pub(crate) engine: String,
+    /// False if it did not answer in time; all else is 0 then.
+    pub(crate) answers: bool,
+    pub(crate) age_us: u64,
+    /// CPU time, spinning included.
+    pub(crate) cpu_us: u64,
+    /// Rounds of its loop.
+    pub(crate) turns: u64,
+    /// Rounds that found nothing and were followed by another one at once: `spins / turns` is the
+    /// share of polling.
+    pub(crate) spins: u64,
+    pub(crate) sleeps: u64,
+    pub(crate) queues: usize,
+    /// Chains taken from rings.
+    pub(crate) requests: u64,
+    pub(crate) syscalls: u64,
+    pub(crate) lost_calls: u64,
+    /// Requests per submission.
+    pub(crate) batches: Spread,
+    /// Completions per harvest.
+    pub(crate) harvests: Spread,
+}
+
+/// Counts of requests; sizes in bytes.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Counts {
+    pub(crate) reads: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) writes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) flushes: u64,
+    pub(crate) erases: u64,
+    pub(crate) errors: u64,
+    pub(crate) bounced: u64,
+    pub(crate) split: u64,
+    pub(crate) continued: u64,
+}
+
+impl From<&DiskStats> for Counts {
+    fn from(stats: &DiskStats) -> Self {
+        Self {
+            reads: stats.reads,
+            read_bytes: stats.read_bytes,
+            writes: stats.writes,
+            written_bytes: stats.written_bytes,
+            flushes: stats.flushes,
+            erases: stats.erases,
+            errors: stats.errors,
+            bounced: stats.bounced,
+            split: stats.split,
+            continued: stats.continued,
+        }
+    }
+}
+
+/// Latencies in nanoseconds, of the one request in about sixty that is timed.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Latencies {
+    pub(crate) reads: Spread,
+    pub(crate) writes: Spread,
+    /// Flushes, discards, write-zeroes.
+    pub(crate) others: Spread,
+}
+
+impl Latencies {
+    /// With their buckets, if asked for.
+    pub(crate) fn of(latency: &Latency, buckets: bool) -> Self {
+        let spread = if buckets { Spread::with_buckets } else { Spread::of };
+        Self {
+            reads: spread(&latency.reads),
+            writes: spread(&latency.writes),
+            others: spread(&latency.others),
+        }
+    }
+}
+
+/// How values are spread; all 0 if there are none.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Spread {
+    /// How many there are.
+    pub(crate) count: u64,
+    pub(crate) p50: u64,
+    pub(crate) p90: u64,
+    pub(crate) p99: u64,
+    pub(crate) p999: u64,
+    pub(crate) max: u64,
+    /// If asked for: pairs of the highest value of a bucket and how many are in it, rising. The
+    /// difference of two answers is the spread of what came in between.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) buckets: Option<Vec<(u64, u64)>>,
+}
+
+impl Spread {
+    pub(crate) fn of<C: Counter>(histogram: &Histogram<C>) -> Self {
+        if histogram.is_empty() {
+            return Self::default();
+        }
+        let at = |part| histogram.value_at_quantile(part);
+        Self {
+            count: histogram.len(),
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            p999: at(0.999),
+            max: histogram.max(),
+            buckets: None,
+        }
+    }
+
+    fn with_buckets<C: Counter>(histogram: &Histogram<C>) -> Self {
+        let pair =
+            |step: IterationValue<C>| (step.value_iterated_to(), step.count_since_last_iteration());
+        let buckets = histogram.iter_recorded().map(pair).collect();
+        Self { buckets: Some(buckets), ..Self::of(histogram) }
+    }
+}
+
+/// `add` answers with [`DiskFacts`], `remove` with this.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Removed {
+    pub(crate) id: u64,
+    pub(crate) image: String,
+    /// False if the disk is stuck: what was in flight may still land.
+    pub(crate) drained: bool,
+}
+
+/// `resize`.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct ResizedTo {
+    pub(crate) id: u64,
+    pub(crate) image: String,
+    /// Bytes before.
+    pub(crate) from: u64,
+    /// Bytes now.
+    pub(crate) to: u64,
+    /// `yes`, `nobody-there`, `not-listening`, `deaf`, `later`.
+    pub(crate) told: String,
+}
+
+/// `drain`, `pause`, `resume`.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Done {
+    pub(crate) id: u64,
+    pub(crate) image: String,
+    pub(crate) state: State,
+    pub(crate) took_us: u64,
+}

@@ -1,0 +1,239 @@
+//! `ringway ctl`: looks into a running daemon and changes its disks, over its control socket.
+
+mod paper;
+
+use crate::cli::LogArgs;
+use crate::config::{DiskArgs, is_unreal};
+use crate::control::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
+use crate::logging;
+use crate::size::Size;
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway ctl --control /run/ringway.sock list
+  ringway ctl --control /run/ringway.sock stats --json | jq .disks[0].counts
+  ringway ctl --control /run/ringway.sock add vm2.img --socket /run/vm2.sock
+  ringway ctl --control /run/ringway.sock resize vm2.img 20G
+  ringway ctl --control /run/ringway.sock remove /run/vm2.sock
+
+DISK is the number of a disk, its image or its socket, as list shows them.
+RINGWAY_CONTROL may name the socket instead of --control.
+Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
+
+/// What the help of each of its commands ends with.
+macro_rules! example {
+    ($words:literal) => {
+        concat!(
+            "Examples:\n  ringway ctl --control /run/ringway.sock ",
+            $words,
+            "\n\nExit status: 0 done, 1 failed or refused, 2 wrong usage."
+        )
+    };
+}
+
+/// How long a daemon may take: draining a disk takes as long as the disk.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What `ringway ctl` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CtlArgs {
+    /// The control socket of the daemon: what `ringway serve --control` was told.
+    #[arg(long, value_name = "PATH", global = true)]
+    control: Option<PathBuf>,
+    /// Print the answer as JSON instead of a table.
+    #[arg(long, global = true, help_heading = "Output")]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What can be asked for.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the disks.
+    #[command(after_help = example!("list"))]
+    List,
+    /// Show what disks, queues and workers have done.
+    #[command(after_help = example!("stats /run/vm1.sock"))]
+    Stats {
+        /// Only this disk.
+        disk: Option<String>,
+    },
+    /// Serve one more disk; the words are those of `ringway serve`.
+    #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
+    Add(Box<DiskArgs>),
+    /// Serve a disk no more: what is in flight ends, then its front-end is disconnected.
+    #[command(after_help = example!("remove vm2.img"))]
+    Remove {
+        /// The disk.
+        disk: String,
+    },
+    /// Give a disk another size and tell its guest.
+    #[command(after_help = example!("resize vm2.img 20G"))]
+    Resize {
+        /// The disk.
+        disk: String,
+        /// The new size; its file is made as long. Without it, the size that the file or block
+        /// device has by now.
+        size: Option<Size>,
+        /// The disk may become smaller. What lies beyond the new end is LOST.
+        #[arg(long)]
+        shrink: bool,
+    },
+    /// Finish what is in flight, make it durable, and go on.
+    #[command(after_help = example!("drain vm2.img"))]
+    Drain {
+        /// The disk.
+        disk: String,
+    },
+    /// Take no more requests; the guest waits.
+    #[command(after_help = example!("pause vm2.img"))]
+    Pause {
+        /// The disk.
+        disk: String,
+    },
+    /// Take requests again.
+    #[command(after_help = example!("resume vm2.img"))]
+    Resume {
+        /// The disk.
+        disk: String,
+    },
+}
+
+/// Carries out `ringway ctl`.
+///
+/// # Errors
+/// One message: what is wrong, where, what to do.
+pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    logging::start(log, None, None);
+    let path = args.control.or_else(|| std::env::var_os("RINGWAY_CONTROL").map(PathBuf::from));
+    let path = path.ok_or_else(|| {
+        anyhow!("no daemon named: add --control PATH, as `ringway serve --control` was told")
+    })?;
+    let (name, request) = request(args.command)?;
+    let answer = ask_from_here(&path, name, request)?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&answer)? + "\n",
+        false => paper::write(name, answer).context("the daemon's answer is not understood")?,
+    };
+    // A reader that has gone is no failure.
+    let _ = anstream::stdout().write_all(text.as_bytes());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a command, and the rest of its request.
+fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>)> {
+    let (name, fields) = match command {
+        Command::List => ("list", json!({})),
+        Command::Stats { disk: None } => ("stats", json!({})),
+        Command::Stats { disk: Some(disk) } => ("stats", json!({ "disk": disk })),
+        Command::Add(disk) => ("add", json!({ "disk": from_root(*disk)? })),
+        Command::Remove { disk } => ("remove", json!({ "disk": disk })),
+        Command::Resize { disk, size, shrink } => {
+            ("resize", json!({ "disk": disk, "size": size, "shrink": shrink }))
+        }
+        Command::Drain { disk } => ("drain", json!({ "disk": disk })),
+        Command::Pause { disk } => ("pause", json!({ "disk": disk })),
+        Command::Resume { disk } => ("resume", json!({ "disk": disk })),
+    };
+    match fields {
+        Value::Object(fields) => Ok((name, fields)),
+        _ => bail!("no such request"),
+    }
+}
+
+/// The daemon runs in another folder.
+fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
+    let image = disk.image.take().ok_or_else(|| anyhow!("no disk to add: name an IMAGE"))?;
+    let socket = disk.socket.take();
+    let socket = socket.ok_or_else(|| anyhow!("no place to serve it at: add --socket PATH"))?;
+    let image = if is_unreal(&image) { image } else { std::path::absolute(image)? };
+    (disk.image, disk.socket) = (Some(image), Some(std::path::absolute(socket)?));
+    Ok(disk)
+}
+
+/// Asks; a disk that the daemon does not know by this word may be a path in this folder.
+fn ask_from_here(
+    path: &Path,
+    command: &str,
+    mut request: Map<String, Value>,
+) -> anyhow::Result<Value> {
+    let mut problem = match ask(path, command, request.clone())? {
+        Ok(answer) => return Ok(answer),
+        Err(problem) => problem,
+    };
+    if problem.kind == Kind::NoSuchDisk
+        && let Some(Value::String(disk)) = request.get("disk")
+        && Path::new(disk).exists()
+    {
+        let from_root = std::path::absolute(disk)?.display().to_string();
+        request.insert("disk".into(), from_root.into());
+        problem = match ask(path, command, request)? {
+            Ok(answer) => return Ok(answer),
+            Err(problem) => problem,
+        };
+    }
+    match problem.kind {
+        Kind::NotMeant => bail!("{} (--shrink)", problem.message),
+        _ => bail!("{}", problem.message),
+    }
+}
+
+/// Asks a daemon for one thing: its answer, or what it finds wrong with the request.
+///
+/// # Errors
+/// One message: there is no such daemon, or it does not answer.
+pub(crate) fn ask(
+    path: &Path,
+    command: &str,
+    mut request: Map<String, Value>,
+) -> anyhow::Result<Result<Value, Problem>> {
+    let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
+    // Waiting for an image takes as long as was asked for.
+    let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
+    let lock_wait = Duration::from_secs(lock_wait.unwrap_or(0));
+    stream.set_read_timeout(Some(PATIENCE.saturating_add(lock_wait)))?;
+    request.insert("version".into(), VERSION.into());
+    request.insert("command".into(), command.into());
+    let mut bytes = serde_json::to_vec(&request)?;
+    bytes.push(b'\n');
+    stream.write_all(&bytes).with_context(|| format!("{}: cannot ask", path.display()))?;
+    let mut line = String::new();
+    let got = BufReader::new(&stream).take(ANSWER_MAX).read_line(&mut line);
+    let silent = || format!("{}: the daemon does not answer", path.display());
+    if got.with_context(silent)? == 0 {
+        bail!("{}: the daemon closed the connection; its log should say why", path.display());
+    }
+    let reply: Reply = serde_json::from_str(&line)
+        .with_context(|| format!("{}: this is no control socket", path.display()))?;
+    match (reply.ok, reply.answer, reply.error) {
+        (true, Some(answer), _) => Ok(Ok(answer)),
+        (_, _, Some(problem)) => Ok(Err(problem)),
+        _ => bail!("{}: the answer says nothing", path.display()),
+    }
+}
+
+fn no_daemon(path: &Path, error: &io::Error) -> anyhow::Error {
+    let path = path.display();
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            anyhow!("there is no socket at {path}: start `ringway serve --control {path} …`")
+        }
+        io::ErrorKind::ConnectionRefused => anyhow!(
+            "no one listens at {path} (its daemon has ended): start `ringway serve --control {path} …`"
+        ),
+        io::ErrorKind::PermissionDenied => {
+            anyhow!("{path}: no permission: only the user who runs the daemon may control it")
+        }
+        _ => anyhow!("cannot connect to {path}: {error}"),
+    }
+}

@@ -1,0 +1,230 @@
+//! The control socket: one thread that accepts, one for each client.
+//!
+//! A client can wait for the daemon, the daemon never waits for a client: lines are bounded, clients
+//! are few, one that does not read is given up, and the one that has been silent longest makes room
+//! for the next.
+
+mod commands;
+mod reports;
+
+use super::disks::Disks;
+use super::endpoint::SocketFile;
+use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
+use anyhow::Context;
+use ringway_export::vhost_user::bind_private;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Clients at a time.
+const CLIENTS_MAX: usize = 32;
+/// How long a client may be in reading an answer.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+/// How long to leave the host alone when it has no descriptor for a new client.
+const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// A control socket that is listened on.
+pub(crate) struct Control {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+/// A control socket that is served; dropping it ends the thread and removes
+/// the file. Clients that are there are heard until the process ends.
+pub(crate) struct Running {
+    _file: SocketFile,
+    end: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Control {
+    /// Listens at `path`; from the first moment only this user can connect.
+    ///
+    /// # Errors
+    /// What is wrong with the path.
+    pub(crate) fn listen(path: &Path) -> anyhow::Result<Self> {
+        let listener = bind_private(path).context("the control socket")?;
+        let file = SocketFile::of(path)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, file })
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// Serves clients until `Running` is dropped.
+    ///
+    /// # Errors
+    /// What the host says to a thread.
+    pub(crate) fn run(self, disks: &Arc<Disks>) -> io::Result<Running> {
+        let Self { listener, file } = self;
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (disks, stop) = (Arc::clone(disks), Arc::clone(&end));
+        let thread = std::thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept(&listener, &disks, &stop))?;
+        Ok(Running { _file: file, end, thread: Some(thread) })
+    }
+}
+
+/// One client, as the others see it.
+struct Client {
+    stream: UnixStream,
+    /// `None` while a command of its is carried out.
+    silent_since: Option<Instant>,
+}
+
+/// The clients that are there, by number.
+#[derive(Default)]
+struct Clients {
+    list: Mutex<Vec<(u64, Client)>>,
+}
+
+impl Clients {
+    fn lock(&self) -> MutexGuard<'_, Vec<(u64, Client)>> {
+        self.list.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Makes room for one more. False if all are busy.
+    fn make_room(&self) -> bool {
+        let mut list = self.lock();
+        if list.len() < CLIENTS_MAX {
+            return true;
+        }
+        let silent = list.iter().enumerate().filter_map(|(at, (_, c))| Some((c.silent_since?, at)));
+        let Some((_, at)) = silent.min() else { return false };
+        // Its thread sees the end of the stream.
+        let (_, client) = list.swap_remove(at);
+        let _ = client.stream.shutdown(Shutdown::Both);
+        true
+    }
+
+    fn set_busy(&self, number: u64, busy: bool) {
+        let since = (!busy).then(Instant::now);
+        if let Some((_, client)) = self.lock().iter_mut().find(|(other, _)| *other == number) {
+            client.silent_since = since;
+        }
+    }
+}
+
+fn accept(listener: &UnixListener, disks: &Arc<Disks>, stop: &OwnedFd) {
+    let clients = Arc::new(Clients::default());
+    let mut number = 0;
+    loop {
+        let mut polled = [PollFd::new(stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        // Interrupted is as good as woken: the descriptors say what there is.
+        let _ = poll(&mut polled, None);
+        if !polled[0].revents().is_empty() {
+            return;
+        }
+        match listener.accept() {
+            Ok((stream, _)) => {
+                number += 1;
+                if let Err(error) = attend(number, stream, disks, &clients) {
+                    tracing::warn!("control client refused: {error}");
+                }
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                tracing::warn!("no control client accepted: {error}");
+                let stop = stop.as_fd();
+                let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&BREATH));
+            }
+        }
+    }
+}
+
+/// Gives a client a thread of its own.
+fn attend(
+    number: u64,
+    stream: UnixStream,
+    disks: &Arc<Disks>,
+    clients: &Arc<Clients>,
+) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(WRITE_MAX))?;
+    if !clients.make_room() {
+        let problem = Problem::new(Kind::Busy, "too many clients are waiting: try again later");
+        return write(&stream, None, Err(problem));
+    }
+    let client = Client { stream: stream.try_clone()?, silent_since: Some(Instant::now()) };
+    clients.lock().push((number, client));
+    let (disks, all) = (Arc::clone(disks), Arc::clone(clients));
+    let thread = std::thread::Builder::new().name("control-client".into()).spawn(move || {
+        // A client that goes in the middle costs nobody else anything.
+        let _ = serve(number, &stream, &disks, &all);
+        all.lock().retain(|(other, _)| *other != number);
+    });
+    thread.map(drop).inspect_err(|_| clients.lock().retain(|(other, _)| *other != number))
+}
+
+fn serve(number: u64, stream: &UnixStream, disks: &Disks, clients: &Clients) -> io::Result<()> {
+    let mut lines = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        // One byte more than allowed tells a line that is too long from one that just fits.
+        let got = (&mut lines).take(REQUEST_MAX + 1).read_until(b'\n', &mut line)?;
+        if got == 0 {
+            return Ok(());
+        }
+        if line.len() as u64 > REQUEST_MAX {
+            let problem = format!("a request is one line of at most {REQUEST_MAX} bytes");
+            return write(stream, None, Err(Problem::new(Kind::Malformed, problem)));
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        clients.set_busy(number, true);
+        let (id, outcome) = commands::carry_out(disks, &line);
+        clients.set_busy(number, false);
+        write(stream, id, outcome)?;
+    }
+}
+
+fn write(
+    mut stream: &UnixStream,
+    id: Option<serde_json::Value>,
+    outcome: Result<serde_json::Value, Problem>,
+) -> io::Result<()> {
+    let (answer, error) = match outcome {
+        Ok(answer) => (Some(answer), None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let reply = Reply { version: VERSION, id, ok: error.is_none(), answer, error };
+    let mut bytes = serde_json::to_vec(&reply)?;
+    bytes.push(b'\n');
+    // Each piece has its time: a client that reads a byte now and then is given up as well.
+    let begun = Instant::now();
+    let mut rest = &bytes[..];
+    while !rest.is_empty() {
+        match stream.write(rest) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => rest = &rest[written..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+        if begun.elapsed() > WRITE_MAX && !rest.is_empty() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
+}

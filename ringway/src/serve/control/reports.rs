@@ -1,0 +1,135 @@
+//! What clients are told: disks, and what workers have counted.
+
+use super::super::disks::Disks;
+use super::super::served::Served;
+use super::super::stats::Asked;
+use crate::control::{
+    DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, QueueStatsOf, Spread, State, Stats,
+    WorkerStatsOf,
+};
+use ringway_disk::EngineKind;
+use ringway_export::{QueueReport, WorkerStats};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long workers may take to tell their counts. They do between two turns.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+pub(super) fn list(disks: &Disks) -> List {
+    List {
+        daemon: DaemonFacts {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_us: micros(disks.begun.elapsed()),
+        },
+        disks: disks.list().iter().map(|served| facts(served)).collect(),
+    }
+}
+
+pub(super) fn facts(served: &Served) -> DiskFacts {
+    let (disk, options) = (served.export.disk(), served.export.options());
+    let geometry = disk.geometry();
+    let serial = String::from_utf8_lossy(disk.serial());
+    DiskFacts {
+        id: served.id,
+        image: disk.name().into(),
+        socket: served.socket.clone(),
+        size: geometry.capacity,
+        read_only: geometry.read_only,
+        serial: serial.trim_end_matches('\0').into(),
+        block_size: geometry.logical_block,
+        queues: options.queues,
+        queue_size: options.queue_size,
+        workers: served.workers,
+        engine: disk.engine().to_string(),
+        engine_why: disk.engine_why().into(),
+        cache: disk.cache().to_string(),
+        cache_why: disk.cache_why().into(),
+        state: state(served),
+        connected: served.export.is_connected(),
+    }
+}
+
+pub(super) fn state(served: &Served) -> State {
+    if served.is_leaving() {
+        State::Leaving
+    } else if served.export.is_paused() {
+        State::Paused
+    } else if !served.export.is_clear() {
+        State::Stuck
+    } else {
+        State::Serving
+    }
+}
+
+/// Of one disk and its workers, or of all; latencies with their `buckets`, if asked for.
+pub(super) fn stats(disks: &Disks, one: Option<Arc<Served>>, buckets: bool) -> Stats {
+    let list = one.map_or_else(|| disks.list(), |one| vec![one]);
+    let kinds: Vec<_> = list.iter().map(|served| served.export.disk().engine()).collect();
+    let mut asked = disks.workers().ask_within(PATIENCE);
+    asked.retain(|engine| kinds.contains(&engine.kind));
+    Stats {
+        uptime_us: micros(disks.begun.elapsed()),
+        disks: list.iter().map(|served| disk_stats(served, &asked, buckets)).collect(),
+        workers: asked.iter().flat_map(worker_stats).collect(),
+    }
+}
+
+fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
+    let disk = served.export.disk();
+    let workers = asked.iter().find(|engine| engine.kind == disk.engine());
+    let report = served.export.report(workers.map_or(&[], |engine| &engine.workers));
+    DiskStatsOf {
+        id: served.id,
+        image: disk.name().into(),
+        size: disk.capacity(),
+        engine: disk.engine().to_string(),
+        state: state(served),
+        connected: report.connected,
+        write_cache: report.writeback,
+        in_flight: report.queues.iter().map(|queue| queue.stats.in_flight).sum(),
+        counts: (&report.counts).into(),
+        latency: report.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
+        queues: report.queues.iter().map(|queue| queue_stats(queue, disk.engine())).collect(),
+    }
+}
+
+fn queue_stats(queue: &QueueReport, engine: EngineKind) -> QueueStatsOf {
+    let QueueReport { queue, worker, stats } = queue;
+    QueueStatsOf {
+        queue: *queue,
+        worker: format!("{engine}/{worker}"),
+        queue_size: stats.queue_size,
+        in_flight: stats.in_flight,
+        broken: stats.broken,
+        counts: (&stats.counts).into(),
+        latency: stats.latency.as_ref().map(|latency| Latencies::of(latency, false)),
+    }
+}
+
+fn worker_stats(asked: &Asked) -> Vec<WorkerStatsOf> {
+    let one = |(number, said): (usize, &Option<WorkerStats>)| {
+        let (answers, said) = (said.is_some(), said.clone().unwrap_or_default());
+        WorkerStatsOf {
+            worker: format!("{}/{number}", asked.kind),
+            engine: asked.kind.to_string(),
+            answers,
+            age_us: micros(said.age),
+            cpu_us: micros(said.cpu),
+            turns: said.turns,
+            spins: said.spins,
+            sleeps: said.sleeps,
+            queues: said.lanes.len(),
+            requests: said.requests,
+            syscalls: said.engine.syscalls,
+            lost_calls: said.lost_calls,
+            batches: Spread::of(&said.batches),
+            harvests: Spread::of(&said.harvests),
+        }
+    };
+    asked.workers.iter().enumerate().map(one).collect()
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,385 @@
+//! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
+
+use super::accept;
+use super::endpoint::Endpoint;
+use super::image::{NewImage, check_iopoll, open_disk};
+use super::paths::Paths;
+use super::served::{Served, lock};
+use super::spread::Spread;
+use super::stats::Workers;
+use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
+use anyhow::{Context, anyhow, bail};
+use ringway_disk::{Disk, EngineKind};
+use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long to wait until nobody looks at a removed disk any more.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
+/// A disk that is ready, and not served yet.
+pub(crate) struct Ready {
+    served: Arc<Served>,
+    endpoint: Endpoint,
+}
+
+/// What rings when a disk's thread or a worker has ended.
+struct Bell {
+    event: OwnedFd,
+    worker_failed: AtomicBool,
+}
+
+impl Bell {
+    fn ring(&self) {
+        // A full counter rings too.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+/// The workers of one engine.
+struct Engine {
+    kind: EngineKind,
+    pool: Pool,
+    spread: Spread,
+}
+
+/// All disks, and their workers.
+pub(crate) struct Disks {
+    options: DaemonArgs,
+    polling: Polling,
+    /// The CPUs of all workers, whatever their engine.
+    pins: Cpus,
+    paths: Paths,
+    list: Mutex<Vec<Arc<Served>>>,
+    next_id: AtomicU64,
+    engines: Mutex<Vec<Engine>>,
+    /// Held while a disk is added; false once none may be added any more.
+    open: Mutex<bool>,
+    bell: Arc<Bell>,
+    pub(crate) begun: Instant,
+}
+
+fn event() -> std::io::Result<OwnedFd> {
+    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
+}
+
+impl Disks {
+    /// Opens disks, starts workers, listens. From then on front-ends can connect; they are served
+    /// after [`Disks::launch`].
+    ///
+    /// # Errors
+    /// One message; nothing was created or changed then.
+    pub(crate) fn start(
+        specs: Vec<DiskSpec>,
+        options: DaemonArgs,
+        polling: Polling,
+    ) -> anyhow::Result<(Self, Vec<Ready>)> {
+        let bell = Bell { event: event()?, worker_failed: AtomicBool::new(false) };
+        let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
+        let disks = Self {
+            options,
+            polling,
+            pins,
+            paths: Paths::start()?,
+            list: Mutex::default(),
+            next_id: AtomicU64::new(0),
+            engines: Mutex::default(),
+            open: Mutex::new(true),
+            bell: Arc::new(bell),
+            begun: Instant::now(),
+        };
+        let mut opened = Vec::new();
+        let mut new_images = Vec::new();
+        for spec in specs {
+            let disk = open_disk(&spec).map_err(|error| with_origin(&spec.origin, error))?;
+            new_images.extend(NewImage::of(&disk, &spec));
+            if disks.options.iopoll {
+                check_iopoll(&disk).map_err(|error| with_origin(&spec.origin, error))?;
+            }
+            opened.push((Arc::new(disk), spec));
+        }
+        disks.start_pools(&opened)?;
+        disks.warn_of_crowd(0);
+        let mut ready = Vec::new();
+        for (disk, spec) in opened {
+            let origin = spec.origin.clone();
+            ready.push(disks.prepare(disk, spec).map_err(|error| with_origin(&origin, error))?);
+        }
+        new_images.into_iter().for_each(NewImage::keep);
+        Ok((disks, ready))
+    }
+
+    /// One pool of workers for each engine in use.
+    fn start_pools(&self, opened: &[(Arc<Disk>, DiskSpec)]) -> anyhow::Result<()> {
+        for (disk, _) in opened {
+            let kind = disk.engine();
+            let of_this = opened.iter().filter(|(disk, _)| disk.engine() == kind);
+            let queues = of_this.map(|(_, spec)| usize::from(spec.queues)).sum();
+            self.provide(kind, queues)?;
+        }
+        Ok(())
+    }
+
+    /// Workers with engine `kind` for `queues` queues; as many as there are already, at least.
+    fn provide(&self, kind: EngineKind, queues: usize) -> anyhow::Result<()> {
+        let listed = self.options.cpus.as_ref().map_or(&[][..], CpuList::numbers);
+        let most = if listed.is_empty() { cpus().into() } else { listed.len() };
+        let wanted = self.options.workers.map_or(queues.min(most), usize::from);
+        let context = || format!("cannot start {wanted} workers with engine {kind}");
+        let mut engines = lock(&self.engines);
+        if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {
+            engine.pool.grow(wanted).with_context(context)?;
+            engine.spread.grow(engine.pool.handles().len());
+            return Ok(());
+        }
+        let options = PoolOptions {
+            engine: kind,
+            workers: wanted,
+            polling: self.polling,
+            harvest_at_once: true,
+            pin_memory: self.options.pin_memory,
+            iopoll: self.options.iopoll,
+            sample_latency: self.options.control.is_some(),
+        };
+        let bell = Arc::clone(&self.bell);
+        let on_failure = Arc::new(move || {
+            bell.worker_failed.store(true, SeqCst);
+            bell.ring();
+        });
+        let pool = Pool::start_watched(options, self.pins.clone(), on_failure);
+        let pool = pool.with_context(context)?;
+        let mut spread = Spread::new();
+        spread.grow(pool.handles().len());
+        engines.push(Engine { kind, pool, spread });
+        Ok(())
+    }
+
+    fn warn_of_crowd(&self, before: usize) {
+        let workers = self.count_workers();
+        if let Some(cpus) = &self.options.cpus
+            && self.polling == Polling::Always
+            && workers > before.max(cpus.numbers().len())
+        {
+            tracing::warn!(
+                "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only \
+                 when the scheduler takes it from another. Give --cpus as many, or --workers fewer"
+            );
+        }
+    }
+
+    fn count_workers(&self) -> usize {
+        lock(&self.engines).iter().map(|engine| engine.pool.handles().len()).sum()
+    }
+
+    /// Gives an open disk its workers and its place.
+    fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec) -> anyhow::Result<Ready> {
+        let claim = spec.claim();
+        let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
+        let endpoint = Endpoint::open(spec.place)?;
+        let stop = event()?;
+        let (workers, first) = {
+            let mut engines = lock(&self.engines);
+            let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
+            let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
+            let first = engine.spread.place(spec.queues.into());
+            (engine.pool.handles().to_vec(), first)
+        };
+        let busy = workers.len().min(spec.queues.into());
+        let place = (first, workers.len());
+        self.paths.listen(&disk);
+        let export = Export::new(disk, options, workers, first);
+        let served = Arc::new(Served {
+            id: self.next_id.fetch_add(1, SeqCst),
+            export,
+            claim,
+            socket: endpoint.path().map(Path::to_path_buf),
+            workers: busy,
+            cpus: self.options.cpus.clone(),
+            place,
+            stop,
+            leaving: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            thread: Mutex::default(),
+        });
+        lock(&self.list).push(Arc::clone(&served));
+        Ok(Ready { served, endpoint })
+    }
+
+    /// Serves a disk on a thread of its own.
+    ///
+    /// # Errors
+    /// What the host says to a thread.
+    pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
+        let Ready { served, endpoint } = ready;
+        let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
+        let thread = std::thread::Builder::new().name(format!("disk-{}", served.id));
+        let thread = thread.spawn(move || {
+            let ended = accept::serve(&disk.export, &endpoint, disk.stop.as_fd());
+            // Its socket file goes before anybody hears that it has ended.
+            drop(endpoint);
+            disk.ended.store(true, SeqCst);
+            drop(disk);
+            bell.ring();
+            ended
+        })?;
+        *lock(&served.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// Opens one more disk and serves it.
+    ///
+    /// # Errors
+    /// One message; nothing was created or changed then.
+    pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<Arc<Served>> {
+        self.check_apart(&spec)?;
+        // With --lock-wait this takes its time; the daemon can stop meanwhile.
+        let disk = open_disk(&spec)?;
+        let new_image = NewImage::of(&disk, &spec);
+        if self.options.iopoll {
+            check_iopoll(&disk)?;
+        }
+        let open = lock(&self.open);
+        if !*open {
+            bail!("the daemon is stopping");
+        }
+        // Another one may have come meanwhile.
+        self.check_apart(&spec)?;
+        let (queues, before) = (self.queues_now(disk.engine()), self.count_workers());
+        self.provide(disk.engine(), queues + usize::from(spec.queues))?;
+        self.warn_of_crowd(before);
+        let ready = self.prepare(Arc::new(disk), spec)?;
+        let served = Arc::clone(&ready.served);
+        if let Err(error) = self.launch(ready) {
+            self.forget(&served);
+            return Err(error);
+        }
+        if let Some(image) = new_image {
+            image.keep();
+        }
+        tracing::info!(disk = served.export.disk().name(), id = served.id, "disk added");
+        Ok(served)
+    }
+
+    fn check_apart(&self, spec: &DiskSpec) -> anyhow::Result<()> {
+        let claim = spec.claim();
+        let list = self.list();
+        list.iter()
+            .try_for_each(|other| claim.check_apart(&other.claim))
+            .map_err(anyhow::Error::msg)
+    }
+
+    fn queues_now(&self, kind: EngineKind) -> usize {
+        let list = lock(&self.list);
+        let same = list.iter().filter(|served| served.export.disk().engine() == kind);
+        same.map(|served| usize::from(served.export.options().queues)).sum()
+    }
+
+    /// Drains a disk, disconnects its front-end, removes its socket file and closes it. True if all
+    /// that was in flight is over; a stuck disk may still write.
+    ///
+    /// # Errors
+    /// That somebody else removes it already, or what the host said to its thread.
+    pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<bool> {
+        if served.leaving.swap(true, SeqCst) {
+            bail!("it is being removed already");
+        }
+        served.stop();
+        let outcome = served.join().unwrap_or(Ok(()));
+        self.forget(&served);
+        let clear = served.export.is_clear();
+        tracing::info!(disk = served.export.disk().name(), id = served.id, "disk removed");
+        // Others may be looking at it for a moment.
+        let begun = Instant::now();
+        while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if clear {
+            served.export.disk().unlock();
+        }
+        outcome.map(|()| clear)
+    }
+
+    fn forget(&self, served: &Arc<Served>) {
+        let mut list = lock(&self.list);
+        let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, served)) else { return };
+        list.remove(at);
+        drop(list);
+        let kind = served.export.disk().engine();
+        if let Some(engine) = lock(&self.engines).iter_mut().find(|engine| engine.kind == kind) {
+            let (first, workers) = served.place;
+            engine.spread.leave(first, served.export.options().queues.into(), workers);
+        }
+    }
+
+    /// The disks, in the order they came.
+    pub(crate) fn list(&self) -> Vec<Arc<Served>> {
+        lock(&self.list).clone()
+    }
+
+    /// The workers of all disks, to ask for their counts.
+    pub(crate) fn workers(&self) -> Workers {
+        let disks = self.list().into_iter().map(|served| Arc::clone(served.export.disk()));
+        let engines = lock(&self.engines);
+        let pools = engines.iter().map(|engine| (engine.kind, engine.pool.handles()));
+        Workers::new(pools, disks)
+    }
+
+    /// Readable when [`Disks::clear_up`] has something to do.
+    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.event.as_fd()
+    }
+
+    /// Forgets disks whose thread ended by itself. False if there is none left.
+    ///
+    /// # Errors
+    /// That a worker failed, or a disk's thread.
+    pub(crate) fn clear_up(&self) -> anyhow::Result<bool> {
+        let mut counter = [0; 8];
+        // Empty already is as good as emptied.
+        let _ = rustix::io::read(&self.bell.event, &mut counter);
+        if self.bell.worker_failed.load(SeqCst) {
+            bail!("a worker failed, and its queues with it; the log says why");
+        }
+        for served in self.list() {
+            // One that is leaving is cleared up by whoever told it to.
+            if !served.is_leaving() && served.ended.load(SeqCst) {
+                let outcome = served.join();
+                self.forget(&served);
+                outcome.transpose()?;
+            }
+        }
+        Ok(!lock(&self.list).is_empty())
+    }
+
+    /// Stops all disks at once and waits for them.
+    ///
+    /// # Errors
+    /// The first that a disk's thread met.
+    pub(crate) fn stop_all(&self) -> anyhow::Result<()> {
+        *lock(&self.open) = false;
+        let list = self.list();
+        list.iter().for_each(|served| served.stop());
+        let mut outcome = Ok(());
+        for served in list {
+            if let Some(Err(error)) = served.join() {
+                outcome = outcome.and(Err(error));
+            }
+            self.forget(&served);
+        }
+        outcome
+    }
+
+    /// Ends all workers; the disks must have been stopped.
+    pub(crate) fn end_workers(&self) {
+        let engines = std::mem::take(&mut *lock(&self.engines));
+        drop(engines);
+    }
+}
+
+fn with_origin(origin: &str, error: anyhow::Error) -> anyhow::Error {
+    if origin.is_empty() { error } else { anyhow!("{origin}: {error:#}") }
+}

@@ -1,0 +1,474 @@
+//! `ringway ctl` and the control socket, from outside: the real program under load.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, ringway, run, text, write};
+use ringway_driver::{BlkQueue, Device, Options};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+fn connect(dir: &Path, socket: &str) -> Device {
+    let options = Options::new().patience(PATIENCE).watch_config(true);
+    options.connect(dir.join(socket)).unwrap()
+}
+
+/// `ringway ctl --control ctl ARGS`, run in `dir`.
+fn ctl(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+    run(command)
+}
+
+/// As [`ctl`]; it must succeed.
+fn done(dir: &Path, args: &[&str]) -> String {
+    let output = ctl(dir, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// As [`done`], with `--json`.
+fn answer(dir: &Path, args: &[&str]) -> Value {
+    serde_json::from_str(&done(dir, &[args, &["--json"]].concat())).unwrap()
+}
+
+/// As [`ctl`]; it must be refused, with this in its message.
+fn refused(dir: &Path, args: &[&str], what: &str) {
+    let output = ctl(dir, args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
+    let message = text(&output.stderr);
+    assert!(message.contains(what), "{what}: {message}");
+    assert!(message.starts_with("error: ") && message.lines().count() == 1, "{message}");
+}
+
+/// A client that speaks to the socket by hand.
+struct Client(BufReader<UnixStream>);
+
+impl Client {
+    fn new(dir: &Path) -> Self {
+        let stream = UnixStream::connect(dir.join("ctl")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    fn say(&mut self, line: &str) -> Value {
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"))
+    }
+
+    fn is_closed(&mut self) -> bool {
+        !matches!(self.0.read(&mut [0; 64]), Ok(1..))
+    }
+}
+
+/// Reads and writes one disk without a pause and without an error until told to stop.
+struct Load(Arc<AtomicBool>, std::thread::JoinHandle<u64>);
+
+impl Load {
+    fn start(device: Device, mut queue: BlkQueue<()>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let mut rounds = 0;
+            while !told.load(Relaxed) {
+                for sector in 0..16u64 {
+                    let mut buffer = device.pool().alloc(512).unwrap();
+                    buffer.fill(sector.to_le_bytes()[0]);
+                    queue.write(sector * 512, buffer, ()).unwrap();
+                    queue.read(sector * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
+                }
+                assert!(queue.wait_for(32, Some(PATIENCE)).unwrap(), "a request hangs");
+                assert!(queue.completions().all(|done| done.is_ok()), "a request fails");
+                rounds += 1;
+            }
+            rounds
+        });
+        Self(stop, thread)
+    }
+
+    fn stop(self) -> u64 {
+        self.0.store(true, Relaxed);
+        self.1.join().unwrap()
+    }
+}
+
+#[test]
+fn b12_disks_come_and_go_while_another_one_is_under_load() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "2"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut device = connect(dir.path(), "s");
+    let queue = device.queue().unwrap();
+    let load = Load::start(device, queue);
+    let descriptors = || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    let mut before = 0;
+    for round in 1..=8u8 {
+        let words = ["new.img", "--size", "2M", "--socket", "t", "--queues", "3"];
+        let added = answer(dir.path(), &[&["add"][..], &words].concat());
+        assert_eq!((&added["size"], &added["queues"]), (&json!(2 * MIB), &json!(3)));
+        assert_eq!(added["id"], round, "a number is never given again");
+        let mut device = connect(dir.path(), "t");
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 9, round));
+        let listed = answer(dir.path(), &["list"]);
+        assert_eq!(listed["disks"].as_array().unwrap().len(), 2);
+        assert_eq!(listed["disks"][1]["connected"], true);
+        // In use, and asked for something that is not in flight yet.
+        for _ in 0..32 {
+            queue.read(0, device.pool().alloc(4096).unwrap(), ()).unwrap();
+        }
+        queue.submit().unwrap();
+        let name = ["new.img", "t", listed["disks"][1]["image"].as_str().unwrap()];
+        let removed = answer(dir.path(), &["remove", name[usize::from(round) % 3]]);
+        assert_eq!(removed["drained"], true);
+        assert!(!dir.path().join("t").exists(), "its socket file is gone");
+        assert!(!device.is_connected());
+        assert_eq!(std::fs::read(dir.path().join("new.img")).unwrap()[9 * 512], round);
+        match round {
+            2 => before = descriptors(),
+            8 => assert_eq!(descriptors(), before, "descriptors leak"),
+            _ => {}
+        }
+    }
+    assert!(load.stop() > 0);
+    daemon.stop();
+    assert!(!dir.path().join("ctl").exists(), "the control socket is gone");
+}
+
+#[test]
+fn a_daemon_may_begin_without_a_disk_and_lose_its_last() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["--control", "ctl"]);
+    assert!(daemon.ready.contains("control socket"), "{}", daemon.ready);
+    assert_eq!(answer(dir.path(), &["list"])["disks"], json!([]));
+    assert!(done(dir.path(), &["list"]).contains(&format!("process {}", daemon.pid())));
+    // Engines that nobody has used before get their workers now.
+    for (image, engine) in [("null:1G", "null"), ("sim:ram:1M", "sim:ram"), ("disk.img", "threads")]
+    {
+        let words = ["add", image, "--socket", "s", "--engine", "threads", "--cache", "writeback"];
+        let words = if engine == "threads" { &words[..] } else { &words[..4] };
+        let said = done(dir.path(), words);
+        assert!(said.contains(engine), "{said}");
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 1, 1));
+        let id = answer(dir.path(), &["list"])["disks"][0]["id"].to_string();
+        assert!(done(dir.path(), &["remove", &id]).contains("removed"));
+    }
+    daemon.stop();
+}
+
+#[test]
+fn a_disk_grows_and_shrinks_and_its_guest_hears_of_it() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    assert!(!write(&device, &mut queue, 4000, 7));
+    let said = done(dir.path(), &["resize", "disk.img", "2M"]);
+    assert!(said.contains("1 MiB → 2 MiB; the guest was told"), "{said}");
+    assert!(device.config_changed().unwrap());
+    assert_eq!(device.capacity(), 2 * MIB);
+    assert!(write(&device, &mut queue, 4000, 7));
+    refused(dir.path(), &["resize", "disk.img", "1M"], "--shrink");
+    assert_eq!(dir.path().join("disk.img").metadata().unwrap().len(), 2 * MIB);
+    let said = answer(dir.path(), &["resize", "disk.img", "1M", "--shrink"]);
+    assert_eq!((&said["to"], &said["told"]), (&json!(MIB), &json!("yes")));
+    assert!(!write(&device, &mut queue, 4000, 7));
+    // The file was made longer by somebody else.
+    std::fs::File::options()
+        .write(true)
+        .open(dir.path().join("disk.img"))
+        .unwrap()
+        .set_len(3 * MIB)
+        .unwrap();
+    assert!(done(dir.path(), &["resize", "0"]).contains("1 MiB → 3 MiB"));
+    assert!(done(dir.path(), &["resize", "0"]).contains("3 MiB as before"));
+    refused(dir.path(), &["resize", "0", "1000"], "multiple of");
+
+    // Nobody is there, and somebody who does not listen.
+    drop((queue, device));
+    wait_until(|| answer(dir.path(), &["list"])["disks"][0]["connected"] == false);
+    let said = done(dir.path(), &["resize", "disk.img", "4M"]);
+    assert!(said.contains("no front-end is connected"), "{said}");
+    let _device = Options::new().connect(dir.path().join("s")).unwrap();
+    let said = done(dir.path(), &["resize", "disk.img", "5M"]);
+    assert!(said.contains("the guest was NOT told"), "{said}");
+    daemon.stop();
+}
+
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "it does not come");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn a_paused_disk_lets_its_guest_wait() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(done(dir.path(), &["pause", "disk.img"]).contains("paused"));
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["state"], "paused");
+    queue.read(0, device.pool().alloc(512).unwrap(), ()).unwrap();
+    assert!(!queue.wait(Some(Duration::from_millis(200))).unwrap(), "a paused disk answers");
+    assert_eq!(answer(dir.path(), &["drain", "disk.img"])["state"], "paused");
+    assert_eq!(answer(dir.path(), &["resume", "disk.img"])["state"], "serving");
+    assert!(queue.wait(Some(PATIENCE)).unwrap());
+    assert!(queue.pop().unwrap().unwrap().is_ok());
+    assert!(done(dir.path(), &["drain", "disk.img"]).contains("durable"));
+    assert!(write(&device, &mut queue, 1, 1));
+    daemon.stop();
+}
+
+#[test]
+fn stats_tell_of_disks_queues_and_workers() {
+    let dir = folder();
+    let args = ["null:1G", "--socket", "s", "--control", "ctl", "--queues", "2", "--workers", "1"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut device = Options::new().queues(2).connect(dir.path().join("s")).unwrap();
+    let mut queues = device.queues().unwrap();
+    for sector in 0..200 {
+        assert!(write(&device, &mut queues[1], sector, 1));
+    }
+    assert!(!write(&device, &mut queues[0], 1 << 40, 1));
+    let first = answer(dir.path(), &["stats"]);
+    let (disk, worker) = (&first["disks"][0], &first["workers"][0]);
+    assert_eq!(disk["counts"]["writes"], 200);
+    assert_eq!(disk["counts"]["written_bytes"], 200 * 512);
+    assert_eq!(disk["counts"]["errors"], 1);
+    assert_eq!((&disk["in_flight"], &disk["connected"]), (&json!(0), &json!(true)));
+    assert_eq!(disk["queues"][1]["counts"]["writes"], 200);
+    assert_eq!(disk["queues"][1]["worker"], "null/0");
+    let timed = &disk["latency"]["writes"];
+    assert!(timed["count"].as_u64() >= Some(3), "{timed}");
+    assert!(timed["p50"].as_u64() > Some(0) && timed["max"].as_u64() >= timed["p99"].as_u64());
+    assert_eq!((&worker["requests"], &worker["queues"]), (&json!(201), &json!(2)));
+    assert_eq!((&worker["answers"], &worker["batches"]["p50"]), (&json!(true), &json!(1)));
+    for field in ["age_us", "cpu_us", "turns", "syscalls"] {
+        assert!(worker[field].as_u64() > Some(0), "{field}: {worker}");
+    }
+    // For those who want the latencies of the last second.
+    let reply = Client::new(dir.path()).say(r#"{"command":"stats","disk":0,"buckets":true}"#);
+    let writes = &reply["answer"]["disks"][0]["latency"]["writes"];
+    let buckets = writes["buckets"].as_array().unwrap();
+    let sum: u64 = buckets.iter().map(|bucket| bucket[1].as_u64().unwrap()).sum();
+    assert_eq!(sum, writes["count"].as_u64().unwrap());
+    assert!(buckets.is_sorted_by_key(|bucket| bucket[0].as_u64()));
+    // Counts of queues that are gone stay with the disk; one that is left has no latencies.
+    drop((queues, device));
+    wait_until(|| answer(dir.path(), &["stats"])["disks"][0]["queues"] == json!([]));
+    let last = answer(dir.path(), &["stats", "null:1G"]);
+    assert_eq!(last["disks"][0]["counts"]["writes"], 200);
+    assert!(last["uptime_us"].as_u64() > first["uptime_us"].as_u64());
+    let table = done(dir.path(), &["stats"]);
+    for word in ["null:1G", "null/0", "200", "100 KiB", "polling"] {
+        assert!(table.contains(word), "{word}: {table}");
+    }
+    refused(dir.path(), &["stats", "nobody"], "there is no disk 'nobody'");
+    daemon.stop();
+}
+
+#[test]
+fn only_its_owner_can_connect() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mode = dir.path().join("ctl").metadata().unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A second daemon leaves it alone.
+    let mut command = ringway();
+    command.args(["serve", "null:1G", "--socket", "t", "--control", "ctl"]).current_dir(dir.path());
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("another process is listening"));
+    assert!(!dir.path().join("t").exists());
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["id"], 0);
+    daemon.stop();
+}
+
+#[test]
+fn requests_that_make_no_sense_are_answered() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut client = Client::new(dir.path());
+    for (line, kind, what) in [
+        ("nonsense", "malformed", "not a JSON object"),
+        ("[]", "malformed", "not a JSON object"),
+        ("{}", "malformed", "names no command"),
+        (r#"{"command":7}"#, "malformed", "names no command"),
+        (r#"{"command":"explode"}"#, "unknown-command", "'explode'; there are list, stats"),
+        (r#"{"command":"list","version":2}"#, "version", "speaks version 1"),
+        (r#"{"command":"list","disk":"x"}"#, "malformed", "unknown field `disk`"),
+        (r#"{"command":"pause"}"#, "malformed", "missing field `disk`"),
+        (r#"{"command":"pause","disk":9}"#, "no-such-disk", "'9'"),
+        (r#"{"command":"resize","disk":0,"size":"10X"}"#, "malformed", "'10X' is not a size"),
+        (r#"{"command":"resize","disk":0,"size":512}"#, "not-meant", "loses"),
+        (r#"{"command":"add","disk":{"image":"/x"}}"#, "malformed", "no socket"),
+        (r#"{"command":"add","disk":{"image":"x","socket":"/y"}}"#, "malformed", "absolute"),
+        (
+            r#"{"command":"add","disk":{"image":"/x","quues":3}}"#,
+            "malformed",
+            "unknown field `quues`",
+        ),
+        (
+            r#"{"command":"add","disk":{"image":"/no/x","socket":"/no/y"}}"#,
+            "failed",
+            "no such file",
+        ),
+    ] {
+        let reply = client.say(line);
+        assert_eq!((&reply["ok"], &reply["version"]), (&json!(false), &json!(1)), "{line}");
+        assert_eq!(reply["error"]["kind"], kind, "{line}: {reply}");
+        let message = reply["error"]["message"].as_str().unwrap();
+        assert!(message.contains(what), "{line}: {message}");
+    }
+    let reply = client.say(r#"{"command":"list","version":1,"id":[1,"a"]}"#);
+    assert_eq!((&reply["ok"], &reply["id"]), (&json!(true), &json!([1, "a"])));
+    // The same image or socket twice, in words for people.
+    let root = dir.path().canonicalize().unwrap().display().to_string();
+    for (image, socket, what) in
+        [("disk.img", "t", "is served by the disk"), ("b", "s", "is taken")]
+    {
+        let disk =
+            json!({ "image": format!("{root}/{image}"), "socket": format!("{root}/{socket}") });
+        let reply = client.say(&json!({ "command": "add", "disk": disk }).to_string());
+        assert_eq!(reply["error"]["kind"], "failed", "{reply}");
+        assert!(reply["error"]["message"].as_str().unwrap().contains(what), "{reply}");
+    }
+    assert!(!dir.path().join("t").exists() && !dir.path().join("b").exists());
+    daemon.stop();
+}
+
+#[test]
+fn a_hostile_client_keeps_nobody_waiting() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    // A line without an end.
+    let mut endless = Client::new(dir.path());
+    let stream = endless.0.get_mut();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let _ = stream.write_all(&vec![b' '; 70 << 10]);
+    assert_eq!(endless.hear()["error"]["kind"], "malformed");
+    assert!(endless.is_closed());
+    // Half a request, and questions without end whose answers nobody reads.
+    let mut half = Client::new(dir.path());
+    half.0.get_mut().write_all(b"{\"command\"").unwrap();
+    let deaf = UnixStream::connect(dir.path().join("ctl")).unwrap();
+    deaf.set_nonblocking(true).unwrap();
+    let line = b"{\"command\":\"stats\"}\n".repeat(1000);
+    for _ in 0..100 {
+        let _ = (&deaf).write(&line);
+    }
+    let begun = Instant::now();
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["id"], 0);
+    assert!(begun.elapsed() < Duration::from_secs(4), "it waited for the others");
+    // More clients than there is room for: the one that was silent longest goes.
+    let mut silent: Vec<_> = (0..40).map(|_| Client::new(dir.path())).collect();
+    assert_eq!(silent[39].say(r#"{"command":"list"}"#)["ok"], true);
+    assert!(silent[0].is_closed());
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["id"], 0);
+    let threads = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count();
+    assert!(threads < 120, "{threads} threads");
+    daemon.stop();
+}
+
+#[test]
+fn ctl_says_what_is_wrong() {
+    let dir = folder();
+    refused(dir.path(), &["list"], "there is no socket at ctl");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let mut command = ringway();
+    command.args(["ctl", "list"]).current_dir(dir.path()).env_remove("RINGWAY_CONTROL");
+    assert!(text(&run(command).stderr).contains("add --control PATH"));
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    refused(dir.path(), &["add", "x.img"], "add --socket PATH");
+    refused(dir.path(), &["remove", "x.img"], "there is no disk 'x.img'");
+    let mut command = ringway();
+    command.args(["ctl", "list"]).current_dir(dir.path()).env("RINGWAY_CONTROL", "ctl");
+    assert!(text(&run(command).stdout).contains("disk.img"));
+    daemon.kill();
+    refused(dir.path(), &["list"], "no one listens at ctl");
+}
+
+#[test]
+fn the_control_socket_can_be_named_in_the_file() {
+    let dir = folder();
+    std::fs::write(dir.path().join("conf.toml"), "control = 'ctl'\n").unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "conf.toml"]);
+    assert_eq!(answer(dir.path(), &["list"])["disks"], json!([]));
+    daemon.stop();
+}
+
+/// `--cpus` and `--lock-wait` count for disks that come later, too, and a daemon that waits for an
+/// image does everything else meanwhile.
+#[test]
+fn added_disks_are_pinned_and_waited_for() {
+    let dir = folder();
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    let cpus: Vec<_> = cpus.take(2).map(|cpu| cpu.to_string()).collect();
+    let daemon = Daemon::serve(
+        dir.path(),
+        &[
+            "null:1G",
+            "--socket",
+            "s",
+            "--control",
+            "ctl",
+            "--queues",
+            "1",
+            "--cpus",
+            &cpus.join(","),
+        ],
+    );
+    let held = std::fs::File::create(dir.path().join("held.img")).unwrap();
+    held.set_len(MIB).unwrap();
+    held.lock().unwrap();
+    let words = ["add", "held.img", "--socket", "t", "--queues", "4", "--engine", "threads"];
+    refused(dir.path(), &words, "held.img");
+    std::thread::scope(|scope| {
+        let patient = [&words[..], &["--lock-wait", "60"]].concat();
+        let path = dir.path();
+        let added = scope.spawn(move || answer(path, &patient));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!added.is_finished());
+        done(dir.path(), &["add", "null:1G", "--socket", "u", "--queues", "2"]);
+        drop(held);
+        assert_eq!(added.join().unwrap()["size"], MIB);
+    });
+    connect(dir.path(), "t");
+    let mut pinned = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
+        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+            line.trim().to_owned()
+        };
+        if field("Name:").starts_with("worker-") {
+            pinned.push(field("Cpus_allowed_list:"));
+        }
+    }
+    // One or two of the null disks' engine, as many of the other one's, in turn.
+    let mut expected = [&cpus[..], &cpus].concat();
+    pinned.sort();
+    expected.sort();
+    assert_eq!(pinned, expected);
+    daemon.stop();
+}
