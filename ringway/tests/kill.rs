@@ -4,205 +4,91 @@
 
 mod common;
 
+use campaign::oracle::Wrong;
+use campaign::{End, Harm, Plan};
 use common::{Daemon, PATIENCE, folder};
-use ringway_driver::{BlkQueue, Buffer, BufferPool, Device, Error, Options};
+use ringway_driver::{Device, Error, Options};
+use ringway_testkit::Rng;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Writes in flight on each queue.
-const DEPTH: u16 = 32;
-/// Sectors that each queue writes to.
-const SECTORS: u64 = 256;
+/// `xtask kill` runs the same in any number.
+#[allow(dead_code)] // Part of it is for the table.
+#[path = "../../xtask/src/kill/campaign/mod.rs"]
+mod campaign;
 
 /// Deaths of the daemon in one test.
-fn deaths() -> u32 {
-    std::env::var("RINGWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(8)
+fn deaths() -> u64 {
+    std::env::var("RINGWAY_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
 }
 
-/// Random numbers; the seed is printed and can be set with `RINGWAY_SEED`.
-struct Random(u64);
-
-impl Random {
-    fn seeded() -> Self {
-        use std::hash::{BuildHasher, RandomState};
-        let given = std::env::var("RINGWAY_SEED").ok().and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or_else(|| RandomState::new().hash_one(0) | 1);
-        println!("RINGWAY_SEED={seed}");
-        Self(seed)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
+fn plan(packed: bool, engine: &str) -> Plan {
+    Plan {
+        ringway: env!("CARGO_BIN_EXE_ringway").into(),
+        engine: engine.into(),
+        cache: "writeback".into(),
+        packed,
+        kills: deaths(),
+        end: End::Killed,
+        depth: 32,
+        seed: Rng::for_test("kill").next_u64() >> 16,
+        dir: None,
+        patience: PATIENCE,
+        harm: None,
+        progress: |_, _| {},
     }
 }
 
-/// What a sector holds after so many writes to it.
-fn content(sector: u64, sequence: u64) -> impl Iterator<Item = [u8; 8]> {
-    (0..64u64)
-        .map(move |word| if word % 2 == 0 { sector } else { sequence << 8 | word })
-        .map(u64::to_le_bytes)
-}
-
-fn fill(buffer: &mut Buffer, sector: u64, sequence: u64) {
-    for (to, from) in buffer.chunks_mut(8).zip(content(sector, sequence)) {
-        to.copy_from_slice(&from);
-    }
-}
-
-/// One queue's writes: at most one of each sector in flight, each answered exactly once, and at the
-/// end every sector holds what was written last.
-struct Writer {
-    queue: BlkQueue<(u64, u64)>,
-    pool: BufferPool,
-    first: u64,
-    random: Random,
-    /// Writes issued to each sector, and whether one is in flight.
-    sectors: Vec<(u64, bool)>,
-}
-
-impl Writer {
-    fn write_until(&mut self, stop: &AtomicBool, done: &AtomicU64) {
-        while !stop.load(Relaxed) || self.queue.in_flight() > 0 {
-            while self.queue.in_flight() < DEPTH && !stop.load(Relaxed) {
-                let at = self.random.below(SECTORS);
-                let (sequence, in_flight) = &mut self.sectors[usize::try_from(at).unwrap()];
-                if std::mem::replace(in_flight, true) {
-                    continue;
-                }
-                *sequence += 1;
-                let sector = self.first + at;
-                let mut buffer = self.pool.alloc(512).unwrap();
-                fill(&mut buffer, sector, *sequence);
-                self.queue.write(sector * 512, buffer, (at, *sequence)).unwrap();
-            }
-            if self.queue.in_flight() == 0 {
-                continue;
-            }
-            assert!(self.queue.wait(Some(PATIENCE)).unwrap(), "requests are lost");
-            while let Some(completion) = self.queue.pop().unwrap() {
-                assert!(completion.is_ok(), "{:?}", completion.status);
-                let (at, sequence) = completion.ctx;
-                let (issued, in_flight) = &mut self.sectors[usize::try_from(at).unwrap()];
-                assert_eq!((sequence, std::mem::take(in_flight)), (*issued, true));
-                // Whoever carries the write out once more writes this.
-                completion.into_buffer().unwrap().fill(0xee);
-                done.fetch_add(1, Relaxed);
-            }
-        }
-    }
-
-    fn verify(&mut self) {
-        for at in 0..SECTORS {
-            let (sequence, _) = self.sectors[usize::try_from(at).unwrap()];
-            if sequence == 0 {
-                continue;
-            }
-            let sector = self.first + at;
-            self.queue.read(sector * 512, self.pool.alloc(512).unwrap(), (0, 0)).unwrap();
-            assert!(self.queue.wait(Some(PATIENCE)).unwrap());
-            let read = self.queue.pop().unwrap().unwrap().into_buffer().unwrap();
-            let want: Vec<u8> = content(sector, sequence).flatten().collect();
-            assert!(read[..] == want[..], "sector {sector} does not hold write {sequence}");
-        }
-    }
-}
-
-fn serve(dir: &Path, engine: &str) -> Daemon {
-    let args = ["disk.img", "--socket", "s", "--queues", "2", "--cache", "writeback"];
-    Daemon::serve(dir, &[&args[..], &["--engine", engine]].concat())
-}
-
-/// How a daemon ends.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// SIGKILL.
-    Killed,
-    /// SIGTERM.
-    Told,
-}
-
-fn writes_survive(end: End, packed: bool, engine: &str) {
-    let dir = folder();
-    let mut random = Random::seeded();
-    let mut daemon = serve(dir.path(), engine);
-    let mut device = Options::new()
-        .queues(2)
-        .queue_size(128)
-        .packed(packed)
-        .reconnect(PATIENCE)
-        .connect(dir.path().join("s"))
-        .unwrap();
-    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let mut writers: Vec<_> = device
-        .queues()
-        .unwrap()
-        .into_iter()
-        .zip(0..)
-        .map(|(queue, number)| Writer {
-            queue,
-            pool: device.pool(),
-            first: SECTORS * number,
-            random: Random(random.below(u64::MAX >> 11) | 1),
-            sectors: vec![(0, false); usize::try_from(SECTORS).unwrap()],
-        })
-        .collect();
-    // The daemon comes back out: it has to live until the threads are done.
-    let _last = std::thread::scope(|scope| {
-        for writer in &mut writers {
-            let (stop, done) = (&stop, &done);
-            scope.spawn(move || {
-                writer.write_until(stop, done);
-                writer.verify();
-            });
-        }
-        for _ in 0..deaths() {
-            // It has to get somewhere first.
-            let (before, begun) = (done.load(Relaxed), Instant::now());
-            while done.load(Relaxed) < before + 100 && begun.elapsed() < PATIENCE {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert!(done.load(Relaxed) >= before + 100, "it does not go on");
-            std::thread::sleep(Duration::from_micros(random.below(30_000)));
-            match end {
-                End::Killed => daemon.kill(),
-                End::Told => drop(daemon.stop()),
-            }
-            daemon = serve(dir.path(), engine);
-        }
-        stop.store(true, Relaxed);
-        daemon
-    });
-    println!("{} writes over {} daemons", done.load(Relaxed), deaths() + 1);
-    assert!(done.load(Relaxed) >= u64::from(deaths()) * 100);
-    device.stop().unwrap();
+fn survives(plan: &Plan) {
+    println!("again: {plan}");
+    let outcome = campaign::run(plan).unwrap();
+    println!("{outcome:?}");
+    assert!(outcome.findings.is_empty(), "{:#?}", outcome.findings);
+    assert_eq!(outcome.kills, plan.kills);
+    assert!(outcome.requests > plan.kills * 100 && outcome.overtaken > 0);
+    assert!(outcome.early < plan.kills && outcome.reattach.len() == plan.kills - outcome.early);
 }
 
 #[test]
 fn c09_killed_under_writes_split() {
-    writes_survive(End::Killed, false, "threads");
+    survives(&plan(false, "threads"));
 }
 
 #[test]
 fn c09_killed_under_writes_packed() {
-    writes_survive(End::Killed, true, "threads");
+    survives(&plan(true, "threads"));
 }
 
 #[test]
 fn c09_killed_under_writes_auto_engine() {
     for packed in [false, true] {
-        writes_survive(End::Killed, packed, "auto");
+        survives(&plan(packed, "auto"));
     }
 }
 
 #[test]
 fn a_daemon_is_replaced_under_writes() {
     for packed in [false, true] {
-        writes_survive(End::Told, packed, "threads");
+        survives(&Plan { end: End::Told, kills: deaths() / 4 + 1, ..plan(packed, "threads") });
     }
+}
+
+/// A campaign that could not fail would prove nothing.
+#[test]
+fn a_campaign_notices_mistakes() {
+    let cases = [(Harm::Lost, Wrong::Lost), (Harm::Replayed, Wrong::Replayed)];
+    for (harm, wrong) in [&cases[..], &[(Harm::Missing, Wrong::Missing)]].concat() {
+        let patience = if harm == Harm::Missing { Duration::from_secs(3) } else { PATIENCE };
+        let plan = Plan { kills: 6, harm: Some(harm), patience, ..plan(false, "threads") };
+        let outcome = campaign::run(&plan).unwrap();
+        assert!(outcome.findings.count(wrong) > 0, "{plan}: {outcome:?}");
+        std::fs::remove_dir_all(outcome.kept.unwrap()).unwrap();
+    }
+}
+
+fn serve(dir: &Path, engine: &str) -> Daemon {
+    let args = ["disk.img", "--socket", "s", "--queues", "2", "--cache", "writeback"];
+    Daemon::serve(dir, &[&args[..], &["--engine", engine]].concat())
 }
 
 /// Nobody comes back: whoever waits is told, and nothing hangs.

@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo run --release -p xtask -- help`.
 
 mod bench;
+mod kill;
 mod power_cut;
 mod tidy;
 
@@ -18,6 +19,8 @@ struct Xtask {
 enum Task {
     /// Measure the daemon beside its peers and beside the bare disk.
     Bench(Box<bench::BenchArgs>),
+    /// Kill the daemon again and again under verified traffic: nothing may be lost or done twice.
+    Kill(kill::KillArgs),
     /// Simulate power cuts: what was acknowledged must be there, and nothing else be touched.
     PowerCut(power_cut::PowerCutArgs),
     /// Style as a test: lengths, floors, names of hazard tests, stray blanks and paths.
@@ -27,6 +30,7 @@ enum Task {
 fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
         Task::Bench(args) => bench::run(*args),
+        Task::Kill(args) => kill::run(&args),
         Task::PowerCut(args) => power_cut::run(&args),
         Task::Tidy => tidy::run(),
     }

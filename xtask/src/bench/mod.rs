@@ -103,7 +103,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let daemon = match &common.daemon {
         Some(path) if !path.is_file() => bail!("--daemon: there is no file {}", path.display()),
         Some(path) => path.clone(),
-        None => build()?,
+        None => build("--daemon")?,
     };
     let seconds = common.seconds.unwrap_or(what.seconds());
     if !(seconds > 0.0 && seconds < 3600.0) {
@@ -127,17 +127,17 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     report.deliver(&lab)
 }
 
-/// Builds the daemon in release mode; returns where it is.
-fn build() -> Result<PathBuf> {
+/// Builds the daemon in release mode; returns where it is. `option` names it instead.
+pub(crate) fn build(option: &str) -> Result<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = Command::new(cargo)
         .current_dir(root)
         .args(["build", "--release", "--quiet", "-p", "ringway"])
         .status()
-        .context("cannot run cargo to build the daemon: give --daemon PATH")?;
+        .with_context(|| format!("cannot run cargo to build the daemon: give {option} PATH"))?;
     if !status.success() {
-        bail!("the daemon does not build: mend it, or give --daemon PATH");
+        bail!("the daemon does not build: mend it, or give {option} PATH");
     }
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
     Ok(root.join(target).join("release/ringway"))

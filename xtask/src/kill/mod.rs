@@ -1,0 +1,152 @@
+//! `xtask kill`: campaigns over engines and formats of rings, and one table of what came of them.
+
+mod campaign;
+
+use anyhow::{Result, bail};
+use campaign::oracle::Wrong;
+use campaign::{End, Harm, Outcome, Plan};
+use clap::{Args, ValueEnum};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// What to run.
+#[derive(Debug, Args)]
+pub(crate) struct KillArgs {
+    /// Kills for each engine and ring.
+    #[arg(long, default_value_t = 500)]
+    count: u64,
+    /// Engines of the daemon.
+    #[arg(long, value_delimiter = ',', default_value = "io_uring,linux-aio,threads")]
+    engine: Vec<String>,
+    /// Formats of the rings.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "split,packed")]
+    ring: Vec<Ring>,
+    /// Cache mode of the daemon.
+    #[arg(long, value_enum, default_value = "none")]
+    cache: Cache,
+    /// Requests in flight on each of two queues.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
+    depth: u16,
+    /// Repeats requests and delays [default: of the clock].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The daemon [default: built in release mode].
+    #[arg(long, value_name = "PATH")]
+    ringway: Option<PathBuf>,
+    /// Where a folder for the image is made [default: where temporary files are].
+    #[arg(long, value_name = "PATH")]
+    dir: Option<PathBuf>,
+    /// How long anything may take, in seconds.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
+    patience: u64,
+    /// A mistake made on purpose half-way: Lost, Replayed or Missing. It should be noticed.
+    #[arg(long, value_parser = harm)]
+    harm: Option<Harm>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Ring {
+    Split,
+    Packed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Cache {
+    None,
+    Writeback,
+    Writethrough,
+}
+
+fn harm(word: &str) -> Result<Harm, String> {
+    let names = || Harm::ALL.map(|harm| format!("{harm:?}"));
+    let found = Harm::ALL.into_iter().find(|harm| format!("{harm:?}") == word);
+    found.ok_or_else(|| format!("'{word}' is not one of {}", names().join(", ")))
+}
+
+/// Runs the campaigns one after the other, and prints what came of them.
+pub(crate) fn run(args: &KillArgs) -> Result<()> {
+    let ringway = match &args.ringway {
+        // The daemon runs in a folder of its own.
+        Some(path) => std::path::absolute(path)?,
+        None => crate::bench::build("--ringway")?,
+    };
+    if !ringway.is_file() {
+        bail!("--ringway: there is no file {}", ringway.display());
+    }
+    let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    let seed = args.seed.unwrap_or(clock.as_secs());
+    println!("seed {seed}");
+    let mut table = head();
+    let mut wrong = 0;
+    for engine in &args.engine {
+        for &ring in &args.ring {
+            let plan = Plan {
+                ringway: ringway.clone(),
+                engine: engine.clone(),
+                cache: format!("{:?}", args.cache).to_lowercase(),
+                packed: ring == Ring::Packed,
+                kills: args.count,
+                end: End::Killed,
+                depth: args.depth,
+                seed,
+                dir: args.dir.clone(),
+                patience: Duration::from_secs(args.patience),
+                harm: args.harm,
+                progress: |plan, kills| {
+                    eprintln!("{} {}: {kills} of {} kills", plan.engine, plan.ring(), plan.kills);
+                },
+            };
+            match campaign::run(&plan) {
+                Ok(outcome) => {
+                    row(&mut table, &plan, &outcome);
+                    if outcome.findings.is_empty() {
+                        continue;
+                    }
+                    outcome.findings.notes().iter().for_each(|note| eprintln!("{note}"));
+                    if let Some(dir) = &outcome.kept {
+                        eprintln!("image and logs: {}", dir.display());
+                    }
+                }
+                Err(error) => eprintln!("{engine} {}: {error:#}", plan.ring()),
+            }
+            wrong += 1;
+            eprintln!("again: {plan}");
+        }
+    }
+    print!("{table}");
+    if wrong > 0 {
+        bail!("{wrong} campaigns went wrong");
+    }
+    println!("nothing lost, nothing done twice");
+    Ok(())
+}
+
+fn head() -> String {
+    let mut head = format!(
+        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9}",
+        "engine", "ring", "kills", "early", "requests", "overtaken"
+    );
+    for wrong in Wrong::ALL {
+        let _ = write!(head, " {:>9}", format!("{wrong:?}").to_lowercase());
+    }
+    head + "  reattach p50, p99 ms  kills/s\n"
+}
+
+fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
+    let Outcome { kills, early, requests, overtaken, findings, reattach, elapsed, .. } = outcome;
+    let _ = write!(
+        table,
+        "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9}",
+        plan.engine,
+        plan.ring(),
+    );
+    for wrong in Wrong::ALL {
+        let _ = write!(table, " {:>9}", findings.count(wrong));
+    }
+    let ms =
+        |quantile| Duration::from_micros(reattach.value_at_quantile(quantile)).as_secs_f64() * 1e3;
+    let rate = Duration::as_secs_f64(elapsed).recip()
+        * f64::from(u32::try_from(*kills).unwrap_or(u32::MAX));
+    let _ = writeln!(table, "  {:>13.1}, {:>5.1}  {rate:>7.1}", ms(0.5), ms(0.99));
+}
