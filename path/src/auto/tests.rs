@@ -65,6 +65,7 @@ impl World {
     }
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn takes_up_what_carries_more_within_two_seconds() {
     let mut world = World::new();
@@ -79,6 +80,7 @@ fn takes_up_what_carries_more_within_two_seconds() {
     assert_eq!(world.auto.switches(), 3);
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn stays_with_bio_where_merging_does_not_win_and_spends_next_to_nothing_on_trials() {
     for (load, share) in
@@ -92,6 +94,7 @@ fn stays_with_bio_where_merging_does_not_win_and_spends_next_to_nothing_on_trial
     }
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn two_paths_that_are_as_good_do_not_alternate() {
     for noise in [0, 2, 5, 10, 20] {
@@ -102,6 +105,7 @@ fn two_paths_that_are_as_good_do_not_alternate() {
     }
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn a_load_that_alternates_does_not_make_the_choice_alternate() {
     for period in [50, 100, 200, 400, 700, 1000, 1500, 3000] {
@@ -115,6 +119,7 @@ fn a_load_that_alternates_does_not_make_the_choice_alternate() {
     }
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn loses_request_again_when_bio_has_become_better() {
     let mut world = World::new();
@@ -125,6 +130,7 @@ fn loses_request_again_when_bio_has_become_better() {
     assert_eq!(world.auto.chosen(), Path::Bio);
 }
 
+#[cfg_attr(miri, ignore = "hours of a disk's life")]
 #[test]
 fn a_trial_without_load_ends_and_costs_nothing() {
     let mut world = World::new();
