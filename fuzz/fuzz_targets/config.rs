@@ -8,6 +8,8 @@
 mod case;
 #[path = "../../ringway/src/config/claim.rs"]
 mod claim;
+#[path = "../../ringway/src/config/cpus.rs"]
+mod cpus_list;
 #[path = "../../ringway/src/config/disk.rs"]
 mod disk;
 #[path = "../../ringway/src/config/file.rs"]
@@ -18,6 +20,7 @@ mod plan;
 mod size;
 
 use claim::Claim;
+use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
 use plan::{DaemonArgs, Plan, cpus};
 
