@@ -6,6 +6,7 @@
 
 mod commands;
 mod reports;
+mod words;
 
 use super::disks::Disks;
 use super::endpoint::SocketFile;
