@@ -4,6 +4,8 @@
 //! are few, one that does not read is given up, and the one that has been silent longest makes room
 //! for the next.
 
+#[cfg(any(test, fuzzing))]
+mod case;
 mod commands;
 mod reports;
 mod words;
