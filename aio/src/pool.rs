@@ -15,6 +15,7 @@ use std::thread::{self, JoinHandle};
 use crate::bells::Waker;
 use crate::engine::Done;
 use crate::sys::Job;
+use ringway_core::thread::{DataThread, data_thread_starts};
 
 /// A fixed number of threads. Dropping it forgets what has not begun and waits for what has.
 #[derive(Debug)]
@@ -59,7 +60,10 @@ impl Pool {
         for i in 0..threads.max(1) {
             let shared = Arc::clone(&pool.shared);
             let thread = thread::Builder::new().name(format!("io-{i}"));
-            pool.threads.push(thread.spawn(move || shared.run())?);
+            pool.threads.push(thread.spawn(move || {
+                data_thread_starts(DataThread::Io);
+                shared.run();
+            })?);
         }
         Ok(pool)
     }

@@ -8,6 +8,7 @@ mod bounce;
 mod disk;
 mod locks;
 pub mod open;
+mod parts;
 mod path;
 mod queue;
 mod resize;
@@ -17,6 +18,7 @@ mod stats;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
+pub use parts::Parts;
 pub use path::{OnSwitch, PathBoard};
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;

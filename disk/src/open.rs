@@ -5,7 +5,7 @@
 mod device;
 mod fence;
 mod mount;
-mod probe;
+pub(crate) mod probe;
 mod report;
 
 pub use device::Device;
@@ -13,8 +13,7 @@ pub use mount::Mount;
 pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
-use crate::locks::RangeLocks;
-use crate::path::PathBoard;
+use crate::parts::Parts;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_path::PathKind;
@@ -24,12 +23,7 @@ use std::os::fd::FromRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
-
-/// How many requests that change a disk may be in flight on all its queues together before the
-/// table of locked ranges has to grow.
-const LOCKS_MAX: usize = 4096;
 
 /// What is to be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,16 +242,16 @@ fn open_unreal(
     check_block_size(logical_block)?;
     let simulated = matches!(engine, EngineKind::Sim(_));
     let host = |source| OpenError::Host { path: name.clone().into(), what: "make it", source };
-    let file = if simulated { memory_file(bytes) } else { null_file() }.map_err(host)?;
+    // A null disk's file only stands for it: nothing is ever asked of it.
+    let file = memory_file(if simulated { bytes } else { 0 }).map_err(host)?;
     let engine_why = if simulated { "a simulation, data in memory" } else { "moves no data" };
-    Ok(Disk {
+    Ok(Disk::from(Parts {
         serial: serial_bytes(options.serial.as_deref(), &name)?,
         name,
         file: Arc::new(file),
         created: false,
         block_device: false,
         erase_block: 1,
-        capacity: AtomicU64::new(bytes),
         geometry: Geometry {
             capacity: bytes,
             logical_block,
@@ -276,15 +270,8 @@ fn open_unreal(
         engine,
         engine_why: engine_why.into(),
         alignment: Alignment::ANY,
-        flush_failed: AtomicBool::new(false),
-        syncing: AtomicBool::new(false),
-        locks: RangeLocks::default(),
-        path: PathBoard::new(options.path),
-    })
-}
-
-fn null_file() -> io::Result<File> {
-    FileOptions::new().read(true).write(true).open("/dev/null")
+        path: options.path,
+    }))
 }
 
 fn memory_file(bytes: u64) -> io::Result<File> {
@@ -316,13 +303,12 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     let host = probe::Host::of(path, &file, kind, options.read_only);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
     let created = created.keep();
-    Ok(Disk {
+    Ok(Disk::from(Parts {
         name: path.display().to_string(),
         file: Arc::new(file),
         created,
         block_device: kind == Kind::BlockDevice,
         erase_block: if kind == Kind::BlockDevice { host.logical_block } else { 1 },
-        capacity: AtomicU64::new(bytes),
         geometry: Geometry {
             capacity: bytes,
             logical_block,
@@ -338,11 +324,8 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         engine,
         engine_why,
         alignment,
-        flush_failed: AtomicBool::new(false),
-        syncing: AtomicBool::new(false),
-        locks: RangeLocks::with_capacity(LOCKS_MAX),
-        path: PathBoard::new(options.path),
-    })
+        path: options.path,
+    }))
 }
 
 /// Refuses what is empty or no whole number of blocks.

@@ -4,9 +4,11 @@
 //! first, waits until nothing beyond the new end is in flight, and only then cuts the file.
 
 use crate::disk::{Disk, EngineKind};
+use crate::open::probe::device_bytes;
 use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
-use std::io::{self, Seek, SeekFrom};
+use ringway_core::file::FileShape;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Why a disk cannot have another size: what is wrong, what to do.
@@ -127,10 +129,9 @@ impl Disk {
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {
         let bytes = if self.block_device {
-            // Nobody uses the position: all reads and writes name theirs.
-            (&*self.file).seek(SeekFrom::End(0))
+            device_bytes(&self.file)
         } else {
-            self.file.metadata().map(|meta| meta.len())
+            FileShape::of(&self.file).map(|shape| shape.bytes)
         };
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
     }

@@ -289,6 +289,35 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_refuses_what_the_engine_never_asks_for() {
+        let Ok((mut ring, features)) = set_up(8, &[]) else { return };
+        if let Some(why) = features.why_not(Feature::Restrictions) {
+            return println!("skipped: {why}");
+        }
+        ring.submitter().register_enable_rings().unwrap();
+        let at = io_uring::types::Fd(libc::AT_FDCWD);
+        let none = io_uring::types::Fd(-1);
+        let path = c"/".as_ptr();
+        for entry in [
+            opcode::OpenAt::new(at, path).build(),
+            opcode::Socket::new(libc::AF_INET, libc::SOCK_STREAM, 0).build(),
+            opcode::Connect::new(none, std::ptr::null(), 0).build(),
+            opcode::UnlinkAt::new(at, path).build(),
+            opcode::Nop::new().build(),
+            // An operation that is known, in a way that is not.
+            opcode::PollAdd::new(none, 1).build().flags(Flags::ASYNC),
+        ] {
+            // SAFETY: the path is a constant; the kernel refuses to look at the rest.
+            unsafe { ring.submission().push(&entry) }.unwrap();
+            ring.submit_and_wait(1).unwrap();
+            let done = ring.completion().next().unwrap();
+            assert_eq!(done.result(), -libc::EACCES, "{entry:?}");
+        }
+        let late = ring.submitter().register_personality();
+        assert_eq!(late.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    }
+
+    #[test]
     fn knows_old_kernels_from_new_ones() {
         assert!(kernel_is_at_least(2, 6));
         assert!(!kernel_is_at_least(999, 0));

@@ -1,10 +1,10 @@
 //! Memory shared with another process, mapped here.
 
 use super::{page_size, sigbus};
+use crate::file::FileShape;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 /// Why memory could not be mapped.
@@ -69,13 +69,13 @@ impl Mapping {
         if on_fuse(file)? {
             return Err(MappingError::Fuse);
         }
-        let meta = file.metadata()?;
-        if meta.len() < need {
-            return Err(MappingError::FileTooShort { have: meta.len(), need });
+        let shape = FileShape::of(file)?;
+        if shape.bytes < need {
+            return Err(MappingError::FileTooShort { have: shape.bytes, need });
         }
         // Files of huge pages can only be mapped and unmapped in whole huge pages, which is what they
         // report as their block size. Ordinary files report at most 64 KiB.
-        let unit = if meta.blksize() > 64 * 1024 { meta.blksize() } else { page_size() as u64 };
+        let unit = if shape.block > 64 * 1024 { shape.block } else { page_size() as u64 };
         let skip = offset % unit;
         let (Ok(from), Ok(skip), Ok(len), Ok(unit)) = (
             libc::off_t::try_from(offset - skip),

@@ -10,7 +10,7 @@ pub use map::{GuestMap, MapError, Region, Translator};
 pub use mapping::{Mapping, MappingError};
 pub use pool::{Pool, PoolPages};
 pub use segment::{Segment, Segments};
-pub use sigbus::poison_epoch;
+pub use sigbus::{install as install_sigbus_handler, poison_epoch};
 
 /// The size of a page on this host, in bytes.
 #[must_use]

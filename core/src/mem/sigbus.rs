@@ -95,7 +95,12 @@ impl Guard {
     }
 }
 
-fn install() -> io::Result<()> {
+/// Installs the handler, if it is not there yet. The first mapping of a file does so as well; a
+/// process that is to lose the right to install handlers calls this before.
+///
+/// # Errors
+/// What the host says.
+pub fn install() -> io::Result<()> {
     INSTALLED
         .get_or_init(|| {
             FREE.lock().unwrap_or_else(|e| e.into_inner()).extend((0..WATCHED_MAX).rev());

@@ -43,9 +43,14 @@ pub(super) fn kind(path: &Path) -> Result<Kind, OpenError> {
 pub(super) fn size(path: &Path, file: &File, kind: Kind) -> Result<u64, OpenError> {
     let bytes = match kind {
         Kind::File => file.metadata().map(|meta| meta.len()),
-        Kind::BlockDevice => block_ioctl::<u64>(file, BLKGETSIZE64),
+        Kind::BlockDevice => device_bytes(file),
     };
     bytes.map_err(|source| OpenError::Host { path: path.into(), what: "learn its size", source })
+}
+
+/// Size of a block device in bytes.
+pub(crate) fn device_bytes(file: &File) -> io::Result<u64> {
+    block_ioctl::<u64>(file, BLKGETSIZE64)
 }
 
 // <linux/fs.h>; libc does not name them for every target.

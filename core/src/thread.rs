@@ -1,0 +1,31 @@
+//! What each thread that carries data does first, if the program has asked for something: narrowing
+//! what it may do, for example.
+
+use std::sync::OnceLock;
+
+/// The kinds of threads that carry data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DataThread {
+    /// Serves queues and owns an engine.
+    Worker,
+    /// Makes blocking calls for an engine.
+    Io,
+}
+
+/// What is done.
+pub type OnStart = fn(DataThread);
+
+static ON_START: OnceLock<OnStart> = OnceLock::new();
+
+/// From now on each thread that begins to carry data calls `act` first: after it has made all it
+/// needs, before it sees a request. Only the first call of a process counts.
+pub fn on_data_thread(act: OnStart) {
+    let _ = ON_START.set(act);
+}
+
+/// For a thread that begins to carry data.
+pub fn data_thread_starts(kind: DataThread) {
+    if let Some(act) = ON_START.get() {
+        act(kind);
+    }
+}

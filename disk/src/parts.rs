@@ -1,0 +1,101 @@
+//! An open disk in parts, so that one process can open it and another one serve it.
+
+use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::locks::RangeLocks;
+use crate::path::PathBoard;
+use ringway_core::Geometry;
+use ringway_path::PathKind;
+use std::fs::{File, TryLockError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// How many requests that change a disk may be in flight on all its queues together before the
+/// table of locked ranges has to grow.
+const LOCKS_MAX: usize = 4096;
+
+/// All that opening a disk has found out and decided.
+#[derive(Debug)]
+pub struct Parts {
+    /// The file, locked.
+    pub file: Arc<File>,
+    /// See [`Disk::name`].
+    pub name: String,
+    /// See [`Disk::created`].
+    pub created: bool,
+    /// A block device, not a file.
+    pub block_device: bool,
+    /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
+    pub erase_block: u32,
+    /// See [`Disk::geometry`].
+    pub geometry: Geometry,
+    /// See [`Disk::serial`].
+    pub serial: [u8; 20],
+    /// See [`Disk::cache`].
+    pub cache: CacheMode,
+    /// See [`Disk::cache_why`].
+    pub cache_why: String,
+    /// See [`Disk::engine`].
+    pub engine: EngineKind,
+    /// See [`Disk::engine_why`].
+    pub engine_why: String,
+    /// See [`Disk::alignment`].
+    pub alignment: Alignment,
+    /// See [`PathBoard::kind`].
+    pub path: PathKind,
+}
+
+impl Disk {
+    /// Takes a disk apart that is not served yet.
+    #[must_use]
+    pub fn into_parts(self) -> Parts {
+        Parts {
+            geometry: self.geometry(),
+            file: self.file,
+            name: self.name,
+            created: self.created,
+            block_device: self.block_device,
+            erase_block: self.erase_block,
+            serial: self.serial,
+            cache: self.cache,
+            cache_why: self.cache_why,
+            engine: self.engine,
+            engine_why: self.engine_why,
+            alignment: self.alignment,
+            path: self.path.kind(),
+        }
+    }
+
+    /// Locks the file for this process, as opening it does: one writer, or any number of readers.
+    /// The lock of an open file names the process that took it, so whoever is handed one takes the
+    /// lock anew.
+    ///
+    /// # Errors
+    /// That somebody else has it, or what the host says.
+    pub fn lock(&self) -> Result<(), TryLockError> {
+        if self.geometry.read_only { self.file.try_lock_shared() } else { self.file.try_lock() }
+    }
+}
+
+impl From<Parts> for Disk {
+    fn from(parts: Parts) -> Self {
+        Self {
+            name: parts.name,
+            file: parts.file,
+            created: parts.created,
+            block_device: parts.block_device,
+            erase_block: parts.erase_block,
+            capacity: AtomicU64::new(parts.geometry.capacity),
+            geometry: parts.geometry,
+            serial: parts.serial,
+            cache: parts.cache,
+            cache_why: parts.cache_why,
+            engine: parts.engine,
+            engine_why: parts.engine_why,
+            alignment: parts.alignment,
+            flush_failed: AtomicBool::new(false),
+            syncing: AtomicBool::new(false),
+            locks: RangeLocks::with_capacity(LOCKS_MAX),
+            path: PathBoard::new(parts.path),
+        }
+    }
+}
