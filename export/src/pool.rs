@@ -2,16 +2,19 @@
 
 use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
+use crate::ring_bell;
 use crate::vhost_user::Queue;
 use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
+use ringway_core::mem::install_sigbus_handler;
+use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -50,6 +53,7 @@ pub struct Pool {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
+    rings: Option<Rings>,
     handles: Vec<Handle<Queue>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -60,11 +64,12 @@ impl Pool {
     /// # Errors
     /// What the host says to an engine or a thread.
     pub fn start(options: PoolOptions) -> io::Result<Self> {
-        Self::start_watched(options, Cpus::default(), Arc::new(|| {}))
+        Self::start_watched(options, Cpus::default(), Arc::new(|| {}), None)
     }
 
     /// As [`Pool::start`], with workers that are pinned to `cpus`; `on_failure` is called by a worker
-    /// whose engine fails, after it has told the sessions of its queues and the log.
+    /// whose engine fails, after it has told the sessions of its queues and the log. Workers with
+    /// io_uring take theirs from `rings`, if given.
     ///
     /// # Errors
     /// As [`Pool::start`], and what the host says to a CPU.
@@ -72,9 +77,10 @@ impl Pool {
         options: PoolOptions,
         cpus: Cpus,
         on_failure: OnFailure,
+        rings: Option<Rings>,
     ) -> io::Result<Self> {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let mut pool = Self { options, cpus, on_failure, handles, threads };
+        let mut pool = Self { options, cpus, on_failure, rings, handles, threads };
         pool.grow(options.workers)?;
         Ok(pool)
     }
@@ -85,6 +91,8 @@ impl Pool {
     /// As [`Pool::start_watched`]; those that were there go on.
     pub fn grow(&mut self, workers: usize) -> io::Result<()> {
         let options = self.options;
+        // Here, because workers may not start threads themselves.
+        ring_bell::watch();
         for index in self.handles.len()..workers {
             let care = Care::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
@@ -98,7 +106,11 @@ impl Pool {
                 EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(DEPTH)),
                 EngineKind::Threads => spawn(index, options, care, || Threads::new(threads())),
                 EngineKind::IoUring => {
-                    spawn(index, options, care, move || IoUring::new(io_uring(options.iopoll)))
+                    let rings = self.rings.clone();
+                    spawn(index, options, care, move || match rings {
+                        Some(rings) => rings.take(),
+                        None => IoUring::new(io_uring(options.iopoll)),
+                    })
                 }
             }?;
             self.handles.push(handle);
@@ -119,7 +131,7 @@ impl Pool {
     {
         let (handles, threads) = (Vec::new(), Vec::new());
         let (cpus, on_failure) = (Cpus::default(), Arc::new(|| {}));
-        let mut pool = Self { options, cpus, on_failure, handles, threads };
+        let mut pool = Self { options, cpus, on_failure, rings: None, handles, threads };
         for index in 0..options.workers {
             let (make, care) = (make.clone(), Care::new(&pool.cpus, &pool.on_failure));
             let (handle, thread) = spawn(index, options, care, move || make(index))?;
@@ -146,6 +158,43 @@ impl Drop for Pool {
             let _ = thread.join();
         }
     }
+}
+
+/// Rings of io_uring that were set up beforehand, by a process that is to lose the right to set up
+/// any: an unrestricted one could open files and sockets past a filter of system calls.
+#[derive(Clone, Default)]
+pub struct Rings(Arc<Mutex<Vec<IoUring>>>);
+
+impl Rings {
+    /// For so many workers.
+    ///
+    /// # Errors
+    /// What the host says, such as that there is no io_uring for us.
+    pub fn set_up(workers: usize, iopoll: bool) -> io::Result<Self> {
+        let rings = (0..workers).map(|_| IoUring::new(io_uring(iopoll)));
+        Ok(Self(Arc::new(Mutex::new(rings.collect::<io::Result<_>>()?))))
+    }
+
+    /// How many are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).len()
+    }
+
+    fn take(&self) -> io::Result<IoUring> {
+        let ring = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop();
+        ring.ok_or_else(|| io::Error::other("all rings that were set up at the start are in use"))
+    }
+}
+
+/// Installs the handlers of signals that serving needs. It happens by itself when the first is
+/// needed; a process that is to lose the right to install handlers calls this before.
+///
+/// # Errors
+/// What the host says.
+pub fn install_handlers() -> io::Result<()> {
+    ring_bell::prepare();
+    install_sigbus_handler()
 }
 
 /// CPUs for workers: each is pinned to one, in turn. Helper threads of an engine may use all of
@@ -265,6 +314,7 @@ where
                 return;
             }
         };
+        data_thread_starts(DataThread::Worker);
         let _ = ready.send(Ok(()));
         if let Err(error) = worker.run() {
             let engine = options.engine;

@@ -31,6 +31,7 @@ struct Mark {
 const _: () = assert!(size_of::<Mark>() == 128 && align_of::<Mark>() == 128);
 
 static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
+static HANDLER: Once = Once::new();
 static WATCHDOG: Once = Once::new();
 
 /// What a thread-local holds: unregisters the mark before the thread is gone.
@@ -38,7 +39,7 @@ struct Registered(Arc<Mark>);
 
 impl Registered {
     fn new() -> Self {
-        WATCHDOG.call_once(start_watchdog);
+        watch();
         // SAFETY: no preconditions.
         let id = unsafe { libc::pthread_self() };
         let mark = Arc::new(Mark { id, writes: AtomicU64::new(0) });
@@ -76,23 +77,41 @@ pub(crate) fn ring_bell(bell: impl AsFd) -> io::Result<()> {
     })
 }
 
-fn signal() -> libc::c_int {
+/// The signal by which a thread is interrupted.
+#[must_use]
+pub fn watchdog_signal() -> libc::c_int {
     libc::SIGRTMIN() + 7
 }
 
 extern "C" fn interrupt(_signal: libc::c_int) {}
 
-fn start_watchdog() {
+/// Installs the handler of the signal that interrupts. Starting the watchdog does so as well; a
+/// process that is to lose the right to install handlers calls this before.
+pub(crate) fn prepare() {
+    HANDLER.call_once(install_handler);
+}
+
+fn install_handler() {
     // SAFETY: the handler does nothing; without SA_RESTART a sleeping write ends with EINTR.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = interrupt as *const () as usize;
-        libc::sigaction(signal(), &action, std::ptr::null_mut());
+        libc::sigaction(watchdog_signal(), &action, std::ptr::null_mut());
     }
+}
+
+/// Starts the watchdog, if there is none: a thread of its own.
+pub(crate) fn watch() {
+    WATCHDOG.call_once(start_watchdog);
+}
+
+fn start_watchdog() {
+    HANDLER.call_once(install_handler);
     let watchdog = std::thread::Builder::new().name("bell-watch".into()).spawn(|| {
         let mut seen: Vec<(libc::pthread_t, u64)> = Vec::new();
         loop {
-            std::thread::sleep(WATCH_EVERY);
+            // Nobody unparks it.
+            std::thread::park_timeout(WATCH_EVERY);
             let marks = MARKS.lock().unwrap_or_else(|e| e.into_inner());
             let mut now = Vec::with_capacity(marks.len());
             for mark in marks.iter().filter_map(Weak::upgrade) {
@@ -101,7 +120,7 @@ fn start_watchdog() {
                     if seen.contains(&(mark.id, writes)) {
                         // SAFETY: the thread is alive while its mark is registered and the lock
                         // is held (Mark invariant 1).
-                        unsafe { libc::pthread_kill(mark.id, signal()) };
+                        unsafe { libc::pthread_kill(mark.id, watchdog_signal()) };
                     }
                     now.push((mark.id, writes));
                 }

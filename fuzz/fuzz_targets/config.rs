@@ -19,7 +19,7 @@ mod plan;
 #[path = "../../ringway/src/size.rs"]
 mod size;
 
-use claim::Claim;
+use claim::{Claim, Location};
 use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
 use plan::{DaemonArgs, Plan, cpus};

@@ -18,6 +18,7 @@ mod io;
 mod logging;
 mod man;
 mod random;
+mod sandbox;
 mod serve;
 mod signals;
 mod size;

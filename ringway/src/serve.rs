@@ -2,11 +2,15 @@
 
 mod accept;
 mod attach;
+mod bell;
 mod control;
 mod daemon;
 mod disks;
 mod endpoint;
+mod host;
 mod image;
+mod notify;
+mod numbers;
 mod paths;
 mod ready;
 mod served;
@@ -15,13 +19,12 @@ mod stats;
 
 use crate::cli::{Cli, LogArgs};
 use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
-use crate::{logging, signals};
+use crate::{logging, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
@@ -93,6 +96,7 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         println!(r#"{{"type":"block","features":["read-only","blk-file"]}}"#);
         return Ok(ExitCode::SUCCESS);
     }
+    sandbox::prepare();
     let options = args.daemon.clone();
     let mut plan = match &args.config {
         Some(path) => config::read(path).map_err(anyhow::Error::msg)?,
@@ -106,14 +110,11 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     if ringway_core::kill_points::arm() {
         tracing::warn!("this daemon will kill itself, as a test wants it to");
     }
-    let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
-    let disks = Arc::clone(&daemon.disks);
-    signals::on_usr1(move || disks.workers().tell())?;
     if !log.quiet {
         ready::print(&daemon);
     }
-    daemon.run(&stop)
+    daemon.run()
 }
 
 /// Raises the soft limit of open files to the hard one: each queue has two descriptors, and a
@@ -138,7 +139,7 @@ fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     };
     let place = match (disk.socket.take(), args.fd) {
         (Some(path), _) => Place::Socket(path),
-        (None, Some(fd)) => Place::Inherited(endpoint::inherit(fd)?),
+        (None, Some(fd)) => endpoint::inherit(fd)?,
         (None, None) => usage("no place to serve it at: add --socket PATH"),
     };
     let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(&error));

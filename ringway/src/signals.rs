@@ -1,50 +1,84 @@
 //! SIGTERM and SIGINT: the first one asks to stop, the second one does not ask. SIGUSR1 asks for
 //! news.
+//!
+//! The signals are blocked in every thread and read from a descriptor, so that no thread that serves
+//! a queue is ever interrupted, and no handler runs anywhere.
 
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, eventfd};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
-use signal_hook::low_level;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// A descriptor that becomes readable, and stays so, with the first SIGTERM or SIGINT. The second
-/// one ends the process at once with 128 plus its number.
-///
-/// # Errors
-/// What the host says.
-pub(crate) fn stop_event() -> io::Result<Arc<OwnedFd>> {
-    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    let event = Arc::clone(&stop);
-    std::thread::Builder::new().name("signals".into()).spawn(move || {
-        let mut asked = false;
-        for signal in &mut signals {
-            if asked {
-                low_level::exit(128 + signal);
-            }
-            asked = true;
-            tracing::info!(
-                "stopping once all requests in flight are done; a second signal ends at once"
-            );
-            // One write can not fill the counter.
-            let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
-        }
-    })?;
-    Ok(stop)
+/// The signals of this process, not listened to yet.
+pub(crate) struct Signals {
+    stop: SignalFd,
+    news: SignalFd,
 }
 
-/// Does `act` with each SIGUSR1, on a thread of its own.
-///
-/// # Errors
-/// What the host says.
-pub(crate) fn on_usr1(act: impl Fn() + Send + 'static) -> io::Result<()> {
-    let mut signals = Signals::new([SIGUSR1])?;
-    std::thread::Builder::new().name("usr1".into()).spawn(move || {
-        for _ in &mut signals {
-            act();
+impl Signals {
+    /// Takes the signals over. Only from the first thread, before there is another: those that start
+    /// later inherit that they are blocked.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn take() -> io::Result<Self> {
+        let take = |signals: &[Signal]| -> nix::Result<SignalFd> {
+            let set: SigSet = signals.iter().copied().collect();
+            set.thread_block()?;
+            SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
+        };
+        let stop = take(&[Signal::SIGTERM, Signal::SIGINT])?;
+        Ok(Self { stop, news: take(&[Signal::SIGUSR1])? })
+    }
+
+    /// Listens, on a thread for each kind. `news` is called with each SIGUSR1.
+    ///
+    /// The descriptor becomes readable, and stays so, with the first SIGTERM or SIGINT. The second one
+    /// ends the process at once with 128 plus its number.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn listen(self, news: impl Fn() + Send + 'static) -> io::Result<Arc<OwnedFd>> {
+        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let event = Arc::clone(&stop);
+        let signals = self.stop;
+        std::thread::Builder::new().name("signals".into()).spawn(move || {
+            let mut asked = false;
+            while let Some(signal) = next(&signals) {
+                if asked {
+                    // SAFETY: ends the process; nothing of it has to be put in order.
+                    unsafe { libc::_exit(128 + signal) };
+                }
+                asked = true;
+                tracing::info!(
+                    "stopping once all requests in flight are done; a second signal ends at once"
+                );
+                // One write can not fill the counter.
+                let _ = rustix::io::write(&*event, &1u64.to_ne_bytes());
+            }
+        })?;
+        let signals = self.news;
+        std::thread::Builder::new().name("usr1".into()).spawn(move || {
+            while next(&signals).is_some() {
+                news();
+            }
+        })?;
+        Ok(stop)
+    }
+}
+
+/// Waits for one: its number.
+fn next(signals: &SignalFd) -> Option<i32> {
+    loop {
+        match signals.read_signal() {
+            Ok(Some(signal)) => return i32::try_from(signal.ssi_signo).ok(),
+            Ok(None) | Err(nix::Error::EINTR) => {}
+            Err(error) => {
+                tracing::error!("signals cannot be read any more: {error}");
+                return None;
+            }
         }
-    })?;
-    Ok(())
+    }
 }

@@ -8,13 +8,15 @@ use std::path::Path;
 
 /// Lines of the first table, and of a disk's. Those with `%` hold a number of the case's choice,
 /// those with `$` a word, `&` the number of the disk.
-const DAEMON: [&str; 12] = [
+const DAEMON: [&str; 14] = [
     "workers = %",
     "poll = 'adaptive'",
     "poll = 'never'",
     "poll = '$'",
     "poll-max-us = %",
     "pin-memory = true",
+    "sandbox = '$'",
+    "user = '$'",
     "stats = true",
     "log-format = 'json'",
     "log-level = 'warn'",

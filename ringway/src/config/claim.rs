@@ -2,6 +2,7 @@
 
 use super::{DiskSpec, Place};
 use ringway_disk::Source;
+use serde::{Deserialize, Serialize};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -15,14 +16,14 @@ pub(crate) struct Claim {
 }
 
 impl DiskSpec {
-    /// What this disk takes for itself.
-    pub(crate) fn claim(&self) -> Claim {
+    /// What this disk takes for itself; `locate` looks paths up.
+    pub(crate) fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
         let socket = match &self.place {
-            Place::Socket(path) => Some(real(path)),
-            Place::Inherited(_) => None,
+            Place::Socket(path) => Some(locate(path).real),
+            Place::Inherited { .. } => None,
         };
         let image = match &self.source {
-            Source::Path(path) => Some((path.clone(), identity(path))),
+            Source::Path(path) => Some((path.clone(), locate(path).identity)),
             _ => None,
         };
         Claim { origin: self.origin.clone(), socket, image, read_only: self.read_only }
@@ -30,10 +31,10 @@ impl DiskSpec {
 }
 
 impl Claim {
-    /// True if `path` is its image or its socket, whatever they are called.
-    pub(crate) fn is_at(&self, path: &Path) -> bool {
-        let image = self.image.as_ref().is_some_and(|(_, image)| *image == identity(path));
-        image || self.socket.as_ref() == Some(&real(path))
+    /// True if this is its image or its socket, whatever they are called.
+    pub(crate) fn is_at(&self, place: &Location) -> bool {
+        let image = self.image.as_ref().is_some_and(|(_, image)| *image == place.identity);
+        image || self.socket.as_ref() == Some(&place.real)
     }
 
     /// Refuses a socket that `earlier` has, and an image unless both only read it.
@@ -70,14 +71,52 @@ impl Claim {
     }
 }
 
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct Location {
+    identity: Identity,
+    /// The path without links in its folder.
+    #[serde(with = "bytes")]
+    real: PathBuf,
+}
+
+impl Location {
+    /// Looks it up.
+    pub(crate) fn of(path: &Path) -> Self {
+        Self { identity: identity(path), real: real(path) }
+    }
+
+    /// Of a path that cannot be looked up.
+    pub(crate) fn unknown(path: &Path) -> Self {
+        Self { identity: Identity::Path(path.into()), real: path.into() }
+    }
+}
+
+/// Paths need not be text.
+mod bytes {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        path.as_os_str().as_bytes().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(OsString::from_vec(Vec::deserialize(from)?).into())
+    }
+}
+
 /// What makes two images the same one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 enum Identity {
     /// A file: file system and inode.
     File(u64, u64),
     /// A block device, whatever its node is called.
     Device(u64),
     /// Nothing there yet.
+    #[serde(with = "bytes")]
     Path(PathBuf),
 }
 

@@ -194,8 +194,13 @@ impl<T: Display> Display for Choice<T> {
 pub(crate) enum Place {
     /// A socket file to listen on.
     Socket(PathBuf),
-    /// A socket that was inherited, connected or listening.
-    Inherited(OwnedFd),
+    /// A socket that was inherited.
+    Inherited {
+        /// The socket.
+        fd: OwnedFd,
+        /// True if it listens, false if it is connected.
+        listens: bool,
+    },
 }
 
 /// A disk to serve, nothing left open but what the disk itself decides.

@@ -1,6 +1,6 @@
 //! The configuration file: TOML, several disks, the words of the command line.
 
-use super::plan::Poll;
+use super::plan::{Poll, Sandbox};
 use super::{CpuList, DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
 use crate::logging::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -18,6 +18,8 @@ struct File {
     #[serde(default)]
     pin_memory: bool,
     control: Option<PathBuf>,
+    sandbox: Option<Sandbox>,
+    user: Option<String>,
     #[serde(default)]
     iopoll: bool,
     #[serde(default)]
@@ -69,6 +71,8 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         pin_memory: file.pin_memory,
         iopoll: file.iopoll,
         control: file.control.map(|control| folder.join(control)),
+        sandbox: file.sandbox,
+        user: file.user,
         stats: file.stats,
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
@@ -107,6 +111,8 @@ mod tests {
             poll = "never"
             stats = true
             control = "ctl.sock"
+            sandbox = "log"
+            user = "nobody"
             log-format = "json"
             log-level = "warn"
 
@@ -132,13 +138,15 @@ mod tests {
         .unwrap();
         assert_eq!(plan.daemon.workers, Some(3));
         assert_eq!(plan.daemon.control, Some("conf/ctl.sock".into()));
+        assert_eq!(plan.daemon.sandbox, Some(Sandbox::Log));
+        assert_eq!(plan.daemon.user.as_deref(), Some("nobody"));
         assert_eq!(plan.daemon.cpus, Some("0,2-3".parse().unwrap()));
         let [a, b] = &plan.disks[..] else { panic!("two disks") };
         assert_eq!(a.source, Source::Path("conf/a.img".into()));
         assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
         assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
-        assert_eq!(a.origin, "conf/disks.toml, line 10");
+        assert_eq!(a.origin, "conf/disks.toml, line 12");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
     }
@@ -162,6 +170,7 @@ mod tests {
             (format!("{disk}\n[[disk]]\nimage = './a'\nsocket = 't'\n"), "line 5", "line 1"),
             ("\ncpus = '0-'\n".to_owned() + disk, "line 2", "'0-' is not a CPU"),
             ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
+            ("sandbox = 'perhaps'".to_owned(), "line 1", "unknown variant"),
             ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "adaptive"),
             (String::new(), "", "no disk"),
         ] {

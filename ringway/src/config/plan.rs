@@ -1,11 +1,12 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec};
+use super::{Claim, CpuList, DiskSpec, Location};
 use crate::logging::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
 use serde::Deserialize;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// What concerns the daemon as a whole; options win over the file.
@@ -37,6 +38,14 @@ pub(crate) struct DaemonArgs {
     /// the daemon runs. Only this user can connect.
     #[arg(long, value_name = "PATH", help_heading = "Control")]
     pub(crate) control: Option<PathBuf>,
+    /// Whether the daemon gives up, before it meets a guest, all that it does not need: whatever it
+    /// should not do then ends it (on), happens (off), or happens and is told in the kernel's audit
+    /// log (log) [default: on].
+    #[arg(long, value_enum, value_name = "WHEN", help_heading = "Safety")]
+    pub(crate) sandbox: Option<Sandbox>,
+    /// Run as this user once images and sockets are open; only for root. Names or numbers.
+    #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
+    pub(crate) user: Option<String>,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
     pub(crate) stats: bool,
@@ -54,6 +63,19 @@ pub(crate) enum Poll {
     Never,
 }
 
+/// Whether the daemon is confined.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Sandbox {
+    // Whatever is not allowed ends the process.
+    #[default]
+    On,
+    // Not at all.
+    Off,
+    // Whatever is not allowed is done, and the kernel's audit log tells of it.
+    Log,
+}
+
 impl DaemonArgs {
     /// `self`, and where it says nothing `other`.
     pub(crate) fn or(self, other: &Self) -> Self {
@@ -65,6 +87,8 @@ impl DaemonArgs {
             pin_memory: self.pin_memory || other.pin_memory,
             iopoll: self.iopoll || other.iopoll,
             control: self.control.or_else(|| other.control.clone()),
+            sandbox: self.sandbox.or(other.sandbox),
+            user: self.user.or_else(|| other.user.clone()),
             stats: self.stats || other.stats,
         }
     }
@@ -107,7 +131,7 @@ impl Plan {
     /// # Errors
     /// The message, with both places.
     pub(crate) fn check_apart(&self) -> Result<(), String> {
-        let claims: Vec<Claim> = self.disks.iter().map(DiskSpec::claim).collect();
+        let claims: Vec<Claim> = self.disks.iter().map(|disk| disk.claim(Location::of)).collect();
         for (number, claim) in claims.iter().enumerate() {
             for earlier in &claims[..number] {
                 claim.check_apart(earlier)?;
@@ -118,6 +142,12 @@ impl Plan {
 }
 
 /// The CPUs this process may use.
+///
+/// Asked once: it is told by files that cannot be read later.
 pub(crate) fn cpus() -> u16 {
-    std::thread::available_parallelism().map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX))
+    static CPUS: OnceLock<u16> = OnceLock::new();
+    *CPUS.get_or_init(|| {
+        std::thread::available_parallelism()
+            .map_or(1, |n| u16::try_from(n.get()).unwrap_or(u16::MAX))
+    })
 }

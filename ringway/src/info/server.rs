@@ -156,11 +156,18 @@ fn features(offered: u64, used: u64, name: fn(u32) -> Option<&'static str>) -> V
     bits.map(|bit| Feature { bit, name: name(bit), used: used & (1 << bit) != 0 }).collect()
 }
 
+/// The name of the process that makes sockets for a daemon in a sandbox.
+const HELPER: &str = "ringway-helper";
+
 /// What /proc says of a process; `None` if that is not visible here.
 fn process(pid: u32) -> Option<Process> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let lines: HashMap<_, _> = status.lines().filter_map(|line| line.split_once(':')).collect();
     let number = |key: &str| lines.get(key)?.split_whitespace().next()?.parse::<u64>().ok();
+    if lines.get("Name").is_some_and(|name| name.trim() == HELPER) {
+        // It has made the socket for the daemon, its parent.
+        return process(u32::try_from(number("PPid")?).ok()?);
+    }
     let kib = |key: &str| number(key).map(|kib| kib << 10);
     Some(Process {
         pid,

@@ -7,17 +7,16 @@
 #[cfg(any(test, fuzzing))]
 mod case;
 mod commands;
+mod line;
 mod reports;
 mod words;
 
 use super::disks::Disks;
-use super::endpoint::SocketFile;
+use super::host::{Host, SocketFile};
 use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
-use anyhow::Context;
-use ringway_export::vhost_user::bind_private;
+use line::Line;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
@@ -61,9 +60,8 @@ impl Control {
     ///
     /// # Errors
     /// What is wrong with the path.
-    pub(crate) fn listen(path: &Path) -> anyhow::Result<Self> {
-        let listener = bind_private(path).context("the control socket")?;
-        let file = SocketFile::of(path)?;
+    pub(crate) fn listen(path: &Path, host: &Host) -> anyhow::Result<Self> {
+        let (listener, file) = host.listen(path, true)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, file })
     }
@@ -90,7 +88,8 @@ impl Control {
 
 /// One client, as the others see it.
 struct Client {
-    stream: UnixStream,
+    /// Tells its thread to give it up.
+    leave: Arc<OwnedFd>,
     /// `None` while a command of its is carried out.
     silent_since: Option<Instant>,
 }
@@ -114,9 +113,9 @@ impl Clients {
         }
         let silent = list.iter().enumerate().filter_map(|(at, (_, c))| Some((c.silent_since?, at)));
         let Some((_, at)) = silent.min() else { return false };
-        // Its thread sees the end of the stream.
         let (_, client) = list.swap_remove(at);
-        let _ = client.stream.shutdown(Shutdown::Both);
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&*client.leave, &1u64.to_ne_bytes());
         true
     }
 
@@ -162,24 +161,24 @@ fn attend(
     disks: &Arc<Disks>,
     clients: &Arc<Clients>,
 ) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(WRITE_MAX))?;
+    let leave = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+    let line = Line::new(stream, Arc::clone(&leave))?;
     if !clients.make_room() {
         let problem = Problem::new(Kind::Busy, "too many clients are waiting: try again later");
-        return write(&stream, None, Err(problem));
+        return write(&line, None, Err(problem));
     }
-    let client = Client { stream: stream.try_clone()?, silent_since: Some(Instant::now()) };
+    let client = Client { leave, silent_since: Some(Instant::now()) };
     clients.lock().push((number, client));
     let (disks, all) = (Arc::clone(disks), Arc::clone(clients));
     let thread = std::thread::Builder::new().name("control-client".into()).spawn(move || {
         // A client that goes in the middle costs nobody else anything.
-        let _ = serve(number, &stream, &disks, &all);
+        let _ = serve(number, &line, &disks, &all);
         all.lock().retain(|(other, _)| *other != number);
     });
     thread.map(drop).inspect_err(|_| clients.lock().retain(|(other, _)| *other != number))
 }
 
-fn serve(number: u64, stream: &UnixStream, disks: &Disks, clients: &Clients) -> io::Result<()> {
+fn serve(number: u64, stream: &Line, disks: &Disks, clients: &Clients) -> io::Result<()> {
     let mut lines = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -204,7 +203,7 @@ fn serve(number: u64, stream: &UnixStream, disks: &Disks, clients: &Clients) -> 
 }
 
 fn write(
-    mut stream: &UnixStream,
+    stream: &Line,
     id: Option<serde_json::Value>,
     outcome: Result<serde_json::Value, Problem>,
 ) -> io::Result<()> {
@@ -215,19 +214,5 @@ fn write(
     let reply = Reply { version: VERSION, id, ok: error.is_none(), answer, error };
     let mut bytes = serde_json::to_vec(&reply)?;
     bytes.push(b'\n');
-    // Each piece has its time: a client that reads a byte now and then is given up as well.
-    let begun = Instant::now();
-    let mut rest = &bytes[..];
-    while !rest.is_empty() {
-        match stream.write(rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(written) => rest = &rest[written..],
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-        if begun.elapsed() > WRITE_MAX && !rest.is_empty() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-    }
-    Ok(())
+    stream.write_within(&bytes, WRITE_MAX)
 }

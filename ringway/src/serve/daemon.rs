@@ -2,9 +2,13 @@
 
 use super::control::Control;
 use super::disks::{Disks, Ready};
+use super::host::{Duties, Host};
+use super::notify::Notify;
 use super::served::Served;
 use crate::config::Plan;
-use anyhow::anyhow;
+use crate::sandbox::{self, Account};
+use crate::signals::Signals;
+use anyhow::{Context, anyhow};
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -18,12 +22,16 @@ pub(crate) struct Daemon {
     pub(crate) disks: Arc<Disks>,
     ready: Vec<Ready>,
     control: Option<Control>,
+    notify: Notify,
+    signals: Signals,
     print_stats: bool,
 }
 
 impl Daemon {
-    /// Opens disks, starts workers, listens, in an order that leaves nothing behind if a later part
-    /// fails. From then on front-ends can connect.
+    /// Opens disks, enters the sandbox, starts workers, listens, in an order that leaves nothing
+    /// behind if a later part fails. From then on front-ends can connect.
+    ///
+    /// There must be no other thread: until the sandbox is entered none is started.
     ///
     /// # Errors
     /// One message; nothing was created or changed then.
@@ -32,10 +40,29 @@ impl Daemon {
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }
+        let mode = plan.daemon.sandbox.unwrap_or_default();
+        let user = plan.daemon.user.as_deref();
+        let account =
+            user.map(|user| Account::find(user).with_context(|| format!("--user {user}")));
+        let account = account.transpose()?;
+        let (adds, iopoll) = (plan.daemon.control.is_some(), plan.daemon.iopoll);
+        let host = Host::start(mode, Duties { account: account.clone(), adds, iopoll })?;
+        let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
-        let control = plan.daemon.control.as_deref().map(Control::listen).transpose()?;
-        let (disks, ready) = Disks::start(plan.disks, plan.daemon, polling)?;
-        Ok(Self { disks: Arc::new(disks), ready, control, print_stats })
+        let control = plan.daemon.control.as_deref();
+        let control = control.map(|path| Control::listen(path, &host)).transpose()?;
+        let (mut signals, mut sandbox) = (None, String::new());
+        let enter = || {
+            ringway_export::install_handlers()?;
+            signals = Some(Signals::take()?);
+            sandbox = sandbox::enter(mode, account.as_ref())?;
+            Ok(())
+        };
+        let (disks, ready) = Disks::start(plan.disks, plan.daemon, polling, host, enter)?;
+        disks.host.started()?;
+        tracing::info!("{sandbox}");
+        let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
+        Ok(Self { disks: Arc::new(disks), ready, control, notify, signals, print_stats })
     }
 
     /// The disks it starts with.
@@ -48,20 +75,21 @@ impl Daemon {
         self.control.as_ref()
     }
 
-    /// Serves until `stop` is readable, until no front-end can come any more, or until a worker
+    /// Serves until a signal says stop, until no front-end can come any more, or until a worker
     /// fails.
     ///
     /// # Errors
     /// What the host says.
-    pub(crate) fn run(self, stop: &OwnedFd) -> anyhow::Result<ExitCode> {
-        let Self { disks, ready, control, print_stats } = self;
-        // Nobody may be listening; that is no failure.
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        let Self { disks, ready, control, notify, signals, print_stats } = self;
+        let asked = Arc::clone(&disks);
+        let stop = signals.listen(move || asked.workers().tell())?;
+        notify.ready();
         let stays = control.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
         let control = control.map(|control| control.run(&disks)).transpose();
-        let served = launched.and_then(|()| wait(&disks, stop, stays));
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+        let served = launched.and_then(|()| wait(&disks, &stop, stays));
+        notify.stopping();
         // New requests are refused first: nothing is added any more.
         drop(control?);
         // Asked later, when all is counted; named now, while the disks are there.

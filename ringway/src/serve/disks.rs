@@ -1,8 +1,10 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
 use super::accept;
+use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
-use super::image::{NewImage, check_iopoll, open_disk};
+use super::host::Host;
+use super::numbers::{rings, workers};
 use super::paths::Paths;
 use super::served::{Served, lock};
 use super::spread::Spread;
@@ -11,9 +13,8 @@ use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions};
-use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions, Rings};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -28,19 +29,6 @@ pub(crate) struct Ready {
     endpoint: Endpoint,
 }
 
-/// What rings when a disk's thread or a worker has ended.
-struct Bell {
-    event: OwnedFd,
-    worker_failed: AtomicBool,
-}
-
-impl Bell {
-    fn ring(&self) {
-        // A full counter rings too.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
-    }
-}
-
 /// The workers of one engine.
 struct Engine {
     kind: EngineKind,
@@ -51,6 +39,10 @@ struct Engine {
 /// All disks, and their workers.
 pub(crate) struct Disks {
     options: DaemonArgs,
+    /// Where images and sockets are.
+    pub(super) host: Host,
+    /// In a sandbox: all rings there will ever be.
+    rings: Option<Rings>,
     polling: Polling,
     /// The CPUs of all workers, whatever their engine.
     pins: Cpus,
@@ -64,13 +56,10 @@ pub(crate) struct Disks {
     pub(crate) begun: Instant,
 }
 
-fn event() -> std::io::Result<OwnedFd> {
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
 impl Disks {
     /// Opens disks, starts workers, listens. From then on front-ends can connect; they are served
-    /// after [`Disks::launch`].
+    /// after [`Disks::launch`]. `enter` is called before the first thread is started: from then on
+    /// nothing is opened but by `host`.
     ///
     /// # Errors
     /// One message; nothing was created or changed then.
@@ -78,11 +67,27 @@ impl Disks {
         specs: Vec<DiskSpec>,
         options: DaemonArgs,
         polling: Polling,
+        host: Host,
+        enter: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<(Self, Vec<Ready>)> {
-        let bell = Bell { event: event()?, worker_failed: AtomicBool::new(false) };
+        let mut opened = Vec::new();
+        let mut new_images = Vec::new();
+        for spec in specs {
+            let opening = host.open(&spec);
+            let (disk, new_image) = opening.map_err(|error| with_origin(&spec.origin, error))?;
+            opened.push((Arc::new(disk), spec));
+            new_images.extend(new_image);
+        }
+        let rings = rings(&opened, &options, &host)?;
+        // Asked for now: the files that tell it cannot be read afterwards.
+        cpus();
+        enter()?;
+        let bell = Bell::new()?;
         let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
         let disks = Self {
             options,
+            host,
+            rings,
             polling,
             pins,
             paths: Paths::start()?,
@@ -93,16 +98,6 @@ impl Disks {
             bell: Arc::new(bell),
             begun: Instant::now(),
         };
-        let mut opened = Vec::new();
-        let mut new_images = Vec::new();
-        for spec in specs {
-            let disk = open_disk(&spec).map_err(|error| with_origin(&spec.origin, error))?;
-            new_images.extend(NewImage::of(&disk, &spec));
-            if disks.options.iopoll {
-                check_iopoll(&disk).map_err(|error| with_origin(&spec.origin, error))?;
-            }
-            opened.push((Arc::new(disk), spec));
-        }
         kill_point!(Locked);
         disks.start_pools(&opened)?;
         disks.warn_of_crowd(0);
@@ -111,7 +106,7 @@ impl Disks {
             let origin = spec.origin.clone();
             ready.push(disks.prepare(disk, spec).map_err(|error| with_origin(&origin, error))?);
         }
-        new_images.into_iter().for_each(NewImage::keep);
+        new_images.into_iter().for_each(|image| image.keep());
         kill_point!(Listening);
         Ok((disks, ready))
     }
@@ -129,11 +124,22 @@ impl Disks {
 
     /// Workers with engine `kind` for `queues` queues; as many as there are already, at least.
     fn provide(&self, kind: EngineKind, queues: usize) -> anyhow::Result<()> {
-        let listed = self.options.cpus.as_ref().map_or(&[][..], CpuList::numbers);
-        let most = if listed.is_empty() { cpus().into() } else { listed.len() };
-        let wanted = self.options.workers.map_or(queues.min(most), usize::from);
+        let wanted = workers(&self.options, queues);
         let context = || format!("cannot start {wanted} workers with engine {kind}");
         let mut engines = lock(&self.engines);
+        let there = engines.iter().find(|engine| engine.kind == kind);
+        let there = there.map_or(0, |engine| engine.pool.handles().len());
+        let wanted = match &self.rings {
+            // Queues share the workers that there can be.
+            Some(rings) if kind == EngineKind::IoUring => wanted.min(there + rings.left()),
+            _ => wanted,
+        };
+        if wanted == 0 {
+            bail!(
+                "there is no io_uring for this disk: it did not work when the daemon started, and \
+                 in the sandbox none can be set up later. Use another engine"
+            );
+        }
         if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {
             engine.pool.grow(wanted).with_context(context)?;
             engine.spread.grow(engine.pool.handles().len());
@@ -153,7 +159,8 @@ impl Disks {
             bell.worker_failed.store(true, SeqCst);
             bell.ring();
         });
-        let pool = Pool::start_watched(options, self.pins.clone(), on_failure);
+        let rings = self.rings.clone();
+        let pool = Pool::start_watched(options, self.pins.clone(), on_failure, rings);
         let pool = pool.with_context(context)?;
         let mut spread = Spread::new();
         spread.grow(pool.handles().len());
@@ -180,9 +187,9 @@ impl Disks {
 
     /// Gives an open disk its workers and its place.
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec) -> anyhow::Result<Ready> {
-        let claim = spec.claim();
+        let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
-        let endpoint = Endpoint::open(spec.place)?;
+        let endpoint = Endpoint::open(spec.place, &self.host)?;
         let stop = event()?;
         let (workers, first) = {
             let mut engines = lock(&self.engines);
@@ -240,11 +247,7 @@ impl Disks {
     pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<Arc<Served>> {
         self.check_apart(&spec)?;
         // With --lock-wait this takes its time; the daemon can stop meanwhile.
-        let disk = open_disk(&spec)?;
-        let new_image = NewImage::of(&disk, &spec);
-        if self.options.iopoll {
-            check_iopoll(&disk)?;
-        }
+        let (disk, new_image) = self.host.open(&spec)?;
         let open = lock(&self.open);
         if !*open {
             bail!("the daemon is stopping");
@@ -268,7 +271,7 @@ impl Disks {
     }
 
     fn check_apart(&self, spec: &DiskSpec) -> anyhow::Result<()> {
-        let claim = spec.claim();
+        let claim = spec.claim(|path| self.host.locate(path));
         let list = self.list();
         list.iter()
             .try_for_each(|other| claim.check_apart(&other.claim))
@@ -298,7 +301,8 @@ impl Disks {
         // Others may be looking at it for a moment.
         let begun = Instant::now();
         while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
-            std::thread::sleep(Duration::from_millis(1));
+            // Nobody unparks this thread.
+            std::thread::park_timeout(Duration::from_millis(1));
         }
         if clear {
             served.export.disk().unlock();

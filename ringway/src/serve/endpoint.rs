@@ -1,19 +1,18 @@
 //! Where front-ends come in: a socket file of ours, or an inherited socket.
 
+use super::host::{Host, SocketFile};
 use crate::config::Place;
-use anyhow::{Context, bail};
-use ringway_export::vhost_user::bind;
+use anyhow::bail;
 use rustix::net::sockopt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Takes over an inherited descriptor.
 ///
 /// # Errors
 /// That it is no Unix stream socket.
-pub(crate) fn inherit(fd: i32) -> anyhow::Result<OwnedFd> {
+pub(crate) fn inherit(fd: i32) -> anyhow::Result<Place> {
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     if !link.is_ok_and(|link| link.to_string_lossy().starts_with("socket:")) {
         bail!("--fd {fd}: it is not an open socket. Pass the number of an inherited Unix socket");
@@ -27,11 +26,11 @@ pub(crate) fn inherit(fd: i32) -> anyhow::Result<OwnedFd> {
         bail!("--fd {fd}: it is not a Unix stream socket, which vhost-user needs");
     }
     rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-    Ok(socket)
+    let listens = sockopt::socket_acceptconn(&socket)?;
+    Ok(Place::Inherited { fd: socket, listens })
 }
 
 /// Where front-ends come in.
-#[derive(Debug)]
 pub(crate) enum Endpoint {
     /// They connect, one after the other.
     Listener(UnixListener, Option<SocketFile>),
@@ -44,17 +43,14 @@ impl Endpoint {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn open(place: Place) -> anyhow::Result<Self> {
+    pub(crate) fn open(place: Place, host: &Host) -> anyhow::Result<Self> {
         match place {
             Place::Socket(path) => {
-                let listener = bind(&path)?;
-                let file = SocketFile::of(&path)?;
+                let (listener, file) = host.listen(&path, false)?;
                 Self::listening(listener, Some(file))
             }
-            Place::Inherited(fd) if sockopt::socket_acceptconn(&fd)? => {
-                Self::listening(fd.into(), None)
-            }
-            Place::Inherited(fd) => Ok(Self::Connected(fd.into())),
+            Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),
+            Place::Inherited { fd, listens: false } => Ok(Self::Connected(fd.into())),
         }
     }
 
@@ -67,50 +63,10 @@ impl Endpoint {
     /// The socket file, if there is one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::Listener(_, Some(file)) => Some(&file.path),
+            Self::Listener(_, Some(file)) => Some(file.path()),
             _ => None,
         }
     }
-}
-
-/// A socket file that this process has made and removes at the end.
-#[derive(Debug)]
-pub(crate) struct SocketFile {
-    path: PathBuf,
-    /// File system and inode: what has the name at the end may be somebody else's.
-    identity: (u64, u64),
-}
-
-impl SocketFile {
-    /// Of a socket that was just made at `path`.
-    ///
-    /// # Errors
-    /// That it has vanished.
-    pub(crate) fn of(path: &Path) -> anyhow::Result<Self> {
-        // A later change of the working folder would not matter.
-        let path = std::path::absolute(path)?;
-        let identity = identity(&path)
-            .with_context(|| format!("{}: the socket has vanished", path.display()))?;
-        Ok(Self { path, identity })
-    }
-
-    /// Where it is, from the root.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|now| now == self.identity) {
-            // Best effort: a file that stays is replaced by the next daemon.
-            let _ = std::fs::remove_file(&self.path);
-        }
-    }
-}
-
-fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
-    path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()))
 }
 
 impl AsFd for Endpoint {

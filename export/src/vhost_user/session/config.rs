@@ -5,7 +5,8 @@ use crate::export::Told;
 use crate::vhost_user::message::{CONFIG_BYTES_MAX, Message};
 use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, WRITEBACK_OFFSET};
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use std::io::IoSlice;
 use tracing::{debug, info};
 use vhost::vhost_user::message::BackendReq;
 
@@ -67,7 +68,9 @@ impl Session<'_> {
         let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = loop {
-            match send(channel, &bytes, flags) {
+            // As all messages are sent, so that a sandbox has one call to allow.
+            let mut none = SendAncillaryBuffer::default();
+            match sendmsg(channel, &[IoSlice::new(&bytes)], &mut none, flags) {
                 Err(Errno::INTR) => {}
                 sent => break sent,
             }

@@ -42,13 +42,19 @@ fn answer(value: impl Serialize) -> Outcome {
 }
 
 fn find(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
+    let place = match name {
+        Name::Word(word) if Path::new(word).is_absolute() => {
+            Some(disks.host.locate(Path::new(word)))
+        }
+        _ => None,
+    };
     let is_it = |served: &Served| match name {
         Name::Id(id) => served.id == *id,
         Name::Word(word) => {
             served.id.to_string() == *word
                 || served.export.disk().name() == word
                 || served.socket.as_deref() == Some(Path::new(word))
-                || (Path::new(word).is_absolute() && served.claim.is_at(Path::new(word)))
+                || place.as_ref().is_some_and(|place| served.claim.is_at(place))
         }
     };
     let mut found = disks.list().into_iter().filter(|served| is_it(served));

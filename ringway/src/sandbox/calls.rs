@@ -1,0 +1,273 @@
+//! The system calls that each kind of thread may make. A test counts them.
+//!
+//! None of them opens, changes or even looks at anything by its path, none makes a socket or an
+//! io_uring, starts a process or reaches another one. Calls of the hot path have no condition: the
+//! kernel then remembers that they are allowed and does not run the filter for them.
+
+use std::ffi::{c_int, c_ulong};
+
+/// A system call and what it may be asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) number: i64,
+    pub(super) name: &'static str,
+    pub(super) rule: Rule,
+}
+
+/// When a call is allowed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Rule {
+    Always,
+    /// An argument, of 32 bits, is one of these.
+    OneOf(u8, Vec<u32>),
+    /// These bits of an argument are set and these are not.
+    Bits {
+        argument: u8,
+        set: u64,
+        clear: u64,
+    },
+    /// The first argument is the first value, the third one the second.
+    Both(u32, u32),
+    /// Answered with ENOSYS: the C library asks, and does well without.
+    Refused,
+}
+
+impl Call {
+    pub(super) fn is_allowed(&self) -> bool {
+        self.rule != Rule::Refused
+    }
+}
+
+/// Who makes calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Any thread: what the others may and the control plane needs.
+    Process,
+    /// `worker-N`.
+    Worker,
+    /// `io-N`.
+    Io,
+}
+
+impl Kind {
+    #[cfg(test)]
+    pub(super) const ALL: [Self; 3] = [Self::Process, Self::Worker, Self::Io];
+}
+
+/// True if this file knows the calls of this kind of machine.
+pub(super) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
+
+macro_rules! call {
+    ($number:ident, $name:literal) => {
+        Call { number: i64::from(libc::$number), name: $name, rule: Rule::Always }
+    };
+    ($number:ident, $name:literal, $rule:expr) => {
+        Call { number: i64::from(libc::$number), name: $name, rule: $rule }
+    };
+}
+
+/// The calls of one kind of thread.
+pub(super) fn of(kind: Kind) -> Vec<Call> {
+    let mut calls = every_thread();
+    match kind {
+        Kind::Worker => calls.extend(worker()),
+        Kind::Io => calls.extend(io()),
+        Kind::Process => {
+            for call in worker().into_iter().chain(io()).chain(control()) {
+                match calls.iter_mut().find(|known| known.number == call.number) {
+                    Some(known) => known.rule = wider(&known.rule, call.rule),
+                    None => calls.push(call),
+                }
+            }
+        }
+    }
+    calls
+}
+
+/// What either of two rules allows.
+fn wider(one: &Rule, other: Rule) -> Rule {
+    match (one, other) {
+        (Rule::Always, _) | (_, Rule::Always) => Rule::Always,
+        (Rule::OneOf(argument, one), Rule::OneOf(_, other)) => {
+            let new = other.into_iter().filter(|value| !one.contains(value));
+            Rule::OneOf(*argument, one.iter().copied().chain(new).collect())
+        }
+        (one, _) => one.clone(),
+    }
+}
+
+/// Memory, waiting, the end of a thread.
+fn every_thread() -> Vec<Call> {
+    let mut calls = vec![
+        call!(SYS_futex, "futex"),
+        call!(SYS_read, "read"),
+        call!(SYS_write, "write"),
+        call!(SYS_close, "close"),
+        call!(SYS_preadv2, "preadv2"),
+        call!(SYS_pwritev2, "pwritev2"),
+        call!(SYS_mmap, "mmap", not_executable()),
+        call!(SYS_mprotect, "mprotect", not_executable()),
+        call!(SYS_munmap, "munmap"),
+        call!(SYS_brk, "brk"),
+        // Without a clock in the vDSO.
+        call!(SYS_clock_gettime, "clock_gettime"),
+        // Keys of hash maps.
+        call!(SYS_getrandom, "getrandom"),
+        // The end of the handlers of SIGBUS and of the watchdog's signal.
+        call!(SYS_rt_sigreturn, "rt_sigreturn"),
+        // After SIGSTOP and SIGCONT.
+        call!(SYS_restart_syscall, "restart_syscall"),
+        call!(SYS_exit, "exit"),
+        call!(SYS_exit_group, "exit_group"),
+    ];
+    calls.extend(refused());
+    calls
+}
+
+/// Engines and queues.
+fn worker() -> Vec<Call> {
+    vec![
+        call!(SYS_io_uring_enter, "io_uring_enter"),
+        // What a ring takes was restricted when it was set up.
+        call!(SYS_io_uring_register, "io_uring_register"),
+        call!(SYS_io_submit, "io_submit"),
+        call!(SYS_io_getevents, "io_getevents"),
+        call!(SYS_io_destroy, "io_destroy"),
+        epoll_wait(),
+        call!(SYS_epoll_ctl, "epoll_ctl"),
+        call!(SYS_fcntl, "fcntl", fcntl()),
+        // Whether a file is in memory.
+        call!(SYS_fstatfs, "fstatfs"),
+    ]
+}
+
+/// What blocks.
+fn io() -> Vec<Call> {
+    vec![
+        call!(SYS_fdatasync, "fdatasync"),
+        call!(SYS_fallocate, "fallocate"),
+        call!(SYS_ioctl, "ioctl", Rule::OneOf(1, vec![BLKDISCARD])),
+    ]
+}
+
+/// Connections, disks that come and go, threads that are started.
+fn control() -> Vec<Call> {
+    let ioctls = [libc::FIONBIO, libc::TCGETS, libc::TIOCGWINSZ];
+    let ioctls = ioctls.map(low_bits).into_iter().chain([BLKGETSIZE64]).collect();
+    vec![
+        call!(SYS_accept4, "accept4"),
+        call!(SYS_recvmsg, "recvmsg"),
+        call!(SYS_sendmsg, "sendmsg"),
+        call!(SYS_ppoll, "ppoll"),
+        call!(SYS_ioctl, "ioctl", Rule::OneOf(1, ioctls)),
+        call!(SYS_fstat, "fstat"),
+        call!(SYS_flock, "flock"),
+        // Resizing, and records of what is in flight.
+        call!(SYS_ftruncate, "ftruncate"),
+        call!(SYS_memfd_create, "memfd_create"),
+        call!(SYS_eventfd2, "eventfd2"),
+        call!(SYS_epoll_create1, "epoll_create1"),
+        call!(SYS_io_setup, "io_setup"),
+        call!(SYS_clone, "clone", threads_only()),
+        call!(SYS_rseq, "rseq"),
+        call!(SYS_sched_setaffinity, "sched_setaffinity", Rule::OneOf(0, vec![0])),
+        // A thread's name, and its own filter.
+        call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![PR_SET_NAME, PR_SET_SECCOMP])),
+        // The watchdog interrupts a thread that a peer makes wait.
+        call!(SYS_getpid, "getpid"),
+        call!(SYS_tgkill, "tgkill", Rule::Both(std::process::id(), watchdog_signal())),
+    ]
+}
+
+/// What the C library asks for with another way to go if there is no such call.
+pub(super) fn refused() -> Vec<Call> {
+    vec![
+        // Its flags are in memory, out of a filter's sight: clone is asked instead.
+        call!(SYS_clone3, "clone3", Rule::Refused),
+        // Stacks of threads that have ended stay in memory for the next.
+        call!(SYS_madvise, "madvise", Rule::Refused),
+        // A larger block is copied.
+        call!(SYS_mremap, "mremap", Rule::Refused),
+        // A stack that overflows ends the process without a word.
+        call!(SYS_sigaltstack, "sigaltstack", Rule::Refused),
+        // For mutexes of other processes; nobody has any.
+        call!(SYS_set_robust_list, "set_robust_list", Rule::Refused),
+        // Told with a stack that overflows.
+        call!(SYS_gettid, "gettid", Rule::Refused),
+        // For telling where a thread may run; nobody asks.
+        call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Refused),
+        // All signals that are waited for are blocked already, and for all threads.
+        call!(SYS_rt_sigprocmask, "rt_sigprocmask", Rule::Refused),
+    ]
+}
+
+const BLKDISCARD: u32 = 0x1277;
+const BLKGETSIZE64: u32 = 0x8008_1272;
+const PR_SET_NAME: u32 = libc::PR_SET_NAME.cast_unsigned();
+const PR_SET_SECCOMP: u32 = libc::PR_SET_SECCOMP.cast_unsigned();
+
+/// The kernel looks at 32 bits of the command of an ioctl.
+#[allow(clippy::cast_possible_truncation)]
+fn low_bits(command: c_ulong) -> u32 {
+    command as u32
+}
+
+fn not_executable() -> Rule {
+    Rule::Bits { argument: 2, set: 0, clear: bits(libc::PROT_EXEC) }
+}
+
+fn threads_only() -> Rule {
+    Rule::Bits {
+        argument: 0,
+        set: bits(libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD),
+        clear: bits(
+            libc::CLONE_NEWNS
+                | libc::CLONE_NEWCGROUP
+                | libc::CLONE_NEWUTS
+                | libc::CLONE_NEWIPC
+                | libc::CLONE_NEWUSER
+                | libc::CLONE_NEWPID
+                | libc::CLONE_NEWNET,
+        ),
+    }
+}
+
+fn bits(flags: c_int) -> u64 {
+    flags.cast_unsigned().into()
+}
+
+/// Not those that send signals (F_SETOWN, F_SETLEASE, F_NOTIFY) or lock.
+fn fcntl() -> Rule {
+    let commands = [
+        libc::F_GETFD,
+        libc::F_SETFD,
+        libc::F_GETFL,
+        libc::F_SETFL,
+        libc::F_DUPFD_CLOEXEC,
+        libc::F_ADD_SEALS,
+        libc::F_GET_SEALS,
+    ];
+    Rule::OneOf(1, commands.map(c_int::cast_unsigned).into())
+}
+
+/// `export/src/ring_bell.rs`.
+fn watchdog_signal() -> u32 {
+    ringway_export::watchdog_signal().cast_unsigned()
+}
+
+/// Since Linux 5.11 it takes nanoseconds.
+fn epoll_wait() -> Call {
+    // SAFETY: no descriptor and no memory: the kernel says EBADF if it knows the call.
+    let known = unsafe {
+        let none = std::ptr::null_mut::<libc::epoll_event>();
+        libc::epoll_pwait2(-1, none, 1, std::ptr::null(), std::ptr::null()) == 0
+            || std::io::Error::last_os_error().raw_os_error() != Some(libc::ENOSYS)
+    };
+    if known {
+        return call!(SYS_epoll_pwait2, "epoll_pwait2");
+    }
+    #[cfg(target_arch = "x86_64")]
+    return call!(SYS_epoll_wait, "epoll_wait");
+    #[cfg(not(target_arch = "x86_64"))]
+    return call!(SYS_epoll_pwait, "epoll_pwait");
+}

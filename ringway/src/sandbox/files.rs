@@ -1,0 +1,60 @@
+//! Files, ports and signals (Landlock): what a process can no longer reach, whatever it calls.
+//!
+//! This holds also for requests by io_uring, which no filter of system calls sees.
+
+use anyhow::Context;
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible, RestrictionStatus,
+    Ruleset, RulesetAttr, RulesetError, RulesetStatus, Scope,
+};
+
+/// The newest rules that are known here; older kernels have fewer.
+const RULES: ABI = ABI::V6;
+
+/// From now on nothing can be opened or changed by its path, no port opened or connected to, no
+/// abstract socket and no process outside be reached. What is open stays usable. Says in a few words
+/// what that is here.
+///
+/// # Errors
+/// What the kernel says, other than that it does not know this.
+pub(super) fn close_the_file_system() -> anyhow::Result<String> {
+    let status = restrict(AccessFs::from_all(RULES)).context("the kernel refuses Landlock")?;
+    Ok(match status.ruleset {
+        RulesetStatus::FullyEnforced => "no files".into(),
+        RulesetStatus::PartiallyEnforced => "no files (an older Landlock)".into(),
+        RulesetStatus::NotEnforced => {
+            tracing::warn!(
+                "this kernel has no Landlock, or it is switched off (lsm=): the filter of system \
+                 calls alone keeps the daemon from files"
+            );
+            "files by the filter alone".into()
+        }
+    })
+}
+
+/// For the helper process: opens images, makes and removes sockets, and nothing else.
+pub(crate) fn confine_helper() {
+    let allowed = AccessFs::ReadFile
+        | AccessFs::ReadDir
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::MakeSock
+        | AccessFs::RemoveFile
+        | AccessFs::IoctlDev;
+    if let Err(error) = restrict(AccessFs::from_all(RULES) & !allowed) {
+        // Nobody talks to it but the daemon; it goes on without.
+        tracing::debug!("the helper is not confined: {error}");
+    }
+}
+
+/// Takes `files` away, for every path.
+fn restrict(files: BitFlags<AccessFs>) -> Result<RestrictionStatus, RulesetError> {
+    Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(files)?
+        .handle_access(AccessNet::from_all(RULES))?
+        .scope(Scope::from_all(RULES))?
+        .create()?
+        .restrict_self()
+}

@@ -1,0 +1,72 @@
+//! From lists of calls to filters of the kernel (seccomp).
+
+use super::calls::{Call, Rule, refused};
+use crate::config::Sandbox as Mode;
+use anyhow::{Context, anyhow};
+use seccompiler::SeccompCmpArgLen::{Dword, Qword};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
+use std::collections::BTreeMap;
+use std::io;
+
+/// A filter, as the kernel takes it.
+pub(super) type Program = BpfProgram;
+
+/// Lets `calls` pass and, as `mode` has it, ends the process or tells the audit log at all others.
+pub(super) fn compile(calls: &[Call], mode: Mode) -> anyhow::Result<Program> {
+    let otherwise = if mode == Mode::Log { SeccompAction::Log } else { SeccompAction::KillProcess };
+    program(calls, otherwise, SeccompAction::Allow)
+}
+
+/// Answers with ENOSYS what is not to be, and lets everything else pass. Of several filters the
+/// strictest answer counts, and this one is stricter than letting pass.
+pub(super) fn compile_refusals() -> anyhow::Result<Program> {
+    program(&refused(), SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.cast_unsigned()))
+}
+
+fn program(calls: &[Call], others: SeccompAction, these: SeccompAction) -> anyhow::Result<Program> {
+    let rules = calls.iter().map(|call| Ok((call.number, conditions(&call.rule)?)));
+    let rules = rules.collect::<Result<BTreeMap<_, _>, seccompiler::BackendError>>()?;
+    let arch = std::env::consts::ARCH.try_into()?;
+    let filter = SeccompFilter::new(rules, others, these, arch)?;
+    Ok(filter.try_into()?)
+}
+
+/// Each rule is one way to be allowed; none at all means without conditions.
+fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let equal = |argument, value: u32| {
+        SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into())
+    };
+    match rule {
+        Rule::Always | Rule::Refused => Ok(Vec::new()),
+        Rule::OneOf(argument, values) => {
+            values.iter().map(|&v| SeccompRule::new(vec![equal(*argument, v)?])).collect()
+        }
+        Rule::Bits { argument, set, clear } => {
+            let mask = SeccompCmpOp::MaskedEq(set | clear);
+            Ok(vec![SeccompRule::new(vec![SeccompCondition::new(*argument, Qword, mask, *set)?])?])
+        }
+        Rule::Both(first, third) => {
+            Ok(vec![SeccompRule::new(vec![equal(0, *first)?, equal(2, *third)?])?])
+        }
+    }
+}
+
+/// Puts a filter on this thread and all that it will start. It adds to those that are there.
+pub(super) fn install(program: &Program) -> anyhow::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| anyhow!("a filter is too long"))?;
+    let filter = program.as_ptr().cast_mut().cast();
+    let described = libc::sock_fprog { len, filter };
+    // By prctl, as one call less is to be allowed then.
+    // SAFETY: the kernel reads `len` instructions, which are laid out as its own.
+    let rc = unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const described, 0, 0)
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error()).context(
+            "the kernel takes no filter of system calls. --sandbox off does without the sandbox",
+        );
+    }
+    Ok(())
+}

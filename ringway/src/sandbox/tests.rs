@@ -1,0 +1,421 @@
+//! Each class of forbidden call, by each kind of thread: it ends the process. Every case is a process
+//! of its own: this test program started again with the name of one test, [`culprit`].
+
+use super::calls::{Call, Kind, Rule, of};
+use super::{enter, prepare};
+use crate::config::Sandbox as Mode;
+use ringway_core::thread::{DataThread, data_thread_starts};
+use std::collections::BTreeSet;
+use std::ffi::{c_int, c_long};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// What the process that is started does: `KIND CALL MODE`.
+const CASE: &str = "RINGWAY_SANDBOX_CASE";
+/// It came as far as to make the call.
+const BEGUN: &str = "about to make the call";
+/// It lives on.
+const ALIVE: &str = "alive after the call";
+
+/// Makes one call and says how it lives on.
+type Deed = fn() -> c_long;
+
+fn raw(number: c_long, arguments: [usize; 6]) -> c_long {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: of the calls below, none is given memory that it may write to, or paths that are to
+    // stay as they are.
+    unsafe { libc::syscall(number, a, b, c, d, e, f) }
+}
+
+fn path(path: &'static std::ffi::CStr) -> usize {
+    path.as_ptr() as usize
+}
+
+fn number(value: c_int) -> usize {
+    // Negative ones keep their bits.
+    isize::try_from(value).unwrap().cast_unsigned()
+}
+
+const NONE: [usize; 6] = [0; 6];
+const AT_FDCWD: c_int = libc::AT_FDCWD;
+
+/// What must never be done, by name. Arguments are such that the call would do what it says, or
+/// would fail harmlessly where there is no filter.
+const DEEDS: &[(&str, Deed)] = &[
+    ("open a file", || raw(libc::SYS_openat, [number(AT_FDCWD), path(c"/etc/passwd"), 0, 0, 0, 0])),
+    ("open a file, the new way", || {
+        raw(libc::SYS_openat2, [number(AT_FDCWD), path(c"/etc"), 0, 0, 0, 0])
+    }),
+    ("look at a file", || raw(libc::SYS_statx, [number(AT_FDCWD), path(c"/etc"), 0, 0, 0, 0])),
+    ("read a link", || {
+        raw(libc::SYS_readlinkat, [number(AT_FDCWD), path(c"/proc/self/exe"), 0, 0, 0, 0])
+    }),
+    ("remove a file", || {
+        raw(libc::SYS_unlinkat, [number(AT_FDCWD), path(c"/nowhere/at/all"), 0, 0, 0, 0])
+    }),
+    ("rename a file", || {
+        raw(
+            libc::SYS_renameat2,
+            [number(AT_FDCWD), path(c"/nowhere/a"), number(AT_FDCWD), path(c"/nowhere/b"), 0, 0],
+        )
+    }),
+    ("change a file's mode", || {
+        raw(libc::SYS_fchmodat, [number(AT_FDCWD), path(c"/nowhere/a"), 0o777, 0, 0, 0])
+    }),
+    ("run a program", || raw(libc::SYS_execve, [path(c"/nowhere/at/all"), 0, 0, 0, 0, 0])),
+    ("run a program by descriptor", || {
+        raw(libc::SYS_execveat, [number(-1), path(c""), 0, 0, number(libc::AT_EMPTY_PATH), 0])
+    }),
+    ("fork", || {
+        // SAFETY: where it is let, the child ends at once.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(0) };
+        }
+        child.into()
+    }),
+    ("make a namespace", || raw(libc::SYS_unshare, [number(libc::CLONE_NEWUSER), 0, 0, 0, 0, 0])),
+    ("make a network socket", || {
+        raw(libc::SYS_socket, [number(libc::AF_INET), number(libc::SOCK_STREAM), 0, 0, 0, 0])
+    }),
+    ("make a local socket", || {
+        raw(libc::SYS_socket, [number(libc::AF_UNIX), number(libc::SOCK_STREAM), 0, 0, 0, 0])
+    }),
+    ("connect", || raw(libc::SYS_connect, [number(-1), 0, 0, 0, 0, 0])),
+    ("bind", || raw(libc::SYS_bind, [number(-1), 0, 0, 0, 0, 0])),
+    ("trace a process", || raw(libc::SYS_ptrace, [number(-1), 1, 0, 0, 0, 0])),
+    ("read another's memory", || raw(libc::SYS_process_vm_readv, [1, 0, 0, 0, 0, 0])),
+    ("write another's memory", || raw(libc::SYS_process_vm_writev, [1, 0, 0, 0, 0, 0])),
+    ("take another's descriptor", || raw(libc::SYS_pidfd_getfd, [number(-1), 0, 0, 0, 0, 0])),
+    ("kill a process", || raw(libc::SYS_kill, [number(c_int::MAX), 0, 0, 0, 0, 0])),
+    ("kill another's thread", || {
+        raw(libc::SYS_tgkill, [number(c_int::MAX), 1, number(libc::SIGKILL), 0, 0, 0])
+    }),
+    ("kill a thread of ours", || {
+        raw(
+            libc::SYS_tgkill,
+            [std::process::id() as usize, number(c_int::MAX), number(libc::SIGKILL), 0, 0, 0],
+        )
+    }),
+    ("mount", || raw(libc::SYS_mount, [0, path(c"/nowhere/at/all"), 0, 0, 0, 0])),
+    ("change the root", || raw(libc::SYS_chroot, [path(c"/nowhere/at/all"), 0, 0, 0, 0, 0])),
+    ("load a BPF program", || raw(libc::SYS_bpf, [number(-1), 0, 0, 0, 0, 0])),
+    ("watch the CPU", || raw(libc::SYS_perf_event_open, [0, 0, 0, number(-1), 0, 0])),
+    ("load a module", || raw(libc::SYS_finit_module, [number(-1), path(c""), 0, 0, 0, 0])),
+    ("use keys", || raw(libc::SYS_keyctl, [number(-1), 0, 0, 0, 0, 0])),
+    ("become root", || raw(libc::SYS_setuid, [0, 0, 0, 0, 0, 0])),
+    ("take capabilities", || raw(libc::SYS_capset, [0, 0, 0, 0, 0, 0])),
+    ("handle faults", || raw(libc::SYS_userfaultfd, [number(-1), 0, 0, 0, 0, 0])),
+    ("set an io_uring up", || raw(libc::SYS_io_uring_setup, [0, 0, 0, 0, 0, 0])),
+    ("map executable memory", || {
+        let (rwx, flags) =
+            (libc::PROT_READ | libc::PROT_EXEC, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        raw(libc::SYS_mmap, [0, 4096, number(rwx), number(flags), number(-1), 0])
+    }),
+    ("make memory executable", || {
+        raw(libc::SYS_mprotect, [0, 0, number(libc::PROT_EXEC), 0, 0, 0])
+    }),
+    ("make a descriptor send signals", || {
+        raw(libc::SYS_fcntl, [0, number(libc::F_SETOWN), 1, 0, 0, 0])
+    }),
+    ("type on the terminal", || {
+        raw(libc::SYS_ioctl, [number(-1), libc::TIOCSTI.try_into().unwrap(), 0, 0, 0, 0])
+    }),
+    ("set the clock", || raw(libc::SYS_settimeofday, NONE)),
+    ("reboot", || raw(libc::SYS_reboot, NONE)),
+    ("make core dumps possible", || {
+        raw(libc::SYS_prctl, [number(libc::PR_SET_DUMPABLE), 1, 0, 0, 0, 0])
+    }),
+];
+
+/// What only some threads may do, which is a deed for the others.
+const DUTIES: &[(&str, Deed, &[Kind])] = &[
+    (
+        "make a thread's stack and start it",
+        || {
+            std::thread::Builder::new().spawn(|| {}).unwrap().join().unwrap();
+            0
+        },
+        &[Kind::Process],
+    ),
+    ("make an eventfd", || raw(libc::SYS_eventfd2, NONE), &[Kind::Process]),
+    (
+        "make memory to share",
+        || raw(libc::SYS_memfd_create, [path(c"x"), 0, 0, 0, 0, 0]),
+        &[Kind::Process],
+    ),
+    ("hear a message", || raw(libc::SYS_recvmsg, [number(-1), 0, 0, 0, 0, 0]), &[Kind::Process]),
+    ("take a connection", || raw(libc::SYS_accept4, [number(-1), 0, 0, 0, 0, 0]), &[Kind::Process]),
+    (
+        "change a file's length",
+        || raw(libc::SYS_ftruncate, [number(-1), 0, 0, 0, 0, 0]),
+        &[Kind::Process],
+    ),
+    (
+        "put on a filter",
+        || raw(libc::SYS_prctl, [number(libc::PR_SET_SECCOMP), number(-1), 0, 0, 0, 0]),
+        &[Kind::Process],
+    ),
+    (
+        "enter an io_uring",
+        || raw(libc::SYS_io_uring_enter, [number(-1), 0, 0, 0, 0, 0]),
+        &[Kind::Process, Kind::Worker],
+    ),
+    ("submit to Linux AIO", || raw(libc::SYS_io_submit, NONE), &[Kind::Process, Kind::Worker]),
+    (
+        "listen to a doorbell",
+        || raw(libc::SYS_epoll_ctl, [number(-1), 0, 0, 0, 0, 0]),
+        &[Kind::Process, Kind::Worker],
+    ),
+    (
+        "sync a file",
+        || raw(libc::SYS_fdatasync, [number(-1), 0, 0, 0, 0, 0]),
+        &[Kind::Process, Kind::Io],
+    ),
+    (
+        "punch a hole",
+        || raw(libc::SYS_fallocate, [number(-1), 0, 0, 1, 0, 0]),
+        &[Kind::Process, Kind::Io],
+    ),
+    ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), &Kind::ALL),
+    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), &Kind::ALL),
+    (
+        "map memory",
+        || {
+            raw(
+                libc::SYS_mmap,
+                [0, 4096, 3, number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), number(-1), 0],
+            )
+        },
+        &Kind::ALL,
+    ),
+    (
+        "allocate much and give it back",
+        || {
+            for _ in 0..3 {
+                let many: Vec<Vec<u8>> = (0..64).map(|i| vec![1; 100_000 + i]).collect();
+                let mut grows = many.concat();
+                grows.reserve(64 << 20);
+            }
+            0
+        },
+        &Kind::ALL,
+    ),
+    ("clone a thread the new way", || raw(libc::SYS_clone3, [0, 0, 0, 0, 0, 0]), &Kind::ALL),
+];
+
+/// Not a test by itself: one case, in a process of its own.
+#[test]
+fn culprit() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let words: Vec<_> = case.split('/').collect();
+    let [kind, deed, mode] = words[..] else { panic!("{case}") };
+    let mode = if mode == "log" { Mode::Log } else { Mode::On };
+    let plain = DEEDS.iter().find(|(name, _)| *name == deed).map(|(_, act)| *act);
+    let duty = DUTIES.iter().find(|(name, ..)| *name == deed).map(|(_, act, _)| *act);
+    let act = plain.or(duty).unwrap();
+    // The harness has threads of its own; they do nothing meanwhile, and stay outside.
+    prepare();
+    enter(mode, None).unwrap();
+    match kind {
+        "Worker" => data_thread_starts(DataThread::Worker),
+        "Io" => data_thread_starts(DataThread::Io),
+        _ => {}
+    }
+    say(BEGUN);
+    let result = act();
+    say(ALIVE);
+    say(if result >= 0 { "done" } else { "failed" });
+    // Not the way of the harness, which has other threads.
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(0) };
+}
+
+fn say(line: &str) {
+    let line = format!("{line}\n");
+    // SAFETY: the memory is the line's.
+    unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
+}
+
+fn run(kind: Kind, deed: &str, mode: &str) -> (ExitStatus, String) {
+    let name = concat!(module_path!(), "::culprit");
+    let name = name.split_once("::").unwrap().1;
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+    child.env(CASE, format!("{kind:?}/{deed}/{mode}"));
+    // As `prepare` does it, which comes too late for the harness.
+    child.env("MALLOC_ARENA_MAX", "1");
+    let output = child.stdin(Stdio::null()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains(BEGUN), "{kind:?}, {deed}: {text}");
+    (output.status, text)
+}
+
+fn dies(kind: Kind, deed: &str) {
+    let (status, text) = run(kind, deed, "on");
+    assert_eq!(status.signal(), Some(libc::SIGSYS), "{kind:?}, {deed}: {status}\n{text}");
+    assert!(!text.contains(ALIVE), "{kind:?}, {deed}: {text}");
+}
+
+fn lives(kind: Kind, deed: &str, mode: &str) {
+    let (status, text) = run(kind, deed, mode);
+    assert!(status.success() && text.contains(ALIVE), "{kind:?}, {deed}: {status}\n{text}");
+}
+
+/// Runs cases side by side, a few at a time.
+fn each(cases: Vec<(Kind, &'static str)>, judge: impl Fn(Kind, &str) + Sync) {
+    let next = std::sync::Mutex::new(cases.into_iter());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while let Some((kind, deed)) = { next.lock().unwrap().next() } {
+                    judge(kind, deed);
+                }
+            });
+        }
+    });
+}
+
+fn deeds() -> Vec<(Kind, &'static str)> {
+    let both = |kind| DEEDS.iter().map(move |(name, _)| (kind, *name));
+    Kind::ALL.into_iter().flat_map(both).collect()
+}
+
+#[test]
+fn whatever_is_forbidden_ends_the_process() {
+    each(deeds(), dies);
+}
+
+#[test]
+fn threads_that_carry_data_may_less_than_others() {
+    let others = |(name, _, may): &(&'static str, Deed, &[Kind])| {
+        let name = *name;
+        let may = may.to_vec();
+        Kind::ALL.into_iter().filter(move |kind| !may.contains(kind)).map(move |kind| (kind, name))
+    };
+    let cases: Vec<_> = DUTIES.iter().flat_map(others).collect();
+    assert!(cases.len() > 15);
+    each(cases, dies);
+}
+
+#[test]
+fn whatever_is_a_duty_is_done() {
+    let own = |(name, _, may): &(&'static str, Deed, &'static [Kind])| {
+        let name = *name;
+        may.iter().map(move |kind| (*kind, name))
+    };
+    each(DUTIES.iter().flat_map(own).collect(), |kind, deed| lives(kind, deed, "on"));
+}
+
+#[test]
+fn log_lets_it_go() {
+    each(deeds(), |kind, deed| lives(kind, deed, "log"));
+    let (_, text) = run(Kind::Process, "open a file", "log");
+    assert!(text.contains("done"), "{text}");
+}
+
+fn names(calls: &[Call]) -> BTreeSet<&'static str> {
+    calls.iter().filter(|call| call.is_allowed()).map(|call| call.name).collect()
+}
+
+#[test]
+fn there_are_few_and_none_takes_a_path() {
+    let [process, worker, io] = Kind::ALL.map(of);
+    println!(
+        "process {}, worker {}, io {}",
+        names(&process).len(),
+        names(&worker).len(),
+        names(&io).len()
+    );
+    assert!(names(&process).len() <= 45, "{:?}", names(&process));
+    assert!(names(&worker).len() <= 30, "{:?}", names(&worker));
+    assert!(names(&io).len() <= 30, "{:?}", names(&io));
+    for calls in [&process, &worker, &io] {
+        let numbers: BTreeSet<_> = calls.iter().map(|call| call.number).collect();
+        assert_eq!(numbers.len(), calls.len(), "each is listed once");
+        let all = names(calls);
+        for word in ["open", "exec", "stat", "link", "socket", "connect", "bind", "kill", "at"] {
+            let known = [
+                "fstat",
+                "fstatfs",
+                "tgkill",
+                "ftruncate",
+                "fallocate",
+                "fdatasync",
+                "io_uring_register",
+            ];
+            let found = all.iter().find(|name| {
+                name.contains(word)
+                    && !known.contains(name)
+                    && !(word == "at" && !name.ends_with("at"))
+            });
+            assert_eq!(found, None, "{word}");
+        }
+        assert!(!all.contains("io_uring_setup") && !all.contains("clone3"));
+    }
+    // What data threads may, the process may: filters only ever add to each other.
+    for calls in [&worker, &io] {
+        for call in calls.iter() {
+            let wide = process.iter().find(|wide| wide.number == call.number).unwrap();
+            match (&call.rule, &wide.rule) {
+                (Rule::OneOf(_, few), Rule::OneOf(_, many)) => {
+                    assert!(few.iter().all(|value| many.contains(value)), "{}", call.name);
+                }
+                (few, many) => assert_eq!(few, many, "{}", call.name),
+            }
+        }
+    }
+    // The kernel caches that they are allowed only if that depends on nothing.
+    let hot =
+        ["io_uring_enter", "io_submit", "io_getevents", "epoll_pwait2", "read", "write", "futex"];
+    for name in hot {
+        let call = worker.iter().find(|call| call.name == name);
+        assert_eq!(call.map(|call| &call.rule), Some(&Rule::Always), "{name}");
+    }
+}
+
+#[test]
+fn nothing_of_the_file_system_is_left_even_without_the_filter() {
+    let Ok(case) = std::env::var("RINGWAY_LANDLOCK_CASE") else {
+        let name = "sandbox::tests::nothing_of_the_file_system_is_left_even_without_the_filter";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args([name, "--exact", "--nocapture", "--test-threads=1"]);
+        let output = child.env("RINGWAY_LANDLOCK_CASE", "1").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        return;
+    };
+    assert_eq!(case, "1");
+    let folder = tempfile::tempdir().unwrap();
+    let mine = folder.path().join("mine");
+    std::fs::write(&mine, "before").unwrap();
+    let open = std::fs::File::options().read(true).write(true).open(&mine).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    rustix::thread::set_no_new_privs(true).unwrap();
+    let told = super::files::close_the_file_system().unwrap();
+    if !told.starts_with("no files") {
+        println!("skipped: {told}");
+        return;
+    }
+    let refused = |result: std::io::Result<()>| {
+        assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    };
+    refused(std::fs::read("/etc/passwd").map(drop));
+    refused(std::fs::read(&mine).map(drop));
+    refused(std::fs::write(&mine, "after"));
+    refused(std::fs::remove_file(&mine));
+    refused(std::fs::create_dir(folder.path().join("new")));
+    refused(std::fs::read_dir("/").map(drop));
+    refused(std::os::unix::net::UnixListener::bind(folder.path().join("s")).map(drop));
+    refused(Command::new("/bin/true").status().map(drop));
+    if told == "no files" {
+        refused(std::net::TcpStream::connect(port).map(drop));
+        refused(std::net::TcpListener::bind(port).map(drop));
+    }
+    // What was open before is as it was.
+    use std::os::unix::fs::FileExt;
+    open.write_all_at(b"after", 0).unwrap();
+    open.set_len(3).unwrap();
+    assert_eq!(open.metadata().unwrap().len(), 3);
+}

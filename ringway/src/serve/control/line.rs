@@ -1,0 +1,102 @@
+//! The line to one client: reading can be ended from outside, writing has an end.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A connected socket.
+pub(super) struct Line {
+    stream: UnixStream,
+    /// Readable once the client is given up.
+    leave: Arc<OwnedFd>,
+}
+
+impl Line {
+    pub(super) fn new(stream: UnixStream, leave: Arc<OwnedFd>) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, leave })
+    }
+
+    /// Writes all of it, or gives up: also a client that reads a byte now and then.
+    pub(super) fn write_within(&self, bytes: &[u8], patience: Duration) -> io::Result<()> {
+        let begun = Instant::now();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            match rustix::io::write(&self.stream, rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => rest = &rest[written..],
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => {
+                    let left = patience.saturating_sub(begun.elapsed());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    self.wait(PollFlags::OUT, Some(left))?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream is ready or the time is over; fails if the client is given up.
+    fn wait(&self, ready: PollFlags, patience: Option<Duration>) -> io::Result<()> {
+        let patience = patience.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+        let leave = PollFd::new(&*self.leave, PollFlags::IN);
+        let mut polled = [leave, PollFd::new(&self.stream, ready)];
+        match poll(&mut polled, patience.as_ref()) {
+            Ok(_) if polled[0].revents().is_empty() => Ok(()),
+            Ok(_) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl Read for &Line {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.wait(PollFlags::IN, None)?;
+            match rustix::io::read(&self.stream, &mut *buffer) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                got => return Ok(got?),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn line() -> (Line, UnixStream, Arc<OwnedFd>) {
+        let (ours, its) = UnixStream::pair().unwrap();
+        let leave = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        (Line::new(ours, Arc::clone(&leave)).unwrap(), its, leave)
+    }
+
+    #[test]
+    fn one_who_does_not_read_is_given_up() {
+        let (line, _its, _leave) = line();
+        let begun = Instant::now();
+        let error = line.write_within(&vec![0; 16 << 20], Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        assert!(begun.elapsed() >= Duration::from_millis(50));
+    }
+
+    #[test]
+    fn reading_ends_when_told() {
+        let (line, its, leave) = line();
+        rustix::io::write(&its, b"abc").unwrap();
+        let mut buffer = [0; 8];
+        assert_eq!((&line).read(&mut buffer).unwrap(), 3);
+        let reader = std::thread::spawn(move || (&line).read(&mut buffer).map_err(|e| e.kind()));
+        rustix::io::write(&*leave, &1u64.to_ne_bytes()).unwrap();
+        assert_eq!(reader.join().unwrap(), Err(io::ErrorKind::ConnectionAborted));
+    }
+}

@@ -1,0 +1,174 @@
+//! The part of the host that has names: images, sockets. The daemon reaches it through here only.
+//!
+//! Without a sandbox the daemon does such things itself. With one it cannot, so a helper process that
+//! was forked before does them and hands over descriptors:
+//!
+//! ```text
+//! daemon (nothing by name)                       helper (no guest, no network)
+//!   host.open(disk)    ── Open {path, …} ──▶       probes, locks, judges
+//!                      ◀── Opened {facts} + fd ──
+//!   host.listen(path)  ── Listen {path} ────▶      makes the socket file
+//!                      ◀── Listening {n} + fd ──
+//!   drop(SocketFile)   ── Remove {n} ───────▶      removes what it made itself
+//! ```
+
+mod client;
+mod helper;
+mod local;
+mod wire;
+mod words;
+
+use crate::config::{DiskSpec, Location, Sandbox};
+use crate::sandbox::Account;
+use anyhow::{Context, bail};
+use client::{Client, HelpersFile};
+use local::{Local, OwnFile};
+use ringway_disk::{Disk, OpenOptions, Source};
+use std::fs::TryLockError;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How often a lock may be snatched away between the helper's probing and our taking it.
+const SNATCHED_MAX: u32 = 16;
+
+/// Where names are looked up.
+pub(crate) struct Host {
+    local: Local,
+    helper: Option<Arc<Client>>,
+}
+
+/// What a helper is to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Duties {
+    /// Whom it acts for once the daemon has started.
+    pub(crate) account: Option<Account>,
+    /// Whether disks may be added later.
+    pub(crate) adds: bool,
+    /// Who the sockets of disks belong to.
+    pub(crate) iopoll: bool,
+}
+
+impl Host {
+    /// For a daemon with or without a sandbox. There must be no other thread.
+    ///
+    /// # Errors
+    /// What the host says to a process.
+    pub(crate) fn start(mode: Sandbox, duties: Duties) -> anyhow::Result<Self> {
+        let local = Local::new(duties.iopoll);
+        let helper = match mode {
+            // Another user could not come back to what was made as root.
+            Sandbox::Off if duties.account.is_none() => None,
+            _ => Some(Arc::new(helper::fork(&local, duties)?)),
+        };
+        Ok(Self { local, helper })
+    }
+
+    /// True if io_uring works here.
+    pub(crate) fn has_io_uring(&self) -> bool {
+        self.local.has_io_uring()
+    }
+
+    /// Opens the disk of a plan, and says what its user should know. What was made for it goes again
+    /// unless it is kept.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing was created or changed then.
+    pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
+        let options = self.local.options(spec);
+        let helper = match (&self.helper, &options.source) {
+            (Some(helper), Source::Path(_)) => helper,
+            _ => return self.local.open(&options),
+        };
+        for _ in 0..SNATCHED_MAX {
+            let (disk, new) = helper.open(&options)?;
+            // The kernel names as its holder who has taken it, and that has to be us: whoever comes
+            // after us waits as long as we live.
+            match disk.lock() {
+                Ok(()) => return Ok((disk, new)),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => {
+                    return Err(error).with_context(|| format!("{}: cannot lock it", disk.name()));
+                }
+            }
+        }
+        bail!("{}: others lock and unlock it all the time", name(&options))
+    }
+
+    /// Listens on a socket file; a private one is its owner's only.
+    ///
+    /// # Errors
+    /// What is wrong with the path.
+    pub(crate) fn listen(
+        &self,
+        path: &Path,
+        private: bool,
+    ) -> anyhow::Result<(UnixListener, SocketFile)> {
+        match &self.helper {
+            Some(helper) => helper.listen(path, private),
+            None => {
+                let (listener, file) = local::listen(path, private)?;
+                let path = file.path.clone();
+                Ok((listener, SocketFile { path, _made: Made::Here(file) }))
+            }
+        }
+    }
+
+    /// What a path leads to.
+    pub(crate) fn locate(&self, path: &Path) -> Location {
+        match &self.helper {
+            Some(helper) => helper.locate(path).unwrap_or_else(|error| {
+                tracing::warn!("{}: {error:#}", path.display());
+                Location::unknown(path)
+            }),
+            None => Location::of(path),
+        }
+    }
+
+    /// The daemon has started: from now on the helper has no more rights than it.
+    ///
+    /// # Errors
+    /// That the helper is gone.
+    pub(crate) fn started(&self) -> anyhow::Result<()> {
+        self.helper.as_ref().map_or(Ok(()), |helper| helper.started())
+    }
+}
+
+fn name(options: &OpenOptions) -> String {
+    match &options.source {
+        Source::Path(path) => path.display().to_string(),
+        _ => String::new(),
+    }
+}
+
+/// A socket file that was made for us and goes at the end.
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    _made: Made,
+}
+
+impl SocketFile {
+    /// Where it is, from the root.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// An image that was made just now and goes again unless it is kept.
+pub(crate) struct NewImage(Made);
+
+impl NewImage {
+    /// The daemon has started, or the disk is served.
+    pub(crate) fn keep(self) {
+        match self.0 {
+            Made::Here(file) => file.keep(),
+            Made::There(file) => file.keep(),
+        }
+    }
+}
+
+/// A file that goes when this is dropped.
+enum Made {
+    Here(OwnFile),
+    There(HelpersFile),
+}

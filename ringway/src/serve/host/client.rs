@@ -1,0 +1,114 @@
+//! The daemon's side: asks the helper.
+
+use super::wire::{receive, send};
+use super::words::{Answer, Request, Wanted};
+use super::{Made, NewImage, SocketFile};
+use crate::config::Location;
+use anyhow::{anyhow, bail};
+use ringway_disk::{Disk, OpenOptions};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+/// A line to the helper.
+pub(super) struct Client {
+    /// Held from a question to its answer, which never takes long.
+    line: Mutex<OwnedFd>,
+}
+
+impl Client {
+    pub(super) fn new(line: OwnedFd) -> Self {
+        Self { line: Mutex::new(line) }
+    }
+
+    /// A refusal becomes an error.
+    fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
+        send(&*line, request, None).map_err(|_| gone())?;
+        answer(&line)
+    }
+
+    pub(super) fn open(
+        self: &Arc<Self>,
+        options: &OpenOptions,
+    ) -> anyhow::Result<(Disk, Option<NewImage>)> {
+        let (Answer::Wait, Some(line)) = self.ask(&Request::Open(Wanted::of(options)?))? else {
+            bail!(OUT_OF_TURN);
+        };
+        let (Answer::Opened { found, new }, Some(file)) = answer(&line)? else {
+            bail!(OUT_OF_TURN);
+        };
+        let new = new.map(|number| NewImage(Made::There(HelpersFile::new(self, number))));
+        Ok((found.into_disk(file)?, new))
+    }
+
+    pub(super) fn listen(
+        self: &Arc<Self>,
+        path: &Path,
+        private: bool,
+    ) -> anyhow::Result<(UnixListener, SocketFile)> {
+        let asked = self.ask(&Request::Listen { path: path.into(), private })?;
+        let (Answer::Listening { number, path }, Some(socket)) = asked else {
+            bail!(OUT_OF_TURN);
+        };
+        let made = Made::There(HelpersFile::new(self, number));
+        Ok((socket.into(), SocketFile { path: path.into(), _made: made }))
+    }
+
+    pub(super) fn locate(&self, path: &Path) -> anyhow::Result<Location> {
+        match self.ask(&Request::Locate { path: path.into() })? {
+            (Answer::Located(location), _) => Ok(location),
+            _ => bail!(OUT_OF_TURN),
+        }
+    }
+
+    pub(super) fn started(&self) -> anyhow::Result<()> {
+        self.ask(&Request::Started).map(drop)
+    }
+}
+
+const OUT_OF_TURN: &str = "the process that opens files answers something else";
+
+fn gone() -> anyhow::Error {
+    anyhow!(
+        "the process that opens files for this daemon has ended (ringway-helper). Disks are served \
+         on; to add some, start the daemon anew"
+    )
+}
+
+fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    match receive(line)?.ok_or_else(gone)? {
+        (Answer::Refused(why), _) => Err(anyhow!(why)),
+        answer => Ok(answer),
+    }
+}
+
+/// A file that the helper has made, and removes when this is dropped.
+pub(super) struct HelpersFile {
+    helper: Arc<Client>,
+    number: u64,
+    kept: bool,
+}
+
+impl HelpersFile {
+    fn new(helper: &Arc<Client>, number: u64) -> Self {
+        Self { helper: Arc::clone(helper), number, kept: false }
+    }
+
+    /// Lets it stay.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+        // If the helper has gone it removes nothing either.
+        let _ = self.helper.ask(&Request::Keep { number: self.number });
+    }
+}
+
+impl Drop for HelpersFile {
+    fn drop(&mut self) {
+        if !self.kept {
+            // Best effort: a socket that stays is replaced by the next daemon.
+            let _ = self.helper.ask(&Request::Remove { number: self.number });
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Names, looked up by this very process.
+
+use super::{Made, NewImage};
+use crate::config::DiskSpec;
+use crate::serve::image::{check_iopoll, open_disk};
+use anyhow::Context;
+use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
+use ringway_export::engines_to_choose;
+use ringway_export::vhost_user::{bind, bind_private};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+/// Engines for files: why to take them, or why not.
+pub(super) type Engines = Vec<(EngineKind, Result<String, String>)>;
+
+/// What there is to know before.
+pub(super) struct Local {
+    pub(super) engines: Engines,
+    pub(super) iopoll: bool,
+}
+
+impl Local {
+    pub(super) fn new(iopoll: bool) -> Self {
+        Self { engines: engines_to_choose(None), iopoll }
+    }
+
+    pub(super) fn has_io_uring(&self) -> bool {
+        let works =
+            |(kind, works): &(_, Result<_, _>)| *kind == EngineKind::IoUring && works.is_ok();
+        self.engines.iter().any(works)
+    }
+
+    /// How a disk of a plan is to be opened.
+    pub(super) fn options(&self, spec: &DiskSpec) -> OpenOptions {
+        OpenOptions {
+            source: spec.source.clone(),
+            read_only: spec.read_only,
+            cache: spec.cache,
+            engine: spec.engine,
+            engines: self.engines(spec.engine),
+            serial: spec.serial.clone(),
+            block_size: spec.block_size,
+            create_bytes: spec.create_bytes,
+            lock_wait: spec.lock_wait,
+            path: spec.path,
+        }
+    }
+
+    /// Those to choose from; one that is asked for is left to its workers to try.
+    pub(super) fn engines(&self, asked: Option<EngineKind>) -> Engines {
+        asked.map_or_else(|| self.engines.clone(), |engine| engines_to_choose(Some(engine)))
+    }
+
+    pub(super) fn open(&self, options: &OpenOptions) -> anyhow::Result<(Disk, Option<NewImage>)> {
+        let (disk, file) = open(options, self.iopoll)?;
+        Ok((disk, file.map(|file| NewImage(Made::Here(file)))))
+    }
+}
+
+/// Opens a disk. Also gives back its file if that is new.
+pub(super) fn open(options: &OpenOptions, iopoll: bool) -> anyhow::Result<(Disk, Option<OwnFile>)> {
+    let disk = open_disk(options)?;
+    let new = match &options.source {
+        Source::Path(path) if disk.created() => Some(OwnFile::new(path)?),
+        _ => None,
+    };
+    if iopoll {
+        check_iopoll(&disk)?;
+    }
+    Ok((disk, new))
+}
+
+/// Listens on a new socket file.
+pub(super) fn listen(path: &Path, private: bool) -> anyhow::Result<(UnixListener, OwnFile)> {
+    let listener =
+        if private { bind_private(path).context("the control socket")? } else { bind(path)? };
+    Ok((listener, OwnFile::new(path)?))
+}
+
+/// A file that this process has made, and removes when this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnFile {
+    pub(super) path: PathBuf,
+    /// File system and inode: what has the name at the end may be somebody else's.
+    identity: (u64, u64),
+    kept: bool,
+}
+
+impl OwnFile {
+    /// One that was just made at `path`.
+    fn new(path: &Path) -> anyhow::Result<Self> {
+        // A later change of the working folder would not matter.
+        let path = std::path::absolute(path)?;
+        let identity =
+            identity(&path).with_context(|| format!("{}: it has vanished", path.display()))?;
+        Ok(Self { path, identity, kept: false })
+    }
+
+    /// Lets it stay.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for OwnFile {
+    fn drop(&mut self) {
+        if !self.kept && identity(&self.path).is_ok_and(|now| now == self.identity) {
+            // Best effort: a socket that stays is replaced by the next daemon.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    path.symlink_metadata().map(|meta| (meta.dev(), meta.ino()))
+}

@@ -1,0 +1,243 @@
+//! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
+
+use super::local::Engines;
+use crate::config::Location;
+use anyhow::{Context, anyhow, ensure};
+use ringway_core::Geometry;
+use ringway_disk::{Alignment, Disk, EngineKind, OpenOptions, Parts, Source};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the daemon asks for.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Request {
+    /// Open an image. The answer is `Wait`, then one on a line of its own.
+    Open(Wanted),
+    /// Make a socket file and listen.
+    Listen { path: Name, private: bool },
+    /// Say what a path leads to.
+    Locate { path: Name },
+    /// Let this file stay.
+    Keep { number: u64 },
+    /// Remove this file.
+    Remove { number: u64 },
+    /// From now on act as the user that the daemon has become.
+    Started,
+}
+
+/// What the helper answers.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Answer {
+    /// It may take its time; comes with the line on which the answer will be.
+    Wait,
+    /// Comes with the file, which is not locked. `new` is the number of an image that was made.
+    Opened { found: Box<Found>, new: Option<u64> },
+    /// Comes with the socket; `number` is that of the file, `path` where it is from the root.
+    Listening { number: u64, path: Name },
+    /// What a path leads to.
+    Located(Location),
+    /// It is done.
+    Done,
+    /// It cannot be: what is wrong, where, what to do.
+    Refused(String),
+}
+
+/// A path, whatever its letters are.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Name(Vec<u8>);
+
+impl From<&Path> for Name {
+    fn from(path: &Path) -> Self {
+        Self(path.as_os_str().as_bytes().into())
+    }
+}
+
+impl From<Name> for PathBuf {
+    fn from(name: Name) -> Self {
+        OsString::from_vec(name.0).into()
+    }
+}
+
+/// How an image is to be opened: [`OpenOptions`], but for the engines, which the helper knows.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Wanted {
+    path: Name,
+    read_only: bool,
+    cache: Option<String>,
+    engine: Option<String>,
+    serial: Option<String>,
+    block_size: Option<u32>,
+    create_bytes: Option<u64>,
+    lock_wait: Option<Duration>,
+    way: String,
+}
+
+impl Wanted {
+    pub(super) fn of(options: &OpenOptions) -> anyhow::Result<Self> {
+        let Source::Path(path) = &options.source else {
+            return Err(anyhow!("only files are opened by somebody else"));
+        };
+        Ok(Self {
+            path: path.as_path().into(),
+            read_only: options.read_only,
+            cache: options.cache.map(|cache| cache.name().into()),
+            engine: options.engine.map(|engine| engine.name().into()),
+            serial: options.serial.clone(),
+            block_size: options.block_size,
+            create_bytes: options.create_bytes,
+            lock_wait: options.lock_wait,
+            way: options.path.name().into(),
+        })
+    }
+
+    pub(super) fn into_options(
+        self,
+        engines: impl Fn(Option<EngineKind>) -> Engines,
+    ) -> anyhow::Result<OpenOptions> {
+        let engine = self.engine.map(|word| word.parse()).transpose()?;
+        Ok(OpenOptions {
+            source: Source::Path(self.path.into()),
+            read_only: self.read_only,
+            cache: self.cache.map(|word| word.parse()).transpose()?,
+            engine,
+            engines: engines(engine),
+            serial: self.serial,
+            block_size: self.block_size,
+            create_bytes: self.create_bytes,
+            lock_wait: self.lock_wait,
+            path: self.way.parse()?,
+        })
+    }
+}
+
+/// What opening an image has found out: [`Parts`], but for the file.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Found {
+    name: String,
+    created: bool,
+    block_device: bool,
+    erase_block: u32,
+    capacity: u64,
+    logical_block: u32,
+    physical_block: u32,
+    optimal_io: u32,
+    read_only: bool,
+    discard: bool,
+    discard_granularity: u32,
+    serial: Vec<u8>,
+    cache: String,
+    cache_why: String,
+    engine: String,
+    engine_why: String,
+    alignment: (u32, u32),
+    way: String,
+}
+
+impl Found {
+    pub(super) fn of(parts: Parts) -> (Self, Arc<File>) {
+        let geometry = parts.geometry;
+        let found = Self {
+            name: parts.name,
+            created: parts.created,
+            block_device: parts.block_device,
+            erase_block: parts.erase_block,
+            capacity: geometry.capacity,
+            logical_block: geometry.logical_block,
+            physical_block: geometry.physical_block,
+            optimal_io: geometry.optimal_io,
+            read_only: geometry.read_only,
+            discard: geometry.discard,
+            discard_granularity: geometry.discard_granularity,
+            serial: parts.serial.into(),
+            cache: parts.cache.name().into(),
+            cache_why: parts.cache_why,
+            engine: parts.engine.name().into(),
+            engine_why: parts.engine_why,
+            alignment: (parts.alignment.memory, parts.alignment.offset),
+            way: parts.path.name().into(),
+        };
+        (found, parts.file)
+    }
+
+    pub(super) fn into_disk(self, file: OwnedFd) -> anyhow::Result<Disk> {
+        let (memory, offset) = self.alignment;
+        ensure!(memory.is_power_of_two() && offset.is_power_of_two(), "an odd alignment");
+        let serial = self.serial.try_into();
+        Ok(Disk::from(Parts {
+            file: Arc::new(file.into()),
+            name: self.name,
+            created: self.created,
+            block_device: self.block_device,
+            erase_block: self.erase_block,
+            geometry: Geometry {
+                capacity: self.capacity,
+                logical_block: self.logical_block,
+                physical_block: self.physical_block,
+                optimal_io: self.optimal_io,
+                read_only: self.read_only,
+                discard: self.discard,
+                discard_granularity: self.discard_granularity,
+            },
+            serial: serial.ok().context("a serial number that is not of 20 bytes")?,
+            cache: self.cache.parse()?,
+            cache_why: self.cache_why,
+            engine: self.engine.parse()?,
+            engine_why: self.engine_why,
+            alignment: Alignment { memory, offset },
+            path: self.way.parse()?,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_disk::{CacheMode, PathKind, open};
+
+    #[test]
+    fn nothing_is_lost_on_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        // A name that is no text.
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"\xffdisk"));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let mut options = OpenOptions::new(Source::Path(path));
+        options.read_only = true;
+        options.cache = Some(CacheMode::Writethrough);
+        options.engine = Some(EngineKind::Threads);
+        options.serial = Some("A b".into());
+        options.block_size = Some(4096);
+        options.create_bytes = Some(512);
+        options.lock_wait = Some(Duration::from_millis(7));
+        options.path = PathKind::Request;
+        let text = serde_json::to_vec(&Wanted::of(&options).unwrap()).unwrap();
+        let wanted: Wanted = serde_json::from_slice(&text).unwrap();
+        let back = wanted.into_options(|_| options.engines.clone()).unwrap();
+        assert_eq!(format!("{back:?}"), format!("{options:?}"));
+
+        let disk = open(&options).unwrap();
+        let fd = disk.file().try_clone().unwrap();
+        let all = |disk: Disk| {
+            format!("{:?}", Parts { file: Arc::new(fd.try_clone().unwrap()), ..disk.into_parts() })
+        };
+        let without_numbers = |text: String| {
+            text.split("fd:")
+                .map(|part| {
+                    part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ').to_owned()
+                })
+                .collect::<String>()
+        };
+        let (found, _file) = Found::of(open(&options).unwrap().into_parts());
+        let text = serde_json::to_vec(&found).unwrap();
+        let found: Found = serde_json::from_slice(&text).unwrap();
+        let back = found.into_disk(fd.try_clone().unwrap().into()).unwrap();
+        assert_eq!(without_numbers(all(back)), without_numbers(all(disk)));
+        let null = OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 });
+        assert!(Wanted::of(&null).is_err());
+    }
+}

@@ -1,0 +1,41 @@
+//! How many workers a daemon has, and how many rings it sets up for them.
+
+use super::host::Host;
+use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
+use crate::sandbox;
+use anyhow::Context;
+use ringway_disk::{Disk, EngineKind};
+use ringway_export::Rings;
+use std::sync::Arc;
+
+/// Rings that are set up at the start for disks that are added later, unless --workers says how many
+/// workers there are to be: at 400 KiB each.
+const RINGS_IN_STORE: usize = 32;
+
+/// Workers for so many queues.
+pub(super) fn workers(options: &DaemonArgs, queues: usize) -> usize {
+    let listed = options.cpus.as_ref().map_or(&[][..], CpuList::numbers);
+    let most = if listed.is_empty() { cpus().into() } else { listed.len() };
+    options.workers.map_or(queues.min(most), usize::from)
+}
+
+/// The rings that workers will need, if none can be set up later.
+pub(super) fn rings(
+    opened: &[(Arc<Disk>, DiskSpec)],
+    options: &DaemonArgs,
+    host: &Host,
+) -> anyhow::Result<Option<Rings>> {
+    if !sandbox::filters(options.sandbox.unwrap_or_default()) {
+        return Ok(None);
+    }
+    let of_this = opened.iter().filter(|(disk, _)| disk.engine() == EngineKind::IoUring);
+    let queues: usize = of_this.map(|(_, spec)| usize::from(spec.queues)).sum();
+    let now = if queues == 0 { 0 } else { workers(options, queues) };
+    let later = match options.control {
+        Some(_) if host.has_io_uring() => workers(options, RINGS_IN_STORE),
+        _ => 0,
+    };
+    let wanted = now.max(later);
+    let rings = Rings::set_up(wanted, options.iopoll);
+    rings.with_context(|| format!("cannot set {wanted} rings of io_uring up")).map(Some)
+}

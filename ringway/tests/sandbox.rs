@@ -1,0 +1,328 @@
+//! The sandbox of `ringway serve`, from outside: what /proc says of a daemon, its helper, another
+//! user. That each forbidden call ends it is tested beside the lists (`src/sandbox/tests.rs`); that
+//! nothing is forbidden which is needed, by all other tests of this folder, which run inside.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use ringway_driver::{Device, Options};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+const NOBODY: u32 = 65534;
+
+fn connect(dir: &Path, socket: &str) -> Device {
+    Options::new().patience(PATIENCE).connect(dir.join(socket)).unwrap()
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+    run(command)
+}
+
+/// A line of /proc/PID/…/status.
+fn status(place: &str, field: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{place}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
+    line.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Number and name of each thread.
+fn threads(pid: u32) -> Vec<(String, String)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let number = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    tasks
+        .map(|entry| number(entry.unwrap()))
+        .map(|tid| {
+            let name =
+                std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
+            (tid, name.trim().to_owned())
+        })
+        .collect()
+}
+
+/// The helper of a daemon.
+fn helper(pid: u32) -> Option<u32> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    numbers.find(|other| {
+        status(&other.to_string(), "PPid") == pid.to_string()
+            && status(&other.to_string(), "Name") == "ringway-helper"
+    })
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder that anybody may enter, with an image of nobody's.
+fn nobodys_folder() -> tempfile::TempDir {
+    let dir = folder();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    dir
+}
+
+fn root() -> bool {
+    // SAFETY: no preconditions.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}
+
+#[test]
+fn every_thread_is_confined_and_data_threads_more() {
+    let dir = folder();
+    for engine in ["io_uring", "linux-aio", "threads"] {
+        let args =
+            ["disk.img", "--socket", "s", "--queues", "2", "--engine", engine, "--control", "ctl"];
+        let mut command = ringway();
+        command.arg("serve").args(args).current_dir(dir.path());
+        let daemon = Daemon::start(command);
+        if daemon.log().contains("does not work here") {
+            println!("skipped: {engine}");
+            continue;
+        }
+        assert!(
+            daemon.log().contains("sandbox on: 45 system calls (25 for workers, 19 for"),
+            "{}",
+            daemon.log()
+        );
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 3, 7));
+        // One more disk, with more workers, from inside.
+        let added = ctl(
+            dir.path(),
+            &["add", "b.img", "--size", "1M", "--socket", "t", "--queues", "2", "--engine", engine],
+        );
+        assert!(added.status.success(), "{}\n{}", text(&added.stderr), daemon.log());
+        let threads = threads(daemon.pid());
+        let named = |word: &str| threads.iter().filter(|(_, name)| name.starts_with(word)).count();
+        assert!(named("worker-") >= 1 && named("disk-") == 2, "{threads:?}");
+        assert_eq!(named("io-") > 0, engine != "io_uring", "{threads:?}");
+        // io_uring may have threads of the kernel's own, which make no calls.
+        for (tid, name) in threads.iter().filter(|(_, name)| !name.starts_with("iou-")) {
+            let place = format!("{}/task/{tid}", daemon.pid());
+            assert_eq!(status(&place, "NoNewPrivs"), "1", "{name}");
+            assert_eq!(status(&place, "Seccomp"), "2", "{name}");
+            let filters =
+                if name.starts_with("worker-") || name.starts_with("io-") { "3" } else { "2" };
+            assert_eq!(status(&place, "Seccomp_filters"), filters, "{name}");
+            let blocked = u64::from_str_radix(&status(&place, "SigBlk"), 16).unwrap();
+            for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
+                assert_ne!(blocked & (1 << (signal - 1)), 0, "{name}: {signal}");
+            }
+        }
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+        assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+        assert!(
+            std::fs::read_to_string(format!("/proc/{}/environ", daemon.pid())).is_ok() || !root()
+        );
+        drop((queue, device));
+        daemon.stop();
+        assert!(
+            !dir.path().join("s").exists()
+                && !dir.path().join("t").exists()
+                && !dir.path().join("ctl").exists()
+        );
+    }
+}
+
+#[test]
+fn it_is_off_or_only_tells_if_asked() {
+    let dir = folder();
+    let off = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--sandbox", "off"]);
+    assert_eq!(status(&off.pid().to_string(), "Seccomp"), "0");
+    assert!(off.log().contains("sandbox off"), "{}", off.log());
+    assert_eq!(helper(off.pid()), None);
+    off.stop();
+    assert!(!dir.path().join("s").exists());
+    std::fs::write(
+        dir.path().join("c.toml"),
+        "sandbox = 'log'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n",
+    )
+    .unwrap();
+    let log = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    assert_eq!(status(&log.pid().to_string(), "Seccomp"), "2");
+    assert!(
+        log.log().contains("sandbox log: ") && log.log().contains("files not restricted"),
+        "{}",
+        log.log()
+    );
+    log.stop();
+    // Options win over the file.
+    let off = Daemon::serve(dir.path(), &["--config", "c.toml", "--sandbox", "off"]);
+    assert!(off.log().contains("sandbox off"), "{}", off.log());
+    off.stop();
+}
+
+#[test]
+fn the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "1"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let its = helper(daemon.pid()).expect("there is a helper");
+    // It holds nothing of the daemon's: its line, standard input and outputs.
+    assert_eq!(std::fs::read_dir(format!("/proc/{its}/fd")).unwrap().count(), 4);
+    assert_eq!(status(&its.to_string(), "NoNewPrivs"), "1");
+    daemon.kill();
+    until("the helper stays behind", || !Path::new(&format!("/proc/{its}")).exists());
+
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    let its = helper(daemon.pid()).unwrap();
+    // Signals from a terminal are for the daemon.
+    let its_number = i32::try_from(its).unwrap();
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1] {
+        // SAFETY: the daemon's child, which it does not wait for.
+        assert_eq!(unsafe { libc::kill(its_number, signal) }, 0);
+    }
+    assert!(ctl(dir.path(), &["add", "b.img", "--size", "1M", "--socket", "t"]).status.success());
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(its_number, libc::SIGKILL) }, 0);
+    let refused = text(&ctl(dir.path(), &["add", "c.img", "--size", "1M", "--socket", "u"]).stderr);
+    assert!(
+        refused.contains("the process that opens files for this daemon has ended"),
+        "{refused}"
+    );
+    assert!(write(&device, &mut queue, 1, 9));
+    assert_eq!(read(&device, &mut queue, 1), [9; 512]);
+    drop((queue, device));
+    daemon.stop();
+    // The next one replaces what stayed.
+    let daemon = Daemon::serve(dir.path(), &args);
+    daemon.stop();
+    assert!(!dir.path().join("s").exists());
+}
+
+#[test]
+fn a_daemon_that_is_stopped_and_continued_goes_on() {
+    let dir = folder();
+    for engine in ["io_uring", "linux-aio", "threads"] {
+        let args =
+            ["disk.img", "--socket", "s", "--queues", "1", "--engine", engine, "--control", "ctl"];
+        let daemon = Daemon::serve(dir.path(), &args);
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        for round in 0..3 {
+            daemon.signal(libc::SIGSTOP);
+            std::thread::sleep(Duration::from_millis(150));
+            daemon.signal(libc::SIGCONT);
+            assert!(write(&device, &mut queue, round, 5), "{engine}");
+        }
+        assert!(ctl(dir.path(), &["list"]).status.success());
+        daemon.signal(libc::SIGUSR1);
+        until("no counts", || daemon.log().contains("writes"));
+        drop((queue, device));
+        daemon.stop();
+    }
+}
+
+#[test]
+fn another_user_has_none_of_roots_rights() {
+    if !root() {
+        return;
+    }
+    let dir = nobodys_folder();
+    let args =
+        ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "1", "--user", "nobody"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    assert!(daemon.log().contains(", user nobody"), "{}", daemon.log());
+    let group = status(&daemon.pid().to_string(), "Gid");
+    for (tid, name) in threads(daemon.pid()) {
+        let place = format!("{}/task/{tid}", daemon.pid());
+        assert_eq!(status(&place, "Uid"), format!("{NOBODY} {NOBODY} {NOBODY} {NOBODY}"), "{name}");
+        assert_eq!(status(&place, "Groups"), "", "{name}");
+        for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            assert_eq!(status(&place, set), "0000000000000000", "{name}: {set}");
+        }
+    }
+    let owner =
+        |name: &str| std::fs::metadata(dir.path().join(name)).map(|meta| (meta.uid(), meta.gid()));
+    let number = group.split(' ').next().unwrap().parse().unwrap();
+    assert_eq!(owner("s").unwrap(), (NOBODY, number));
+    assert_eq!(owner("ctl").unwrap().0, 0, "who started it controls it");
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 1, 9));
+
+    // What root alone may open is not to be had any more, nor made.
+    std::fs::write(dir.path().join("roots.img"), vec![0; 1 << 20]).unwrap();
+    std::fs::set_permissions(dir.path().join("roots.img"), std::fs::Permissions::from_mode(0o600))
+        .unwrap();
+    for args in [
+        &["add", "roots.img", "--socket", "t"][..],
+        &["add", "new.img", "--size", "1M", "--socket", "t"],
+    ] {
+        let refused = text(&ctl(dir.path(), args).stderr);
+        assert!(refused.contains("no permission"), "{refused}");
+    }
+    assert!(!dir.path().join("new.img").exists() && !dir.path().join("t").exists());
+    // What it may open is.
+    let own = dir.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(NOBODY), None).unwrap();
+    let added = ctl(dir.path(), &["add", "own/new.img", "--size", "1M", "--socket", "own/t"]);
+    assert!(added.status.success(), "{}", text(&added.stderr));
+    assert_eq!((owner("own/new.img").unwrap().0, owner("own/t").unwrap().0), (NOBODY, NOBODY));
+    let removed = ctl(dir.path(), &["remove", "own/new.img"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+    drop((queue, device));
+    daemon.stop();
+    for gone in ["s", "ctl", "own/t"] {
+        assert!(!dir.path().join(gone).exists(), "{gone}");
+    }
+
+    // Without the rest of the sandbox, too.
+    let args = ["disk.img", "--socket", "s", "--user", "nobody:root", "--sandbox", "off"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    assert_eq!(status(&daemon.pid().to_string(), "CapEff"), "0000000000000000");
+    assert_eq!(owner("s").unwrap(), (NOBODY, 0));
+    daemon.stop();
+    assert!(!dir.path().join("s").exists());
+}
+
+#[test]
+fn users_that_cannot_be_are_refused() {
+    let dir = nobodys_folder();
+    let serve = |user: &str, uid: Option<u32>| {
+        let mut command = ringway();
+        command
+            .args(["serve", "disk.img", "--socket", "s", "--user", user])
+            .current_dir(dir.path());
+        if let Some(uid) = uid {
+            command.uid(uid);
+        }
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!dir.path().join("s").exists());
+        text(&output.stderr)
+    };
+    let error = serve("no-such-user", None);
+    assert!(error.contains("--user no-such-user: there is no user"), "{error}");
+    if !root() {
+        return;
+    }
+    for (user, what) in [
+        ("54321", "say 54321:GROUP"),
+        ("root", "gives nothing up"),
+        ("nobody:none-such", "there is no group"),
+    ] {
+        let error = serve(user, None);
+        assert!(error.contains(what), "{user}: {error}");
+    }
+    let error = serve("daemon", Some(NOBODY));
+    assert!(error.contains("only root can become another user, and this is user 65534"), "{error}");
+}
