@@ -4,6 +4,7 @@
 //! A failing case is shrunk, printed, and its seed kept in `chains.proptest-regressions`. The same
 //! checks run under cargo-fuzz (targets `chain`, `packed`, `header`); their corpora are replayed here.
 
+#[allow(dead_code)]
 mod oracle;
 mod vmm;
 

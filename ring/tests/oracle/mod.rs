@@ -1,9 +1,10 @@
 //! The code under test against an oracle, on a driver made from arbitrary bytes.
 //!
-//! [`check`], [`packed::check`] and [`header::check`] are each one function for three uses: property
-//! tests and the corpus test beside this folder, and the targets `chain`, `packed` and `header` of
-//! cargo-fuzz, which take this folder by its path.
+//! [`check`], [`packed::check`], [`header::check`] and [`blkif::check`] are each one function for three
+//! uses: property tests and the corpus tests beside this folder, and the targets `chain`, `packed`,
+//! `header` and `blkif` of cargo-fuzz, which take this folder by its path.
 
+pub(crate) mod blkif;
 mod case;
 mod device;
 pub(crate) mod header;
