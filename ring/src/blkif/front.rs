@@ -7,12 +7,13 @@
 //! match ring.arm(1)? { Quiet => sleep, WorkArrived => go on }
 //! ```
 
-use super::back::Command;
+use super::asked::Command;
 use super::layout::{
-    DIRECT_SEGMENTS_MAX, DISCARD_SECURE, GrantPiece, INDIRECT_PAGES_MAX, LayoutError, OP_DISCARD,
+    DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_PAGES_MAX, LayoutError, OP_DISCARD,
     OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, RSP_EOPNOTSUPP, RSP_OKAY,
     RingAt, RingMemory, SEGMENTS_PER_PAGE, Slot, event_reached,
 };
+use super::piece::GrantPiece;
 use super::{Armed, PAGE_BYTES};
 use crate::shared::fence;
 use ringway_core::{Status, TagList};
