@@ -338,3 +338,9 @@ fn origin_o1_is_printed_beside_the_published_table() {
 fn origin_o2_is_printed_beside_the_published_table() {
     origins("o2", &["1822.7", "99.99th", "1384 / 1800", "at once"]);
 }
+
+#[test]
+fn origin_o5_is_printed_beside_the_published_table() {
+    let rows = ["372.0 k", "published: sixteen ÷ one", "ringway: sixteen rings", "back end alone"];
+    origins("o5", &rows);
+}

@@ -2,13 +2,14 @@
 //! each table beside the one that was published. Their machines were others: compare ratios.
 //!
 //! An origin is a module with one function `run(&Lab) -> Result<Vec<Finding>>` and a line in
-//! [`Origin::run`]; O3 and O5 find their place there once there is something to measure.
+//! [`Origin::run`]; O3 finds its place there once there is something to measure.
 
 #[allow(dead_code)] // xtask uses the rest.
 mod fio;
 mod o1;
 mod o2;
 mod o4;
+mod o5;
 mod server;
 
 use crate::bench::crew::{self, Outcome};
@@ -82,6 +83,8 @@ enum Origin {
     O2,
     /// Page-aligned buffers (QEMU, 2015).
     O4,
+    /// Several rings for a disk (Xen, 2015).
+    O5,
 }
 
 impl Origin {
@@ -90,6 +93,7 @@ impl Origin {
             Self::O1 => o1::run(lab),
             Self::O2 => o2::run(lab),
             Self::O4 => o4::run(lab),
+            Self::O5 => o5::run(lab),
         }
     }
 }
@@ -131,7 +135,7 @@ pub(crate) fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Re
     let page = args.html.as_deref().map(super::create).transpose()?;
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let image = |folder: &Path| image(folder, args.size.0);
-    let needs_disk = origins.iter().any(|origin| *origin != Origin::O2);
+    let needs_disk = origins.iter().any(|origin| !matches!(origin, Origin::O2 | Origin::O5));
     let style = ProgressStyle::with_template("{spinner} {msg}");
     let lab = Lab {
         rounds: args.rounds.into(),
