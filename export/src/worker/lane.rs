@@ -12,9 +12,12 @@ use ringway_ring::virtqueue::{Armed, Broken};
 /// several batches; smaller ones would cost a system call more often.
 const BUDGET: usize = 16;
 
-/// The same while nothing of the queue is in flight at a disk that takes its time: it begins with
-/// these while the others are being prepared.
+/// The same while a disk that takes its time has nothing of the queue: it begins with these while the
+/// others are being prepared.
 const BUDGET_FIRST: usize = 2;
+
+/// And then as many times what it has: it is still busy with that when the next ones come.
+const BUDGET_RAMP: usize = 2;
 
 /// Bytes taken from one queue before the next one has its turn: copying them from the page cache
 /// may be done within the submission, at a few bytes per nanosecond.
@@ -69,8 +72,11 @@ impl<Q: RequestQueue> Lane<Q> {
             return 0;
         }
         let (mut popped, mut bytes, mut last) = (0, 0, None);
-        let is_first = self.lasting && self.disk.in_flight() == 0;
-        let budget = if is_first { BUDGET_FIRST } else { BUDGET };
+        let budget = if self.lasting {
+            (BUDGET_RAMP * self.disk.in_flight()).clamp(BUDGET_FIRST, BUDGET)
+        } else {
+            BUDGET
+        };
         while popped < budget && bytes < BUDGET_BYTES {
             // No slot free: the request stays in the ring.
             let Some(tag) = self.disk.acquire() else { break };

@@ -346,10 +346,11 @@ impl PackedDriver {
         Ok(true)
     }
 
-    /// Asks the device for an interrupt once `after` more chains came back, then looks once more:
-    /// `WorkArrived` if they are here already. It may come earlier: without EVENT_IDX with the first
-    /// chain, with it where short chains share the ring with long ones. `after` is brought into the
-    /// range from 1 to the number of chains in flight.
+    /// Asks the device for an interrupt once `after` of the chains in flight came back, then looks once
+    /// more: `WorkArrived` if they are here already. It may come earlier: without EVENT_IDX with the
+    /// first chain, with it where short chains share the ring with long ones. Chains added later do not
+    /// count: shorter ones leave the place where the device calls where it is. `after` is brought into
+    /// the range from 1 to the number of chains in flight.
     ///
     /// # Errors
     /// [`DeviceFault`] ends the queue.

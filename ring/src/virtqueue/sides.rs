@@ -373,8 +373,8 @@ impl Driver {
         }
     }
 
-    /// Asks the device for an interrupt once `after` more chains came back, or earlier, then looks
-    /// once more: `WorkArrived` if they are here already.
+    /// Asks the device for an interrupt once `after` of the chains in flight came back, or earlier, then
+    /// looks once more: `WorkArrived` if they are here already. Chains added later need not count.
     ///
     /// # Errors
     /// [`DeviceFault`] ends the queue.

@@ -158,6 +158,7 @@ fn a09_driver_and_device_agree_for_ever() {
         let mut pushed: VecDeque<(u16, u32)> = VecDeque::new();
         let mut visible = 0;
         let (mut device_sleeps, mut driver_sleeps_for) = (false, None);
+        let mut in_flight_then: Vec<u16> = Vec::new();
         for round in 0..rounds() {
             match rng.below(8) {
                 0..=2 => {
@@ -206,7 +207,9 @@ fn a09_driver_and_device_agree_for_ever() {
                         if device.publish() {
                             driver_sleeps_for = None;
                         }
-                        let due = driver_sleeps_for.is_some_and(|wanted| pushed.len() >= wanted);
+                        let back = pushed.iter().filter(|(id, _)| in_flight_then.contains(id));
+                        let back = back.count();
+                        let due = driver_sleeps_for.is_some_and(|wanted| back >= wanted);
                         assert!(!due, "a lost call, {shape:?} at {round}");
                     }
                 }
@@ -223,6 +226,11 @@ fn a09_driver_and_device_agree_for_ever() {
                                 1
                             };
                             driver_sleeps_for = Some(usize::from(wanted));
+                            in_flight_then.clear();
+                            in_flight_then.extend(added.iter().map(|chain| chain.0));
+                            in_flight_then.extend(held.iter().map(|(head, _)| head.index()));
+                            in_flight_then.extend(pushed.iter().map(|used| used.0));
+                            assert_eq!(in_flight_then.len(), usize::from(driver.in_flight()));
                         }
                     } else {
                         driver.disarm();
