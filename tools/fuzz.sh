@@ -22,14 +22,26 @@ coverage+=" -Cllvm-args=-sanitizer-coverage-trace-compares"
 RUSTFLAGS="$coverage -Cdebug-assertions --cfg fuzzing" cargo +nightly build --release --locked \
     --target "$triple" --target-dir "$target_dir" "${targets[@]/#/--bin=}"
 
-for target in "${targets[@]}"; do
-    printf '\n== %s\n' "$target"
-    mkdir -p "target/found/$target"
-    status=0
-    "$target_dir/$triple/release/$target" "target/found/$target" "corpus/$target" \
-        -artifact_prefix="target/found/$target-" -max_total_time="$seconds" -max_len=1200 \
-        -len_control=0 -print_final_stats=1 -verbosity=1 >"target/found/$target.log" 2>&1 || status=$?
+run() { # run TARGET
+    local log="target/found/$1.log" status=0
+    mkdir -p "target/found/$1"
+    "$target_dir/$triple/release/$1" "target/found/$1" "corpus/$1" \
+        -artifact_prefix="target/found/$1-" -max_total_time="$seconds" -max_len=1200 \
+        -len_control=0 -print_final_stats=1 -verbosity=1 >"$log" 2>&1 || status=$?
     # Runs, edges and features; what went wrong.
-    grep -aE 'DONE|panicked|SUMMARY|ERROR' "target/found/$target.log" || true
-    [ "$status" -eq 0 ]
+    printf '%-9s %s\n' "$1" "$(grep -aE 'DONE|panicked|SUMMARY|ERROR' "$log" || echo "no result, see fuzz/$log")"
+    return "$status"
+}
+
+# One on each core.
+failed=0
+for target in "${targets[@]}"; do
+    while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do
+        wait -n || failed=1
+    done
+    run "$target" &
 done
+while [ -n "$(jobs -p)" ]; do
+    wait -n || failed=1
+done
+exit "$failed"
