@@ -200,7 +200,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if let Some(lane) = self.lanes[lane].as_mut()
                 && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
             {
-                lane.sampler.done(slot);
+                lane.sampler.done(done.tag);
                 lane.ring.complete(done.context, done.status, done.written);
             }
         }
@@ -220,6 +220,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         for &id in &self.active {
             let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
             while let Some(done) = lane.disk.take_late() {
+                lane.sampler.done(done.tag);
                 lane.ring.complete(done.context, done.status, done.written);
             }
             if lane.idle_turns == 0 {

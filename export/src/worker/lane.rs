@@ -106,7 +106,8 @@ impl<Q: RequestQueue> Lane<Q> {
             }
             popped += 1;
         }
-        if let Some(tag) = last {
+        // While answers wait, one of them may be of the slot's last request: its end is not ours.
+        if let Some(tag) = last.filter(|_| !self.disk.has_late()) {
             // At most BUDGET.
             #[allow(clippy::cast_possible_truncation)]
             self.sampler.begun(popped as u32, tag, || self.disk.request_mut(tag).op);
