@@ -8,7 +8,7 @@ mod lane;
 
 use crate::command::{Alarm, Inbox, LaneId, Raise};
 use crate::pinned::Pinned;
-use crate::polling::Idle;
+use crate::polling::{Idle, Spins};
 use crate::pool::PoolOptions;
 use crate::queue::RequestQueue;
 use crate::sampler::Sampler;
@@ -56,6 +56,7 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
+    spins: Spins,
     begun: Instant,
     poison_seen: u64,
     stats: WorkerStats,
@@ -82,6 +83,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
+            spins: Spins::default(),
             begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
@@ -103,7 +105,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if worked {
                 self.idle.reset();
             } else if self.keeps_spinning() {
-                self.stats.spins += 1;
+                self.spins.spun(self.turns);
                 self.linger();
             } else if self.arm_all() == Armed::Quiet {
                 self.sleep()?;
@@ -209,6 +211,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         }
         for at in 0..self.reaped.rung.len() {
             if let Some(lane) = self.reaped.rung[at].checked_sub(1) {
+                if let Some(Some(lane)) = self.lanes.get_mut(lane as usize) {
+                    lane.kicks += 1;
+                }
                 self.activate(lane);
             }
         }
