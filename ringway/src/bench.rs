@@ -6,6 +6,7 @@
 
 mod crew;
 mod file_port;
+mod fill;
 mod html;
 mod inside;
 mod lane;

@@ -19,6 +19,7 @@ mod logging;
 mod man;
 mod random;
 mod serve;
+mod short;
 mod signals;
 mod size;
 mod table;

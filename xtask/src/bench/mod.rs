@@ -20,6 +20,11 @@ mod matrix;
 mod o3;
 mod options;
 mod origins;
+// Shared with `ringway bench`.
+#[path = "../../../ringway/src/bench/fill.rs"]
+mod bytes;
+#[path = "../../../ringway/src/short.rs"]
+mod short;
 // What the kernel counts, shared with `ringway bench`.
 #[allow(dead_code)]
 #[path = "../../../ringway/src/bench/usage.rs"]
