@@ -193,6 +193,7 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
         notes: vec!["The client has a thread per queue and sleeps, as fio's jobs did.".into()],
         bars: ("percent of IOPS won by looking at once", bars),
         data: data.collect(),
+        ..Finding::default()
     };
     vec![harvests, speed]
 }

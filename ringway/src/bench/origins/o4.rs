@@ -101,6 +101,7 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
         ],
         bars: ("requests of 512-aligned buffers per request of page-aligned ones", bars),
         data: json!(data),
+        ..Finding::default()
     }])
 }
 
