@@ -4,6 +4,7 @@
 //! are translated at the door of the crate that knows them and never come in here.
 
 pub mod geometry;
+pub mod kill_points;
 pub mod mem;
 pub mod request;
 pub mod tag;

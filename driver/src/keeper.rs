@@ -10,10 +10,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// How long one attempt waits for a server, so that an order to stop is heard.
-const ATTEMPT: Duration = Duration::from_millis(50);
-/// How long to wait after a server that hung up in the middle.
-const BREATH: Duration = Duration::from_millis(20);
+/// How long to wait before looking once more for a server that has not been there for `waited`: a
+/// sixteenth of that, so that a short absence is not made much longer and a long one costs nothing.
+pub(crate) fn look_again(waited: Duration) -> Duration {
+    (waited / 16).clamp(Duration::from_micros(250), Duration::from_millis(20))
+}
 
 /// The thread; dropping this ends it.
 #[derive(Debug)]
@@ -92,16 +93,23 @@ impl Watch {
         }
     }
 
-    fn is_stopped(&self) -> bool {
-        self.stop.read().is_ok_and(|count| self.stop.write(count).is_ok())
+    /// Waits for `pause`; true if told to stop meanwhile.
+    fn rests(&self, pause: Duration) -> bool {
+        let mut stop = libc::pollfd { fd: self.stop.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // Less than a second.
+        #[allow(clippy::cast_possible_wrap)]
+        let pause = libc::timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() };
+        // SAFETY: one pollfd and a timespec of ours; the mask of signals stays as it is.
+        unsafe { libc::ppoll(&raw mut stop, 1, &raw const pause, std::ptr::null()) };
+        stop.revents != 0
     }
 
     /// Goes on at the next server; says why if there is none.
     fn take_up(&self) -> Option<String> {
-        let deadline = Instant::now() + self.patience;
+        let begun = Instant::now();
         let Some(path) = self.line().path.clone() else { return Some(Error::NoPath.to_string()) };
         loop {
-            let connected = crate::vhost_user::connect(&path, ATTEMPT);
+            let connected = crate::vhost_user::connect(&path, Duration::ZERO);
             let error = match connected.and_then(|stream: UnixStream| self.line().take_up(stream)) {
                 Ok(_) => return None,
                 Err(error) => error,
@@ -115,10 +123,10 @@ impl Watch {
             );
             // A server that is about to be killed may refuse things in its last moment.
             let passes = passes || matches!(error, Error::Refused { .. });
-            if !passes || Instant::now() >= deadline || self.is_stopped() {
+            let waited = begun.elapsed();
+            if !passes || waited >= self.patience || self.rests(look_again(waited)) {
                 return Some(error.to_string());
             }
-            std::thread::sleep(BREATH);
         }
     }
 }

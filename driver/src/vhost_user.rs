@@ -1,5 +1,6 @@
 //! The vhost-user client: messages over the socket, nothing of the rings.
 
+use crate::keeper::look_again;
 use crate::memory::Memory;
 use crate::{Error, Options};
 use ringway_ring::virtio_blk::{CONFIG_BYTES, VIRTIO_F_VERSION_1};
@@ -29,7 +30,7 @@ const TABLE_REGIONS: usize = 8;
 
 /// Connects to `path`, trying again for `patience` while no server is there yet.
 pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Error> {
-    let until = Instant::now() + patience;
+    let begun = Instant::now();
     loop {
         let error = match UnixStream::connect(path) {
             Ok(stream) => return Ok(stream),
@@ -43,10 +44,11 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Err
             (io::ErrorKind::ConnectionRefused, _) => Error::NoListener { path },
             _ => return Err(Error::Connect { path, source: error }),
         };
-        if Instant::now() >= until {
+        let waited = begun.elapsed();
+        if waited >= patience {
             return Err(error);
         }
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(look_again(waited));
     }
 }
 

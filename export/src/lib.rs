@@ -19,7 +19,7 @@ mod worker;
 pub use command::{Alarm, Handle, Inbox, LaneId, Raise, Stopped, command_channel};
 pub use export::{ChangeError, Export, ExportOptions, ExportReport, QueueReport, Resized, Told};
 pub use polling::Polling;
-pub use pool::{Cpus, OnFailure, Pool, PoolOptions, usable_engines};
+pub use pool::{Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, usable_engines};
 pub use queue::{Pop, RequestQueue};
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};

@@ -16,6 +16,7 @@ use crate::stats::WorkerStats;
 use control::Waiting;
 use lane::Lane;
 use ringway_aio::{Done, Engine, Reaped};
+use ringway_core::kill_point;
 use ringway_core::mem::poison_epoch;
 use ringway_disk::DiskQueue;
 use ringway_ring::virtqueue::{Armed, Broken};
@@ -138,7 +139,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     /// One round: rings → disks → engine → rings. True if anything moved.
     fn turn(&mut self) -> io::Result<bool> {
         let popped = self.pop_batch();
+        kill_point!(Submitting);
         self.engine.submit()?;
+        kill_point!(Submitted);
         // Right after the submission: a fast disk may be done already (origin O2).
         let completed = if self.harvest_at_once || popped == 0 { self.reap_batch() } else { 0 };
         self.publish();
@@ -199,6 +202,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             // The tag is lane << 16 | slot (Worker invariant 1).
             #[allow(clippy::cast_possible_truncation)]
             let (lane, slot) = ((tag >> 16) as usize, tag as u16);
+            kill_point!(Completed);
             if let Some(lane) = self.lanes[lane].as_mut()
                 && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
             {

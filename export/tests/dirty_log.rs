@@ -100,13 +100,16 @@ impl Migrant {
     /// A read of `len` bytes to `data`, offered as `head` without a kick.
     fn offer_read(&mut self, head: u16, data: u64, len: u32) {
         self.guest.put_header(DATA - 64, IN, 0);
-        let chain = [
+        self.guest.put_chain(0, head, &Self::read_chain(data, len));
+        self.guest.offer_quietly(0, head);
+    }
+
+    fn read_chain(data: u64, len: u32) -> [Desc; 3] {
+        [
             Desc { addr: DATA - 64, len: 16, ..Desc::default() },
             Desc { addr: data, len, flags: WRITE, next: 0 },
             Desc { addr: DATA - 32, len: 1, flags: WRITE, next: 0 },
-        ];
-        self.guest.put_chain(0, head, &chain);
-        self.guest.offer_quietly(0, head);
+        ]
     }
 }
 
@@ -244,39 +247,95 @@ fn every_page_written_by_a_tracked_queue_is_marked() {
     every_written_page_is_marked_by(F_PACKED, EngineKind::Threads, true);
 }
 
+/// A record of 1024 entries that has chains of three descriptors in flight, the first of each of
+/// `heads`: as the protocol lays it out.
+fn record_of(packed: bool, heads: &[u16], descs: impl Fn(u16) -> [Desc; 3]) -> Vec<u8> {
+    let mut bytes = vec![0; inflight_bytes(packed, 1024)];
+    let mut put = |at: usize, word: &[u8]| bytes[at..at + word.len()].copy_from_slice(word);
+    // version, desc_num
+    put(8, &[1, 0, 0, 4]);
+    if !packed {
+        for &head in heads {
+            put(16 + 16 * usize::from(head), &[1]);
+        }
+        return bytes;
+    }
+    // Every entry leads to the next one; those of the chains come first, then the free ones.
+    let entry = |index: u16| 32 + 32 * usize::from(index);
+    for index in 0..1024u16 {
+        put(entry(index) + 2, &(index + 1).to_le_bytes());
+    }
+    let free = 3 * u16::try_from(heads.len()).unwrap();
+    for at in [12, 14] {
+        put(at, &free.to_le_bytes());
+    }
+    // used_wrap_counter, old_used_wrap_counter
+    put(20, &[1, 1]);
+    for (first, &head) in (0..).step_by(3).zip(heads) {
+        // inflight; last, num; counter
+        put(entry(first), &[1]);
+        put(entry(first) + 4, &(first + 2).to_le_bytes());
+        put(entry(first) + 6, &[3]);
+        put(entry(first) + 8, &u64::from(first).to_le_bytes());
+        for (at, desc) in (first..).zip(descs(head)) {
+            // id, flags, len, addr
+            put(entry(at) + 16, &head.to_le_bytes());
+            put(entry(at) + 18, &desc.flags.to_le_bytes());
+            put(entry(at) + 20, &desc.len.to_le_bytes());
+            put(entry(at) + 24, &desc.addr.to_le_bytes());
+        }
+    }
+    bytes
+}
+
 /// Reads that a predecessor left in flight are answered with the log switched on, and the whole ring
 /// is marked: that one may have died before it marked what it wrote there.
-#[test]
-fn every_page_written_by_recovery_is_marked() {
+fn recovery_is_marked(ring: u64) {
     let folder = tempfile::tempdir().unwrap();
     let path = image(folder.path(), 16 << 20);
     let mut rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads));
-    let mut m = Migrant::new(RawGuest::connect(rig.connect(), BASIC), BASIC);
-    let bytes = inflight_bytes(false, 1024) as u64;
-    let region = log_file(bytes);
-    // Version 1, 1024 entries; then one for each chain.
-    region.write_all_at(&[1, 0, 0, 4], 8).unwrap();
+    let (features, packed) = (BASIC | ring, ring & F_PACKED != 0);
+    let mut m = Migrant::new(RawGuest::connect(rig.connect(), features), features);
     let (heads, data) = ([0u16, 4, 8], |head: u16| DATA + 0x2000 * u64::from(head));
+    let record = record_of(packed, &heads, |head| Migrant::read_chain(data(head), 512));
+    let region = log_file(record.len() as u64);
+    region.write_all_at(&record, 0).unwrap();
     for head in heads {
         m.offer_read(head, data(head), 512);
-        region.write_all_at(&[1], 16 + 16 * u64::from(head)).unwrap();
     }
-    let payload = inflight_payload(bytes, 0, 1, 1024);
+    let payload = inflight_payload(record.len() as u64, 0, 1, 1024);
     assert!(m.guest.client.set_inflight(&payload, region.as_fd()).unwrap());
     assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true));
     assert!(m.guest.start_queue(0).unwrap());
-    for _ in heads {
-        assert!(m.guest.next_used(0, SOON).is_some());
+    for head in heads {
+        let (first, written) = m.guest.next_used(0, SOON).expect("an answer");
+        assert!(heads.contains(&u16::try_from(first).unwrap()) && written == 513, "{head}");
     }
     m.enable(false);
     let answers = pages(DATA - 32, 1);
     let expected = heads.iter().flat_map(|&head| pages(data(head), 512)).chain(answers);
     assert_eq!(m.take_marks(), expected.collect());
-    let (_, _, used) = m.guest.rings(0);
+    let (desc, _, used) = m.guest.rings(0);
     assert!(m.log_ring(0, Some(used)));
     m.enable(true);
     m.enable(false);
-    assert_eq!(m.take_marks(), pages(used, 6 + 8 * 1024).collect());
+    let all = if packed {
+        pages(desc, 16 * 1024).chain(pages(used, 4)).collect()
+    } else {
+        pages(used, 6 + 8 * 1024).collect()
+    };
+    assert_eq!(m.take_marks(), all);
+}
+
+#[test]
+fn every_page_written_by_recovery_is_marked() {
+    recovery_is_marked(0);
+}
+
+#[test]
+fn every_page_written_by_recovery_of_a_packed_queue_is_marked() {
+    recovery_is_marked(F_PACKED);
+    recovery_is_marked(F_PACKED | F_EVENT_IDX);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! arbitrary drivers that mostly keep the rules.
 //!
 //! A failing case is shrunk, printed, and its seed kept in `chains.proptest-regressions`. The same
-//! checks run under cargo-fuzz (targets `chain`, `packed`, `header`); their corpora are replayed here.
+//! checks run under cargo-fuzz (targets `chain`, `packed`, `header`,
+//! `inflight`); their corpora are replayed here.
 
 mod oracle;
 mod vmm;
@@ -56,6 +57,11 @@ proptest! {
         oracle::header::check(&data);
     }
 
+    #[test]
+    fn b04_recovery_from_a_record_agrees_with_the_oracle(data in bytes()) {
+        oracle::inflight::check(&data);
+    }
+
     /// What is a good chain to the oracle is the same chain to rust-vmm's `virtio-queue`.
     #[test]
     #[cfg_attr(miri, ignore = "maps memory in ways that Miri does not know")]
@@ -107,6 +113,16 @@ fn the_fuzz_corpora_of_packed_rings_and_headers_pass() {
     for data in corpus("header") {
         oracle::header::check(&data);
     }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "reads files")]
+fn b04_the_fuzz_corpus_of_inflight_regions_passes() {
+    let mut tally = oracle::inflight::Tally::default();
+    for data in corpus("inflight") {
+        tally += oracle::inflight::check(&data);
+    }
+    println!("{tally:?}");
 }
 
 /// A table that begins at the end of the address space does not go on at its beginning. Found by
@@ -205,4 +221,16 @@ fn headers_are_mostly_valid_and_reach_everything() {
     println!("{sum:?}");
     assert!(sum.requests > 3000 && sum.failed > 500);
     assert!(sum.unsupported > 200 && sum.without_answer > 50);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many cases")]
+fn records_are_mostly_valid_and_reach_everything() {
+    let mut tally = oracle::inflight::Tally::default();
+    for data in noise(2000, 400) {
+        tally += oracle::inflight::check(&data);
+    }
+    println!("{tally:?}");
+    assert!(tally.plain > 4000 && tally.recovered > 4000);
+    assert!(tally.refused > 300 && tally.taken > 300 && tally.hostile > 300);
 }

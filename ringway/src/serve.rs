@@ -102,6 +102,10 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
     logging::start(log, plan.log_format, plan.log_level);
     raise_open_files();
+    #[cfg(feature = "kill-points")]
+    if ringway_core::kill_points::arm() {
+        tracing::warn!("this daemon will kill itself, as a test wants it to");
+    }
     let stop = signals::stop_event()?;
     let daemon = daemon::Daemon::start(plan, polling)?;
     let disks = Arc::clone(&daemon.disks);

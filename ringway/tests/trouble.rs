@@ -106,6 +106,56 @@ fn c14_without_descriptors_one_connection_fails() {
     daemon.stop();
 }
 
+/// Bytes of address space that the process has.
+fn memory_of(pid: u32) -> u64 {
+    // The first field, in pages.
+    let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    4096 * pages.split(' ').next().unwrap().parse::<u64>().unwrap()
+}
+
+/// How many bytes of address space the process may have.
+fn limit_memory(pid: u32, bytes: u64) {
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+    let pid = i32::try_from(pid).unwrap();
+    // SAFETY: the kernel reads one struct of ours; the process is our child.
+    let rc = unsafe { libc::prlimit(pid, libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
+    assert_eq!(rc, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The daemon cannot map a guest's memory: that guest is refused with the reason, the one on the
+/// other disk notices nothing, and the refused one is served once it asks for less or there is more.
+#[test]
+fn c14_without_memory_one_connection_fails() {
+    let dir = folder();
+    let config = "[[disk]]\nimage = 'disk.img'\nsocket = 's'\nengine = 'threads'\n\
+                  [[disk]]\nimage = 'null:1G'\nsocket = 't'\n";
+    std::fs::write(dir.path().join("disks.toml"), config).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    let mut good = connect(dir.path(), "s");
+    let mut queue = good.queue().unwrap();
+    assert!(write(&good, &mut queue, 1, 0x56));
+    let with = |bytes| {
+        let options = Options::new().patience(PATIENCE).memory(bytes);
+        options.connect(dir.path().join("t"))
+    };
+    // Two threads may make heaps of their own meanwhile, of 64 MiB each.
+    let enough = memory_of(daemon.pid()) + (192 << 20);
+    for _ in 0..3 {
+        limit_memory(daemon.pid(), enough);
+        let error = with(512 << 20).map(drop).expect_err("512 MiB do not fit into 192");
+        println!("{error}");
+        assert_eq!(read(&good, &mut queue, 1), [0x56; 512], "{}", daemon.log());
+        // A small one fits.
+        drop(with(4 << 20).unwrap());
+        limit_memory(daemon.pid(), libc::RLIM_INFINITY);
+        drop(with(512 << 20).unwrap());
+    }
+    let log = daemon.log();
+    assert!(log.contains("Cannot allocate memory") && !log.contains("panicked"), "{log}");
+    drop((queue, good));
+    daemon.stop();
+}
+
 /// SIGTERM, and a successor that waits for the image: how long a guest is without its disk.
 #[test]
 fn a_daemon_is_replaced_while_its_guest_waits() {

@@ -11,8 +11,10 @@ use std::time::{Duration, Instant};
 /// running one waits for its disk (`DRAIN_MAX` in `export`).
 const LAST_WRITES: Duration = Duration::from_secs(30);
 
-/// How often to look again.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// How long to wait before looking again: a part of what was waited for, within bounds. Most killed
+/// daemons are gone within milliseconds, and a guest waits for this one.
+const LOOK_AGAIN: (u32, Duration, Duration) =
+    (16, Duration::from_micros(250), Duration::from_millis(10));
 
 /// Waiting goes on quietly for that long.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
@@ -123,7 +125,8 @@ impl<'a> Patience<'a> {
                 holder.name()
             );
         }
-        std::thread::sleep(LOOK_EVERY.min(patience - waited));
+        let (part, least, most) = LOOK_AGAIN;
+        std::thread::sleep((waited / part).clamp(least, most).min(patience - waited));
         Ok(())
     }
 }

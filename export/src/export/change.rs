@@ -2,6 +2,7 @@
 
 use super::{Export, lock};
 use crate::door::{Door, Order};
+use ringway_core::kill_point;
 use ringway_disk::ResizeError;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -124,6 +125,7 @@ impl Export {
             self.disk.set_capacity(to);
             let restore = || self.disk.set_capacity(from);
             self.settle(to).inspect_err(|_| restore())?;
+            kill_point!(Settled);
             if cut_file {
                 self.disk.set_file_bytes(to).inspect_err(|_| restore())?;
             }
@@ -131,8 +133,10 @@ impl Export {
             if cut_file {
                 self.disk.set_file_bytes(to)?;
             }
+            kill_point!(Grown);
             self.disk.set_capacity(to);
         }
+        kill_point!(Resized);
         let told = if to == from { Told::Yes } else { self.announce() };
         Ok(Resized { from, to, told })
     }

@@ -5,7 +5,7 @@ use super::inflight::Part;
 use crate::queue::{Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
-use ringway_core::{Request, Status};
+use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, InflightError};
@@ -105,6 +105,7 @@ impl Queue {
         let Some(call) = &self.call else { return Ok(()) };
         self.calls += 1;
         let rung = ring_bell(call);
+        kill_point!(Called);
         if rung.is_err() {
             // Whatever the peer has done to it, it is done to itself.
             self.call = None;

@@ -1,10 +1,12 @@
 //! The stores of a device that outlive it: what it writes to rings and to the record of what is in
-//! flight. Tests kill the device before any of them.
+//! flight. Tests kill the device before any of them, and campaigns the whole daemon.
 
 /// To be called before each store that another process can see.
 #[cfg(not(test))]
 #[inline(always)]
-pub(super) const fn next_store() {}
+pub(super) fn next_store() {
+    ringway_core::kill_point!(Store);
+}
 
 #[cfg(test)]
 pub(super) use kill::{killed_at, next_store};

@@ -1,12 +1,13 @@
 //! The code under test against an oracle, on a driver made from arbitrary bytes.
 //!
-//! [`check`], [`packed::check`] and [`header::check`] are each one function for three uses: property
-//! tests and the corpus test beside this folder, and the targets `chain`, `packed` and `header` of
-//! cargo-fuzz, which take this folder by its path.
+//! [`check`], [`packed::check`], [`header::check`] and [`inflight::check`] are each one function for
+//! three uses: property tests and the corpus test beside this folder, and the targets `chain`,
+//! `packed`, `header` and `inflight` of cargo-fuzz, which take this folder by its path.
 
 mod case;
 mod device;
 pub(crate) mod header;
+pub(crate) mod inflight;
 pub(crate) mod memory;
 pub(crate) mod packed;
 

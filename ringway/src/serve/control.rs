@@ -4,8 +4,11 @@
 //! are few, one that does not read is given up, and the one that has been silent longest makes room
 //! for the next.
 
+#[cfg(any(test, fuzzing))]
+mod case;
 mod commands;
 mod reports;
+mod words;
 
 use super::disks::Disks;
 use super::endpoint::SocketFile;

@@ -9,6 +9,7 @@ use super::spread::Spread;
 use super::stats::Workers;
 use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use anyhow::{Context, anyhow, bail};
+use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions};
 use rustix::event::{EventfdFlags, eventfd};
@@ -102,6 +103,7 @@ impl Disks {
             }
             opened.push((Arc::new(disk), spec));
         }
+        kill_point!(Locked);
         disks.start_pools(&opened)?;
         disks.warn_of_crowd(0);
         let mut ready = Vec::new();
@@ -110,6 +112,7 @@ impl Disks {
             ready.push(disks.prepare(disk, spec).map_err(|error| with_origin(&origin, error))?);
         }
         new_images.into_iter().for_each(NewImage::keep);
+        kill_point!(Listening);
         Ok((disks, ready))
     }
 

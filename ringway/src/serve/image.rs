@@ -5,7 +5,7 @@ use crate::size::Size;
 use anyhow::{Context, bail};
 use ringway_aio::io_uring::can_poll;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, Source, open};
-use ringway_export::usable_engines;
+use ringway_export::engines_to_choose;
 use std::path::PathBuf;
 
 /// Opens the disk of a plan, and says what its user should know.
@@ -18,7 +18,7 @@ pub(super) fn open_disk(spec: &DiskSpec) -> anyhow::Result<Disk> {
         read_only: spec.read_only,
         cache: spec.cache,
         engine: spec.engine,
-        engines: usable_engines(),
+        engines: engines_to_choose(spec.engine),
         serial: spec.serial.clone(),
         block_size: spec.block_size,
         create_bytes: spec.create_bytes,

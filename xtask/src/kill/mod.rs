@@ -4,8 +4,9 @@ mod campaign;
 
 use anyhow::{Result, bail};
 use campaign::oracle::Wrong;
-use campaign::{End, Harm, Outcome, Plan};
+use campaign::{End, Harm, Outcome, Plan, Points};
 use clap::{Args, ValueEnum};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,7 +32,10 @@ pub(crate) struct KillArgs {
     /// Repeats requests and delays [default: of the clock].
     #[arg(long)]
     seed: Option<u64>,
-    /// The daemon [default: built in release mode].
+    /// How many kills strike at a named point of the protocol; the others at any moment.
+    #[arg(long, default_value = "half", value_parser = points)]
+    points: Points,
+    /// The daemon [default: built in release mode, with the feature kill-points if it is needed].
     #[arg(long, value_name = "PATH")]
     ringway: Option<PathBuf>,
     /// Where a folder for the image is made [default: where temporary files are].
@@ -64,12 +68,19 @@ fn harm(word: &str) -> Result<Harm, String> {
     found.ok_or_else(|| format!("'{word}' is not one of {}", names().join(", ")))
 }
 
+fn points(word: &str) -> Result<Points, String> {
+    let all = [Points::Never, Points::Half, Points::Always];
+    let found = all.into_iter().find(|points| points.name() == word);
+    found.ok_or_else(|| format!("'{word}' is not one of {}", all.map(Points::name).join(", ")))
+}
+
 /// Runs the campaigns one after the other, and prints what came of them.
 pub(crate) fn run(args: &KillArgs) -> Result<()> {
     let ringway = match &args.ringway {
         // The daemon runs in a folder of its own.
         Some(path) => std::path::absolute(path)?,
-        None => crate::bench::build("--ringway")?,
+        None if args.points == Points::Never => crate::bench::build("--ringway")?,
+        None => crate::bench::build_with("--ringway", "kill-points")?,
     };
     if !ringway.is_file() {
         bail!("--ringway: there is no file {}", ringway.display());
@@ -78,6 +89,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
     let seed = args.seed.unwrap_or(clock.as_secs());
     println!("seed {seed}");
     let mut table = head();
+    let (mut at, mut missed, mut blind) = (BTreeMap::new(), 0, 0);
     let mut wrong = 0;
     for engine in &args.engine {
         for &ring in &args.ring {
@@ -88,6 +100,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
                 packed: ring == Ring::Packed,
                 kills: args.count,
                 end: End::Killed,
+                points: args.points,
                 depth: args.depth,
                 seed,
                 dir: args.dir.clone(),
@@ -100,6 +113,11 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
             match campaign::run(&plan) {
                 Ok(outcome) => {
                     row(&mut table, &plan, &outcome);
+                    for (&point, &kills) in &outcome.at {
+                        *at.entry(point).or_insert(0u64) += kills;
+                    }
+                    missed += outcome.missed;
+                    blind += outcome.kills - outcome.at.values().sum::<u64>();
                     if outcome.findings.is_empty() {
                         continue;
                     }
@@ -115,6 +133,10 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
         }
     }
     print!("{table}");
+    println!("\n{blind} kills at any moment, {missed} of them for want of their point");
+    for (point, kills) in at {
+        println!("{kills:>8} at {}", point.name());
+    }
     if wrong > 0 {
         bail!("{wrong} campaigns went wrong");
     }

@@ -4,6 +4,7 @@ use super::{Answer, Refusal, Session};
 use crate::vhost_user::inflight::{Inflight, Part};
 use crate::vhost_user::message::Message;
 use crate::vhost_user::vring::{StartError, Vring};
+use ringway_core::kill_point;
 use ringway_ring::virtio_blk::VIRTIO_F_RING_PACKED;
 use ringway_ring::virtqueue::Format;
 
@@ -11,6 +12,7 @@ impl Session<'_> {
     /// Makes a region. It is the front-end's: this back-end only uses one that comes back.
     pub(super) fn get_inflight_fd(&mut self, message: &Message) -> Result<Answer, Refusal> {
         let (payload, fd) = Inflight::make(message, self.export.options())?;
+        kill_point!(RecordMade);
         Ok(Answer::ReplyWith(payload, fd))
     }
 
@@ -19,6 +21,7 @@ impl Session<'_> {
             return Err(Refusal::Running(running));
         }
         self.inflight = Some(Inflight::take(message, self.export.options())?);
+        kill_point!(RecordTaken);
         self.start_ready()
     }
 
@@ -38,6 +41,7 @@ impl Session<'_> {
             && std::mem::take(&mut vring.drained)
             && let Ok(part) = inflight.part(at, packed)
         {
+            kill_point!(Told);
             part.renew(packed);
         }
     }

@@ -6,6 +6,7 @@ use crate::queue::RequestQueue;
 use crate::vhost_user::message::{Message, VRING_NO_FD};
 use crate::vhost_user::queue::Queue;
 use crate::vhost_user::vring::{StartError, UserAddresses, Vring};
+use ringway_core::kill_point;
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -88,6 +89,7 @@ impl Session<'_> {
         vring.kick = None;
         let mut payload = index.to_ne_bytes().to_vec();
         payload.extend_from_slice(&vring.base.unwrap_or(start).to_ne_bytes());
+        kill_point!(Drained);
         Ok(Answer::Reply(payload))
     }
 
@@ -184,6 +186,7 @@ impl Session<'_> {
             self.vrings[at].lane = Some(lane);
             self.export.started(at, lane);
             started = true;
+            kill_point!(QueueStarted);
             debug!(disk = self.export.disk().name(), queue = at, "queue started");
         }
         if started {

@@ -16,6 +16,7 @@ use crate::virtqueue::packed::{Copied, PackedDevice};
 use crate::virtqueue::packed_layout::{PackedBase, Position, Word};
 use crate::virtqueue::sides::{Areas, Format};
 use crate::virtqueue::split::{Broken, Head};
+use ringway_core::kill_point;
 use ringway_core::mem::Translator;
 
 /// Bytes of `QueueRegionPacked` without entries, and of `DescStatePacked`.
@@ -104,10 +105,12 @@ impl PackedTracked {
             }
         } else {
             let left = read(&part, &ring)?;
+            kill_point!(Judged);
             let lengths = left.chains.iter().map(|chain| (chain.id(), chain.count()));
             ring.resume(left.used, lengths);
             left.store(&part);
             ring.withdraw();
+            kill_point!(Recovered);
             left
         };
         let mut queue = Self {
@@ -138,11 +141,14 @@ impl PackedTracked {
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
         if let Some(Again { id, descs }) = self.backlog.pop() {
+            kill_point!(Retaken);
             return Ok(Some(self.ring.retake(id, &descs, mem)));
         }
         let Some((head, chain)) = self.ring.pop(mem)? else { return Ok(None) };
         let verdict = chain.map(drop);
+        kill_point!(Popped);
         self.took(head.index());
+        kill_point!(Marked);
         Ok(Some((head, verdict.map(|()| self.ring.chain()))))
     }
 
@@ -172,6 +178,7 @@ impl PackedTracked {
             part.put_u16(part.entry(at, ID), id);
             self.free_head = self.next[usize::from(at)];
             part.put_u16(FREE_HEAD, self.free_head);
+            kill_point!(Marking);
         }
         part.put_u16(OLD_FREE_HEAD, self.free_head);
         self.entry[usize::from(id)] = first;
@@ -186,6 +193,7 @@ impl PackedTracked {
         if self.pushed.is_empty() {
             return false;
         }
+        kill_point!(Linking);
         let part = &self.part;
         for &id in &self.pushed {
             let (first, last) = (self.entry[usize::from(id)], self.last[usize::from(id)]);
@@ -196,12 +204,16 @@ impl PackedTracked {
         }
         let used = self.ring.used();
         part.put_u64(USED, used_word(used, self.used));
+        kill_point!(Linked);
         let wants_call = self.ring.publish();
+        kill_point!(Published);
         for &id in &self.pushed {
             part.put_u8(part.entry(self.entry[usize::from(id)], INFLIGHT), 0);
+            kill_point!(Unmarking);
         }
         part.put_u16(OLD_FREE_HEAD, self.free_head);
         part.put_u64(USED, used_word(used, used));
+        kill_point!(Unmarked);
         self.used = used;
         self.pushed.clear();
         wants_call

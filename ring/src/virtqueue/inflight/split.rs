@@ -5,6 +5,7 @@ use crate::virtqueue::chain::{Chain, ChainError};
 use crate::virtqueue::layout::LayoutError;
 use crate::virtqueue::sides::{Areas, Format};
 use crate::virtqueue::split::{Broken, Head, SplitDevice};
+use ringway_core::kill_point;
 use ringway_core::mem::Translator;
 
 /// Bytes of `QueueRegionSplit` without entries, and of `DescStateSplit`.
@@ -72,12 +73,14 @@ impl SplitTracked {
             Left { published: Vec::new(), in_flight: Vec::new(), counter: 0, last_batch_head: 0 }
         } else {
             let left = read(&part, size, used)?;
+            kill_point!(Judged);
             // Whatever front-ends say: each chain taken was either returned or is in flight.
             ring.resume(used, &left.in_flight);
             for &head in &left.published {
                 part.put_u8(part.entry(head, INFLIGHT), 0);
             }
             part.put_u16(USED_IDX, used);
+            kill_point!(Recovered);
             left
         };
         Ok(Self {
@@ -97,13 +100,17 @@ impl SplitTracked {
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
         if let Some(head) = self.backlog.pop() {
+            kill_point!(Retaken);
             return Ok(Some(self.ring.retake(head, mem)));
         }
         let Some((head, chain)) = self.ring.pop(mem)? else { return Ok(None) };
+        kill_point!(Popped);
         let part = &self.part;
         part.put_u64(part.entry(head.index(), COUNTER), self.counter);
         self.counter += 1;
+        kill_point!(Marking);
         part.put_u8(part.entry(head.index(), INFLIGHT), 1);
+        kill_point!(Marked);
         Ok(Some((head, chain)))
     }
 
@@ -116,17 +123,22 @@ impl SplitTracked {
         if self.pushed.is_empty() {
             return false;
         }
+        kill_point!(Linking);
         let part = &self.part;
         for &head in &self.pushed {
             part.put_u16(part.entry(head, NEXT), self.last_batch_head);
             self.last_batch_head = head;
             part.put_u16(LAST_BATCH_HEAD, head);
         }
+        kill_point!(Linked);
         let wants_call = self.ring.publish();
+        kill_point!(Published);
         for &head in &self.pushed {
             part.put_u8(part.entry(head, INFLIGHT), 0);
+            kill_point!(Unmarking);
         }
         part.put_u16(USED_IDX, self.ring.used_index());
+        kill_point!(Unmarked);
         self.pushed.clear();
         wants_call
     }

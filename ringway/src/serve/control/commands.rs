@@ -3,116 +3,38 @@
 use super::super::disks::Disks;
 use super::super::served::Served;
 use super::reports;
-use crate::config::{DiskArgs, Place, is_unreal};
-use crate::control::{Done, Kind, Problem, Removed, ResizedTo, VERSION};
+use super::words::{self, Add, Asked, Name, Nothing, One, Request, Resize};
+use crate::control::{Done, Kind, Problem, Removed, ResizedTo};
 use crate::size::Size;
 use ringway_export::{ChangeError, Export};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// The commands there are.
-const COMMANDS: &str = "list, stats, add, remove, resize, drain, pause, resume";
 
 type Outcome = Result<Value, Problem>;
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.
 pub(super) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
-    let mut request: Map<String, Value> = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(error) => {
-            let message = format!("the line is not a JSON object: {error}");
-            return (None, Err(Problem::new(Kind::Malformed, message)));
-        }
-    };
-    let id = request.remove("id");
-    (id, obey(disks, request))
+    let (id, request) = words::parse(line);
+    (id, request.and_then(|request| obey(disks, request)))
 }
 
-fn obey(disks: &Disks, mut request: Map<String, Value>) -> Outcome {
-    match request.remove("version") {
-        None => {}
-        Some(version) if version == VERSION => {}
-        Some(version) => {
-            let message = format!("version {version}: this daemon speaks version {VERSION}");
-            return Err(Problem::new(Kind::Version, message));
-        }
-    }
-    let command = request.remove("command");
-    let Some(Value::String(command)) = command else {
-        let message = format!("the request names no command; there are {COMMANDS}");
-        return Err(Problem::new(Kind::Malformed, message));
-    };
-    match command.as_str() {
-        "list" => {
-            let Nothing {} = arguments(request)?;
-            answer(reports::list(disks))
-        }
-        "stats" => {
-            let Asked { disk, buckets } = arguments(request)?;
+fn obey(disks: &Disks, request: Request) -> Outcome {
+    match request {
+        Request::List(Nothing {}) => answer(reports::list(disks)),
+        Request::Stats(Asked { disk, buckets }) => {
             let one = disk.map(|disk| find(disks, &disk)).transpose()?;
             answer(reports::stats(disks, one, buckets))
         }
-        "add" => add(disks, arguments(request)?),
-        "remove" => remove(disks, arguments(request)?),
-        "resize" => resize(disks, arguments(request)?),
-        "drain" => change(disks, arguments(request)?, Export::drain),
-        "pause" => change(disks, arguments(request)?, Export::pause),
-        "resume" => change(disks, arguments(request)?, Export::resume),
-        other => {
-            let message = format!("there is no command '{other}'; there are {COMMANDS}");
-            Err(Problem::new(Kind::UnknownCommand, message))
-        }
+        Request::Add(disk) => add(disks, *disk),
+        Request::Remove(disk) => remove(disks, disk),
+        Request::Resize(asked) => resize(disks, asked),
+        Request::Drain(disk) => change(disks, disk, Export::drain),
+        Request::Pause(disk) => change(disks, disk, Export::pause),
+        Request::Resume(disk) => change(disks, disk, Export::resume),
     }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Nothing {}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Asked {
-    disk: Option<Name>,
-    #[serde(default)]
-    buckets: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct One {
-    disk: Name,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Add {
-    disk: DiskArgs,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Resize {
-    disk: Name,
-    size: Option<Size>,
-    #[serde(default)]
-    shrink: bool,
-}
-
-/// How a client names a disk: its number, its image as it was given, or an absolute path of its
-/// image or socket.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Name {
-    Id(u64),
-    Word(String),
-}
-
-fn arguments<T: DeserializeOwned>(request: Map<String, Value>) -> Result<T, Problem> {
-    serde_json::from_value(Value::Object(request)).map_err(|e| Problem::new(Kind::Malformed, e))
 }
 
 fn answer(value: impl Serialize) -> Outcome {
@@ -149,16 +71,8 @@ fn find(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
     }
 }
 
-fn add(disks: &Disks, Add { mut disk }: Add) -> Outcome {
-    let malformed = |message: &str| Problem::new(Kind::Malformed, message);
-    let image = disk.image.take().ok_or_else(|| malformed("the disk has no image"))?;
-    let socket = disk.socket.take().ok_or_else(|| malformed("the disk has no socket"))?;
-    let image_is_relative = !is_unreal(&image) && !image.is_absolute();
-    if image_is_relative || !socket.is_absolute() {
-        return Err(malformed("image and socket must be absolute paths"));
-    }
-    let spec = disk.into_spec(&image, Place::Socket(socket)).map_err(|e| malformed(&e))?;
-    let served = disks.add(spec).map_err(failed)?;
+fn add(disks: &Disks, disk: Add) -> Outcome {
+    let served = disks.add(disk.into_spec()?).map_err(failed)?;
     answer(reports::facts(&served))
 }
 

@@ -1,19 +1,24 @@
 //! A campaign: the daemon is killed again and again under verified traffic, and started again; the
 //! front-end reconnects and goes on.
 
+mod daemon;
+mod killer;
 pub(crate) mod oracle;
 mod writer;
 
 use anyhow::{Context, Result, bail};
+use daemon::Daemon;
 use hdrhistogram::Histogram;
-use oracle::{Findings, Oracle, SCRAMBLE, SECTOR};
+use killer::Killer;
+use oracle::{Findings, Oracle, SECTOR};
+use ringway_core::kill_points::Point;
 use ringway_driver::Options;
 use ringway_testkit::Rng;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,11 +29,6 @@ const QUEUES: u16 = 2;
 const BYTES: u64 = 64 << 20;
 /// Sectors that each queue uses, few so that each is written often.
 const SECTORS: usize = 2048;
-/// A kill comes within so many microseconds after traffic has resumed, or after the start.
-const WITHIN_US: u64 = 30_000;
-/// One kill in so many does not wait for traffic: it comes while the daemon starts or recovers.
-const EARLY: u64 = 4;
-
 /// How a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -36,6 +36,29 @@ pub(crate) enum End {
     Killed,
     /// SIGTERM.
     Told,
+}
+
+/// How many of the kills strike at a named point of the protocol
+/// ([`kill_points`](ringway_core::kill_points)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Points {
+    /// None: any daemon will do.
+    Never,
+    /// Every other one.
+    Half,
+    /// All but the first.
+    Always,
+}
+
+impl Points {
+    /// The word for it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Never => "never",
+            Self::Half => "half",
+            Self::Always => "always",
+        }
+    }
 }
 
 /// A mistake made on purpose half-way, which has to be noticed.
@@ -64,6 +87,7 @@ pub(crate) struct Plan {
     pub(crate) packed: bool,
     pub(crate) kills: u64,
     pub(crate) end: End,
+    pub(crate) points: Points,
     /// Requests in flight on each of two queues.
     pub(crate) depth: u16,
     pub(crate) seed: u64,
@@ -87,12 +111,13 @@ impl Plan {
 /// on the machine too.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kills, engine, cache, depth, seed, .. } = self;
+        let Self { kills, engine, cache, depth, seed, points, .. } = self;
         write!(
             f,
             "cargo run --release -p xtask -- kill --count {kills} --engine {engine} --ring {} \
-             --cache {cache} --depth {depth} --seed {seed}",
-            self.ring()
+             --cache {cache} --depth {depth} --seed {seed} --points {}",
+            self.ring(),
+            points.name()
         )?;
         self.harm.map_or(Ok(()), |harm| write!(f, " --harm {harm:?}"))
     }
@@ -104,6 +129,10 @@ pub(crate) struct Outcome {
     pub(crate) kills: u64,
     /// How many of them before traffic had resumed.
     pub(crate) early: u64,
+    /// How many of them at each point, those at the start and the end of the campaign included.
+    pub(crate) at: BTreeMap<Point, u64>,
+    /// How many were to strike at a point that was not reached.
+    pub(crate) missed: u64,
     pub(crate) requests: u64,
     /// How many requests completed after one that was issued later.
     pub(crate) overtaken: u64,
@@ -153,57 +182,6 @@ impl Shared {
     }
 }
 
-/// A running daemon; dropping it kills it.
-#[derive(Debug)]
-struct Daemon(Child);
-
-impl Daemon {
-    /// Starts one, without waiting until it is ready. The logs of the last two are kept.
-    fn start(plan: &Plan, dir: &Path, life: u64) -> Result<Self> {
-        let log = File::create(dir.join(format!("log.{}", life % 2)))?;
-        let mut command = Command::new(&plan.ringway);
-        command.args(["serve", "disk.img", "--socket", "s", "--queues", &QUEUES.to_string()]);
-        command.args(["--engine", &plan.engine, "--cache", &plan.cache]).current_dir(dir);
-        for name in ["RUST_LOG", "NOTIFY_SOCKET"] {
-            command.env_remove(name);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        let started = command.spawn();
-        Ok(Self(started.with_context(|| format!("cannot start {}", plan.ringway.display()))?))
-    }
-
-    fn signal(&self, signal: i32) -> Result<()> {
-        let pid = i32::try_from(self.0.id())?;
-        // SAFETY: our own child, not waited for yet, so the number is still its own.
-        match unsafe { libc::kill(pid, signal) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()).context("cannot signal the daemon"),
-        }
-    }
-
-    /// Ends it, and says when.
-    fn end(mut self, end: End) -> Result<Instant> {
-        if let Some(status) = self.0.try_wait()? {
-            bail!("the daemon ended by itself: {status}");
-        }
-        let begun = Instant::now();
-        self.signal(if end == End::Killed { libc::SIGKILL } else { libc::SIGTERM })?;
-        let status = self.0.wait()?;
-        // Told before it listens for signals, it dies of the signal.
-        if end == End::Told && !status.success() && status.code().is_some() {
-            bail!("the daemon ended with {status} after SIGTERM");
-        }
-        Ok(begun)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs it. What is wrong with the daemon is in the outcome; an error means that it could not be
 /// carried out, or that a daemon ended by itself.
 pub(crate) fn run(plan: &Plan) -> Result<Outcome> {
@@ -227,16 +205,22 @@ pub(crate) fn run(plan: &Plan) -> Result<Outcome> {
 fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
     let begun = Instant::now();
     File::create(dir.join("disk.img"))?.set_len(BYTES)?;
-    let daemon = Daemon::start(plan, dir, 1)?;
-    let mut device = Options::new()
+    let options = Options::new()
         .queues(QUEUES)
         .queue_size((plan.depth * 4).next_power_of_two())
         .memory(16 << 20)
         .packed(plan.packed)
         .patience(plan.patience)
         .timeout(plan.patience)
-        .reconnect(plan.patience)
-        .connect(dir.join("s"))?;
+        .reconnect(plan.patience);
+    let has_points = plan.points != Points::Never;
+    let mut at = BTreeMap::new();
+    if has_points {
+        no_record(plan, dir, &options)?;
+        at.insert(Point::RecordMade, 1);
+    }
+    let daemon = Daemon::start(plan, dir, 1, None)?;
+    let mut device = options.connect(dir.join("s"))?;
     let mut random = Rng::new(plan.seed);
     let shared = Shared::default();
     shared.life.store(1, Relaxed);
@@ -254,41 +238,94 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         shared: &shared,
         early: 0,
         kills: 0,
+        at,
+        missed: 0,
         reattach: Histogram::new(3)?,
         killed: None,
     };
+    // How the last daemons end: while they are told to stop their queues, and in good order.
+    let ends: &[_] =
+        if has_points { &[Some(Point::Drained), Some(Point::Told), None] } else { &[None] };
     // The daemon comes back out: it has to live until the queues are done.
-    let ended = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            writers.iter_mut().map(|writer| scope.spawn(|| writer.run(&shared))).collect();
-        let ended = killer.work(daemon);
-        shared.stop.store(true, Relaxed);
-        let panicked = threads.into_iter().any(|thread| thread.join().is_err());
-        assert!(!panicked, "a queue's thread panicked");
-        ended
-    });
-    if shared.fatal.load(Relaxed) {
-        // Not every request came back, so the image has no one right content; the daemon dies here.
-        if let Err(error) = ended {
-            shared.findings().note(format!("{error:#}"));
+    let mut ended = traffic(&mut writers, &shared, || killer.work(daemon, ends[0]));
+    for (at, &last) in ends.iter().enumerate() {
+        if shared.fatal.load(Relaxed) {
+            // Not every request came back, so the image has no one right content; the daemon dies
+            // here.
+            if let Err(error) = ended {
+                shared.findings().note(format!("{error:#}"));
+            }
+            break;
         }
-    } else {
-        let daemon = ended?;
-        device.stop()?;
-        daemon.end(End::Told)?;
-        compare(dir, &mut writers, &shared)?;
+        let mut daemon = ended?;
+        let stopped = device.stop();
+        let Some(point) = last else {
+            stopped?;
+            daemon.end(End::Told)?;
+            compare(dir, &mut writers, &shared)?;
+            break;
+        };
+        if stopped.is_ok() {
+            bail!("the queues were stopped by a daemon that was to die at {point:?}");
+        }
+        let status = daemon.0.wait()?;
+        let life = shared.life.fetch_add(1, Relaxed) + 1;
+        if status.code().is_some() {
+            bail!("the daemon ended by itself: {status}");
+        }
+        *killer.at.entry(point).or_default() += 1;
+        killer.kills += 1;
+        killer.early += 1;
+        let dies = ends[at + 1].map(|point| (point, 1));
+        let mut daemon = Daemon::start(plan, dir, life, dies)?;
+        device.reconnect()?;
+        ended = traffic(&mut writers, &shared, || {
+            killer.resume(&mut daemon)?;
+            std::thread::sleep(Duration::from_millis(10));
+            Ok(daemon)
+        });
     }
-    let Killer { early, kills, reattach, .. } = killer;
+    let Killer { early, kills, at, missed, reattach, .. } = killer;
+    let first = u64::from(has_points);
     let findings = shared.findings().clone();
     Ok(Outcome {
-        kills,
-        early,
+        kills: kills + first,
+        early: early + first,
+        at,
+        missed,
         requests: writers.iter().map(|writer| writer.done).sum(),
         overtaken: writers.iter().map(|writer| writer.overtaken).sum(),
         findings,
         reattach,
         elapsed: begun.elapsed(),
         kept: None,
+    })
+}
+
+/// A daemon dies before it hands a record out: the front-end hears of it, and the next one serves.
+fn no_record(plan: &Plan, dir: &Path, options: &Options) -> Result<()> {
+    let mut daemon = Daemon::start(plan, dir, 0, Some((Point::RecordMade, 1)))?;
+    if options.clone().connect(dir.join("s")).is_ok() {
+        bail!("this daemon knows no points: build it with --features kill-points, or strike never");
+    }
+    let status = daemon.0.wait()?;
+    if status.code().is_some() {
+        bail!("the daemon ended by itself: {status}");
+    }
+    Ok(())
+}
+
+/// Lets the queues work for as long as `act` takes.
+fn traffic<T>(writers: &mut [Writer], shared: &Shared, act: impl FnOnce() -> T) -> T {
+    shared.stop.store(false, Relaxed);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            writers.iter_mut().map(|writer| scope.spawn(|| writer.run(shared))).collect();
+        let result = act();
+        shared.stop.store(true, Relaxed);
+        let panicked = threads.into_iter().any(|thread| thread.join().is_err());
+        assert!(!panicked, "a queue's thread panicked");
+        result
     })
 }
 
@@ -306,87 +343,4 @@ fn compare(dir: &Path, writers: &mut [Writer], shared: &Shared) -> Result<()> {
         writer.oracle.judge(&(0..SECTORS), &bytes, &mut shared.findings());
     }
     Ok(())
-}
-
-/// The thread that kills.
-#[derive(Debug)]
-struct Killer<'a> {
-    plan: &'a Plan,
-    dir: &'a Path,
-    random: Rng,
-    shared: &'a Shared,
-    early: u64,
-    kills: u64,
-    reattach: Histogram<u64>,
-    /// When the last daemon was killed.
-    killed: Option<Instant>,
-}
-
-impl Killer<'_> {
-    /// Kills as often as planned; returns the last daemon once traffic has resumed.
-    fn work(&mut self, mut daemon: Daemon) -> Result<Daemon> {
-        let plan = self.plan;
-        self.resume(&mut daemon)?;
-        for kill in 1..=plan.kills {
-            if self.shared.fatal.load(Relaxed) {
-                break;
-            }
-            let early = kill > 1 && self.random.below(EARLY) == 0;
-            let delay = Duration::from_micros(self.random.below(WITHIN_US));
-            if early {
-                self.early += 1;
-            } else if kill > 1 {
-                self.resume(&mut daemon)?;
-            }
-            std::thread::sleep(delay);
-            self.killed = Some(daemon.end(plan.end)?);
-            self.kills = kill;
-            // From here on nothing is completed but by a successor.
-            let life = self.shared.life.fetch_add(1, Relaxed) + 1;
-            let harm = plan.harm.filter(|_| kill == plan.kills.div_ceil(2));
-            self.spoil(harm)?;
-            daemon = Daemon::start(plan, self.dir, life)?;
-            if harm == Some(Harm::Missing) {
-                daemon.signal(libc::SIGSTOP)?;
-            }
-            if kill % 100 == 0 {
-                (plan.progress)(plan, kill);
-            }
-        }
-        self.resume(&mut daemon)?;
-        Ok(daemon)
-    }
-
-    /// Waits until traffic has resumed, and notes how long that took.
-    fn resume(&mut self, daemon: &mut Daemon) -> Result<()> {
-        let life = self.shared.life.load(Relaxed);
-        let deadline = Instant::now() + self.plan.patience * 2;
-        loop {
-            if let Some(at) = self.shared.wait_resumed(life, Duration::from_millis(100)) {
-                if let Some(killed) = self.killed.take() {
-                    let us = at.saturating_duration_since(killed).as_micros();
-                    self.reattach.record(u64::try_from(us)?)?;
-                }
-                return Ok(());
-            }
-            if let Some(status) = daemon.0.try_wait()? {
-                bail!("daemon {life} ended by itself: {status}");
-            }
-            if self.shared.fatal.load(Relaxed) || Instant::now() > deadline {
-                // The queues have said, or will say, what they miss.
-                bail!("traffic does not resume with daemon {life}");
-            }
-        }
-    }
-
-    fn spoil(&self, harm: Option<Harm>) -> Result<()> {
-        let byte = match harm {
-            None | Some(Harm::Missing) => return Ok(()),
-            Some(Harm::Lost) => 0,
-            Some(Harm::Replayed) => SCRAMBLE,
-        };
-        let image = File::options().write(true).open(self.dir.join("disk.img"))?;
-        let bytes = vec![byte; SECTORS * SECTOR];
-        Ok(image.write_all_at(&bytes, first_sector(0) * SECTOR as u64)?)
-    }
 }

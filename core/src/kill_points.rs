@@ -1,0 +1,155 @@
+//! Places at which a daemon kills itself when it is told to: for campaigns that want to strike where
+//! a blind kill seldom does.
+//!
+//! [`kill_point!`](crate::kill_point) marks a place. It is nothing at all, not even a branch, unless
+//! this crate is built with the feature `kill-points`, which is no default of any crate and in no
+//! release. A process built with it reads `RINGWAY_KILL_POINT=name:count` when it calls `arm`, and
+//! dies by SIGKILL when it comes to the place for the count-th time.
+//!
+//! ```
+//! ringway_core::kill_point!(Submitting);
+//! ```
+
+/// The variable that names a point and a count.
+pub const VARIABLE: &str = "RINGWAY_KILL_POINT";
+
+macro_rules! points {
+    ($($(#[doc = $doc:literal])* $point:ident = $name:literal,)*) => {
+        /// The places there are, in the order in which a request or a connection comes to them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Point {
+            $($(#[doc = $doc])* $point,)*
+        }
+
+        impl Point {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$point,)*];
+
+            /// The word for it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$point => $name,)*
+                }
+            }
+        }
+    };
+}
+
+points! {
+    /// The image is locked; nobody listens yet.
+    Locked = "locked",
+    /// The socket is there; no connection was accepted.
+    Listening = "listening",
+    /// GET_INFLIGHT_FD: a record was made, and not handed out.
+    RecordMade = "record-made",
+    /// SET_INFLIGHT_FD: the record is mapped, and no queue was started.
+    RecordTaken = "record-taken",
+    /// What a predecessor left was read and judged; nothing was written.
+    Judged = "judged",
+    /// The record was brought to one state; nothing was carried out again.
+    Recovered = "recovered",
+    /// A queue runs; others may not.
+    QueueStarted = "queue-started",
+    /// A chain that was left in flight was taken once more.
+    Retaken = "retaken",
+    /// A new chain was read from the ring, and not marked.
+    Popped = "popped",
+    /// A chain has its counter or part of its descriptors in the record.
+    Marking = "marking",
+    /// A chain is marked, and not issued.
+    Marked = "marked",
+    /// A batch is with the engine, and not with the kernel.
+    Submitting = "submitting",
+    /// A batch is with the kernel.
+    Submitted = "submitted",
+    /// The kernel is done with a request; its answer was not written.
+    Completed = "completed",
+    /// Answers of a batch are written; none is linked in the record.
+    Linking = "linking",
+    /// A batch is linked in the record; the used index was not moved.
+    Linked = "linked",
+    /// The used index was moved; the batch is still marked.
+    Published = "published",
+    /// One chain of a batch was unmarked.
+    Unmarking = "unmarking",
+    /// A batch is unmarked and the record complete; the driver was not called.
+    Unmarked = "unmarked",
+    /// The driver was called.
+    Called = "called",
+    /// Before a store to ring or record, whichever it is.
+    Store = "store",
+    /// A disk grows: the file is longer, the guest cannot use it.
+    Grown = "grown",
+    /// A disk shrinks: nothing is in flight beyond the end, and the file not cut.
+    Settled = "settled",
+    /// A disk has its new size; nobody was told.
+    Resized = "resized",
+    /// GET_VRING_BASE: the queue is drained and stopped; the answer was not sent.
+    Drained = "drained",
+    /// GET_VRING_BASE: the answer was sent; the record is not marked as new.
+    Told = "told",
+}
+
+/// Marks a place at which a process may be told to die; see [`kill_points`](crate::kill_points).
+#[cfg(not(feature = "kill-points"))]
+#[macro_export]
+macro_rules! kill_point {
+    ($point:ident) => {};
+}
+
+/// Marks a place at which a process may be told to die; see [`kill_points`](crate::kill_points).
+#[cfg(feature = "kill-points")]
+#[macro_export]
+macro_rules! kill_point {
+    ($point:ident) => {
+        $crate::kill_points::reached($crate::kill_points::Point::$point)
+    };
+}
+
+#[cfg(feature = "kill-points")]
+pub use armed::{arm, reached};
+
+#[cfg(feature = "kill-points")]
+mod armed {
+    use super::{Point, VARIABLE};
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+    /// The point's place in [`Point::ALL`], and one; 0 for none.
+    static POINT: AtomicUsize = AtomicUsize::new(0);
+    static LEFT: AtomicU64 = AtomicU64::new(0);
+
+    /// Reads [`VARIABLE`]. True if there is one.
+    ///
+    /// # Panics
+    /// If it is not `name:count` with a point's name and a count of at least 1.
+    pub fn arm() -> bool {
+        let Ok(word) = std::env::var(VARIABLE) else { return false };
+        let read = || {
+            let (name, count) = word.split_once(':')?;
+            let at = Point::ALL.iter().position(|point| point.name() == name)?;
+            Some((at, count.parse().ok().filter(|&count: &u64| count > 0)?))
+        };
+        let (at, count) = read().unwrap_or_else(|| panic!("{VARIABLE}={word}: not name:count"));
+        LEFT.store(count, Relaxed);
+        POINT.store(at + 1, Relaxed);
+        true
+    }
+
+    /// A place was reached.
+    #[inline]
+    pub fn reached(point: Point) {
+        if POINT.load(Relaxed) == point as usize + 1 && LEFT.fetch_sub(1, Relaxed) == 1 {
+            die();
+        }
+    }
+
+    #[cold]
+    fn die() -> ! {
+        // SAFETY: no memory is involved. The kernel lets this thread make no further step.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        // A filter of system calls may forbid that.
+        std::process::abort()
+    }
+}

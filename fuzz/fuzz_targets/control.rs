@@ -1,0 +1,56 @@
+//! Requests at the control socket from arbitrary bytes: each is a request, or a problem with a
+//! message.
+
+#![no_main]
+#![allow(dead_code, unused_imports)]
+
+// The program is no library; files of it are taken by their paths.
+#[path = "../../ringway/src/serve/control/case.rs"]
+mod case;
+#[path = "../../ringway/src/config/claim.rs"]
+mod claim;
+#[path = "../../ringway/src/control.rs"]
+mod control;
+#[path = "../../ringway/src/config/cpus.rs"]
+mod cpus_list;
+#[path = "../../ringway/src/config/disk.rs"]
+mod disk;
+#[path = "../../ringway/src/config/plan.rs"]
+mod plan;
+#[path = "../../ringway/src/size.rs"]
+mod size;
+#[path = "../../ringway/src/serve/control/words.rs"]
+mod words;
+
+use claim::Claim;
+use cpus_list::CpuList;
+use disk::{Choice, DiskArgs, DiskSpec, Place};
+use plan::{DaemonArgs, Plan, cpus};
+
+mod config {
+    pub(crate) use crate::disk::{DiskArgs, DiskSpec, Place, is_unreal};
+}
+
+/// The words of the program's `logging.rs`, which also starts the log.
+mod logging {
+    #[derive(Clone, Copy, Debug, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(crate) enum LogFormat {
+        Text,
+        Json,
+    }
+
+    #[derive(Clone, Copy, Debug, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub(crate) enum LogLevel {
+        Error,
+        Warn,
+        Info,
+        Debug,
+        Trace,
+    }
+}
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    case::check(data);
+});

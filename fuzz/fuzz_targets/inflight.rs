@@ -1,0 +1,12 @@
+//! Recovery from a record of what is in flight that was torn or damaged by arbitrary bytes, judged by
+//! an oracle that reads the record's bytes itself.
+
+#![no_main]
+
+#[path = "../../ring/tests/oracle/mod.rs"]
+#[allow(dead_code)]
+mod oracle;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    oracle::inflight::check(data);
+});

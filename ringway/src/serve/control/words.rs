@@ -1,0 +1,130 @@
+//! What clients can ask for: one line, parsed and judged before any disk is looked at.
+
+use crate::config::{DiskArgs, DiskSpec, Place, is_unreal};
+use crate::control::{Kind, Problem, VERSION};
+use crate::size::Size;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// The commands there are.
+pub(super) const COMMANDS: [&str; 8] =
+    ["list", "stats", "add", "remove", "resize", "drain", "pause", "resume"];
+
+/// A request whose form is right; as JSON, the fields it was made of.
+#[derive(Debug, Serialize)]
+#[serde(tag = "command", rename_all = "kebab-case")]
+pub(super) enum Request {
+    List(Nothing),
+    Stats(Asked),
+    Add(Box<Add>),
+    Remove(One),
+    Resize(Resize),
+    Drain(One),
+    Pause(One),
+    Resume(One),
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Nothing {}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    pub(super) disk: Option<Name>,
+    #[serde(default)]
+    pub(super) buckets: bool,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct One {
+    pub(super) disk: Name,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Add {
+    disk: DiskArgs,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Resize {
+    pub(super) disk: Name,
+    pub(super) size: Option<Size>,
+    #[serde(default)]
+    pub(super) shrink: bool,
+}
+
+/// How a client names a disk: its number, its image as it was given, or an absolute path of its
+/// image or socket.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(untagged)]
+pub(super) enum Name {
+    Id(u64),
+    Word(String),
+}
+
+/// Reads one line. Also gives back the request's `id`, if it has one.
+pub(super) fn parse(line: &[u8]) -> (Option<Value>, Result<Request, Problem>) {
+    let mut fields: Map<String, Value> = match serde_json::from_slice(line) {
+        Ok(fields) => fields,
+        Err(error) => {
+            let message = format!("the line is not a JSON object: {error}");
+            return (None, Err(Problem::new(Kind::Malformed, message)));
+        }
+    };
+    let id = fields.remove("id");
+    (id, request(fields))
+}
+
+fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
+    match fields.remove("version") {
+        None => {}
+        Some(version) if version == VERSION => {}
+        Some(version) => {
+            let message = format!("version {version}: this daemon speaks version {VERSION}");
+            return Err(Problem::new(Kind::Version, message));
+        }
+    }
+    let Some(Value::String(command)) = fields.remove("command") else {
+        let message = format!("the request names no command; there are {}", COMMANDS.join(", "));
+        return Err(Problem::new(Kind::Malformed, message));
+    };
+    Ok(match command.as_str() {
+        "list" => Request::List(arguments(fields)?),
+        "stats" => Request::Stats(arguments(fields)?),
+        "add" => Request::Add(arguments(fields)?),
+        "remove" => Request::Remove(arguments(fields)?),
+        "resize" => Request::Resize(arguments(fields)?),
+        "drain" => Request::Drain(arguments(fields)?),
+        "pause" => Request::Pause(arguments(fields)?),
+        "resume" => Request::Resume(arguments(fields)?),
+        other => {
+            let message =
+                format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));
+            return Err(Problem::new(Kind::UnknownCommand, message));
+        }
+    })
+}
+
+fn arguments<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Problem> {
+    serde_json::from_value(Value::Object(fields)).map_err(|e| Problem::new(Kind::Malformed, e))
+}
+
+impl Add {
+    /// The disk that is asked for.
+    pub(super) fn into_spec(self) -> Result<DiskSpec, Problem> {
+        let malformed = |message: &str| Problem::new(Kind::Malformed, message);
+        let mut disk = self.disk;
+        let image = disk.image.take().ok_or_else(|| malformed("the disk has no image"))?;
+        let socket = disk.socket.take().ok_or_else(|| malformed("the disk has no socket"))?;
+        let image_is_relative = !is_unreal(&image) && !image.is_absolute();
+        if image_is_relative || !socket.is_absolute() {
+            return Err(malformed("image and socket must be absolute paths"));
+        }
+        disk.into_spec(&image, Place::Socket(socket)).map_err(|e| malformed(&e))
+    }
+}

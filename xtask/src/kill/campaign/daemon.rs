@@ -1,0 +1,95 @@
+//! The daemon that is killed.
+
+use super::{End, Plan, QUEUES};
+use anyhow::{Context, Result, bail};
+use ringway_core::kill_points::{Point, VARIABLE};
+use serde_json::json;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+/// A running daemon; dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Daemon(pub(super) Child);
+
+impl Daemon {
+    /// Starts one, without waiting until it is ready; with `dies`, one that kills itself when it
+    /// comes to that point for that time. The logs of the last two are kept.
+    pub(super) fn start(
+        plan: &Plan,
+        dir: &Path,
+        life: u64,
+        dies: Option<(Point, u64)>,
+    ) -> Result<Self> {
+        let log = File::create(dir.join(format!("log.{}", life % 2)))?;
+        let mut command = Command::new(&plan.ringway);
+        command.args(["serve", "disk.img", "--socket", "s", "--queues", &QUEUES.to_string()]);
+        command.args(["--engine", &plan.engine, "--cache", &plan.cache, "--control", "c"]);
+        command.current_dir(dir);
+        for name in ["RUST_LOG", "NOTIFY_SOCKET", VARIABLE] {
+            command.env_remove(name);
+        }
+        if let Some((point, count)) = dies {
+            command.env(VARIABLE, format!("{}:{count}", point.name()));
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        let started = command.spawn();
+        Ok(Self(started.with_context(|| format!("cannot start {}", plan.ringway.display()))?))
+    }
+
+    pub(super) fn signal(&self, signal: i32) -> Result<()> {
+        let pid = i32::try_from(self.0.id())?;
+        // SAFETY: our own child, not waited for yet, so the number is still its own.
+        match unsafe { libc::kill(pid, signal) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()).context("cannot signal the daemon"),
+        }
+    }
+
+    /// Ends it, and says when.
+    pub(super) fn end(mut self, end: End) -> Result<Instant> {
+        if let Some(status) = self.0.try_wait()? {
+            bail!("the daemon ended by itself: {status}");
+        }
+        let begun = Instant::now();
+        self.signal(if end == End::Killed { libc::SIGKILL } else { libc::SIGTERM })?;
+        let status = self.0.wait()?;
+        // Told before it listens for signals, it dies of the signal.
+        if end == End::Told && !status.success() && status.code().is_some() {
+            bail!("the daemon ended with {status} after SIGTERM");
+        }
+        Ok(begun)
+    }
+
+    /// Whether it has killed itself by now.
+    pub(super) fn has_died(&mut self) -> Result<bool> {
+        match self.0.try_wait()? {
+            None => Ok(false),
+            // SIGSYS: a filter of system calls does not let it kill itself.
+            Some(status) if matches!(status.signal(), Some(libc::SIGKILL | libc::SIGSYS)) => {
+                Ok(true)
+            }
+            Some(status) => bail!("the daemon ended by itself: {status}"),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Asks for another size of the disk, without waiting for an answer: the daemon may be gone. Keep what
+/// comes back as long as the answer matters.
+pub(super) fn resize(dir: &Path, bytes: u64) -> Option<UnixStream> {
+    let mut socket = UnixStream::connect(dir.join("c")).ok()?;
+    let request = json!({ "command": "resize", "disk": 0, "size": bytes, "shrink": true });
+    writeln!(socket, "{request}").ok()?;
+    Some(socket)
+}

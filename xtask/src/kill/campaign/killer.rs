@@ -1,0 +1,240 @@
+//! The thread that kills: at moments of no choice, and at chosen points of the protocol.
+
+use super::daemon::{Daemon, resize};
+use super::oracle::{SCRAMBLE, SECTOR};
+use super::{BYTES, End, Harm, Plan, Points, SECTORS, Shared, first_sector};
+use anyhow::{Result, bail};
+use hdrhistogram::Histogram;
+use ringway_core::kill_points::Point;
+use ringway_testkit::Rng;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// A blind kill comes within so many microseconds after traffic has resumed, or after the start.
+const WITHIN_US: u64 = 30_000;
+/// One blind kill in so many does not wait for traffic: it comes while the daemon starts or recovers.
+const EARLY: u64 = 4;
+/// One life in so many has its disk resized.
+const RESIZED: u64 = 8;
+/// A point that was not reached so long after traffic has resumed is given up.
+const GIVEN_UP: Duration = Duration::from_millis(100);
+/// How often to look whether a daemon has killed itself.
+const LOOK: Duration = Duration::from_micros(200);
+
+/// Points that are passed under traffic, and which time at most is the last.
+const POINTS: [(Point, u64); 23] = [
+    (Point::Locked, 1),
+    (Point::Listening, 1),
+    (Point::RecordTaken, 1),
+    (Point::Judged, 2),
+    (Point::Recovered, 2),
+    (Point::QueueStarted, 2),
+    (Point::Retaken, 40),
+    (Point::Popped, 400),
+    (Point::Marking, 400),
+    (Point::Marked, 400),
+    (Point::Submitting, 100),
+    (Point::Submitted, 100),
+    (Point::Completed, 400),
+    (Point::Linking, 80),
+    (Point::Linked, 80),
+    (Point::Published, 80),
+    (Point::Unmarking, 400),
+    (Point::Unmarked, 80),
+    (Point::Called, 40),
+    (Point::Store, 4000),
+    (Point::Grown, 1),
+    (Point::Settled, 1),
+    (Point::Resized, 1),
+];
+
+/// How a daemon is to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Strike {
+    Blind { early: bool, delay: Duration, resized: bool },
+    At(Point, u64),
+}
+
+impl Strike {
+    pub(super) fn point(self) -> Option<(Point, u64)> {
+        match self {
+            Self::Blind { .. } => None,
+            Self::At(point, count) => Some((point, count)),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Killer<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) dir: &'a Path,
+    pub(super) random: Rng,
+    pub(super) shared: &'a Shared,
+    pub(super) early: u64,
+    pub(super) kills: u64,
+    /// Kills that a point made.
+    pub(super) at: BTreeMap<Point, u64>,
+    /// Kills of daemons that did not come to their point.
+    pub(super) missed: u64,
+    pub(super) reattach: Histogram<u64>,
+    /// When the last daemon was killed.
+    pub(super) killed: Option<Instant>,
+}
+
+impl Killer<'_> {
+    /// Kills as often as planned; returns the last daemon once traffic has resumed. It dies at `last`.
+    pub(super) fn work(&mut self, mut daemon: Daemon, last: Option<Point>) -> Result<Daemon> {
+        let plan = self.plan;
+        let mut strike = self.blind(1);
+        for kill in 1..=plan.kills {
+            if self.shared.fatal.load(Relaxed) {
+                break;
+            }
+            let at = self.strike(daemon, strike)?;
+            self.kills = kill;
+            self.note();
+            self.killed = Some(at);
+            // From here on nothing is completed but by a successor.
+            let life = self.shared.life.fetch_add(1, Relaxed) + 1;
+            let harm = plan.harm.filter(|_| kill == plan.kills.div_ceil(2));
+            self.spoil(harm)?;
+            strike = self.next_strike(kill + 1);
+            let dies = match last {
+                _ if kill < plan.kills => strike.point(),
+                last => last.map(|point| (point, 1)),
+            };
+            daemon = Daemon::start(plan, self.dir, life, dies)?;
+            if harm == Some(Harm::Missing) {
+                daemon.signal(libc::SIGSTOP)?;
+            }
+            if kill % 100 == 0 {
+                (plan.progress)(plan, kill);
+            }
+        }
+        self.resume(&mut daemon)?;
+        self.note();
+        Ok(daemon)
+    }
+
+    fn next_strike(&mut self, kill: u64) -> Strike {
+        let at_point = match self.plan.points {
+            Points::Never => false,
+            Points::Half => self.random.below(2) == 0,
+            Points::Always => true,
+        };
+        if !at_point {
+            return self.blind(kill);
+        }
+        let (point, most) = self.random.pick(&POINTS);
+        // Half of them soon: while the successor still carries out what was left.
+        let most = if self.random.below(2) == 0 { most } else { most.div_ceil(20) };
+        Strike::At(point, 1 + self.random.below(most))
+    }
+
+    fn blind(&mut self, kill: u64) -> Strike {
+        Strike::Blind {
+            early: kill > 1 && self.random.below(EARLY) == 0,
+            delay: Duration::from_micros(self.random.below(WITHIN_US)),
+            resized: self.random.below(RESIZED) == 0,
+        }
+    }
+
+    /// Has a daemon end; says when it did.
+    fn strike(&mut self, mut daemon: Daemon, strike: Strike) -> Result<Instant> {
+        match strike {
+            Strike::Blind { early, delay, resized } => {
+                if !early {
+                    self.resume(&mut daemon)?;
+                }
+                let answer = (resized && !early).then(|| self.resize());
+                std::thread::sleep(delay);
+                let ended = daemon.end(self.plan.end);
+                drop(answer);
+                ended
+            }
+            Strike::At(point, _) => {
+                if let Some(at) = self.dies_at(&mut daemon, point)? {
+                    *self.at.entry(point).or_default() += 1;
+                    return Ok(at);
+                }
+                self.missed += 1;
+                daemon.end(End::Killed)
+            }
+        }
+    }
+
+    /// Waits until the daemon has killed itself; `None` if it does not come to the point.
+    fn dies_at(&mut self, daemon: &mut Daemon, point: Point) -> Result<Option<Instant>> {
+        let resizes = matches!(point, Point::Grown | Point::Settled | Point::Resized);
+        let life = self.shared.life.load(Relaxed);
+        let mut answers = Vec::new();
+        let begun = Instant::now();
+        loop {
+            if daemon.has_died()? {
+                return Ok(Some(Instant::now()));
+            }
+            let resumed = self.shared.wait_resumed(life, Duration::ZERO);
+            let given_up = resumed.is_some_and(|at| at.elapsed() > GIVEN_UP);
+            if given_up || self.shared.fatal.load(Relaxed) {
+                return Ok(None);
+            }
+            if begun.elapsed() > self.plan.patience * 2 {
+                bail!("traffic does not resume with daemon {life}, which was to die at {point:?}");
+            }
+            if resumed.is_some() && resizes && answers.len() < 16 {
+                answers.push(self.resize());
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Gives the disk any size that holds what is written.
+    fn resize(&mut self) -> Option<std::os::unix::net::UnixStream> {
+        resize(self.dir, BYTES + (self.random.below(32) << 20))
+    }
+
+    /// Waits until traffic has resumed.
+    pub(super) fn resume(&mut self, daemon: &mut Daemon) -> Result<()> {
+        let life = self.shared.life.load(Relaxed);
+        let deadline = Instant::now() + self.plan.patience * 2;
+        while self.shared.wait_resumed(life, Duration::from_millis(100)).is_none() {
+            if let Some(status) = daemon.0.try_wait()? {
+                bail!("daemon {life} ended by itself: {status}");
+            }
+            if self.shared.fatal.load(Relaxed) || Instant::now() > deadline {
+                // The queues have said, or will say, what they miss.
+                bail!("traffic does not resume with daemon {life}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes whether traffic had resumed in this life, and how long that took.
+    fn note(&mut self) {
+        let life = self.shared.life.load(Relaxed);
+        match (self.shared.wait_resumed(life, Duration::ZERO), self.killed.take()) {
+            (None, _) => self.early += 1,
+            (Some(_), None) => {}
+            (Some(at), Some(killed)) => {
+                let us = at.saturating_duration_since(killed).as_micros();
+                // It grows as it has to.
+                let _ = self.reattach.record(u64::try_from(us).unwrap_or(u64::MAX));
+            }
+        }
+    }
+
+    fn spoil(&self, harm: Option<Harm>) -> Result<()> {
+        let byte = match harm {
+            None | Some(Harm::Missing) => return Ok(()),
+            Some(Harm::Lost) => 0,
+            Some(Harm::Replayed) => SCRAMBLE,
+        };
+        let image = File::options().write(true).open(self.dir.join("disk.img"))?;
+        let bytes = vec![byte; SECTORS * SECTOR];
+        Ok(image.write_all_at(&bytes, first_sector(0) * SECTOR as u64)?)
+    }
+}
