@@ -344,3 +344,10 @@ fn origin_o5_is_printed_beside_the_published_table() {
     let rows = ["372.0 k", "published: sixteen ÷ one", "ringway: sixteen rings", "back end alone"];
     origins("o5", &rows);
 }
+
+#[test]
+fn origin_o3_is_printed_beside_the_published_tables() {
+    let published = ["published: ramdisk, rand read", "published: SATA, qemu, seq write"];
+    let ours = ["null, seq read", "sim:hdd (simulation), rand write", "file, O_DIRECT, seq write"];
+    origins("o3", &[&published[..], &ours, &["auto ÷ better", "224.3 k"]].concat());
+}

@@ -5,9 +5,9 @@
 //! what a request costs in their code, and what happens when jobs share one.
 
 use crate::bench::origins::{Finding, Interrupted, Lab};
-use crate::bench::summary::count;
 use crate::bench::versus::median;
 use crate::config::cpus;
+use crate::short::count;
 use anyhow::{Context, Result, anyhow};
 use ringway_driver::blkif::{BackEnd, BlkifQueue, LocalRing};
 use ringway_driver::{Buffer, BufferPool};
@@ -315,6 +315,7 @@ fn speeds(shared: &[Vec<f64>]) -> Finding {
         ],
         bars: ("IOPS of sixteen rings, divided by those of one", bars),
         data: json!({ "jobs": JOBS, "iops of one and of sixteen rings, every round": shared }),
+        ..Finding::default()
     }
 }
 
