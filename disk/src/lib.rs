@@ -15,13 +15,15 @@ mod resize;
 mod simulated;
 mod slot;
 mod stats;
+mod watcher;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
 pub use parts::Parts;
 pub use path::{OnSwitch, PathBoard};
-pub use queue::{DiskQueue, Finished, SEGMENTS_MAX, Watcher};
+pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
 pub use resize::ResizeError;
 pub use ringway_path::{Path, PathKind, PathStats};
 pub use simulated::Simulated;
 pub use stats::DiskStats;
+pub use watcher::Watcher;

@@ -18,9 +18,10 @@ use crate::disk::{CacheMode, Disk};
 use crate::path::Way;
 use crate::slot::{Cold, Slot, Stage};
 use crate::stats::DiskStats;
+use crate::watcher::Watcher;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
-use ringway_core::{Op, Request, Segment, Status, TagList};
+use ringway_core::{Op, Request, Status, TagList};
 use ringway_path::PathKind;
 use std::collections::VecDeque;
 use std::io;
@@ -44,39 +45,12 @@ const fn part_max(cache: CacheMode) -> u32 {
 pub struct Finished<C> {
     /// What the caller gave to [`DiskQueue::start`].
     pub context: C,
+    /// The slot it was in, which is free again.
+    pub tag: u16,
     /// The answer.
     pub status: Status,
     /// Bytes written to guest memory.
     pub written: u32,
-}
-
-/// What a [`Watcher`] calls.
-type Told = dyn FnMut(&[Segment]) + Send;
-
-/// Told which memory was written for a request, after the write and before the answer.
-pub struct Watcher(Box<Told>);
-
-impl Watcher {
-    /// `told` gets the memory of each request that may have written to it. Called on the way of
-    /// every request: it must not block.
-    #[must_use]
-    pub fn new(told: impl FnMut(&[Segment]) + Send + 'static) -> Self {
-        Self(Box::new(told))
-    }
-
-    /// A request that failed may have written a part: all of its memory counts.
-    #[cold]
-    fn tell(&mut self, request: &Request) {
-        if matches!(request.op, Op::Read | Op::GetId) {
-            (self.0)(request.segments.as_slice());
-        }
-    }
-}
-
-impl std::fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Watcher")
-    }
 }
 
 /// Slots for the requests of one ring on one worker.
@@ -380,7 +354,7 @@ impl<C> DiskQueue<C> {
         }
         self.tags.release(tag);
         // A chain describes less than 2^32 bytes.
-        Finished { context, status, written: u32::try_from(written).unwrap_or(u32::MAX) }
+        Finished { context, tag, status, written: u32::try_from(written).unwrap_or(u32::MAX) }
     }
 
     /// Answers a request without an operation of the engine.
@@ -394,6 +368,13 @@ impl<C> DiskQueue<C> {
     #[inline]
     pub fn take_late(&mut self) -> Option<Finished<C>> {
         self.late.pop_front()
+    }
+
+    /// True if [`DiskQueue::take_late`] would give one.
+    #[inline]
+    #[must_use]
+    pub fn has_late(&self) -> bool {
+        !self.late.is_empty()
     }
 
     /// Tries again what the engine or the bounce pool had no room for, `budget` requests at most,

@@ -2,6 +2,7 @@
 
 use crate::Data;
 use ringway_core::mem::MappingError;
+use ringway_ring::blkif;
 use ringway_ring::virtqueue::{DeviceFault, LayoutError};
 use std::io;
 use std::path::PathBuf;
@@ -138,6 +139,15 @@ pub enum Error {
     /// The device broke the rules of a queue.
     #[error("the server broke the rules of the queue: {0}; disconnect from it")]
     Device(#[from] DeviceFault),
+    /// The shape of a block ring is wrong.
+    #[error(transparent)]
+    Blkif(#[from] blkif::LayoutError),
+    /// The back end broke the rules of a block ring.
+    #[error("the back end broke the rules of the ring: {0}; give the ring up")]
+    BlkifBack(#[from] blkif::BackFault),
+    /// The front end broke the rules of a block ring.
+    #[error("the front end broke the rules of the ring: {0}; give the ring up")]
+    BlkifFront(#[from] blkif::Broken),
 }
 
 impl Error {
@@ -162,6 +172,9 @@ pub enum Refusal {
         /// Length in bytes.
         len: u64,
     },
+    /// A block ring counts memory in sectors of pages.
+    #[error("a buffer must begin at a multiple of 512 bytes: cut buffers there")]
+    BufferMisaligned,
     /// A request or a buffer without bytes.
     #[error("a request needs at least one byte")]
     Empty,

@@ -28,7 +28,10 @@
 //! assert_eq!((done.ctx, done.is_ok()), ("the flush", true));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! [`blkif`] is the same over Xen's block rings, with both ends in one process.
 
+pub mod blkif;
 mod completion;
 mod device;
 mod error;

@@ -83,6 +83,11 @@ pub trait RequestQueue: Send {
         0
     }
 
+    /// How often the guest was called.
+    fn calls(&self) -> u64 {
+        0
+    }
+
     /// How many requests can be in flight.
     fn depth(&self) -> u16;
 }

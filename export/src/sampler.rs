@@ -1,7 +1,8 @@
 //! How long requests take: one of many is timed, so that clocks cost next to nothing.
 //!
-//! At most one request of a queue is timed at a time. While none is, a queue pays one comparison per
-//! request and one per completion.
+//! At most one request of a queue is timed at a time: the last of a batch, whose start is the end of
+//! that batch, until its own answer, whatever operation of the engine brought it. While none is
+//! timed, a queue pays one comparison per request and one per completion.
 
 use hdrhistogram::Histogram;
 use ringway_core::Op;

@@ -34,6 +34,8 @@ pub struct WorkerStats {
     pub turns: u64,
     /// The part of `turns` that found nothing, and was followed by another one without a sleep.
     pub spins: u64,
+    /// The part of `cpu` that went to those: their number, at the average of the few that were timed.
+    pub spun: Duration,
     /// How long it has been there.
     pub age: Duration,
     /// CPU time it has used, spinning included.
@@ -59,6 +61,10 @@ pub struct LaneStats {
     pub counts: DiskStats,
     /// How long its requests took, if the worker takes samples.
     pub latency: Option<Latency>,
+    /// Times its guest's doorbell was found rung.
+    pub kicks: u64,
+    /// Times its guest was called.
+    pub calls: u64,
 }
 
 impl Default for WorkerStats {
@@ -76,6 +82,7 @@ impl Default for WorkerStats {
             gone: DiskStats::default(),
             turns: 0,
             spins: 0,
+            spun: Duration::ZERO,
             age: Duration::ZERO,
             cpu: Duration::ZERO,
             lanes: Vec::new(),
@@ -113,6 +120,7 @@ impl WorkerStats {
         self.gone.add(&other.gone);
         self.turns += other.turns;
         self.spins += other.spins;
+        self.spun += other.spun;
         self.age = self.age.max(other.age);
         self.cpu += other.cpu;
         self.lanes.extend_from_slice(&other.lanes);

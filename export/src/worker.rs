@@ -8,7 +8,7 @@ mod lane;
 
 use crate::command::{Alarm, Inbox, LaneId, Raise};
 use crate::pinned::Pinned;
-use crate::polling::Idle;
+use crate::polling::{Idle, Spins};
 use crate::pool::PoolOptions;
 use crate::queue::RequestQueue;
 use crate::sampler::Sampler;
@@ -57,6 +57,7 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
+    spins: Spins,
     begun: Instant,
     poison_seen: u64,
     stats: WorkerStats,
@@ -83,6 +84,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
+            spins: Spins::default(),
             begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
@@ -104,7 +106,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if worked {
                 self.idle.reset();
             } else if self.keeps_spinning() {
-                self.stats.spins += 1;
+                self.spins.spun(self.turns);
                 self.linger();
             } else if self.arm_all() == Armed::Quiet {
                 self.sleep()?;
@@ -204,7 +206,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if let Some(lane) = self.lanes[lane].as_mut()
                 && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
             {
-                lane.sampler.done(slot);
+                lane.sampler.done(done.tag);
                 lane.ring.complete(done.context, done.status, done.written);
             }
         }
@@ -213,6 +215,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         }
         for at in 0..self.reaped.rung.len() {
             if let Some(lane) = self.reaped.rung[at].checked_sub(1) {
+                if let Some(Some(lane)) = self.lanes.get_mut(lane as usize) {
+                    lane.kicks += 1;
+                }
                 self.activate(lane);
             }
         }
@@ -224,6 +229,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         for &id in &self.active {
             let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
             while let Some(done) = lane.disk.take_late() {
+                lane.sampler.done(done.tag);
                 lane.ring.complete(done.context, done.status, done.written);
             }
             if lane.idle_turns == 0 {

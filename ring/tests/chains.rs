@@ -5,6 +5,7 @@
 //! checks run under cargo-fuzz (targets `chain`, `packed`, `header`,
 //! `inflight`); their corpora are replayed here.
 
+#[allow(dead_code)]
 mod oracle;
 mod vmm;
 

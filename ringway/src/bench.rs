@@ -6,6 +6,7 @@
 
 mod crew;
 mod file_port;
+mod fill;
 mod html;
 mod inside;
 mod lane;
@@ -29,8 +30,8 @@ use clap::CommandFactory;
 use clap::error::ErrorKind;
 use crew::{Outcome, Progress};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-pub(crate) use options::BenchArgs;
 use options::{AccessArgs, Load, Special};
+pub(crate) use options::{BenchArgs, seconds};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::path::Path;
 use std::process::ExitCode;

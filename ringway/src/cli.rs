@@ -10,6 +10,7 @@ use crate::io::IoArgs;
 use crate::logging::LogFormat;
 use crate::man::{CompletionsArgs, ManArgs};
 use crate::serve::ServeArgs;
+use crate::top::TopArgs;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::ffi::OsString;
 
@@ -19,7 +20,8 @@ Examples:
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
   ringway doctor disk.img                           what it can do here
-  ringway ctl --control /run/ringway.sock stats     what a daemon does
+  ringway top --control /run/ringway.sock           what a daemon does, live
+  ringway ctl --control /run/ringway.sock list      its disks; and changes
   ringway bench vhost-user:/run/disk.sock           how fast it is
   ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
   ringway info vhost-user:/run/disk.sock            what a server serves
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Look into a running daemon and change its disks.
     Ctl(CtlArgs),
+    /// Watch what a running daemon does, disk by disk, as it happens.
+    Top(TopArgs),
     /// Say what this host and a disk can do, and what would be chosen.
     Doctor(DoctorArgs),
     /// Copy a disk: files, block devices and served disks, either way.

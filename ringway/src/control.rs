@@ -76,7 +76,7 @@ pub(crate) struct List {
 }
 
 /// The daemon.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct DaemonFacts {
     /// Of the program.
     pub(crate) version: String,
@@ -102,9 +102,32 @@ pub(crate) struct DiskFacts {
     pub(crate) engine_why: String,
     pub(crate) cache: String,
     pub(crate) cache_why: String,
+    #[serde(default)]
+    pub(crate) path: PathFacts,
     pub(crate) state: State,
     /// A front-end is there.
     pub(crate) connected: bool,
+}
+
+/// How a disk's requests travel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct PathFacts {
+    /// What was asked for: `bio`, `request`, `auto`.
+    pub(crate) kind: String,
+    /// What is in use: `bio`, `request`.
+    pub(crate) in_use: String,
+    /// How often that has changed.
+    pub(crate) switches: u64,
+}
+
+impl PathFacts {
+    /// `bio`, or `auto: bio` if it was chosen.
+    pub(crate) fn words(&self) -> String {
+        match self.kind == self.in_use {
+            true => self.kind.clone(),
+            false => format!("{}: {}", self.kind, self.in_use),
+        }
+    }
 }
 
 /// What a disk does with requests.
@@ -148,6 +171,10 @@ pub(crate) struct DiskStatsOf {
     pub(crate) image: String,
     pub(crate) size: u64,
     pub(crate) engine: String,
+    #[serde(default)]
+    pub(crate) cache: String,
+    #[serde(default)]
+    pub(crate) path: PathFacts,
     pub(crate) state: State,
     pub(crate) connected: bool,
     /// The guest's write cache is on.
@@ -171,6 +198,12 @@ pub(crate) struct QueueStatsOf {
     pub(crate) in_flight: usize,
     /// Its guest has broken it; it takes no requests.
     pub(crate) broken: bool,
+    /// Times its guest has called.
+    #[serde(default)]
+    pub(crate) kicks: u64,
+    /// Times its guest was called.
+    #[serde(default)]
+    pub(crate) calls: u64,
     pub(crate) counts: Counts,
     pub(crate) latency: Option<Latencies>,
 }
@@ -188,13 +221,18 @@ pub(crate) struct WorkerStatsOf {
     pub(crate) cpu_us: u64,
     /// Rounds of its loop.
     pub(crate) turns: u64,
-    /// Rounds that found nothing and were followed by another one at once: `spins / turns` is the
-    /// share of polling.
+    /// Rounds that found nothing and were followed by another one at once.
     pub(crate) spins: u64,
+    /// The part of `cpu_us` that went to those.
+    #[serde(default)]
+    pub(crate) spin_us: u64,
     pub(crate) sleeps: u64,
     pub(crate) queues: usize,
     /// Chains taken from rings.
     pub(crate) requests: u64,
+    /// Operations given to the engine.
+    #[serde(default)]
+    pub(crate) operations: u64,
     pub(crate) syscalls: u64,
     pub(crate) lost_calls: u64,
     /// Requests per submission.
@@ -216,6 +254,14 @@ pub(crate) struct Counts {
     pub(crate) bounced: u64,
     pub(crate) split: u64,
     pub(crate) continued: u64,
+    #[serde(default)]
+    pub(crate) plugged: u64,
+    #[serde(default)]
+    pub(crate) merged: u64,
+    #[serde(default)]
+    pub(crate) merged_split: u64,
+    #[serde(default)]
+    pub(crate) deadlines: u64,
 }
 
 impl From<&DiskStats> for Counts {
@@ -231,6 +277,10 @@ impl From<&DiskStats> for Counts {
             bounced: stats.bounced,
             split: stats.split,
             continued: stats.continued,
+            plugged: stats.path.plugged,
+            merged: stats.path.merged,
+            merged_split: stats.path.split,
+            deadlines: stats.path.expired,
         }
     }
 }
@@ -247,11 +297,10 @@ pub(crate) struct Latencies {
 impl Latencies {
     /// With their buckets, if asked for.
     pub(crate) fn of(latency: &Latency, buckets: bool) -> Self {
-        let spread = if buckets { Spread::with_buckets } else { Spread::of };
         Self {
-            reads: spread(&latency.reads),
-            writes: spread(&latency.writes),
-            others: spread(&latency.others),
+            reads: Spread::new(&latency.reads, buckets),
+            writes: Spread::new(&latency.writes, buckets),
+            others: Spread::new(&latency.others, buckets),
         }
     }
 }
@@ -273,9 +322,13 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    pub(crate) fn of<C: Counter>(histogram: &Histogram<C>) -> Self {
+    /// With its buckets, if asked for.
+    pub(crate) fn new<C: Counter>(histogram: &Histogram<C>, buckets: bool) -> Self {
+        let pair =
+            |step: IterationValue<C>| (step.value_iterated_to(), step.count_since_last_iteration());
+        let buckets = buckets.then(|| histogram.iter_recorded().map(pair).collect());
         if histogram.is_empty() {
-            return Self::default();
+            return Self { buckets, ..Self::default() };
         }
         let at = |part| histogram.value_at_quantile(part);
         Self {
@@ -285,15 +338,8 @@ impl Spread {
             p99: at(0.99),
             p999: at(0.999),
             max: histogram.max(),
-            buckets: None,
+            buckets,
         }
-    }
-
-    fn with_buckets<C: Counter>(histogram: &Histogram<C>) -> Self {
-        let pair =
-            |step: IterationValue<C>| (step.value_iterated_to(), step.count_since_last_iteration());
-        let buckets = histogram.iter_recorded().map(pair).collect();
-        Self { buckets: Some(buckets), ..Self::of(histogram) }
     }
 }
 

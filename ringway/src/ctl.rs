@@ -115,10 +115,7 @@ enum Command {
 /// One message: what is wrong, where, what to do.
 pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
-    let path = args.control.or_else(|| std::env::var_os("RINGWAY_CONTROL").map(PathBuf::from));
-    let path = path.ok_or_else(|| {
-        anyhow!("no daemon named: add --control PATH, as `ringway serve --control` was told")
-    })?;
+    let path = socket(args.control)?;
     let (name, request) = request(args.command)?;
     let answer = ask_from_here(&path, name, request)?;
     let text = match args.json {
@@ -128,6 +125,17 @@ pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     // A reader that has gone is no failure.
     let _ = anstream::stdout().write_all(text.as_bytes());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Where the daemon listens: as was said, or as the environment says.
+///
+/// # Errors
+/// That neither says it.
+pub(crate) fn socket(control: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let path = control.or_else(|| std::env::var_os("RINGWAY_CONTROL").map(PathBuf::from));
+    path.ok_or_else(|| {
+        anyhow!("no daemon named: add --control PATH, as `ringway serve --control` was told")
+    })
 }
 
 /// The name of a command, and the rest of its request.
@@ -167,7 +175,7 @@ fn ask_from_here(
     command: &str,
     mut request: Map<String, Value>,
 ) -> anyhow::Result<Value> {
-    let mut problem = match ask(path, command, request.clone())? {
+    let mut problem = match ask(path, command, request.clone(), PATIENCE)? {
         Ok(answer) => return Ok(answer),
         Err(problem) => problem,
     };
@@ -177,7 +185,7 @@ fn ask_from_here(
     {
         let from_root = std::path::absolute(disk)?.display().to_string();
         request.insert("disk".into(), from_root.into());
-        problem = match ask(path, command, request)? {
+        problem = match ask(path, command, request, PATIENCE)? {
             Ok(answer) => return Ok(answer),
             Err(problem) => problem,
         };
@@ -188,7 +196,8 @@ fn ask_from_here(
     }
 }
 
-/// Asks a daemon for one thing: its answer, or what it finds wrong with the request.
+/// Asks a daemon for one thing: its answer, or what it finds wrong with the request. It may be silent
+/// for as long as `patience`.
 ///
 /// # Errors
 /// One message: there is no such daemon, or it does not answer.
@@ -196,12 +205,13 @@ pub(crate) fn ask(
     path: &Path,
     command: &str,
     mut request: Map<String, Value>,
+    patience: Duration,
 ) -> anyhow::Result<Result<Value, Problem>> {
     let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
     // Waiting for an image takes as long as was asked for.
     let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
     let lock_wait = Duration::from_secs(lock_wait.unwrap_or(0));
-    stream.set_read_timeout(Some(PATIENCE.saturating_add(lock_wait)))?;
+    stream.set_read_timeout(Some(patience.saturating_add(lock_wait)))?;
     request.insert("version".into(), VERSION.into());
     request.insert("command".into(), command.into());
     let mut bytes = serde_json::to_vec(&request)?;

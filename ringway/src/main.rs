@@ -20,9 +20,11 @@ mod man;
 mod random;
 mod sandbox;
 mod serve;
+mod short;
 mod signals;
 mod size;
 mod table;
+mod top;
 
 use anstyle::{AnsiColor, Style};
 use clap::Parser;
@@ -35,6 +37,7 @@ fn main() -> ExitCode {
         cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log),
+        cli::Command::Top(args) => top::run(args, &cli.log),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),

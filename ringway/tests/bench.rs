@@ -338,3 +338,16 @@ fn origin_o1_is_printed_beside_the_published_table() {
 fn origin_o2_is_printed_beside_the_published_table() {
     origins("o2", &["1822.7", "99.99th", "1384 / 1800", "at once"]);
 }
+
+#[test]
+fn origin_o5_is_printed_beside_the_published_table() {
+    let rows = ["372.0 k", "published: sixteen ÷ one", "ringway: sixteen rings", "back end alone"];
+    origins("o5", &rows);
+}
+
+#[test]
+fn origin_o3_is_printed_beside_the_published_tables() {
+    let published = ["published: ramdisk, rand read", "published: SATA, qemu, seq write"];
+    let ours = ["null, seq read", "sim:hdd (simulation), rand write", "file, O_DIRECT, seq write"];
+    origins("o3", &[&published[..], &ours, &["auto ÷ better", "224.3 k"]].concat());
+}

@@ -64,6 +64,18 @@ impl RigOptions {
         (self.queues, self.workers) = (queues, workers);
         self
     }
+
+    fn pool(&self, engine: EngineKind) -> PoolOptions {
+        PoolOptions {
+            engine,
+            workers: self.workers,
+            polling: self.polling,
+            harvest_at_once: self.harvest_at_once,
+            pin_memory: false,
+            iopoll: false,
+            sample_latency: true,
+        }
+    }
 }
 
 /// A back-end that lives as long as the test.
@@ -82,16 +94,7 @@ impl Rig {
     #[must_use]
     pub fn start(options: &RigOptions) -> Self {
         let disk = Arc::new(open_patiently(&options.disk).unwrap_or_else(|e| panic!("{e}")));
-        let pool = Pool::start(PoolOptions {
-            engine: disk.engine(),
-            workers: options.workers,
-            polling: options.polling,
-            harvest_at_once: options.harvest_at_once,
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: true,
-        })
-        .expect("workers start");
+        let pool = Pool::start(options.pool(disk.engine())).expect("workers start");
         Self::with_pool(disk, pool, options)
     }
 
@@ -106,16 +109,8 @@ impl Rig {
         options: &RigOptions,
         make: impl Fn() -> E + Clone + Send + 'static,
     ) -> Self {
-        let pool_options = PoolOptions {
-            engine: disk.engine(),
-            workers: options.workers,
-            polling: options.polling,
-            harvest_at_once: options.harvest_at_once,
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: true,
-        };
-        let pool = Pool::with_engines(pool_options, move |_| Ok(make())).expect("workers start");
+        let pool = Pool::with_engines(options.pool(disk.engine()), move |_| Ok(make()))
+            .expect("workers start");
         Self::with_pool(Arc::new(disk), pool, options)
     }
 

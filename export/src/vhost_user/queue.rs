@@ -32,6 +32,7 @@ pub struct Queue {
     inflight: Option<Part>,
     kick: OwnedFd,
     call: Option<OwnedFd>,
+    calls: u64,
     /// What the device writes is marked here while a guest is migrated.
     log: Option<Arc<QueueLog>>,
 }
@@ -60,7 +61,7 @@ impl Queue {
             }
         };
         let mut queue =
-            Self { ring, memory: Translator::new(map), inflight, kick, call, log: None };
+            Self { ring, memory: Translator::new(map), inflight, kick, call, calls: 0, log: None };
         if queue.inflight.is_some() {
             // A predecessor may have published answers and died before it called.
             let _ = queue.call();
@@ -102,6 +103,7 @@ impl Queue {
 
     fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
+        self.calls += 1;
         let rung = ring_bell(call);
         kill_point!(Called);
         if rung.is_err() {
@@ -195,6 +197,10 @@ impl RequestQueue for Queue {
     fn watcher(&self) -> Option<Watcher> {
         let log = Arc::clone(self.log.as_ref()?);
         Some(Watcher::new(move |segments| log.read_into(segments)))
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
     }
 
     fn depth(&self) -> u16 {

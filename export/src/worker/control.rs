@@ -133,6 +133,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         stats.turns = self.turns;
         stats.age = self.begun.elapsed();
         stats.cpu = thread_cpu_time();
+        stats.spins = self.spins.count();
+        stats.spun = self.spins.took().min(stats.cpu);
         stats
     }
 }
@@ -147,6 +149,8 @@ impl<Q: RequestQueue> Lane<Q> {
             broken: matches!(self.state, State::Broken),
             counts: self.disk.stats(),
             latency: self.sampler.latency().cloned(),
+            kicks: self.kicks,
+            calls: self.ring.calls(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How a split virtqueue lies in memory (VIRTIO 1.2 §2.7) and what both sides check about it.
 
-use super::shared::{AtomicU16, u16_at};
+use crate::shared::{AtomicU16, u16_at};
 
 /// The largest queue the specification allows.
 pub const QUEUE_SIZE_MAX: u16 = 32768;

@@ -4,18 +4,18 @@ mod chain;
 mod inflight;
 mod layout;
 #[cfg(all(test, loom))]
-mod models;
+pub(crate) mod models;
 mod packed;
 mod packed_driver;
 mod packed_layout;
-mod shared;
 mod sides;
 mod split;
 mod split_driver;
 mod store;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+pub use crate::shared::prefetch;
 pub use chain::{Chain, ChainError};
 pub use inflight::{InflightError, Tracked, inflight_bytes, renew_inflight};
 pub use layout::{
@@ -28,7 +28,6 @@ pub use packed_driver::PackedDriver;
 pub use packed_layout::{
     DESC_F_AVAIL, DESC_F_USED, EVENT_BYTES, PackedAddresses, PackedBase, check_packed_size,
 };
-pub use shared::prefetch;
 pub use sides::{Areas, Device, Driver, Format, Unpublished};
 pub use split::{Armed, Broken, Head, SplitDevice};
 pub use split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};

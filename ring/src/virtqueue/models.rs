@@ -2,9 +2,9 @@
 //! -p ringway-ring --lib models`. Drain, re-arm, look again: whatever order the two sides' stores
 //! become visible in, nobody sleeps on work. A lost notification is a deadlock, which loom reports.
 
-use super::shared::forget_all;
 use super::tests::{GUEST, Memory, Shape};
 use super::{Armed, Piece};
+use crate::shared::forget_all;
 use loom::sync::{Arc, Condvar, Mutex};
 
 const PIECE: Piece = Piece { addr: GUEST, len: 512 };
@@ -12,18 +12,18 @@ const CHAINS: usize = 2;
 
 /// An eventfd.
 #[derive(Default)]
-struct Bell {
+pub(crate) struct Bell {
     rung: Mutex<bool>,
     heard: Condvar,
 }
 
 impl Bell {
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         *self.rung.lock().unwrap() = true;
         self.heard.notify_one();
     }
 
-    fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut rung = self.rung.lock().unwrap();
         while !*rung {
             rung = self.heard.wait(rung).unwrap();

@@ -15,9 +15,9 @@ mod tests;
 
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
-use super::shared::fence;
 use super::split::Armed;
 use super::split_driver::{DIRECT_MAX, DeviceFault, NoRoom, Piece, Tables, Used};
+use crate::shared::fence;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// What the driver remembers about one buffer id.

@@ -1,7 +1,7 @@
 //! How a packed virtqueue lies in memory (VIRTIO 1.2 §2.8) and what both sides check about it.
 
 use super::layout::{LayoutError, QUEUE_SIZE_MAX};
-use super::shared::{AtomicU32, AtomicU64, u32_at, u64_at};
+use crate::shared::{AtomicU32, AtomicU64, u32_at, u64_at};
 
 /// The driver's mark on a descriptor (§2.8.1).
 pub const DESC_F_AVAIL: u16 = 1 << 7;

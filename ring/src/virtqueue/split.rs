@@ -12,9 +12,9 @@ use super::layout::{
     AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
     event_passed,
 };
-use super::shared::{fence, prefetch};
 use super::sides::Unpublished;
 use super::store::next_store;
+use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 

@@ -18,8 +18,8 @@ use super::layout::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError,
     SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem, event_passed,
 };
-use super::shared::fence;
 use super::split::Armed;
+use crate::shared::fence;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// A chain of at most this many pieces goes directly into the ring under [`Tables::when_scarce`].

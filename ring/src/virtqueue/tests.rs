@@ -102,11 +102,11 @@ impl Memory {
     }
 }
 
-pub(super) struct Rng(u64);
+pub(crate) struct Rng(u64);
 
 impl Rng {
     /// Seeded by `RINGWAY_SEED` or by chance; the seed is printed, and shown when a test fails.
-    pub(super) fn seeded(test: &str) -> Self {
+    pub(crate) fn seeded(test: &str) -> Self {
         let chance = || {
             use std::hash::{BuildHasher, RandomState};
             RandomState::new().hash_one(0) | 1
@@ -121,14 +121,14 @@ impl Rng {
     }
 
     /// A number below `bound`.
-    pub(super) fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from((self.0 >> 11) % bound as u64).unwrap()
     }
 
-    pub(super) fn piece(&mut self) -> Piece {
+    pub(crate) fn piece(&mut self) -> Piece {
         Piece {
             addr: self.below(1 << 40) as u64,
             len: u32::try_from(self.below(9999)).unwrap() + 1,

@@ -1,9 +1,11 @@
 //! The code under test against an oracle, on a driver made from arbitrary bytes.
 //!
-//! [`check`], [`packed::check`], [`header::check`] and [`inflight::check`] are each one function for
-//! three uses: property tests and the corpus test beside this folder, and the targets `chain`,
-//! `packed`, `header` and `inflight` of cargo-fuzz, which take this folder by its path.
+//! [`check`], [`packed::check`], [`header::check`], [`inflight::check`] and [`blkif::check`] are each one
+//! function for three uses: property tests and the corpus tests beside this folder, and the targets
+//! `chain`, `packed`, `header`, `inflight` and `blkif` of cargo-fuzz, which take this folder by its
+//! path.
 
+pub(crate) mod blkif;
 mod case;
 mod device;
 pub(crate) mod header;

@@ -2,13 +2,15 @@
 //! each table beside the one that was published. Their machines were others: compare ratios.
 //!
 //! An origin is a module with one function `run(&Lab) -> Result<Vec<Finding>>` and a line in
-//! [`Origin::run`]; O3 and O5 find their place there once there is something to measure.
+//! [`Origin::run`].
 
 #[allow(dead_code)] // xtask uses the rest.
 mod fio;
 mod o1;
 mod o2;
+mod o3;
 mod o4;
+mod o5;
 mod server;
 
 use crate::bench::crew::{self, Outcome};
@@ -36,6 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway bench origins
   ringway bench origins --only o1,o4 --dir /mnt/disk --html origins.html
+  ringway bench origins --only o3                   two minutes
   ringway bench origins --rounds 1 --runtime 300ms
 
 fio and qemu-storage-daemon take part where they are installed.
@@ -50,14 +53,13 @@ pub(crate) struct OriginsArgs {
     /// Which ones [default: all].
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST")]
     only: Vec<Origin>,
-    /// Rounds; in each, all take part in turn. Medians are printed.
-    #[arg(long, value_name = "N", default_value_t = 5,
-          value_parser = clap::value_parser!(u16).range(1..=1000))]
-    rounds: u16,
-    /// How long to measure each, every round.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = seconds)]
-    runtime: Duration,
-    /// Folder of the temporary image of O1 and O4: on the disk in question [default: TMPDIR].
+    /// Rounds; in each, all take part in turn. Medians are printed [default: 5; O3: 3].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: Option<u16>,
+    /// How long to measure each, every round [default: 1s; O3: 500ms].
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    runtime: Option<Duration>,
+    /// Folder of the temporary image of O1, O3 and O4: on the disk in question [default: TMPDIR].
     #[arg(long, value_name = "FOLDER")]
     dir: Option<PathBuf>,
     /// Folder of the temporary image of O2: a fast one.
@@ -80,8 +82,12 @@ enum Origin {
     O1,
     /// Completions looked for right after submitting (QEMU, 2016).
     O2,
+    /// Straight through, merged, or whichever is better (Linux, 2012).
+    O3,
     /// Page-aligned buffers (QEMU, 2015).
     O4,
+    /// Several rings for a disk (Xen, 2015).
+    O5,
 }
 
 impl Origin {
@@ -89,8 +95,17 @@ impl Origin {
         match self {
             Self::O1 => o1::run(lab),
             Self::O2 => o2::run(lab),
+            Self::O3 => o3::run(lab),
             Self::O4 => o4::run(lab),
+            Self::O5 => o5::run(lab),
         }
+    }
+
+    /// Rounds, and how long each is: as told, or what makes it a matter of a few minutes.
+    fn rounds(self, args: &OriginsArgs) -> (usize, Duration) {
+        let (rounds, millis) = if self == Self::O3 { (3, 500) } else { (5, 1000) };
+        let runtime = args.runtime.unwrap_or(Duration::from_millis(millis));
+        (args.rounds.unwrap_or(rounds).into(), runtime)
     }
 }
 
@@ -105,6 +120,8 @@ struct Finding {
     bars: (&'static str, Vec<(String, f64)>),
     /// Every round.
     data: Value,
+    /// Rounds, and seconds of each.
+    how: (usize, f64),
 }
 
 /// The place of measurement.
@@ -124,18 +141,18 @@ struct Lab<'a> {
 /// # Errors
 /// Whatever keeps it from measuring.
 pub(crate) fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Result<()> {
-    ensure!(!args.runtime.is_zero(), "--runtime 0 measures nothing");
+    ensure!(args.runtime != Some(Duration::ZERO), "--runtime 0 measures nothing");
     let all = Origin::value_variants();
     let wanted = |origin: &&Origin| args.only.is_empty() || args.only.contains(origin);
     let origins: Vec<Origin> = all.iter().filter(wanted).copied().collect();
     let page = args.html.as_deref().map(super::create).transpose()?;
     let disk = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let image = |folder: &Path| image(folder, args.size.0);
-    let needs_disk = origins.iter().any(|origin| *origin != Origin::O2);
+    let needs_disk = origins.iter().any(|origin| !matches!(origin, Origin::O2 | Origin::O5));
     let style = ProgressStyle::with_template("{spinner} {msg}");
-    let lab = Lab {
-        rounds: args.rounds.into(),
-        runtime: args.runtime,
+    let mut lab = Lab {
+        rounds: 0,
+        runtime: Duration::ZERO,
         slow: needs_disk.then(|| image(&disk)).transpose()?,
         fast: origins.contains(&Origin::O2).then(|| image(&args.fast_dir)).transpose()?,
         signal,
@@ -144,22 +161,25 @@ pub(crate) fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Re
     };
     let mut findings = Vec::new();
     for origin in origins {
+        (lab.rounds, lab.runtime) = origin.rounds(args);
         match origin.run(&lab) {
             Err(error) if error.is::<Interrupted>() => break,
-            found => findings.append(&mut found?),
+            found => findings.extend(found?.into_iter().map(|finding| Finding {
+                how: (lab.rounds, lab.runtime.as_secs_f64()),
+                ..finding
+            })),
         }
     }
     lab.bar.finish_and_clear();
     if args.json {
         let json: Vec<_> = findings.iter().map(Finding::json).collect();
-        let how = json!({ "rounds": args.rounds, "runtime_s": args.runtime.as_secs_f64() });
-        let json = json!({ "machine": usage::machine(), "how": how, "tables": json });
+        let json = json!({ "machine": usage::machine(), "tables": json });
         print(&(serde_json::to_string_pretty(&json)? + "\n"));
     } else {
         findings.iter().for_each(|finding| print(&finding.text()));
     }
     if let Some(path) = page {
-        let text = report(args, &findings)?;
+        let text = report(&findings)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
@@ -281,21 +301,18 @@ impl Finding {
     fn json(&self) -> Value {
         json!({
             "title": self.title, "head": self.head, "rows": self.rows, "notes": self.notes,
-            "data": self.data,
+            "data": self.data, "rounds": self.how.0, "runtime_s": self.how.1,
         })
     }
 }
 
-fn report(args: &OriginsArgs, findings: &[Finding]) -> Result<String> {
+fn report(findings: &[Finding]) -> Result<String> {
     let lines = [
         "What the changes published that Ringway brings together, and what it measures here."
             .to_owned(),
-        format!(
-            "{} rounds of {} s each in turn, medians. Their machines were others: compare ratios, \
-             not absolute values.",
-            args.rounds,
-            args.runtime.as_secs_f64()
-        ),
+        "Medians of rounds in which all take part in turn. Their machines were others: compare \
+         ratios, not absolute values."
+            .to_owned(),
     ];
     let mut page = Page::new("Ringway beside its origins", &lines);
     for finding in findings {
@@ -305,7 +322,10 @@ fn report(args: &OriginsArgs, findings: &[Finding]) -> Result<String> {
             page.figure("", &format!("{}: {what}", finding.title), caption, &html::bars(bars)?);
         }
         let head: Vec<String> = finding.head.iter().map(|&word| word.to_owned()).collect();
-        page.table(&finding.title, &head, &finding.rows, &finding.notes);
+        let (rounds, seconds) = finding.how;
+        let mut notes = finding.notes.clone();
+        notes.push(format!("{rounds} rounds, {seconds} s each."));
+        page.table(&finding.title, &head, &finding.rows, &notes);
     }
     page.footer(&html::footer());
     Ok(page.finish())

@@ -5,6 +5,7 @@ use crate::bench::crew::Outcome;
 use crate::bench::options::Load;
 use crate::bench::tally::Side;
 use crate::bench::versus;
+use crate::short::count;
 use crate::table;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
@@ -127,16 +128,6 @@ pub(crate) fn duration(nanos: f64) -> String {
         n if n < 10.0 => format!("{n:.2} {unit}"),
         n if n < 100.0 => format!("{n:.1} {unit}"),
         n => format!("{n:.0} {unit}"),
-    }
-}
-
-/// A count of something per second, short: 950, 23.4 k, 4.61 M.
-pub(crate) fn count(number: f64) -> String {
-    match number {
-        n if n < 1e3 => format!("{n:.0}"),
-        n if n < 1e5 => format!("{:.2} k", n / 1e3),
-        n if n < 1e6 => format!("{:.1} k", n / 1e3),
-        n => format!("{:.2} M", n / 1e6),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is measured: a served disk, a file, or a disk served in this process.
 
+use crate::bench::fill;
 use crate::bench::inside::{Inside, Serving};
 use crate::bench::options::{AccessArgs, Load};
 use crate::config::{Choice, cpus, source};
@@ -8,11 +9,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
 use ringway_driver::{BlkQueue, Buffer, Device, Options};
 use ringway_export::usable_engines;
-use rustix::fs::{Advice, SeekFrom, fadvise, seek};
+use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
-use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -306,29 +306,11 @@ pub(crate) fn fill(path: &Path, bytes: u64) -> Result<()> {
     let file = File::options().write(true).create_new(true).open(path);
     let file = file.with_context(|| format!("cannot create {name}"))?;
     tracing::info!("filling {name} with {}", Size(bytes));
-    let written = fill_open(&file, bytes).with_context(|| format!("cannot fill {name}"));
+    let written = fill::fill(&file, bytes).with_context(|| format!("cannot fill {name}"));
     if written.is_err() {
         let _ = std::fs::remove_file(path);
     }
     written
-}
-
-fn fill_open(mut file: &File, bytes: u64) -> Result<()> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    // Nothing that a clever disk could compress or find twice.
-    let mut piece = vec![0u8; 1 << 20];
-    let mut left = bytes;
-    while left > 0 {
-        for word in piece.chunks_exact_mut(64) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            word[..8].copy_from_slice(&state.to_ne_bytes());
-        }
-        let part = usize::try_from(left).map_or(piece.len(), |left| left.min(piece.len()));
-        file.write_all(&piece[..part])?;
-        left -= part as u64;
-    }
-    file.sync_all()?;
-    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
 }
 
 #[cfg(test)]

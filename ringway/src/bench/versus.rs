@@ -2,7 +2,8 @@
 
 use crate::bench::Measured;
 use crate::bench::crew::Outcome;
-use crate::bench::summary::{count, micros};
+use crate::bench::summary::micros;
+use crate::short::count;
 use crate::table;
 use serde_json::{Value, json};
 

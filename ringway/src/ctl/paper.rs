@@ -25,8 +25,18 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
 }
 
 fn list(list: &List) -> String {
-    let header =
-        ["disk", "image", "size", "state", "front-end", "queues", "engine", "cache", "socket"];
+    let header = [
+        "disk",
+        "image",
+        "size",
+        "state",
+        "front-end",
+        "queues",
+        "engine",
+        "cache",
+        "path",
+        "socket",
+    ];
     let rows = list.disks.iter().map(|disk| {
         let size = Size(disk.size).to_string();
         vec![
@@ -38,6 +48,7 @@ fn list(list: &List) -> String {
             disk.queues.to_string(),
             disk.engine.clone(),
             disk.cache.clone(),
+            disk.path.words(),
             disk.socket.as_ref().map_or("-".into(), |path| path.display().to_string()),
         ]
     });
@@ -149,7 +160,7 @@ fn worker(worker: &WorkerStatsOf) -> Vec<String> {
         worker.syscalls.to_string(),
         worker.sleeps.to_string(),
         share(worker.cpu_us, worker.age_us),
-        share(worker.spins, worker.turns),
+        share(worker.spin_us, worker.age_us),
     ]
 }
 

@@ -1,10 +1,8 @@
 //! The files that are measured.
 
-use crate::bench::Lab;
+use crate::bench::{Lab, bytes};
 use anyhow::{Context, Result};
-use rustix::fs::{Advice, fadvise};
-use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -92,24 +90,9 @@ fn fill(path: &Path, bytes: u64) -> Result<()> {
     eprintln!("filling {name} with {} MiB, once", bytes / MIB);
     let options = OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = options.with_context(|| format!("cannot create {name}"))?;
-    let written = fill_open(&file, bytes).with_context(|| format!("cannot fill {name}"));
+    let written = bytes::fill(&file, bytes).with_context(|| format!("cannot fill {name}"));
     if written.is_err() {
         let _ = std::fs::remove_file(path);
     }
     written
-}
-
-fn fill_open(mut file: &File, bytes: u64) -> Result<()> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    // Nothing that a clever disk could compress or find twice.
-    let mut piece = vec![0u8; 1 << 20];
-    for _ in 0..bytes / MIB {
-        for word in piece.chunks_exact_mut(64) {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            word[..8].copy_from_slice(&state.to_ne_bytes());
-        }
-        file.write_all(&piece)?;
-    }
-    file.sync_all()?;
-    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
 }

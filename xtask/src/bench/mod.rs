@@ -17,9 +17,13 @@ mod idle;
 mod image;
 mod lane;
 mod matrix;
-mod o3;
 mod options;
 mod origins;
+// Shared with `ringway bench`.
+#[path = "../../../ringway/src/bench/fill.rs"]
+mod bytes;
+#[path = "../../../ringway/src/short.rs"]
+mod short;
 // What the kernel counts, shared with `ringway bench`.
 #[allow(dead_code)]
 #[path = "../../../ringway/src/bench/usage.rs"]
@@ -56,8 +60,6 @@ enum What {
     Idle(idle::IdleArgs),
     /// The published measurements, repeated: `ringway bench origins` of the daemon's binary.
     Origins(origins::OriginsArgs),
-    /// Origin O3: the paths bio, request and auto beside the published tables.
-    O3(o3::O3Args),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
     Tmpfs(tmpfs::TmpfsArgs),
 }
@@ -69,7 +71,7 @@ impl What {
             Self::Matrix(_) | Self::Clients(_) | Self::Bare(_) | Self::Copy(_) | Self::Idle(_) => {
                 0.7
             }
-            Self::Tmpfs(_) | Self::Origins(_) | Self::O3(_) => 1.0,
+            Self::Tmpfs(_) | Self::Origins(_) => 1.0,
         }
     }
 }
@@ -93,10 +95,7 @@ impl Lab {
 
 /// Measures, prints, writes the JSON.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    let BenchArgs { what, mut common } = args;
-    if matches!(what, What::O3(_)) {
-        common.warmup = common.warmup.max(o3::WARMUP);
-    }
+    let BenchArgs { what, common } = args;
     if common.rounds == 0 {
         bail!("--rounds 0 measures nothing: give at least 1");
     }
@@ -121,7 +120,6 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Bare(args) => bare::run(&lab, args),
         What::Idle(args) => idle::run(&lab, args),
         What::Origins(_) => unreachable!("it has returned"),
-        What::O3(args) => o3::run(&lab, args),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
     }?;
     report.deliver(&lab)

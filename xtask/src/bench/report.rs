@@ -1,6 +1,7 @@
 //! Tables on standard output, aligned or as Markdown, and everything as JSON.
 
 use crate::bench::contest::Series;
+use crate::bench::short::count;
 use crate::bench::{Lab, fio, proc};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -156,14 +157,4 @@ pub(crate) fn series_row(series: &Series, base: Option<&Series>, in_flight: u32)
         small(series.median(|s| s.switches)),
         format!("{:.2}", f64::from(in_flight) * 1e6 / iops),
     ]
-}
-
-/// A count of something per second, short: 950, 23.4 k, 4.61 M.
-pub(crate) fn count(number: f64) -> String {
-    match number {
-        n if n < 1e3 => format!("{n:.0}"),
-        n if n < 1e5 => format!("{:.2} k", n / 1e3),
-        n if n < 1e6 => format!("{:.1} k", n / 1e3),
-        n => format!("{:.2} M", n / 1e6),
-    }
 }

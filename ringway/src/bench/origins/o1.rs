@@ -7,7 +7,7 @@ use crate::bench::pattern::{Rw, Sizes};
 use crate::bench::target::bare;
 use crate::bench::versus::median;
 use anyhow::{Context, Result};
-use ringway_disk::{CacheMode, EngineKind, OpenOptions, Source, open};
+use ringway_disk::{CacheMode, EngineKind, OpenOptions, PathKind, Source, open};
 use ringway_export::usable_engines;
 use serde_json::json;
 use std::path::Path;
@@ -39,7 +39,9 @@ impl Contestant {
         match self {
             Self::Fio => "bare: fio, io_uring".into(),
             Self::Bare => "bare: ringway, best engine".into(),
-            Self::Served(Kind::Ringway(engine)) => format!("ringway: {engine}"),
+            Self::Served(Kind::Ringway { engine, .. }) => {
+                format!("ringway: {}", engine.map_or("auto", EngineKind::name))
+            }
             Self::Served(Kind::Qsd(aio)) => format!("{QSD}: {aio}"),
         }
     }
@@ -56,7 +58,10 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
     contestants.push(Contestant::Bare);
     for (engine, works) in usable_engines() {
         if works.is_ok() {
-            contestants.push(Contestant::Served(Kind::Ringway(engine)));
+            contestants.push(Contestant::Served(Kind::Ringway {
+                engine: Some(engine),
+                path: PathKind::Auto,
+            }));
         }
     }
     if is_installed(QSD) {
@@ -96,7 +101,7 @@ fn measure(lab: &Lab<'_>, contestant: Contestant, rw: Rw, path: &Path) -> Result
         }
         Contestant::Bare => lab.measure(&mut bare(direct(path, None)?, &load, 0), &load)?,
         Contestant::Served(kind) => {
-            let mut running = Running::start(kind, path)?;
+            let mut running = Running::start(kind, &path.display().to_string())?;
             let mut opened = running.open(&load)?;
             lab.measure(&mut opened, &load)?
         }
@@ -163,5 +168,6 @@ fn finding(rw: Rw, contestants: &[Contestant], samples: &[Vec<Sample>]) -> Findi
         ],
         bars: ("percent of the bare file's MB/s", bars),
         data: data.collect(),
+        ..Finding::default()
     }
 }

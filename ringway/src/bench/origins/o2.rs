@@ -8,9 +8,10 @@ use crate::bench::options::AccessArgs;
 use crate::bench::origins::o1::direct;
 use crate::bench::origins::{Finding, Lab, on_server_cpus};
 use crate::bench::pattern::{Rw, Sizes};
-use crate::bench::summary::{count, micros};
+use crate::bench::summary::micros;
 use crate::bench::target::served_here;
 use crate::bench::versus::median;
+use crate::short::count;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use ringway_disk::EngineKind;
@@ -192,6 +193,7 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
         notes: vec!["The client has a thread per queue and sleeps, as fio's jobs did.".into()],
         bars: ("percent of IOPS won by looking at once", bars),
         data: data.collect(),
+        ..Finding::default()
     };
     vec![harvests, speed]
 }

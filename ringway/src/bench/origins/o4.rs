@@ -3,9 +3,9 @@
 use crate::bench::origins::o1::direct;
 use crate::bench::origins::{Finding, Lab};
 use crate::bench::pattern::{Rw, Sizes};
-use crate::bench::summary::count;
 use crate::bench::target::bare;
 use crate::bench::versus::median;
+use crate::short::count;
 use anyhow::{Context, Result};
 use ringway_disk::EngineKind;
 use ringway_export::usable_engines;
@@ -101,6 +101,7 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
         ],
         bars: ("requests of 512-aligned buffers per request of page-aligned ones", bars),
         data: json!(data),
+        ..Finding::default()
     }])
 }
 

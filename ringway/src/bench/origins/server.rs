@@ -3,8 +3,9 @@
 use crate::bench::options::{AccessArgs, Load};
 use crate::bench::origins::on_server_cpus;
 use crate::bench::target::{Opened, Target};
+use crate::config::is_unreal;
 use anyhow::{Context, Result, bail};
-use ringway_disk::EngineKind;
+use ringway_disk::{EngineKind, PathKind};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -22,7 +23,11 @@ pub(super) const QSD: &str = "qemu-storage-daemon";
 /// Who serves.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    Ringway(EngineKind),
+    /// With an engine, or the one it chooses.
+    Ringway {
+        engine: Option<EngineKind>,
+        path: PathKind,
+    },
     Qsd(&'static str),
 }
 
@@ -33,25 +38,29 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts a server of the image at `path`.
+    /// Starts a server of `disk`: an image, or what `ringway serve` takes as well.
     ///
     /// # Errors
     /// That there is no such program.
-    pub(super) fn start(kind: Kind, path: &Path) -> Result<Self> {
+    pub(super) fn start(kind: Kind, disk: &str) -> Result<Self> {
         let home = tempfile::Builder::new().prefix("ringway-origins-").tempdir()?;
         let socket = home.path().join("s");
-        let (path, socket) = (path.display().to_string(), socket.display().to_string());
+        let socket = socket.display().to_string();
         let mut command = match kind {
-            Kind::Ringway(engine) => {
+            Kind::Ringway { engine, path } => {
                 let mut command = Command::new(std::env::current_exe()?);
-                command.args(["serve", &path, "--socket", &socket, "--cache", "none"]);
-                command.args(["--queues", "1", "--engine", engine.name()]);
+                command.args(["serve", disk, "--socket", &socket, "--queues", "1"]);
+                command.args(["--path", path.name()]);
+                if !is_unreal(Path::new(disk)) {
+                    command.args(["--cache", "none"]);
+                }
+                command.args(engine.iter().flat_map(|engine| ["--engine", engine.name()]));
                 command
             }
             Kind::Qsd(aio) => {
                 let mut command = Command::new(QSD);
                 command.arg("--blockdev").arg(format!(
-                    "driver=file,filename={path},node-name=f,aio={aio},cache.direct=on"
+                    "driver=file,filename={disk},node-name=f,aio={aio},cache.direct=on"
                 ));
                 command.args(["--object", "iothread,id=t0", "--export"]).arg(format!(
                     "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={socket},\

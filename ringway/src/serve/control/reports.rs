@@ -4,10 +4,10 @@ use super::super::disks::Disks;
 use super::super::served::Served;
 use super::super::stats::Asked;
 use crate::control::{
-    DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, QueueStatsOf, Spread, State, Stats,
-    WorkerStatsOf,
+    DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread, State,
+    Stats, WorkerStatsOf,
 };
-use ringway_disk::EngineKind;
+use ringway_disk::{Disk, EngineKind};
 use ringway_export::{QueueReport, WorkerStats};
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +45,18 @@ pub(super) fn facts(served: &Served) -> DiskFacts {
         engine_why: disk.engine_why().into(),
         cache: disk.cache().to_string(),
         cache_why: disk.cache_why().into(),
+        path: path(disk),
         state: state(served),
         connected: served.export.is_connected(),
+    }
+}
+
+fn path(disk: &Disk) -> PathFacts {
+    let path = disk.path();
+    PathFacts {
+        kind: path.kind().name().into(),
+        in_use: path.chosen().name().into(),
+        switches: path.switches(),
     }
 }
 
@@ -62,7 +72,7 @@ pub(super) fn state(served: &Served) -> State {
     }
 }
 
-/// Of one disk and its workers, or of all; latencies with their `buckets`, if asked for.
+/// Of one disk and its workers, or of all; spreads with their `buckets`, if asked for.
 pub(super) fn stats(disks: &Disks, one: Option<Arc<Served>>, buckets: bool) -> Stats {
     let list = one.map_or_else(|| disks.list(), |one| vec![one]);
     let kinds: Vec<_> = list.iter().map(|served| served.export.disk().engine()).collect();
@@ -71,7 +81,7 @@ pub(super) fn stats(disks: &Disks, one: Option<Arc<Served>>, buckets: bool) -> S
     Stats {
         uptime_us: micros(disks.begun.elapsed()),
         disks: list.iter().map(|served| disk_stats(served, &asked, buckets)).collect(),
-        workers: asked.iter().flat_map(worker_stats).collect(),
+        workers: asked.iter().flat_map(|engine| worker_stats(engine, buckets)).collect(),
     }
 }
 
@@ -84,17 +94,19 @@ fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
         image: disk.name().into(),
         size: disk.capacity(),
         engine: disk.engine().to_string(),
+        cache: disk.cache().to_string(),
+        path: path(disk),
         state: state(served),
         connected: report.connected,
         write_cache: report.writeback,
         in_flight: report.queues.iter().map(|queue| queue.stats.in_flight).sum(),
         counts: (&report.counts).into(),
         latency: report.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
-        queues: report.queues.iter().map(|queue| queue_stats(queue, disk.engine())).collect(),
+        queues: report.queues.iter().map(|q| queue_stats(q, disk.engine(), buckets)).collect(),
     }
 }
 
-fn queue_stats(queue: &QueueReport, engine: EngineKind) -> QueueStatsOf {
+fn queue_stats(queue: &QueueReport, engine: EngineKind, buckets: bool) -> QueueStatsOf {
     let QueueReport { queue, worker, stats } = queue;
     QueueStatsOf {
         queue: *queue,
@@ -102,12 +114,14 @@ fn queue_stats(queue: &QueueReport, engine: EngineKind) -> QueueStatsOf {
         queue_size: stats.queue_size,
         in_flight: stats.in_flight,
         broken: stats.broken,
+        kicks: stats.kicks,
+        calls: stats.calls,
         counts: (&stats.counts).into(),
-        latency: stats.latency.as_ref().map(|latency| Latencies::of(latency, false)),
+        latency: stats.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
     }
 }
 
-fn worker_stats(asked: &Asked) -> Vec<WorkerStatsOf> {
+fn worker_stats(asked: &Asked, buckets: bool) -> Vec<WorkerStatsOf> {
     let one = |(number, said): (usize, &Option<WorkerStats>)| {
         let (answers, said) = (said.is_some(), said.clone().unwrap_or_default());
         WorkerStatsOf {
@@ -118,13 +132,15 @@ fn worker_stats(asked: &Asked) -> Vec<WorkerStatsOf> {
             cpu_us: micros(said.cpu),
             turns: said.turns,
             spins: said.spins,
+            spin_us: micros(said.spun),
             sleeps: said.sleeps,
             queues: said.lanes.len(),
             requests: said.requests,
+            operations: said.engine.queued,
             syscalls: said.engine.syscalls,
             lost_calls: said.lost_calls,
-            batches: Spread::of(&said.batches),
-            harvests: Spread::of(&said.harvests),
+            batches: Spread::new(&said.batches, buckets),
+            harvests: Spread::new(&said.harvests, buckets),
         }
     };
     asked.workers.iter().enumerate().map(one).collect()

@@ -2,18 +2,18 @@
 //! machine, or in tests with `--cfg loom` those of the model checker, which tries all orders in
 //! which they can be seen (`models.rs`).
 
-pub(super) use words::{AtomicU16, AtomicU32, AtomicU64, fence, u16_at, u32_at, u64_at};
+pub(crate) use words::{AtomicU16, AtomicU32, AtomicU64, fence, u16_at, u32_at, u64_at};
 
 #[cfg(not(all(test, loom)))]
 mod words {
-    pub(in super::super) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
+    pub(crate) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
 
     macro_rules! word_at {
         ($name:ident, $value:ty, $word:ty) => {
             /// # Safety
             /// `at` is aligned and mapped for `'a`, and nothing touches it but atomically.
             #[inline(always)]
-            pub(in super::super) unsafe fn $name<'a>(at: *mut $value) -> &'a $word {
+            pub(crate) unsafe fn $name<'a>(at: *mut $value) -> &'a $word {
                 // SAFETY: the caller vouches for it.
                 unsafe { <$word>::from_ptr(at) }
             }
@@ -25,11 +25,11 @@ mod words {
 }
 
 #[cfg(all(test, loom))]
-pub(super) use words::forget_all;
+pub(crate) use words::forget_all;
 
 #[cfg(all(test, loom))]
 mod words {
-    pub(in super::super) use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
+    pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::thread_local;
@@ -45,7 +45,7 @@ mod words {
             ///
             /// # Safety
             /// Not used after `forget_all`.
-            pub(in super::super) unsafe fn $name<'a>(at: *mut $value) -> &'a $word {
+            pub(crate) unsafe fn $name<'a>(at: *mut $value) -> &'a $word {
                 $words.with_borrow_mut(|words| {
                     let word = words.entry(at as usize);
                     let word = word.or_insert_with(|| Box::new(<$word>::new(0)));
@@ -60,7 +60,7 @@ mod words {
     word_at!(u64_at, u64, AtomicU64, WORDS64);
 
     /// At the beginning of each execution of a model, which has new words.
-    pub(in super::super) fn forget_all() {
+    pub(crate) fn forget_all() {
         WORDS16.with_borrow_mut(BTreeMap::clear);
         WORDS32.with_borrow_mut(BTreeMap::clear);
         WORDS64.with_borrow_mut(BTreeMap::clear);

@@ -1,0 +1,140 @@
+//! Doorbells, and waiting for them.
+
+use super::rig::{Memory, Rig};
+use super::{BLOCK, Mode, PATIENCE, Suite};
+use crate::engine::IoOp;
+use crate::sys;
+use std::collections::HashSet;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(super) fn bell(rig: &mut Rig, bell: u32) -> OwnedFd {
+    let fd = sys::eventfd().unwrap();
+    rig.engine.watch(bell, fd.as_raw_fd()).unwrap();
+    fd
+}
+
+pub(super) fn bell_before_wait(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let fd = bell(&mut rig, 5);
+    for _ in 0..100 {
+        sys::ring(fd.as_raw_fd());
+        assert!(rig.rung().iter().all(|&b| b == 5));
+    }
+    let early = sys::eventfd().unwrap();
+    sys::ring(early.as_raw_fd());
+    rig.settle();
+    rig.engine.watch(6, early.as_raw_fd()).unwrap();
+    assert_eq!(rig.rung(), [6], "what rang before it was watched shows");
+    assert!(rig.engine.watch(7, -1).is_err(), "no descriptor, no bell");
+}
+
+pub(super) fn bell_during_wait(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let fd = bell(&mut rig, 0);
+    let copy = fd.try_clone().unwrap();
+    let answered = Arc::new(AtomicU64::new(0));
+    let seen = Arc::clone(&answered);
+    // Each ring waits for the answer to the last one, now after a pause and now at once.
+    let ringer = thread::spawn(move || {
+        for i in 0..200 {
+            if i % 10 == 0 {
+                thread::sleep(Duration::from_millis(2));
+            }
+            sys::ring(copy.as_raw_fd());
+            while seen.load(Ordering::Acquire) <= i {
+                thread::yield_now();
+            }
+        }
+    });
+    for i in 1..=200 {
+        assert_eq!(rig.rung(), [0], "ring {i}");
+        answered.store(i, Ordering::Release);
+    }
+    ringer.join().unwrap();
+}
+
+pub(super) fn bell_amid_operations(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 16, 1 << 20);
+    let fd = bell(&mut rig, 1);
+    let memory = Memory::new(16 * BLOCK);
+    let segments: Vec<_> = (0..16).map(|i| [memory.segment(i * BLOCK, BLOCK)]).collect();
+    for _ in 0..50 {
+        for (i, segment) in segments.iter().enumerate() {
+            rig.queue(IoOp::Read, (i * BLOCK) as u64, segment).unwrap();
+        }
+        sys::ring(fd.as_raw_fd());
+        rig.engine.submit().unwrap();
+        rig.out.clear();
+        let start = Instant::now();
+        while rig.out.done.len() < 16 || rig.out.rung.is_empty() {
+            assert!(start.elapsed() < PATIENCE, "{:?}", rig.out);
+            rig.engine.wait(Some(PATIENCE)).unwrap();
+            rig.engine.reap(&mut rig.out);
+        }
+        assert_eq!(rig.out.rung, [1]);
+    }
+}
+
+pub(super) fn many_bells(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let bells: Vec<_> = (0..200).map(|i| bell(&mut rig, i)).collect();
+    for round in 0..3 {
+        for fd in &bells {
+            for _ in 0..=round * 50 {
+                sys::ring(fd.as_raw_fd());
+            }
+        }
+        let mut heard = HashSet::new();
+        while heard.len() < bells.len() {
+            heard.extend(rig.rung());
+        }
+        rig.settle();
+    }
+    sys::ring(bells[123].as_raw_fd());
+    assert_eq!(rig.rung(), [123], "each still rings by itself");
+}
+
+pub(super) fn watch_and_unwatch(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    for i in 0..100 {
+        // A descriptor that is closed makes way for the next of the same number.
+        let fd = bell(&mut rig, i);
+        if i % 3 == 0 {
+            sys::ring(fd.as_raw_fd());
+        }
+        if i % 2 == 0 {
+            rig.settle();
+        }
+        rig.engine.unwatch(i, fd.as_raw_fd());
+    }
+    rig.settle();
+    let fd = bell(&mut rig, 1000);
+    sys::ring(fd.as_raw_fd());
+    assert_eq!(rig.rung(), [1000]);
+    rig.engine.unwatch(1000, fd.as_raw_fd());
+    rig.settle();
+    sys::ring(fd.as_raw_fd());
+    rig.engine.wait(Some(Duration::from_millis(5))).unwrap();
+    rig.engine.reap(&mut rig.out);
+    assert!(rig.out.rung.is_empty(), "nobody listens");
+}
+
+pub(super) fn wait_ends_in_time(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let _fd = bell(&mut rig, 0);
+    rig.settle();
+    let start = Instant::now();
+    rig.engine.wait(Some(Duration::ZERO)).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1));
+    while start.elapsed() < Duration::from_millis(20) {
+        let left = Duration::from_millis(20).saturating_sub(start.elapsed());
+        rig.engine.wait(Some(left)).unwrap();
+    }
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(5), "took {took:?}");
+    assert!(rig.engine.counters().sleeps > 0);
+}

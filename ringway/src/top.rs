@@ -1,0 +1,166 @@
+//! `ringway top`: what a running daemon does, disk by disk, as it happens.
+//!
+//! `watch.rs` asks over the control socket, `figures.rs` makes rates of what it hears, `app.rs` is
+//! the state of the screen, `draw.rs` draws it; `plain.rs` prints the same for those without one.
+
+mod app;
+#[cfg(test)]
+mod case;
+mod columns;
+mod draw;
+mod figures;
+mod plain;
+mod tally;
+mod watch;
+
+use crate::bench::seconds;
+use crate::cli::LogArgs;
+use crate::{ctl, logging};
+use anyhow::{Context, ensure};
+use app::{App, OFTEN, SELDOM, Sort};
+use clap::Args;
+use figures::{Figures, Samples};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+use watch::Watch;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway top --control /run/ringway.sock
+  ringway top --control /run/ringway.sock --interval 500ms --sort latency
+  ringway top --once                              one table, for people
+  ringway top --json --interval 10s | jq '.disks[] | [.image, .rates.iops]'
+
+The daemon must have been started with `ringway serve --control PATH`;
+RINGWAY_CONTROL may name the socket instead of --control. Press h for keys.
+Where standard output is no terminal, one table is printed, as with --once.
+Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
+
+/// What `ringway top` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct TopArgs {
+    /// The control socket of the daemon: what `ringway serve --control` was told.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// How often to look; with --once, how long.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    /// What disks are sorted by.
+    #[arg(long, value_enum, default_value = "iops")]
+    sort: Sort,
+    /// Look once, and print tables.
+    #[arg(long, help_heading = "Output")]
+    once: bool,
+    /// Look once, and print JSON.
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+fn interval(word: &str) -> Result<Duration, String> {
+    let time = seconds(word)?;
+    match (OFTEN..=SELDOM).contains(&time) {
+        true => Ok(time),
+        false => Err(format!("'{word}' is not between {OFTEN:?} and {SELDOM:?}")),
+    }
+}
+
+/// Carries out `ringway top`.
+///
+/// # Errors
+/// One message: what is wrong, where, what to do. A daemon that is lost once the screen is there is
+/// waited for.
+pub(crate) fn run(args: TopArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    logging::start(log, None, None);
+    let socket = ctl::socket(args.control)?;
+    if args.once || args.json || !std::io::stdout().is_terminal() {
+        let mut figures = look(&socket, args.interval)?;
+        app::sort(&mut figures.disks, args.sort);
+        let text = match args.json {
+            true => serde_json::to_string_pretty(&figures)? + "\n",
+            false => plain::text(&figures),
+        };
+        // A reader that has gone is no failure.
+        let _ = anstream::stdout().write_all(text.as_bytes());
+        return Ok(ExitCode::SUCCESS);
+    }
+    // Who names the wrong socket should not have to look at an empty screen.
+    watch::take(&socket)?;
+    let app = App::new(socket.display().to_string(), args.interval, args.sort);
+    let watch = Watch::start(socket, args.interval).context("cannot start a thread")?;
+    let signal = Arc::new(AtomicUsize::new(0));
+    // Ctrl-C is a key, as long as the terminal is ours.
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), usize::try_from(number)?)?;
+    }
+    let terminal = ratatui::try_init().context("cannot take over the terminal: try --once")?;
+    let ended = show(terminal, app, &watch, &signal);
+    ratatui::restore();
+    ended
+}
+
+/// Two answers, so far apart.
+fn look(socket: &Path, time: Duration) -> anyhow::Result<Figures> {
+    let mut samples = Samples::default();
+    samples.push(watch::take(socket)?);
+    std::thread::sleep(time);
+    samples.push(watch::take(socket)?);
+    let figures = samples.figures().context("the daemon said nothing")?;
+    ensure!(
+        figures.seconds.is_some(),
+        "{}: the daemon was started anew meanwhile",
+        socket.display()
+    );
+    Ok(figures)
+}
+
+/// How long a key or an answer may wait before it is looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+fn show(
+    mut terminal: DefaultTerminal,
+    mut app: App,
+    watch: &Watch,
+    signal: &AtomicUsize,
+) -> anyhow::Result<ExitCode> {
+    let mut changed = true;
+    loop {
+        while let Ok(answer) = watch.answers.try_recv() {
+            // What was asked before the pause does not count.
+            if !app.paused {
+                app.hear(answer);
+                changed = true;
+            }
+        }
+        if changed {
+            terminal.draw(|frame| draw::draw(frame, &mut app))?;
+        }
+        changed = event::poll(TICK)?;
+        if changed {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => {
+                    let wish = app.press(key);
+                    if wish.quit {
+                        return Ok(ExitCode::SUCCESS);
+                    }
+                    if let Some(order) = wish.order {
+                        watch.order(order);
+                    }
+                }
+                // Most others are a new size of the terminal.
+                _ => {}
+            }
+        }
+        let number = signal.load(Relaxed);
+        if number != 0 {
+            return Ok(ExitCode::from(u8::try_from(128 + number).unwrap_or(1)));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What a line says of a disk or a queue, and which of it a narrow screen leaves out.
+
+use super::figures::{DiskFigures, Effort, QueueFigures, Rates};
+use super::tally::Percentiles;
+use crate::control::State;
+use crate::short::count;
+
+/// A column.
+pub(super) struct Column {
+    pub(super) title: &'static str,
+    /// Characters.
+    pub(super) width: u16,
+    /// It holds words, which begin at its left; numbers end at its right.
+    pub(super) words: bool,
+    /// Columns of the highest rank are left out first.
+    rank: u8,
+}
+
+const fn words(title: &'static str, width: u16, rank: u8) -> Column {
+    Column { title, width, words: true, rank }
+}
+
+const fn number(title: &'static str, width: u16, rank: u8) -> Column {
+    Column { title, width, words: false, rank }
+}
+
+/// How many columns there are.
+const COUNT: usize = 17;
+
+/// The columns, in their order. The first one also gets the room that is left.
+pub(super) const COLUMNS: [Column; COUNT] = [
+    words("disk", 18, 0),
+    words("state", 9, 1),
+    words("path", 13, 3),
+    number("IOPS", 7, 0),
+    number("rd MB/s", 7, 0),
+    number("wr MB/s", 7, 0),
+    number("p50", 8, 0),
+    number("p99", 8, 1),
+    number("p99.9", 8, 2),
+    number("depth", 5, 1),
+    number("req/submit", 10, 4),
+    number("done/harvest", 12, 5),
+    number("calls/IO", 8, 4),
+    number("spinning", 8, 5),
+    number("notify/s", 8, 6),
+    words("engine", 12, 6),
+    words("cache", 12, 7),
+];
+
+/// Which of the columns fit into so many characters, in their order.
+pub(super) fn fitting(all: &[Column], width: u16) -> Vec<usize> {
+    let mut columns: Vec<usize> = (0..all.len()).collect();
+    while room(all, &columns) > width
+        && let Some(at) = columns.iter().copied().max_by_key(|&at| (all[at].rank, at))
+        && all[at].rank > 0
+    {
+        columns.retain(|&other| other != at);
+    }
+    columns
+}
+
+/// The characters that some of the columns take, with a blank in between.
+pub(super) fn room(all: &[Column], some: &[usize]) -> u16 {
+    some.iter().map(|&at| all[at].width + 1).sum::<u16>().saturating_sub(1)
+}
+
+/// The columns of a worker, in their order.
+pub(super) const WORKERS: [Column; 12] = [
+    words("worker", 14, 0),
+    number("queues", 6, 1),
+    number("requests/s", 10, 0),
+    words("work spin sleep", BAR, 0),
+    number("working", 7, 3),
+    number("spinning", 8, 3),
+    number("asleep", 6, 4),
+    number("sleeps/s", 8, 3),
+    number("req/submit", 10, 1),
+    number("done/harvest", 12, 2),
+    number("harvest p99", 11, 4),
+    number("calls/IO", 8, 2),
+];
+
+/// Which of these is the picture, for screens only, and its width.
+pub(super) const PICTURE_OF_WORKER: usize = 3;
+pub(super) const BAR: u16 = 20;
+
+/// The line of a disk.
+pub(super) fn disk(disk: &DiskFigures) -> [String; COUNT] {
+    let mut cells = figures(disk.rates.as_ref(), &disk.latency, disk.effort.as_ref());
+    cells[0] = format!("{} {}", disk.id, disk.image);
+    cells[1] = state(disk).into();
+    cells[2] = disk.path.words();
+    cells[9] = disk.in_flight.to_string();
+    cells[15].clone_from(&disk.engine);
+    cells[16].clone_from(&disk.cache);
+    cells
+}
+
+/// The line of a queue, below that of its disk.
+pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
+    let mut cells = figures(queue.rates.as_ref(), &queue.latency, queue.effort.as_ref());
+    cells[0] = format!("  queue {}", queue.queue);
+    cells[1] = (if queue.broken { "broken" } else { "" }).into();
+    cells[9] = queue.in_flight.to_string();
+    cells[15].clone_from(&queue.worker);
+    cells
+}
+
+/// What matters most: a disk that takes no requests, or one without a front-end.
+pub(super) fn state(disk: &DiskFigures) -> &'static str {
+    match (disk.state, disk.connected) {
+        (State::Serving, true) => "connected",
+        (State::Serving, false) => "alone",
+        (state, _) => state.word(),
+    }
+}
+
+fn figures(
+    rates: Option<&Rates>,
+    latency: &Percentiles,
+    effort: Option<&Effort>,
+) -> [String; COUNT] {
+    let rate = |of: fn(&Rates) -> f64| rates.map_or_else(none, |rates| count(of(rates)));
+    let mb = |of: fn(&Rates) -> f64| rates.map_or_else(none, |rates| format!("{:.1}", of(rates)));
+    let mean = |of: fn(&Effort) -> Option<f64>| {
+        effort.and_then(of).map_or_else(none, |value| format!("{value:.2}"))
+    };
+    let mut cells: [String; COUNT] = Default::default();
+    cells[3] = rate(|rates| rates.iops);
+    cells[4] = mb(|rates| rates.read_mb_s);
+    cells[5] = mb(|rates| rates.write_mb_s);
+    cells[6] = time(latency.p50);
+    cells[7] = time(latency.p99);
+    cells[8] = time(latency.p999);
+    cells[10] = mean(|effort| effort.requests_per_submit);
+    cells[11] = mean(|effort| effort.completions_per_harvest);
+    cells[12] = mean(|effort| effort.syscalls_per_io);
+    cells[13] = effort.map_or_else(none, |effort| percent(effort.spinning));
+    cells[14] = rate(|rates| rates.calls_s);
+    cells
+}
+
+/// How old a daemon is, in the two largest units: `5s`, `3m 20s`, `2h 5m`, `40d 1h`.
+pub(super) fn age(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    match (seconds / 60, seconds / 3600, seconds / 86400) {
+        (0, ..) => format!("{seconds}s"),
+        (minutes, 0, _) => format!("{minutes}m {}s", seconds % 60),
+        (minutes, hours, 0) => format!("{hours}h {}m", minutes % 60),
+        (_, hours, days) => format!("{days}d {}h", hours % 24),
+    }
+}
+
+/// A part of 1.
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.0} %", 100.0 * part)
+}
+
+fn none() -> String {
+    "-".into()
+}
+
+/// A latency, short: `870 ns`, `12.3 µs`, `1.25 ms`, `2.10 s`.
+pub(super) fn time(nanos: Option<u64>) -> String {
+    let Some(nanos) = nanos else { return none() };
+    let short = |value: f64, unit: &str| match value {
+        v if v < 10.0 => format!("{v:.2} {unit}"),
+        v if v < 100.0 => format!("{v:.1} {unit}"),
+        v => format!("{v:.0} {unit}"),
+    };
+    match nanos as f64 {
+        n if n < 1e3 => format!("{n:.0} ns"),
+        n if n < 999.5e3 => short(n / 1e3, "µs"),
+        n if n < 999.5e6 => short(n / 1e6, "ms"),
+        n => short(n / 1e9, "s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_narrow_screen_leaves_out_what_matters_least() {
+        assert_eq!(fitting(&COLUMNS, u16::MAX), (0..COUNT).collect::<Vec<_>>());
+        let titles = |width| {
+            fitting(&COLUMNS, width).iter().map(|&at| COLUMNS[at].title).collect::<Vec<_>>()
+        };
+        assert!(!titles(150).contains(&"cache"));
+        let on_80 = ["disk", "state", "IOPS", "rd MB/s", "wr MB/s", "p50", "p99", "depth"];
+        assert_eq!(titles(80), on_80);
+        assert_eq!(titles(10), ["disk", "IOPS", "rd MB/s", "wr MB/s", "p50"]);
+        for width in 51..250 {
+            let room = room(&COLUMNS, &fitting(&COLUMNS, width));
+            assert!(room <= width, "{width}: {room}");
+        }
+    }
+
+    #[test]
+    fn latencies_have_three_figures() {
+        let times = [0, 870, 9_994, 12_345, 999_499, 1_250_000, 999_600_000, 60_000_000_000];
+        let words = times.map(|nanos| time(Some(nanos)));
+        let expected =
+            ["0 ns", "870 ns", "9.99 µs", "12.3 µs", "999 µs", "1.25 ms", "1.00 s", "60.0 s"];
+        assert_eq!(words, expected);
+        assert_eq!(time(None), "-");
+        let ages = [0, 59, 200, 7500, 3_459_600].map(|seconds| age(seconds * 1_000_000));
+        assert_eq!(ages, ["0s", "59s", "3m 20s", "2h 5m", "40d 1h"]);
+    }
+}
