@@ -15,6 +15,8 @@ use std::sync::Arc;
 pub(crate) struct Signals {
     stop: SignalFd,
     news: SignalFd,
+    /// Rung by the first signal that says stop.
+    stopped: OwnedFd,
 }
 
 impl Signals {
@@ -29,8 +31,11 @@ impl Signals {
             set.thread_block()?;
             SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)
         };
-        let stop = take(&[Signal::SIGTERM, Signal::SIGINT])?;
-        Ok(Self { stop, news: take(&[Signal::SIGUSR1])? })
+        Ok(Self {
+            stop: take(&[Signal::SIGTERM, Signal::SIGINT])?,
+            news: take(&[Signal::SIGUSR1])?,
+            stopped: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
     }
 
     /// Listens, on a thread for each kind. `news` is called with each SIGUSR1.
@@ -41,7 +46,7 @@ impl Signals {
     /// # Errors
     /// What the host says.
     pub(crate) fn listen(self, news: impl Fn() + Send + 'static) -> io::Result<Arc<OwnedFd>> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::new(self.stopped);
         let event = Arc::clone(&stop);
         let signals = self.stop;
         std::thread::Builder::new().name("signals".into()).spawn(move || {

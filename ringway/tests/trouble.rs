@@ -78,7 +78,15 @@ fn c14_without_descriptors_one_connection_fails() {
         let taken: Vec<_> = taken.collect();
         (0..).find(|number| !taken.contains(number)).unwrap()
     };
-    let base = lowest_free();
+    // It listens before all its threads have what they need; and connections leave after a while.
+    drop(connect(dir.path(), "s"));
+    let base = loop {
+        let before = lowest_free();
+        std::thread::sleep(Duration::from_millis(200));
+        if lowest_free() == before {
+            break before;
+        }
+    };
     let mut failed = 0;
     for more in 0..12 {
         limit_descriptors(daemon.pid(), base + more);
