@@ -17,12 +17,14 @@ pub mod vhost_user;
 mod worker;
 
 pub use command::{Alarm, Handle, Inbox, LaneId, Raise, Stopped, command_channel};
-pub use export::{ChangeError, Export, ExportOptions, ExportReport, QueueReport, Resized, Told};
+pub use export::{
+    ChangeError, Counts, Export, ExportOptions, ExportReport, Offered, QueueReport, Resized, Told,
+};
 pub use polling::Polling;
 pub use pool::{
     Cpus, OnFailure, Pool, PoolOptions, Rings, engines_to_choose, install_handlers, usable_engines,
 };
-pub use queue::{Pop, RequestQueue};
+pub use queue::{Broken, Pop, RequestQueue};
 pub use ring_bell::watchdog_signal;
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};
