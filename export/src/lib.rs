@@ -1,7 +1,7 @@
 //! Serves a disk to a guest: rings on one hand, a disk on the other.
 //!
 //! Floor 2 of the house. `worker.rs` is the loop and the only file that sees both a ring and a
-//! disk; `vhost_user/` is the control plane of that transport.
+//! disk; `vhost_user/` and `xen/` are the control planes of their transports.
 
 mod command;
 mod door;
@@ -29,3 +29,4 @@ pub use ring_bell::watchdog_signal;
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};
 pub use worker::Worker;
+pub mod xen;
