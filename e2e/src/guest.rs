@@ -130,7 +130,7 @@ impl Serve {
 }
 
 /// `RINGWAY_BIN`, or `ringway` in the target directory this test was built in.
-fn ringway_program() -> Result<PathBuf> {
+pub(crate) fn ringway_program() -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("RINGWAY_BIN") {
         return Ok(program.into());
     }
@@ -380,35 +380,7 @@ impl Guest {
     pub fn boot(self) -> Result<Running> {
         let qemu = qemu()?;
         let files = guest_files()?;
-        let logs = target_dir().join("guest-logs");
-        std::fs::create_dir_all(&logs)?;
-        let turn = File::create(logs.join("turn.lock"))?;
-        turn.lock().context("wait for other guests")?;
-
-        let log_path = logs.join(format!("{}.log", self.name));
-        let mut command = self.command(qemu, files);
-        let log = File::create(&log_path).with_context(|| log_path.display().to_string())?;
-        writeln!(&log, "{command:?}\n")?;
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        die_with_us(&mut command);
-        let mut child = command.spawn().context("start QEMU")?;
-
-        let (sender, lines) = channel();
-        let log = Arc::new(Mutex::new(log));
-        let stdin = child.stdin.take().context("stdin")?;
-        let stdout = child.stdout.take().context("stdout")?;
-        let stderr = child.stderr.take().context("stderr")?;
-        stream(stdout, "", sender.clone(), Arc::clone(&log));
-        stream(stderr, "qemu: ", sender, log);
-        Ok(Running {
-            child,
-            stdin,
-            lines,
-            deadline: Instant::now() + self.limit,
-            limit: self.limit,
-            report: Report::new(self.name, log_path),
-            _turn: turn,
-        })
+        Running::start(self.command(qemu, files), self.name, self.limit)
     }
 
     fn command(&self, qemu: &Qemu, files: &GuestFiles) -> Command {
@@ -461,6 +433,38 @@ pub struct Running {
 }
 
 impl Running {
+    /// Waits for other guests to end, and starts QEMU.
+    pub(crate) fn start(mut command: Command, name: String, limit: Duration) -> Result<Self> {
+        let logs = target_dir().join("guest-logs");
+        std::fs::create_dir_all(&logs)?;
+        let turn = File::create(logs.join("turn.lock"))?;
+        turn.lock().context("wait for other guests")?;
+
+        let log_path = logs.join(format!("{name}.log"));
+        let log = File::create(&log_path).with_context(|| log_path.display().to_string())?;
+        writeln!(&log, "{command:?}\n")?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        die_with_us(&mut command);
+        let mut child = command.spawn().context("start QEMU")?;
+
+        let (sender, lines) = channel();
+        let log = Arc::new(Mutex::new(log));
+        let stdin = child.stdin.take().context("stdin")?;
+        let stdout = child.stdout.take().context("stdout")?;
+        let stderr = child.stderr.take().context("stderr")?;
+        stream(stdout, "", sender.clone(), Arc::clone(&log));
+        stream(stderr, "qemu: ", sender, log);
+        Ok(Self {
+            child,
+            stdin,
+            lines,
+            deadline: Instant::now() + limit,
+            limit,
+            report: Report::new(name, log_path),
+            _turn: turn,
+        })
+    }
+
     /// Runs to the end, answering each question of the guest with `ok`.
     pub fn finish(self) -> Result<Report> {
         self.finish_with(|_| "ok".to_owned())
@@ -651,8 +655,8 @@ fn words_after<'a>(line: &'a str, verb: &str) -> Option<&'a str> {
 // QEMU, the guest's files, processes
 
 #[derive(Debug)]
-struct Qemu {
-    program: OsString,
+pub(crate) struct Qemu {
+    pub(crate) program: OsString,
     version: (u32, u32),
 }
 
@@ -663,7 +667,7 @@ impl Qemu {
     }
 }
 
-fn qemu() -> Result<&'static Qemu> {
+pub(crate) fn qemu() -> Result<&'static Qemu> {
     static QEMU: OnceLock<Result<Qemu, String>> = OnceLock::new();
     let found = QEMU.get_or_init(|| find_qemu().map_err(|error| format!("{error:#}")));
     found.as_ref().map_err(|error| anyhow!("{error}"))
@@ -720,7 +724,7 @@ fn build_guest() -> Result<GuestFiles> {
 }
 
 /// Cargo's directory of this build, where `ringway` is: test programs are in `deps` below it.
-fn target_dir() -> PathBuf {
+pub(crate) fn target_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     match program.parent().and_then(Path::parent) {
         Some(dir) if program.parent().is_some_and(|dir| dir.ends_with("deps")) => dir.to_owned(),

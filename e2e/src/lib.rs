@@ -1,3 +1,4 @@
 //! Tests from outside: real guests and independent clients.
 
 pub mod guest;
+pub mod xen;

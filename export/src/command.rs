@@ -1,9 +1,8 @@
 //! What the control plane asks of a worker, and how it gets there.
 
-use crate::queue::RequestQueue;
+use crate::queue::{Broken, RequestQueue};
 use crate::stats::WorkerStats;
 use ringway_disk::{Disk, DiskStats};
-use ringway_ring::virtqueue::Broken;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};

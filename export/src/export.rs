@@ -1,13 +1,16 @@
 //! A disk, offered to guests. `change.rs` changes it while they use it, `report.rs` tells how it is.
 
 mod change;
+mod offered;
 mod report;
 
 pub use change::{ChangeError, Resized, Told};
+pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, LaneId, Stopped};
 use crate::door::Door;
+use crate::queue::RequestQueue;
 use crate::vhost_user::Queue;
 use ringway_core::Geometry;
 use ringway_disk::{CacheMode, Disk, DiskStats};
@@ -43,17 +46,17 @@ pub struct ExportOptions {
     pub queue_size: u16,
 }
 
-/// A disk, how it is offered, and the workers that serve it.
-pub struct Export {
+/// A disk, how it is offered, and the workers that serve it over one transport.
+pub struct Export<Q = Queue> {
     disk: Arc<Disk>,
     options: ExportOptions,
-    workers: Vec<Handle<Queue>>,
+    workers: Vec<Handle<Q>>,
     /// Where this disk's queue 0 goes; the others follow round robin.
     first_worker: usize,
     drain_max: Duration,
     /// Queues of connections that ended while the disk was stuck. Nobody else is served before
     /// these have come back: their writes could land on top of later ones (hazard C10).
-    fenced: Mutex<Vec<Receiver<Stopped<Queue>>>>,
+    fenced: Mutex<Vec<Receiver<Stopped<Q>>>>,
     /// The connections that are open; a daemon has at most one of each disk.
     doors: Mutex<Vec<Arc<Door>>>,
     /// Queues that run: index, worker, and their name there.
@@ -76,7 +79,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-impl Export {
+impl<Q: RequestQueue> Export<Q> {
     /// Offers `disk`; queue *n* is served by worker `first_worker + n`, round robin.
     ///
     /// # Panics
@@ -85,7 +88,7 @@ impl Export {
     pub fn new(
         disk: Arc<Disk>,
         options: ExportOptions,
-        workers: Vec<Handle<Queue>>,
+        workers: Vec<Handle<Q>>,
         first_worker: usize,
     ) -> Self {
         assert!(!workers.is_empty(), "an export needs a worker");
@@ -119,7 +122,7 @@ impl Export {
     }
 
     /// Keeps queues that a stuck disk holds.
-    pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Queue>>>) {
+    pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>) {
         lock(&self.fenced).extend(promises);
     }
 
@@ -144,7 +147,7 @@ impl Export {
     }
 
     /// The worker of queue `index`.
-    pub(crate) fn worker(&self, index: usize) -> &Handle<Queue> {
+    pub(crate) fn worker(&self, index: usize) -> &Handle<Q> {
         &self.workers[self.worker_index(index)]
     }
 

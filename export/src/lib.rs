@@ -1,7 +1,7 @@
 //! Serves a disk to a guest: rings on one hand, a disk on the other.
 //!
 //! Floor 2 of the house. `worker.rs` is the loop and the only file that sees both a ring and a
-//! disk; `vhost_user/` is the control plane of that transport.
+//! disk; `vhost_user/` and `xen/` are the control planes of their transports.
 
 mod command;
 mod door;
@@ -17,13 +17,16 @@ pub mod vhost_user;
 mod worker;
 
 pub use command::{Alarm, Handle, Inbox, LaneId, Raise, Stopped, command_channel};
-pub use export::{ChangeError, Export, ExportOptions, ExportReport, QueueReport, Resized, Told};
+pub use export::{
+    ChangeError, Counts, Export, ExportOptions, ExportReport, Offered, QueueReport, Resized, Told,
+};
 pub use polling::Polling;
 pub use pool::{
     Cpus, OnFailure, Pool, PoolOptions, Rings, engines_to_choose, install_handlers, usable_engines,
 };
-pub use queue::{Pop, RequestQueue};
+pub use queue::{Broken, Pop, RequestQueue};
 pub use ring_bell::watchdog_signal;
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};
 pub use worker::Worker;
+pub mod xen;

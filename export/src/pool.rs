@@ -2,6 +2,7 @@
 
 use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
+use crate::queue::RequestQueue;
 use crate::ring_bell;
 use crate::vhost_user::Queue;
 use crate::worker::Worker;
@@ -48,17 +49,17 @@ pub struct PoolOptions {
 /// What is done when a worker ends because its engine failed.
 pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
-/// The workers of one engine. Dropping it ends them.
-pub struct Pool {
+/// The workers of one engine, for queues of one transport. Dropping it ends them.
+pub struct Pool<Q: RequestQueue + 'static = Queue> {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
     rings: Option<Rings>,
-    handles: Vec<Handle<Queue>>,
+    handles: Vec<Handle<Q>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Pool {
+impl<Q: RequestQueue + 'static> Pool<Q> {
     /// Starts workers; returns once each has its engine.
     ///
     /// # Errors
@@ -143,12 +144,12 @@ impl Pool {
 
     /// How to talk to the workers.
     #[must_use]
-    pub fn handles(&self) -> &[Handle<Queue>] {
+    pub fn handles(&self) -> &[Handle<Q>] {
         &self.handles
     }
 }
 
-impl Drop for Pool {
+impl<Q: RequestQueue + 'static> Drop for Pool<Q> {
     fn drop(&mut self) {
         for handle in &self.handles {
             // An error means that it has ended already.
@@ -290,14 +291,15 @@ fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
     IoUringSetup { depth: DEPTH, without: &[], iopoll }
 }
 
-fn spawn<E, F>(
+fn spawn<E, Q, F>(
     index: usize,
     options: PoolOptions,
     care: Care,
     make: F,
-) -> io::Result<(Handle<Queue>, JoinHandle<()>)>
+) -> io::Result<(Handle<Q>, JoinHandle<()>)>
 where
     E: Engine + 'static,
+    Q: RequestQueue + 'static,
     F: FnOnce() -> io::Result<E> + Send + 'static,
 {
     let (handle, inbox) = command_channel()?;

@@ -3,10 +3,27 @@
 use ringway_core::mem::GuestMap;
 use ringway_core::{Request, Status};
 use ringway_disk::Watcher;
-use ringway_ring::virtqueue::{Armed, Broken};
+use ringway_ring::virtqueue::Armed;
+use ringway_ring::{blkif, virtqueue};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+
+/// The guest broke its queue: nothing more can be taken from it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// A virtqueue.
+    #[error(transparent)]
+    Virtqueue(#[from] virtqueue::Broken),
+    /// A block ring of Xen.
+    #[error(transparent)]
+    Blkif(#[from] blkif::Broken),
+}
+
+impl Broken {
+    /// The memory in which the queue lies has vanished.
+    pub const MEMORY_GONE: Self = Self::Virtqueue(virtqueue::Broken::MemoryGone);
+}
 
 /// What [`RequestQueue::pop`] found.
 #[derive(Debug)]
@@ -77,11 +94,14 @@ pub trait RequestQueue: Send {
     /// True if the guest's memory has vanished.
     fn memory_gone(&self) -> bool;
 
-    /// Requests that a predecessor left unanswered and that were not popped yet. They come first, and
-    /// are owed even by a queue that is to stop.
+    /// Requests that were taken from the ring and not popped yet, by this queue or by a predecessor
+    /// that left them unanswered. They come first, and are owed even by a queue that is to stop.
     fn backlog(&self) -> usize {
         0
     }
+
+    /// The queue is to stop: from now on only the backlog is taken.
+    fn wind_down(&mut self) {}
 
     /// How often the guest was called.
     fn calls(&self) -> u64 {

@@ -10,7 +10,7 @@ use crate::command::{Alarm, Inbox, LaneId, Raise};
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
 use crate::pool::PoolOptions;
-use crate::queue::RequestQueue;
+use crate::queue::{Broken, RequestQueue};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
 use control::Waiting;
@@ -19,7 +19,7 @@ use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::kill_point;
 use ringway_core::mem::poison_epoch;
 use ringway_disk::DiskQueue;
-use ringway_ring::virtqueue::{Armed, Broken};
+use ringway_ring::virtqueue::Armed;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -335,7 +335,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if lane.ring.memory_gone() {
                 // Told even if the queue was broken before: the whole connection must go.
                 lane.state = lane.state.broken();
-                (lane.alarm)(Alarm::Broken(Broken::MemoryGone));
+                (lane.alarm)(Alarm::Broken(Broken::MEMORY_GONE));
             }
         }
     }

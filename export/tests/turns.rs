@@ -6,8 +6,10 @@ use ringway_aio::Null;
 use ringway_core::mem::GuestMap;
 use ringway_core::{ByteRange, Op, Request, Segment, Status};
 use ringway_disk::{Disk, EngineKind, Source};
-use ringway_export::{Handle, Polling, PoolOptions, Pop, RequestQueue, Worker, command_channel};
-use ringway_ring::virtqueue::{Armed, Broken};
+use ringway_export::{
+    Broken, Handle, Polling, PoolOptions, Pop, RequestQueue, Worker, command_channel,
+};
+use ringway_ring::virtqueue::Armed;
 use ringway_testkit::rig::{RigOptions, open_patiently};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;

@@ -43,8 +43,8 @@ pub(crate) struct Cli {
 /// One subcommand, one file.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve disks to virtual machines over vhost-user-blk.
-    Serve(ServeArgs),
+    /// Serve disks to virtual machines, over vhost-user-blk or to guests of a Xen host.
+    Serve(Box<ServeArgs>),
     /// Measure a served disk, a file, or two of them in turn.
     Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
-        cli::Command::Serve(args) => serve::run(args, &cli.log),
+        cli::Command::Serve(args) => serve::run(*args, &cli.log),
         cli::Command::Bench(args) => bench::run(*args, &cli.log),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log),

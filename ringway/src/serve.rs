@@ -12,10 +12,12 @@ mod image;
 mod notify;
 mod numbers;
 mod paths;
+mod pools;
 mod ready;
 mod served;
 mod spread;
 mod stats;
+mod xen;
 
 use crate::cli::{Cli, LogArgs};
 use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
@@ -28,6 +30,7 @@ use std::process::ExitCode;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
+pub(crate) use xen::XenPlan;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,6 +41,7 @@ Examples:
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
+  ringway serve --xen --queues 4                   disks of this Xen host's guests
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
@@ -68,6 +72,8 @@ pub(crate) struct ServeArgs {
     config: Option<PathBuf>,
     #[command(flatten)]
     daemon: DaemonArgs,
+    #[command(flatten)]
+    xen: xen::XenArgs,
 
     /// Another way to name IMAGE.
     #[arg(
@@ -130,6 +136,9 @@ fn raise_open_files() {
 /// The plan of a command line without a file.
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
+    if args.xen.xen {
+        return Ok(Plan { xen: Some(XenPlan { args: args.xen, disk }), ..Plan::default() });
+    }
     let Some(image) = disk.image.take().or(args.blk_file) else {
         if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {
             // Disks are added later.

@@ -2,6 +2,7 @@
 
 use super::{Export, lock};
 use crate::door::{Door, Order};
+use crate::queue::RequestQueue;
 use ringway_core::kill_point;
 use ringway_disk::ResizeError;
 use std::io;
@@ -97,7 +98,7 @@ pub enum ChangeError {
     Sync(io::Error),
 }
 
-impl Export {
+impl<Q: RequestQueue> Export<Q> {
     fn change(&self) -> Result<MutexGuard<'_, ()>, ChangeError> {
         match self.changing.try_lock() {
             Ok(guard) => Ok(guard),

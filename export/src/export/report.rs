@@ -2,6 +2,7 @@
 
 use super::{Export, lock};
 use crate::command::LaneId;
+use crate::queue::RequestQueue;
 use crate::sampler::Latency;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_disk::DiskStats;
@@ -37,7 +38,7 @@ pub struct ExportReport {
     pub queues: Vec<QueueReport>,
 }
 
-impl Export {
+impl<Q: RequestQueue> Export<Q> {
     /// True while a front-end is connected.
     #[must_use]
     pub fn is_connected(&self) -> bool {

@@ -2,13 +2,13 @@
 
 use super::dirty_log::QueueLog;
 use super::inflight::Part;
-use crate::queue::{Pop, RequestQueue};
+use crate::queue::{Broken, Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
 use ringway_core::mem::{GuestMap, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Areas, Armed, Broken, Device, Format, Head, InflightError};
+use ringway_ring::virtqueue::{Areas, Armed, Device, Format, Head, InflightError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl RequestQueue for Queue {
     fn arm(&mut self) -> Result<Armed, Broken> {
         let armed = self.ring.arm();
         self.log_wish();
-        armed
+        Ok(armed?)
     }
 
     fn disarm(&mut self) {

@@ -61,6 +61,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
             self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
             lane.state = State::Stopping;
+            lane.ring.wind_down();
             self.waiting.push(Waiting::Stop { lane: id.0, reply });
             self.activate(id.0);
         }

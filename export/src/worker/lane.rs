@@ -1,11 +1,11 @@
 //! One queue of a worker: from its ring to its disk (hot).
 
 use crate::command::{Alarm, Raise};
-use crate::queue::{Pop, RequestQueue};
+use crate::queue::{Broken, Pop, RequestQueue};
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
-use ringway_ring::virtqueue::{Armed, Broken};
+use ringway_ring::virtqueue::Armed;
 
 /// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
 /// begins with the first of a batch only when the last has been prepared, so a full queue goes in

@@ -110,7 +110,7 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
     now.store(true, SeqCst);
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     let broken = raised.recv_timeout(Duration::from_secs(10));
-    assert_eq!(broken, Ok(Alarm::Broken(Broken::MemoryGone)), "slept over");
+    assert_eq!(broken, Ok(Alarm::Broken(Broken::MEMORY_GONE)), "slept over");
     handle.exit().unwrap();
     worker.join().unwrap().unwrap();
 }

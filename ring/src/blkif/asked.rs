@@ -84,6 +84,17 @@ impl Token {
     pub const fn id(&self) -> u64 {
         self.id
     }
+
+    /// What there is to it, to be kept where it outlives this process.
+    #[must_use]
+    pub const fn parts(&self) -> (u64, u8) {
+        (self.id, self.operation)
+    }
+
+    /// From its parts. There must be only one of them at a time: the other one is to be forgotten.
+    pub const fn from_parts((id, operation): (u64, u8)) -> Self {
+        Self { id, operation }
+    }
 }
 
 /// What to do.

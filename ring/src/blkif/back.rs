@@ -48,9 +48,7 @@ impl Back {
     /// The back side of the ring at `at`. It goes on where the ring's answers end: at the beginning
     /// of a new ring. Allocates; the last to do so.
     ///
-    /// A ring that another back-end has left is taken over with its newest requests. Those that this
-    /// one answered out of order come again, and as many older ones do not: only its front-end knows
-    /// which, so it has to set up the ring anew.
+    /// For a ring that another back-end has left in the middle there is [`Back::resumed`].
     ///
     /// # Errors
     /// [`LayoutError`] if the ring cannot be.
@@ -78,6 +76,39 @@ impl Back {
             offered,
             asked: Asked { command: Command::Flush, range: ByteRange::default(), count: 0, pieces },
         })
+    }
+
+    /// As [`Back::new`], for a ring that a predecessor has left, after it had taken `taken` requests
+    /// (as [`Back::taken`] says it). It owes answers to all of them but those that are published, and
+    /// knows by itself to which: `Token::from_parts`.
+    ///
+    /// # Errors
+    /// As [`Back::new`], also if the ring's own indices say that it cannot have been so.
+    ///
+    /// # Safety
+    /// As of [`Back::new`].
+    pub unsafe fn resumed(at: RingAt, offered: Offered, taken: u32) -> Result<Self, LayoutError> {
+        // SAFETY: the caller vouches for it.
+        let mut back = unsafe { Self::new(at, offered)? };
+        let (size, answered) = (back.ring.size(), back.rsp_next);
+        let asked = back.ring.req_prod().load(Relaxed);
+        if taken.wrapping_sub(answered) > size || asked.wrapping_sub(taken) > size {
+            return Err(LayoutError::Indices { answered, asked: taken, size });
+        }
+        (back.req_next, back.req_seen) = (taken, taken);
+        Ok(back)
+    }
+
+    /// Requests taken so far, counted as the ring does: from its beginning, modulo 2^32.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
+        self.req_next
+    }
+
+    /// Answers that the front-end can see, counted in the same way.
+    #[must_use]
+    pub fn published(&self) -> u32 {
+        self.rsp_published
     }
 
     /// Slots of the ring: the most requests that can be in flight.

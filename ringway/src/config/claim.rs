@@ -20,7 +20,7 @@ impl DiskSpec {
     pub(crate) fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
         let socket = match &self.place {
             Place::Socket(path) => Some(locate(path).real),
-            Place::Inherited { .. } => None,
+            Place::Inherited { .. } | Place::Xen(_) => None,
         };
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),

@@ -5,6 +5,7 @@ use crate::size::Size;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
+use ringway_export::xen::Address;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -30,7 +31,7 @@ const QUEUE_SIZE_MAX: u16 = 32768;
 const QUEUE_SIZE: u16 = 1024;
 
 /// What one disk is served from, and how.
-#[derive(Debug, Default, Args, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct DiskArgs {
     /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
@@ -201,6 +202,8 @@ pub(crate) enum Place {
         /// True if it listens, false if it is connected.
         listens: bool,
     },
+    /// A guest of this Xen host.
+    Xen(Address),
 }
 
 /// A disk to serve, nothing left open but what the disk itself decides.

@@ -76,7 +76,8 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         stats: file.stats,
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
-    let plan = Plan { disks, daemon, log_format: file.log_format, log_level: file.log_level };
+    let (log_format, log_level) = (file.log_format, file.log_level);
+    let plan = Plan { disks, xen: None, daemon, log_format, log_level };
     plan.check_apart()?;
     Ok(plan)
 }

@@ -2,6 +2,7 @@
 
 use super::{Claim, CpuList, DiskSpec, Location};
 use crate::logging::{LogFormat, LogLevel};
+use crate::serve::XenPlan;
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
 use serde::Deserialize;
@@ -117,6 +118,8 @@ impl DaemonArgs {
 pub(crate) struct Plan {
     /// The disks; at least one, unless there is a control socket to add some.
     pub(crate) disks: Vec<DiskSpec>,
+    /// The toolstack that attaches more of them, if it is one of Xen's.
+    pub(crate) xen: Option<XenPlan>,
     /// What concerns all of them.
     pub(crate) daemon: DaemonArgs,
     /// How log lines look.

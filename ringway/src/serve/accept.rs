@@ -18,6 +18,8 @@ const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 pub(crate) fn serve(export: &Export, endpoint: &Endpoint, stop: BorrowedFd<'_>) -> io::Result<()> {
     let listener = match endpoint {
         Endpoint::Listener(listener, _) => listener,
+        // Served over its own transport.
+        Endpoint::Xen(_) => return Ok(()),
         Endpoint::Connected(stream) => {
             attend(export, stream.try_clone()?, stop)?;
             return Ok(());

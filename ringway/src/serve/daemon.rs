@@ -5,10 +5,11 @@ use super::disks::{Disks, Ready};
 use super::host::{Duties, Host};
 use super::notify::Notify;
 use super::served::Served;
-use crate::config::Plan;
+use super::xen::{Toolstack, XenPlan};
+use crate::config::{Plan, Sandbox};
 use crate::sandbox::{self, Account};
 use crate::signals::Signals;
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -22,6 +23,7 @@ pub(crate) struct Daemon {
     pub(crate) disks: Arc<Disks>,
     ready: Vec<Ready>,
     control: Option<Control>,
+    xen: Option<(Arc<XenPlan>, Toolstack)>,
     notify: Notify,
     signals: Signals,
     print_stats: bool,
@@ -40,7 +42,14 @@ impl Daemon {
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }
-        let mode = plan.daemon.sandbox.unwrap_or_default();
+        let mode = match (&plan.xen, plan.daemon.sandbox) {
+            (None, mode) => mode.unwrap_or_default(),
+            (Some(_), None | Some(Sandbox::Off)) => Sandbox::Off,
+            (Some(_), Some(_)) => bail!(
+                "--xen opens devices of the host for each guest, which the sandbox does not allow: \
+                 leave --sandbox out"
+            ),
+        };
         let user = plan.daemon.user.as_deref();
         let account =
             user.map(|user| Account::find(user).with_context(|| format!("--user {user}")));
@@ -58,16 +67,28 @@ impl Daemon {
             sandbox = sandbox::enter(mode, account.as_ref())?;
             Ok(())
         };
-        let (disks, ready) = Disks::start(plan.disks, plan.daemon, polling, host, enter)?;
+        let xen = plan.xen.map(Arc::new);
+        let (disks, ready) =
+            Disks::start(plan.disks, plan.daemon, polling, (host, xen.clone()), enter)?;
         disks.host.started()?;
         tracing::info!("{sandbox}");
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
-        Ok(Self { disks: Arc::new(disks), ready, control, notify, signals, print_stats })
+        let disks = Arc::new(disks);
+        let xen = xen.map(|plan| {
+            let toolstack = Toolstack::listen(&disks, &plan)?;
+            anyhow::Ok((plan, toolstack))
+        });
+        Ok(Self { disks, ready, control, xen: xen.transpose()?, notify, signals, print_stats })
     }
 
     /// The disks it starts with.
     pub(crate) fn served(&self) -> Vec<Arc<Served>> {
         self.disks.list()
+    }
+
+    /// The toolstack that attaches disks.
+    pub(crate) fn xen(&self) -> Option<&XenPlan> {
+        self.xen.as_ref().map(|(plan, _)| &**plan)
     }
 
     /// Its control socket.
@@ -81,17 +102,18 @@ impl Daemon {
     /// # Errors
     /// What the host says.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { disks, ready, control, notify, signals, print_stats } = self;
+        let Self { disks, ready, control, xen, notify, signals, print_stats } = self;
         let asked = Arc::clone(&disks);
         let stop = signals.listen(move || asked.workers().tell())?;
         notify.ready();
-        let stays = control.is_some();
+        let stays = control.is_some() || xen.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
         let control = control.map(|control| control.run(&disks)).transpose();
         let served = launched.and_then(|()| wait(&disks, &stop, stays));
         notify.stopping();
         // New requests are refused first: nothing is added any more.
         drop(control?);
+        drop(xen);
         // Asked later, when all is counted; named now, while the disks are there.
         let workers = disks.workers();
         let stopped = disks.stop_all();

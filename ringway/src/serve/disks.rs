@@ -1,19 +1,20 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
-use super::accept;
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
 use super::host::Host;
 use super::numbers::{rings, workers};
 use super::paths::Paths;
+use super::pools::{Engine, Pools};
 use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
-use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
+use super::xen::XenPlan;
+use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, Export, ExportOptions, Polling, Pool, PoolOptions, Rings};
+use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -29,16 +30,11 @@ pub(crate) struct Ready {
     endpoint: Endpoint,
 }
 
-/// The workers of one engine.
-struct Engine {
-    kind: EngineKind,
-    pool: Pool,
-    spread: Spread,
-}
-
 /// All disks, and their workers.
 pub(crate) struct Disks {
     options: DaemonArgs,
+    /// The toolstack that attaches disks, if it is one of Xen's.
+    xen: Option<Arc<XenPlan>>,
     /// Where images and sockets are.
     pub(super) host: Host,
     /// In a sandbox: all rings there will ever be.
@@ -67,7 +63,7 @@ impl Disks {
         specs: Vec<DiskSpec>,
         options: DaemonArgs,
         polling: Polling,
-        host: Host,
+        (host, xen): (Host, Option<Arc<XenPlan>>),
         enter: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<(Self, Vec<Ready>)> {
         let mut opened = Vec::new();
@@ -86,6 +82,7 @@ impl Disks {
         let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
         let disks = Self {
             options,
+            xen,
             host,
             rings,
             polling,
@@ -128,7 +125,7 @@ impl Disks {
         let context = || format!("cannot start {wanted} workers with engine {kind}");
         let mut engines = lock(&self.engines);
         let there = engines.iter().find(|engine| engine.kind == kind);
-        let there = there.map_or(0, |engine| engine.pool.handles().len());
+        let there = there.map_or(0, |engine| engine.pool.len());
         let wanted = match &self.rings {
             // Queues share the workers that there can be.
             Some(rings) if kind == EngineKind::IoUring => wanted.min(there + rings.left()),
@@ -142,7 +139,7 @@ impl Disks {
         }
         if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {
             engine.pool.grow(wanted).with_context(context)?;
-            engine.spread.grow(engine.pool.handles().len());
+            engine.spread.grow(engine.pool.len());
             return Ok(());
         }
         let options = PoolOptions {
@@ -155,15 +152,16 @@ impl Disks {
             sample_latency: self.options.control.is_some(),
         };
         let bell = Arc::clone(&self.bell);
-        let on_failure = Arc::new(move || {
+        let on_failure: OnFailure = Arc::new(move || {
             bell.worker_failed.store(true, SeqCst);
             bell.ring();
         });
         let rings = self.rings.clone();
-        let pool = Pool::start_watched(options, self.pins.clone(), on_failure, rings);
+        let care = (self.pins.clone(), on_failure, rings);
+        let pool = Pools::start(self.xen.is_some(), options, care);
         let pool = pool.with_context(context)?;
         let mut spread = Spread::new();
-        spread.grow(pool.handles().len());
+        spread.grow(pool.len());
         engines.push(Engine { kind, pool, spread });
         Ok(())
     }
@@ -182,7 +180,7 @@ impl Disks {
     }
 
     fn count_workers(&self) -> usize {
-        lock(&self.engines).iter().map(|engine| engine.pool.handles().len()).sum()
+        lock(&self.engines).iter().map(|engine| engine.pool.len()).sum()
     }
 
     /// Gives an open disk its workers and its place.
@@ -191,22 +189,22 @@ impl Disks {
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let endpoint = Endpoint::open(spec.place, &self.host)?;
         let stop = event()?;
-        let (workers, first) = {
+        let (workers, first, export) = {
             let mut engines = lock(&self.engines);
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
-            (engine.pool.handles().to_vec(), first)
+            self.paths.listen(&disk);
+            (engine.pool.len(), first, engine.pool.export(disk, options, first))
         };
-        let busy = workers.len().min(spec.queues.into());
-        let place = (first, workers.len());
-        self.paths.listen(&disk);
-        let export = Export::new(disk, options, workers, first);
+        let busy = workers.min(spec.queues.into());
+        let place = (first, workers);
         let served = Arc::new(Served {
             id: self.next_id.fetch_add(1, SeqCst),
             export,
             claim,
             socket: endpoint.path().map(Path::to_path_buf),
+            device: endpoint.device().map(str::to_owned),
             workers: busy,
             cpus: self.options.cpus.clone(),
             place,
@@ -226,9 +224,10 @@ impl Disks {
     pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
         let Ready { served, endpoint } = ready;
         let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
-        let thread = std::thread::Builder::new().name(format!("disk-{}", served.id));
-        let thread = thread.spawn(move || {
-            let ended = accept::serve(&disk.export, &endpoint, disk.stop.as_fd());
+        let xen = self.xen.clone();
+        let name = format!("disk-{}", served.id);
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            let ended = disk.serve(&endpoint, xen.as_deref());
             // Its socket file goes before anybody hears that it has ended.
             drop(endpoint);
             disk.ended.store(true, SeqCst);
@@ -246,6 +245,11 @@ impl Disks {
     /// One message; nothing was created or changed then.
     pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<Arc<Served>> {
         self.check_apart(&spec)?;
+        if self.xen.is_some() != matches!(spec.place, Place::Xen(_)) {
+            bail!(
+                "this daemon serves what the toolstack of Xen attaches (--xen), and nothing else"
+            );
+        }
         // With --lock-wait this takes its time; the daemon can stop meanwhile.
         let (disk, new_image) = self.host.open(&spec)?;
         let open = lock(&self.open);
@@ -331,7 +335,7 @@ impl Disks {
     pub(crate) fn workers(&self) -> Workers {
         let disks = self.list().into_iter().map(|served| Arc::clone(served.export.disk()));
         let engines = lock(&self.engines);
-        let pools = engines.iter().map(|engine| (engine.kind, engine.pool.handles()));
+        let pools = engines.iter().map(|engine| (engine.kind, engine.pool.counts()));
         Workers::new(pools, disks)
     }
 

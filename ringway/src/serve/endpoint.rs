@@ -3,8 +3,9 @@
 use super::host::{Host, SocketFile};
 use crate::config::Place;
 use anyhow::bail;
+use ringway_export::xen::Address;
 use rustix::net::sockopt;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -36,6 +37,8 @@ pub(crate) enum Endpoint {
     Listener(UnixListener, Option<SocketFile>),
     /// It is connected; nobody comes after it.
     Connected(UnixStream),
+    /// Not a socket: a device of this Xen host's guest.
+    Xen(Address),
 }
 
 impl Endpoint {
@@ -51,6 +54,7 @@ impl Endpoint {
             }
             Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),
             Place::Inherited { fd, listens: false } => Ok(Self::Connected(fd.into())),
+            Place::Xen(address) => Ok(Self::Xen(address)),
         }
     }
 
@@ -60,20 +64,19 @@ impl Endpoint {
         Ok(Self::Listener(listener, file))
     }
 
+    /// The device, if it is one of a Xen guest: its folder in xenstore.
+    pub(crate) fn device(&self) -> Option<&str> {
+        match self {
+            Self::Xen(address) => Some(&address.back),
+            _ => None,
+        }
+    }
+
     /// The socket file, if there is one.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::Listener(_, Some(file)) => Some(file.path()),
             _ => None,
-        }
-    }
-}
-
-impl AsFd for Endpoint {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Listener(listener, _) => listener.as_fd(),
-            Self::Connected(stream) => stream.as_fd(),
         }
     }
 }

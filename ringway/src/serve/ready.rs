@@ -3,6 +3,7 @@
 use super::attach::{self, Attach};
 use super::daemon::Daemon;
 use super::served::Served;
+use super::xen;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
 use ringway_disk::PathKind;
@@ -22,6 +23,13 @@ const INDENT: usize = 2;
 pub(crate) fn print(daemon: &Daemon) {
     let disks = daemon.served();
     let mut text = disk_lines(&disks);
+    if let Some(plan) = daemon.xen() {
+        let line = xen::attach_line(Path::new("/path/to/disk.img"));
+        text.push_str(&format!(
+            "{NAME}{}{NAME:#}  disks of this Xen host's guests{NOTE} (xl: {line}){NOTE:#}\n",
+            plan.folder()
+        ));
+    }
     if let Some(control) = daemon.control() {
         text.push_str(&control_line(control.path()));
     }

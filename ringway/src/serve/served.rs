@@ -1,24 +1,50 @@
 //! One disk that a daemon serves.
 
+use super::accept;
+use super::endpoint::Endpoint;
+use super::xen::{self, XenPlan};
 use crate::config::{Claim, CpuList};
 use anyhow::{Context, anyhow};
-use ringway_export::Export;
-use std::os::fd::OwnedFd;
+use ringway_export::xen::Queue;
+use ringway_export::{Export, Offered};
+use std::ops::Deref;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
+
+/// A disk on offer, with the transport it is offered over.
+pub(crate) enum Exported {
+    /// Front-ends connect to a socket.
+    VhostUser(Export),
+    /// A guest of this Xen host has its rings in granted pages.
+    Xen(Export<Queue>),
+}
+
+impl Deref for Exported {
+    type Target = dyn Offered;
+
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::VhostUser(export) => export,
+            Self::Xen(export) => export,
+        }
+    }
+}
 
 /// A disk with its place.
 pub(crate) struct Served {
     /// Its number: never given to another disk of this daemon.
     pub(crate) id: u64,
     /// The disk, as offered.
-    pub(crate) export: Export,
+    pub(crate) export: Exported,
     /// What it takes for itself, which no other disk may have.
     pub(crate) claim: Claim,
     /// Its socket file.
     pub(crate) socket: Option<PathBuf>,
+    /// Its folder in xenstore.
+    pub(crate) device: Option<String>,
     /// Threads that serve its queues.
     pub(crate) workers: usize,
     /// The CPUs they are pinned to.
@@ -33,6 +59,22 @@ pub(crate) struct Served {
 }
 
 impl Served {
+    /// Serves front-ends until it is told to stop, or until none can come any more.
+    ///
+    /// # Errors
+    /// What the host says to waiting for them.
+    pub(super) fn serve(&self, endpoint: &Endpoint, xen: Option<&XenPlan>) -> std::io::Result<()> {
+        let stop = self.stop.as_fd();
+        match (&self.export, endpoint, xen) {
+            (Exported::Xen(export), Endpoint::Xen(at), Some(plan)) => {
+                xen::serve(export, at, plan.session(), stop)
+            }
+            (Exported::VhostUser(export), ..) => accept::serve(export, endpoint, stop),
+            // Endpoints and exports are made in one place.
+            _ => Ok(()),
+        }
+    }
+
     /// Tells its thread to end: in order, after what is in flight.
     pub(super) fn stop(&self) {
         self.leaving.store(true, SeqCst);

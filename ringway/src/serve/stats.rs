@@ -5,8 +5,7 @@ use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
 use ringway_disk::{Disk, EngineKind, PathStats};
-use ringway_export::vhost_user::Queue;
-use ringway_export::{Handle, WorkerStats};
+use ringway_export::{Counts, WorkerStats};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// All workers of a daemon, by engine, and its disks.
 pub(crate) struct Workers {
-    engines: Vec<(EngineKind, Vec<Handle<Queue>>)>,
+    engines: Vec<(EngineKind, Vec<Box<dyn Counts>>)>,
     disks: Vec<Arc<Disk>>,
 }
 
@@ -28,12 +27,11 @@ pub(crate) struct Asked {
 
 impl Workers {
     /// The workers of each engine, and the disks.
-    pub(crate) fn new<'a>(
-        pools: impl Iterator<Item = (EngineKind, &'a [Handle<Queue>])>,
+    pub(crate) fn new(
+        pools: impl Iterator<Item = (EngineKind, Vec<Box<dyn Counts>>)>,
         disks: impl Iterator<Item = Arc<Disk>>,
     ) -> Self {
-        let engines = pools.map(|(kind, handles)| (kind, handles.to_vec())).collect();
-        Self { engines, disks: disks.collect() }
+        Self { engines: pools.collect(), disks: disks.collect() }
     }
 
     /// Asks all of them at once and waits no longer than `patience`.
@@ -59,9 +57,9 @@ impl Workers {
 
     /// Asks them; without those that have ended, which has been told in the log.
     fn ask(&self) -> Vec<(String, WorkerStats)> {
-        let numbered = |(kind, handles): &(EngineKind, Vec<Handle<Queue>>)| {
+        let numbered = |(kind, handles): &(EngineKind, Vec<Box<dyn Counts>>)| {
             let kind = *kind;
-            let stats = handles.iter().map(Handle::stats).enumerate();
+            let stats = handles.iter().map(|handle| handle.stats()).enumerate();
             let named = stats.filter_map(|(n, stats)| Some((format!("{kind}/{n}"), stats.ok()?)));
             named.collect::<Vec<_>>()
         };

@@ -3,8 +3,8 @@
 use super::{REFUSALS_TOLD, Refusal, Session};
 use crate::command::Alarm;
 use crate::door::Order;
+use crate::queue::Broken;
 use crate::ring_bell::ring_bell;
-use ringway_ring::virtqueue::Broken;
 use tracing::{error, warn};
 
 impl Session<'_> {
@@ -24,7 +24,7 @@ impl Session<'_> {
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
         let disk = self.export.disk().name();
-        let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MemoryGone));
+        let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MEMORY_GONE));
         self.alarms_told += 1;
         match alarm {
             Alarm::Broken(_) if self.alarms_told > REFUSALS_TOLD && !fatal => {}

@@ -6,7 +6,7 @@ use super::reports;
 use super::words::{self, Add, Asked, Name, Nothing, One, Request, Resize};
 use crate::control::{Done, Kind, Problem, Removed, ResizedTo};
 use crate::size::Size;
-use ringway_export::{ChangeError, Export};
+use ringway_export::{ChangeError, Offered};
 use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
@@ -31,9 +31,9 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Add(disk) => add(disks, *disk),
         Request::Remove(disk) => remove(disks, disk),
         Request::Resize(asked) => resize(disks, asked),
-        Request::Drain(disk) => change(disks, disk, Export::drain),
-        Request::Pause(disk) => change(disks, disk, Export::pause),
-        Request::Resume(disk) => change(disks, disk, Export::resume),
+        Request::Drain(disk) => change(disks, disk, |disk| disk.drain()),
+        Request::Pause(disk) => change(disks, disk, |disk| disk.pause()),
+        Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
     }
 }
 
@@ -108,12 +108,12 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
 fn change(
     disks: &Disks,
     One { disk }: One,
-    act: impl Fn(&Export) -> Result<(), ChangeError>,
+    act: impl Fn(&dyn Offered) -> Result<(), ChangeError>,
 ) -> Outcome {
     let served = find(disks, &disk)?;
     let image = served.export.disk().name().to_owned();
     let begun = Instant::now();
-    act(&served.export).map_err(|error| refused(&image, &error))?;
+    act(&*served.export).map_err(|error| refused(&image, &error))?;
     let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     answer(Done { id: served.id, image, state: reports::state(&served), took_us })
 }

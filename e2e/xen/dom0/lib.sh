@@ -1,0 +1,175 @@
+# shellcheck shell=dash
+# What scenarios have at hand.  Sourced by dom0's init; runs in busybox's sh.
+#
+# The lines the host reads:
+#   RINGWAY CHECK name ok [detail]      one judgement; the host fails on FAIL
+#   RINGWAY CHECK name FAIL [detail]
+#   RINGWAY INFO key value              a fact, for the host to judge
+#   RINGWAY DONE                        the scenario ended by itself
+
+say() { echo "RINGWAY $*"; }
+info() { say INFO "$@"; }
+ok() { say CHECK "$1" ok "$2"; }
+fail() { say CHECK "$1" FAIL "$2"; }
+
+# check NAME COMMAND…: ok when the command succeeds; its last lines are the detail when it fails.
+check() {
+    local name=$1 status
+    shift
+    "$@" >/tmp/check.out 2>&1
+    status=$?
+    if [ $status = 0 ]; then
+        ok "$name" "at $(cut -d' ' -f1 /proc/uptime) s"
+    else
+        fail "$name" "status $status: $(tail -n 5 /tmp/check.out | tr '\n\r' '| ')"
+    fi
+    return $status
+}
+
+# equals NAME WANTED FOUND
+equals() {
+    if [ "$2" = "$3" ]; then ok "$1" "$3"; else fail "$1" "wanted '$2', found '$3'"; fi
+}
+
+# within SECONDS COMMAND…: repeats the command until it succeeds.
+within() {
+    local left=$(($1 * 20))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || return 1
+        sleep 0.05
+    done
+}
+
+# param NAME DEFAULT: the value of ringway.NAME on the kernel command line.
+param() {
+    local word
+    # shellcheck disable=SC2013 # words are wanted
+    for word in $(cat /proc/cmdline); do
+        case $word in ringway."$1"=*) echo "${word#*=}"; return ;; esac
+    done
+    echo "$2"
+}
+
+# --- the guest: one PV domain that obeys lines on its console ----------------------------------
+
+# start_guest NAME VCPUS MEMORY_MIB
+start_guest() {
+    guest=$1
+    cat >"/run/$1.cfg" <<CONFIG
+name = "$1"
+type = "pv"
+kernel = "/ringway/vmlinuz"
+ramdisk = "/ringway/domu.cpio"
+memory = $3
+vcpus = $2
+extra = "console=hvc0 quiet panic=-1"
+on_poweroff = "destroy"
+on_crash = "destroy"
+CONFIG
+    check "create_$1" xl create "/run/$1.cfg" || return 1
+    domid=$(xl domid "$1")
+    console=/var/log/xen/console/guest-$1.log
+    tty=$(xenstore-read "/local/domain/$domid/console/tty")
+    # The line discipline of the guest is enough.
+    stty -F "$tty" raw -echo
+    echo 0 >/run/asked
+    within 60 grep -aq '^GUEST READY' "$console" || { fail "boot_$1" "$(tail -n 3 "$console")"; return 1; }
+    ok "boot_$1"
+}
+
+# tell COMMAND: the guest carries it out; its end is awaited by `answer`.
+tell() {
+    # In a file, because this may run in a subshell.
+    echo $(($(cat /run/asked) + 1)) >/run/asked
+    echo "$1" >"$tty"
+}
+
+# answer SECONDS: waits for the last command; prints what it printed, returns its status.
+answer() {
+    local end asked
+    asked=$(cat /run/asked)
+    if ! within "$1" grep -aq "^GUEST END $asked " "$console"; then
+        echo "no answer in $1 s"
+        return 124
+    fi
+    tr -d '\r' <"$console" | awk -v n=$asked '
+        $1 == "GUEST" && $2 == "BEGIN" && $3 == n { on = 1; next }
+        $1 == "GUEST" && $2 == "END" && $3 == n { exit }
+        on'
+    end=$(tr -d '\r' <"$console" | awk -v n=$asked '$1 == "GUEST" && $2 == "END" && $3 == n { print $4 }')
+    return "$end"
+}
+
+# in_guest COMMAND: both, within a minute.
+in_guest() {
+    tell "$1"
+    answer 60
+}
+
+# --- the back-end ------------------------------------------------------------------------------
+
+# start_backend ARGUMENTS: `ringway serve --xen` in the background, until it says that it is ready.
+start_backend() {
+    touch /run/ringway.out
+    cat /run/ringway.out >>/run/ringway.all
+    : >/run/ringway.out
+    # shellcheck disable=SC2086 # a list of words
+    /ringway/bin/loader --library-path /ringway/bin /ringway/bin/ringway serve --xen \
+        --xen-name "$(kind)" --control /run/ringway.sock "$@" >>/run/ringway.out 2>&1 &
+    backend=$!
+    within 10 grep -q '^backend/' /run/ringway.out || fail backend_starts "$(tail -n 3 /run/ringway.out | tr '\n' '|')"
+}
+
+ctl() { ringway ctl --control /run/ringway.sock "$@" --json; }
+no_disks() { ctl list | tr -d ' \n' | grep -q '"disks":\[\]'; }
+adopted() { grep -q 'front-end connected.*adopted.*true' /run/ringway.out; }
+
+kill_backend() {
+    kill -9 "$backend"
+    wait "$backend" 2>/dev/null
+}
+
+stop_backend() {
+    local status
+    kill "$backend"
+    wait "$backend"
+    status=$?
+    [ $status = 0 ] || fail backend_stops "status $status: $(tail -n 5 /run/ringway.out | tr '\n' '|')"
+}
+
+ringway() { /ringway/bin/loader --library-path /ringway/bin /ringway/bin/ringway "$@"; }
+
+# --- disks -------------------------------------------------------------------------------------
+
+# Before Xen 4.18 the toolstack does not know backendtype=tap: its disks are those of the kernel's
+# back-end, which must not be loaded then.
+kind() {
+    if [ "$(cat /sys/hypervisor/version/minor)" -ge 18 ]; then echo vbd3; else echo vbd; fi
+}
+
+# The lines of the README.
+disk_line() { # VDEV TARGET [ACCESS]
+    local type=tap
+    [ "$(kind)" = vbd3 ] || type=phy
+    echo "format=raw,vdev=$1,access=${3:-rw},backendtype=$type,script=block-ringway,target=$2"
+}
+
+attach() { xl block-attach "$guest" "$(disk_line "$@")" </dev/null; }
+# The toolstack waits for a disk that never comes, and gives up.
+refused_attach() {
+    attach "$@" &
+    within 20 grep -q 'is not served' /run/ringway.out
+}
+detach() { xl block-detach "$guest" "$1" </dev/null; }
+
+dmesg_trouble='BUG:|WARNING:|Oops|general protection|blocked for more than'
+check_dmesg() {
+    dmesg | grep -E "$dmesg_trouble" >/tmp/trouble
+    if [ -s /tmp/trouble ]; then
+        fail dmesg_is_clean "$(head -n 3 /tmp/trouble | tr '\n' '|')"
+    else
+        ok dmesg_is_clean
+    fi
+}

@@ -1,0 +1,130 @@
+//! A disk on offer, whatever its transport: what the control plane asks of it.
+
+use super::{ChangeError, Export, ExportOptions, ExportReport, Resized};
+use crate::command::Handle;
+use crate::queue::RequestQueue;
+use crate::stats::WorkerStats;
+use ringway_disk::Disk;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// A disk on offer. Every [`Export`] is one:
+///
+/// ```no_run
+/// # use ringway_export::{Export, Offered, ChangeError};
+/// # fn rest(vhost_user: Export, xen: Export<ringway_export::xen::Queue>) -> Result<(), ChangeError> {
+/// let disks: [Box<dyn Offered>; 2] = [Box::new(vhost_user), Box::new(xen)];
+/// disks.iter().try_for_each(|disk| disk.drain())
+/// # }
+/// ```
+pub trait Offered: Send + Sync {
+    /// The disk.
+    fn disk(&self) -> &Arc<Disk>;
+
+    /// How it is offered.
+    fn options(&self) -> ExportOptions;
+
+    /// True while a front-end is connected.
+    fn is_connected(&self) -> bool;
+
+    /// True while no requests are to be taken.
+    fn is_paused(&self) -> bool;
+
+    /// True once all queues of earlier connections have come back.
+    fn is_clear(&self) -> bool;
+
+    /// As [`Export::report`].
+    fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport;
+
+    /// As [`Export::resize`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError>;
+
+    /// As [`Export::pause`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn pause(&self) -> Result<(), ChangeError>;
+
+    /// As [`Export::resume`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn resume(&self) -> Result<(), ChangeError>;
+
+    /// As [`Export::drain`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn drain(&self) -> Result<(), ChangeError>;
+}
+
+impl<Q: RequestQueue> Offered for Export<Q> {
+    fn disk(&self) -> &Arc<Disk> {
+        self.disk()
+    }
+
+    fn options(&self) -> ExportOptions {
+        self.options()
+    }
+
+    fn is_connected(&self) -> bool {
+        self.is_connected()
+    }
+
+    fn is_paused(&self) -> bool {
+        self.is_paused()
+    }
+
+    fn is_clear(&self) -> bool {
+        self.is_clear()
+    }
+
+    fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport {
+        self.report(workers)
+    }
+
+    fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError> {
+        self.resize(to, shrink)
+    }
+
+    fn pause(&self) -> Result<(), ChangeError> {
+        self.pause()
+    }
+
+    fn resume(&self) -> Result<(), ChangeError> {
+        self.resume()
+    }
+
+    fn drain(&self) -> Result<(), ChangeError> {
+        self.drain()
+    }
+}
+
+/// A worker that can be asked for its counts, whatever its queues.
+pub trait Counts: Send + Sync {
+    /// As [`Handle::stats`].
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    fn stats(&self) -> io::Result<WorkerStats>;
+
+    /// As [`Handle::ask_stats`].
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>>;
+}
+
+impl<Q: RequestQueue> Counts for Handle<Q> {
+    fn stats(&self) -> io::Result<WorkerStats> {
+        self.stats()
+    }
+
+    fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
+        self.ask_stats()
+    }
+}

@@ -1,0 +1,107 @@
+use super::super::fake_store::FakeStore;
+use super::*;
+
+fn saying() -> Saying {
+    Saying {
+        queues: 4,
+        geometry: Geometry {
+            capacity: 64 << 20,
+            logical_block: 512,
+            physical_block: 4096,
+            optimal_io: 0,
+            read_only: false,
+            discard: true,
+            discard_granularity: 4096,
+        },
+        write_cache: true,
+        persistent: true,
+    }
+}
+
+fn front(keys: &[(&str, &str)]) -> Result<FrontKeys, KeyError> {
+    let fake = FakeStore::default();
+    keys.iter().for_each(|(key, value)| fake.set(&format!("f/{key}"), value));
+    FrontKeys::read(&mut fake.connect(), "f", &saying())
+}
+
+#[test]
+fn an_old_front_end_has_one_flat_ring_of_one_page() {
+    let keys = front(&[("ring-ref", "8"), ("event-channel", "5")]).unwrap();
+    assert_eq!(keys.rings, [RingKeys { pages: vec![8], port: 5 }]);
+    assert_eq!((keys.abi, keys.order, keys.persistent), (Abi::X86_64, 0, false));
+}
+
+#[test]
+fn queues_have_folders_and_rings_have_pages() {
+    let mut said = vec![
+        ("multi-queue-num-queues", "2"),
+        ("ring-page-order", "1"),
+        ("protocol", "x86_32-abi"),
+        ("feature-persistent", "1"),
+    ];
+    let rest = [
+        ("queue-0/ring-ref0", "1"),
+        ("queue-0/ring-ref1", "2"),
+        ("queue-0/event-channel", "3"),
+        ("queue-1/ring-ref0", "4"),
+        ("queue-1/ring-ref1", "5"),
+        ("queue-1/event-channel", "6"),
+    ];
+    said.extend(rest);
+    let keys = front(&said).unwrap();
+    let ring = |pages: [u32; 2], port| RingKeys { pages: pages.into(), port };
+    assert_eq!(keys.rings, [ring([1, 2], 3), ring([4, 5], 6)]);
+    assert_eq!((keys.abi, keys.order, keys.persistent), (Abi::X86_32, 1, true));
+    for (missing, _) in rest {
+        let said: Vec<_> = said.iter().copied().filter(|(key, _)| *key != missing).collect();
+        let error = front(&said).unwrap_err().to_string();
+        assert_eq!(error, format!("the front-end has not written f/{missing}"));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_named() {
+    let ring = [("ring-ref", "8"), ("event-channel", "5")];
+    for (key, value, why) in [
+        ("multi-queue-num-queues", "0", "is not 1 to 4, the most that was offered"),
+        ("multi-queue-num-queues", "5", "is not 1 to 4, the most that was offered"),
+        ("multi-queue-num-queues", "4294967296", "is no number"),
+        ("ring-page-order", "5", "is above 4, the most that was offered"),
+        ("ring-page-order", "-1", "is no number"),
+        ("protocol", "arm-abi", "is not x86_64-abi or x86_32-abi"),
+        ("event-channel", "many", "is no number"),
+    ] {
+        let mut said: Vec<_> = ring.iter().copied().filter(|(other, _)| *other != key).collect();
+        said.push((key, value));
+        let error = front(&said).unwrap_err().to_string();
+        assert_eq!(error, format!("the front-end has written '{value}' to f/{key}, which {why}"));
+    }
+}
+
+#[test]
+fn says_what_a_disk_can_do() {
+    let value = |saying: &Saying, key: &str| {
+        saying.keys().into_iter().find(|(name, _)| *name == key).map(|(_, value)| value)
+    };
+    let plain = saying();
+    for (key, wanted) in [
+        ("multi-queue-max-queues", "4"),
+        ("sectors", "131072"),
+        ("sector-size", "512"),
+        ("physical-sector-size", "4096"),
+        ("feature-flush-cache", "1"),
+        ("feature-discard", "1"),
+        ("discard-granularity", "4096"),
+        ("info", "0"),
+    ] {
+        assert_eq!(value(&plain, key).as_deref(), Some(wanted), "{key}");
+    }
+    let mut locked = saying();
+    (locked.geometry.read_only, locked.write_cache) = (true, false);
+    assert_eq!(value(&locked, "info").as_deref(), Some("4"));
+    assert_eq!(value(&locked, "feature-discard").as_deref(), Some("0"));
+    assert_eq!(value(&locked, "feature-flush-cache").as_deref(), Some("0"));
+    assert_eq!(value(&locked, "discard-granularity"), None);
+    let offered = locked.offered();
+    assert!(!offered.flush && !offered.discard && !offered.barrier);
+}

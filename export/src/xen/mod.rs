@@ -1,0 +1,29 @@
+//! The Xen transport: xenstore for control, granted pages for rings and data.
+//!
+//! `xenbus.rs` decides the life of a disk, `session.rs` carries it out, `queue.rs` is what a worker
+//! gets. `xenstore.rs`, `gntdev.rs` and `evtchn.rs` are thin layers over the host's own interfaces.
+
+mod evtchn;
+#[cfg(test)]
+mod fake_host;
+#[cfg(test)]
+mod fake_store;
+mod gntdev;
+mod host;
+mod keys;
+mod movement;
+mod persistent;
+mod queue;
+mod record;
+mod session;
+mod sys;
+mod xenbus;
+mod xenstore;
+
+pub use host::{Direction, Domain, GrantCopy, GrantMapping, Host, PAGE};
+pub use keys::Address;
+pub use movement::Movement;
+pub use queue::{AdoptError, Queue, QueueSetup, Token};
+pub use record::{Identity, Record, RecordError};
+pub use session::{Ended, Session, SessionOptions};
+pub use xenstore::{Change, Changes, StoreError, Tx, Xenstore};

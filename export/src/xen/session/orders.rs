@@ -1,0 +1,77 @@
+//! What workers tell a session, and what the control plane asks of it.
+
+use super::{Refusal, Session, State};
+use crate::command::Alarm;
+use crate::door::Order;
+use crate::export::Told;
+use crate::xen::keys;
+use crate::xen::xenstore::StoreError;
+use tracing::{error, warn};
+
+/// Broken queues that are logged.
+const ALARMS_TOLD: u32 = 10;
+
+impl Session<'_> {
+    /// Hears alarms and obeys orders. True if the session must end.
+    pub(super) fn answer_door(&mut self) -> Result<bool, StoreError> {
+        let (alarms, orders) = self.door.take();
+        let mut fatal = false;
+        let disk = self.export.disk().name();
+        for (queue, alarm) in alarms {
+            self.alarms_told += 1;
+            match alarm {
+                Alarm::Broken(broken) if self.alarms_told <= ALARMS_TOLD => {
+                    warn!(disk, queue, domain = self.at.domid, "ring stopped: {broken}");
+                }
+                Alarm::Broken(_) => {}
+                Alarm::WorkerFailed => {
+                    error!(disk, queue, "the worker of this queue failed");
+                    fatal = true;
+                }
+            }
+        }
+        for order in orders {
+            self.carry_out(&order)?;
+        }
+        Ok(fatal)
+    }
+
+    /// Whoever gave the order may have stopped waiting for the answer.
+    fn carry_out(&mut self, order: &Order) -> Result<(), StoreError> {
+        match order {
+            Order::Announce(reply) => {
+                let told = self.announce();
+                let _ = reply.send(*told.as_ref().unwrap_or(&Told::Later));
+                told.map(drop)
+            }
+            Order::Pause(reply) => {
+                let done = self.stop_all();
+                let _ = reply.send(done.is_ok());
+                self.close_unless("pause", done)
+            }
+            Order::Resume(reply) => {
+                let done = self.start_stopped();
+                let _ = reply.send(done.is_ok());
+                self.close_unless("resume", done)
+            }
+        }
+    }
+
+    fn close_unless(&mut self, what: &str, done: Result<(), Refusal>) -> Result<(), StoreError> {
+        let Err(refusal) = done else { return Ok(()) };
+        warn!(disk = self.export.disk().name(), "front-end closed, cannot {what}: {refusal}");
+        let _ = self.disconnect();
+        self.switch(State::Closing)
+    }
+
+    /// Tells the front-end of the disk's size.
+    fn announce(&mut self) -> Result<Told, StoreError> {
+        let seen = keys::look(&mut self.store, &self.at)?;
+        if !seen.present || self.resizes_told == self.export.resizes() {
+            return Ok(if seen.present { Told::Yes } else { Told::NobodyThere });
+        }
+        let connected = seen.back == State::Connected && seen.front == State::Connected;
+        self.tell_size(seen.back)?;
+        Ok(if connected { Told::Yes } else { Told::Later })
+    }
+}

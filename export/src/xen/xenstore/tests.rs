@@ -1,0 +1,137 @@
+use super::super::fake_store::FakeStore;
+use super::*;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+fn wait_for(store: &mut Xenstore, wanted: usize) -> Changes {
+    let begun = Instant::now();
+    let mut all = Changes::default();
+    while all.list.len() < wanted && begun.elapsed() < Duration::from_secs(10) {
+        let mut more = store.events().unwrap();
+        all.list.append(&mut more.list);
+        all.missed |= more.missed;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    all
+}
+
+#[test]
+fn reads_writes_lists_and_removes() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    assert_eq!(store.read(Tx::NONE, "a/b").unwrap(), None);
+    assert_eq!(store.list(Tx::NONE, "a").unwrap(), Vec::<String>::new());
+    store.write(Tx::NONE, "a/b", "one").unwrap();
+    store.write(Tx::NONE, "a/c/d", "").unwrap();
+    assert_eq!(store.read(Tx::NONE, "a/b").unwrap().as_deref(), Some("one"));
+    assert_eq!(store.read(Tx::NONE, "a/c/d").unwrap().as_deref(), Some(""));
+    assert_eq!(store.list(Tx::NONE, "a").unwrap(), ["b", "c"]);
+    store.remove(Tx::NONE, "a/b").unwrap();
+    store.remove(Tx::NONE, "a/b").unwrap();
+    assert_eq!(store.list(Tx::NONE, "a").unwrap(), ["c"]);
+}
+
+#[test]
+fn says_who_refuses_what() {
+    let mut store = FakeStore::default().connect();
+    let error = store.write(Tx::NONE, "forbidden/key", "1").unwrap_err();
+    assert_eq!(error.to_string(), "xenstore refuses 'forbidden/key': EACCES");
+    let error = store.write(Tx::NONE, "long", &"x".repeat(5000)).unwrap_err();
+    assert!(matches!(error, StoreError::TooLong(_)));
+    // The connection is as good as before.
+    store.write(Tx::NONE, "short", "1").unwrap();
+}
+
+#[test]
+fn a_transaction_is_carried_out_again_until_nobody_was_faster() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    fake.make_conflicts(3);
+    let mut tries = 0;
+    let value = store.transaction(|store, tx| {
+        tries += 1;
+        store.write(tx, "counter", &tries.to_string())?;
+        store.read(tx, "counter")
+    });
+    assert_eq!(value.unwrap().as_deref(), Some("4"));
+    assert_eq!((tries, fake.committed()), (4, 1));
+    assert_eq!(fake.get("counter").as_deref(), Some("4"));
+}
+
+#[test]
+fn a_transaction_that_fails_leaves_nothing() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    let outcome = store.transaction(|store, tx| {
+        store.write(tx, "half", "1")?;
+        store.write(tx, "forbidden", "1")
+    });
+    assert!(outcome.is_err());
+    assert_eq!((fake.get("half"), fake.committed()), (None, 0));
+    fake.make_conflicts(u32::MAX);
+    assert!(store.transaction(|store, tx| store.write(tx, "never", "1")).is_err());
+}
+
+#[test]
+fn watches_ring_for_all_below() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    store.watch("device/1", "d1").unwrap();
+    let change = |path: &str| Change { path: path.into(), token: "d1".into() };
+    assert_eq!(wait_for(&mut store, 1).list, [change("device/1")]);
+    fake.set("device/1/state", "4");
+    fake.set("device/10/state", "4");
+    fake.remove("device");
+    assert_eq!(wait_for(&mut store, 2).list, [change("device/1/state"), change("device/1")]);
+}
+
+/// Hazard B14 (XSA-349): a flood of events is one event, and one of many paths costs bounded memory.
+#[test]
+fn b14_a_flood_of_watches_is_coalesced() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    store.watch("device", "d").unwrap();
+    let flood = {
+        let fake = fake.clone();
+        std::thread::spawn(move || {
+            for _ in 0..5_000 {
+                fake.ring("device/1/state");
+            }
+        })
+    };
+    // Meanwhile requests are answered: events are put aside, each once.
+    let begun = Instant::now();
+    while !flood.is_finished() {
+        assert_eq!(store.read(Tx::NONE, "nothing").unwrap(), None);
+        assert!(store.events.len() <= 2, "{} kept", store.events.len());
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+    flood.join().unwrap();
+    // One of many paths costs no more than what may be kept, and says so.
+    let flood = {
+        let fake = fake.clone();
+        std::thread::spawn(move || (0..3_000).for_each(|n| fake.ring(&format!("device/{n}"))))
+    };
+    while !flood.is_finished() {
+        assert_eq!(store.read(Tx::NONE, "nothing").unwrap(), None);
+    }
+    assert_eq!(store.read(Tx::NONE, "nothing").unwrap(), None);
+    let changes = store.events().unwrap();
+    assert!(changes.missed && changes.list.len() >= EVENTS_MAX, "{}", changes.list.len());
+}
+
+#[test]
+fn a_daemon_that_talks_nonsense_is_left() {
+    for nonsense in [[9u32, 1, 0, 0], [2, 99, 0, 0], [2, 1, 0, 5000], [16, 7, 0, 0]] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut store = Xenstore::over_socket(theirs.into());
+        let bytes: Vec<u8> = nonsense.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        (&ours).write_all(&bytes).unwrap();
+        let error = store.read(Tx::NONE, "x").unwrap_err();
+        assert!(matches!(error, StoreError::Broken(_)), "{nonsense:?}: {error}");
+    }
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    drop(ours);
+    assert!(Xenstore::over_socket(theirs.into()).read(Tx::NONE, "x").is_err());
+}

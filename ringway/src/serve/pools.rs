@@ -1,0 +1,84 @@
+//! The workers of one engine, whatever the transport of their queues.
+
+use super::served::Exported;
+use super::spread::Spread;
+use ringway_disk::{Disk, EngineKind};
+use ringway_export::{
+    Counts, Cpus, Export, ExportOptions, Handle, OnFailure, Pool, PoolOptions, RequestQueue, Rings,
+    xen,
+};
+use std::io;
+use std::sync::Arc;
+
+/// The workers of one engine, for the transport of the daemon.
+pub(super) enum Pools {
+    VhostUser(Pool),
+    Xen(Pool<xen::Queue>),
+}
+
+/// The workers of one engine, and how queues are spread over them.
+pub(super) struct Engine {
+    pub(super) kind: EngineKind,
+    pub(super) pool: Pools,
+    pub(super) spread: Spread,
+}
+
+fn counts<Q: RequestQueue + 'static>(handles: &[Handle<Q>]) -> Vec<Box<dyn Counts>> {
+    handles.iter().map(|handle| Box::new(handle.clone()) as Box<dyn Counts>).collect()
+}
+
+impl Pools {
+    /// Starts them, for guests of a Xen host or for those that come over vhost-user.
+    ///
+    /// # Errors
+    /// As [`Pool::start_watched`].
+    pub(super) fn start(
+        xen: bool,
+        options: PoolOptions,
+        (cpus, on_failure, rings): (Cpus, OnFailure, Option<Rings>),
+    ) -> io::Result<Self> {
+        if xen {
+            return Ok(Self::Xen(Pool::start_watched(options, cpus, on_failure, rings)?));
+        }
+        Ok(Self::VhostUser(Pool::start_watched(options, cpus, on_failure, rings)?))
+    }
+
+    /// Until there are as many.
+    ///
+    /// # Errors
+    /// As [`Pool::grow`].
+    pub(super) fn grow(&mut self, workers: usize) -> io::Result<()> {
+        match self {
+            Self::VhostUser(pool) => pool.grow(workers),
+            Self::Xen(pool) => pool.grow(workers),
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::VhostUser(pool) => pool.handles().len(),
+            Self::Xen(pool) => pool.handles().len(),
+        }
+    }
+
+    /// To ask them for their counts.
+    pub(super) fn counts(&self) -> Vec<Box<dyn Counts>> {
+        match self {
+            Self::VhostUser(pool) => counts(pool.handles()),
+            Self::Xen(pool) => counts(pool.handles()),
+        }
+    }
+
+    /// Offers a disk that they serve, from worker `first` on.
+    pub(super) fn export(&self, disk: Arc<Disk>, options: ExportOptions, first: usize) -> Exported {
+        match self {
+            Self::VhostUser(pool) => {
+                Exported::VhostUser(Export::new(disk, options, pool.handles().to_vec(), first))
+            }
+            Self::Xen(pool) => {
+                Exported::Xen(Export::new(disk, options, pool.handles().to_vec(), first))
+            }
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! `ringway serve --xen`: the disks that the toolstack attaches to guests of this host.
+//!
+//! One thread watches the folder in xenstore under which the toolstack puts them. Each disk has a
+//! thread and a connection of its own, so that no guest can keep the others waiting.
+
+use super::disks::Disks;
+use crate::config::{DiskArgs, Place};
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use ringway_export::Export;
+use ringway_export::xen::{Address, Ended, Movement, Queue, Session, SessionOptions, Tx, Xenstore};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a disk may be refused before that is told: a disk that was just detached still has its
+/// image for a moment.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How often to try again meanwhile, and whether the store is back.
+const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// What `--xen` is told.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Xen")]
+pub(crate) struct XenArgs {
+    /// Serve the disks that the toolstack of this Xen host attaches (xl: backendtype=tap); options
+    /// of disks are those of all of them.
+    #[arg(long, conflicts_with_all = ["image", "socket", "config", "blk_file", "fd"])]
+    pub(crate) xen: bool,
+    /// The kind of device to serve: the folder backend/NAME in xenstore [default: vbd3].
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "xen",
+        default_value = "vbd3",
+        hide_default_value = true
+    )]
+    pub(crate) xen_name: String,
+    /// How data gets to guests and back: copied by the hypervisor, in pages mapped for each request,
+    /// in pages that stay mapped, or whichever costs less [default: auto].
+    #[arg(long, value_name = "HOW", requires = "xen", default_value = "auto", hide_default_value = true,
+          value_parser = PossibleValuesParser::new(Movement::ALL.map(Movement::name)).try_map(|w| w.parse::<Movement>()))]
+    pub(crate) xen_data: Movement,
+    /// Where to record what is in flight, so that guests survive a kill of this process: a folder in
+    /// memory (tmpfs) [default: /run/ringway].
+    #[arg(
+        long,
+        value_name = "DIR",
+        requires = "xen",
+        default_value = "/run/ringway",
+        hide_default_value = true
+    )]
+    pub(crate) xen_records: PathBuf,
+}
+
+/// What a daemon knows of its host's toolstack.
+#[derive(Debug)]
+pub(crate) struct XenPlan {
+    pub(crate) args: XenArgs,
+    /// The options of each disk.
+    pub(crate) disk: DiskArgs,
+}
+
+impl XenPlan {
+    /// The folder that is watched.
+    pub(crate) fn folder(&self) -> String {
+        format!("backend/{}", self.args.xen_name)
+    }
+
+    pub(super) fn session(&self) -> SessionOptions {
+        SessionOptions { movement: self.args.xen_data, records: self.args.xen_records.clone() }
+    }
+
+    /// Makes the folder of records, for this user alone.
+    ///
+    /// # Errors
+    /// That somebody else could write to it.
+    fn prepare(&self) -> anyhow::Result<()> {
+        let dir = &self.args.xen_records;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+        made.with_context(|| format!("--xen-records {}", dir.display()))?;
+        let meta = dir.metadata()?;
+        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+            bail!(
+                "--xen-records {}: others can write to it. Give a folder of this user alone",
+                dir.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Serves one disk until it is removed.
+///
+/// # Errors
+/// That the store cannot be reached, or that a worker failed.
+pub(super) fn serve(
+    export: &Export<Queue>,
+    at: &Address,
+    options: SessionOptions,
+    stop: BorrowedFd<'_>,
+) -> std::io::Result<()> {
+    let store = Xenstore::open().map_err(std::io::Error::other)?;
+    match Session::new(export, options, store, at.clone(), stop)?.run() {
+        Ended::Removed | Ended::ByOrder => Ok(()),
+        Ended::Failed => Err(std::io::Error::other("a worker failed")),
+    }
+}
+
+/// The thread that hears the toolstack. Dropping it ends it.
+pub(super) struct Toolstack {
+    end: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Toolstack {
+    fn drop(&mut self) {
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A disk that is not served.
+struct Refused {
+    since: Instant,
+    told: bool,
+}
+
+/// What the thread knows.
+struct Watch {
+    disks: Arc<Disks>,
+    plan: Arc<XenPlan>,
+    store: Xenstore,
+    refused: HashMap<String, Refused>,
+}
+
+impl Toolstack {
+    /// Listens to the store from now on.
+    ///
+    /// # Errors
+    /// That there is none, or what is wrong with the place for records.
+    pub(super) fn listen(disks: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
+        plan.prepare()?;
+        let store = Xenstore::open().map_err(|error| anyhow!("--xen: {error}"))?;
+        let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
+        let mut watch = Watch { disks, plan, store, refused: HashMap::new() };
+        watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::clone(&end);
+        let thread = std::thread::Builder::new().name("xen".into());
+        let thread = thread.spawn(move || watch.run(&stop))?;
+        Ok(Self { end, thread: Some(thread) })
+    }
+}
+
+impl Watch {
+    fn begin(&mut self) -> anyhow::Result<()> {
+        Ok(self.store.watch(&self.plan.folder(), "disks")?)
+    }
+
+    fn run(&mut self, stop: &OwnedFd) {
+        loop {
+            let looked = self.look();
+            if let Err(error) = &looked {
+                tracing::warn!("xenstore: {error:#}; trying again");
+            }
+            let patience = (looked.is_err() || self.tries_again()).then_some(&AGAIN);
+            let store = self.store.fd();
+            // A store that is lost would be readable for ever.
+            let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };
+            let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            // Interrupted is as good as woken.
+            let _ = poll(&mut polled, patience);
+            if !polled[0].revents().is_empty() {
+                return;
+            }
+            drop(polled);
+            if looked.is_err()
+                && let Ok(store) = Xenstore::open()
+            {
+                self.store = store;
+                let _ = self.begin();
+            }
+        }
+    }
+
+    fn tries_again(&self) -> bool {
+        self.refused.values().any(|refused| !refused.told)
+    }
+
+    /// Looks at all there is, and serves what is new.
+    fn look(&mut self) -> anyhow::Result<()> {
+        self.store.events()?;
+        let folder = self.plan.folder();
+        let mut there = Vec::new();
+        for domain in self.store.list(Tx::NONE, &folder)? {
+            for device in self.store.list(Tx::NONE, &format!("{folder}/{domain}"))? {
+                there.push(format!("{folder}/{domain}/{device}"));
+            }
+        }
+        self.refused.retain(|back, _| there.contains(back));
+        for back in there {
+            if self.refused.get(&back).is_some_and(|refused| refused.told)
+                || self.disks.list().iter().any(|served| served.device.as_deref() == Some(&back))
+            {
+                continue;
+            }
+            let Some(at) = Address::read(&mut self.store, &back)? else { continue };
+            match self.serve(at) {
+                Ok(()) => drop(self.refused.remove(&back)),
+                Err(error) => self.refuse(&back, &error),
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&self, at: Address) -> anyhow::Result<()> {
+        let mut disk = self.plan.disk.clone();
+        disk.read_only |= at.read_only;
+        let image = PathBuf::from(image_of(&at.params)?);
+        if !image.is_absolute() {
+            bail!("'{}' is no absolute path", image.display());
+        }
+        let spec = disk.into_spec(&image, Place::Xen(at)).map_err(anyhow::Error::msg)?;
+        self.disks.add(spec).map(drop)
+    }
+
+    /// Tells the log and the toolstack, unless it may still work.
+    fn refuse(&mut self, back: &str, error: &anyhow::Error) {
+        let now = Instant::now();
+        let refused = self.refused.entry(back.to_owned());
+        let refused = refused.or_insert(Refused { since: now, told: false });
+        if now - refused.since < PATIENCE {
+            return;
+        }
+        refused.told = true;
+        tracing::error!("{back} is not served: {error:#}");
+        // Where the toolstack looks, and what ends its waiting; best effort.
+        let _ =
+            self.store.write(Tx::NONE, &format!("error/{back}/error"), &format!("22 {error:#}"));
+        let _ = self.store.write(Tx::NONE, &format!("{back}/state"), "6");
+    }
+}
+
+/// The image behind the key `params`: a path, perhaps behind its format.
+fn image_of(params: &str) -> anyhow::Result<&str> {
+    let Some((format, path)) = params.split_once(':').filter(|(word, _)| !word.contains('/'))
+    else {
+        return Ok(params);
+    };
+    match format {
+        "raw" | "aio" | "phy" | "file" => Ok(path),
+        _ => bail!("format '{format}': only raw images are served"),
+    }
+}
+
+/// What to write to attach a disk.
+pub(super) fn attach_line(image: &Path) -> String {
+    format!(
+        "format=raw,vdev=xvda,access=rw,backendtype=tap,script=block-ringway,target={}",
+        image.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_is_a_path_and_raw() {
+        for (params, image) in
+            [("/a/b.img", "/a/b.img"), ("raw:/x", "/x"), ("aio:/x:y", "/x:y"), ("/x:y", "/x:y")]
+        {
+            assert_eq!(image_of(params).unwrap(), image);
+        }
+        for params in ["qcow2:/x", "vhd:/x"] {
+            assert!(image_of(params).unwrap_err().to_string().contains("only raw"), "{params}");
+        }
+    }
+}
