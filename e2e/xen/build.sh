@@ -13,7 +13,8 @@
 #   RINGWAY_XEN_CACHE    where results are kept
 #                        (default: ${XDG_CACHE_HOME:-$HOME/.cache}/ringway/xen)
 #
-# It needs no root.  It needs a Debian of the amd64 architecture.
+# It needs no root.  It needs a Debian of the amd64 architecture.  Exit status 77: not on this machine,
+# or packages cannot be had.
 set -euo pipefail
 export LC_ALL=C
 
@@ -30,15 +31,17 @@ not_needed+='|initramfs|linux-base|xen-hypervisor-common|ucf|grub|kmod$|udev$|sy
 
 say() { printf 'xen/build.sh: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+# Nothing is wrong, but not here.
+unfit() { say "$*"; exit 77; }
 
 [ $# -eq 2 ] || die "usage: build.sh OUTDIR PROGRAM"
-[ "$(uname -m)" = x86_64 ] || die "the machine is amd64 only, this one is $(uname -m)"
+[ "$(uname -m)" = x86_64 ] || unfit "the machine is amd64 only, this one is $(uname -m)"
 missing=
 for tool in apt-get:apt apt-cache:apt dpkg-deb:dpkg tar:tar xz:xz-utils sha256sum:coreutils \
             flock:util-linux find:findutils awk:mawk; do
   command -v "${tool%:*}" >/dev/null || missing+=" ${tool%:*} (package ${tool#*:})"
 done
-[ -z "$missing" ] || die "missing on this machine:$missing"
+[ -z "$missing" ] || unfit "missing on this machine:$missing"
 
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$1"
@@ -224,7 +227,7 @@ else
     # No network today.  An older build of the same script does the job as well.
     base=$(find "$cache" -maxdepth 1 -type d -name "$script-????????????????" -printf '%T@ %p\n' |
            sort -n | awk 'END { print $2 }')
-    [ -n "$base" ] || die "could not get the packages.  Check the network and the apt sources of" \
+    [ -n "$base" ] || unfit "could not get the packages.  Check the network and the apt sources of" \
       "this machine; needed are xen-system-amd64, linux-image-amd64, xenstore-utils, busybox-static"
     say "using an older build"
   fi
