@@ -11,6 +11,7 @@ mod polling;
 mod pool;
 mod queue;
 mod ring_bell;
+mod rings;
 mod sampler;
 mod stats;
 pub mod vhost_user;
@@ -22,10 +23,11 @@ pub use export::{
 };
 pub use polling::Polling;
 pub use pool::{
-    Cpus, OnFailure, Pool, PoolOptions, Rings, engines_to_choose, install_handlers, usable_engines,
+    Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,
 };
 pub use queue::{Broken, Pop, RequestQueue};
 pub use ring_bell::watchdog_signal;
+pub use rings::Rings;
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};
 pub use worker::Worker;

@@ -4,23 +4,24 @@ use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
 use crate::queue::RequestQueue;
 use crate::ring_bell;
+use crate::rings::{self, Rings, ring};
 use crate::vhost_user::Queue;
 use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
-use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Threads, ThreadsSetup};
+use ringway_aio::{Engine, LinuxAio, Null, Threads, ThreadsSetup};
 use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Operations one engine may have in flight. More wait in their queues' backlog.
-const DEPTH: u32 = 2048;
+pub(crate) const DEPTH: u32 = 2048;
 
 /// Threads of one `threads` engine: enough to keep a fast disk busy from one worker.
 const THREADS: usize = 16;
@@ -110,7 +111,7 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
                     let rings = self.rings.clone();
                     spawn(index, options, care, move || match rings {
                         Some(rings) => rings.take(),
-                        None => IoUring::new(io_uring(options.iopoll)),
+                        None => ring(options.iopoll),
                     })
                 }
             }?;
@@ -158,33 +159,6 @@ impl<Q: RequestQueue + 'static> Drop for Pool<Q> {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-    }
-}
-
-/// Rings of io_uring that were set up beforehand, by a process that is to lose the right to set up
-/// any: an unrestricted one could open files and sockets past a filter of system calls.
-#[derive(Clone, Default)]
-pub struct Rings(Arc<Mutex<Vec<IoUring>>>);
-
-impl Rings {
-    /// For so many workers.
-    ///
-    /// # Errors
-    /// What the host says, such as that there is no io_uring for us.
-    pub fn set_up(workers: usize, iopoll: bool) -> io::Result<Self> {
-        let rings = (0..workers).map(|_| IoUring::new(io_uring(iopoll)));
-        Ok(Self(Arc::new(Mutex::new(rings.collect::<io::Result<_>>()?))))
-    }
-
-    /// How many are left.
-    #[must_use]
-    pub fn left(&self) -> usize {
-        self.0.lock().unwrap_or_else(|e| e.into_inner()).len()
-    }
-
-    fn take(&self) -> io::Result<IoUring> {
-        let ring = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        ring.ok_or_else(|| io::Error::other("all rings that were set up at the start are in use"))
     }
 }
 
@@ -287,10 +261,6 @@ fn threads() -> ThreadsSetup {
     ThreadsSetup { depth: DEPTH, threads: THREADS, cached_inline: true }
 }
 
-fn io_uring(iopoll: bool) -> IoUringSetup<'static> {
-    IoUringSetup { depth: DEPTH, without: &[], iopoll }
-}
-
 fn spawn<E, Q, F>(
     index: usize,
     options: PoolOptions,
@@ -357,9 +327,7 @@ pub fn engines_to_choose(asked: Option<EngineKind>) -> Vec<(EngineKind, Result<S
 /// Why to take an engine for files, or why not.
 fn try_engine(engine: EngineKind) -> Result<String, String> {
     let tried = match engine {
-        EngineKind::IoUring => {
-            IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false }).map(drop)
-        }
+        EngineKind::IoUring => rings::probe(),
         EngineKind::LinuxAio => LinuxAio::new(4).map(drop),
         _ => return Ok("works everywhere".to_owned()),
     };

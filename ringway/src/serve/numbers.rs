@@ -36,6 +36,14 @@ pub(super) fn rings(
         _ => 0,
     };
     let wanted = now.max(later);
-    let rings = Rings::set_up(wanted, options.iopoll);
-    rings.with_context(|| format!("cannot set {wanted} rings of io_uring up")).map(Some)
+    let rings = Rings::set_up(now, wanted, options.iopoll)
+        .with_context(|| format!("cannot set {now} rings of io_uring up"))?;
+    if rings.left() < wanted {
+        tracing::warn!(
+            "this host has memory for {} rings of io_uring and not for {wanted}: disks that are \
+             added later share workers",
+            rings.left()
+        );
+    }
+    Ok(Some(rings))
 }

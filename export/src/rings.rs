@@ -1,0 +1,115 @@
+//! Rings of io_uring, set up with patience or beforehand.
+
+use crate::pool::DEPTH;
+use ringway_aio::{IoUring, IoUringSetup};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// How long to wait for memory for a ring. The kernel lets go of those of a process that was killed
+/// some time after it has gone, and its successor comes at once.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Rings that were set up beforehand, by a process that is to lose the right to set up any: an
+/// unrestricted one could open files and sockets past a filter of system calls.
+#[derive(Clone, Default)]
+pub struct Rings(Arc<Mutex<Vec<IoUring>>>);
+
+impl Rings {
+    /// For `needed` workers, and for so many in all (`wanted`) if the host has memory for them.
+    ///
+    /// # Errors
+    /// What the host says, such as that there is no io_uring for us.
+    pub fn set_up(needed: usize, wanted: usize, iopoll: bool) -> io::Result<Self> {
+        let rings = collect(needed, wanted, PATIENCE, || new(iopoll))?;
+        Ok(Self(Arc::new(Mutex::new(rings))))
+    }
+
+    /// How many are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.lock().len()
+    }
+
+    pub(crate) fn take(&self) -> io::Result<IoUring> {
+        let ring = self.lock().pop();
+        ring.ok_or_else(|| io::Error::other("all rings that were set up at the start are in use"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<IoUring>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// One ring, now.
+pub(crate) fn ring(iopoll: bool) -> io::Result<IoUring> {
+    let one = collect(1, 1, PATIENCE, || new(iopoll))?.pop();
+    one.ok_or_else(|| io::Error::other("no ring"))
+}
+
+/// Whether there is io_uring for us.
+pub(crate) fn probe() -> io::Result<()> {
+    let small = || IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false });
+    collect(1, 1, PATIENCE, small).map(drop)
+}
+
+fn new(iopoll: bool) -> io::Result<IoUring> {
+    IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll })
+}
+
+/// Waits for memory for those that are needed, and does without the others.
+fn collect<T>(
+    needed: usize,
+    wanted: usize,
+    patience: Duration,
+    mut make: impl FnMut() -> io::Result<T>,
+) -> io::Result<Vec<T>> {
+    let begun = Instant::now();
+    let mut made = Vec::new();
+    while made.len() < wanted.max(needed) {
+        match make() {
+            Ok(ring) => made.push(ring),
+            Err(_) if made.len() >= needed => break,
+            Err(e) if e.kind() == io::ErrorKind::OutOfMemory && begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn no_memory() -> io::Result<usize> {
+        Err(io::ErrorKind::OutOfMemory.into())
+    }
+
+    #[test]
+    fn needed_rings_are_waited_for_and_spare_ones_are_not() {
+        // Memory comes at the fourth time, and goes after the second ring.
+        let mut asked = 0;
+        let made = collect(2, 8, LONG, || {
+            asked += 1;
+            if (4..6).contains(&asked) { Ok(asked) } else { no_memory() }
+        });
+        assert_eq!(made.unwrap(), [4, 5]);
+        assert_eq!(asked, 6, "the third ring was tried once");
+    }
+
+    #[test]
+    fn patience_ends_and_other_errors_end_it_at_once() {
+        let made = collect(1, 1, Duration::ZERO, no_memory);
+        assert_eq!(made.unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        let mut asked = 0;
+        let made = collect(1, 1, LONG, || -> io::Result<()> {
+            asked += 1;
+            Err(io::ErrorKind::PermissionDenied.into())
+        });
+        assert_eq!((made.unwrap_err().kind(), asked), (io::ErrorKind::PermissionDenied, 1));
+    }
+}
