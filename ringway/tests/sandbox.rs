@@ -253,6 +253,8 @@ fn another_user_has_none_of_roots_rights() {
         |name: &str| std::fs::metadata(dir.path().join(name)).map(|meta| (meta.uid(), meta.gid()));
     let number = group.split(' ').next().unwrap().parse().unwrap();
     assert_eq!(owner("s").unwrap(), (NOBODY, number));
+    let mode = std::fs::metadata(dir.path().join("s")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o660, "the group may connect, and nobody else");
     assert_eq!(owner("ctl").unwrap().0, 0, "who started it controls it");
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();

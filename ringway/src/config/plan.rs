@@ -35,8 +35,8 @@ pub(crate) struct DaemonArgs {
     /// latency, a busy CPU while requests are under way. Needs a device with poll queues.
     #[arg(long)]
     pub(crate) iopoll: bool,
-    /// Listen on this Unix socket for `ringway ctl`: disks come and go and change their size while
-    /// the daemon runs. Only this user can connect.
+    /// Listen on this Unix socket for `ringway ctl` and `ringway top`: disks come and go and change
+    /// their size while the daemon runs. Only this user can connect.
     #[arg(long, value_name = "PATH", help_heading = "Control")]
     pub(crate) control: Option<PathBuf>,
     /// Whether the daemon gives up, before it meets a guest, all that it does not need: whatever it

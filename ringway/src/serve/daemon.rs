@@ -51,6 +51,9 @@ impl Daemon {
             ),
         };
         let user = plan.daemon.user.as_deref();
+        if plan.xen.is_some() && user.is_some() {
+            bail!("--xen opens devices of the host for each guest, as root: leave --user out");
+        }
         let account =
             user.map(|user| Account::find(user).with_context(|| format!("--user {user}")));
         let account = account.transpose()?;

@@ -14,7 +14,7 @@ use crate::config::Location;
 use crate::sandbox::{Account, confine_helper};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
-use rustix::fs::{AtFlags, CWD, Gid, Uid, chownat};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid, chmodat, chownat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -196,6 +196,9 @@ impl Helper {
             let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
             chownat(CWD, &file.path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
                 .with_context(|| format!("{}: cannot give it to {account}", path.display()))?;
+            // To connect takes the right to write.
+            chmodat(CWD, &file.path, Mode::from_raw_mode(0o660), AtFlags::empty())
+                .with_context(|| format!("{}: cannot let its group in", path.display()))?;
         }
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
