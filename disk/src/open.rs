@@ -297,7 +297,11 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     let kind = probe::kind(path)?;
     let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
-    fence::Patience::new(path, options).lock(&file, options.read_only)?;
+    if let Err(error) = fence::Patience::new(path, options).lock(&file, options.read_only) {
+        // Who has the lock of a new file serves it: it is not ours to remove any more.
+        created.keep();
+        return Err(error);
+    }
     let bytes = probe::size(path, &file, kind)?;
     check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);

@@ -292,6 +292,24 @@ fn a_missing_file_is_created_sparse_and_private() {
     assert!(!again.created(), "it was there this time");
 }
 
+/// Who creates a file may lose the race for its lock; it is the other one's then.
+#[test]
+fn a_new_file_is_not_removed_under_another_owner() {
+    let folder = folder();
+    for round in 0..200 {
+        let path = folder.path().join(format!("{round}.img"));
+        let wanted = OpenOptions { create_bytes: Some(MIB), ..options(&path) };
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| open(&wanted))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        for disk in opened.into_iter().flatten() {
+            let (here, there) = (disk.file().metadata().unwrap(), path.metadata());
+            assert_eq!(there.map(|meta| meta.ino()).ok(), Some(here.ino()), "round {round}");
+        }
+    }
+}
+
 #[test]
 fn an_existing_file_is_never_resized() {
     let folder = folder();

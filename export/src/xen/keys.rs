@@ -136,7 +136,7 @@ pub(super) enum KeyError {
     Store(#[from] StoreError),
     #[error("the front-end has not written {0}")]
     Missing(String),
-    #[error("the front-end has written '{value}' to {key}, which {why}")]
+    #[error("the front-end has written {value:?} to {key}, which {why}")]
     Wrong { key: String, value: String, why: String },
 }
 

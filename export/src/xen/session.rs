@@ -26,6 +26,8 @@ use tracing::{debug, info, warn};
 /// How long to wait before a store that was lost is tried again.
 const BREATH: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
 /// Refused connections of a front-end that are logged.
 const REFUSALS_TOLD: u32 = 10;
 
@@ -136,20 +138,25 @@ impl<'a> Session<'a> {
         loop {
             match self.serve() {
                 Ok(ended) => {
-                    if let Err(refusal) = self.stop_all() {
-                        warn!(disk, "could not stop all queues: {refusal}");
-                    }
+                    self.stop_for_good();
                     return ended;
                 }
                 // Rings go on without a store.
                 Err(error) => warn!(disk, "{error}; trying again"),
             }
             if self.breathe() {
+                self.stop_for_good();
                 return Ended::ByOrder;
             }
             if let Ok(store) = Xenstore::open() {
                 self.store = store;
             }
+        }
+    }
+
+    fn stop_for_good(&mut self) {
+        if let Err(refusal) = self.stop_all() {
+            warn!(disk = self.export.disk().name(), "could not stop all queues: {refusal}");
         }
     }
 
@@ -172,7 +179,9 @@ impl<'a> Session<'a> {
             let (store, door) = (self.store.fd(), self.door.bell());
             let fds = [self.stop.as_fd(), door.as_fd(), store.as_fd()];
             let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
-            match poll(&mut polled, None) {
+            // Events that came between answers are in no socket any more.
+            let patience = self.store.has_events().then_some(&NOT_AT_ALL);
+            match poll(&mut polled, patience) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StoreError::Broken(error.into())),
             }

@@ -268,6 +268,13 @@ impl Xenstore {
         Ok(Changes { list, missed: std::mem::take(&mut self.missed) })
     }
 
+    /// True if [`Xenstore::events`] would find something that came between answers, so that its
+    /// descriptor is not readable for it.
+    #[must_use]
+    pub fn has_events(&self) -> bool {
+        self.missed || !self.events.is_empty()
+    }
+
     /// Keeps a change, unless it is known already.
     fn keep(&mut self, body: &[u8]) {
         let mut texts = texts(body).into_iter();

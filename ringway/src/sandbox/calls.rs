@@ -96,6 +96,9 @@ fn wider(one: &Rule, other: Rule) -> Rule {
     }
 }
 
+/// What `isatty` asks in glibc 2.42 and newer: `_IOR('T', 0x2A, struct termios2)`.
+const TCGETS2: libc::Ioctl = 0x802C_542A;
+
 /// Memory, waiting, the end of a thread.
 fn every_thread() -> Vec<Call> {
     let mut calls = vec![
@@ -152,7 +155,7 @@ fn io() -> Vec<Call> {
 
 /// Connections, disks that come and go, threads that are started.
 fn control() -> Vec<Call> {
-    let ioctls = [libc::FIONBIO, libc::TCGETS, libc::TIOCGWINSZ];
+    let ioctls = [libc::FIONBIO, libc::TCGETS, TCGETS2, libc::TIOCGWINSZ];
     let ioctls = ioctls.map(low_bits).into_iter().chain([BLKGETSIZE64]).collect();
     vec![
         call!(SYS_accept4, "accept4"),
@@ -196,6 +199,8 @@ pub(super) fn refused() -> Vec<Call> {
         call!(SYS_gettid, "gettid", Rule::Refused),
         // For telling where a thread may run; nobody asks.
         call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Refused),
+        // Channels of the standard library, behind a sender that was interrupted: it looks again.
+        call!(SYS_sched_yield, "sched_yield", Rule::Refused),
         // All signals that are waited for are blocked already, and for all threads.
         call!(SYS_rt_sigprocmask, "rt_sigprocmask", Rule::Refused),
     ]

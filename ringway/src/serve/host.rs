@@ -86,7 +86,8 @@ impl Host {
             // after us waits as long as we live.
             match disk.lock() {
                 Ok(()) => return Ok((disk, new)),
-                Err(TryLockError::WouldBlock) => {}
+                // Who has it serves the new image: it is not ours to remove any more.
+                Err(TryLockError::WouldBlock) => new.into_iter().for_each(NewImage::keep),
                 Err(TryLockError::Error(error)) => {
                     return Err(error).with_context(|| format!("{}: cannot lock it", disk.name()));
                 }

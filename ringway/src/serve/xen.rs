@@ -26,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// How often to try again meanwhile, and whether the store is back.
 const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
+const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Xen")]
@@ -100,15 +102,32 @@ impl XenPlan {
 /// Serves one disk until it is removed.
 ///
 /// # Errors
-/// That the store cannot be reached, or that a worker failed.
+/// That a worker failed.
 pub(super) fn serve(
     export: &Export<Queue>,
     at: &Address,
     options: SessionOptions,
     stop: BorrowedFd<'_>,
 ) -> std::io::Result<()> {
-    let store = Xenstore::open().map_err(std::io::Error::other)?;
-    match Session::new(export, options, store, at.clone(), stop)?.run() {
+    let mut told = false;
+    let session = loop {
+        let store = Xenstore::open().map_err(std::io::Error::other);
+        let begun =
+            store.and_then(|store| Session::new(export, options.clone(), store, at.clone(), stop));
+        match begun {
+            Ok(session) => break session,
+            // A store that is away, or no descriptor left: other disks are well.
+            Err(error) if !std::mem::replace(&mut told, true) => {
+                tracing::warn!(disk = export.disk().name(), "{error}; trying again");
+            }
+            Err(_) => {}
+        }
+        let mut polled = [PollFd::new(&stop, PollFlags::IN)];
+        if poll(&mut polled, Some(&AGAIN)).is_ok_and(|rung| rung > 0) {
+            return Ok(());
+        }
+    };
+    match session.run() {
         Ended::Removed | Ended::ByOrder => Ok(()),
         Ended::Failed => Err(std::io::Error::other("a worker failed")),
     }
@@ -174,7 +193,12 @@ impl Watch {
             if let Err(error) = &looked {
                 tracing::warn!("xenstore: {error:#}; trying again");
             }
-            let patience = (looked.is_err() || self.tries_again()).then_some(&AGAIN);
+            // Events that came between answers are in no socket any more.
+            let patience = if looked.is_ok() && self.store.has_events() {
+                Some(&NOT_AT_ALL)
+            } else {
+                (looked.is_err() || self.tries_again()).then_some(&AGAIN)
+            };
             let store = self.store.fd();
             // A store that is lost would be readable for ever.
             let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };

@@ -74,7 +74,7 @@ fn what_cannot_be_is_refused_and_named() {
         let mut said: Vec<_> = ring.iter().copied().filter(|(other, _)| *other != key).collect();
         said.push((key, value));
         let error = front(&said).unwrap_err().to_string();
-        assert_eq!(error, format!("the front-end has written '{value}' to f/{key}, which {why}"));
+        assert_eq!(error, format!("the front-end has written {value:?} to f/{key}, which {why}"));
     }
 }
 

@@ -86,6 +86,24 @@ fn watches_ring_for_all_below() {
     assert_eq!(wait_for(&mut store, 2).list, [change("device/1/state"), change("device/1")]);
 }
 
+/// An event that came before an answer is not in the socket any more; whoever sleeps on that asks first.
+#[test]
+fn an_event_between_answers_is_not_slept_over() {
+    let fake = FakeStore::default();
+    let mut store = fake.connect();
+    store.watch("device", "d").unwrap();
+    wait_for(&mut store, 1);
+    assert!(!store.has_events());
+    let begun = Instant::now();
+    while !store.has_events() && begun.elapsed() < Duration::from_secs(10) {
+        fake.set("device/state", "4");
+        store.read(Tx::NONE, "device/state").unwrap();
+    }
+    assert!(store.has_events());
+    wait_for(&mut store, 1);
+    assert!(!store.has_events());
+}
+
 /// Hazard B14 (XSA-349): a flood of events is one event, and one of many paths costs bounded memory.
 #[test]
 fn b14_a_flood_of_watches_is_coalesced() {
