@@ -41,7 +41,7 @@ Examples:
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
-  ringway serve --xen --queues 4                   disks of this Xen host's guests
+  ringway serve --xen --queues 4                   what Xen's toolstack attaches
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
