@@ -141,7 +141,8 @@ fn push(front: &mut Front, rng: &mut Rng, pages: &mut Pages) -> Option<(u16, Wan
         wanted.1 = rng.below(1 << 30) as u64;
         with = With::Sectors(wanted.1);
     } else if long {
-        grant = [1000 + u32::try_from(rng.below(1 << 20)).unwrap()];
+        // Each time another one: requests in flight must not share a page.
+        grant = [1000 + u32::try_from(pages.0.len()).unwrap()];
         pages.0.insert(grant[0], pieces_to_bytes(&pieces).to_vec());
         with = With::Pages { segments: u16::try_from(count).unwrap(), pages: &grant };
     } else {
