@@ -8,7 +8,7 @@ use ringway_ring::blkif::{Armed, Back};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
-/// The back end of a ring. A server takes requests off [`BackEnd::ring`], reaches their memory through
+/// The back end of a ring. A server takes requests off its ring, reaches their memory through
 /// [`BackEnd::grants`], and is told of new ones by [`BackEnd::doorbell`].
 #[derive(Debug)]
 pub struct BackEnd {
