@@ -22,7 +22,7 @@ mod size;
 #[path = "../../ringway/src/serve/control/words.rs"]
 mod words;
 
-use claim::Claim;
+use claim::{Claim, Location};
 use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
 use plan::{DaemonArgs, Plan, cpus};
@@ -49,6 +49,12 @@ mod logging {
         Debug,
         Trace,
     }
+}
+
+/// Requests know nothing of Xen's toolstack.
+mod serve {
+    #[derive(Debug)]
+    pub(crate) struct XenPlan;
 }
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
