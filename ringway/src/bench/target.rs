@@ -4,6 +4,7 @@ use crate::bench::fill;
 use crate::bench::inside::{Inside, Serving};
 use crate::bench::options::{AccessArgs, Load};
 use crate::config::{Choice, cpus, source};
+use crate::peer;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
@@ -233,8 +234,7 @@ fn connect(path: &Path) -> Result<(UnixStream, Option<u32>)> {
         Options::new().connect(path)?;
         bail!("{}: it cannot be reached", path.display());
     };
-    let peer = rustix::net::sockopt::socket_peercred(&stream).ok();
-    let pid = peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+    let pid = peer::server(&stream);
     Ok((stream, pid))
 }
 

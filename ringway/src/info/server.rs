@@ -1,6 +1,7 @@
 //! A served disk: what its server says in the handshake and the configuration space.
 
 use crate::io::disk;
+use crate::peer;
 use anyhow::Context;
 use ringway_driver::{Device, Options, vhost_user_feature_name, virtio_feature_name};
 use serde::Serialize;
@@ -98,11 +99,10 @@ pub(super) fn ask(socket: &Path) -> anyhow::Result<Served> {
         // It says better what to do.
         Err(_) => return Err(options.connect(socket).err().context("cannot connect")?.into()),
     };
-    let pid = rustix::net::sockopt::socket_peercred(&stream).ok().map(|peer| peer.pid);
+    let pid = peer::server(&stream);
     let mut device = options.over(stream)?;
     let mut queue = device.queue::<()>()?;
     let serial = disk::serial(&mut queue, &device.pool(), ())?;
-    let pid = pid.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
     let served = describe(socket, &device, serial, pid.and_then(process));
     device.stop()?;
     Ok(served)
@@ -156,18 +156,11 @@ fn features(offered: u64, used: u64, name: fn(u32) -> Option<&'static str>) -> V
     bits.map(|bit| Feature { bit, name: name(bit), used: used & (1 << bit) != 0 }).collect()
 }
 
-/// The name of the process that makes sockets for a daemon in a sandbox.
-const HELPER: &str = "ringway-helper";
-
 /// What /proc says of a process; `None` if that is not visible here.
 fn process(pid: u32) -> Option<Process> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let lines: HashMap<_, _> = status.lines().filter_map(|line| line.split_once(':')).collect();
     let number = |key: &str| lines.get(key)?.split_whitespace().next()?.parse::<u64>().ok();
-    if lines.get("Name").is_some_and(|name| name.trim() == HELPER) {
-        // It has made the socket for the daemon, its parent.
-        return process(u32::try_from(number("PPid")?).ok()?);
-    }
     let kib = |key: &str| number(key).map(|kib| kib << 10);
     Some(Process {
         pid,

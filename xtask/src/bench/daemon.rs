@@ -2,6 +2,7 @@
 
 use crate::bench::Lab;
 use crate::bench::image::Device;
+use crate::bench::peer;
 use crate::bench::proc::Usage;
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
@@ -191,8 +192,7 @@ impl Running {
     fn adopt(socket: &Path, folder: TempDir) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("no one listens at {}", socket.display()))?;
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?;
-        let pid = u32::try_from(peer.pid.as_raw_nonzero().get()).context("a process")?;
+        let pid = peer::server(&stream).context("its process cannot be seen from here")?;
         Ok(Self { child: None, pid, socket: socket.to_path_buf(), folder })
     }
 

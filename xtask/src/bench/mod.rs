@@ -22,6 +22,8 @@ mod origins;
 // Shared with `ringway bench`.
 #[path = "../../../ringway/src/bench/fill.rs"]
 mod bytes;
+#[path = "../../../ringway/src/peer.rs"]
+mod peer;
 #[path = "../../../ringway/src/short.rs"]
 mod short;
 // What the kernel counts, shared with `ringway bench`.
