@@ -81,26 +81,6 @@ fn a10_a_slot_is_read_once() {
     }
 }
 
-/// No byte of an answer is left as it was (XSA-216).
-#[test]
-fn a11_answers_are_zeroed() {
-    for shape in shapes() {
-        let memory = Memory::new(Shape { first: 0, ..shape });
-        let (mut front, mut back) = (memory.front(), memory.back(ALL));
-        front.push(READ).unwrap();
-        let _ = front.publish();
-        let (token, _) = back.pop(&mut nothing).unwrap().unwrap();
-        memory.set_slot(0, &vec![0xaa; shape.abi.slot_bytes()]);
-        back.push(token, Status::IoError);
-        let slot = memory.slot(0);
-        let (response, rest) = slot.split_at(shape.abi.response_bytes());
-        let mut want = vec![0; response.len()];
-        want[10..12].copy_from_slice(&(-1i16).to_le_bytes());
-        assert_eq!(response, want);
-        assert!(rest.iter().all(|byte| *byte == 0xaa), "more was written than an answer");
-    }
-}
-
 /// A request that the header knows, with its first four bytes and its tail.
 fn raw(abi: Abi, head: [u8; 4], sector: u64, rest: &[u32]) -> Vec<u8> {
     let mut words = vec![0u32; abi.slot_bytes() / 4];
