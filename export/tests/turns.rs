@@ -224,7 +224,8 @@ fn idle_queues_are_left_alone(polling: Polling) {
     let idle: Vec<_> = (0..many()).map(|_| scene.queue(0, 512)).collect();
     let busy = scene.queue(0, 512);
     let touched = || idle.iter().map(|guest| guest.counts.touched.load(SeqCst)).sum::<u64>();
-    // They are looked at for a while after they came.
+    // They are looked at for a while after they came: 2000 turns at most, and a turn answers one
+    // request where the worker finds the next before it has armed all queues and never sleeps.
     let mut asked = 0;
     loop {
         let before = touched();
@@ -233,7 +234,7 @@ fn idle_queues_are_left_alone(polling: Polling) {
         if touched() == before {
             break;
         }
-        assert!(asked < 800, "idle queues go on being looked at");
+        assert!(asked < 6000, "idle queues go on being looked at");
     }
     let before = touched();
     (0..500).for_each(|_| busy.ask());
