@@ -1,13 +1,14 @@
 //! What is known about a disk once it is open.
 
 use crate::locks::RangeLocks;
-use crate::path::PathBoard;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
+use ringway_path::PathBoard;
 use std::fmt;
 use std::fs::File;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 /// How writes relate to the host's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,6 +202,8 @@ pub struct Disk {
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
     pub(crate) path: PathBoard,
+    /// When the clock of `path` began.
+    pub(crate) begun: Instant,
 }
 
 impl Disk {
@@ -268,6 +271,11 @@ impl Disk {
     #[must_use]
     pub fn path(&self) -> &PathBoard {
         &self.path
+    }
+
+    /// Nanoseconds on the clock of the path.
+    pub(crate) fn now(&self) -> u64 {
+        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// The file.

@@ -33,7 +33,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-core", &[]),
     ("ringway-ring", &["core"]),
     ("ringway-aio", &["core"]),
-    ("ringway-path", &["core", "aio"]),
+    ("ringway-path", &["core"]),
     ("ringway-disk", &["core", "aio", "path"]),
     ("ringway-export", &["core", "ring", "aio", "path", "disk"]),
     ("ringway-driver", &["core", "ring"]),
