@@ -38,7 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway bench origins
   ringway bench origins --only o1,o4 --dir /mnt/disk --html origins.html
-  ringway bench origins --only o3                   two minutes
+  ringway bench origins --only o3                   four minutes
   ringway bench origins --rounds 1 --runtime 300ms
 
 fio and qemu-storage-daemon take part where they are installed.
