@@ -188,6 +188,8 @@ fn measure(lab: &Lab<'_>, disk: &Disk, front: bool, pattern: &str, rw: Rw) -> Re
         lab.tell(&format!("O3 {}, {pattern}, {}", disk.name, path.name()));
         let mut load = lab.load(rw, Sizes::one(BYTES), DEPTH, 1);
         load.polling = true;
+        // Or the client would be what is measured.
+        load.timed = false;
         // A connection is new each time, and so is the choice of its front-end.
         if path == PathKind::Auto && (front || running[at].is_none()) {
             load.ramp = warmup(lab);
