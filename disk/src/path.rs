@@ -40,6 +40,8 @@ pub struct PathBoard {
     /// Held for some nanoseconds, fifty times a second; nobody waits for it.
     auto: Mutex<Auto>,
     begun: Instant,
+    /// The time, if it was told: see [`PathBoard::set_now`].
+    told: AtomicU64,
     on_switch: OnceLock<OnSwitch>,
 }
 
@@ -59,6 +61,7 @@ impl PathBoard {
             switches: AtomicU64::new(0),
             auto: Mutex::new(Auto::new(0)),
             begun: Instant::now(),
+            told: AtomicU64::new(u64::MAX),
             on_switch: OnceLock::new(),
         }
     }
@@ -89,8 +92,18 @@ impl PathBoard {
         debug_assert!(kept, "one listener");
     }
 
+    /// Nanoseconds since the disk was opened.
     fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        match self.told.load(Relaxed) {
+            u64::MAX => u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            told => told,
+        }
+    }
+
+    /// From now on the time is what was told last, in nanoseconds: for tests that have to be
+    /// repeated exactly.
+    pub fn set_now(&self, ns: u64) {
+        self.told.store(ns, Relaxed);
     }
 
     /// Hands in what a queue has seen. False if another queue is doing so right now.
