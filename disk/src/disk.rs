@@ -202,8 +202,10 @@ pub struct Disk {
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
     pub(crate) path: PathBoard,
-    /// When the clock of `path` began.
+    /// When the clock of the paths began.
     pub(crate) begun: Instant,
+    /// The time, if it was told: see [`Disk::set_now`].
+    pub(crate) told: AtomicU64,
 }
 
 impl Disk {
@@ -273,9 +275,18 @@ impl Disk {
         &self.path
     }
 
-    /// Nanoseconds on the clock of the path.
+    /// Nanoseconds since it was opened.
     pub(crate) fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        match self.told.load(Relaxed) {
+            u64::MAX => u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            told => told,
+        }
+    }
+
+    /// From now on the time is what was told last, in nanoseconds: for tests that have to be
+    /// repeated exactly.
+    pub fn set_now(&self, ns: u64) {
+        self.told.store(ns, Relaxed);
     }
 
     /// The file.

@@ -8,6 +8,7 @@ mod bounce;
 mod disk;
 mod locks;
 pub mod open;
+mod overdue;
 mod parts;
 mod path;
 mod queue;
@@ -19,6 +20,7 @@ mod watcher;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
+pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
 pub use resize::ResizeError;

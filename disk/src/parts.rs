@@ -97,6 +97,7 @@ impl From<Parts> for Disk {
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             path: PathBoard::new(parts.path),
             begun: Instant::now(),
+            told: AtomicU64::new(u64::MAX),
         }
     }
 }

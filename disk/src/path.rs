@@ -9,6 +9,7 @@
 //! `queue.rs`. What the paths do is in the crate `ringway-path`; here it meets slots and engines.
 
 use crate::disk::CacheMode;
+use crate::overdue::Mark;
 use crate::queue::{DiskQueue, Finished};
 use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
@@ -64,6 +65,7 @@ impl<C> DiskQueue<C> {
     /// Begins a request that does not go straight, or not for sure.
     #[inline(never)]
     pub(crate) fn start_other<E: Engine>(&mut self, engine: &mut E, tag: u16) {
+        self.cold[usize::from(tag)].mark = Mark::default();
         let request = &self.slots[usize::from(tag)].request;
         let (op, range, segments) = (request.op, request.range, request.segments.len());
         if !op.moves_data() || !self.takes_directly(request) {
