@@ -116,6 +116,7 @@ impl<'a> Session<'a> {
         stop: BorrowedFd<'a>,
     ) -> io::Result<Self> {
         let door = Arc::new(Door::new()?);
+        door.attend(false);
         let session = Self {
             export,
             options,
@@ -199,7 +200,9 @@ impl<'a> Session<'a> {
     fn act(&mut self) -> Result<Option<Ended>, StoreError> {
         for _ in 0..TURNS_MAX {
             let seen = keys::look(&mut self.store, &self.at)?;
-            let Some(action) = xenbus::next(seen, !self.queues.is_empty()) else { break };
+            let has_rings = !self.queues.is_empty();
+            self.door.attend(has_rings && seen.is_connected());
+            let Some(action) = xenbus::next(seen, has_rings) else { break };
             debug!(disk = self.export.disk().name(), ?seen, ?action, "xenbus");
             match action {
                 Action::Forget => return Ok(Some(Ended::Removed)),
