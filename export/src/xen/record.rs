@@ -14,16 +14,20 @@
 //!    answers the guest has seen is what the ring's `rsp_prod` says, and nothing else.
 //! 3. An entry is used again only after its answer was published.
 
+pub(super) mod files;
 mod kept;
 
+use super::access::{Access, Named, RecordName, need};
 pub(super) use kept::Kept;
+use ringway_core::file::FileShape;
 use ringway_core::mem::{Mapping, MappingError};
 use ringway_core::{ByteRange, Status};
 use ringway_ring::blkif::{Asked, GrantPiece, Refused};
-use std::fs::{File, OpenOptions};
+use rustix::fs::CWD;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -51,6 +55,17 @@ pub struct Identity {
     pub port: u32,
     /// The pages of the ring.
     pub pages: [u32; 16],
+}
+
+impl Identity {
+    /// Where its record is.
+    fn name(&self) -> (RecordName, PathBuf) {
+        // A domain has 16 bits.
+        #[allow(clippy::cast_possible_truncation)]
+        let domid = self.domid as u16;
+        let name = RecordName { domid, devid: self.devid, queue: self.queue };
+        (name, name.to_string().into())
+    }
 }
 
 #[repr(C)]
@@ -120,7 +135,27 @@ pub struct Record {
     mapping: Mapping,
     entries: usize,
     pieces: usize,
-    path: Option<PathBuf>,
+    home: Home,
+}
+
+/// Where a record is kept.
+enum Home {
+    /// In memory of this process.
+    Nowhere,
+    /// In a file that this process can remove.
+    File(PathBuf),
+    /// In a file that somebody else removes.
+    Named(Arc<dyn Access>, RecordName),
+}
+
+impl std::fmt::Debug for Home {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Nowhere => f.write_str("nowhere"),
+            Self::File(path) => path.fmt(f),
+            Self::Named(_, name) => name.fmt(f),
+        }
+    }
 }
 
 // SAFETY: the mapping is plain memory, used by one thread at a time.
@@ -146,7 +181,7 @@ impl Record {
     pub fn unkept(identity: &Identity) -> io::Result<Self> {
         let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
         let mapping = Mapping::anonymous(Self::bytes(entries, pieces))?;
-        Ok(Self { mapping, entries, pieces, path: None }.begun(identity))
+        Ok(Self { mapping, entries, pieces, home: Home::Nowhere }.begun(identity))
     }
 
     /// A new record at `path`.
@@ -154,20 +189,36 @@ impl Record {
     /// # Errors
     /// What the host says to the file.
     pub fn create(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let host = |error| RecordError::Host { path: path.into(), error };
+        let file = files::make(CWD, path, Self::bytes_of(identity))?;
+        Self::over(&file, path, identity, Home::File(path.into())).map(|new| new.begun(identity))
+    }
+
+    /// The same in the folder of records.
+    ///
+    /// # Errors
+    /// What the host says to the file.
+    pub fn create_by(access: &Arc<dyn Access>, identity: &Identity) -> Result<Self, RecordError> {
+        let (name, path) = identity.name();
+        let file = need(&**access, Named::NewRecord(name, Self::bytes_of(identity)));
+        let file = file.map_err(|error| RecordError::Host { path: path.clone(), error })?;
+        let home = Home::Named(Arc::clone(access), name);
+        Self::over(&file.into(), &path, identity, home).map(|new| new.begun(identity))
+    }
+
+    fn bytes_of(identity: &Identity) -> u64 {
+        Self::bytes(identity.slots as usize, identity.pieces as usize) as u64
+    }
+
+    fn over(
+        file: &File,
+        path: &Path,
+        identity: &Identity,
+        home: Home,
+    ) -> Result<Self, RecordError> {
+        let bytes = Self::bytes_of(identity);
+        let mapping = Mapping::of_file(file, 0, bytes).map_err(mapping_error(path))?;
         let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        // A new file: whoever maps the old one keeps it.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(host(error)),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(host)?;
-        let bytes = Self::bytes(entries, pieces) as u64;
-        file.set_len(bytes).map_err(host)?;
-        let mapping = Mapping::of_file(&file, 0, bytes).map_err(mapping_error(path))?;
-        Ok(Self { mapping, entries, pieces, path: Some(path.into()) }.begun(identity))
+        Ok(Self { mapping, entries, pieces, home })
     }
 
     fn begun(self, identity: &Identity) -> Self {
@@ -183,26 +234,38 @@ impl Record {
     /// # Errors
     /// [`RecordError`].
     pub fn open(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let host = |error| RecordError::Host { path: path.into(), error };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
-        let file: File = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(RecordError::None(path.into()));
+        let file = files::find(CWD, path)?;
+        Self::left(&file, path, identity, Home::File(path.into()))
+    }
+
+    /// The same from the folder of records.
+    ///
+    /// # Errors
+    /// [`RecordError`].
+    pub fn open_by(access: &Arc<dyn Access>, identity: &Identity) -> Result<Self, RecordError> {
+        let (name, path) = identity.name();
+        match access.open(Named::LeftRecord(name)) {
+            Ok(Some(file)) => {
+                let home = Home::Named(Arc::clone(access), name);
+                Self::left(&file.into(), &path, identity, home)
             }
-            opened => opened.map_err(host)?,
-        };
-        let meta = file.metadata().map_err(host)?;
-        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o077 != 0 {
-            return Err(RecordError::Foreign(path.into()));
+            Ok(None) => Err(RecordError::None(path)),
+            Err(error) => Err(RecordError::Host { path, error }),
         }
-        let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        let bytes = Self::bytes(entries, pieces) as u64;
-        if meta.len() != bytes {
+    }
+
+    fn left(
+        file: &File,
+        path: &Path,
+        identity: &Identity,
+        home: Home,
+    ) -> Result<Self, RecordError> {
+        let shape = FileShape::of(file);
+        let shape = shape.map_err(|error| RecordError::Host { path: path.into(), error })?;
+        if shape.bytes != Self::bytes_of(identity) {
             return Err(RecordError::Other(path.into()));
         }
-        let mapping = Mapping::of_file(&file, 0, bytes).map_err(mapping_error(path))?;
-        let record = Self { mapping, entries, pieces, path: Some(path.into()) };
+        let record = Self::over(file, path, identity, home)?;
         let head = record.head();
         if head.magic.load(Acquire) != MAGIC || head.identity != *identity {
             return Err(RecordError::Other(path.into()));
@@ -212,9 +275,11 @@ impl Record {
 
     /// Removes its file: the rings are over.
     pub fn discard(&self) {
-        if let Some(path) = &self.path {
+        match &self.home {
+            Home::Nowhere => {}
+            Home::File(path) => files::remove(CWD, path),
             // Best effort: a file that stays is replaced by the next record.
-            let _ = std::fs::remove_file(path);
+            Home::Named(access, name) => drop(access.open(Named::EndedRecord(*name))),
         }
     }
 

@@ -9,9 +9,12 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ringway_export::Export;
-use ringway_export::xen::{Address, Ended, Movement, Queue, Session, SessionOptions, Tx, Xenstore};
+use ringway_export::xen::{
+    Access, Address, Ended, Here, Movement, Queue, Session, SessionOptions, Tx, Xenstore,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -60,6 +63,10 @@ pub(crate) struct XenArgs {
         hide_default_value = true
     )]
     pub(crate) xen_records: PathBuf,
+    /// How to reach xenstore: the socket of its daemon, or the device /dev/xen/xenbus [default: the
+    /// first of them that answers].
+    #[arg(long, value_name = "PATH", requires = "xen")]
+    pub(crate) xen_store: Option<PathBuf>,
 }
 
 /// What a daemon knows of its host's toolstack.
@@ -76,26 +83,25 @@ impl XenPlan {
         format!("backend/{}", self.args.xen_name)
     }
 
-    pub(super) fn session(&self) -> SessionOptions {
-        SessionOptions { movement: self.args.xen_data, records: self.args.xen_records.clone() }
+    pub(super) fn session(&self, access: Arc<dyn Access>) -> SessionOptions {
+        SessionOptions { movement: self.args.xen_data, access }
     }
 
-    /// Makes the folder of records, for this user alone.
+    /// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
     ///
     /// # Errors
     /// That somebody else could write to it.
-    fn prepare(&self) -> anyhow::Result<()> {
+    pub(super) fn prepare(&self) -> anyhow::Result<Here> {
         let dir = &self.args.xen_records;
+        let cannot = || format!("--xen-records {}", dir.display());
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.with_context(|| format!("--xen-records {}", dir.display()))?;
-        let meta = dir.metadata()?;
+        made.with_context(cannot)?;
+        let folder = File::open(dir).with_context(cannot)?;
+        let meta = folder.metadata().with_context(cannot)?;
         if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            bail!(
-                "--xen-records {}: others can write to it. Give a folder of this user alone",
-                dir.display()
-            );
+            bail!("{}: others can write to it. Give a folder of this user alone", cannot());
         }
-        Ok(())
+        Ok(Here::new(self.args.xen_store.clone(), folder.into()))
     }
 }
 
@@ -111,7 +117,7 @@ pub(super) fn serve(
 ) -> std::io::Result<()> {
     let mut told = false;
     let session = loop {
-        let store = Xenstore::open().map_err(std::io::Error::other);
+        let store = Xenstore::open(&*options.access).map_err(std::io::Error::other);
         let begun =
             store.and_then(|store| Session::new(export, options.clone(), store, at.clone(), stop));
         match begun {
@@ -159,6 +165,7 @@ struct Refused {
 struct Watch {
     disks: Arc<Disks>,
     plan: Arc<XenPlan>,
+    access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
 }
@@ -167,12 +174,12 @@ impl Toolstack {
     /// Listens to the store from now on.
     ///
     /// # Errors
-    /// That there is none, or what is wrong with the place for records.
+    /// That there is none.
     pub(super) fn listen(disks: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
-        plan.prepare()?;
-        let store = Xenstore::open().map_err(|error| anyhow!("--xen: {error}"))?;
+        let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
+        let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let mut watch = Watch { disks, plan, store, refused: HashMap::new() };
+        let mut watch = Watch { disks, plan, access, store, refused: HashMap::new() };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
@@ -210,7 +217,7 @@ impl Watch {
             }
             drop(polled);
             if looked.is_err()
-                && let Ok(store) = Xenstore::open()
+                && let Ok(store) = Xenstore::open(&*self.access)
             {
                 self.store = store;
                 let _ = self.begin();
