@@ -7,9 +7,11 @@ mod cpus;
 mod disk;
 mod file;
 mod plan;
+mod xen;
 
 pub(crate) use claim::{Claim, Location};
 pub(crate) use cpus::CpuList;
 pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal, source};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};
+pub(crate) use xen::{Attached, XenDisk};

@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
-pub(crate) use xen::XenPlan;
+pub(crate) use xen::{XenArgs, XenPlan};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -54,6 +54,18 @@ at its folder:
   [[disk]]
   image = \"/dev/vg0/vm2\"
   socket = \"/run/vm2.sock\"
+  read-only = true
+
+The same for guests of a Xen host: options for all disks, and for those that a
+guest's name, a virtual device or an image tells apart; the first that fits:
+  [xen]
+  queues = 4
+  [[xen.disk]]
+  guest = \"db\"
+  vdev = \"xvdb\"
+  cache = \"writethrough\"
+  [[xen.disk]]
+  image = \"/srv/base.img\"
   read-only = true
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
@@ -138,7 +150,10 @@ fn raise_open_files() {
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
     if args.xen.xen {
-        return Ok(Plan { xen: Some(XenPlan { args: args.xen, disk }), ..Plan::default() });
+        return Ok(Plan {
+            xen: Some(XenPlan { args: args.xen, disk, disks: Vec::new() }),
+            ..Plan::default()
+        });
     }
     let Some(image) = disk.image.take().or(args.blk_file) else {
         if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {

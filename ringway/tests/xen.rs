@@ -1,5 +1,5 @@
 //! `ringway serve --xen` in its sandbox, against a xenstore of the test's own: what is said to the
-//! toolstack, and who opens what. There is no hypervisor here, so no front-end
+//! toolstack, whose options a disk has, who opens what. There is no hypervisor here, so no front-end
 //! ever connects; `e2e/tests/xen.rs` has a real one.
 
 mod common;
@@ -129,6 +129,44 @@ fn disks_come_and_go_in_the_sandbox() {
     assert!(error.contains("is served"), "{error}");
     xen.0.remove("backend/vbd3/1/51712");
     until(&daemon, || list(dir.path()).contains("\"disks\":[]"));
+    daemon.stop();
+}
+
+#[test]
+fn options_are_those_of_the_first_table_that_fits() {
+    let dir = folder();
+    let xen = Toolstack::new(dir.path());
+    for name in ["log.img", "base.img"] {
+        std::fs::copy(dir.path().join("disk.img"), dir.path().join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("base.img", dir.path().join("link.img")).unwrap();
+    let config = "control = 'ctl'\n[xen]\nstore = 'store'\nrecords = 'records'\nqueues = 2\n\
+        [[xen.disk]]\nguest = 'db'\nvdev = 'xvdb'\nqueues = 3\ncache = 'writethrough'\n\
+        [[xen.disk]]\nimage = 'base.img'\nread-only = true\n\
+        [[xen.disk]]\nguest = 'bad'\nengine = 'linux-aio'\ncache = 'writeback'\n";
+    std::fs::write(dir.path().join("xen.toml"), config).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "xen.toml"]);
+    xen.attach((1, "db"), XVDA, &dir.path().join("disk.img"), "w");
+    xen.attach((1, "db"), XVDB, &dir.path().join("log.img"), "w");
+    // Its image by another name.
+    xen.attach((2, "web"), XVDB, &dir.path().join("link.img"), "w");
+    for at in [(1, XVDA), (1, XVDB), (2, XVDB)] {
+        xen.until(&daemon, at, "2");
+    }
+    let said = |(domid, device)| {
+        ["multi-queue-max-queues", "feature-flush-cache", "info"]
+            .map(|key| xen.key(domid, device, key))
+    };
+    assert_eq!(said((1, XVDA)), ["2", "1", "0"]);
+    assert_eq!(said((1, XVDB)), ["3", "0", "0"]);
+    assert_eq!(said((2, XVDB)), ["2", "1", "4"]);
+    assert!(daemon.log().contains("1/51728: its options are those of xen.toml, line 6"));
+    // What cannot be served says whose words they are.
+    xen.attach((3, "bad"), XVDA, &dir.path().join("other.img"), "w");
+    std::fs::copy(dir.path().join("disk.img"), dir.path().join("other.img")).unwrap();
+    xen.until(&daemon, (3, XVDA), "6");
+    let error = xen.0.get("error/backend/vbd3/3/51712/error").unwrap();
+    assert!(error.contains("xen.toml, line 14: --engine linux-aio"), "{error}");
     daemon.stop();
 }
 

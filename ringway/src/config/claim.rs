@@ -88,6 +88,11 @@ impl Location {
         Self { identity: identity(path), real: real(path) }
     }
 
+    /// True if both lead to one file or device.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
     /// True if it leads to what `file` is.
     pub(crate) fn leads_to(&self, file: &File) -> bool {
         // By fstat, as the standard library asks by a call that takes paths as well.

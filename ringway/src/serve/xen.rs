@@ -4,7 +4,7 @@
 //! thread and a connection of its own, so that no guest can keep the others waiting.
 
 use super::disks::Disks;
-use crate::config::{DiskArgs, Place};
+use crate::config::{Attached, DiskArgs, Place, XenDisk};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -31,6 +31,11 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
+/// Unless another one is named.
+const NAME: &str = "vbd3";
+/// As above.
+const RECORDS: &str = "/run/ringway";
+
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Xen")]
@@ -44,7 +49,7 @@ pub(crate) struct XenArgs {
         long,
         value_name = "NAME",
         requires = "xen",
-        default_value = "vbd3",
+        default_value = NAME,
         hide_default_value = true
     )]
     pub(crate) xen_name: String,
@@ -59,7 +64,7 @@ pub(crate) struct XenArgs {
         long,
         value_name = "DIR",
         requires = "xen",
-        default_value = "/run/ringway",
+        default_value = RECORDS,
         hide_default_value = true
     )]
     pub(crate) xen_records: PathBuf,
@@ -75,12 +80,39 @@ pub(crate) struct XenPlan {
     pub(crate) args: XenArgs,
     /// The options of each disk.
     pub(crate) disk: DiskArgs,
+    /// What is special to some of them; the first that fits counts.
+    pub(crate) disks: Vec<XenDisk>,
+}
+
+impl Default for XenArgs {
+    fn default() -> Self {
+        Self {
+            xen: false,
+            xen_name: NAME.into(),
+            xen_data: Movement::default(),
+            xen_records: RECORDS.into(),
+            xen_store: None,
+        }
+    }
 }
 
 impl XenPlan {
     /// The folder that is watched.
     pub(crate) fn folder(&self) -> String {
         format!("backend/{}", self.args.xen_name)
+    }
+
+    /// The options of a disk, and where they were said; `is_image` tells whether a path leads to its
+    /// image.
+    pub(crate) fn words(
+        &self,
+        disk: Attached<'_>,
+        is_image: impl Fn(&Path) -> bool,
+    ) -> (DiskArgs, Option<&str>) {
+        match self.disks.iter().find(|table| table.fits(disk, &is_image)) {
+            Some(table) => (table.words.clone().or(&self.disk), Some(&table.origin)),
+            None => (self.disk.clone(), None),
+        }
     }
 
     pub(super) fn session(&self, access: Arc<dyn Access>) -> SessionOptions {
@@ -255,15 +287,40 @@ impl Watch {
         Ok(())
     }
 
-    fn serve(&self, at: Address) -> anyhow::Result<()> {
-        let mut disk = self.plan.disk.clone();
-        disk.read_only |= at.read_only;
+    fn serve(&mut self, at: Address) -> anyhow::Result<()> {
         let image = PathBuf::from(image_of(&at.params)?);
         if !image.is_absolute() {
             bail!("'{}' is no absolute path", image.display());
         }
-        let spec = disk.into_spec(&image, Place::Xen(at)).map_err(anyhow::Error::msg)?;
-        self.disks.add(spec).map(drop)
+        let (mut disk, origin) = self.words(&at, &image)?;
+        disk.read_only |= at.read_only;
+        let (back, from) = (at.back.clone(), origin.clone());
+        let served = disk
+            .into_spec(&image, Place::Xen(at))
+            .map_err(anyhow::Error::msg)
+            .and_then(|spec| self.disks.add(spec));
+        match origin {
+            Some(origin) => served.context(origin)?,
+            None => served?,
+        };
+        if let Some(from) = from {
+            tracing::info!("{back}: its options are those of {from}");
+        }
+        Ok(())
+    }
+
+    /// The options of a disk, and where they were said.
+    fn words(&mut self, at: &Address, image: &Path) -> anyhow::Result<(DiskArgs, Option<String>)> {
+        if self.plan.disks.is_empty() {
+            return Ok((self.plan.disk.clone(), None));
+        }
+        let name = self.store.read(Tx::NONE, &format!("/local/domain/{}/name", at.domid))?;
+        let attached = Attached { guest: &name.unwrap_or_default(), device: at.devid };
+        // Whatever it is called: a link to a volume, another node of a device.
+        let here = self.disks.host.locate(image);
+        let is_image = |path: &Path| path == image || self.disks.host.locate(path).is_same(&here);
+        let (disk, origin) = self.plan.words(attached, is_image);
+        Ok((disk, origin.map(str::to_owned)))
     }
 
     /// Tells the log and the toolstack, unless it may still work.
