@@ -167,8 +167,8 @@ disk_line() { # VDEV TARGET [ACCESS]
 }
 
 attach() { xl block-attach "$guest" "$(disk_line "$@")" </dev/null; }
-# make_anew DEVICE: the front-end's folder is removed and made again; the back-end's stays. The guest
-# sees another device.
+# make_anew DEVICE: the front-end's folder is removed and made again, and the back-end is told to begin
+# again: closed, it would have the guest close its side. The guest sees another device.
 make_anew() {
     local front=/local/domain/$domid/device/vbd/$1 key words=
     for key in backend backend-id virtual-device device-type; do
@@ -176,10 +176,11 @@ make_anew() {
     done
     xenstore-rm "$front"
     in_guest "while [ -e /sys/bus/xen/devices/vbd-$1 ]; do sleep 0.05; done" || return 1
-    # A closed one is not looked at, until the guest may write to it.
+    # A closed one is not looked at, until the guest may write to it and the back-end waits for it.
     # shellcheck disable=SC2086 # pairs of words
-    xenstore-write $words "$front/state" 6 && xenstore-chmod -r "$front" "n$domid" r0 &&
-        xenstore-write "$front/state" 1
+    xenstore-write $words "$front/state" 6 && xenstore-chmod -r "$front" "n$domid" r0 || return 1
+    xenstore-write "/local/domain/0/backend/$(kind)/$domid/$1/state" 1
+    within 10 states_are "$1" 2 6 && xenstore-write "$front/state" 1
 }
 # The toolstack waits for a disk that never comes, and gives up.
 refused_attach() {
