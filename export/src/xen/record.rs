@@ -15,19 +15,16 @@
 //! 3. An entry is used again only after its answer was published.
 
 pub(super) mod files;
+mod home;
 mod kept;
 
-use super::access::{Access, Named, RecordName, need};
+use home::Home;
 pub(super) use kept::Kept;
-use ringway_core::file::FileShape;
-use ringway_core::mem::{Mapping, MappingError};
+use ringway_core::mem::Mapping;
 use ringway_core::{ByteRange, Status};
 use ringway_ring::blkif::{Asked, GrantPiece, Refused};
-use rustix::fs::CWD;
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -55,17 +52,6 @@ pub struct Identity {
     pub port: u32,
     /// The pages of the ring.
     pub pages: [u32; 16],
-}
-
-impl Identity {
-    /// Where its record is.
-    fn name(&self) -> (RecordName, PathBuf) {
-        // A domain has 16 bits.
-        #[allow(clippy::cast_possible_truncation)]
-        let domid = self.domid as u16;
-        let name = RecordName { domid, devid: self.devid, queue: self.queue };
-        (name, name.to_string().into())
-    }
 }
 
 #[repr(C)]
@@ -138,32 +124,8 @@ pub struct Record {
     home: Home,
 }
 
-/// Where a record is kept.
-enum Home {
-    /// In memory of this process.
-    Nowhere,
-    /// In a file that this process can remove.
-    File(PathBuf),
-    /// In a file that somebody else removes.
-    Named(Arc<dyn Access>, RecordName),
-}
-
-impl std::fmt::Debug for Home {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Nowhere => f.write_str("nowhere"),
-            Self::File(path) => path.fmt(f),
-            Self::Named(_, name) => name.fmt(f),
-        }
-    }
-}
-
 // SAFETY: the mapping is plain memory, used by one thread at a time.
 unsafe impl Send for Record {}
-
-fn mapping_error(path: &Path) -> impl Fn(MappingError) -> RecordError + '_ {
-    move |error| RecordError::Host { path: path.into(), error: io::Error::other(error) }
-}
 
 impl Record {
     fn entry_bytes(pieces: usize) -> usize {
@@ -184,103 +146,12 @@ impl Record {
         Ok(Self { mapping, entries, pieces, home: Home::Nowhere }.begun(identity))
     }
 
-    /// A new record at `path`.
-    ///
-    /// # Errors
-    /// What the host says to the file.
-    pub fn create(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let file = files::make(CWD, path, Self::bytes_of(identity))?;
-        Self::over(&file, path, identity, Home::File(path.into())).map(|new| new.begun(identity))
-    }
-
-    /// The same in the folder of records.
-    ///
-    /// # Errors
-    /// What the host says to the file.
-    pub fn create_by(access: &Arc<dyn Access>, identity: &Identity) -> Result<Self, RecordError> {
-        let (name, path) = identity.name();
-        let file = need(&**access, Named::NewRecord(name, Self::bytes_of(identity)));
-        let file = file.map_err(|error| RecordError::Host { path: path.clone(), error })?;
-        let home = Home::Named(Arc::clone(access), name);
-        Self::over(&file.into(), &path, identity, home).map(|new| new.begun(identity))
-    }
-
-    fn bytes_of(identity: &Identity) -> u64 {
-        Self::bytes(identity.slots as usize, identity.pieces as usize) as u64
-    }
-
-    fn over(
-        file: &File,
-        path: &Path,
-        identity: &Identity,
-        home: Home,
-    ) -> Result<Self, RecordError> {
-        let bytes = Self::bytes_of(identity);
-        let mapping = Mapping::of_file(file, 0, bytes).map_err(mapping_error(path))?;
-        let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        Ok(Self { mapping, entries, pieces, home })
-    }
-
     fn begun(self, identity: &Identity) -> Self {
         let head = self.mapping.at(0).cast::<Head>();
         // SAFETY: the head lies in the mapping, which is new and ours.
         unsafe { (&raw mut (*head).identity).write(*identity) };
         self.head().magic.store(MAGIC, Release);
         self
-    }
-
-    /// The record of these rings that a predecessor has left.
-    ///
-    /// # Errors
-    /// [`RecordError`].
-    pub fn open(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let file = files::find(CWD, path)?;
-        Self::left(&file, path, identity, Home::File(path.into()))
-    }
-
-    /// The same from the folder of records.
-    ///
-    /// # Errors
-    /// [`RecordError`].
-    pub fn open_by(access: &Arc<dyn Access>, identity: &Identity) -> Result<Self, RecordError> {
-        let (name, path) = identity.name();
-        match access.open(Named::LeftRecord(name)) {
-            Ok(Some(file)) => {
-                let home = Home::Named(Arc::clone(access), name);
-                Self::left(&file.into(), &path, identity, home)
-            }
-            Ok(None) => Err(RecordError::None(path)),
-            Err(error) => Err(RecordError::Host { path, error }),
-        }
-    }
-
-    fn left(
-        file: &File,
-        path: &Path,
-        identity: &Identity,
-        home: Home,
-    ) -> Result<Self, RecordError> {
-        let shape = FileShape::of(file);
-        let shape = shape.map_err(|error| RecordError::Host { path: path.into(), error })?;
-        if shape.bytes != Self::bytes_of(identity) {
-            return Err(RecordError::Other(path.into()));
-        }
-        let record = Self::over(file, path, identity, home)?;
-        let head = record.head();
-        if head.magic.load(Acquire) != MAGIC || head.identity != *identity {
-            return Err(RecordError::Other(path.into()));
-        }
-        Ok(record)
-    }
-
-    /// Removes its file: the rings are over.
-    pub fn discard(&self) {
-        match &self.home {
-            Home::Nowhere => {}
-            Home::File(path) => files::remove(CWD, path),
-            // Best effort: a file that stays is replaced by the next record.
-            Home::Named(access, name) => drop(access.open(Named::EndedRecord(*name))),
-        }
     }
 
     fn head(&self) -> &Head {
