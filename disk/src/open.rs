@@ -14,6 +14,7 @@ pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::parts::Parts;
+use fence::Fenced;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_path::PathKind;
@@ -146,6 +147,12 @@ pub enum OpenError {
         /// Who holds the lock, as far as is known.
         holder: String,
     },
+    /// Another file has its name by now, or none.
+    #[error(
+        "{0}: it was removed, or replaced by another file, while it was being opened. Keep images \
+         where they are while a daemon starts"
+    )]
+    Replaced(PathBuf),
     /// O_DIRECT was asked for and is not to be had.
     #[error("{path}: --cache none needs O_DIRECT, but {why}. Use --cache writeback")]
     NoDirect {
@@ -294,14 +301,21 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
     check_engine(options)?;
     let created = Created::if_missing(path, options)?;
-    let kind = probe::kind(path)?;
-    let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
-    let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
-    if let Err(error) = fence::Patience::new(path, options).lock(&file, options.read_only) {
-        // Who has the lock of a new file serves it: it is not ours to remove any more.
-        created.keep();
-        return Err(error);
-    }
+    let opened = fence::locked(path, options, || {
+        let kind = probe::kind(path)?;
+        let (file, cache, cache_why, alignment) = open_cached(path, options, kind)?;
+        let engine = choose_engine(path, options, cache == CacheMode::None)?;
+        Ok((file, (kind, cache, cache_why, alignment, engine)))
+    });
+    let (file, (kind, cache, cache_why, alignment, (engine, engine_why))) = match opened {
+        Ok(opened) => opened,
+        Err(Fenced::Open(error)) => return Err(error),
+        Err(Fenced::Theirs(error)) => {
+            // Who has the lock of a new file serves it: it is not ours to remove any more.
+            created.keep();
+            return Err(error);
+        }
+    };
     let bytes = probe::size(path, &file, kind)?;
     check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);

@@ -24,7 +24,8 @@ modules_dom0="drivers/xen/xen-privcmd drivers/xen/xenfs/xenfs drivers/xen/xen-ev
               drivers/block/loop drivers/block/brd"
 modules_domu="drivers/block/xen-blkfront"
 programs="xenstored xenconsoled xl xen-init-dom0"
-xenstore_tools="xenstore-ls xenstore-read xenstore-write xenstore-list xenstore-rm xenstore-exists"
+xenstore_tools="xenstore-ls xenstore-read xenstore-write xenstore-list xenstore-rm xenstore-exists
+                xenstore-chmod"
 # Pulled in by dependencies, but nothing above runs or loads them.
 not_needed='^(python3|libpython3|perl|libperl|dpkg$|adduser$|passwd$|debconf|tar$|libpam|media-types$'
 not_needed+='|initramfs|linux-base|xen-hypervisor-common|ucf|grub|kmod$|udev$|systemd|iproute2|sensible)'

@@ -5,6 +5,7 @@ use crate::export::Told;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard};
 
@@ -25,12 +26,25 @@ pub(crate) struct Door {
     bell: OwnedFd,
     alarms: Mutex<Vec<(usize, Alarm)>>,
     orders: Mutex<Vec<Order>>,
+    /// A front-end is there.
+    attended: AtomicBool,
 }
 
 impl Door {
     pub(crate) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { bell, alarms: Mutex::default(), orders: Mutex::default() })
+        let attended = AtomicBool::new(true);
+        Ok(Self { bell, alarms: Mutex::default(), orders: Mutex::default(), attended })
+    }
+
+    /// A session may begin before its front-end is there, and outlive it.
+    pub(crate) fn attend(&self, attended: bool) {
+        self.attended.store(attended, SeqCst);
+    }
+
+    /// A front-end is there.
+    pub(crate) fn is_attended(&self) -> bool {
+        self.attended.load(SeqCst)
     }
 
     /// Readable when there is something to take.

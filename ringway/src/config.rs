@@ -7,6 +7,7 @@ mod cpus;
 mod disk;
 mod file;
 mod plan;
+mod xen;
 
 pub(crate) use claim::{Claim, Location};
 pub(crate) use cpus::CpuList;
@@ -15,3 +16,4 @@ pub(crate) use disk::{
 };
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};
+pub(crate) use xen::{Attached, XenDisk};

@@ -91,6 +91,9 @@ pub(crate) struct DiskFacts {
     pub(crate) id: u64,
     pub(crate) image: String,
     pub(crate) socket: Option<PathBuf>,
+    /// Its folder in xenstore, if a Xen host's toolstack has attached it.
+    #[serde(default)]
+    pub(crate) device: Option<String>,
     pub(crate) size: u64,
     pub(crate) read_only: bool,
     pub(crate) serial: String,

@@ -7,6 +7,7 @@
 mod calls;
 mod files;
 mod filter;
+mod helper;
 #[cfg(test)]
 mod tests;
 mod user;
@@ -19,7 +20,8 @@ use rustix::process::{
 };
 use std::sync::OnceLock;
 
-pub(crate) use files::confine_helper;
+pub(crate) use calls::Guests;
+pub(crate) use helper::{HelperNeeds, confine_helper};
 pub(crate) use user::Account;
 
 /// True if system calls are filtered, on this machine.
@@ -52,7 +54,11 @@ pub(crate) fn prepare() {
 ///
 /// # Errors
 /// What the host refuses; the process should end then.
-pub(crate) fn enter(mode: Mode, account: Option<&Account>) -> anyhow::Result<String> {
+pub(crate) fn enter(
+    mode: Mode,
+    guests: Guests,
+    account: Option<&Account>,
+) -> anyhow::Result<String> {
     forbid_core_dumps()?;
     if mode == Mode::Off {
         if let Some(account) = account {
@@ -74,7 +80,7 @@ pub(crate) fn enter(mode: Mode, account: Option<&Account>) -> anyhow::Result<Str
     std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     let (word, whose) = (if mode == Mode::Log { "log" } else { "on" }, whose(account));
     // Last, as it leaves nothing of the above possible.
-    let calls = filter_calls(mode)?;
+    let calls = filter_calls(mode, guests)?;
     Ok(format!("sandbox {word}: {calls}, {files}{whose}"))
 }
 
@@ -99,17 +105,17 @@ fn forbid_core_dumps() -> anyhow::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).context("cannot switch core dumps off")
 }
 
-fn filter_calls(mode: Mode) -> anyhow::Result<String> {
+fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
     if !calls::KNOWN {
         let here = std::env::consts::ARCH;
         tracing::warn!("there is no filter of system calls for {here}: none is in force");
         return Ok(format!("no filter of system calls for {here}"));
     }
-    let of = |kind| filter::compile(&calls::of(kind), mode);
+    let of = |kind| filter::compile(&calls::of(kind, guests), mode);
     let data = [of(calls::Kind::Worker)?, of(calls::Kind::Io)?];
     let _ = DATA_FILTERS.set(data);
     on_data_thread(narrow_data_thread);
-    let count = |kind| calls::of(kind).iter().filter(|call| call.is_allowed()).count();
+    let count = |kind| calls::of(kind, guests).iter().filter(|call| call.is_allowed()).count();
     let told = format!(
         "{} system calls ({} for workers, {} for their helpers)",
         count(calls::Kind::Process),
@@ -117,7 +123,8 @@ fn filter_calls(mode: Mode) -> anyhow::Result<String> {
         count(calls::Kind::Io)
     );
     let process = of(calls::Kind::Process)?;
-    filter::install(&filter::compile_refusals()?)?;
+    let refusals = filter::compile_refusals(&calls::of(calls::Kind::Process, guests))?;
+    filter::install(&refusals)?;
     filter::install(&process)?;
     Ok(told)
 }

@@ -31,7 +31,7 @@ use std::process::ExitCode;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
-pub(crate) use xen::XenPlan;
+pub(crate) use xen::{XenArgs, XenPlan};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,6 +43,7 @@ Examples:
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
   ringway serve --xen --queues 4                   what Xen's toolstack attaches
+  ringway serve --xen --user disks:disks           the same, without root
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
@@ -54,6 +55,18 @@ at its folder:
   [[disk]]
   image = \"/dev/vg0/vm2\"
   socket = \"/run/vm2.sock\"
+  read-only = true
+
+The same for guests of a Xen host: options for all disks, and for those that a
+guest's name, a virtual device or an image tells apart; the first that fits:
+  [xen]
+  queues = 4
+  [[xen.disk]]
+  guest = \"db\"
+  vdev = \"xvdb\"
+  cache = \"writethrough\"
+  [[xen.disk]]
+  image = \"/srv/base.img\"
   read-only = true
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
@@ -138,7 +151,10 @@ fn raise_open_files() {
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
     if args.xen.xen {
-        return Ok(Plan { xen: Some(XenPlan { args: args.xen, disk }), ..Plan::default() });
+        return Ok(Plan {
+            xen: Some(XenPlan { args: args.xen, disk, disks: Vec::new() }),
+            ..Plan::default()
+        });
     }
     let Some(image) = disk.image.take().or(args.blk_file) else {
         if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {

@@ -4,6 +4,8 @@
 
 use super::{BY_HOST, OpenError, OpenOptions, mount};
 use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,10 @@ const LAST_WRITES: Duration = Duration::from_secs(30);
 /// daemons are gone within milliseconds, and a guest waits for this one.
 const LOOK_AGAIN: (u32, Duration, Duration) =
     (16, Duration::from_micros(250), Duration::from_millis(10));
+
+/// How often a path may lead to another file by the time its lock is ours. Each time somebody has to
+/// put a file there in a moment; so often is no accident.
+const REPLACED_MAX: u32 = 16;
 
 /// Waiting goes on quietly for that long.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
@@ -69,6 +75,51 @@ impl Holder {
     }
 }
 
+/// Why an image is not ours.
+#[derive(Debug)]
+pub(super) enum Fenced {
+    /// It cannot be opened.
+    Open(OpenError),
+    /// Somebody else has it, or has put another one in its place.
+    Theirs(OpenError),
+}
+
+/// Opens an image and locks it. By the time the lock is ours the path may lead to another file: the
+/// lock of one that nobody can find keeps nobody away, so that one is opened instead.
+pub(super) fn locked<T>(
+    path: &Path,
+    options: &OpenOptions,
+    mut open: impl FnMut() -> Result<(File, T), OpenError>,
+) -> Result<(File, T), Fenced> {
+    let mut patience = Patience::new(path, options);
+    for _ in 0..REPLACED_MAX {
+        let (file, rest) = open().map_err(Fenced::Open)?;
+        patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+        if is_at(&file, path).map_err(Fenced::Theirs)? {
+            return Ok((file, rest));
+        }
+        tracing::warn!("{}: it was replaced while it was being locked", path.display());
+    }
+    Err(Fenced::Theirs(OpenError::Replaced(path.into())))
+}
+
+/// True if this is what the path leads to.
+fn is_at(file: &File, path: &Path) -> Result<bool, OpenError> {
+    let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
+    let there = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(OpenError::Replaced(path.into()));
+        }
+        there => there.map_err(host)?,
+    };
+    let here = file.metadata().map_err(host)?;
+    // A block device is the same whatever its node is.
+    if here.file_type().is_block_device() {
+        return Ok(there.file_type().is_block_device() && there.rdev() == here.rdev());
+    }
+    Ok((there.dev(), there.ino()) == (here.dev(), here.ino()))
+}
+
 /// Waiting for one image, with an end.
 pub(super) struct Patience<'a> {
     path: &'a Path,
@@ -89,7 +140,7 @@ impl<'a> Patience<'a> {
     }
 
     /// Locks the open file: one writer, or any number of readers.
-    pub(super) fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
+    fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
         loop {
             let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
             match result {

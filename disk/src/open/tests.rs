@@ -551,6 +551,78 @@ fn c11_a_living_holder_is_waited_for_on_request() {
     leaves.join().unwrap();
 }
 
+/// Opens the file as `fence` has it done, and lets `meanwhile` happen before each lock.
+fn locked_after(
+    path: &Path,
+    options: &OpenOptions,
+    mut meanwhile: impl FnMut(u32),
+) -> (Result<u64, OpenError>, u32) {
+    use super::fence::{Fenced, locked};
+    let mut times = 0;
+    let opened = locked(path, options, || {
+        let file = File::options().read(true).write(true).open(path);
+        times += 1;
+        meanwhile(times);
+        Ok((file.unwrap(), ()))
+    });
+    let opened = match opened {
+        Ok((file, ())) => Ok(file.metadata().unwrap().len()),
+        Err(Fenced::Open(error) | Fenced::Theirs(error)) => Err(error),
+    };
+    (opened, times)
+}
+
+/// The lock of a file that has no name any more would keep nobody away from the one that has it.
+#[test]
+fn c11_an_image_that_is_replaced_before_its_lock_is_ours_is_opened_anew() {
+    let folder = folder();
+    let path = file(&folder, MIB);
+    let other = folder.path().join("other");
+    let replace = |bytes| {
+        let new = File::create(&other).unwrap();
+        new.set_len(bytes).unwrap();
+        std::fs::rename(&other, &path).unwrap();
+    };
+    let (bytes, times) = locked_after(&path, &options(&path), |time| {
+        if time == 1 {
+            replace(2 * MIB);
+        }
+    });
+    assert_eq!((bytes.unwrap(), times), (2 * MIB, 2));
+    // Whoever does so all the time keeps us away, and is told of.
+    let (error, times) = locked_after(&path, &options(&path), |_| replace(MIB));
+    assert!(matches!(error, Err(OpenError::Replaced(_))) && times > 2, "{error:?}");
+    let (error, _) = locked_after(&path, &options(&path), |_| std::fs::remove_file(&path).unwrap());
+    let error = error.unwrap_err();
+    assert!(matches!(error, OpenError::Replaced(_)));
+    assert!(error.to_string().contains("it was removed, or replaced"), "{error}");
+    // Nothing has happened to a file that only got another name.
+    replace(MIB);
+    let moved = folder.path().join("moved");
+    let (bytes, times) = locked_after(&path, &options(&path), |_| {
+        let _ = std::fs::rename(&path, &moved);
+        std::os::unix::fs::symlink(&moved, &path).unwrap();
+    });
+    assert_eq!((bytes.unwrap(), times), (MIB, 1));
+}
+
+/// While one waits for its lock, its holder puts another one in its place.
+#[test]
+fn c11_who_waited_for_an_image_serves_the_one_that_is_there() {
+    let folder = folder();
+    let path = file(&folder, MIB);
+    let first = opens(&options(&path));
+    let waits = OpenOptions { lock_wait: Some(Duration::from_secs(20)), ..options(&path) };
+    let second = std::thread::spawn(move || open(&waits).expect("the holder leaves"));
+    // If it has not opened the old one by then it opens the new one, which is as well.
+    std::thread::sleep(Duration::from_millis(100));
+    let new = folder.path().join("new");
+    File::create(&new).unwrap().set_len(3 * MIB).unwrap();
+    std::fs::rename(&new, &path).unwrap();
+    drop(first);
+    assert_eq!(second.join().unwrap().capacity(), 3 * MIB);
+}
+
 /// The message names another process, too.
 #[test]
 fn c11_the_message_names_the_process() {

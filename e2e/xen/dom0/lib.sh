@@ -120,9 +120,19 @@ start_backend() {
         --xen-name "$(kind)" --control /run/ringway.sock "$@" >>/run/ringway.out 2>&1 &
     backend=$!
     within 10 grep -q '^backend/' /run/ringway.out || fail backend_starts "$(tail -n 3 /run/ringway.out | tr '\n' '|')"
+    # Without being asked: it is confined.
+    grep -q 'sandbox on: ' /run/ringway.out || fail sandbox "$(head -n 3 /run/ringway.out | tr '\n' '|')"
 }
 
 ctl() { ringway ctl --control /run/ringway.sock "$@" --json; }
+# front_end TRUE|FALSE: whether a front-end is connected to the first disk, as `ctl list` says it.
+front_end() { ctl list | tr -d ' \n' | grep -q "\"connected\":$1"; }
+# state BACK FRONT: what both sides say in the store, of disk DEVICE of the guest.
+states() { # DEVICE
+    echo "$(xenstore-read "/local/domain/0/backend/$(kind)/$domid/$1/state")" \
+        "$(xenstore-read "/local/domain/$domid/device/vbd/$1/state")"
+}
+states_are() { [ "$(states "$1")" = "$2 $3" ]; }
 no_disks() { ctl list | tr -d ' \n' | grep -q '"disks":\[\]'; }
 adopted() { grep -q 'front-end connected.*adopted.*true' /run/ringway.out; }
 
@@ -157,6 +167,21 @@ disk_line() { # VDEV TARGET [ACCESS]
 }
 
 attach() { xl block-attach "$guest" "$(disk_line "$@")" </dev/null; }
+# make_anew DEVICE: the front-end's folder is removed and made again, and the back-end is told to begin
+# again: closed, it would have the guest close its side. The guest sees another device.
+make_anew() {
+    local front=/local/domain/$domid/device/vbd/$1 key words=
+    for key in backend backend-id virtual-device device-type; do
+        words="$words $front/$key $(xenstore-read "$front/$key")" || return 1
+    done
+    xenstore-rm "$front"
+    in_guest "while [ -e /sys/bus/xen/devices/vbd-$1 ]; do sleep 0.05; done" || return 1
+    # A closed one is not looked at, until the guest may write to it and the back-end waits for it.
+    # shellcheck disable=SC2086 # pairs of words
+    xenstore-write $words "$front/state" 6 && xenstore-chmod -r "$front" "n$domid" r0 || return 1
+    xenstore-write "/local/domain/0/backend/$(kind)/$domid/$1/state" 1
+    within 10 states_are "$1" 2 6 && xenstore-write "$front/state" 1
+}
 # The toolstack waits for a disk that never comes, and gives up.
 refused_attach() {
     attach "$@" &

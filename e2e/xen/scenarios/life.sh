@@ -3,6 +3,8 @@
 # trimmed; its guest dies.
 start_guest u1 4 256 || return
 truncate -s 64M /run/disk.img
+# Back-ends that have given root's rights up open it, too.
+chown 1000:1000 /run/disk.img
 # Persistent grants of longer rings would take most of the guest's memory.
 check frontend in_guest "frontend 4 0 32"
 start_backend --queues 4
@@ -10,25 +12,48 @@ check attach attach xvda /run/disk.img
 check disk_is_there in_guest "until_disk xvda" || { cat /run/ringway.out; return; }
 info facts "$(in_guest 'facts xvda')"
 
-# Four writers verify what they write while back-ends come and go.
+# The front-end is there once its rings are, and not before.
+check connected_is_told within 10 front_end true
+
+# Four writers verify what they write while back-ends come and go: confined, as another user, with
+# the store reached through the kernel.
 tell "hammer xvda 8"
 answer 10
 sleep 2
 for life in 1 2 3; do
     kill_backend
     sleep 0.3
-    start_backend --queues 4
+    case $life in
+        1) start_backend --queues 4 ;;
+        2) start_backend --queues 4 --xen-store /dev/xen/xenbus ;;
+        3) start_backend --queues 4 --user 1000:1000 ;;
+    esac
     within 5 adopted || fail "adopted_$life" "$(tail -n 3 /run/ringway.out | tr '\n' '|')"
     sleep 1
 done
 stop_backend
 sleep 0.3
-start_backend --queues 4
+start_backend --queues 4 --user 1000:1000 --xen-store /dev/xen/xenbus
 check adopted_after_stop within 5 adopted
 tell "hammered"
 check data_survives_restarts answer 90
 grep -c 'carrying out' /run/ringway.all | sed 's/^/RINGWAY INFO left_in_flight /'
 check verify in_guest "verify xvda"
+equals no_root "1000 1000" "$(awk '/^Uid:/ { u = $2 } /^Gid:/ { g = $2 } END { print u, g }' \
+    "/proc/$backend/status")"
+equals no_capabilities 0000000000000000 "$(awk '/^CapEff:/ { print $2 }' "/proc/$backend/status")"
+
+# The guest lets its driver go: the disk is closed, and stays attached. Linux's driver does not begin
+# again with a device that was closed; once its device is made anew, the same disk has new rings.
+check unbinds in_guest "echo vbd-51712 >/sys/bus/xen/drivers/vbd/unbind"
+check closed within 10 states_are 51712 6 6
+check alone_is_told within 10 front_end false
+check binds in_guest "echo vbd-51712 >/sys/bus/xen/drivers/vbd/bind"
+check device_made_anew make_anew 51712
+check comes_back within 20 states_are 51712 4 4
+check disk_comes_back in_guest "until_disk xvda"
+check connected_again within 10 front_end true
+check verify_again in_guest "verify xvda"
 
 check grows ctl resize 0 96M
 check guest_sees_growth in_guest "until_size xvda $((96 * 2048))"
@@ -44,6 +69,7 @@ if [ "${flushes:-0}" -gt 0 ]; then ok flushes_arrive "$flushes"; else fail flush
 check drain ctl drain 0
 
 truncate -s 16M /run/second.img
+chown 1000:1000 /run/second.img
 check attach_read_only attach xvdb /run/second.img r
 check read_only_is_there in_guest "until_disk xvdb" || cat /run/ringway.out
 equals read_only 1 "$(in_guest 'cat /sys/block/xvdb/ro')"

@@ -3,13 +3,11 @@
 //! Source: `include/sys/evtchn.h` of Xen (MIT): numbers and layouts. A port that has rung stays
 //! silent until its number was read from the device and written back.
 
+use super::access::{Access, Named, need};
 use super::sys::{ioctl, request};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
-
-const DEVICE: &str = "/dev/xen/evtchn";
 
 /// `struct ioctl_evtchn_bind_interdomain`.
 #[repr(C)]
@@ -18,8 +16,8 @@ struct Bind {
     port: u32,
 }
 
-const BIND_INTERDOMAIN: u64 = request(b'E', 1, size_of::<Bind>());
-const NOTIFY: u64 = request(b'E', 4, 4);
+pub(super) const BIND_INTERDOMAIN: u64 = request(b'E', 1, size_of::<Bind>());
+pub(super) const NOTIFY: u64 = request(b'E', 4, 4);
 
 /// One event channel. Closing the device unbinds it.
 #[derive(Debug)]
@@ -33,12 +31,8 @@ impl EventChannel {
     ///
     /// # Errors
     /// What the host says to the device or the port.
-    pub(super) fn bind(domid: u16, remote: u32) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK);
-        let file = options.open(DEVICE).map_err(|error| {
-            io::Error::new(error.kind(), format!("{DEVICE}: {error}; is xen-evtchn loaded?"))
-        })?;
+    pub(super) fn bind(access: &dyn Access, domid: u16, remote: u32) -> io::Result<Self> {
+        let file = File::from(need(access, Named::Events)?);
         let mut bind = Bind { domain: domid.into(), port: remote };
         let fd = file.as_raw_fd();
         // SAFETY: the structure is as the driver wants it. The result is the local port.

@@ -2,15 +2,12 @@
 //!
 //! Source: `xen/include/public/io` and `include/sys/gntdev.h` of Xen (MIT): numbers and layouts.
 
+use super::access::{Access, Named, need};
 use super::host::{Direction, GrantCopy, GrantMapping, PAGE};
 use super::sys::{ioctl, request};
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-
-const DEVICE: &str = "/dev/xen/gntdev";
 
 /// The most pages of one mapping: those of a request, or of the largest ring.
 pub(super) const MAP_MAX: usize = 256;
@@ -96,14 +93,14 @@ const SOURCE_GRANT: u16 = 1;
 const DEST_GRANT: u16 = 2;
 
 /// The numbers are made with the size of one reference.
-const MAP_GRANT_REF: u64 = request(b'G', 0, 24);
-const UNMAP_GRANT_REF: u64 = request(b'G', 1, size_of::<Unmap>());
-const SET_UNMAP_NOTIFY: u64 = request(b'G', 7, size_of::<UnmapNotify>());
-const GRANT_COPY: u64 = request(b'G', 8, size_of::<Copy>());
+pub(super) const MAP_GRANT_REF: u64 = request(b'G', 0, 24);
+pub(super) const UNMAP_GRANT_REF: u64 = request(b'G', 1, size_of::<Unmap>());
+pub(super) const SET_UNMAP_NOTIFY: u64 = request(b'G', 7, size_of::<UnmapNotify>());
+pub(super) const GRANT_COPY: u64 = request(b'G', 8, size_of::<Copy>());
 
 /// Granted pages of one domain.
 pub(super) struct GrantDevice {
-    file: Arc<File>,
+    file: Arc<OwnedFd>,
     domid: u16,
     map: Box<Map>,
     segments: Box<[Segment]>,
@@ -123,12 +120,8 @@ impl GrantDevice {
     ///
     /// # Errors
     /// What the host says to the device.
-    pub(super) fn open(domid: u16) -> io::Result<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_CLOEXEC);
-        let file = options.open(DEVICE).map_err(|error| {
-            io::Error::new(error.kind(), format!("{DEVICE}: {error}; is xen-gntdev loaded?"))
-        })?;
+    pub(super) fn open(access: &dyn Access, domid: u16) -> io::Result<Self> {
+        let file = need(access, Named::Grants)?;
         let map = Map { count: 0, pad: 0, index: 0, refs: [GrantRef::default(); MAP_MAX] };
         let nothing = End { local: std::ptr::null_mut() };
         let segment = Segment { source: nothing, dest: nothing, len: 0, flags: 0, status: 0 };
@@ -225,7 +218,7 @@ pub struct Mapped {
     base: *mut u8,
     count: u32,
     index: u64,
-    file: Arc<File>,
+    file: Arc<OwnedFd>,
 }
 
 // SAFETY: a mapping is plain shared memory, on whatever thread.

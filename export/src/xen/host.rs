@@ -3,6 +3,7 @@
 //! [`Domain`] is the real thing, for one queue of a front-end. Tests put pages of their own behind
 //! the same trait.
 
+use super::access::Access;
 use super::evtchn::EventChannel;
 use super::gntdev::{GrantDevice, Mapped};
 use std::io;
@@ -96,10 +97,15 @@ impl Domain {
     ///
     /// # Errors
     /// What the host says to its devices, to the pages or to the port.
-    pub fn connect(id: u16, pages: &[u32], port: u32) -> io::Result<(Self, Mapped)> {
-        let mut grants = GrantDevice::open(id)?;
+    pub fn connect(
+        access: &dyn Access,
+        id: u16,
+        pages: &[u32],
+        port: u32,
+    ) -> io::Result<(Self, Mapped)> {
+        let mut grants = GrantDevice::open(access, id)?;
         let ring = grants.map(pages, true)?;
-        let channel = EventChannel::bind(id, port)?;
+        let channel = EventChannel::bind(access, id, port)?;
         // Only for who waits for it: a host that cannot do it does without.
         let _ = ring.notify_when_gone(channel.port());
         Ok((Self { grants, channel }, ring))

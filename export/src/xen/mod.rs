@@ -3,11 +3,10 @@
 //! `xenbus.rs` decides the life of a disk, `session.rs` carries it out, `queue.rs` is what a worker
 //! gets. `xenstore.rs`, `gntdev.rs` and `evtchn.rs` are thin layers over the host's own interfaces.
 
+mod access;
 mod evtchn;
 #[cfg(test)]
 mod fake_host;
-#[cfg(test)]
-mod fake_store;
 mod gntdev;
 mod host;
 mod keys;
@@ -20,10 +19,12 @@ mod sys;
 mod xenbus;
 mod xenstore;
 
+pub use access::{Access, Here, Named, RecordName};
 pub use host::{Direction, Domain, GrantCopy, GrantMapping, Host, PAGE};
 pub use keys::Address;
 pub use movement::Movement;
 pub use queue::{AdoptError, Queue, QueueSetup, Token};
 pub use record::{Identity, Record, RecordError};
 pub use session::{Ended, Session, SessionOptions};
+pub use sys::{session_ioctls, worker_ioctls};
 pub use xenstore::{Change, Changes, StoreError, Tx, Xenstore};

@@ -14,16 +14,17 @@
 //!    answers the guest has seen is what the ring's `rsp_prod` says, and nothing else.
 //! 3. An entry is used again only after its answer was published.
 
+pub(super) mod files;
+mod home;
 mod kept;
 
+use home::Home;
 pub(super) use kept::Kept;
-use ringway_core::mem::{Mapping, MappingError};
+use ringway_core::mem::Mapping;
 use ringway_core::{ByteRange, Status};
 use ringway_ring::blkif::{Asked, GrantPiece, Refused};
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -120,15 +121,11 @@ pub struct Record {
     mapping: Mapping,
     entries: usize,
     pieces: usize,
-    path: Option<PathBuf>,
+    home: Home,
 }
 
 // SAFETY: the mapping is plain memory, used by one thread at a time.
 unsafe impl Send for Record {}
-
-fn mapping_error(path: &Path) -> impl Fn(MappingError) -> RecordError + '_ {
-    move |error| RecordError::Host { path: path.into(), error: io::Error::other(error) }
-}
 
 impl Record {
     fn entry_bytes(pieces: usize) -> usize {
@@ -146,28 +143,7 @@ impl Record {
     pub fn unkept(identity: &Identity) -> io::Result<Self> {
         let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
         let mapping = Mapping::anonymous(Self::bytes(entries, pieces))?;
-        Ok(Self { mapping, entries, pieces, path: None }.begun(identity))
-    }
-
-    /// A new record at `path`.
-    ///
-    /// # Errors
-    /// What the host says to the file.
-    pub fn create(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let host = |error| RecordError::Host { path: path.into(), error };
-        let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        // A new file: whoever maps the old one keeps it.
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(host(error)),
-            _ => {}
-        }
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(host)?;
-        let bytes = Self::bytes(entries, pieces) as u64;
-        file.set_len(bytes).map_err(host)?;
-        let mapping = Mapping::of_file(&file, 0, bytes).map_err(mapping_error(path))?;
-        Ok(Self { mapping, entries, pieces, path: Some(path.into()) }.begun(identity))
+        Ok(Self { mapping, entries, pieces, home: Home::Nowhere }.begun(identity))
     }
 
     fn begun(self, identity: &Identity) -> Self {
@@ -176,46 +152,6 @@ impl Record {
         unsafe { (&raw mut (*head).identity).write(*identity) };
         self.head().magic.store(MAGIC, Release);
         self
-    }
-
-    /// The record of these rings that a predecessor has left.
-    ///
-    /// # Errors
-    /// [`RecordError`].
-    pub fn open(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
-        let host = |error| RecordError::Host { path: path.into(), error };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
-        let file: File = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Err(RecordError::None(path.into()));
-            }
-            opened => opened.map_err(host)?,
-        };
-        let meta = file.metadata().map_err(host)?;
-        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o077 != 0 {
-            return Err(RecordError::Foreign(path.into()));
-        }
-        let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        let bytes = Self::bytes(entries, pieces) as u64;
-        if meta.len() != bytes {
-            return Err(RecordError::Other(path.into()));
-        }
-        let mapping = Mapping::of_file(&file, 0, bytes).map_err(mapping_error(path))?;
-        let record = Self { mapping, entries, pieces, path: Some(path.into()) };
-        let head = record.head();
-        if head.magic.load(Acquire) != MAGIC || head.identity != *identity {
-            return Err(RecordError::Other(path.into()));
-        }
-        Ok(record)
-    }
-
-    /// Removes its file: the rings are over.
-    pub fn discard(&self) {
-        if let Some(path) = &self.path {
-            // Best effort: a file that stays is replaced by the next record.
-            let _ = std::fs::remove_file(path);
-        }
     }
 
     fn head(&self) -> &Head {

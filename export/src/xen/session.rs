@@ -7,6 +7,7 @@ mod orders;
 mod queues;
 
 use super::Queue;
+use super::access::Access;
 use super::keys::{self, Address, FrontKeys, KeyError, Saying};
 use super::movement::Movement;
 use super::queue::AdoptError;
@@ -19,7 +20,6 @@ use crate::export::Export;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
 use std::sync::Arc;
 use tracing::{debug, info, warn};
 
@@ -47,13 +47,13 @@ pub enum Ended {
 }
 
 /// How disks are served to Xen's guests.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SessionOptions {
     /// How data moves.
     pub movement: Movement,
-    /// Where records of what is in flight are kept: a folder that stays in memory when this process
-    /// is killed, and that only this user can write to.
-    pub records: PathBuf,
+    /// Who opens devices, the store, and records of what is in flight. These are in a folder that
+    /// stays in memory when this process is killed, and that only its user can write to.
+    pub access: Arc<dyn Access>,
 }
 
 /// Why a front-end is not served.
@@ -116,6 +116,7 @@ impl<'a> Session<'a> {
         stop: BorrowedFd<'a>,
     ) -> io::Result<Self> {
         let door = Arc::new(Door::new()?);
+        door.attend(false);
         let session = Self {
             export,
             options,
@@ -148,7 +149,7 @@ impl<'a> Session<'a> {
                 self.stop_for_good();
                 return Ended::ByOrder;
             }
-            if let Ok(store) = Xenstore::open() {
+            if let Ok(store) = Xenstore::open(&*self.options.access) {
                 self.store = store;
             }
         }
@@ -199,7 +200,9 @@ impl<'a> Session<'a> {
     fn act(&mut self) -> Result<Option<Ended>, StoreError> {
         for _ in 0..TURNS_MAX {
             let seen = keys::look(&mut self.store, &self.at)?;
-            let Some(action) = xenbus::next(seen, !self.queues.is_empty()) else { break };
+            let has_rings = !self.queues.is_empty();
+            self.door.attend(has_rings && seen.is_connected());
+            let Some(action) = xenbus::next(seen, has_rings) else { break };
             debug!(disk = self.export.disk().name(), ?seen, ?action, "xenbus");
             match action {
                 Action::Forget => return Ok(Some(Ended::Removed)),

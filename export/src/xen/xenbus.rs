@@ -76,6 +76,13 @@ pub(super) struct Seen {
     pub(super) front: State,
 }
 
+impl Seen {
+    /// Both sides say that rings are in use.
+    pub(super) fn is_connected(&self) -> bool {
+        self.present && (self.back, self.front) == (State::Connected, State::Connected)
+    }
+}
+
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {

@@ -1,7 +1,7 @@
 //! Xenstore: a small tree of texts that domains share, and watches on it.
 //!
 //! ```text
-//! let mut store = Xenstore::open()?;
+//! let mut store = Xenstore::open(access)?;
 //! store.watch("backend/vbd3", "disks")?;
 //! store.transaction(|store, tx| store.write(tx, "backend/vbd3/1/51712/state", "2"))?;
 //! poll(store.fd()); let changed = store.events()?;     // each path and token once
@@ -10,17 +10,15 @@
 //! Source: `xen/include/public/io/xs_wire.h` (MIT): the header of a message and its types. The same
 //! bytes go through the daemon's Unix socket and through the kernel, `/dev/xen/xenbus`.
 
-mod line;
+mod place;
 
-use line::Line;
+use super::access::{Access, Named, need};
+pub(super) use place::connect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
-
-/// Where the store is reached, best first: the daemon itself, then through the kernel.
-const PLACES: [&str; 3] = ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus"];
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// `XENSTORE_PAYLOAD_MAX`: a longer message ends the connection.
 const PAYLOAD_MAX: usize = 4096;
@@ -112,7 +110,8 @@ pub struct Changes {
 /// A connection to the store. Watches end with it.
 #[derive(Debug)]
 pub struct Xenstore {
-    line: Line,
+    /// A socket or a device: both are read and written.
+    line: File,
     next_request: u32,
     events: VecDeque<Change>,
     missed: bool,
@@ -130,40 +129,20 @@ impl Xenstore {
     ///
     /// # Errors
     /// [`StoreError::NotThere`].
-    pub fn open() -> Result<Self, StoreError> {
-        let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for place in PLACES {
-            match Self::open_at(Path::new(place)) {
-                Ok(store) => return Ok(store),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => last = io::Error::new(error.kind(), format!("{place}: {error}")),
-            }
-        }
-        Err(StoreError::NotThere(last))
+    pub fn open(access: &dyn Access) -> Result<Self, StoreError> {
+        need(access, Named::Store).map(Self::over).map_err(StoreError::NotThere)
     }
 
-    /// Connects to a daemon's socket, or to a device of the kernel.
-    ///
-    /// # Errors
-    /// What the host says.
-    pub fn open_at(place: &Path) -> io::Result<Self> {
-        Ok(Self::over(Line::open(place)?))
-    }
-
-    /// Over a connected socket.
+    /// Over a connected socket, or the device of the kernel.
     #[must_use]
-    pub fn over_socket(socket: OwnedFd) -> Self {
-        Self::over(Line::Socket(socket.into()))
-    }
-
-    fn over(line: Line) -> Self {
-        Self { line, next_request: 0, events: VecDeque::new(), missed: false }
+    pub fn over(line: OwnedFd) -> Self {
+        Self { line: line.into(), next_request: 0, events: VecDeque::new(), missed: false }
     }
 
     /// Readable when something has changed.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.line.fd()
+        self.line.as_fd()
     }
 
     /// The text at `path`; `None` if there is none.
@@ -318,6 +297,8 @@ impl Xenstore {
             let message = self.receive()?;
             match message.kind {
                 WATCH_EVENT => self.keep(&message.body),
+                // The kernel answers this one by itself, and without its number.
+                WATCH if kind == WATCH && message.request == 0 => return Ok(message.body),
                 _ if message.request != request => {
                     return Err(broken("it answers what nobody asked").into());
                 }

@@ -87,6 +87,15 @@ fn text(data: &[u8]) -> String {
                 let socket = if choice < 45 { "socket = 's&'" } else { "socket = '$'" };
                 put(&mut text, socket, disks, &mut byte);
             }
+            247..250 => {
+                text.push_str("[[xen.disk]]\n");
+                put(
+                    &mut text,
+                    ["vdev = 'xvd$'", "guest = '$'", "image = '$'"][usize::from(choice) - 247],
+                    disks,
+                    &mut byte,
+                );
+            }
             250.. => {
                 // Anything at all, in the middle of anything.
                 let raw: Vec<u8> = (0..choice % 6).filter_map(|_| byte()).collect();
@@ -162,7 +171,7 @@ pub(crate) fn check(data: &[u8]) -> Outcome {
             Outcome::Refused
         }
         Ok(plan) => {
-            assert!(!plan.disks.is_empty(), "{text}");
+            assert!(plan.disks.is_empty() == plan.xen.is_some(), "{text}");
             assert!(plan.daemon.polling().is_ok() && plan.daemon.workers != Some(0), "{text}");
             for disk in &plan.disks {
                 assert!((1..=256).contains(&disk.queues), "{text}");

@@ -2,7 +2,9 @@
 
 use super::{DiskSpec, Place};
 use ringway_disk::Source;
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
+use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -86,6 +88,23 @@ impl Location {
         Self { identity: identity(path), real: real(path) }
     }
 
+    /// True if both lead to one file or device.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        self.identity == other.identity
+    }
+
+    /// True if it leads to what `file` is.
+    pub(crate) fn leads_to(&self, file: &File) -> bool {
+        // By fstat, as the standard library asks by a call that takes paths as well.
+        let Ok(stat) = rustix::fs::fstat(file) else { return false };
+        let here = if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
+            Identity::Device(stat.st_rdev)
+        } else {
+            Identity::File(stat.st_dev, stat.st_ino)
+        };
+        self.identity == here
+    }
+
     /// Of a path that cannot be looked up.
     pub(crate) fn unknown(path: &Path) -> Self {
         Self { identity: Identity::Path(path.into()), real: path.into() }
@@ -134,5 +153,25 @@ fn real(path: &Path) -> PathBuf {
     match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
         (Some(Ok(folder)), Some(name)) => folder.join(name),
         _ => absolute,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_leads_to_a_file_until_another_one_has_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let file = File::create(&path).unwrap();
+        assert!(Location::of(&path).leads_to(&file));
+        std::os::unix::fs::symlink("a", folder.path().join("link")).unwrap();
+        assert!(Location::of(&folder.path().join("link")).leads_to(&file));
+        std::fs::write(folder.path().join("b"), "").unwrap();
+        std::fs::rename(folder.path().join("b"), &path).unwrap();
+        assert!(!Location::of(&path).leads_to(&file));
+        std::fs::remove_file(&path).unwrap();
+        assert!(!Location::of(&path).leads_to(&file));
     }
 }

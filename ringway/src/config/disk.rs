@@ -158,7 +158,9 @@ fn check_queue_size(number: u64) -> Result<u16, String> {
     }
 }
 
-fn queues_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+pub(super) fn queues_in_file<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<u16>, D::Error> {
     let number = Option::<u64>::deserialize(deserializer)?;
     number.map(check_queues).transpose().map_err(D::Error::custom)
 }
@@ -168,7 +170,7 @@ fn queue_size_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     number.map(check_queue_size).transpose().map_err(D::Error::custom)
 }
 
-fn word_in_file<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(super) fn word_in_file<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: FromStr<Err: Display>,
@@ -238,6 +240,24 @@ pub(crate) struct DiskSpec {
 }
 
 impl DiskArgs {
+    /// `self`, and where it says nothing `other`.
+    pub(crate) fn or(self, other: &Self) -> Self {
+        Self {
+            image: self.image.or_else(|| other.image.clone()),
+            size: self.size.or(other.size),
+            read_only: self.read_only || other.read_only,
+            serial: self.serial.or_else(|| other.serial.clone()),
+            block_size: self.block_size.or(other.block_size),
+            lock_wait: self.lock_wait.or(other.lock_wait),
+            socket: self.socket.or_else(|| other.socket.clone()),
+            queues: self.queues.or(other.queues),
+            queue_size: self.queue_size.or(other.queue_size),
+            engine: self.engine.or(other.engine),
+            cache: self.cache.or(other.cache),
+            path: self.path.or(other.path),
+        }
+    }
+
     /// Fills in the defaults.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! The configuration file: TOML, several disks, the words of the command line.
 
 use super::plan::{Poll, Sandbox};
+use super::xen::{self, XenTable};
 use super::{CpuList, DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
 use crate::logging::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -29,6 +30,7 @@ struct File {
     log_level: Option<LogLevel>,
     #[serde(default)]
     disk: Vec<Spanned<DiskArgs>>,
+    xen: Option<XenTable>,
 }
 
 /// Reads a configuration file. Relative paths in it start at its folder.
@@ -47,14 +49,22 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         Some(span) => format!("{}: {}", at(span.start), error.message()),
         None => format!("{}: {}", path.display(), error.message()),
     })?;
-    if file.disk.is_empty() && file.control.is_none() {
+    if file.disk.is_empty() && file.control.is_none() && file.xen.is_none() {
         return Err(format!(
-            "{}: there is no disk in it. Add a [[disk]] table with image and socket, or a control \
-             socket to add disks later",
+            "{}: there is no disk in it. Add a [[disk]] table with image and socket, [xen] for \
+             what Xen's toolstack attaches, or a control socket to add disks later",
             path.display()
         ));
     }
     let folder = path.parent().unwrap_or(Path::new(""));
+    if let (Some(_), Some(disk)) = (&file.xen, file.disk.first()) {
+        return Err(format!(
+            "{}: a daemon with [xen] serves what the toolstack attaches, and nothing else: serve \
+             this [[disk]] by another one",
+            at(disk.span().start)
+        ));
+    }
+    let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
     let mut disks = Vec::new();
     for table in file.disk {
         let origin = at(table.span().start);
@@ -79,7 +89,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
     let (log_format, log_level) = (file.log_format, file.log_level);
-    let plan = Plan { disks, xen: None, daemon, log_format, log_level };
+    let plan = Plan { disks, xen, daemon, log_format, log_level };
     plan.check_apart()?;
     Ok(plan)
 }

@@ -35,7 +35,7 @@ fn list(list: &List) -> String {
         "engine",
         "cache",
         "path",
-        "socket",
+        "place",
     ];
     let rows = list.disks.iter().map(|disk| {
         let size = Size(disk.size).to_string();
@@ -49,7 +49,7 @@ fn list(list: &List) -> String {
             disk.engine.clone(),
             disk.cache.clone(),
             disk.path.words(),
-            disk.socket.as_ref().map_or("-".into(), |path| path.display().to_string()),
+            place(disk),
         ]
     });
     let daemon = &list.daemon;
@@ -60,6 +60,12 @@ fn list(list: &List) -> String {
         daemon.version,
         daemon.pid
     )
+}
+
+/// Where front-ends meet it.
+fn place(disk: &DiskFacts) -> String {
+    let socket = disk.socket.as_ref().map(|path| path.display().to_string());
+    socket.or_else(|| disk.device.clone()).unwrap_or("-".into())
 }
 
 fn stats(stats: &Stats) -> String {

@@ -4,6 +4,19 @@
 //! io_uring, starts a process or reaches another one. Calls of the hot path have no condition: the
 //! kernel then remembers that they are allowed and does not run the filter for them.
 
+macro_rules! call {
+    ($number:ident, $name:literal) => {
+        Call { number: i64::from(libc::$number), name: $name, rule: Rule::Always }
+    };
+    ($number:ident, $name:literal, $rule:expr) => {
+        Call { number: i64::from(libc::$number), name: $name, rule: $rule }
+    };
+}
+
+mod helper;
+
+pub(super) use helper::helper;
+use ringway_export::xen;
 use std::ffi::{c_int, c_ulong};
 
 /// A system call and what it may be asked.
@@ -54,26 +67,27 @@ impl Kind {
     pub(super) const ALL: [Self; 3] = [Self::Process, Self::Worker, Self::Io];
 }
 
+/// Whose disks they are, which decides what reaches their memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Guests {
+    /// Over vhost-user: memory comes as files.
+    VhostUser,
+    /// Of this Xen host: memory is mapped and copied by devices.
+    Xen,
+}
+
 /// True if this file knows the calls of this kind of machine.
 pub(super) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
-macro_rules! call {
-    ($number:ident, $name:literal) => {
-        Call { number: i64::from(libc::$number), name: $name, rule: Rule::Always }
-    };
-    ($number:ident, $name:literal, $rule:expr) => {
-        Call { number: i64::from(libc::$number), name: $name, rule: $rule }
-    };
-}
-
 /// The calls of one kind of thread.
-pub(super) fn of(kind: Kind) -> Vec<Call> {
-    let mut calls = every_thread();
+pub(super) fn of(kind: Kind, guests: Guests) -> Vec<Call> {
+    let mut calls = basics();
+    calls.extend(transfers());
     match kind {
-        Kind::Worker => calls.extend(worker()),
+        Kind::Worker => calls.extend(worker(guests)),
         Kind::Io => calls.extend(io()),
         Kind::Process => {
-            for call in worker().into_iter().chain(io()).chain(control()) {
+            for call in worker(guests).into_iter().chain(io()).chain(control(guests)) {
                 match calls.iter_mut().find(|known| known.number == call.number) {
                     Some(known) => known.rule = wider(&known.rule, call.rule),
                     None => calls.push(call),
@@ -100,14 +114,12 @@ fn wider(one: &Rule, other: Rule) -> Rule {
 const TCGETS2: libc::Ioctl = 0x802C_542A;
 
 /// Memory, waiting, the end of a thread.
-fn every_thread() -> Vec<Call> {
+fn basics() -> Vec<Call> {
     let mut calls = vec![
         call!(SYS_futex, "futex"),
         call!(SYS_read, "read"),
         call!(SYS_write, "write"),
         call!(SYS_close, "close"),
-        call!(SYS_preadv2, "preadv2"),
-        call!(SYS_pwritev2, "pwritev2"),
         call!(SYS_mmap, "mmap", not_executable()),
         call!(SYS_mprotect, "mprotect", not_executable()),
         call!(SYS_munmap, "munmap"),
@@ -127,9 +139,14 @@ fn every_thread() -> Vec<Call> {
     calls
 }
 
+/// Requests.
+fn transfers() -> Vec<Call> {
+    vec![call!(SYS_preadv2, "preadv2"), call!(SYS_pwritev2, "pwritev2")]
+}
+
 /// Engines and queues.
-fn worker() -> Vec<Call> {
-    vec![
+fn worker(guests: Guests) -> Vec<Call> {
+    let mut calls = vec![
         call!(SYS_io_uring_enter, "io_uring_enter"),
         // What a ring takes was restricted when it was set up.
         call!(SYS_io_uring_register, "io_uring_register"),
@@ -141,7 +158,11 @@ fn worker() -> Vec<Call> {
         call!(SYS_fcntl, "fcntl", fcntl()),
         // Whether a file is in memory.
         call!(SYS_fstatfs, "fstatfs"),
-    ]
+    ];
+    if guests == Guests::Xen {
+        calls.push(call!(SYS_ioctl, "ioctl", Rule::OneOf(1, xen::worker_ioctls())));
+    }
+    calls
 }
 
 /// What blocks.
@@ -154,9 +175,12 @@ fn io() -> Vec<Call> {
 }
 
 /// Connections, disks that come and go, threads that are started.
-fn control() -> Vec<Call> {
+fn control(guests: Guests) -> Vec<Call> {
     let ioctls = [libc::FIONBIO, libc::TCGETS, TCGETS2, libc::TIOCGWINSZ];
-    let ioctls = ioctls.map(low_bits).into_iter().chain([BLKGETSIZE64]).collect();
+    let mut ioctls: Vec<u32> = ioctls.map(low_bits).into_iter().chain([BLKGETSIZE64]).collect();
+    if guests == Guests::Xen {
+        ioctls.extend(xen::session_ioctls());
+    }
     vec![
         call!(SYS_accept4, "accept4"),
         call!(SYS_recvmsg, "recvmsg"),
@@ -183,7 +207,7 @@ fn control() -> Vec<Call> {
 }
 
 /// What the C library asks for with another way to go if there is no such call.
-pub(super) fn refused() -> Vec<Call> {
+fn refused() -> Vec<Call> {
     vec![
         // Its flags are in memory, out of a filter's sight: clone is asked instead.
         call!(SYS_clone3, "clone3", Rule::Refused),

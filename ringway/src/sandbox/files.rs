@@ -33,7 +33,7 @@ pub(super) fn close_the_file_system() -> anyhow::Result<String> {
 }
 
 /// For the helper process: opens images, makes and removes sockets, and nothing else.
-pub(crate) fn confine_helper() {
+pub(super) fn close_the_rest() {
     let allowed = AccessFs::ReadFile
         | AccessFs::ReadDir
         | AccessFs::WriteFile
@@ -44,7 +44,7 @@ pub(crate) fn confine_helper() {
         | AccessFs::IoctlDev;
     if let Err(error) = restrict(AccessFs::from_all(RULES) & !allowed) {
         // Nobody talks to it but the daemon; it goes on without.
-        tracing::debug!("the helper is not confined: {error}");
+        tracing::debug!("the helper's files are not confined: {error}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! From lists of calls to filters of the kernel (seccomp).
 
-use super::calls::{Call, Rule, refused};
+use super::calls::{Call, Rule};
 use crate::config::Sandbox as Mode;
 use anyhow::{Context, anyhow};
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
@@ -19,10 +19,11 @@ pub(super) fn compile(calls: &[Call], mode: Mode) -> anyhow::Result<Program> {
     program(calls, otherwise, SeccompAction::Allow)
 }
 
-/// Answers with ENOSYS what is not to be, and lets everything else pass. Of several filters the
+/// Answers with ENOSYS what of `calls` is not to be, and lets everything else pass. Of several filters the
 /// strictest answer counts, and this one is stricter than letting pass.
-pub(super) fn compile_refusals() -> anyhow::Result<Program> {
-    program(&refused(), SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.cast_unsigned()))
+pub(super) fn compile_refusals(calls: &[Call]) -> anyhow::Result<Program> {
+    let refused: Vec<Call> = calls.iter().filter(|call| !call.is_allowed()).cloned().collect();
+    program(&refused, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.cast_unsigned()))
 }
 
 fn program(calls: &[Call], others: SeccompAction, these: SeccompAction) -> anyhow::Result<Program> {

@@ -1,8 +1,8 @@
 //! Each class of forbidden call, by each kind of thread: it ends the process. Every case is a process
 //! of its own: this test program started again with the name of one test, [`culprit`].
 
-use super::calls::{Call, Kind, Rule, of};
-use super::{enter, prepare};
+use super::calls::{Call, Guests, Kind, Rule, helper, of};
+use super::{HelperNeeds, confine_helper, enter, prepare};
 use crate::config::Sandbox as Mode;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use std::collections::BTreeSet;
@@ -34,6 +34,54 @@ fn path(path: &'static std::ffi::CStr) -> usize {
 fn number(value: c_int) -> usize {
     // Negative ones keep their bits.
     isize::try_from(value).unwrap().cast_unsigned()
+}
+
+/// Whose calls they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Process,
+    Worker,
+    Io,
+    XenProcess,
+    XenWorker,
+    XenIo,
+    Helper,
+}
+
+impl Who {
+    /// Those that meet guests over vhost-user.
+    const DAEMON: [Self; 3] = [Self::Process, Self::Worker, Self::Io];
+    const ALL: [Self; 7] = [
+        Self::Process,
+        Self::Worker,
+        Self::Io,
+        Self::XenProcess,
+        Self::XenWorker,
+        Self::XenIo,
+        Self::Helper,
+    ];
+
+    /// Becomes it.
+    fn enter(self, mode: Mode) {
+        let guests = match self {
+            Self::Helper => {
+                rustix::thread::set_no_new_privs(true).unwrap();
+                return confine_helper(mode, HelperNeeds::default()).unwrap();
+            }
+            Self::XenProcess | Self::XenWorker | Self::XenIo => Guests::Xen,
+            _ => Guests::VhostUser,
+        };
+        enter(mode, guests, None).unwrap();
+        match self {
+            Self::Worker | Self::XenWorker => data_thread_starts(DataThread::Worker),
+            Self::Io | Self::XenIo => data_thread_starts(DataThread::Io),
+            _ => {}
+        }
+    }
+}
+
+fn xen_ioctl(request: u32) -> c_long {
+    raw(libc::SYS_ioctl, [number(-1), request as usize, 0, 0, 0, 0])
 }
 
 const NONE: [usize; 6] = [0; 6];
@@ -122,6 +170,12 @@ const DEEDS: &[(&str, Deed)] = &[
     ("type on the terminal", || {
         raw(libc::SYS_ioctl, [number(-1), libc::TIOCSTI.try_into().unwrap(), 0, 0, 0, 0])
     }),
+    ("ask the grant device for an address", || xen_ioctl(0x18_4702)),
+    ("make an event channel", || xen_ioctl(0x4_4502)),
+    ("reset event channels", || xen_ioctl(0x4505)),
+    ("give a file away", || {
+        raw(libc::SYS_fchownat, [number(AT_FDCWD), path(c"/nowhere/a"), 1, 1, 0, 0])
+    }),
     ("set the clock", || raw(libc::SYS_settimeofday, NONE)),
     ("reboot", || raw(libc::SYS_reboot, NONE)),
     ("make core dumps possible", || {
@@ -129,57 +183,83 @@ const DEEDS: &[(&str, Deed)] = &[
     }),
 ];
 
+/// Of the deeds above, what the helper is there for.
+const HELPERS_DUTIES: &[&str] = &[
+    "open a file",
+    "look at a file",
+    "read a link",
+    "remove a file",
+    "make a local socket",
+    "connect",
+    "bind",
+];
+
+const THREADS_OF_DAEMONS: &[Who] =
+    &[Who::Process, Who::Worker, Who::Io, Who::XenProcess, Who::XenWorker, Who::XenIo];
+
 /// What only some threads may do, which is a deed for the others.
-const DUTIES: &[(&str, Deed, &[Kind])] = &[
+const DUTIES: &[(&str, Deed, &[Who])] = &[
     (
         "make a thread's stack and start it",
         || {
             std::thread::Builder::new().spawn(|| {}).unwrap().join().unwrap();
             0
         },
-        &[Kind::Process],
+        &[Who::Process, Who::XenProcess, Who::Helper],
     ),
-    ("make an eventfd", || raw(libc::SYS_eventfd2, NONE), &[Kind::Process]),
+    ("make an eventfd", || raw(libc::SYS_eventfd2, NONE), &[Who::Process, Who::XenProcess]),
     (
         "make memory to share",
         || raw(libc::SYS_memfd_create, [path(c"x"), 0, 0, 0, 0, 0]),
-        &[Kind::Process],
+        &[Who::Process, Who::XenProcess],
     ),
-    ("hear a message", || raw(libc::SYS_recvmsg, [number(-1), 0, 0, 0, 0, 0]), &[Kind::Process]),
-    ("take a connection", || raw(libc::SYS_accept4, [number(-1), 0, 0, 0, 0, 0]), &[Kind::Process]),
+    (
+        "hear a message",
+        || raw(libc::SYS_recvmsg, [number(-1), 0, 0, 0, 0, 0]),
+        &[Who::Process, Who::XenProcess, Who::Helper],
+    ),
+    (
+        "take a connection",
+        || raw(libc::SYS_accept4, [number(-1), 0, 0, 0, 0, 0]),
+        &[Who::Process, Who::XenProcess],
+    ),
     (
         "change a file's length",
         || raw(libc::SYS_ftruncate, [number(-1), 0, 0, 0, 0, 0]),
-        &[Kind::Process],
+        &[Who::Process, Who::XenProcess, Who::Helper],
     ),
     (
         "put on a filter",
         || raw(libc::SYS_prctl, [number(libc::PR_SET_SECCOMP), number(-1), 0, 0, 0, 0]),
-        &[Kind::Process],
+        &[Who::Process, Who::XenProcess],
     ),
     (
         "enter an io_uring",
         || raw(libc::SYS_io_uring_enter, [number(-1), 0, 0, 0, 0, 0]),
-        &[Kind::Process, Kind::Worker],
+        &[Who::Process, Who::Worker, Who::XenProcess, Who::XenWorker],
     ),
-    ("submit to Linux AIO", || raw(libc::SYS_io_submit, NONE), &[Kind::Process, Kind::Worker]),
+    (
+        "submit to Linux AIO",
+        || raw(libc::SYS_io_submit, NONE),
+        &[Who::Process, Who::Worker, Who::XenProcess, Who::XenWorker],
+    ),
     (
         "listen to a doorbell",
         || raw(libc::SYS_epoll_ctl, [number(-1), 0, 0, 0, 0, 0]),
-        &[Kind::Process, Kind::Worker],
+        &[Who::Process, Who::Worker, Who::XenProcess, Who::XenWorker],
     ),
     (
         "sync a file",
         || raw(libc::SYS_fdatasync, [number(-1), 0, 0, 0, 0, 0]),
-        &[Kind::Process, Kind::Io],
+        &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo],
     ),
     (
         "punch a hole",
         || raw(libc::SYS_fallocate, [number(-1), 0, 0, 1, 0, 0]),
-        &[Kind::Process, Kind::Io],
+        &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo, Who::Helper],
     ),
-    ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), &Kind::ALL),
-    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), &Kind::ALL),
+    ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), THREADS_OF_DAEMONS),
+    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), THREADS_OF_DAEMONS),
     (
         "map memory",
         || {
@@ -188,7 +268,7 @@ const DUTIES: &[(&str, Deed, &[Kind])] = &[
                 [0, 4096, 3, number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS), number(-1), 0],
             )
         },
-        &Kind::ALL,
+        &Who::ALL,
     ),
     (
         "allocate much and give it back",
@@ -200,9 +280,29 @@ const DUTIES: &[(&str, Deed, &[Kind])] = &[
             }
             0
         },
-        &Kind::ALL,
+        &Who::ALL,
     ),
-    ("clone a thread the new way", || raw(libc::SYS_clone3, [0, 0, 0, 0, 0, 0]), &Kind::ALL),
+    ("clone a thread the new way", || raw(libc::SYS_clone3, [0, 0, 0, 0, 0, 0]), &Who::ALL),
+    (
+        "copy granted pages",
+        || xen_ioctl(ringway_export::xen::worker_ioctls()[0]),
+        &[Who::XenProcess, Who::XenWorker],
+    ),
+    (
+        "map granted pages",
+        || xen_ioctl(ringway_export::xen::worker_ioctls()[1]),
+        &[Who::XenProcess, Who::XenWorker],
+    ),
+    (
+        "ring a guest's bell",
+        || xen_ioctl(ringway_export::xen::worker_ioctls()[3]),
+        &[Who::XenProcess, Who::XenWorker],
+    ),
+    (
+        "bind a guest's bell",
+        || xen_ioctl(ringway_export::xen::session_ioctls()[1]),
+        &[Who::XenProcess],
+    ),
 ];
 
 /// Not a test by itself: one case, in a process of its own.
@@ -210,19 +310,15 @@ const DUTIES: &[(&str, Deed, &[Kind])] = &[
 fn culprit() {
     let Ok(case) = std::env::var(CASE) else { return };
     let words: Vec<_> = case.split('/').collect();
-    let [kind, deed, mode] = words[..] else { panic!("{case}") };
+    let [who_word, deed, mode] = words[..] else { panic!("{case}") };
     let mode = if mode == "log" { Mode::Log } else { Mode::On };
     let plain = DEEDS.iter().find(|(name, _)| *name == deed).map(|(_, act)| *act);
     let duty = DUTIES.iter().find(|(name, ..)| *name == deed).map(|(_, act, _)| *act);
     let act = plain.or(duty).unwrap();
     // The harness has threads of its own; they do nothing meanwhile, and stay outside.
     prepare();
-    enter(mode, None).unwrap();
-    match kind {
-        "Worker" => data_thread_starts(DataThread::Worker),
-        "Io" => data_thread_starts(DataThread::Io),
-        _ => {}
-    }
+    let who = Who::ALL.into_iter().find(|who| format!("{who:?}") == who_word);
+    who.unwrap().enter(mode);
     say(BEGUN);
     let result = act();
     say(ALIVE);
@@ -238,49 +334,54 @@ fn say(line: &str) {
     unsafe { libc::write(1, line.as_ptr().cast(), line.len()) };
 }
 
-fn run(kind: Kind, deed: &str, mode: &str) -> (ExitStatus, String) {
+fn run(who: Who, deed: &str, mode: &str) -> (ExitStatus, String) {
     let name = concat!(module_path!(), "::culprit");
     let name = name.split_once("::").unwrap().1;
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args([name, "--exact", "--nocapture", "--test-threads=1"]);
-    child.env(CASE, format!("{kind:?}/{deed}/{mode}"));
+    child.env(CASE, format!("{who:?}/{deed}/{mode}"));
     // As `prepare` does it, which comes too late for the harness.
     child.env("MALLOC_ARENA_MAX", "1");
     let output = child.stdin(Stdio::null()).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned()
         + &String::from_utf8_lossy(&output.stderr);
-    assert!(text.contains(BEGUN), "{kind:?}, {deed}: {text}");
+    assert!(text.contains(BEGUN), "{who:?}, {deed}: {text}");
     (output.status, text)
 }
 
-fn dies(kind: Kind, deed: &str) {
-    let (status, text) = run(kind, deed, "on");
-    assert_eq!(status.signal(), Some(libc::SIGSYS), "{kind:?}, {deed}: {status}\n{text}");
-    assert!(!text.contains(ALIVE), "{kind:?}, {deed}: {text}");
+fn dies(who: Who, deed: &str) {
+    let (status, text) = run(who, deed, "on");
+    assert_eq!(status.signal(), Some(libc::SIGSYS), "{who:?}, {deed}: {status}\n{text}");
+    assert!(!text.contains(ALIVE), "{who:?}, {deed}: {text}");
 }
 
-fn lives(kind: Kind, deed: &str, mode: &str) {
-    let (status, text) = run(kind, deed, mode);
-    assert!(status.success() && text.contains(ALIVE), "{kind:?}, {deed}: {status}\n{text}");
+fn lives(who: Who, deed: &str, mode: &str) {
+    let (status, text) = run(who, deed, mode);
+    assert!(status.success() && text.contains(ALIVE), "{who:?}, {deed}: {status}\n{text}");
 }
 
 /// Runs cases side by side, a few at a time.
-fn each(cases: Vec<(Kind, &'static str)>, judge: impl Fn(Kind, &str) + Sync) {
+fn each(cases: Vec<(Who, &'static str)>, judge: impl Fn(Who, &str) + Sync) {
     let next = std::sync::Mutex::new(cases.into_iter());
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                while let Some((kind, deed)) = { next.lock().unwrap().next() } {
-                    judge(kind, deed);
+                while let Some((who, deed)) = { next.lock().unwrap().next() } {
+                    judge(who, deed);
                 }
             });
         }
     });
 }
 
-fn deeds() -> Vec<(Kind, &'static str)> {
-    let both = |kind| DEEDS.iter().map(move |(name, _)| (kind, *name));
-    Kind::ALL.into_iter().flat_map(both).collect()
+fn deeds() -> Vec<(Who, &'static str)> {
+    let all = |who: Who| {
+        let may = if who == Who::Helper { HELPERS_DUTIES } else { &[] };
+        let names = DEEDS.iter().map(|(name, _)| *name).filter(move |name| !may.contains(name));
+        names.map(move |name| (who, name))
+    };
+    let others = [Who::XenProcess, Who::XenWorker, Who::Helper];
+    Who::DAEMON.into_iter().chain(others).flat_map(all).collect()
 }
 
 #[test]
@@ -290,29 +391,30 @@ fn whatever_is_forbidden_ends_the_process() {
 
 #[test]
 fn threads_that_carry_data_may_less_than_others() {
-    let others = |(name, _, may): &(&'static str, Deed, &[Kind])| {
+    let others = |(name, _, may): &(&'static str, Deed, &[Who])| {
         let name = *name;
         let may = may.to_vec();
-        Kind::ALL.into_iter().filter(move |kind| !may.contains(kind)).map(move |kind| (kind, name))
+        Who::ALL.into_iter().filter(move |who| !may.contains(who)).map(move |who| (who, name))
     };
     let cases: Vec<_> = DUTIES.iter().flat_map(others).collect();
-    assert!(cases.len() > 15);
+    assert!(cases.len() > 60);
     each(cases, dies);
 }
 
 #[test]
 fn whatever_is_a_duty_is_done() {
-    let own = |(name, _, may): &(&'static str, Deed, &'static [Kind])| {
+    let own = |(name, _, may): &(&'static str, Deed, &'static [Who])| {
         let name = *name;
-        may.iter().map(move |kind| (*kind, name))
+        may.iter().map(move |who| (*who, name))
     };
-    each(DUTIES.iter().flat_map(own).collect(), |kind, deed| lives(kind, deed, "on"));
+    let helpers = HELPERS_DUTIES.iter().map(|name| (Who::Helper, *name));
+    each(DUTIES.iter().flat_map(own).chain(helpers).collect(), |who, deed| lives(who, deed, "on"));
 }
 
 #[test]
 fn log_lets_it_go() {
-    each(deeds(), |kind, deed| lives(kind, deed, "log"));
-    let (_, text) = run(Kind::Process, "open a file", "log");
+    each(deeds(), |who, deed| lives(who, deed, "log"));
+    let (_, text) = run(Who::Process, "open a file", "log");
     assert!(text.contains("done"), "{text}");
 }
 
@@ -322,9 +424,15 @@ fn names(calls: &[Call]) -> BTreeSet<&'static str> {
 
 #[test]
 fn there_are_few_and_none_takes_a_path() {
-    let [process, worker, io] = Kind::ALL.map(of);
+    for guests in [Guests::VhostUser, Guests::Xen] {
+        lists_are_short(guests);
+    }
+}
+
+fn lists_are_short(guests: Guests) {
+    let [process, worker, io] = Kind::ALL.map(|kind| of(kind, guests));
     println!(
-        "process {}, worker {}, io {}",
+        "{guests:?}: process {}, worker {}, io {}",
         names(&process).len(),
         names(&worker).len(),
         names(&io).len()
@@ -373,6 +481,25 @@ fn there_are_few_and_none_takes_a_path() {
     for name in hot {
         let call = worker.iter().find(|call| call.name == name);
         assert_eq!(call.map(|call| &call.rule), Some(&Rule::Always), "{name}");
+    }
+}
+
+/// It opens what it is told to. What it opens it neither reads nor gives away, and it runs nothing.
+#[test]
+fn the_helper_has_few_of_its_own() {
+    let all = HelperNeeds { account: true, iopoll: true };
+    for (needs, most) in [(HelperNeeds::default(), 55), (all, 65)] {
+        let calls = helper(needs);
+        let numbers: BTreeSet<_> = calls.iter().map(|call| call.number).collect();
+        assert_eq!(numbers.len(), calls.len(), "each is listed once");
+        let names = names(&calls);
+        println!("helper, {needs:?}: {}", names.len());
+        assert!(names.len() <= most, "{names:?}");
+        for word in ["exec", "fork", "chown", "chmodat", "rename", "kill", "ptrace", "pwrite"] {
+            assert!(!names.iter().any(|name| name.contains(word)), "{word}");
+        }
+        assert_eq!(names.contains("io_uring_setup"), needs.iopoll);
+        assert_eq!(names.contains("setresuid"), needs.account);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Another user to run as.
 
 use anyhow::{Context, anyhow, bail};
+use nix::errno::Errno;
 use nix::unistd;
 use rustix::process::{Gid, Uid, getegid, geteuid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups, set_thread_res_gid,
-    set_thread_res_uid,
+    CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
 };
 use std::fmt;
 
@@ -85,9 +86,24 @@ impl Account {
         Ok(())
     }
 
-    /// The numbers of user and group.
-    pub(crate) fn numbers(&self) -> (u32, u32) {
-        (self.user.as_raw(), self.group.as_raw())
+    /// From now on, what this thread makes belongs to this user from the first moment; it may still
+    /// make it wherever it could before. There is no moment in which the file has its name and not
+    /// its owner, so nobody can put another file in its place to be given away.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn own_what_is_made(&self) -> anyhow::Result<()> {
+        let had = capabilities(None).context("cannot tell what this process may do")?;
+        // SAFETY: they take numbers, and are for this thread alone. They tell no errors.
+        unsafe {
+            libc::syscall(libc::SYS_setfsgid, self.group.as_raw());
+            libc::syscall(libc::SYS_setfsuid, self.user.as_raw());
+        }
+        // Those went with the number.
+        let anywhere = CapabilitySet::DAC_OVERRIDE | CapabilitySet::FOWNER;
+        let effective = had.effective & anywhere & had.permitted;
+        set_capabilities(None, CapabilitySets { effective, ..had })
+            .with_context(|| format!("cannot make files for {self}"))
     }
 }
 
@@ -100,15 +116,23 @@ impl fmt::Display for Account {
 /// The entry of a user, by name, or by number if no name is like it.
 fn known_user(word: &str) -> anyhow::Result<Option<unistd::User>> {
     let cannot = || format!("cannot look for user '{word}'");
-    if let Some(user) = unistd::User::from_name(word).with_context(cannot)? {
+    if let Some(user) = known(unistd::User::from_name(word)).with_context(cannot)? {
         return Ok(Some(user));
     }
     let Ok(number) = word.parse() else { return Ok(None) };
-    unistd::User::from_uid(unistd::Uid::from_raw(number)).with_context(cannot)
+    known(unistd::User::from_uid(unistd::Uid::from_raw(number))).with_context(cannot)
+}
+
+/// A host without the file that lists them knows nobody, which is no failure (getpwnam(3)).
+fn known<T>(found: nix::Result<Option<T>>) -> nix::Result<Option<T>> {
+    match found {
+        Err(Errno::ENOENT | Errno::ESRCH) => Ok(None),
+        found => found,
+    }
 }
 
 fn group_number(word: &str) -> anyhow::Result<u32> {
-    let group = unistd::Group::from_name(word);
+    let group = known(unistd::Group::from_name(word));
     let group = group.with_context(|| format!("cannot look for group '{word}'"))?;
     match group {
         Some(group) => Ok(group.gid.as_raw()),
@@ -122,6 +146,12 @@ fn group_number(word: &str) -> anyhow::Result<u32> {
 mod tests {
     use super::*;
 
+    impl Account {
+        fn numbers(&self) -> (u32, u32) {
+            (self.user.as_raw(), self.group.as_raw())
+        }
+    }
+
     #[test]
     fn users_are_found_by_name_and_number() {
         if !geteuid().is_root() {
@@ -134,6 +164,13 @@ mod tests {
         assert_eq!(Account::find("65534").unwrap().numbers(), nobody.numbers());
         assert_eq!(Account::find("54321:12345").unwrap().numbers(), (54321, 12345));
         assert_eq!(Account::find("nobody:root").unwrap().numbers(), (65534, 0));
+    }
+
+    #[test]
+    fn a_host_without_lists_knows_nobody() {
+        assert_eq!(known::<()>(Err(Errno::ENOENT)), Ok(None));
+        assert_eq!(known(Ok(Some(1))), Ok(Some(1)));
+        assert_eq!(known::<()>(Err(Errno::EIO)), Err(Errno::EIO));
     }
 
     #[test]
@@ -151,5 +188,37 @@ mod tests {
         }
         let root = Account::find("root").unwrap_err().to_string();
         assert!(root.contains("gives nothing up") || root.contains("only root"), "{root}");
+    }
+
+    /// In a folder that is root's alone, so that the right to make it there is still root's.
+    #[test]
+    fn a_socket_is_born_with_its_owner() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        if !geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let closed = std::fs::Permissions::from_mode(0o700);
+        std::fs::set_permissions(folder.path(), closed).unwrap();
+        let path = folder.path().join("s");
+        std::fs::write(folder.path().join("roots"), "").unwrap();
+        let other = Account::find("54321:12345").unwrap();
+        std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                other.own_what_is_made().unwrap();
+                drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+                let meta = path.symlink_metadata().unwrap();
+                assert_eq!((meta.uid(), meta.gid()), other.numbers());
+                // Nobody is given anything: what is root's stays so.
+                let roots = folder.path().join("roots");
+                let refused = std::os::unix::fs::chown(&roots, Some(54321), None);
+                assert!(refused.is_err());
+            });
+            made.join().unwrap();
+        });
+        // Only that thread.
+        std::fs::write(folder.path().join("mine"), "").unwrap();
+        assert_eq!(folder.path().join("mine").metadata().unwrap().uid(), 0);
     }
 }

@@ -7,10 +7,10 @@ use super::notify::Notify;
 use super::served::Served;
 use super::watchdog::{self, Watchdog};
 use super::xen::{Toolstack, XenPlan};
-use crate::config::{Plan, Sandbox};
-use crate::sandbox::{self, Account};
+use crate::config::Plan;
+use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -48,23 +48,19 @@ impl Daemon {
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }
-        let mode = match (&plan.xen, plan.daemon.sandbox) {
-            (None, mode) => mode.unwrap_or_default(),
-            (Some(_), None | Some(Sandbox::Off)) => Sandbox::Off,
-            (Some(_), Some(_)) => bail!(
-                "--xen opens devices of the host for each guest, which the sandbox does not allow: \
-                 leave --sandbox out"
-            ),
-        };
+        let mode = plan.daemon.sandbox.unwrap_or_default();
         let user = plan.daemon.user.as_deref();
-        if plan.xen.is_some() && user.is_some() {
-            bail!("--xen opens devices of the host for each guest, as root: leave --user out");
-        }
         let account =
             user.map(|user| Account::find(user).with_context(|| format!("--user {user}")));
         let account = account.transpose()?;
-        let (adds, iopoll) = (plan.daemon.control.is_some(), plan.daemon.iopoll);
-        let host = Host::start(mode, Duties { account: account.clone(), adds, iopoll })?;
+        let guests = if plan.xen.is_some() { Guests::Xen } else { Guests::VhostUser };
+        let duties = Duties {
+            account: account.clone(),
+            adds: plan.daemon.control.is_some() || plan.xen.is_some(),
+            iopoll: plan.daemon.iopoll,
+            xen: plan.xen.as_ref().map(XenPlan::prepare).transpose()?,
+        };
+        let host = Host::start(mode, duties)?;
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref();
@@ -73,7 +69,7 @@ impl Daemon {
         let enter = || {
             ringway_export::install_handlers()?;
             signals = Some(Signals::take()?);
-            sandbox = sandbox::enter(mode, account.as_ref())?;
+            sandbox = sandbox::enter(mode, guests, account.as_ref())?;
             Ok(())
         };
         let xen = plan.xen.map(Arc::new);

@@ -224,10 +224,10 @@ impl Disks {
     pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
         let Ready { served, endpoint } = ready;
         let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
-        let xen = self.xen.clone();
+        let xen = self.xen.as_ref().zip(self.host.xen()).map(|(plan, access)| plan.session(access));
         let name = format!("disk-{}", served.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let ended = disk.serve(&endpoint, xen.as_deref());
+            let ended = disk.serve(&endpoint, xen);
             // Its socket file goes before anybody hears that it has ended.
             drop(endpoint);
             disk.ended.store(true, SeqCst);

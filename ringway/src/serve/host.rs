@@ -10,6 +10,8 @@
 //!   host.listen(path)  ── Listen {path} ────▶      makes the socket file
 //!                      ◀── Listening {n} + fd ──
 //!   drop(SocketFile)   ── Remove {n} ───────▶      removes what it made itself
+//!   xen().open(what)   ── Xen(what) ────────▶      opens a device, the store, a record
+//!                      ◀── Named {…} + fd ──
 //! ```
 
 mod client;
@@ -23,30 +25,35 @@ use crate::sandbox::Account;
 use anyhow::{Context, bail};
 use client::{Client, HelpersFile};
 use local::{Local, OwnFile};
-use ringway_disk::{Disk, OpenOptions, Source};
+use ringway_disk::{Disk, Source};
+use ringway_export::xen::{Access, Here};
 use std::fs::TryLockError;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How often a lock may be snatched away between the helper's probing and our taking it.
+/// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
+/// taking it.
 const SNATCHED_MAX: u32 = 16;
 
 /// Where names are looked up.
 pub(crate) struct Host {
     local: Local,
     helper: Option<Arc<Client>>,
+    xen: Option<Arc<dyn Access>>,
 }
 
 /// What a helper is to do.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Duties {
     /// Whom it acts for once the daemon has started.
     pub(crate) account: Option<Account>,
     /// Whether disks may be added later.
     pub(crate) adds: bool,
-    /// Who the sockets of disks belong to.
+    /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
+    /// What guests of this Xen host need.
+    pub(crate) xen: Option<Here>,
 }
 
 impl Host {
@@ -56,12 +63,20 @@ impl Host {
     /// What the host says to a process.
     pub(crate) fn start(mode: Sandbox, duties: Duties) -> anyhow::Result<Self> {
         let local = Local::new(duties.iopoll);
-        let helper = match mode {
-            // Another user could not come back to what was made as root.
-            Sandbox::Off if duties.account.is_none() => None,
-            _ => Some(Arc::new(helper::fork(&local, duties)?)),
-        };
-        Ok(Self { local, helper })
+        // Another user could not come back to what was made as root.
+        if mode == Sandbox::Off && duties.account.is_none() {
+            let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
+            return Ok(Self { local, helper: None, xen });
+        }
+        let serves_xen = duties.xen.is_some();
+        let helper = Arc::new(helper::fork(&local, mode, duties)?);
+        let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
+        Ok(Self { local, helper: Some(helper), xen })
+    }
+
+    /// What guests of this Xen host need, for a daemon that serves them.
+    pub(crate) fn xen(&self) -> Option<Arc<dyn Access>> {
+        self.xen.clone()
     }
 
     /// True if io_uring works here.
@@ -76,8 +91,8 @@ impl Host {
     /// What is wrong with it; nothing was created or changed then.
     pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
         let options = self.local.options(spec);
-        let helper = match (&self.helper, &options.source) {
-            (Some(helper), Source::Path(_)) => helper,
+        let (helper, path) = match (&self.helper, &options.source) {
+            (Some(helper), Source::Path(path)) => (helper, path),
             _ => return self.local.open(&options),
         };
         for _ in 0..SNATCHED_MAX {
@@ -85,7 +100,9 @@ impl Host {
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
             // after us waits as long as we live.
             match disk.lock() {
-                Ok(()) => return Ok((disk, new)),
+                Ok(()) if helper.locate(path)?.leads_to(disk.file()) => return Ok((disk, new)),
+                // Another file has its name by now, whose lock somebody else may have.
+                Ok(()) => {}
                 // Who has it serves the new image: it is not ours to remove any more.
                 Err(TryLockError::WouldBlock) => new.into_iter().for_each(NewImage::keep),
                 Err(TryLockError::Error(error)) => {
@@ -93,7 +110,7 @@ impl Host {
                 }
             }
         }
-        bail!("{}: others lock and unlock it all the time", name(&options))
+        bail!("{}: others lock it, or replace it, all the time", path.display())
     }
 
     /// Listens on a socket file; a private one is its owner's only.
@@ -132,13 +149,6 @@ impl Host {
     /// That the helper is gone.
     pub(crate) fn started(&self) -> anyhow::Result<()> {
         self.helper.as_ref().map_or(Ok(()), |helper| helper.started())
-    }
-}
-
-fn name(options: &OpenOptions) -> String {
-    match &options.source {
-        Source::Path(path) => path.display().to_string(),
-        _ => String::new(),
     }
 }
 

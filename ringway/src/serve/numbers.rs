@@ -31,10 +31,9 @@ pub(super) fn rings(
     let of_this = opened.iter().filter(|(disk, _)| disk.engine() == EngineKind::IoUring);
     let queues: usize = of_this.map(|(_, spec)| usize::from(spec.queues)).sum();
     let now = if queues == 0 { 0 } else { workers(options, queues) };
-    let later = match options.control {
-        Some(_) if host.has_io_uring() => workers(options, RINGS_IN_STORE),
-        _ => 0,
-    };
+    let comes_later = options.control.is_some() || host.xen().is_some();
+    let later =
+        if comes_later && host.has_io_uring() { workers(options, RINGS_IN_STORE) } else { 0 };
     let wanted = now.max(later);
     let rings = Rings::set_up(now, wanted, options.iopoll)
         .with_context(|| format!("cannot set {now} rings of io_uring up"))?;

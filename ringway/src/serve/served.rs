@@ -2,10 +2,10 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
-use super::xen::{self, XenPlan};
+use super::xen;
 use crate::config::{Claim, CpuList};
 use anyhow::{Context, anyhow};
-use ringway_export::xen::Queue;
+use ringway_export::xen::{Queue, SessionOptions};
 use ringway_export::{Export, Offered};
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
@@ -63,11 +63,15 @@ impl Served {
     ///
     /// # Errors
     /// What the host says to waiting for them.
-    pub(super) fn serve(&self, endpoint: &Endpoint, xen: Option<&XenPlan>) -> std::io::Result<()> {
+    pub(super) fn serve(
+        &self,
+        endpoint: &Endpoint,
+        xen: Option<SessionOptions>,
+    ) -> std::io::Result<()> {
         let stop = self.stop.as_fd();
         match (&self.export, endpoint, xen) {
-            (Exported::Xen(export), Endpoint::Xen(at), Some(plan)) => {
-                xen::serve(export, at, plan.session(), stop)
+            (Exported::Xen(export), Endpoint::Xen(at), Some(options)) => {
+                xen::serve(export, at, options, stop)
             }
             (Exported::VhostUser(export), ..) => accept::serve(export, endpoint, stop),
             // Endpoints and exports are made in one place.

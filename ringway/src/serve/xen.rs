@@ -4,14 +4,17 @@
 //! thread and a connection of its own, so that no guest can keep the others waiting.
 
 use super::disks::Disks;
-use crate::config::{DiskArgs, Place};
+use crate::config::{Attached, DiskArgs, Place, XenDisk};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use ringway_export::Export;
-use ringway_export::xen::{Address, Ended, Movement, Queue, Session, SessionOptions, Tx, Xenstore};
+use ringway_export::xen::{
+    Access, Address, Ended, Here, Movement, Queue, Session, SessionOptions, Tx, Xenstore,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -28,6 +31,11 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
+/// Unless another one is named.
+const NAME: &str = "vbd3";
+/// As above.
+const RECORDS: &str = "/run/ringway";
+
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Xen")]
@@ -41,7 +49,7 @@ pub(crate) struct XenArgs {
         long,
         value_name = "NAME",
         requires = "xen",
-        default_value = "vbd3",
+        default_value = NAME,
         hide_default_value = true
     )]
     pub(crate) xen_name: String,
@@ -56,10 +64,14 @@ pub(crate) struct XenArgs {
         long,
         value_name = "DIR",
         requires = "xen",
-        default_value = "/run/ringway",
+        default_value = RECORDS,
         hide_default_value = true
     )]
     pub(crate) xen_records: PathBuf,
+    /// How to reach xenstore: the socket of its daemon, or the device /dev/xen/xenbus [default: the
+    /// first of them that answers].
+    #[arg(long, value_name = "PATH", requires = "xen")]
+    pub(crate) xen_store: Option<PathBuf>,
 }
 
 /// What a daemon knows of its host's toolstack.
@@ -68,6 +80,20 @@ pub(crate) struct XenPlan {
     pub(crate) args: XenArgs,
     /// The options of each disk.
     pub(crate) disk: DiskArgs,
+    /// What is special to some of them; the first that fits counts.
+    pub(crate) disks: Vec<XenDisk>,
+}
+
+impl Default for XenArgs {
+    fn default() -> Self {
+        Self {
+            xen: false,
+            xen_name: NAME.into(),
+            xen_data: Movement::default(),
+            xen_records: RECORDS.into(),
+            xen_store: None,
+        }
+    }
 }
 
 impl XenPlan {
@@ -76,26 +102,38 @@ impl XenPlan {
         format!("backend/{}", self.args.xen_name)
     }
 
-    pub(super) fn session(&self) -> SessionOptions {
-        SessionOptions { movement: self.args.xen_data, records: self.args.xen_records.clone() }
+    /// The options of a disk, and where they were said; `is_image` tells whether a path leads to its
+    /// image.
+    pub(crate) fn words(
+        &self,
+        disk: Attached<'_>,
+        is_image: impl Fn(&Path) -> bool,
+    ) -> (DiskArgs, Option<&str>) {
+        match self.disks.iter().find(|table| table.fits(disk, &is_image)) {
+            Some(table) => (table.words.clone().or(&self.disk), Some(&table.origin)),
+            None => (self.disk.clone(), None),
+        }
     }
 
-    /// Makes the folder of records, for this user alone.
+    pub(super) fn session(&self, access: Arc<dyn Access>) -> SessionOptions {
+        SessionOptions { movement: self.args.xen_data, access }
+    }
+
+    /// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
     ///
     /// # Errors
     /// That somebody else could write to it.
-    fn prepare(&self) -> anyhow::Result<()> {
+    pub(super) fn prepare(&self) -> anyhow::Result<Here> {
         let dir = &self.args.xen_records;
+        let cannot = || format!("--xen-records {}", dir.display());
         let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.with_context(|| format!("--xen-records {}", dir.display()))?;
-        let meta = dir.metadata()?;
+        made.with_context(cannot)?;
+        let folder = File::open(dir).with_context(cannot)?;
+        let meta = folder.metadata().with_context(cannot)?;
         if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            bail!(
-                "--xen-records {}: others can write to it. Give a folder of this user alone",
-                dir.display()
-            );
+            bail!("{}: others can write to it. Give a folder of this user alone", cannot());
         }
-        Ok(())
+        Ok(Here::new(self.args.xen_store.clone(), folder.into()))
     }
 }
 
@@ -111,7 +149,7 @@ pub(super) fn serve(
 ) -> std::io::Result<()> {
     let mut told = false;
     let session = loop {
-        let store = Xenstore::open().map_err(std::io::Error::other);
+        let store = Xenstore::open(&*options.access).map_err(std::io::Error::other);
         let begun =
             store.and_then(|store| Session::new(export, options.clone(), store, at.clone(), stop));
         match begun {
@@ -159,6 +197,7 @@ struct Refused {
 struct Watch {
     disks: Arc<Disks>,
     plan: Arc<XenPlan>,
+    access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
 }
@@ -167,12 +206,12 @@ impl Toolstack {
     /// Listens to the store from now on.
     ///
     /// # Errors
-    /// That there is none, or what is wrong with the place for records.
+    /// That there is none.
     pub(super) fn listen(disks: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
-        plan.prepare()?;
-        let store = Xenstore::open().map_err(|error| anyhow!("--xen: {error}"))?;
+        let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
+        let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let mut watch = Watch { disks, plan, store, refused: HashMap::new() };
+        let mut watch = Watch { disks, plan, access, store, refused: HashMap::new() };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
@@ -210,7 +249,7 @@ impl Watch {
             }
             drop(polled);
             if looked.is_err()
-                && let Ok(store) = Xenstore::open()
+                && let Ok(store) = Xenstore::open(&*self.access)
             {
                 self.store = store;
                 let _ = self.begin();
@@ -248,15 +287,40 @@ impl Watch {
         Ok(())
     }
 
-    fn serve(&self, at: Address) -> anyhow::Result<()> {
-        let mut disk = self.plan.disk.clone();
-        disk.read_only |= at.read_only;
+    fn serve(&mut self, at: Address) -> anyhow::Result<()> {
         let image = PathBuf::from(image_of(&at.params)?);
         if !image.is_absolute() {
             bail!("'{}' is no absolute path", image.display());
         }
-        let spec = disk.into_spec(&image, Place::Xen(at)).map_err(anyhow::Error::msg)?;
-        self.disks.add(spec).map(drop)
+        let (mut disk, origin) = self.words(&at, &image)?;
+        disk.read_only |= at.read_only;
+        let (back, from) = (at.back.clone(), origin.clone());
+        let served = disk
+            .into_spec(&image, Place::Xen(at))
+            .map_err(anyhow::Error::msg)
+            .and_then(|spec| self.disks.add(spec));
+        match origin {
+            Some(origin) => served.context(origin)?,
+            None => served?,
+        };
+        if let Some(from) = from {
+            tracing::info!("{back}: its options are those of {from}");
+        }
+        Ok(())
+    }
+
+    /// The options of a disk, and where they were said.
+    fn words(&mut self, at: &Address, image: &Path) -> anyhow::Result<(DiskArgs, Option<String>)> {
+        if self.plan.disks.is_empty() {
+            return Ok((self.plan.disk.clone(), None));
+        }
+        let name = self.store.read(Tx::NONE, &format!("/local/domain/{}/name", at.domid))?;
+        let attached = Attached { guest: &name.unwrap_or_default(), device: at.devid };
+        // Whatever it is called: a link to a volume, another node of a device.
+        let here = self.disks.host.locate(image);
+        let is_image = |path: &Path| path == image || self.disks.host.locate(path).is_same(&here);
+        let (disk, origin) = self.plan.words(attached, is_image);
+        Ok((disk, origin.map(str::to_owned)))
     }
 
     /// Tells the log and the toolstack, unless it may still work.

@@ -86,6 +86,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         id,
         image: format!("/srv/vm{}.img", id + 1),
         socket: Some(format!("/run/vm{}.sock", id + 1).into()),
+        device: None,
         size: 10 << 30,
         read_only: false,
         serial: String::new(),

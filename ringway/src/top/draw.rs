@@ -198,9 +198,10 @@ fn picture(past: &[f64]) -> String {
 
 fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let Some(disk) = app.disk() else { return };
-    let socket = disk.socket.as_ref().map_or("inherited".into(), |path| path.display().to_string());
+    let socket = disk.socket.as_ref().map(|path| path.display().to_string());
+    let place = socket.or_else(|| disk.device.clone()).unwrap_or("inherited".into());
     let mode = if disk.read_only { ", read-only" } else { "" };
-    let title = format!(" {}  {}{mode}  at {socket} ", disk.image, Size(disk.size));
+    let title = format!(" {}  {}{mode}  at {place} ", disk.image, Size(disk.size));
     let cached = if disk.write_cache { "on" } else { "off" };
     let mut lines = vec![
         format!(

@@ -44,6 +44,8 @@ pub(super) struct DiskFigures {
     pub(super) id: u64,
     pub(super) image: String,
     pub(super) socket: Option<PathBuf>,
+    /// Its folder in xenstore.
+    pub(super) device: Option<String>,
     pub(super) size: u64,
     pub(super) read_only: bool,
     pub(super) state: State,
@@ -216,6 +218,7 @@ fn disk_figures(
         id: now.id,
         image: now.image.clone(),
         socket: facts.socket.clone(),
+        device: facts.device.clone(),
         size: now.size,
         read_only: facts.read_only,
         state: now.state,

@@ -1,5 +1,9 @@
-use super::super::fake_store::FakeStore;
 use super::*;
+use ringway_testkit::FakeStore;
+
+fn over(fake: &FakeStore) -> Xenstore {
+    Xenstore::over(fake.connect().into())
+}
 
 fn saying() -> Saying {
     Saying {
@@ -21,7 +25,7 @@ fn saying() -> Saying {
 fn front(keys: &[(&str, &str)]) -> Result<FrontKeys, KeyError> {
     let fake = FakeStore::default();
     keys.iter().for_each(|(key, value)| fake.set(&format!("f/{key}"), value));
-    FrontKeys::read(&mut fake.connect(), "f", &saying())
+    FrontKeys::read(&mut over(&fake), "f", &saying())
 }
 
 #[test]

@@ -70,8 +70,7 @@ impl Session<'_> {
         if !seen.present || self.resizes_told == self.export.resizes() {
             return Ok(if seen.present { Told::Yes } else { Told::NobodyThere });
         }
-        let connected = seen.back == State::Connected && seen.front == State::Connected;
         self.tell_size(seen.back)?;
-        Ok(if connected { Told::Yes } else { Told::Later })
+        Ok(if seen.is_connected() { Told::Yes } else { Told::Later })
     }
 }

@@ -9,7 +9,6 @@ use crate::xen::queue::{Queue, QueueSetup};
 use crate::xen::record::{Identity, Record, RecordError};
 use ringway_ring::blkif::RingAt;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -32,8 +31,10 @@ impl Session<'_> {
         let offered = saying.offered();
         let mut queues = Vec::new();
         for (at, ring) in keys.rings.iter().enumerate() {
-            let (host, ring_pages) = Domain::connect(self.at.domid, &ring.pages, ring.port)
-                .map_err(|error| Refusal::Ring(at, error))?;
+            let access = &self.options.access;
+            let (host, ring_pages) =
+                Domain::connect(&**access, self.at.domid, &ring.pages, ring.port)
+                    .map_err(|error| Refusal::Ring(at, error))?;
             let place = RingAt { base: ring_pages.base(), order: keys.order, abi: keys.abi };
             let slots = place.slots().map_err(|error| Refusal::Queue(at, error.into()))?;
             let mut pages = [0; 16];
@@ -57,15 +58,14 @@ impl Session<'_> {
                 movement: self.options.movement,
                 persistent: keys.persistent,
             };
-            let path = self.record_path(at);
             let queue = if adopt {
-                let record =
-                    Record::open(&path, &identity).map_err(|error| Refusal::Record(at, error))?;
+                let record = Record::open_by(access, &identity);
+                let record = record.map_err(|error| Refusal::Record(at, error))?;
                 // SAFETY: the ring lies in the pages just mapped. A predecessor is gone: it held the
                 // lock of the image, which is ours now.
                 unsafe { Queue::adopt(setup, record) }
             } else {
-                let record = self.new_record(&path, &identity)?;
+                let record = self.new_record(&identity)?;
                 // SAFETY: the ring lies in the pages just mapped, and the front-end has just begun it.
                 unsafe { Queue::new(setup, record) }
             }
@@ -80,15 +80,10 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn record_path(&self, queue: usize) -> PathBuf {
-        let name = format!("xen-{}-{}-{queue}", self.at.domid, self.at.devid);
-        self.options.records.join(name)
-    }
-
     /// A new record; one that nobody can go on from if there is no place for it.
-    fn new_record(&self, path: &std::path::Path, identity: &Identity) -> Result<Record, Refusal> {
+    fn new_record(&self, identity: &Identity) -> Result<Record, Refusal> {
         let at = identity.queue as usize;
-        match Record::create(path, identity) {
+        match Record::create_by(&self.options.access, identity) {
             Ok(record) => Ok(record),
             Err(error @ RecordError::Host { .. }) => {
                 warn!(

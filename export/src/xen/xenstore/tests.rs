@@ -1,8 +1,12 @@
-use super::super::fake_store::FakeStore;
 use super::*;
+use ringway_testkit::FakeStore;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
+
+fn over(fake: &FakeStore) -> Xenstore {
+    Xenstore::over(fake.connect().into())
+}
 
 fn wait_for(store: &mut Xenstore, wanted: usize) -> Changes {
     let begun = Instant::now();
@@ -19,7 +23,7 @@ fn wait_for(store: &mut Xenstore, wanted: usize) -> Changes {
 #[test]
 fn reads_writes_lists_and_removes() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     assert_eq!(store.read(Tx::NONE, "a/b").unwrap(), None);
     assert_eq!(store.list(Tx::NONE, "a").unwrap(), Vec::<String>::new());
     store.write(Tx::NONE, "a/b", "one").unwrap();
@@ -34,7 +38,7 @@ fn reads_writes_lists_and_removes() {
 
 #[test]
 fn says_who_refuses_what() {
-    let mut store = FakeStore::default().connect();
+    let mut store = over(&FakeStore::default());
     let error = store.write(Tx::NONE, "forbidden/key", "1").unwrap_err();
     assert_eq!(error.to_string(), "xenstore refuses 'forbidden/key': EACCES");
     let error = store.write(Tx::NONE, "long", &"x".repeat(5000)).unwrap_err();
@@ -46,7 +50,7 @@ fn says_who_refuses_what() {
 #[test]
 fn a_transaction_is_carried_out_again_until_nobody_was_faster() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     fake.make_conflicts(3);
     let mut tries = 0;
     let value = store.transaction(|store, tx| {
@@ -62,7 +66,7 @@ fn a_transaction_is_carried_out_again_until_nobody_was_faster() {
 #[test]
 fn a_transaction_that_fails_leaves_nothing() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     let outcome = store.transaction(|store, tx| {
         store.write(tx, "half", "1")?;
         store.write(tx, "forbidden", "1")
@@ -76,7 +80,7 @@ fn a_transaction_that_fails_leaves_nothing() {
 #[test]
 fn watches_ring_for_all_below() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     store.watch("device/1", "d1").unwrap();
     let change = |path: &str| Change { path: path.into(), token: "d1".into() };
     assert_eq!(wait_for(&mut store, 1).list, [change("device/1")]);
@@ -90,7 +94,7 @@ fn watches_ring_for_all_below() {
 #[test]
 fn an_event_between_answers_is_not_slept_over() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     store.watch("device", "d").unwrap();
     wait_for(&mut store, 1);
     assert!(!store.has_events());
@@ -108,7 +112,7 @@ fn an_event_between_answers_is_not_slept_over() {
 #[test]
 fn b14_a_flood_of_watches_is_coalesced() {
     let fake = FakeStore::default();
-    let mut store = fake.connect();
+    let mut store = over(&fake);
     store.watch("device", "d").unwrap();
     let flood = {
         let fake = fake.clone();
@@ -143,7 +147,7 @@ fn b14_a_flood_of_watches_is_coalesced() {
 fn a_daemon_that_talks_nonsense_is_left() {
     for nonsense in [[9u32, 1, 0, 0], [2, 99, 0, 0], [2, 1, 0, 5000], [16, 7, 0, 0]] {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let mut store = Xenstore::over_socket(theirs.into());
+        let mut store = Xenstore::over(theirs.into());
         let bytes: Vec<u8> = nonsense.iter().flat_map(|word| word.to_ne_bytes()).collect();
         (&ours).write_all(&bytes).unwrap();
         let error = store.read(Tx::NONE, "x").unwrap_err();
@@ -151,5 +155,21 @@ fn a_daemon_that_talks_nonsense_is_left() {
     }
     let (ours, theirs) = UnixStream::pair().unwrap();
     drop(ours);
-    assert!(Xenstore::over_socket(theirs.into()).read(Tx::NONE, "x").is_err());
+    assert!(Xenstore::over(theirs.into()).read(Tx::NONE, "x").is_err());
+}
+
+/// Through `/dev/xen/xenbus` the kernel says itself that a watch is set, and leaves the number out.
+#[test]
+fn the_kernel_answers_a_watch_without_its_number() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut store = Xenstore::over(theirs.into());
+    let say = |head: [u32; 4], body: &[u8]| {
+        let bytes: Vec<u8> = head.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        (&ours).write_all(&[&bytes, body].concat()).unwrap();
+    };
+    say([WATCH, 0, 0, 3], b"OK\0");
+    store.watch("backend", "t").unwrap();
+    // Nothing else may do so.
+    say([READ, 0, 0, 0], b"");
+    assert!(matches!(store.read(Tx::NONE, "x"), Err(StoreError::Broken(_))));
 }

@@ -34,6 +34,7 @@ pub(super) fn facts(served: &Served) -> DiskFacts {
         id: served.id,
         image: disk.name().into(),
         socket: served.socket.clone(),
+        device: served.device.clone(),
         size: geometry.capacity,
         read_only: geometry.read_only,
         serial: serial.trim_end_matches('\0').into(),

@@ -6,6 +6,8 @@ use super::{Made, NewImage, SocketFile};
 use crate::config::Location;
 use anyhow::{anyhow, bail};
 use ringway_disk::{Disk, OpenOptions};
+use ringway_export::xen::{Access, Named};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -65,6 +67,18 @@ impl Client {
 
     pub(super) fn started(&self) -> anyhow::Result<()> {
         self.ask(&Request::Started).map(drop)
+    }
+}
+
+impl Access for Client {
+    fn open(&self, what: Named) -> io::Result<Option<OwnedFd>> {
+        // `{:#}`: with all reasons, as nobody below looks at more than one line.
+        let answer = self.ask(&Request::Xen(what));
+        match answer.map_err(|error| io::Error::other(format!("{error:#}")))? {
+            (Answer::Named { there: true }, Some(file)) => Ok(Some(file)),
+            (Answer::Named { there: false }, _) => Ok(None),
+            _ => Err(io::Error::other(OUT_OF_TURN)),
+        }
     }
 }
 

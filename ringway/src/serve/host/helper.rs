@@ -2,22 +2,26 @@
 //! daemon and nobody else, never touches what is in a file, and ends with the daemon.
 //!
 //! Until the daemon has started it has the rights that the daemon was started with. After that it
-//! acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with one exception:
-//! files that it made before it removes with the rights it made them with.
+//! acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with two exceptions:
+//! files that it made before it removes with the rights it made them with, and for a daemon with --xen
+//! it goes on opening devices and records as whoever started it: the daemon has others of the same
+//! kind, which are worth no less.
 
 use super::Duties;
 use super::client::Client;
 use super::local::{Local, OwnFile, listen, open};
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
-use crate::config::Location;
-use crate::sandbox::{Account, confine_helper};
+use crate::config::{Location, Sandbox};
+use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Uid, chmodat, chownat};
+use ringway_export::xen::Access;
+use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -54,14 +58,21 @@ impl Things {
 ///
 /// # Errors
 /// What the host says.
-pub(super) fn fork(local: &Local, duties: Duties) -> anyhow::Result<Client> {
+pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     // SAFETY: there is one thread, so the child may do anything the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("cannot start a helper process"),
         0 => {
             drop(ours);
-            settle(&its);
+            let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
+            settle([Some(its.as_raw_fd()), records]);
+            let needs = HelperNeeds { account: duties.account.is_some(), iopoll: duties.iopoll };
+            if let Err(error) = confine_helper(mode, needs) {
+                tracing::error!("the helper cannot be confined, so it ends: {error:#}");
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(1) }
+            }
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
             Helper { local, duties, started: false, things }.serve(&its);
@@ -76,8 +87,8 @@ fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Lets go of what the daemon has, and gives up what is not needed.
-fn settle(line: &OwnedFd) {
+/// Lets go of what the daemon has, but for a few descriptors.
+fn settle(kept: [Option<RawFd>; 2]) {
     // All best effort: none of it is needed to serve.
     let _ = rustix::thread::set_name(c"ringway-helper");
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
@@ -87,11 +98,15 @@ fn settle(line: &OwnedFd) {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
     }
-    let line = line.as_raw_fd();
-    close_between(3, line - 1);
-    close_between(line + 1, RawFd::MAX);
+    let mut kept: Vec<RawFd> = kept.into_iter().flatten().collect();
+    kept.sort_unstable();
+    let mut next = 3;
+    for fd in kept {
+        close_between(next, fd - 1);
+        next = fd + 1;
+    }
+    close_between(next, RawFd::MAX);
     let _ = rustix::thread::set_no_new_privs(true);
-    confine_helper();
 }
 
 fn close_between(first: RawFd, last: RawFd) {
@@ -154,6 +169,13 @@ impl Helper {
                 acting_as(thing.made_as.as_ref(), || drop(thing.file))?;
                 Ok((Answer::Done, None))
             }
+            Request::Xen(what) => {
+                let Some(xen) = &self.duties.xen else {
+                    bail!("this daemon serves no guests of Xen");
+                };
+                let fd = xen.open(what)?;
+                Ok((Answer::Named { there: fd.is_some() }, fd))
+            }
             Request::Started => {
                 self.started = true;
                 Ok((Answer::Done, None))
@@ -186,20 +208,11 @@ impl Helper {
     }
 
     fn listen(&self, path: &Path, private: bool) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
-        let (listener, file) = self.as_account(|| listen(path, private))??;
-        if !self.started
-            && !private
-            && let Some(account) = &self.duties.account
-        {
+        let (listener, file) = match &self.duties.account {
             // What connects to the daemon's disks has its rights, not those of who started it.
-            let (user, group) = account.numbers();
-            let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
-            chownat(CWD, &file.path, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)
-                .with_context(|| format!("{}: cannot give it to {account}", path.display()))?;
-            // To connect takes the right to write.
-            chmodat(CWD, &file.path, Mode::from_raw_mode(0o660), AtFlags::empty())
-                .with_context(|| format!("{}: cannot let its group in", path.display()))?;
-        }
+            Some(account) if !self.started && !private => for_account(account, path)?,
+            _ => self.as_account(|| listen(path, private))??,
+        };
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
         Ok((Answer::Listening { number, path }, Some(listener.into())))
@@ -213,6 +226,21 @@ impl Helper {
     fn as_account<T: Send>(&self, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         acting_as(self.account().as_ref(), act)
     }
+}
+
+/// Listens on a socket that belongs to another user and group, and that both can connect to.
+fn for_account(account: &Account, path: &Path) -> anyhow::Result<(UnixListener, OwnFile)> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            account.own_what_is_made()?;
+            // To connect takes the right to write. There is no other thread that makes files.
+            let before = rustix::process::umask(Mode::from_raw_mode(0o117));
+            let made = listen(path, false);
+            rustix::process::umask(before);
+            made
+        });
+        thread.join().map_err(|_| anyhow!("the helper's thread panicked"))?
+    })
 }
 
 /// Does something with the rights of another user: on a thread that gives its own up.

@@ -5,6 +5,7 @@ use crate::config::Location;
 use anyhow::{Context, anyhow, ensure};
 use ringway_core::Geometry;
 use ringway_disk::{Alignment, Disk, EngineKind, OpenOptions, Parts, Source};
+use ringway_export::xen::{Named, RecordName};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -29,6 +30,29 @@ pub(super) enum Request {
     Remove { number: u64 },
     /// From now on act as the user that the daemon has become.
     Started,
+    /// Open what a guest of this Xen host needs.
+    Xen(#[serde(with = "NamedWords")] Named),
+}
+
+/// [`Named`], as it is sent.
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "Named")]
+enum NamedWords {
+    Grants,
+    Events,
+    Store,
+    NewRecord(#[serde(with = "RecordWords")] RecordName, u64),
+    LeftRecord(#[serde(with = "RecordWords")] RecordName),
+    EndedRecord(#[serde(with = "RecordWords")] RecordName),
+}
+
+/// [`RecordName`], as it is sent.
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "RecordName")]
+struct RecordWords {
+    domid: u16,
+    devid: u32,
+    queue: u32,
 }
 
 /// What the helper answers.
@@ -42,6 +66,8 @@ pub(super) enum Answer {
     Listening { number: u64, path: Name },
     /// What a path leads to.
     Located(Location),
+    /// Comes with it, if there is one.
+    Named { there: bool },
     /// It is done.
     Done,
     /// It cannot be: what is wrong, where, what to do.
@@ -199,6 +225,23 @@ impl Found {
 mod tests {
     use super::*;
     use ringway_disk::{CacheMode, PathKind, open};
+
+    #[test]
+    fn what_xen_needs_is_named_by_numbers() {
+        let name = RecordName { domid: 7, devid: 51712, queue: 3 };
+        for what in [
+            Named::Grants,
+            Named::Events,
+            Named::Store,
+            Named::NewRecord(name, 1 << 20),
+            Named::LeftRecord(name),
+            Named::EndedRecord(name),
+        ] {
+            let text = serde_json::to_vec(&Request::Xen(what)).unwrap();
+            let Request::Xen(back) = serde_json::from_slice(&text).unwrap() else { panic!() };
+            assert_eq!(back, what);
+        }
+    }
 
     #[test]
     fn nothing_is_lost_on_the_way() {

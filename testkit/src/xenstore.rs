@@ -1,9 +1,17 @@
 //! A xenstore daemon in the test's own process, as far as tests need one.
+//!
+//! ```no_run
+//! # fn main() -> std::io::Result<()> {
+//! let store = ringway_testkit::FakeStore::default();
+//! store.set("backend/vbd3/1/51712/params", "/disk.img");
+//! store.listen("store.sock".as_ref())?;
+//! # Ok(()) }
+//! ```
 
-use super::xenstore::Xenstore;
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The tree, and who watches it.
@@ -20,7 +28,7 @@ struct Tree {
 
 /// A daemon with any number of connections. Nothing that a transaction writes is seen before its end.
 #[derive(Clone, Default)]
-pub(crate) struct FakeStore(Arc<Mutex<Tree>>);
+pub struct FakeStore(Arc<Mutex<Tree>>);
 
 fn message(kind: u32, request: u32, tx: u32, body: &[u8]) -> Vec<u8> {
     let len = u32::try_from(body.len()).unwrap();
@@ -40,40 +48,64 @@ impl FakeStore {
     }
 
     /// A connection, served by a thread until it is dropped.
-    pub(crate) fn connect(&self) -> Xenstore {
+    ///
+    /// # Panics
+    /// Without descriptors.
+    #[must_use]
+    pub fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let store = self.clone();
         std::thread::spawn(move || store.serve(ours));
-        Xenstore::over_socket(theirs.into())
+        theirs
+    }
+
+    /// Serves whoever connects to a socket file, until the test ends.
+    ///
+    /// # Errors
+    /// What the host says to the file.
+    pub fn listen(&self, path: &Path) -> io::Result<()> {
+        let (listener, store) = (UnixListener::bind(path)?, self.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let store = store.clone();
+                std::thread::spawn(move || store.serve(stream));
+            }
+        });
+        Ok(())
     }
 
     /// The text at `path`.
-    pub(crate) fn get(&self, path: &str) -> Option<String> {
+    ///
+    /// # Panics
+    /// If it is no text.
+    #[must_use]
+    pub fn get(&self, path: &str) -> Option<String> {
         self.tree().texts.get(path).map(|text| String::from_utf8(text.clone()).unwrap())
     }
 
     /// Writes as somebody else would; watches ring.
-    pub(crate) fn set(&self, path: &str, text: &str) {
+    pub fn set(&self, path: &str, text: &str) {
         self.tree().set(path, text.as_bytes().to_vec());
     }
 
     /// Removes as somebody else would; watches ring.
-    pub(crate) fn remove(&self, path: &str) {
+    pub fn remove(&self, path: &str) {
         self.tree().remove(path);
     }
 
     /// Rings the watches of `path`, though nothing changed.
-    pub(crate) fn ring(&self, path: &str) {
+    pub fn ring(&self, path: &str) {
         self.tree().ring(path);
     }
 
     /// The next ends of transactions fail.
-    pub(crate) fn make_conflicts(&self, count: u32) {
+    pub fn make_conflicts(&self, count: u32) {
         self.tree().conflicts = count;
     }
 
     /// Transactions that came to an end.
-    pub(crate) fn committed(&self) -> u32 {
+    #[must_use]
+    pub fn committed(&self) -> u32 {
         self.tree().committed
     }
 

@@ -1,0 +1,116 @@
+//! The system calls of the helper process: files, and the sockets it makes. It reads and writes no
+//! image but to try whether O_DIRECT works, starts nothing, and reaches no network.
+
+use super::super::HelperNeeds;
+use super::{BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, threads_only};
+
+/// From `linux/fs.h`: sizes of blocks.
+const BLKSSZGET: u32 = 0x1268;
+const BLKPBSZGET: u32 = 0x127b;
+const BLKIOOPT: u32 = 0x1279;
+
+/// All of them.
+pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
+    let mut calls = basics();
+    calls.extend(names());
+    calls.extend(files());
+    calls.extend(sockets());
+    if needs.account {
+        calls.extend(identities());
+    }
+    if needs.iopoll {
+        let rings = rings();
+        calls.retain(|call| rings.iter().all(|wider| wider.number != call.number));
+        calls.extend(rings);
+    }
+    calls.extend([
+        // One thread for each image that is being opened.
+        call!(SYS_clone, "clone", threads_only()),
+        call!(SYS_rseq, "rseq"),
+        call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![PR_SET_NAME])),
+        // Waiting for a lock.
+        call!(SYS_clock_nanosleep, "clock_nanosleep"),
+        call!(SYS_getpid, "getpid"),
+        call!(SYS_geteuid, "geteuid"),
+    ]);
+    calls
+}
+
+/// What is looked up, opened and removed.
+fn names() -> Vec<Call> {
+    let mut calls = vec![
+        call!(SYS_openat, "openat"),
+        call!(SYS_statx, "statx"),
+        call!(SYS_newfstatat, "newfstatat"),
+        call!(SYS_readlinkat, "readlinkat"),
+        call!(SYS_unlinkat, "unlinkat"),
+        call!(SYS_faccessat, "faccessat"),
+        call!(SYS_faccessat2, "faccessat2"),
+        call!(SYS_getcwd, "getcwd"),
+        call!(SYS_getdents64, "getdents64"),
+        call!(SYS_statfs, "statfs"),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    calls.extend([call!(SYS_readlink, "readlink"), call!(SYS_unlink, "unlink")]);
+    // The mode of sockets.
+    calls.push(call!(SYS_umask, "umask"));
+    calls
+}
+
+/// What is found out about an image, and what a new file needs.
+fn files() -> Vec<Call> {
+    let ioctls = vec![BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOOPT];
+    vec![
+        call!(SYS_fstat, "fstat"),
+        call!(SYS_fstatfs, "fstatfs"),
+        call!(SYS_lseek, "lseek"),
+        call!(SYS_pread64, "pread64"),
+        call!(SYS_ioctl, "ioctl", Rule::OneOf(1, ioctls)),
+        call!(SYS_fallocate, "fallocate"),
+        call!(SYS_ftruncate, "ftruncate"),
+        call!(SYS_flock, "flock"),
+        call!(SYS_fcntl, "fcntl", fcntl()),
+    ]
+}
+
+/// Those of disks, of the control plane, and of the daemon itself.
+fn sockets() -> Vec<Call> {
+    let local = || Rule::OneOf(0, vec![libc::AF_UNIX.cast_unsigned()]);
+    vec![
+        call!(SYS_recvmsg, "recvmsg"),
+        call!(SYS_sendmsg, "sendmsg"),
+        call!(SYS_socket, "socket", local()),
+        call!(SYS_socketpair, "socketpair", local()),
+        call!(SYS_bind, "bind"),
+        call!(SYS_listen, "listen"),
+        // Whether anybody listens on a socket that is there; xenstore.
+        call!(SYS_connect, "connect"),
+        // The mode of a private socket, which has no name yet.
+        call!(SYS_fchmod, "fchmod"),
+    ]
+}
+
+/// The daemon's user.
+fn identities() -> Vec<Call> {
+    vec![
+        call!(SYS_setgroups, "setgroups"),
+        call!(SYS_setresgid, "setresgid"),
+        call!(SYS_setresuid, "setresuid"),
+        call!(SYS_setfsgid, "setfsgid"),
+        call!(SYS_setfsuid, "setfsuid"),
+        call!(SYS_getegid, "getegid"),
+        call!(SYS_capget, "capget"),
+        call!(SYS_capset, "capset"),
+    ]
+}
+
+/// For one read.
+fn rings() -> Vec<Call> {
+    vec![
+        call!(SYS_io_uring_setup, "io_uring_setup"),
+        call!(SYS_io_uring_enter, "io_uring_enter"),
+        call!(SYS_io_uring_register, "io_uring_register"),
+        // Its memory is not for children.
+        call!(SYS_madvise, "madvise"),
+    ]
+}

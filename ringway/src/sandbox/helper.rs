@@ -1,0 +1,28 @@
+//! What the helper process gives up: it opens what it is told to, and does nothing else.
+
+use super::{calls, files, filter, filters};
+use crate::config::Sandbox as Mode;
+
+/// What only some helpers do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HelperNeeds {
+    /// It acts as another user.
+    pub(crate) account: bool,
+    /// It tries whether a device can be polled, with a ring of io_uring.
+    pub(crate) iopoll: bool,
+}
+
+/// To be called by its only thread.
+///
+/// # Errors
+/// That the kernel takes no filter; the helper should end then.
+pub(crate) fn confine_helper(mode: Mode, needs: HelperNeeds) -> anyhow::Result<()> {
+    files::close_the_rest();
+    if !filters(mode) {
+        return Ok(());
+    }
+    let calls = calls::helper(needs);
+    let others = filter::compile(&calls, mode)?;
+    filter::install(&filter::compile_refusals(&calls)?)?;
+    filter::install(&others)
+}
