@@ -395,8 +395,8 @@ fn b09_a_call_eventfd_made_blocking_and_full() {
 #[test]
 fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
     let _shared = ALONE.read().unwrap_or_else(|e| e.into_inner());
-    let slow = Source::Null { bytes: CAPACITY, latency_us: 2_000_000 };
-    let mut options = RigOptions::new(slow, EngineKind::NullAfter(2_000_000)).queues(2, 1);
+    let slow = Source::Null { bytes: CAPACITY, latency_us: 4_000_000 };
+    let mut options = RigOptions::new(slow, EngineKind::NullAfter(4_000_000)).queues(2, 1);
     options.drain_max = Duration::from_millis(300);
     let mut rig = Rig::start(&options);
     let mut guest = RawGuest::start(rig.connect(), 2, 64, BASIC);
@@ -411,7 +411,7 @@ fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
         guest.put_chain(queue, 0, &chain);
     }
     guest.offer(0, 0);
-    std::thread::sleep(Duration::from_millis(50));
+    rig.wait_in_flight(1);
     // No answer could promise that no more memory will be written.
     guest.client.send(request::GET_VRING_BASE, 0, &halves(&[0, 0]), &[]).unwrap();
     assert!(guest.client.is_closed());
@@ -421,7 +421,7 @@ fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
     // Whoever comes next waits until the old write has landed.
     let mut other = RawGuest::connect(rig.connect(), BASIC);
     assert!(!other.start_queue(0).unwrap(), "served while old writes are in flight");
-    std::thread::sleep(Duration::from_millis(3000));
+    rig.wait_in_flight(0);
     let mut other = RawGuest::start(rig.connect(), 1, 64, BASIC);
     assert!(guest.next_used(1, Duration::from_millis(10)).is_none(), "a dead connection is served");
     other.put_chain(0, 0, &chain);

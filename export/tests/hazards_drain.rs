@@ -193,7 +193,7 @@ fn b08_every_way_to_stop_is_bounded() {
                 let mut rig = rig(&options);
                 let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
                 load(&mut guest, READ);
-                std::thread::sleep(Duration::from_millis(50));
+                rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
                 let begun = Instant::now();
                 match how {
                     Stop::GetBase => {

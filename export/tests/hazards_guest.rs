@@ -104,7 +104,8 @@ impl Scene {
         self.guest.offer(0, head);
         let used = self.guest.next_used(0, SOON);
         assert_eq!(used, Some((u32::from(head), 0)), "the chain fails alone");
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        // Within a second, and as much again as a busy machine may keep us from looking.
+        assert!(begun.elapsed() < Duration::from_secs(4));
         assert_eq!(self.guest.simple(0, IN, 0, DATA, 512).0, OK, "the queue goes on");
     }
 

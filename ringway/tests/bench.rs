@@ -233,7 +233,7 @@ fn a_server_that_ends_is_told_of() {
     command.args(["bench", "vhost-user:s", "--runtime", "15s"]).current_dir(dir.path());
     let begun = Instant::now();
     let bench = std::thread::spawn(move || run(command));
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    std::thread::sleep(std::time::Duration::from_millis(1500));
     daemon.kill();
     let output = bench.join().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
@@ -247,7 +247,7 @@ fn a_signal_ends_it_early_with_what_was_measured() {
     let mut command = ringway();
     command.args(["bench", "null:1G", "--runtime", "15s", "--json"]).current_dir(dir.path());
     let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(900));
+    std::thread::sleep(std::time::Duration::from_millis(2000));
     let pid = i32::try_from(child.id()).unwrap();
     // SAFETY: our own child, not waited for yet, so the number is still its own.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
@@ -256,6 +256,37 @@ fn a_signal_ends_it_early_with_what_was_measured() {
     let found: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
     consistent(&found);
     assert!(found["seconds"].as_f64().unwrap() < 14.0);
+}
+
+/// Requests are counted, and nothing is said of times that were not taken.
+#[test]
+fn requests_may_only_be_counted() {
+    let dir = folder();
+    let args = ["null:1G", "--gtod-reduce", "--rw", "randrw", "--io-size", "64M"];
+    let found = json(dir.path(), &args);
+    assert_eq!(found["requests"], 16_384, "to the last one");
+    assert_eq!(found["bytes_per_second"], found["iops"].as_f64().unwrap() * 4096.0);
+    assert!(found["seconds"].as_f64().unwrap() > 0.0);
+    for side in ["read", "write"] {
+        assert!(found[side]["requests"].as_u64().unwrap() > 4000);
+        for time in ["slat_ns", "clat_ns", "lat_ns"] {
+            assert_eq!(found[side][time], Value::Null);
+        }
+    }
+    let args = ["null:1G", "--gtod-reduce", "--runtime", "200ms", "--html", "p.html"];
+    let output = bench(dir.path(), &args);
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
+    assert!(said.contains("only counted") && !said.contains("p99"), "{said}");
+    let page = std::fs::read_to_string(dir.path().join("p.html")).unwrap();
+    assert_eq!(page.matches("<svg").count(), 1, "IOPS over time");
+    assert!(!page.contains("p99") && !page.contains("NaN"), "{page}");
+    refused(dir.path(), &["null:1G", "--gtod-reduce", "--rate-iops", "9"], 2, &["--rate-iops"]);
+    let both = ["null:1G", "--vs", "null:2G", "--gtod-reduce", "--runtime", "50ms"];
+    let output = bench(dir.path(), &[&both[..], &["--html", "q.html"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(dir.path().join("q.html")).unwrap();
+    assert!(!page.contains("– ×"), "no ratio of what was not measured");
 }
 
 #[test]

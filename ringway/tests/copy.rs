@@ -391,7 +391,7 @@ fn a_server_that_dies_is_an_error_and_not_a_hang() {
     command.args(["copy", "--force", "a", "s"]).current_dir(path);
     command.stderr(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(700));
+    std::thread::sleep(Duration::from_millis(1500));
     daemon.kill();
     let output = child.wait_with_output().unwrap();
     let error = text(&output.stderr);

@@ -140,7 +140,9 @@ fn b12_disks_come_and_go_while_another_one_is_under_load() {
         assert_eq!(std::fs::read(dir.path().join("new.img")).unwrap()[9 * 512], round);
         match round {
             2 => before = descriptors(),
-            8 => assert_eq!(descriptors(), before, "descriptors leak"),
+            // Those of the last round may be closed a moment later; those of round 2 as well, but a
+            // leak of each round outgrows that.
+            8 => wait_until(|| descriptors() <= before),
             _ => {}
         }
     }
@@ -378,7 +380,7 @@ fn a_hostile_client_keeps_nobody_waiting() {
     }
     let begun = Instant::now();
     assert_eq!(answer(dir.path(), &["list"])["disks"][0]["id"], 0);
-    assert!(begun.elapsed() < Duration::from_secs(4), "it waited for the others");
+    assert!(begun.elapsed() < PATIENCE, "it waited for the others");
     // More clients than there is room for: the one that was silent longest goes.
     let mut silent: Vec<_> = (0..40).map(|_| Client::new(dir.path())).collect();
     assert_eq!(silent[39].say(r#"{"command":"list"}"#)["ok"], true);

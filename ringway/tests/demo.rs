@@ -27,7 +27,7 @@ fn a_demo_that_is_interrupted_leaves_nothing_behind() {
     let mut command = ringway();
     command.args(["demo", "--size", "16M"]).env("TMPDIR", dir.path());
     let mut demo = Daemon::start(command);
-    std::thread::sleep(Duration::from_millis(500));
+    std::thread::sleep(Duration::from_millis(1500));
     demo.signal(libc::SIGINT);
     let (status, _) = demo.wait();
     assert_eq!(status.code(), Some(130), "{}", demo.log());

@@ -201,6 +201,22 @@ impl Rig {
     pub fn stats(&self) -> Vec<WorkerStats> {
         self.pool.handles().iter().map(|worker| worker.stats().expect("a worker")).collect()
     }
+
+    /// Waits until `wanted` requests are begun and not answered.
+    ///
+    /// # Panics
+    /// If they do not come.
+    pub fn wait_in_flight(&self, wanted: usize) {
+        let begun = Instant::now();
+        let in_flight = || {
+            let lanes = self.stats().into_iter().flat_map(|worker| worker.lanes);
+            lanes.map(|lane| lane.in_flight).sum::<usize>()
+        };
+        while in_flight() != wanted {
+            assert!(begun.elapsed() < Duration::from_secs(15), "{} in flight", in_flight());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl Drop for Rig {
@@ -223,7 +239,7 @@ pub fn open_patiently(options: &OpenOptions) -> Result<Disk, OpenError> {
     let begun = Instant::now();
     loop {
         match open(options) {
-            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(2) => {
+            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(10) => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             done => return done,

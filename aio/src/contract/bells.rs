@@ -129,7 +129,7 @@ pub(super) fn wait_ends_in_time(suite: &Suite<'_>, mode: Mode) {
     rig.settle();
     let start = Instant::now();
     rig.engine.wait(Some(Duration::ZERO)).unwrap();
-    assert!(start.elapsed() < Duration::from_secs(1));
+    assert!(start.elapsed() < Duration::from_secs(5));
     while start.elapsed() < Duration::from_millis(20) {
         let left = Duration::from_millis(20).saturating_sub(start.elapsed());
         rig.engine.wait(Some(left)).unwrap();

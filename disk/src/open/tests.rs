@@ -43,7 +43,7 @@ fn opens(options: &OpenOptions) -> Disk {
     loop {
         match open(options) {
             Ok(disk) => return disk,
-            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(2) => {
+            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(10) => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(error) => panic!("{error}"),

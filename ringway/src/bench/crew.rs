@@ -96,6 +96,7 @@ pub(crate) fn run(
                         depth: load.depth,
                         batch: load.batch,
                         polling: load.polling,
+                        timed: load.timed,
                         pattern: pattern(load, &part, index, jobs),
                         ledger,
                         pace: load.rate.map(|rate| Pace::new(rate, number(index), number(jobs), 0)),

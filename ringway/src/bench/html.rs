@@ -58,8 +58,10 @@ fn cards(page: &mut Page, outcome: &Outcome) {
     let done = outcome.tick.done().max(1) as f64;
     page.card(&count(total.done as f64 / outcome.seconds), "IOPS");
     page.card(&format!("{:.1}", total.bytes as f64 / outcome.seconds / 1e6), "MB/s");
-    page.card(&duration(total.lat.mean()), "mean latency");
-    page.card(&duration(total.lat.value_at_percentile(99.0) as f64), "p99 latency");
+    if !total.lat.is_empty() {
+        page.card(&duration(total.lat.mean()), "mean latency");
+        page.card(&duration(total.lat.value_at_percentile(99.0) as f64), "p99 latency");
+    }
     page.card(&duration(outcome.client_ns as f64 / done), "client CPU per I/O");
     if let Some(server_ns) = outcome.server_ns {
         page.card(&duration(server_ns as f64 / done), "server CPU per I/O");
@@ -70,7 +72,7 @@ fn cards(page: &mut Page, outcome: &Outcome) {
 fn compared(page: &mut Page, all: &[Measured]) {
     let ratios = versus::rows(all);
     for (row, name) in ratios.iter().zip(["IOPS", "MB/s", "mean latency", "p50", "p99", "p99.9"]) {
-        if let Some(ratio) = row.last() {
+        if let Some(ratio) = row.last().filter(|ratio| *ratio != "–") {
             page.card(&format!("{ratio} ×"), &format!("{name}, 1st ÷ 2nd"));
         }
     }
@@ -95,7 +97,9 @@ fn pictures(page: &mut Page, all: &[Measured]) -> Result<()> {
         "Requests completed, per second."
     };
     page.figure("half", "IOPS over time", caption, &plots::over_time(&frames)?);
-    for (measured, frames) in all.iter().zip(&frames) {
+    for ((measured, frames), _) in
+        all.iter().zip(&frames).zip(&latencies).filter(|(_, lat)| !lat.is_empty())
+    {
         let shades: String =
             (0..10).map(|shade| format!("<i style=\"background:var(--h{shade})\"></i>")).collect();
         let caption = format!(
@@ -116,5 +120,7 @@ fn tables(page: &mut Page, outcome: &Outcome) {
     if outcome.verified > 0 {
         notes.push(format!("Verified: {} sectors are right.", outcome.verified));
     }
-    page.table("Latencies in µs", &head, &rows, &notes);
+    let head = if rows.is_empty() { Vec::new() } else { head };
+    let title = if rows.is_empty() { "Effort" } else { "Latencies in µs" };
+    page.table(title, &head, &rows, &notes);
 }

@@ -2,7 +2,7 @@
 //!
 //! A turn takes a few completions, asks for as many again and shows them at once; the target never
 //! waits for the rest of the depth. The clock is read twice per turn: when completions are seen, and
-//! when the new requests have been shown.
+//! when the new requests have been shown. A job that only counts reads it once in [`LAZY_TURNS`].
 
 mod after;
 
@@ -26,6 +26,9 @@ const SHORTEST_NAP_NS: u64 = 2_000_000;
 /// server, which takes a system call.
 const LOOKS: u32 = 4096;
 const CHECKS: u32 = 64 * LOOKS;
+
+/// Turns of a job that only counts between two looks at the clock.
+const LAZY_TURNS: u32 = 64;
 
 /// When to count, in nanoseconds since `epoch`.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,8 @@ pub(crate) struct Job<'a> {
     /// Completions taken before the requests that replace them are shown.
     pub(crate) batch: u32,
     pub(crate) polling: bool,
+    /// Takes the time of each request.
+    pub(crate) timed: bool,
     pub(crate) pattern: Pattern,
     pub(crate) ledger: Option<Ledger>,
     pub(crate) pace: Option<Pace>,
@@ -99,6 +104,8 @@ struct Lane<'a, P> {
     tick_number: usize,
     tick_end: u64,
     last_done: u64,
+    /// Turns that found something, if only they are counted.
+    turns: u32,
     base: Option<(u64, u64)>,
 }
 
@@ -119,6 +126,7 @@ pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<u64> {
         tick_number: 0,
         tick_end: job.schedule.begin_ns + job.schedule.tick_ns,
         last_done: 0,
+        turns: 0,
         base: None,
         port,
         job,
@@ -163,6 +171,9 @@ impl<P: Port> Lane<'_, P> {
                     continue;
                 }
                 now = self.job.schedule.now();
+                if !self.job.timed {
+                    self.last_done = now;
+                }
             }
             let spent = self.job.budget == Some(0) && self.in_flight == 0;
             if now >= self.job.schedule.end_ns || spent || self.job.stop.load(Relaxed) {
@@ -178,7 +189,10 @@ impl<P: Port> Lane<'_, P> {
         while found < self.job.batch {
             let Some((slot, ok)) = self.port.pop()? else { break };
             if found == 0 {
-                self.last_done = self.job.schedule.now();
+                self.turns = self.turns.wrapping_add(1);
+                if self.job.timed || self.turns.is_multiple_of(LAZY_TURNS) {
+                    self.last_done = self.job.schedule.now();
+                }
             }
             found += 1;
             self.in_flight -= 1;
@@ -204,9 +218,12 @@ impl<P: Port> Lane<'_, P> {
         if now >= self.tick_end || self.base.is_none() {
             self.turn_page(now);
         }
-        let (queued, shown) = (self.queued[slot as usize], self.shown[slot as usize]);
         let side = &mut self.tick.sides[usize::from(ask.write)];
-        side.record(ask.len, shown.saturating_sub(queued), now.saturating_sub(shown));
+        side.count(ask.len);
+        if self.job.timed {
+            let (queued, shown) = (self.queued[slot as usize], self.shown[slot as usize]);
+            side.time(shown.saturating_sub(queued), now.saturating_sub(shown));
+        }
     }
 
     /// Hands over what was counted in a tick that is over.
@@ -263,10 +280,13 @@ impl<P: Port> Lane<'_, P> {
             return Ok(());
         }
         self.port.submit()?;
-        let shown = self.job.schedule.now();
-        for slot in self.fresh.drain(..) {
-            self.shown[slot as usize] = shown;
+        if self.job.timed {
+            let shown = self.job.schedule.now();
+            for &slot in &self.fresh {
+                self.shown[slot as usize] = shown;
+            }
         }
+        self.fresh.clear();
         Ok(())
     }
 

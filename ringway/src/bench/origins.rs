@@ -233,6 +233,7 @@ impl Lab<'_> {
             offset: 0,
             rate: None,
             verify: false,
+            timed: true,
             seed: 1,
             batch: 8,
             polling: false,

@@ -50,8 +50,10 @@ fn single(outcome: &Outcome) -> String {
     });
     let mut text = table::text(&["", "IOPS", "MB/s", "requests"], speed.collect()) + "\n";
     let (head, rows) = latency_table(outcome);
-    let head: Vec<&str> = head.iter().map(String::as_str).collect();
-    text.push_str(&table::text(&head, rows));
+    if !rows.is_empty() {
+        let head: Vec<&str> = head.iter().map(String::as_str).collect();
+        text.push_str(&table::text(&head, rows));
+    }
     let _ = writeln!(text, "\n{}", effort(outcome));
     if outcome.verified > 0 {
         let _ = writeln!(text, "verify: {} sectors are right", outcome.verified);
@@ -59,12 +61,14 @@ fn single(outcome: &Outcome) -> String {
     text
 }
 
-/// Submission, completion and both, of each direction, in microseconds.
+/// Submission, completion and both, of each direction, in microseconds. No rows if no time was taken.
 pub(crate) fn latency_table(outcome: &Outcome) -> (Vec<String>, Vec<Vec<String>>) {
     let mut rows = Vec::new();
     for (name, side) in &sides(outcome) {
         for (kind, histogram) in [("slat", &side.slat), ("clat", &side.clat), ("lat", &side.lat)] {
-            rows.push(latency_row(&format!("{name} {kind}"), histogram));
+            if !histogram.is_empty() {
+                rows.push(latency_row(&format!("{name} {kind}"), histogram));
+            }
         }
     }
     let mut head = vec!["µs", "mean", "stdev", "min"];
@@ -141,6 +145,7 @@ pub(crate) fn json(load: &Load, all: &[Measured]) -> Value {
         "jobs": load.jobs,
         "seed": load.seed,
         "polling": load.polling,
+        "gtod_reduce": !load.timed,
         "verify": load.verify,
     });
     let version = env!("CARGO_PKG_VERSION");

@@ -33,9 +33,13 @@ impl Default for Side {
 
 impl Side {
     #[inline]
-    pub(crate) fn record(&mut self, bytes: u32, slat: u64, clat: u64) {
+    pub(crate) fn count(&mut self, bytes: u32) {
         self.done += 1;
         self.bytes += u64::from(bytes);
+    }
+
+    #[inline]
+    pub(crate) fn time(&mut self, slat: u64, clat: u64) {
         self.slat.saturating_record(slat);
         self.clat.saturating_record(clat);
         self.lat.saturating_record(slat + clat);
@@ -44,6 +48,9 @@ impl Side {
     pub(crate) fn add(&mut self, other: &Self) {
         self.done += other.done;
         self.bytes += other.bytes;
+        if other.lat.is_empty() {
+            return;
+        }
         // All have the same bounds.
         let _ = self.slat.add(&other.slat);
         let _ = self.clat.add(&other.clat);
@@ -52,6 +59,9 @@ impl Side {
 
     fn clear(&mut self) {
         (self.done, self.bytes) = (0, 0);
+        if self.lat.is_empty() {
+            return;
+        }
         self.slat.reset();
         self.clat.reset();
         self.lat.reset();
@@ -172,8 +182,10 @@ mod tests {
     fn frames_keep_everything_while_they_grow_together() {
         let mut frames = Frames::new(0.1);
         let mut tick = Tick::default();
-        tick.sides[1].record(512, 100, 900);
-        tick.sides[0].record(4096, 100, 3900);
+        tick.sides[1].count(512);
+        tick.sides[1].time(100, 900);
+        tick.sides[0].count(4096);
+        tick.sides[0].time(100, 3900);
         for index in 0..10 * FRAMES_MAX {
             frames.add(index, &tick);
         }

@@ -348,7 +348,10 @@ mod tests {
         let mut frames = Frames::new(0.1);
         for empty in [true, false] {
             if !empty {
-                (1..2000).for_each(|i| tick.sides[0].record(512, i, i * i));
+                (1..2000).for_each(|i| {
+                    tick.sides[0].count(512);
+                    tick.sides[0].time(i, i * i);
+                });
                 frames.add(3, &tick);
             }
             let lat = tick.total().lat;

@@ -31,6 +31,9 @@ impl<P: Port> Lane<'_, P> {
             }
         }
         if counts {
+            if !self.job.timed {
+                self.last_done = self.job.schedule.now();
+            }
             self.close();
         }
         Ok(())

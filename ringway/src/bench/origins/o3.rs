@@ -158,6 +158,8 @@ fn measure(lab: &Lab<'_>, disk: &Disk, pattern: &str, rw: Rw) -> Result<Cell> {
         lab.tell(&format!("O3 {}, {pattern}, {}", disk.name, path.name()));
         let mut load = lab.load(rw, Sizes::one(BYTES), DEPTH, 1);
         load.polling = true;
+        // Or the client would be what is measured.
+        load.timed = false;
         if path == PathKind::Auto && running[at].is_none() {
             load.ramp = warmup(lab);
         }
