@@ -275,17 +275,18 @@ cp "$here/domu/speed.sh" "$overlay/domu/ringway/"
 mkdir -p "$overlay/dom0/etc/xen/scripts"
 cp "$here/dom0/block-loop" "$here/../../tools/xen/block-ringway" "$overlay/dom0/etc/xen/scripts/"
 chmod 755 "$overlay"/dom0/etc/xen/scripts/*
-# carry_own DOMAIN PROGRAM NAME: with the libraries of this machine, which need not be those of the packages.
+# carry_own DOMAIN PROGRAM NAME: with the libraries of this machine, which need not be those of the
+# packages.
 carry_own() {
-  local bin=$overlay/$1/ringway/bin
-  mkdir -p "$bin"
-  cp "$2" "$bin/$3"
+  local place=$overlay/$1/ringway/bin
+  mkdir -p "$place"
+  cp "$2" "$place/$3"
   # Symbols are of no use there, and as large as all the rest.
-  if command -v strip >/dev/null; then strip "$bin/$3"; fi
+  if command -v strip >/dev/null; then strip "$place/$3"; fi
   ldd "$2" | awk '$3 ~ /^\// { print $3 } $1 ~ /^\/.*\/ld-/ { print $1 }' | while read -r library; do
     case $library in
-      */ld-*) cp -L "$library" "$bin/loader" ;;
-      *) cp -L "$library" "$bin/" ;;
+      */ld-*) cp -L "$library" "$place/loader" ;;
+      *) cp -L "$library" "$place/" ;;
     esac
   done
 }

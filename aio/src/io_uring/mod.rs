@@ -21,7 +21,7 @@ mod entry;
 mod features;
 mod polled;
 
-pub use features::{Feature, Features, probe};
+pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;
 
 use crate::engine::{
@@ -43,17 +43,6 @@ const BELLS: u32 = 64;
 const BELL: u64 = 1 << 63;
 /// The user data of what nobody waits for.
 const NOBODY: u64 = u64::MAX;
-
-/// How [`IoUring`] is set up.
-#[derive(Clone, Copy, Debug)]
-pub struct IoUringSetup<'a> {
-    /// Operations at a time.
-    pub depth: u32,
-    /// Features to leave alone even if the kernel has them: for tests and for comparing.
-    pub without: &'a [Feature],
-    /// Poll devices for completions, of files that [`can_poll`].
-    pub iopoll: bool,
-}
 
 /// A doorbell that is watched, or was.
 #[derive(Clone, Copy, Debug)]

@@ -33,6 +33,7 @@ equals() {
 
 # nap SECONDS: sleeps without starting a program, which takes longer than many a thing waited for.
 [ -p /run/nap ] || mkfifo /run/nap
+# shellcheck disable=SC3045 # busybox has it
 nap() { read -r -t "$1" _ <>/run/nap || true; }
 
 # within SECONDS COMMAND…: repeats the command until it succeeds.
@@ -212,8 +213,11 @@ take_disks() {
         folders="$folders $back /local/domain/$domid/device/vbd/$number"
         shift 2
     done
-    # shellcheck disable=SC2086 # lists of words
-    xenstore-write $orders && within 30 are_closed $states || { xenstore-read $states; return 1; }
+    # shellcheck disable=SC2086 # lists of words, here and below
+    if ! xenstore-write $orders || ! within 90 are_closed $states; then
+        xenstore-read $states
+        return 1
+    fi
     # shellcheck disable=SC2086
     xenstore-rm $folders
 }

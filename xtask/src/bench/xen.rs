@@ -101,12 +101,9 @@ impl Found {
         for (key, value) in infos {
             let number = || value.parse().with_context(|| format!("{key} {value}: no number"));
             let words: Vec<_> = key.split('.').collect();
-            match words[..] {
-                ["speed", disk, rw, size, depth, _round] => {
-                    let cell = format!("{disk}.{rw}:{size}:{depth}");
-                    found.iops.entry(cell).or_default().push(number()?);
-                }
-                _ => {}
+            if let ["speed", disk, rw, size, depth, _round] = words[..] {
+                let cell = format!("{disk}.{rw}:{size}:{depth}");
+                found.iops.entry(cell).or_default().push(number()?);
             }
         }
         ensure!(!found.iops.is_empty(), "the guest has told no figure");
