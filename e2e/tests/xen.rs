@@ -4,6 +4,7 @@
 use anyhow::Result;
 use ringway_e2e::guest::skip_reason;
 use ringway_e2e::xen::Machine;
+use std::time::Duration;
 
 /// Every number of queues with every length of ring, direct and indirect requests and every way to
 /// move data: 72 rounds, verified in the guest; the kernel's own back-end as control.
@@ -12,7 +13,9 @@ fn guest_verifies_every_kind_of_ring() -> Result<()> {
     if skip_reason().is_some() {
         return Ok(());
     }
-    let Some(running) = Machine::new("rounds").boot()? else { return Ok(()) };
+    let Some(running) = Machine::new("rounds").limit(Duration::from_secs(900)).boot()? else {
+        return Ok(());
+    };
     let report = running.finish()?;
     report.expect_ok();
     for queues in [1, 2, 4] {
