@@ -10,6 +10,7 @@
 //! ```
 
 use crate::disk::CacheMode;
+use crate::overdue::Mark;
 use crate::queue::{DiskQueue, Finished};
 use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
@@ -248,6 +249,7 @@ impl<C> DiskQueue<C> {
         match self.slots[usize::from(tag)].stage {
             Stage::Run => return self.finish_run(engine, tag, result),
             Stage::Probe => return self.finish_probe(engine, tag, result),
+            Stage::Watched => return self.finish_watched(engine, tag, result),
             _ => {}
         }
         if result < 0 {
@@ -259,7 +261,9 @@ impl<C> DiskQueue<C> {
         let cold = &mut self.cold[usize::from(tag)];
         let range = slot.request.range;
         let advanced = match slot.stage {
-            Stage::Whole | Stage::Run | Stage::Probe | Stage::Part => moved.min(cold.piece),
+            Stage::Whole | Stage::Run | Stage::Probe | Stage::Watched | Stage::Part => {
+                moved.min(cold.piece)
+            }
             Stage::BounceRead => {
                 let skip = range.offset() + slot.done - cold.offset;
                 let got = moved.saturating_sub(skip).min(cold.piece);
@@ -326,6 +330,7 @@ impl<C> DiskQueue<C> {
             let cold = &mut self.cold[usize::from(tag)];
             cold.op = op;
             (cold.retries, cold.counted, cold.bounce) = (0, false, false);
+            cold.mark = Mark::default();
             cold.piece = slot.request.range.len();
             slot.stage = Stage::Part;
         }

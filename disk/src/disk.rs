@@ -1,13 +1,14 @@
 //! What is known about a disk once it is open.
 
 use crate::locks::RangeLocks;
-use crate::path::PathBoard;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
+use ringway_path::PathBoard;
 use std::fmt;
 use std::fs::File;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 /// How writes relate to the host's caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,6 +202,10 @@ pub struct Disk {
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
     pub(crate) path: PathBoard,
+    /// When the clock of the paths began.
+    pub(crate) begun: Instant,
+    /// The time, if it was told: see [`Disk::set_now`].
+    pub(crate) told: AtomicU64,
 }
 
 impl Disk {
@@ -268,6 +273,20 @@ impl Disk {
     #[must_use]
     pub fn path(&self) -> &PathBoard {
         &self.path
+    }
+
+    /// Nanoseconds since it was opened.
+    pub(crate) fn now(&self) -> u64 {
+        match self.told.load(Relaxed) {
+            u64::MAX => u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            told => told,
+        }
+    }
+
+    /// From now on the time is what was told last, in nanoseconds: for tests that have to be
+    /// repeated exactly.
+    pub fn set_now(&self, ns: u64) {
+        self.told.store(ns, Relaxed);
     }
 
     /// The file.

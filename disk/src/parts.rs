@@ -2,12 +2,12 @@
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
 use crate::locks::RangeLocks;
-use crate::path::PathBoard;
 use ringway_core::Geometry;
-use ringway_path::PathKind;
+use ringway_path::{PathBoard, PathKind};
 use std::fs::{File, TryLockError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
 /// How many requests that change a disk may be in flight on all its queues together before the
 /// table of locked ranges has to grow.
@@ -96,6 +96,8 @@ impl From<Parts> for Disk {
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             path: PathBoard::new(parts.path),
+            begun: Instant::now(),
+            told: AtomicU64::new(u64::MAX),
         }
     }
 }

@@ -9,131 +9,27 @@
 //! `queue.rs`. What the paths do is in the crate `ringway-path`; here it meets slots and engines.
 
 use crate::disk::CacheMode;
+use crate::overdue::Mark;
 use crate::queue::{DiskQueue, Finished};
 use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{Op, Status};
-use ringway_path::auto::LOOK_NS;
-use ringway_path::{Auto, Limits, Path, PathKind, PathStats, Probe, RequestPath, RunId, Seen};
-use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock};
-use std::time::{Duration, Instant};
-
-/// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
-/// and delays the others.
-const MERGED_MAX: u64 = 1 << 20;
+use ringway_path::{
+    DataOp, Follower, Limits, MERGED_MAX, PathBoard, PathStats, RequestPath, RunId,
+};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 /// Turns between looks at the clock: a worker's turn takes microseconds, a look every 20 ms is meant.
 pub(crate) const TURNS: u8 = 64;
-
-/// What is told when the choice of a disk changes.
-pub type OnSwitch = Box<dyn Fn(Path) + Send + Sync>;
-
-/// The path of one disk: what was asked for, what is in use, shared by all its queues.
-pub struct PathBoard {
-    kind: PathKind,
-    /// A [`Path`], which may be on trial.
-    present: AtomicU8,
-    chosen: AtomicU8,
-    switches: AtomicU64,
-    /// Held for some nanoseconds, fifty times a second; nobody waits for it.
-    auto: Mutex<Auto>,
-    begun: Instant,
-    on_switch: OnceLock<OnSwitch>,
-}
-
-impl fmt::Debug for PathBoard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PathBoard").field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-impl PathBoard {
-    pub(crate) fn new(kind: PathKind) -> Self {
-        let path = if kind == PathKind::Request { Path::Request } else { Path::Bio };
-        Self {
-            kind,
-            present: AtomicU8::new(path as u8),
-            chosen: AtomicU8::new(path as u8),
-            switches: AtomicU64::new(0),
-            auto: Mutex::new(Auto::new(0)),
-            begun: Instant::now(),
-            on_switch: OnceLock::new(),
-        }
-    }
-
-    /// What was asked for.
-    #[must_use]
-    pub fn kind(&self) -> PathKind {
-        self.kind
-    }
-
-    /// The path that was chosen; short trials of the other one do not show.
-    #[must_use]
-    pub fn chosen(&self) -> Path {
-        path_of(&self.chosen)
-    }
-
-    /// How often the choice has changed.
-    #[must_use]
-    pub fn switches(&self) -> u64 {
-        self.switches.load(Relaxed)
-    }
-
-    /// Calls `tell` whenever the choice has changed, from a worker's thread: it must neither block
-    /// nor allocate. The first one is kept.
-    pub fn on_switch(&self, tell: OnSwitch) {
-        // A second listener would be a mistake of ours; the first one goes on hearing.
-        let kept = self.on_switch.set(tell).is_ok();
-        debug_assert!(kept, "one listener");
-    }
-
-    fn now(&self) -> u64 {
-        u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    /// Hands in what a queue has seen. False if another queue is doing so right now.
-    fn report(&self, now: u64, seen: &Seen) -> bool {
-        let Ok(mut auto) = self.auto.try_lock() else { return false };
-        auto.look(now, seen);
-        self.present.store(auto.path() as u8, Relaxed);
-        let chosen = auto.chosen();
-        if self.chosen.swap(chosen as u8, Relaxed) != chosen as u8 {
-            self.switches.store(auto.switches(), Relaxed);
-            if let Some(tell) = self.on_switch.get() {
-                tell(chosen);
-            }
-        }
-        true
-    }
-}
-
-fn path_of(word: &AtomicU8) -> Path {
-    if word.load(Relaxed) == Path::Request as u8 { Path::Request } else { Path::Bio }
-}
 
 /// What a queue needs for any path but `bio` by order.
 #[derive(Debug)]
 pub(crate) struct Way {
     requests: RequestPath,
-    /// New requests are plugged.
-    plugs: bool,
-    probe: Probe,
-    /// The next requests are looked at.
-    probes: bool,
+    follower: Follower,
     /// When the first request since the last unplugging came.
     batch: Option<u64>,
-    /// Of the queue, at the last report.
-    reported: Reported,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Reported {
-    at: u64,
-    requests: u64,
-    bytes: u64,
-    path: PathStats,
 }
 
 impl Way {
@@ -146,11 +42,8 @@ impl Way {
         let limits = Limits { max_bytes: MERGED_MAX.min(max_bytes.into()), max_segments };
         Box::new(Self {
             requests: RequestPath::new(depth, limits),
-            plugs: path_of(&board.present) == Path::Request,
-            probe: Probe::default(),
-            probes: false,
+            follower: Follower::new(board),
             batch: None,
-            reported: Reported::default(),
         })
     }
 
@@ -162,7 +55,8 @@ impl Way {
 impl<C> DiskQueue<C> {
     /// Which operations may go straight: a bit for each [`Op`].
     pub(crate) fn choose_straight(&mut self) {
-        let aside = self.way.as_ref().is_some_and(|way| way.plugs || way.probes);
+        let aside =
+            self.way.as_ref().is_some_and(|way| way.follower.plugs() || way.follower.probes());
         let ops = [(Op::Read, aside), (Op::Write, aside || self.needs_locks)];
         let bits = ops.into_iter().filter(|(_, aside)| !aside).map(|(op, _)| 1 << op as u8);
         self.straight = bits.sum();
@@ -171,6 +65,7 @@ impl<C> DiskQueue<C> {
     /// Begins a request that does not go straight, or not for sure.
     #[inline(never)]
     pub(crate) fn start_other<E: Engine>(&mut self, engine: &mut E, tag: u16) {
+        self.cold[usize::from(tag)].mark = Mark::default();
         let request = &self.slots[usize::from(tag)].request;
         let (op, range, segments) = (request.op, request.range, request.segments.len());
         if !op.moves_data() || !self.takes_directly(request) {
@@ -189,20 +84,20 @@ impl<C> DiskQueue<C> {
             self.slots[usize::from(tag)].stage = Stage::Whole;
             return self.issue(engine, tag);
         };
-        if way.plugs {
-            let now = *way.batch.get_or_insert_with(|| self.disk.path.now());
-            way.requests.plug(tag, io, range, segments, now);
+        if way.follower.plugs() {
+            let now = *way.batch.get_or_insert_with(|| self.disk.now());
+            way.requests.plug(tag, data_op(io), range, segments, now);
             self.slots[usize::from(tag)].stage = Stage::Run;
             self.held = true;
             return;
         }
         self.slots[usize::from(tag)].stage = Stage::Whole;
-        if way.probes {
-            way.probe.started(io, range, in_flight);
-            self.cold[usize::from(tag)].probed = self.disk.path.now();
+        if way.follower.probes() {
+            way.follower.started(data_op(io), range, in_flight);
+            let probes = way.follower.probes();
+            self.cold[usize::from(tag)].probed = self.disk.now();
             self.slots[usize::from(tag)].stage = Stage::Probe;
-            if way.probe.is_full() {
-                way.probes = false;
+            if !probes {
                 self.choose_straight();
             }
         }
@@ -226,11 +121,11 @@ impl<C> DiskQueue<C> {
 
     fn send_held<E: Engine>(&mut self, engine: &mut E) {
         let Some(way) = self.way.as_mut() else { return };
-        if !way.plugs {
+        if !way.follower.plugs() {
             // The path is bio again: nothing has to wait any more.
             return self.unplug_all(engine);
         }
-        let now = way.batch.take().unwrap_or_else(|| self.disk.path.now());
+        let now = way.batch.take().unwrap_or_else(|| self.disk.now());
         while let Some(run) = self.way.as_mut().and_then(|way| way.requests.next(now)) {
             self.send(engine, run);
         }
@@ -255,7 +150,8 @@ impl<C> DiskQueue<C> {
         let first = way.requests.first(run);
         let cold = &mut self.cold[usize::from(first)];
         let range = way.requests.range(run);
-        (cold.op, cold.offset, cold.len) = (way.requests.op(run), range.offset(), range.len());
+        (cold.op, cold.offset, cold.len) =
+            (io_op(way.requests.op(run)), range.offset(), range.len());
         cold.run = Some(run);
         cold.part.clear();
         for slot in way.requests.slots(run) {
@@ -274,7 +170,7 @@ impl<C> DiskQueue<C> {
     pub fn wake_in(&self) -> Option<Duration> {
         let way = self.way.as_ref().filter(|_| self.held)?;
         let at = way.requests.wake_at()?;
-        Some(Duration::from_nanos(at.saturating_sub(self.disk.path.now())))
+        Some(Duration::from_nanos(at.saturating_sub(self.disk.now())))
     }
 
     /// Takes the result of a run's operation.
@@ -345,9 +241,9 @@ impl<C> DiskQueue<C> {
         tag: u16,
         result: i32,
     ) -> Option<Finished<C>> {
-        let latency = self.disk.path.now().saturating_sub(self.cold[usize::from(tag)].probed);
+        let latency = self.disk.now().saturating_sub(self.cold[usize::from(tag)].probed);
         if let Some(way) = self.way.as_mut() {
-            way.probe.finished(latency);
+            way.follower.finished(latency);
         }
         self.slots[usize::from(tag)].stage = Stage::Whole;
         self.finish(engine, tag, result)
@@ -357,27 +253,30 @@ impl<C> DiskQueue<C> {
     #[cold]
     fn look(&mut self) {
         let Some(way) = self.way.as_mut() else { return };
-        let board = &self.disk.path;
-        let now = board.now();
-        if now.saturating_sub(way.reported.at) >= LOOK_NS {
-            let (requests, bytes) = (
-                self.stats.reads + self.stats.writes,
-                self.stats.read_bytes + self.stats.written_bytes,
-            );
-            let path = way.requests.stats();
-            let mut seen = way.probe.take();
-            seen.requests = requests - way.reported.requests;
-            seen.bytes = bytes - way.reported.bytes;
-            seen.plugged = path.plugged - way.reported.path.plugged;
-            seen.merged = path.merged - way.reported.path.merged;
-            if board.report(now, &seen) {
-                way.reported = Reported { at: now, requests, bytes, path };
-                way.probe.restart();
-                way.probes = true;
-            }
+        let (board, now) = (&self.disk.path, self.disk.now());
+        if way.follower.is_due(now) {
+            let requests = self.stats.reads + self.stats.writes;
+            let bytes = self.stats.read_bytes + self.stats.written_bytes;
+            way.follower.report(board, now, (requests, bytes), way.requests.stats());
         }
-        way.plugs = path_of(&board.present) == Path::Request;
-        way.probes &= !way.plugs;
+        way.follower.follow(board);
         self.choose_straight();
+    }
+}
+
+/// The kind of an operation that moves data.
+fn data_op(op: IoOp) -> DataOp {
+    match op {
+        IoOp::Read => DataOp::Read,
+        IoOp::WriteDurable => DataOp::WriteDurable,
+        _ => DataOp::Write,
+    }
+}
+
+fn io_op(op: DataOp) -> IoOp {
+    match op {
+        DataOp::Read => IoOp::Read,
+        DataOp::Write => IoOp::Write,
+        DataOp::WriteDurable => IoOp::WriteDurable,
     }
 }

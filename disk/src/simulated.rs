@@ -3,6 +3,7 @@
 use crate::disk::{Alignment, CacheMode, Disk};
 use crate::open::{OpenError, OpenOptions, Source, open};
 use crate::{SimModel, locks::RangeLocks};
+use ringway_path::PathKind;
 
 /// The shape of a simulated disk. All else is as [`Source::Sim`] has it.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,8 @@ pub struct Simulated {
     pub alignment: Alignment,
     /// Discards go to the engine as to a block device, which refuses parts of its blocks.
     pub block_device: bool,
+    /// How requests travel to it.
+    pub path: PathKind,
 }
 
 impl Simulated {
@@ -30,6 +33,7 @@ impl Simulated {
         assert!(self.bytes.is_multiple_of(4096), "whole blocks");
         let mut options = OpenOptions::new(Source::Sim { model: SimModel::Ram, bytes: self.bytes });
         options.cache = Some(self.cache);
+        options.path = self.path;
         let mut disk = open(&options)?;
         disk.alignment = self.alignment;
         disk.block_device = self.block_device;

@@ -1,5 +1,6 @@
 //! The room kept for a request: what every request needs, and what only rare ones do.
 
+use crate::overdue::Mark;
 use ringway_aio::IoOp;
 use ringway_core::mem::{PoolPages, Segments};
 use ringway_core::{ByteRange, Request};
@@ -32,6 +33,8 @@ pub(crate) enum Stage {
     Whole,
     /// As `Whole`, and timed.
     Probe,
+    /// As `Whole`, and met by a look for overdue requests.
+    Watched,
     /// The whole request is held, or goes along in a merged operation.
     Run,
     /// A part of the request, on the guest's memory.
@@ -52,14 +55,14 @@ impl Stage {
     /// The operation is the request itself.
     #[inline]
     pub(crate) const fn is_request(self) -> bool {
-        matches!(self, Self::Whole | Self::Probe)
+        matches!(self, Self::Whole | Self::Probe | Self::Watched)
     }
 }
 
 /// The part of a slot that only rare requests use.
 #[derive(Debug)]
 pub(crate) struct Cold {
-    /// The operation in flight, unless the stage is [`Stage::Whole`] or [`Stage::Probe`].
+    /// The operation in flight, unless the stage says that it is the request.
     pub(crate) op: IoOp,
     pub(crate) offset: u64,
     pub(crate) len: u64,
@@ -78,6 +81,8 @@ pub(crate) struct Cold {
     pub(crate) run: Option<RunId>,
     /// When a timed operation began, in nanoseconds of the disk's clock.
     pub(crate) probed: u64,
+    /// Since when it has been seen in flight. Means nothing at [`Stage::Whole`].
+    pub(crate) mark: Mark,
 }
 
 impl Cold {
@@ -96,6 +101,7 @@ impl Cold {
             syncing: false,
             run: None,
             probed: 0,
+            mark: Mark::default(),
         }
     }
 }

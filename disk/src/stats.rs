@@ -25,6 +25,8 @@ pub struct DiskStats {
     pub split: u64,
     /// Operations begun again after a short transfer, EINTR or EAGAIN.
     pub continued: u64,
+    /// Requests that a look has found in flight for longer than its limit.
+    pub overdue: u64,
     /// What the request path did.
     pub path: PathStats,
 }
@@ -42,6 +44,7 @@ impl DiskStats {
         self.bounced += other.bounced;
         self.split += other.split;
         self.continued += other.continued;
+        self.overdue += other.overdue;
         self.path.add(&other.path);
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::memory::Buffer;
 use ringway_core::Status;
+use ringway_path::PathStats;
 
 /// The buffers of a request.
 #[derive(Debug, Default)]
@@ -33,6 +34,29 @@ impl Data {
         }
     }
 
+    /// The buffers, in order.
+    pub(crate) fn as_slice(&self) -> &[Buffer] {
+        match self {
+            Self::None => &[],
+            Self::One(buffer) => std::slice::from_ref(buffer),
+            Self::Many(buffers) => buffers,
+        }
+    }
+
+    /// How many buffers there are.
+    pub(crate) fn count(&self) -> usize {
+        self.as_slice().len()
+    }
+
+    /// Bytes of all of them.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Self::None => 0,
+            Self::One(buffer) => buffer.bytes().into(),
+            Self::Many(buffers) => buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum(),
+        }
+    }
+
     /// Gives up buffers that the server may still write to.
     #[cold]
     pub(crate) fn abandon(self) {
@@ -48,7 +72,8 @@ pub struct Completion<C> {
     pub ctx: C,
     /// How it went.
     pub status: Status,
-    /// Bytes the device says it wrote to memory, status byte included.
+    /// Bytes the device says it wrote to memory, status byte included; the request's share of them
+    /// if it went along with others.
     pub used_len: u32,
     /// The buffers, the caller's again.
     pub data: Data,
@@ -80,4 +105,6 @@ pub struct QueueStats {
     /// Times the queue slept until the server called or the time was up: at least as many as the
     /// notifications the other way.
     pub sleeps: u64,
+    /// What the path request has done: all 0 on the path bio.
+    pub path: PathStats,
 }

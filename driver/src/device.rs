@@ -6,7 +6,7 @@ use crate::layout::{Layout, chain_max};
 use crate::line::{Line, Started};
 use crate::link::Link;
 use crate::memory::Memory;
-use crate::queue::Limits;
+use crate::queue::{Board, Limits};
 use crate::slots::Slots;
 use crate::vhost_user::Client;
 use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
@@ -197,13 +197,14 @@ impl Device {
         if rings.is_empty() {
             return Err(Error::QueuesTaken);
         }
-        let limits = self.limits();
+        let (limits, board) = (self.limits(), Arc::new(Board::new(self.options.path)));
         let links = self.links.iter().map(Arc::clone);
         Ok(rings
             .into_iter()
             .zip(links)
             .map(|((ring, slots), link)| {
-                BlkQueue::new(ring, slots, limits, Arc::clone(&self.memory), link)
+                let (memory, board) = (Arc::clone(&self.memory), Arc::clone(&board));
+                BlkQueue::new(ring, slots, limits, memory, link, board)
             })
             .collect())
     }
@@ -222,8 +223,16 @@ impl Device {
 
     fn limits(&self) -> Limits {
         let max = |features: u32, limit| if self.has(features) { limit } else { None };
+        let seg_max = usize::from(chain_max(&self.options, &self.info)) - 2;
+        let quarter = usize::from(self.options.queue_size / 4);
         Limits {
-            seg_max: usize::from(chain_max(&self.options, &self.info)) - 2,
+            seg_max,
+            // Without tables a merged request must not take the ring from all others.
+            merge_max: if self.has(VIRTIO_RING_F_INDIRECT_DESC) {
+                seg_max
+            } else {
+                seg_max.min(quarter)
+            },
             size_max: self.info.size_max.unwrap_or(u32::MAX),
             flush: self.info.flush,
             discard_sectors: max(VIRTIO_BLK_F_DISCARD, self.info.max_discard_sectors),

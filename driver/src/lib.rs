@@ -56,6 +56,7 @@ pub use names::{vhost_user_feature_name, virtio_feature_name};
 pub use options::{Indirect, Options};
 pub use queue::BlkQueue;
 pub use ringway_core::Status;
+pub use ringway_path::{Path, PathKind, PathStats, UnknownPath};
 pub use ringway_ring::virtqueue::Piece;
 
 #[cfg(doctest)]

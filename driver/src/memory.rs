@@ -2,6 +2,7 @@
 
 use crate::Error;
 use ringway_core::mem::{Mapping, page_size};
+use ringway_ring::virtqueue::Piece;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::{Deref, DerefMut};
@@ -261,6 +262,12 @@ impl Buffer {
     #[must_use]
     pub fn guest_address(&self) -> u64 {
         (self.0.host.as_ptr() as u64).wrapping_add(self.0.memory.guest_delta())
+    }
+
+    /// The buffer as the server sees it.
+    #[inline]
+    pub(crate) fn piece(&self, guest_delta: u64) -> Piece {
+        Piece { addr: (self.host() as u64).wrapping_add(guest_delta), len: self.bytes() }
     }
 
     #[inline]

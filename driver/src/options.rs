@@ -1,6 +1,7 @@
 //! How to open a device.
 
 use crate::{Device, Error};
+use ringway_path::PathKind;
 use ringway_ring::virtqueue::QUEUE_SIZE_MAX;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -40,6 +41,7 @@ pub struct Options {
     pub(crate) timeout: Duration,
     pub(crate) patience: Duration,
     pub(crate) keep: Option<Duration>,
+    pub(crate) path: PathKind,
     pub(crate) indirect: Indirect,
     pub(crate) event_idx: bool,
     pub(crate) packed: bool,
@@ -61,6 +63,7 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             patience: Duration::ZERO,
             keep: None,
+            path: PathKind::Bio,
             indirect: Indirect::default(),
             event_idx: true,
             packed: false,
@@ -148,6 +151,22 @@ impl Options {
     #[must_use]
     pub fn reconnect(mut self, patience: Duration) -> Self {
         self.keep = Some(patience);
+        self
+    }
+
+    /// How requests travel to the server. Default [`PathKind::Bio`]: each by itself, at once.
+    ///
+    /// With [`PathKind::Request`] what is queued until [`BlkQueue::submit`](crate::BlkQueue::submit)
+    /// is sorted, and neighbours of one kind become one request, as far as the server and 1 MiB go.
+    /// At most 32 of these are in flight; others wait and may meet more neighbours. Each request has
+    /// its own completion; of a merged one that fails, each is tried again by itself. Flushes,
+    /// discards and zeroing are not overtaken. Good where the server pays for each operation and the
+    /// requests are small and adjacent.
+    ///
+    /// With [`PathKind::Auto`] both are tried under load, and what carries more bytes is used.
+    #[must_use]
+    pub fn path(mut self, path: PathKind) -> Self {
+        self.path = path;
         self
     }
 

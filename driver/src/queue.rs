@@ -6,17 +6,22 @@
 //! while let Some(done) = queue.pop()? { … }    // ctx, status and buffer come back
 //! queue.wait(None)?;                           // sleep until there is something to pop
 //! ```
+//!
+//! The straight way is here: one request, one chain (the path bio). Plugging and merging are in
+//! `way.rs`.
 
 mod check;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod way;
 
 use crate::completion::{Completion, Data, QueueStats};
 use crate::error::{Error, Refusal, Rejected};
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
 use crate::slots::Slots;
+use ringway_path::Path;
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -24,12 +29,16 @@ use ringway_ring::virtio_blk::{
 };
 use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch};
 use std::sync::Arc;
+pub(crate) use way::Board;
+use way::{Ask, Way};
 
 /// What a queue may ask for; fixed when the device is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) seg_max: usize,
     pub(crate) size_max: u32,
+    /// The most buffers of a merged request.
+    pub(crate) merge_max: usize,
     pub(crate) flush: bool,
     pub(crate) discard_sectors: Option<u32>,
     pub(crate) write_zeroes_sectors: Option<u32>,
@@ -50,8 +59,10 @@ struct Flight<C> {
 /// server may still write to them.
 ///
 /// # Invariants
-/// 1. `flights[head]` is `Some` exactly for the chains in flight in `ring`; the memory of their
-///    buffers and slots is not touched by this side, and their `status_at` is readable.
+/// 1. `flights[head]` is `Some` exactly for the chains in flight in `ring` that `way` does not know;
+///    the memory of their buffers and slots is not touched by this side, and their `status_at` is
+///    readable.
+/// 2. `aside` while `way` knows chains in flight.
 #[derive(Debug)]
 pub struct BlkQueue<C> {
     ring: Driver,
@@ -59,12 +70,20 @@ pub struct BlkQueue<C> {
     flights: Box<[Option<Flight<C>>]>,
     guest_delta: u64,
     limits: Limits,
+    /// Buffers up to this length go straight into the ring: `limits.size_max`, or 0 if none may.
+    plain_max: u32,
+    /// Not all that comes back went straight.
+    aside: bool,
+    /// There is a way, or a fault.
+    other: bool,
     /// Room for the pieces of a vectored request.
     scratch: Vec<Piece>,
     /// The status byte of the request queued last: of the one that comes back, if there is but one.
     last: *const u8,
     stats: QueueStats,
     fault: Option<DeviceFault>,
+    /// None if the path is bio by order.
+    way: Option<Box<Way<C>>>,
     memory: Arc<Memory>,
     link: Arc<Link>,
 }
@@ -80,8 +99,15 @@ impl<C> BlkQueue<C> {
         limits: Limits,
         memory: Arc<Memory>,
         link: Arc<Link>,
+        board: Arc<Board>,
     ) -> Self {
+        let way = Way::new(board, ring.size(), limits.merge_max);
+        let (other, aside) = (way.is_some(), way.as_ref().is_some_and(|way| way.plugs()));
         Self {
+            plain_max: if aside { 0 } else { limits.size_max },
+            aside,
+            other,
+            way,
             flights: (0..ring.size()).map(|_| None).collect(),
             scratch: Vec::with_capacity(limits.seg_max + 2),
             guest_delta: memory.guest_delta(),
@@ -103,13 +129,13 @@ impl<C> BlkQueue<C> {
     #[inline(always)]
     pub fn read(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
         if !self.is_plain(offset, &buffer) {
-            return self.refuse(offset, Data::One(buffer), ctx);
+            return self.divert(VIRTIO_BLK_T_IN, offset, Data::One(buffer), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
         let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_IN, offset / 512);
-        let added = self.ring.add(&[header], &[self.piece(&buffer), status]);
+        let added = self.ring.add(&[header], &[buffer.piece(self.guest_delta), status]);
         self.hold(added, ctx, Data::One(buffer))
     }
 
@@ -120,13 +146,13 @@ impl<C> BlkQueue<C> {
     #[inline(always)]
     pub fn write(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
         if !self.is_plain(offset, &buffer) {
-            return self.refuse(offset, Data::One(buffer), ctx);
+            return self.divert(VIRTIO_BLK_T_OUT, offset, Data::One(buffer), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
         let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_OUT, offset / 512);
-        let added = self.ring.add(&[header, self.piece(&buffer)], &[status]);
+        let added = self.ring.add(&[header, buffer.piece(self.guest_delta)], &[status]);
         self.hold(added, ctx, Data::One(buffer))
     }
 
@@ -163,6 +189,10 @@ impl<C> BlkQueue<C> {
     pub fn flush(&mut self, ctx: C) -> Result<(), Rejected<C>> {
         if !self.limits.flush {
             return reject(Refusal::NotOffered("flush (FLUSH)"), ctx, Data::None);
+        }
+        if self.plain_max == 0 {
+            let ask = Ask { kind: VIRTIO_BLK_T_FLUSH, ..Ask::default() };
+            return self.start_other(ask, Data::None, ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::None);
@@ -213,16 +243,21 @@ impl<C> BlkQueue<C> {
         if !buffer.is_in(&self.memory) {
             return reject(Refusal::ForeignBuffer, ctx, Data::One(buffer));
         }
+        if self.plain_max == 0 {
+            let ask = Ask { kind: VIRTIO_BLK_T_GET_ID, ..Ask::default() };
+            return self.start_other(ask, Data::One(buffer), ctx);
+        }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
         let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_GET_ID, 0);
-        let added = self.ring.add(&[header], &[self.piece(&buffer), status]);
+        let added = self.ring.add(&[header], &[buffer.piece(self.guest_delta), status]);
         self.hold(added, ctx, Data::One(buffer))
     }
 
     /// Queues a chain of any layout, for tests: what the device reads (header included), what it
-    /// writes (status byte included), and where the status byte is in our address space.
+    /// writes (status byte included), and where the status byte is in our address space. It goes
+    /// straight into the ring on every path.
     ///
     /// # Errors
     /// [`Rejected`], if the chain does not fit.
@@ -246,20 +281,27 @@ impl<C> BlkQueue<C> {
         Ok(())
     }
 
-    /// Shows the queued requests to the server: one index store and, if it sleeps, one kick.
+    /// Shows the queued requests to the server: one index store and, if it sleeps, one kick. On the
+    /// path request they are merged first, and some may wait; they are sent by [`BlkQueue::pop`] and
+    /// the ways of waiting as well.
     ///
     /// # Errors
     /// [`Error::Device`] if the server has broken the rules of the queue before.
     #[inline(always)]
     pub fn submit(&mut self) -> Result<(), Error> {
-        if let Some(fault) = self.fault {
-            return Err(fault.into());
+        if self.other {
+            return self.submit_other();
         }
+        self.show();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn show(&mut self) {
         if self.ring.publish() {
             self.stats.kicks += 1;
             self.link.kick();
         }
-        Ok(())
     }
 
     /// Takes the next completion, if there is one. Never blocks.
@@ -268,10 +310,16 @@ impl<C> BlkQueue<C> {
     /// [`Error::Device`] if the server breaks the rules of the queue.
     #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Completion<C>>, Error> {
+        if self.aside {
+            return self.pop_other();
+        }
         match self.ring.pop_used() {
             Ok(Some(used)) => Ok(Some(self.finish(used))),
             Ok(None) => {
                 prefetch(self.last);
+                if self.other {
+                    self.turn();
+                }
                 Ok(None)
             }
             Err(fault) => Err(self.broken(fault)),
@@ -288,11 +336,24 @@ impl<C> BlkQueue<C> {
     /// Requests queued and not popped yet.
     #[must_use]
     pub fn in_flight(&self) -> u16 {
-        self.ring.in_flight()
+        let chains = self.ring.in_flight();
+        self.way.as_ref().map_or(chains, |way| way.in_flight(chains))
+    }
+
+    /// The path in use, as it was chosen; short trials of another one do not show.
+    #[must_use]
+    pub fn path(&self) -> Path {
+        self.way.as_ref().map_or(Path::Bio, |way| way.path().0)
+    }
+
+    /// How often the path of the device was changed ([`PathKind::Auto`](crate::PathKind::Auto)).
+    #[must_use]
+    pub fn path_switches(&self) -> u64 {
+        self.way.as_ref().map_or(0, |way| way.path().1)
     }
 
     /// Queue size in descriptors. A request takes one where indirect tables are in use, otherwise
-    /// one for each buffer and two more.
+    /// one for each buffer and two more; on the path request it takes one until it is sent.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
@@ -307,7 +368,11 @@ impl<C> BlkQueue<C> {
     /// Counters since the queue was made.
     #[must_use]
     pub fn stats(&self) -> QueueStats {
-        QueueStats { completed: self.stats.queued - u64::from(self.in_flight()), ..self.stats }
+        QueueStats {
+            completed: self.stats.queued - u64::from(self.in_flight()),
+            path: self.way.as_ref().map(|way| way.stats()).unwrap_or_default(),
+            ..self.stats
+        }
     }
 
     /// True while the server is connected.
@@ -327,6 +392,9 @@ impl<C> BlkQueue<C> {
                 let flight = &mut self.flights[usize::from(head)];
                 debug_assert!(flight.is_none(), "chain {head} is in flight already");
                 *flight = Some(Flight { ctx, data, status_at });
+                if self.other {
+                    self.count(head);
+                }
                 Ok(())
             }
             Err(why) => reject(no_room(why), ctx, data),
@@ -343,18 +411,12 @@ impl<C> BlkQueue<C> {
         Completion { ctx, status, used_len: used.len, data }
     }
 
-    #[inline]
-    fn piece(&self, buffer: &Buffer) -> Piece {
-        let addr = (buffer.host() as u64).wrapping_add(self.guest_delta);
-        Piece { addr, len: buffer.bytes() }
-    }
-
-    /// True if nothing is wrong with a request for one buffer.
+    /// True if nothing is wrong with a request for one buffer, and it may go straight.
     #[inline]
     fn is_plain(&self, offset: u64, buffer: &Buffer) -> bool {
         let len = buffer.bytes();
         (offset | u64::from(len)) & 511 == 0
-            && len.wrapping_sub(1) < self.limits.size_max
+            && len.wrapping_sub(1) < self.plain_max
             && buffer.is_in(&self.memory)
     }
 
@@ -365,8 +427,8 @@ impl<C> BlkQueue<C> {
         buffers: Vec<Buffer>,
         ctx: C,
     ) -> Result<(), Rejected<C>> {
-        if self.judge(offset, &buffers).is_some() {
-            return self.refuse(offset, Data::Many(buffers), ctx);
+        if self.plain_max == 0 || self.judge(offset, &buffers).is_some() {
+            return self.divert(kind, offset, Data::Many(buffers), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::Many(buffers));
@@ -376,7 +438,7 @@ impl<C> BlkQueue<C> {
         let mut pieces = std::mem::take(&mut self.scratch);
         pieces.clear();
         pieces.push(header);
-        pieces.extend(buffers.iter().map(|buffer| self.piece(buffer)));
+        pieces.extend(buffers.iter().map(|buffer| buffer.piece(self.guest_delta)));
         pieces.push(status);
         let split = if kind == VIRTIO_BLK_T_OUT { pieces.len() - 1 } else { 1 };
         let (readable, writable) = pieces.split_at(split);
@@ -396,6 +458,10 @@ impl<C> BlkQueue<C> {
         let why = match u32::try_from(len / 512) {
             _ if (offset | len) & 511 != 0 => Refusal::Misaligned { offset, len },
             Ok(0) => Refusal::Empty,
+            Ok(sectors) if sectors <= max && self.plain_max == 0 => {
+                let ask = Ask { kind, offset, len, flags: Some(flags) };
+                return self.start_other(ask, Data::None, ctx);
+            }
             Ok(sectors) if sectors <= max => match self.ring.next_head() {
                 None => Refusal::Full,
                 Some(head) => {
@@ -412,7 +478,7 @@ impl<C> BlkQueue<C> {
 
     #[cold]
     fn broken(&mut self, fault: DeviceFault) -> Error {
-        self.fault = Some(fault);
+        (self.fault, self.other) = (Some(fault), true);
         fault.into()
     }
 }
@@ -437,6 +503,9 @@ impl<C> Drop for BlkQueue<C> {
     fn drop(&mut self) {
         for flight in self.flights.iter_mut().filter_map(Option::take) {
             flight.data.abandon();
+        }
+        if let Some(way) = &mut self.way {
+            way.give_up().for_each(drop);
         }
     }
 }

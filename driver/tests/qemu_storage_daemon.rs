@@ -1,7 +1,7 @@
 //! The front-end against a server that is not ours: Debian's qemu-storage-daemon.
 
 use ringway_driver::{
-    BlkQueue, Buffer, Completion, Data, Error, Indirect, Options, Piece, Refusal, Status,
+    BlkQueue, Buffer, Completion, Data, Error, Indirect, Options, PathKind, Piece, Refusal, Status,
 };
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -189,8 +189,18 @@ fn odd_layouts(queue: &mut BlkQueue<u64>, pool: &ringway_driver::BufferPool, dis
 
 #[test]
 fn four_queues_in_four_threads_and_a_reconnect_under_way() {
+    four_queues(PathKind::Bio);
+}
+
+#[test]
+fn four_queues_that_merge_and_a_reconnect_under_way() {
+    four_queues(PathKind::Request);
+}
+
+fn four_queues(path: PathKind) {
     let Some(server) = Server::start(false, 4) else { return };
-    let mut device = options().queues(0).first_index(65000).connect(&server.socket).unwrap();
+    let options = options().queues(0).first_index(65000).path(path).max_buffers(5);
+    let mut device = options.connect(&server.socket).unwrap();
     assert_eq!((device.server_queues(), device.info().num_queues), (4, 4));
     let pool = device.pool();
     let mut queues = device.queues::<u64>().unwrap();
@@ -216,6 +226,8 @@ fn four_queues_in_four_threads_and_a_reconnect_under_way() {
         assert_eq!((done.ctx, done.status), (1234, Status::Ok));
     }
     assert!(queues.iter().all(|queue| queue.in_flight() == 0 && queue.is_connected()));
+    let merges = |queue: &BlkQueue<u64>| queue.stats().path.merged > 1000;
+    assert!(queues.iter().all(|queue| merges(queue) == (path == PathKind::Request)));
 }
 
 /// Keeps 16 writes in flight in the queue's own quarter of the disk, then reads all of it back.

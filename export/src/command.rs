@@ -2,7 +2,7 @@
 
 use crate::queue::{Broken, RequestQueue};
 use crate::stats::WorkerStats;
-use ringway_disk::{Disk, DiskStats};
+use ringway_disk::{Disk, DiskStats, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -21,6 +21,19 @@ pub struct Stopped<Q> {
     pub ring: Q,
     /// What it had counted.
     pub stats: DiskStats,
+}
+
+/// What a look has found in one queue.
+#[derive(Clone, Debug)]
+pub struct Looked {
+    /// Its name on its worker.
+    pub lane: LaneId,
+    /// The disk it belongs to.
+    pub disk: Arc<Disk>,
+    /// Its requests that are in flight for too long.
+    pub overdue: Overdue,
+    /// Kicks that were found lost.
+    pub lost_kicks: u64,
 }
 
 /// What a worker tells a session about one of its queues.
@@ -57,6 +70,8 @@ pub(crate) enum Command<Q> {
     LaneStats { lane: LaneId, reply: SyncSender<DiskStats> },
     /// Report.
     Stats { reply: SyncSender<WorkerStats> },
+    /// Look for requests that are overdue and kicks that were lost.
+    Look { now_ns: u64, limit_ns: u64, reply: SyncSender<Vec<Looked>> },
     /// Leave the loop.
     Exit,
 }
@@ -213,6 +228,18 @@ impl<Q: RequestQueue> Handle<Q> {
     pub fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Stats { reply })?;
+        Ok(answer)
+    }
+
+    /// Asks for a look at all queues: which requests are in flight for `limit_ns` or longer, by a
+    /// clock that says `now_ns` now, and whether a ring holds requests of which no kick told. Those
+    /// are taken. Best every few seconds; see [`ringway_disk::DiskQueue::look_for_overdue`].
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Look { now_ns, limit_ns, reply })?;
         Ok(answer)
     }
 

@@ -24,6 +24,8 @@ pub struct WorkerStats {
     pub sleeps: u64,
     /// Calls that could not be delivered.
     pub lost_calls: u64,
+    /// Kicks that never came although requests did.
+    pub lost_kicks: u64,
     /// What the engine counted.
     pub engine: Counters,
     /// What the disk queues counted, those that are gone included.
@@ -55,6 +57,8 @@ pub struct LaneStats {
     pub queue_size: u16,
     /// Requests begun and not answered.
     pub in_flight: usize,
+    /// Those of them that the last look found overdue: see [`crate::Handle::ask_look`].
+    pub overdue: usize,
     /// Its guest has broken it.
     pub broken: bool,
     /// What it has counted since it was started.
@@ -77,6 +81,7 @@ impl Default for WorkerStats {
             harvests: empty,
             sleeps: 0,
             lost_calls: 0,
+            lost_kicks: 0,
             engine: Counters::default(),
             disk: DiskStats::default(),
             gone: DiskStats::default(),
@@ -113,6 +118,7 @@ impl WorkerStats {
         let _ = self.harvests.add(&other.harvests);
         self.sleeps += other.sleeps;
         self.lost_calls += other.lost_calls;
+        self.lost_kicks += other.lost_kicks;
         self.engine.queued += other.engine.queued;
         self.engine.syscalls += other.engine.syscalls;
         self.engine.sleeps += other.engine.sleeps;

@@ -14,6 +14,8 @@ mod cpus_list;
 mod disk;
 #[path = "../../ringway/src/config/file.rs"]
 mod file;
+#[path = "../../ringway/src/logging/words.rs"]
+mod logging;
 #[path = "../../ringway/src/config/plan.rs"]
 mod plan;
 #[path = "../../ringway/src/size.rs"]
@@ -23,26 +25,6 @@ use claim::{Claim, Location};
 use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
 use plan::{DaemonArgs, Plan, cpus};
-
-/// The words of the program's `logging.rs`, which also starts the log.
-mod logging {
-    #[derive(Clone, Copy, Debug, serde::Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub(crate) enum LogFormat {
-        Text,
-        Json,
-    }
-
-    #[derive(Clone, Copy, Debug, serde::Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub(crate) enum LogLevel {
-        Error,
-        Warn,
-        Info,
-        Debug,
-        Trace,
-    }
-}
 
 /// Files know nothing of Xen's toolstack.
 mod serve {

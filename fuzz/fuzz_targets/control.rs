@@ -15,6 +15,8 @@ mod control;
 mod cpus_list;
 #[path = "../../ringway/src/config/disk.rs"]
 mod disk;
+#[path = "../../ringway/src/logging/words.rs"]
+mod logging;
 #[path = "../../ringway/src/config/plan.rs"]
 mod plan;
 #[path = "../../ringway/src/size.rs"]
@@ -29,26 +31,6 @@ use plan::{DaemonArgs, Plan, cpus};
 
 mod config {
     pub(crate) use crate::disk::{DiskArgs, DiskSpec, Place, is_unreal};
-}
-
-/// The words of the program's `logging.rs`, which also starts the log.
-mod logging {
-    #[derive(Clone, Copy, Debug, serde::Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub(crate) enum LogFormat {
-        Text,
-        Json,
-    }
-
-    #[derive(Clone, Copy, Debug, serde::Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub(crate) enum LogLevel {
-        Error,
-        Warn,
-        Info,
-        Debug,
-        Trace,
-    }
 }
 
 /// Requests know nothing of Xen's toolstack.

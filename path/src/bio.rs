@@ -5,7 +5,7 @@
 //! a few requests now and then, a *probe*.
 
 use crate::auto::Seen;
-use ringway_aio::IoOp;
+use crate::kind::DataOp;
 use ringway_core::ByteRange;
 
 /// Requests of one probe. Enough to see sixteen streams that take turns; few enough to cost
@@ -16,14 +16,14 @@ pub const PROBE: usize = 64;
 #[derive(Debug)]
 pub struct Probe {
     /// Where each request ended that was looked at.
-    ends: [(IoOp, u64); PROBE],
+    ends: [(DataOp, u64); PROBE],
     count: usize,
     seen: Seen,
 }
 
 impl Default for Probe {
     fn default() -> Self {
-        Self { ends: [(IoOp::Sync, 0); PROBE], count: 0, seen: Seen::default() }
+        Self { ends: [(DataOp::Read, 0); PROBE], count: 0, seen: Seen::default() }
     }
 }
 
@@ -40,7 +40,7 @@ impl Probe {
     }
 
     /// A request starts while `in_flight` others of its queue are.
-    pub fn started(&mut self, op: IoOp, range: ByteRange, in_flight: usize) {
+    pub fn started(&mut self, op: DataOp, range: ByteRange, in_flight: usize) {
         if self.is_full() {
             return;
         }
@@ -73,7 +73,7 @@ mod tests {
     fn adjacent(offsets: &[u64], in_flight: usize) -> u64 {
         let mut probe = Probe::default();
         for &offset in offsets {
-            probe.started(IoOp::Read, ByteRange::new(offset, 4096).unwrap(), in_flight);
+            probe.started(DataOp::Read, ByteRange::new(offset, 4096).unwrap(), in_flight);
         }
         probe.take().adjacent
     }
@@ -93,7 +93,7 @@ mod tests {
     #[test]
     fn reads_and_writes_are_no_neighbours() {
         let mut probe = Probe::default();
-        for (i, op) in [IoOp::Read, IoOp::Write, IoOp::WriteDurable].into_iter().enumerate() {
+        for (i, op) in [DataOp::Read, DataOp::Write, DataOp::WriteDurable].into_iter().enumerate() {
             probe.started(op, ByteRange::new(i as u64 * 512, 512).unwrap(), 5);
         }
         assert_eq!(probe.take().adjacent, 0);

@@ -30,6 +30,18 @@ impl fmt::Display for Path {
     }
 }
 
+/// What is plugged and probed: operations that move data. Only those of one kind are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DataOp {
+    /// From the disk.
+    Read,
+    /// To the disk.
+    Write,
+    /// To the disk, and durable before it is done.
+    WriteDurable,
+}
+
 /// What was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathKind {

@@ -22,9 +22,13 @@
 //! A flush, a discard or zeroing is not plugged: all that is held goes before it
 //! ([`RequestPath::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
 
+use crate::kind::DataOp;
 use crate::stats::PathStats;
-use ringway_aio::IoOp;
 use ringway_core::{ByteRange, TagList};
+
+/// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
+/// and delays the others.
+pub const MERGED_MAX: u64 = 1 << 20;
 
 /// Operations in flight at a time: what SATA disks take (NCQ), and enough for any single disk that
 /// gains by sorting.
@@ -55,12 +59,8 @@ pub struct Limits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunId(u16);
 
-/// The kinds of operation that are plugged; others are never merged.
-const KINDS: [IoOp; 3] = [IoOp::Read, IoOp::Write, IoOp::WriteDurable];
-
-fn kind_of(op: IoOp) -> usize {
-    KINDS.iter().position(|&kind| kind == op).expect("only operations that move data are plugged")
-}
+/// The kinds of operation, by their numbers: those of one kind are merged.
+const KINDS: [DataOp; 3] = [DataOp::Read, DataOp::Write, DataOp::WriteDurable];
 
 /// Requests that lie one behind the other.
 #[derive(Clone, Copy, Debug)]
@@ -153,11 +153,11 @@ impl RequestPath {
 
     /// Takes in the request of `slot`, which is not in any run: `range` is not empty, `op` moves
     /// data, its memory is a list of `segments` pieces. `now` in nanoseconds.
-    pub fn plug(&mut self, slot: u16, op: IoOp, range: ByteRange, segments: usize, now: u64) {
+    pub fn plug(&mut self, slot: u16, op: DataOp, range: ByteRange, segments: usize, now: u64) {
         debug_assert!(!range.is_empty());
         self.stats.plugged += 1;
         self.next[usize::from(slot)] = NONE;
-        let kind = kind_of(op);
+        let kind = op as usize;
         // A stream goes on where it was: no search.
         let recent = self.recent[kind];
         if recent != NONE
@@ -353,7 +353,7 @@ impl RequestPath {
 
     /// What a run's operation is.
     #[must_use]
-    pub fn op(&self, run: RunId) -> IoOp {
+    pub fn op(&self, run: RunId) -> DataOp {
         KINDS[usize::from(self.runs[usize::from(run.0)].kind)]
     }
 

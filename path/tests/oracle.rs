@@ -5,10 +5,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
-use ringway_aio::IoOp;
 use ringway_core::ByteRange;
 use ringway_path::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
-use ringway_path::{Limits, RequestPath, RunId};
+use ringway_path::{DataOp, Limits, RequestPath, RunId};
 
 const DEPTH: u16 = 64;
 const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };
@@ -33,9 +32,9 @@ fn config() -> Config {
 #[derive(Clone, Debug)]
 enum Step {
     /// A request: kind, sector, sectors, segments.
-    Plug(IoOp, u64, u64, usize),
+    Plug(DataOp, u64, u64, usize),
     /// A request right behind the last one of its kind.
-    Follow(IoOp, u64),
+    Follow(DataOp, u64),
     /// All that may go goes.
     Unplug,
     /// The operation at this place of those in flight ends.
@@ -47,7 +46,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let op = || prop_oneof![5 => Just(IoOp::Read), 4 => Just(IoOp::Write), 1 => Just(IoOp::WriteDurable)];
+    let op = || prop_oneof![5 => Just(DataOp::Read), 4 => Just(DataOp::Write), 1 => Just(DataOp::WriteDurable)];
     prop_oneof![
         6 => (op(), 0u64..200, 1u64..9, 1usize..5).prop_map(|(a, b, c, d)| Step::Plug(a, b, c, d)),
         8 => (op(), 1u64..9).prop_map(|(op, sectors)| Step::Follow(op, sectors)),
@@ -61,7 +60,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Request {
-    op: IoOp,
+    op: DataOp,
     range: ByteRange,
     segments: usize,
     born: u64,
@@ -71,7 +70,7 @@ struct Request {
 
 impl Request {
     fn deadline(&self) -> u64 {
-        self.born + if self.op == IoOp::Read { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS }
+        self.born + if self.op == DataOp::Read { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS }
     }
 }
 
@@ -81,7 +80,7 @@ struct World {
     now: u64,
     epoch: u64,
     held: Vec<Option<Request>>,
-    flying: Vec<(RunId, Vec<u16>, IoOp, ByteRange)>,
+    flying: Vec<(RunId, Vec<u16>, DataOp, ByteRange)>,
     last: [u64; 3],
 }
 
@@ -102,7 +101,7 @@ impl World {
         (0..DEPTH).find(|&slot| self.held[usize::from(slot)].is_none() && !busy(slot))
     }
 
-    fn plug(&mut self, op: IoOp, offset: u64, len: u64, segments: usize) {
+    fn plug(&mut self, op: DataOp, offset: u64, len: u64, segments: usize) {
         let Some(slot) = self.free_slot() else { return };
         let range = ByteRange::new(offset, len).unwrap();
         self.path.plug(slot, op, range, segments, self.now);
@@ -241,11 +240,11 @@ proptest! {
 #[test]
 fn a_stream_that_queues_behind_its_own_operation_grows() {
     let mut world = World::new();
-    world.plug(IoOp::Read, 0, 4096, 1);
+    world.plug(DataOp::Read, 0, 4096, 1);
     world.unplug();
     assert_eq!(world.flying.len(), 1, "the first one goes at once");
     for i in 1..5 {
-        world.plug(IoOp::Read, i * 2048 + 2048, 2048, 1);
+        world.plug(DataOp::Read, i * 2048 + 2048, 2048, 1);
         world.unplug();
     }
     assert_eq!(world.flying.len(), 1, "the others wait for it");
@@ -258,7 +257,7 @@ fn a_stream_that_queues_behind_its_own_operation_grows() {
 fn scattered_requests_go_at_once_in_the_order_of_sectors() {
     let mut world = World::new();
     for sector in [900, 100, 500, 300, 700] {
-        world.plug(IoOp::Write, sector * SECTOR, 4096, 1);
+        world.plug(DataOp::Write, sector * SECTOR, 4096, 1);
     }
     world.unplug();
     let order: Vec<_> = world.flying.iter().map(|(.., range)| range.offset() / SECTOR).collect();
@@ -269,11 +268,11 @@ fn scattered_requests_go_at_once_in_the_order_of_sectors() {
 fn a_request_far_away_is_not_passed_over_for_ever() {
     let mut world = World::new();
     for i in 0..WINDOW as u64 {
-        world.plug(IoOp::Read, i * 65536, 512, 1);
+        world.plug(DataOp::Read, i * 65536, 512, 1);
     }
     world.unplug();
     assert_eq!(world.flying.len(), WINDOW);
-    world.plug(IoOp::Read, 0, 512, 1);
+    world.plug(DataOp::Read, 0, 512, 1);
     let victim = world.held.iter().position(Option::is_some).unwrap();
     // Others arrive that are always nearer.
     let mut sector = 100_000;
@@ -282,7 +281,7 @@ fn a_request_far_away_is_not_passed_over_for_ever() {
         world.now += 5_000_000;
         for _ in 0..2 {
             sector += 16;
-            world.plug(IoOp::Read, sector * SECTOR, 512, 1);
+            world.plug(DataOp::Read, sector * SECTOR, 512, 1);
         }
         world.end(0);
         world.unplug();

@@ -1,7 +1,7 @@
 //! What can be said on the command line.
 
 use crate::bench::BenchArgs;
-use crate::copy::CopyArgs;
+use crate::copy::args::CopyArgs;
 use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;

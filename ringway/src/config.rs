@@ -10,6 +10,8 @@ mod plan;
 
 pub(crate) use claim::{Claim, Location};
 pub(crate) use cpus::CpuList;
-pub(crate) use disk::{Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal, source};
+pub(crate) use disk::{
+    Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal, paths, source,
+};
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};

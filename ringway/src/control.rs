@@ -181,6 +181,9 @@ pub(crate) struct DiskStatsOf {
     pub(crate) write_cache: bool,
     /// Requests begun and not answered.
     pub(crate) in_flight: usize,
+    /// Those of them that have been under way for longer than the daemon's `overdue`.
+    #[serde(default)]
+    pub(crate) overdue: usize,
     /// All queues since the disk was added.
     pub(crate) counts: Counts,
     /// Of the queues that run.
@@ -196,6 +199,8 @@ pub(crate) struct QueueStatsOf {
     pub(crate) worker: String,
     pub(crate) queue_size: u16,
     pub(crate) in_flight: usize,
+    #[serde(default)]
+    pub(crate) overdue: usize,
     /// Its guest has broken it; it takes no requests.
     pub(crate) broken: bool,
     /// Times its guest has called.
@@ -235,6 +240,9 @@ pub(crate) struct WorkerStatsOf {
     pub(crate) operations: u64,
     pub(crate) syscalls: u64,
     pub(crate) lost_calls: u64,
+    /// Kicks that never came although requests did.
+    #[serde(default)]
+    pub(crate) lost_kicks: u64,
     /// Requests per submission.
     pub(crate) batches: Spread,
     /// Completions per harvest.
@@ -262,6 +270,9 @@ pub(crate) struct Counts {
     pub(crate) merged_split: u64,
     #[serde(default)]
     pub(crate) deadlines: u64,
+    /// Requests that were found under way for longer than the daemon's `overdue`.
+    #[serde(default)]
+    pub(crate) overdue: u64,
 }
 
 impl From<&DiskStats> for Counts {
@@ -281,6 +292,7 @@ impl From<&DiskStats> for Counts {
             merged: stats.path.merged,
             merged_split: stats.path.split,
             deadlines: stats.path.expired,
+            overdue: stats.overdue,
         }
     }
 }

@@ -2,14 +2,17 @@
 //!
 //! `open.rs` opens the two ends and makes sure that nobody else uses them, `journal.rs` keeps what
 //! an interrupted copy needs to go on, `flow.rs` moves the bytes (`extents.rs` what to read, `zero.rs`
-//! what to leave out, `end.rs` how each end takes it).
+//! what to leave out, `end.rs` how each end takes it), `share.rs` does without moving them.
 
+pub(crate) mod args;
 mod end;
 mod extents;
 mod flow;
 mod guard;
 mod journal;
 mod open;
+mod share;
+mod space;
 mod zero;
 
 use crate::cli::LogArgs;
@@ -17,87 +20,21 @@ use crate::io::target::Target;
 use crate::logging;
 use crate::size::Size;
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum, ValueHint};
+use args::{CopyArgs, EngineArg, Prealloc};
 use end::{DIRECT, End};
 use flow::{Course, DST, Flow, Halt, Mode, SRC, Tally, Watcher};
-use guard::{discard_if_new, is_same, journal_path, may_write, mode_of, set_size};
+use guard::{discard_if_new, is_same, journal_path, may_write, mode_of};
 use indicatif::{ProgressBar, ProgressStyle};
 use journal::{Identity, Journal, sync_folder};
 use open::Buffers;
 use ringway_aio::{Engine, IoUring, IoUringSetup, Threads, ThreadsSetup};
+use share::Shared;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
-
-const EXAMPLES: &str = "\
-Examples:
-  ringway copy disk.img backup.img              holes and zeroes take no space
-  ringway copy --verify disk.img backup.img     and read back to compare
-  ringway copy --resume disk.img backup.img     go on after an interruption
-  ringway copy --force disk.img /dev/vg0/vm1    onto a block device
-  ringway copy vhost-user:/run/disk.sock backup.img
-  ringway copy --force backup.img vhost-user:/run/disk.sock
-
-While a copy is unfinished there is a journal beside DST (DST.ringway-copy).
-When the exit status is 0, DST is complete and durable, the journal is gone.
-After 1 and 128+N the copy can go on with --resume.
-Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
-128+N ended by signal N.";
-
-/// What `ringway copy` is told.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct CopyArgs {
-    /// What to copy: a raw image file, a block device, or vhost-user:SOCKET.
-    #[arg(value_name = "SRC", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
-    source: Target,
-    /// Where to: a file (made if it is not there), a block device, or vhost-user:SOCKET.
-    #[arg(value_name = "DST", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
-    destination: Target,
-    /// Overwrite DST. Block devices and served disks always need it.
-    #[arg(short, long)]
-    force: bool,
-    /// Go on with a copy that was interrupted; begin if there is none.
-    #[arg(long, conflicts_with = "force")]
-    resume: bool,
-    /// For --resume from a block device or a socket, whose changes cannot be seen: SRC was not
-    /// written since.
-    #[arg(long, requires = "resume")]
-    source_unchanged: bool,
-    /// Afterwards read DST back and compare it with SRC.
-    #[arg(long)]
-    verify: bool,
-    /// DST (a device or socket) reads as zeroes already: leave zeroes out.
-    #[arg(long)]
-    target_is_zero: bool,
-    /// Write the zeroes that SRC holds as data; only its holes stay holes.
-    #[arg(long)]
-    keep_zeroes: bool,
-    /// The journal [default: DST.ringway-copy; none for block devices].
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    journal: Option<PathBuf>,
-    /// Requests in flight, of 1 MiB each.
-    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Speed",
-          value_parser = clap::value_parser!(u16).range(1..=256))]
-    in_flight: u16,
-    /// How files are read and written.
-    #[arg(long, value_enum, default_value_t = EngineArg::Auto, help_heading = "Speed")]
-    engine: EngineArg,
-}
-
-/// The engine for files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum EngineArg {
-    // The first one that works here.
-    Auto,
-    #[value(name = "io_uring")]
-    IoUring,
-    Threads,
-}
 
 /// Bytes of a request, if the ends take so many.
 const CHUNK: usize = 1 << 20;
@@ -156,6 +93,11 @@ struct Copy {
     journal: Option<Journal>,
     /// Where to begin.
     start: u64,
+    /// The destination was not there before.
+    is_new: bool,
+    /// It holds nothing of a copy yet: it is as it was, or new.
+    untouched: bool,
+    prealloc: Prealloc,
     mode: Mode,
     chunk: usize,
     quiet: bool,
@@ -178,6 +120,7 @@ impl Copy {
         };
         may_write(args, there, story.as_ref(), &source.identity)?;
         let story = story.filter(|_| there);
+        let prealloc = guard::space(args, story.as_ref())?;
         // Before it is touched, know that the source fits.
         let destination = open::destination(to, buffers, mode_of(&source))?;
         let regular = destination.identity.kind == "file";
@@ -200,7 +143,7 @@ impl Copy {
         let journal = match (&path, &story) {
             (None, _) => Ok(None),
             (Some(path), Some(story)) => Journal::resume(path, story).map(Some),
-            (Some(path), None) => Journal::begin(path, src, dst).map(Some),
+            (Some(path), None) => Journal::begin(path, src, dst, prealloc).map(Some),
         };
         let journal = match journal {
             Err(error) if regular => {
@@ -215,9 +158,9 @@ impl Copy {
             }
             Ok(journal) => journal,
         };
-        let ends = [source.end, destination.end];
-        if let (End::File(file), true, 0) = (&ends[DST], regular, start) {
-            set_size(&file.file, bytes).with_context(|| format!("cannot size {to}"))?;
+        let mut ends = [source.end, destination.end];
+        if let End::File(file) = &mut ends[DST] {
+            file.keep_space(prealloc);
         }
         let chunk = ends.iter().map(|end| match end {
             End::Disk(disk) => disk.chunk().next_multiple_of(usize::try_from(DIRECT).unwrap_or(1)),
@@ -225,23 +168,47 @@ impl Copy {
         });
         let chunk = chunk.fold(CHUNK, usize::min);
         let fresh = start == 0 && (regular || args.target_is_zero);
-        let mode = Mode::Copy { fresh, find_zeroes: !args.keep_zeroes };
-        Ok(Self { ends, source: source.identity, journal, start, mode, chunk, quiet })
+        let mode = match prealloc {
+            Prealloc::Full => Mode::Copy { fresh: false, find_zeroes: false },
+            _ => Mode::Copy { fresh, find_zeroes: !args.keep_zeroes },
+        };
+        let source = source.identity;
+        let (is_new, untouched) = (!there, start == 0);
+        Ok(Self { ends, source, journal, start, is_new, untouched, prealloc, mode, chunk, quiet })
     }
 
     fn carry_out(&mut self, args: &CopyArgs, signal: &AtomicUsize) -> anyhow::Result<Outcome> {
         let begin = Instant::now();
-        let (done, tally, halt) = self.flow(args, signal, self.mode, "copy", self.start)?;
         let bytes = self.source.bytes;
+        let unfinished = |journal: bool, done: u64| {
+            let hint = if journal { "go on with --resume" } else { "begin anew with --force" };
+            let percent = 100 * u128::from(done) / u128::from(bytes.max(1));
+            format!("{} is unfinished ({percent} %): {hint}", args.destination)
+        };
+        let shared = match self.prepare_file(args, signal) {
+            Ok(shared) => shared,
+            Err(error) if self.untouched => {
+                self.undo(args);
+                return Err(error);
+            }
+            Err(error) => {
+                return Err(error.context(unfinished(self.journal.is_some(), self.start)));
+            }
+        };
+        let from = shared.as_ref().map_or(0, |shared| shared.to).max(self.start);
+        let (done, tally, halt) = match shared {
+            Some(Shared { end: share::End::Stopped, .. }) => {
+                (from, Tally::default(), Some(Halt::Stopped))
+            }
+            _ if from == bytes => (from, Tally::default(), None),
+            _ => self.flow(args, signal, self.mode, "copy", from)?,
+        };
         if let Some(halt) = halt {
             let durable = done > 0 && self.sync(args).is_ok();
             if durable && let Some(journal) = &mut self.journal {
                 journal.note(done)?;
             }
-            let resumable = self.journal.is_some();
-            let hint = if resumable { "go on with --resume" } else { "begin anew with --force" };
-            let percent = 100 * u128::from(done) / u128::from(bytes.max(1));
-            let unfinished = format!("{} is unfinished ({percent} %): {hint}", args.destination);
+            let unfinished = unfinished(self.journal.is_some(), done);
             return match halt {
                 Halt::Failed(error) => Err(error.context(unfinished)),
                 _ => Ok(Outcome::Stopped(format!("interrupted; {unfinished}"))),
@@ -272,7 +239,7 @@ impl Copy {
         if let Some(journal) = self.journal.take() {
             journal.remove()?;
         }
-        Ok(Outcome::Done(self.summary(args, &tally, took)))
+        Ok(Outcome::Done(self.summary(args, from, &tally, took)))
     }
 
     fn flow(
@@ -330,9 +297,10 @@ impl Copy {
         Ok(())
     }
 
-    fn summary(&self, args: &CopyArgs, tally: &Tally, seconds: f64) -> String {
+    /// Everything before `from` was shared, or there when it was resumed.
+    fn summary(&self, args: &CopyArgs, from: u64, tally: &Tally, seconds: f64) -> String {
         let bytes = self.source.bytes;
-        let rate = (bytes - self.start) as f64 / seconds.max(1e-3);
+        let rate = (bytes - from) as f64 / seconds.max(1e-3);
         // Far below 2^64.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
         let rate = rate as u64;
@@ -341,14 +309,28 @@ impl Copy {
             start => format!(", resumed at {}", Size(start)),
         };
         let verified = if args.verify { ", verified" } else { "" };
+        let reserved = match self.prealloc {
+            Prealloc::Off => "",
+            Prealloc::Falloc => " reserved",
+            Prealloc::Full => " written",
+        };
+        let shared = match from - self.start {
+            0 => String::new(),
+            shared => format!("  {} shared", Size(shared)),
+        };
+        let copied = match bytes - from {
+            0 if bytes > 0 => String::new(),
+            copied => format!(
+                "  {} copied: {} data, {} zeroes{reserved}",
+                Size(copied),
+                Size(tally.written),
+                Size(tally.zeroes)
+            ),
+        };
+        let rate = if bytes == from { String::new() } else { format!("  {}/s", Size(rate)) };
         format!(
-            "{} to {}  {}{resumed}  {} data  {} zeroes  {seconds:.2} s  {}/s{verified}",
-            args.source,
-            args.destination,
-            Size(bytes),
-            Size(tally.written),
-            Size(tally.zeroes),
-            Size(rate)
+            "{} to {}{resumed}{shared}{copied}  {seconds:.2} s{rate}{verified}",
+            args.source, args.destination
         )
     }
 }

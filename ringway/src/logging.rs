@@ -1,37 +1,13 @@
 //! Log lines: to standard error, for people or for machines.
 
+mod words;
+
 use crate::cli::LogArgs;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use tracing::Level;
 use tracing_subscriber::EnvFilter;
-
-/// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LogFormat {
-    // One line each.
-    #[default]
-    Text,
-    // One object each.
-    Json,
-}
-
-/// What to log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum LogLevel {
-    /// Failures.
-    Error,
-    /// Also what looks wrong.
-    Warn,
-    /// Also who comes and goes.
-    Info,
-    /// Also each message of the control plane.
-    Debug,
-    /// Everything.
-    Trace,
-}
+pub(crate) use words::{LogFormat, LogLevel};
 
 static JSON: AtomicBool = AtomicBool::new(false);
 

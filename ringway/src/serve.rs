@@ -17,6 +17,7 @@ mod ready;
 mod served;
 mod spread;
 mod stats;
+mod watchdog;
 mod xen;
 
 use crate::cli::{Cli, LogArgs};

@@ -384,3 +384,30 @@ fn origin_o3_is_printed_beside_the_published_tables() {
     let ours = ["null, seq read", "sim:hdd (simulation), rand write", "file, O_DIRECT, seq write"];
     origins("o3", &[&published[..], &ours, &["auto ÷ better", "224.3 k"]].concat());
 }
+
+#[test]
+fn requests_are_merged_in_the_front_end_on_request_and_counted() {
+    let dir = folder();
+    let args = ["null:1G", "--rw", "read", "--io-size", "40M", "--iodepth", "32", "--polling"];
+    let found = json(dir.path(), &[&args[..], &["--path", "request"]].concat());
+    let path = &found["path"];
+    let [plugged, merged, sent] = ["plugged", "merged", "sent"].map(|key| number(&path[key]));
+    // Those of the first turn are not counted, whatever was counted later.
+    assert!(merged > 0 && plugged == merged + sent && plugged > 9000, "{path}");
+    assert_eq!((&path["in_use"], number(&path["split"])), (&Value::from("request"), 0));
+    assert_eq!(number(&found["requests"]), 40 << 8, "each is told of");
+    assert!(found["facts"].as_str().unwrap().contains("path request"), "{found}");
+    assert!(json(dir.path(), &args)["path"].is_null());
+    // Judged, with writes, in both formats.
+    let args = ["sim:ram:64M", "--rw", "randrw", "--io-size", "64M", "--verify", "--path"];
+    for (path, format) in
+        [("request", &[][..]), ("auto", &["--packed"]), ("request", &["--packed"])]
+    {
+        let found = json(dir.path(), &[&args[..], &[path], format].concat());
+        assert!(number(&found["verified_sectors"]) > 0);
+    }
+    let output = bench(dir.path(), &[&args[..], &["request"]].concat());
+    assert!(text(&output.stdout).contains("requests plugged"), "{}", text(&output.stdout));
+    std::fs::write(dir.path().join("a"), [1; 1 << 20]).unwrap();
+    refused(dir.path(), &["a", "--path", "request"], 1, &["without a front-end", "--path"]);
+}

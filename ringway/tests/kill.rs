@@ -7,7 +7,7 @@ mod common;
 use campaign::oracle::Wrong;
 use campaign::{End, Harm, Plan, Points};
 use common::{Daemon, PATIENCE, folder};
-use ringway_driver::{Device, Error, Options};
+use ringway_driver::{Device, Error, Options, PathKind};
 use ringway_testkit::Rng;
 use std::path::Path;
 use std::time::Duration;
@@ -28,6 +28,7 @@ fn plan(packed: bool, engine: &str) -> Plan {
         engine: engine.into(),
         cache: "writeback".into(),
         packed,
+        path: PathKind::Bio,
         kills: deaths(),
         end: End::Killed,
         points: if cfg!(feature = "kill-points") { Points::Half } else { Points::Never },
@@ -81,6 +82,14 @@ fn a_daemon_is_replaced_under_writes() {
             kills: deaths() / 4 + 1,
             ..plan(packed, "threads")
         });
+    }
+}
+
+/// What is held in the front-end is not sent yet; what was merged is taken up again as it was sent.
+#[test]
+fn killed_while_the_front_end_merges() {
+    for packed in [false, true] {
+        survives(&Plan { path: PathKind::Request, ..plan(packed, "threads") });
     }
 }
 

@@ -56,6 +56,51 @@ fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
     daemon.stop();
 }
 
+/// Requests that take longer than `--overdue` says are told in the log, counted, and shown by `ctl`.
+#[test]
+fn c08_what_takes_too_long_is_told() {
+    let dir = folder();
+    let args = ["null:1G,latency=5000ms", "--socket", "s", "--overdue", "1", "--control", "ctl"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    let stats = || {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "--json", "stats"]).current_dir(dir.path());
+        let output = common::run(command);
+        let text = common::text(&output.stdout);
+        let answer: serde_json::Value = serde_json::from_str(&text)
+            .unwrap_or_else(|e| panic!("{e}: {text}{}", common::text(&output.stderr)));
+        let disk = &answer["disks"][0];
+        (disk["overdue"].as_u64().unwrap(), disk["counts"]["overdue"].as_u64().unwrap())
+    };
+    assert_eq!(stats(), (0, 0));
+    let begun = Instant::now();
+    // A machine that stands still for seconds sees none of it at the first try.
+    while !daemon.log().contains("been under way for 1 s or longer") {
+        assert!(begun.elapsed() < 3 * PATIENCE, "{}", daemon.log());
+        if queue.in_flight() == 0 {
+            queue.flush(()).unwrap();
+            let buffer = device.pool().alloc(4096).unwrap();
+            queue.read(8192, buffer, ()).unwrap();
+            queue.submit().unwrap();
+        }
+        queue.completions().for_each(drop);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    while stats().1 == 0 {
+        assert!(begun.elapsed() < 3 * PATIENCE, "counted");
+    }
+    while !daemon.log().contains("no request waits for 1 s any more") {
+        assert!(begun.elapsed() < 3 * PATIENCE, "{}", daemon.log());
+        queue.completions().for_each(drop);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(stats().0, 0, "none is any more");
+    drop((queue, device));
+    daemon.stop();
+}
+
 fn limit_descriptors(pid: u32, count: u64) {
     let limit = libc::rlimit { rlim_cur: count, rlim_max: 4096 };
     let pid = i32::try_from(pid).unwrap();

@@ -3,7 +3,9 @@
 use ringway_aio::Engine;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
 use ringway_export::vhost_user::{Ended, Session};
-use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, WorkerStats};
+use ringway_export::{
+    Export, ExportOptions, Handle, Looked, Polling, Pool, PoolOptions, WorkerStats,
+};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -191,6 +193,18 @@ impl Rig {
     #[must_use]
     pub fn export(&self) -> &Arc<Export> {
         &self.export
+    }
+
+    /// Has every worker look for what is overdue and for lost kicks, by a clock of the test's own, in
+    /// nanoseconds.
+    ///
+    /// # Panics
+    /// If a worker ended.
+    #[must_use]
+    pub fn look(&self, now_ns: u64, limit_ns: u64) -> Vec<Looked> {
+        let ask = |worker: &Handle<_>| worker.ask_look(now_ns, limit_ns).expect("a worker");
+        let asked: Vec<_> = self.pool.handles().iter().map(ask).collect();
+        asked.into_iter().flat_map(|promise| promise.recv().expect("a worker")).collect()
     }
 
     /// The counts of each worker.

@@ -33,10 +33,10 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-core", &[]),
     ("ringway-ring", &["core"]),
     ("ringway-aio", &["core"]),
-    ("ringway-path", &["core", "aio"]),
+    ("ringway-path", &["core"]),
     ("ringway-disk", &["core", "aio", "path"]),
     ("ringway-export", &["core", "ring", "aio", "path", "disk"]),
-    ("ringway-driver", &["core", "ring"]),
+    ("ringway-driver", &["core", "ring", "path"]),
     ("ringway", &["core", "aio", "disk", "export", "driver"]),
 ];
 /// For development; no crate of the floors may use them but in its tests.

@@ -4,4 +4,5 @@ mod bench;
 mod faults;
 mod formats;
 mod merging;
+mod overdue;
 mod power_cut;

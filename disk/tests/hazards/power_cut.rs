@@ -29,6 +29,8 @@ fn c07_power_cuts_lose_nothing_acknowledged() {
     ] {
         assert!(count > SEEDS / 2, "only {count} {what}");
     }
+    assert!(tally.merged > SEEDS / 4, "only {} merged requests", tally.merged);
+    assert!(tally.both_ways > SEEDS / 200, "paths were tried in {} lives only", tally.both_ways);
 }
 
 /// The same campaign with one mistake, in the disk or above it: the oracle notices each.

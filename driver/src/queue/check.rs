@@ -1,19 +1,29 @@
 //! What is wrong with a request, said before it is queued.
 
+use super::way::Ask;
 use super::{BlkQueue, Limits, reject};
 use crate::completion::Data;
 use crate::error::{Refusal, Rejected};
 use crate::memory::Buffer;
 
 impl<C> BlkQueue<C> {
+    /// Takes a read or write that does not go straight into the ring: there is something wrong with
+    /// it, or it goes another way.
     #[cold]
-    pub(super) fn refuse(&self, offset: u64, data: Data, ctx: C) -> Result<(), Rejected<C>> {
-        let why = match &data {
-            Data::One(buffer) => self.judge(offset, std::slice::from_ref(buffer)),
-            Data::Many(buffers) => self.judge(offset, buffers),
-            Data::None => None,
-        };
-        reject(why.unwrap_or(Refusal::Empty), ctx, data)
+    pub(super) fn divert(
+        &mut self,
+        kind: u32,
+        offset: u64,
+        data: Data,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
+        match self.judge(offset, data.as_slice()) {
+            Some(why) => reject(why, ctx, data),
+            None => {
+                let ask = Ask { kind, offset, len: data.bytes(), flags: None };
+                self.start_other(ask, data, ctx)
+            }
+        }
     }
 
     /// What is wrong with a request for these buffers, if anything.

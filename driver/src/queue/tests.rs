@@ -4,6 +4,7 @@ use super::*;
 use crate::Error;
 use ringway_core::Status;
 use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
+use ringway_path::PathKind;
 use ringway_ring::virtqueue::{Areas, Device, Format, PackedBase, Tables};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -11,16 +12,26 @@ use std::time::{Duration, Instant};
 
 const ENTRIES: u16 = 16;
 
-struct Rig {
-    memory: Arc<Memory>,
-    used: usize,
-    device: Device,
-    translator: Translator,
+pub(super) struct Rig {
+    pub(super) memory: Arc<Memory>,
+    pub(super) used: usize,
+    pub(super) device: Device,
+    pub(super) translator: Translator,
     _socket: (UnixStream, UnixStream),
 }
 
 /// A queue and the device side of its ring, over two mappings of one memfd as with a real server.
 fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
+    rig_on(PathKind::Bio, packed, size, when_scarce)
+}
+
+/// The same on a path.
+pub(super) fn rig_on<C>(
+    path: PathKind,
+    packed: bool,
+    size: u16,
+    when_scarce: Option<bool>,
+) -> (BlkQueue<C>, Rig) {
     let format = Format { packed, size, event_idx: true, indirect: when_scarce.is_some() };
     let (desc, driver, device) = format.area_bytes();
     let avail = desc.next_multiple_of(128);
@@ -50,8 +61,11 @@ fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, R
         (ring, slots, Device::new(format, at, Some(base)).unwrap())
     };
     assert_eq!((ring.base(), device.base()), (base, base));
+    let seg_max = usize::from(ENTRIES.min(size)) - 2;
+    let merge_max = if when_scarce.is_some() { seg_max } else { usize::from(size / 4) };
     let limits = Limits {
-        seg_max: usize::from(ENTRIES.min(size)) - 2,
+        seg_max,
+        merge_max: merge_max.min(seg_max),
         size_max: 1 << 20,
         flush: true,
         discard_sectors: Some(8),
@@ -62,12 +76,13 @@ fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, R
     link.connect(Some(&ours)).unwrap();
     let region = Region { guest: whole.guest, user: whole.user, len: whole.len, mapping: theirs };
     let translator = Translator::new(Arc::new(GuestMap::new(vec![region]).unwrap()));
-    let queue = BlkQueue::new(ring, slots, limits, Arc::clone(&memory), link);
+    let queue =
+        BlkQueue::new(ring, slots, limits, Arc::clone(&memory), link, Arc::new(Board::new(path)));
     (queue, Rig { memory, used, device, translator, _socket: (ours, peer) })
 }
 
 impl Rig {
-    fn pool(&self) -> crate::BufferPool {
+    pub(super) fn pool(&self) -> crate::BufferPool {
         crate::BufferPool::new(Arc::clone(&self.memory))
     }
 
@@ -97,7 +112,7 @@ impl Rig {
 }
 
 /// Both formats, with and without tables.
-fn shapes() -> impl Iterator<Item = (bool, Option<bool>)> {
+pub(super) fn shapes() -> impl Iterator<Item = (bool, Option<bool>)> {
     [false, true]
         .into_iter()
         .flat_map(|packed| [None, Some(false), Some(true)].map(|tables| (packed, tables)))
@@ -230,6 +245,36 @@ fn round_trips() {
                 }
                 stop.store(true, Ordering::Relaxed);
             });
+        }
+    }
+}
+
+/// `cargo test --release -p ringway-driver -- --ignored --nocapture one_thread`: both sides of the ring
+/// in turn on one thread: what a request costs in code. The least of many short runs.
+#[test]
+#[ignore = "a measurement"]
+fn one_thread() {
+    for (packed, tables) in shapes() {
+        for depth in [1u64, 32] {
+            let (mut queue, mut rig) = rig::<u64>(packed, 256, tables);
+            let pool = rig.pool();
+            let mut free: Vec<_> = (0..depth).map(|_| pool.alloc(4096).unwrap()).collect();
+            let mut best = f64::MAX;
+            for _ in 0..400 {
+                let begin = Instant::now();
+                for round in 0..640 / depth {
+                    while let Some(buffer) = free.pop() {
+                        queue.read((round * 7919 % 1000) << 12, buffer, round).unwrap();
+                    }
+                    queue.submit().unwrap();
+                    rig.serve(Some(0), None);
+                    while let Some(done) = queue.pop().unwrap() {
+                        free.push(done.into_buffer().unwrap());
+                    }
+                }
+                best = best.min(begin.elapsed().as_nanos() as f64 / 640.0);
+            }
+            println!("packed {packed} {tables:?} depth {depth}: {best:.2} ns");
         }
     }
 }

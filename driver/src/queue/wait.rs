@@ -27,15 +27,14 @@ impl<C> BlkQueue<C> {
     pub fn wait_for(&mut self, count: u16, timeout: Option<Duration>) -> Result<bool, Error> {
         self.submit()?;
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        if self.counts_runs() {
+            return self.wait_for_runs(count, deadline);
+        }
         let count = count.clamp(1, self.ring.in_flight().max(1));
         while self.ring.in_flight() > 0 {
             let wake = match self.ring.arm(count).map_err(|fault| self.broken(fault))? {
                 Armed::WorkArrived => Wake::Called,
-                Armed::Quiet => {
-                    self.stats.sleeps += 1;
-                    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-                    self.link.sleep(left)?
-                }
+                Armed::Quiet => self.sleep(deadline, None)?,
             };
             if wake == Wake::Called && !self.has_used(count)? {
                 continue;
@@ -45,6 +44,59 @@ impl<C> BlkQueue<C> {
             return if wake == Wake::Gone && !ready { Err(self.link.gone()) } else { Ok(ready) };
         }
         Ok(false)
+    }
+
+    /// As [`BlkQueue::wait_for`], where a chain may bring several completions, or none.
+    #[cold]
+    fn wait_for_runs(&mut self, count: u16, deadline: Option<Instant>) -> Result<bool, Error> {
+        let count = usize::from(count.clamp(1, self.in_flight().max(1)));
+        let ready = loop {
+            self.collect()?;
+            self.go_on();
+            if self.late() >= count || usize::from(self.in_flight()) == self.late() {
+                break Ok(self.late() > 0);
+            }
+            let chains = self.way.as_ref().map_or(1, |way| way.chains_for(count));
+            let wake = match self.ring.arm(chains).map_err(|fault| self.broken(fault))? {
+                Armed::WorkArrived => continue,
+                Armed::Quiet => self.sleep(deadline, self.wake_in())?,
+            };
+            let over = wake == Wake::Gone || deadline.is_some_and(|at| Instant::now() >= at);
+            if !over {
+                continue;
+            }
+            self.collect()?;
+            break match self.late() {
+                0 if wake == Wake::Gone => Err(self.link.gone()),
+                late => Ok(late > 0),
+            };
+        };
+        self.ring.disarm();
+        ready
+    }
+
+    /// Sleeps until the server calls, `deadline`, or for `most`.
+    fn sleep(&mut self, deadline: Option<Instant>, most: Option<Duration>) -> Result<Wake, Error> {
+        self.stats.sleeps += 1;
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let wake = self.link.sleep(left.into_iter().chain(most).min());
+        self.look_soon();
+        wake
+    }
+
+    /// True if completions are not counted by chains.
+    fn counts_runs(&self) -> bool {
+        self.way.as_ref().is_some_and(|way| !way.is_one_by_one())
+    }
+
+    /// True if there is a completion to pop; sends what waited for one.
+    fn has_done(&mut self) -> Result<bool, Error> {
+        if !self.counts_runs() {
+            return self.has_used(1);
+        }
+        self.collect()?;
+        self.go_on();
+        Ok(self.late() > 0)
     }
 
     /// Submits, then polls until there is a completion to pop: no sleep, so the thread keeps its CPU
@@ -58,19 +110,24 @@ impl<C> BlkQueue<C> {
         const TURNS: u32 = 10_000;
         self.submit()?;
         let mut deadline = None;
-        while self.ring.in_flight() > 0 {
+        while self.in_flight() > 0 {
             for _ in 0..TURNS {
-                if self.has_used(1)? {
+                if self.aside {
+                    if self.has_done()? {
+                        return Ok(true);
+                    }
+                } else if self.has_used(1)? {
                     return Ok(true);
                 }
                 std::hint::spin_loop();
             }
+            self.look_soon();
             let now = Instant::now();
             let until = *deadline.get_or_insert_with(|| timeout.and_then(|t| now.checked_add(t)));
             if until.is_some_and(|until| now >= until) {
                 break;
             }
-            if !self.link.is_connected() && !self.has_used(1)? {
+            if !self.link.is_connected() && !self.has_done()? {
                 return Err(self.link.gone());
             }
         }
@@ -80,14 +137,25 @@ impl<C> BlkQueue<C> {
     /// For loops that also wait for other things: submits, and asks the server to call when the next
     /// request completes. True if there is a completion to pop at once; false if
     /// [`BlkQueue::call_fd`] will become readable. Look at [`BlkQueue::is_connected`] now and then:
-    /// a server that has gone does not call.
+    /// a server that has gone does not call. On the path request do not wait longer than
+    /// [`BlkQueue::wake_in`] says.
     ///
     /// # Errors
     /// [`Error::Device`] if the server has broken the rules of the queue.
     pub fn arm(&mut self) -> Result<bool, Error> {
         self.submit()?;
-        let armed = self.ring.arm(1).map_err(|fault| self.broken(fault))?;
-        Ok(armed == Armed::WorkArrived)
+        loop {
+            if self.aside && self.has_done()? {
+                return Ok(true);
+            }
+            let armed = self.ring.arm(1).map_err(|fault| self.broken(fault))?;
+            match armed {
+                Armed::Quiet => return Ok(false),
+                // A chain that went with others may bring nothing.
+                Armed::WorkArrived if self.aside => {}
+                Armed::WorkArrived => return Ok(true),
+            }
+        }
     }
 
     /// The eventfd by which the server calls. Watch it edge-triggered, or read its counter before
@@ -103,10 +171,11 @@ impl<C> BlkQueue<C> {
         self.ring.has_used(count).map_err(|fault| self.broken(fault))
     }
 
-    /// Ends a queue whose server is gone: the contexts of the requests in flight come back, their
-    /// buffers are given up for good.
+    /// Ends a queue whose server is gone: the contexts of the requests in flight come back, the
+    /// buffers of those that were sent are given up for good.
     pub fn abandon(mut self) -> Vec<C> {
         let flights = self.flights.iter_mut().filter_map(Option::take);
-        flights.map(|flight| (flight.data.abandon(), flight.ctx).1).collect()
+        let straight = flights.map(|flight| (flight.data.abandon(), flight.ctx).1);
+        straight.chain(self.way.iter_mut().flat_map(|way| way.give_up())).collect()
     }
 }

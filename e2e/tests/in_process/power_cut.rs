@@ -2,7 +2,7 @@
 //! Many more cuts, without threads, are made by `disk/tests/hazards/power_cut.rs`.
 
 use crate::scene::PATIENCE;
-use ringway_disk::{Alignment, CacheMode, EngineKind, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, EngineKind, PathKind, SimModel, Simulated, Source};
 use ringway_driver::{BlkQueue, BufferPool, Completion, Device, Options};
 use ringway_testkit::power_cut::{
     Content, Faults, Lie, Oracle, PowerCutEngine, SimulatedDisk, SimulatedSetup, Ticket, Wrong,
@@ -29,26 +29,51 @@ struct Way {
     packed: bool,
     /// The guest has switched its write cache off.
     through: bool,
+    path: PathKind,
 }
 
-const WAYS: [Way; 5] = {
+const WAYS: [Way; 8] = {
     let small = Alignment { memory: 512, offset: 512 };
     let large = Alignment { memory: 512, offset: 4096 };
+    let path = PathKind::Bio;
     [
-        Way { cache: CacheMode::None, alignment: large, packed: false, through: false },
-        Way { cache: CacheMode::None, alignment: large, packed: true, through: true },
-        Way { cache: CacheMode::None, alignment: small, packed: true, through: false },
+        Way { cache: CacheMode::None, alignment: large, packed: false, through: false, path },
+        Way { cache: CacheMode::None, alignment: large, packed: true, through: true, path },
+        Way { cache: CacheMode::None, alignment: small, packed: true, through: false, path },
         Way {
             cache: CacheMode::Writethrough,
             alignment: Alignment::ANY,
             packed: false,
             through: true,
+            path,
         },
         Way {
             cache: CacheMode::Writeback,
             alignment: Alignment::ANY,
             packed: true,
             through: false,
+            path,
+        },
+        Way {
+            cache: CacheMode::None,
+            alignment: small,
+            packed: true,
+            through: false,
+            path: PathKind::Request,
+        },
+        Way {
+            cache: CacheMode::Writethrough,
+            alignment: Alignment::ANY,
+            packed: false,
+            through: true,
+            path: PathKind::Request,
+        },
+        Way {
+            cache: CacheMode::Writeback,
+            alignment: Alignment::ANY,
+            packed: false,
+            through: false,
+            path: PathKind::Auto,
         },
     ]
 };
@@ -180,8 +205,8 @@ fn cut(way: Way, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(),
         },
         &image,
     );
-    let shape =
-        Simulated { bytes, cache: way.cache, alignment: way.alignment, block_device: false };
+    let Way { cache, alignment, path, .. } = way;
+    let shape = Simulated { bytes, cache, alignment, block_device: false, path };
     let source = Source::Sim { model: SimModel::Ram, bytes };
     let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram)).queues(QUEUES, 2);
     let of_workers = disk.clone();
@@ -246,6 +271,8 @@ fn power_cuts_show_lies_through_the_whole_stack() {
         (Lie::FlushOfOneQueue, WAYS[2]),
         (Lie::DurableIsPlain, WAYS[3]),
         (Lie::StaleNeighbours, WAYS[2]),
+        (Lie::FlushOfOneQueue, WAYS[5]),
+        (Lie::DurableIsPlain, WAYS[6]),
     ] {
         let noticed =
             (0..200).find(|_| cut(way, Some(lie), Duration::from_millis(5), &mut rng).is_err());

@@ -1,7 +1,7 @@
 //! A disk on offer, whatever its transport: what the control plane asks of it.
 
 use super::{ChangeError, Export, ExportOptions, ExportReport, Resized};
-use crate::command::Handle;
+use crate::command::{Handle, Looked};
 use crate::queue::RequestQueue;
 use crate::stats::WorkerStats;
 use ringway_disk::Disk;
@@ -117,6 +117,12 @@ pub trait Counts: Send + Sync {
     /// # Errors
     /// That the worker has ended.
     fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>>;
+
+    /// As [`Handle::ask_look`].
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>>;
 }
 
 impl<Q: RequestQueue> Counts for Handle<Q> {
@@ -126,5 +132,9 @@ impl<Q: RequestQueue> Counts for Handle<Q> {
 
     fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
         self.ask_stats()
+    }
+
+    fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>> {
+        self.ask_look(now_ns, limit_ns)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use super::lane::{Lane, State};
-use crate::command::{Alarm, Command, LaneId, Stopped};
+use crate::command::{Alarm, Command, LaneId, Looked, Stopped};
 use crate::queue::RequestQueue;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_aio::Engine;
@@ -51,6 +51,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 }
                 Command::Stats { reply } => {
                     let _ = reply.send(self.snapshot());
+                }
+                Command::Look { now_ns, limit_ns, reply } => {
+                    let _ = reply.send(self.look(now_ns, limit_ns));
                 }
                 Command::Exit => self.exit = true,
             }
@@ -120,6 +123,27 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         }
     }
 
+    /// Looks at every queue, and wakes those whose kick was lost.
+    #[cold]
+    fn look(&mut self, now_ns: u64, limit_ns: u64) -> Vec<Looked> {
+        let mut found = Vec::with_capacity(self.lanes.len());
+        let mut wake = Vec::new();
+        for (id, lane) in (0..).zip(&mut self.lanes) {
+            let Some(lane) = lane else { continue };
+            let (lost_kicks, forgotten) = lane.look_for_lost_kicks();
+            if forgotten {
+                wake.push(id);
+            }
+            self.stats.lost_kicks += lost_kicks;
+            let overdue = lane.disk.look_for_overdue(now_ns, limit_ns);
+            lane.overdue = overdue.requests;
+            let disk = Arc::clone(lane.disk.disk());
+            found.push(Looked { lane: LaneId(id), disk, overdue, lost_kicks });
+        }
+        wake.into_iter().for_each(|id| self.activate(id));
+        found
+    }
+
     fn snapshot(&self) -> WorkerStats {
         let mut stats = self.stats.clone();
         stats.disk = DiskStats::default();
@@ -147,6 +171,7 @@ impl<Q: RequestQueue> Lane<Q> {
             disk: Arc::clone(self.disk.disk()),
             queue_size: self.ring.depth(),
             in_flight: self.disk.in_flight(),
+            overdue: self.overdue,
             broken: matches!(self.state, State::Broken),
             counts: self.disk.stats(),
             latency: self.sampler.latency().cloned(),

@@ -37,6 +37,10 @@ pub(super) struct Lane<Q: RequestQueue> {
     pub(super) sampler: Sampler,
     /// Times its doorbell was found rung.
     pub(super) kicks: u64,
+    /// Requests that the last look found overdue.
+    pub(super) overdue: usize,
+    /// The last look found requests although it rested, when so many kicks had come.
+    pub(super) forgotten: Option<u64>,
 }
 
 /// Whether a lane takes new requests.
@@ -62,7 +66,20 @@ impl<Q: RequestQueue> Lane<Q> {
     pub(super) fn new(ring: Q, disk: DiskQueue<Q::Token>, alarm: Raise, sampler: Sampler) -> Self {
         let state = State::Running;
         let (active, idle_turns, lasting, kicks) = (false, 0, false, 0);
-        Self { ring, disk, state, active, idle_turns, lasting, alarm, sampler, kicks }
+        let (overdue, forgotten) = (0, None);
+        Self {
+            ring,
+            disk,
+            state,
+            active,
+            idle_turns,
+            lasting,
+            alarm,
+            sampler,
+            kicks,
+            overdue,
+            forgotten,
+        }
     }
 
     /// Takes requests from the ring and starts them. Returns how many chains were taken.
@@ -147,6 +164,20 @@ impl<Q: RequestQueue> Lane<Q> {
         self.idle_turns = 0;
         let resting = matches!(self.state, State::Running | State::Broken);
         resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
+    }
+
+    /// Looks whether the ring of a lane that rests holds requests: the lane has to be activated
+    /// then, if the second value is true. Their kick may be on its way; if it still has not come by
+    /// the next look, it is counted as lost.
+    #[cold]
+    pub(super) fn look_for_lost_kicks(&mut self) -> (u64, bool) {
+        let lost = self.forgotten.take() == Some(self.kicks);
+        let rests = !self.active && matches!(self.state, State::Running);
+        let forgotten = rests && self.ring.has_work();
+        if forgotten {
+            self.forgotten = Some(self.kicks);
+        }
+        (u64::from(lost), forgotten)
     }
 
     #[cold]

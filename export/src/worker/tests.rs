@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
 
 /// An empty ring whose memory vanishes at the worst moment: after the last look, before the sleep.
@@ -70,9 +70,9 @@ impl RequestQueue for Vanishing {
     }
 }
 
-/// Nobody kicks again: the worker must not sleep over it.
-#[test]
-fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
+/// A worker on a thread of its own, which never spins.
+fn worker<Q: RequestQueue + 'static>() -> (crate::Handle<Q>, std::thread::JoinHandle<io::Result<()>>)
+{
     let (handle, inbox) = command_channel().unwrap();
     let worker = std::thread::spawn(move || {
         let options = PoolOptions {
@@ -86,6 +86,132 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
         };
         Worker::new(Null::new(16).unwrap(), inbox, &options).unwrap().run()
     });
+    (handle, worker)
+}
+
+fn null_disk() -> Arc<ringway_disk::Disk> {
+    let options = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
+    Arc::new(open(&options).unwrap())
+}
+
+/// A ring into which flushes come without a kick, or with one.
+struct Silent {
+    map: Arc<GuestMap>,
+    kick: Arc<OwnedFd>,
+    asked: Arc<AtomicU32>,
+    answered: Arc<AtomicU32>,
+}
+
+impl RequestQueue for Silent {
+    type Token = ();
+
+    fn pop(&mut self, request: &mut Request) -> Result<Pop<()>, Broken> {
+        if !self.has_work() {
+            return Ok(Pop::Empty);
+        }
+        self.asked.fetch_sub(1, SeqCst);
+        request.op = ringway_core::Op::Flush;
+        request.range = ringway_core::ByteRange::default();
+        request.segments.clear();
+        Ok(Pop::Request(()))
+    }
+
+    fn has_work(&self) -> bool {
+        self.asked.load(SeqCst) > 0
+    }
+
+    fn complete(&mut self, (): (), _: Status, _: u32) {
+        self.answered.fetch_add(1, SeqCst);
+    }
+
+    fn publish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<Armed, Broken> {
+        Ok(if self.has_work() { Armed::WorkArrived } else { Armed::Quiet })
+    }
+
+    fn disarm(&mut self) {}
+
+    fn doorbell(&self) -> RawFd {
+        self.kick.as_raw_fd()
+    }
+
+    fn memory(&self) -> &Arc<GuestMap> {
+        &self.map
+    }
+
+    fn memory_gone(&self) -> bool {
+        false
+    }
+
+    fn depth(&self) -> u16 {
+        4
+    }
+}
+
+/// Requests whose kick never comes are found by the next look, taken, and counted by the one after
+/// it; a kick that is only late is none of these.
+#[test]
+fn c08_a_lost_kick_is_found_and_its_request_answered() {
+    let (handle, worker) = worker();
+    let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let queue = Silent {
+        map: Arc::new(GuestMap::default()),
+        kick: Arc::clone(&kick),
+        asked: Arc::clone(&asked),
+        answered: Arc::clone(&answered),
+    };
+    handle.add(queue, null_disk(), false, Box::new(|_| {})).unwrap();
+    let look = || {
+        let found = handle.ask_look(0, u64::MAX).unwrap().recv().unwrap();
+        found.iter().map(|looked| looked.lost_kicks).sum::<u64>()
+    };
+    // Each look is a sleep that ends, and after some sleeps without requests the queue rests.
+    let rest = || assert_eq!((0..100).map(|_| look()).sum::<u64>(), 0);
+    let until = |number: u32| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while answered.load(SeqCst) < number && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert_eq!(answered.load(SeqCst), number);
+    };
+    rest();
+    // Without a kick: nobody notices before somebody looks.
+    asked.store(1, SeqCst);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(answered.load(SeqCst), 0);
+    assert_eq!(look(), 0, "its kick may be on its way");
+    until(1);
+    assert_eq!(look(), 1, "it never came");
+    assert_eq!(handle.stats().unwrap().lost_kicks, 1);
+    rest();
+    // With a kick that is late.
+    asked.store(1, SeqCst);
+    assert_eq!(look(), 0);
+    until(2);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    while handle.stats().unwrap().lanes[0].kicks == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(look(), 0, "it was late");
+    // With a kick in time.
+    rest();
+    asked.store(1, SeqCst);
+    rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+    until(3);
+    rest();
+    assert_eq!(handle.stats().unwrap().lost_kicks, 1);
+    handle.exit().unwrap();
+    worker.join().unwrap().unwrap();
+}
+
+/// Nobody kicks again: the worker must not sleep over it.
+#[test]
+fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
+    let (handle, worker) = worker();
     let fd = rustix::fs::memfd_create("vanishing", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let file = File::from(fd);
     file.set_len(8192).unwrap();
@@ -98,13 +224,12 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
         kick: Arc::clone(&kick),
         now: Arc::clone(&now),
     };
-    let disk = open(&OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 })).unwrap();
     let (raise, raised) = sync_channel(16);
     let alarm = Box::new(move |broken| {
         // Told often enough if it is full.
         let _ = raise.try_send(broken);
     });
-    handle.add(queue, Arc::new(disk), false, alarm).unwrap();
+    handle.add(queue, null_disk(), false, alarm).unwrap();
     // By now it sleeps, and no bell of its own is on its way. One kick, and nothing after it.
     std::thread::sleep(Duration::from_millis(200));
     now.store(true, SeqCst);

@@ -95,13 +95,14 @@ fn no_kick_is_lost() {
     });
 }
 
-fn no_call_is_lost_after(shape: Shape, after: u16) {
+fn no_call_is_lost_after(shape: Shape, after: u16, first: usize) {
     let memory = Memory::new(shape);
     let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
     let mut translator = memory.translator();
     let mut heads = Vec::new();
-    for _ in 0..CHAINS {
-        driver.add(&[PIECE], &[]).unwrap();
+    for chain in 0..CHAINS {
+        let pieces = if chain == 0 { first } else { 1 };
+        driver.add(&[PIECE; 2][..pieces], &[]).unwrap();
     }
     let _ = driver.publish();
     while let Some((head, _)) = device.pop(&mut translator).unwrap() {
@@ -137,13 +138,19 @@ fn no_call_is_lost_after(shape: Shape, after: u16) {
 /// The device publishes answer after answer while the driver drains, re-arms and sleeps.
 #[test]
 fn no_call_is_lost() {
-    check(|shape| no_call_is_lost_after(shape, 1));
+    check(|shape| no_call_is_lost_after(shape, 1, 1));
 }
 
 /// The same with a driver that sleeps through the first answer.
 #[test]
 fn no_call_for_several_is_lost() {
-    check(|shape| no_call_is_lost_after(shape, 2));
+    check(|shape| no_call_is_lost_after(shape, 2, 1));
+}
+
+/// The same where the first answer takes the device further than a short chain would.
+#[test]
+fn no_call_for_several_is_lost_behind_a_long_chain() {
+    check(|shape| no_call_is_lost_after(shape, 2, 2));
 }
 
 /// What is written before a batch is published is seen by who sees its first chain: the used entries

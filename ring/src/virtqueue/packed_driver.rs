@@ -357,20 +357,35 @@ impl PackedDriver {
     pub fn arm(&mut self, after: u16) -> Result<Armed, DeviceFault> {
         let after = if self.event_idx { after.clamp(1, self.in_flight.max(1)) } else { 1 };
         self.armed = true;
-        let event = if self.event_idx {
-            // Which chains come back first is not known, but none is shorter than the shortest.
-            let mut at = self.used;
-            let skip = u32::from(after - 1) * u32::from(self.shortest);
-            at.advance(u16::try_from(skip).unwrap_or(0) % self.ring.size(), self.ring.size());
-            Event::at(at)
-        } else {
-            Event::ALL
-        };
-        self.ring.driver_event().store(event.0, Relaxed);
-        // The wish must be visible before the descriptors are read again; pairs with the fence in
-        // PackedDevice::publish.
-        fence(SeqCst);
-        Ok(if self.has_used(after)? { Armed::WorkArrived } else { Armed::Quiet })
+        let (mut at, mut left) = (self.used, after);
+        loop {
+            // Those that came back are as long as they are: a place that the device has passed
+            // already would never be passed again.
+            while let Some(word) = self.look(at) {
+                left -= 1;
+                if left == 0 {
+                    return Ok(Armed::WorkArrived);
+                }
+                at.advance(self.judge(word)?.1, self.ring.size());
+            }
+            let event = if self.event_idx {
+                // Which come back next is not known, but none is shorter than the shortest.
+                let skip = u32::from(left - 1) * u32::from(self.shortest);
+                let mut event = at;
+                event
+                    .advance(u16::try_from(skip).unwrap_or(0) % self.ring.size(), self.ring.size());
+                Event::at(event)
+            } else {
+                Event::ALL
+            };
+            self.ring.driver_event().store(event.0, Relaxed);
+            // The wish must be visible before the descriptor is read again; pairs with the fence in
+            // PackedDevice::publish.
+            fence(SeqCst);
+            if self.look(at).is_none() {
+                return Ok(Armed::Quiet);
+            }
+        }
     }
 
     /// Asks the device for no interrupts: the driver is polling.

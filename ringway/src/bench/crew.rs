@@ -7,7 +7,7 @@ use crate::bench::ledger::Ledger;
 use crate::bench::options::Load;
 use crate::bench::pace::Pace;
 use crate::bench::pattern::Pattern;
-use crate::bench::port::RingPort;
+use crate::bench::port::{Effort, RingPort};
 use crate::bench::tally::{Frames, Tick};
 use crate::bench::target::{Opened, Seat, Server};
 use crate::bench::usage::Usage;
@@ -41,9 +41,8 @@ pub(crate) struct Outcome {
     pub(crate) client_ns: u64,
     /// CPU time of the server, if it is known.
     pub(crate) server_ns: Option<u64>,
-    /// Notifications to the server, and sleeps of the client, of targets with rings.
-    pub(crate) kicks: Option<u64>,
-    pub(crate) sleeps: Option<u64>,
+    /// Of targets with rings.
+    pub(crate) effort: Option<Effort>,
     /// Sectors judged and found right.
     pub(crate) verified: u64,
 }
@@ -144,7 +143,7 @@ enum AnyPort {
 
 fn sit(seat: Seat) -> Result<AnyPort> {
     Ok(match seat {
-        Seat::Ring(queue, buffers) => AnyPort::Ring(RingPort::new(*queue, buffers)),
+        Seat::Ring(queue, buffers, merges) => AnyPort::Ring(RingPort::new(*queue, buffers, merges)),
         Seat::File { disk, depth, room, skew } => {
             AnyPort::File(FilePort::new(&disk, depth, room, skew)?)
         }
@@ -266,16 +265,17 @@ impl Watcher<'_> {
             Some(_) => stopped.unwrap_or(plan.end_ns).min(plan.end_ns),
             None => counted.iter().filter_map(|job| job.ended_ns).max().unwrap_or(plan.begin_ns),
         };
-        let add = |what: fn(&Counted) -> Option<u64>| {
-            counted.iter().map(what).sum::<Option<u64>>().filter(|_| !counted.is_empty())
-        };
+        let effort = counted.iter().map(|job| job.effort).reduce(|sum, job| {
+            let (mut sum, job) = sum.zip(job)?;
+            sum.add(&job);
+            Some(sum)
+        });
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         Ok(Outcome {
             seconds: end.saturating_sub(plan.begin_ns).max(1) as f64 / 1e9,
             client_ns: after.0.saturating_sub(before.0),
             server_ns: after.1.zip(before.1).map(|(after, before)| after.saturating_sub(before)),
-            kicks: add(|job| job.kicks),
-            sleeps: add(|job| job.sleeps),
+            effort: effort.flatten(),
             tick: sum,
             frames,
             verified: 0,

@@ -1,6 +1,6 @@
 //! An engine of `ringway-aio` on a file, without a device in between (hot).
 
-use crate::bench::port::{Ask, Port};
+use crate::bench::port::{Ask, Effort, Port};
 use crate::random::Random;
 use anyhow::{Context, Result, bail};
 use ringway_aio::{
@@ -171,7 +171,7 @@ impl Port for FilePort {
         unsafe { std::slice::from_raw_parts_mut(base, self.room) }
     }
 
-    fn counted(&self) -> Option<(u64, u64)> {
+    fn counted(&self) -> Option<Effort> {
         None
     }
 }

@@ -12,7 +12,6 @@ use crate::bench::{usage, versus};
 use crate::short::count;
 use anyhow::Result;
 use page::Page;
-pub(crate) use plots::bars;
 
 const DISTRIBUTION: &str = "Share of requests by latency, on a logarithmic scale.";
 

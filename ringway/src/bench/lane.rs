@@ -9,7 +9,7 @@ mod after;
 use crate::bench::ledger::Ledger;
 use crate::bench::pace::Pace;
 use crate::bench::pattern::Pattern;
-use crate::bench::port::{Ask, Port};
+use crate::bench::port::{Ask, Effort, Port};
 use crate::bench::tally::Tick;
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -85,8 +85,7 @@ pub(crate) enum News {
 pub(crate) struct Counted {
     /// When the last request of a budget was done.
     pub(crate) ended_ns: Option<u64>,
-    pub(crate) kicks: Option<u64>,
-    pub(crate) sleeps: Option<u64>,
+    pub(crate) effort: Option<Effort>,
 }
 
 /// A job at work.
@@ -106,7 +105,7 @@ struct Lane<'a, P> {
     last_done: u64,
     /// Turns that found something, if only they are counted.
     turns: u32,
-    base: Option<(u64, u64)>,
+    base: Option<Effort>,
 }
 
 /// Does a job; returns how many sectors were judged.

@@ -8,7 +8,7 @@ use crate::config::{self, Choice};
 use crate::size::Size;
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
-use ringway_disk::EngineKind;
+use ringway_disk::{EngineKind, PathKind};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,6 +19,7 @@ Examples:
   ringway bench disk.img --rw read --bs 128k --iodepth 16 --runtime 10s
   ringway bench new.img --size 4G --rw randwrite --jobs 2
   ringway bench /dev/vg0/scratch --rw randrw --rwmixread 70 --allow-write
+  ringway bench vhost-user:/run/disk.sock --rw read --path request
   ringway bench vhost-user:a.sock --vs vhost-user:b.sock --html report.html
   ringway bench new.img --size 1G --rw randwrite --io-size 1G --verify
   ringway bench disk.img --rate-iops 5000 --json | jq .read.clat_ns.percentile
@@ -141,6 +142,10 @@ pub(crate) struct AccessArgs {
     /// Packed instead of split rings.
     #[arg(long)]
     pub(crate) packed: bool,
+    /// How requests travel from this front-end: straight (default), sorted and merged, or as measured
+    /// under load. The server has a --path of its own.
+    #[arg(long, value_name = "PATH", value_parser = config::paths())]
+    pub(crate) path: Option<PathKind>,
     /// CPUs of the jobs, in turn: 1,2,3.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = cpu)]
     pub(crate) cpus: Vec<usize>,

@@ -38,7 +38,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway bench origins
   ringway bench origins --only o1,o4 --dir /mnt/disk --html origins.html
-  ringway bench origins --only o3                   two minutes
+  ringway bench origins --only o3                   four minutes
   ringway bench origins --rounds 1 --runtime 300ms
 
 fio and qemu-storage-daemon take part where they are installed.
@@ -118,6 +118,8 @@ struct Finding {
     notes: Vec<String>,
     /// What the bars show, and the bars; those that begin with `published` stand back.
     bars: (&'static str, Vec<(String, f64)>),
+    /// The value of a bar that says: as good as before.
+    even: f64,
     /// Every round.
     data: Value,
     /// Rounds, and seconds of each.
@@ -179,7 +181,7 @@ pub(crate) fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Re
         findings.iter().for_each(|finding| print(&finding.text()));
     }
     if let Some(path) = page {
-        let text = report(&findings)?;
+        let text = report(&findings);
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
@@ -307,7 +309,7 @@ impl Finding {
     }
 }
 
-fn report(findings: &[Finding]) -> Result<String> {
+fn report(findings: &[Finding]) -> String {
     let lines = [
         "What the changes published that Ringway brings together, and what it measures here."
             .to_owned(),
@@ -319,15 +321,17 @@ fn report(findings: &[Finding]) -> Result<String> {
     for finding in findings {
         let (what, bars) = &finding.bars;
         if !bars.is_empty() {
-            let caption = "Grey: published. Blue: measured here.";
-            page.figure("", &format!("{}: {what}", finding.title), caption, &html::bars(bars)?);
+            let caption =
+                "Grey: published. Blue: measured here. Dashed: nothing won, nothing lost.";
+            page.bars(&format!("{}: {what}", finding.title), caption, bars, Some(finding.even));
         }
         let head: Vec<String> = finding.head.iter().map(|&word| word.to_owned()).collect();
         let (rounds, seconds) = finding.how;
         let mut notes = finding.notes.clone();
-        notes.push(format!("{rounds} rounds, {seconds} s each."));
+        let plural = if rounds == 1 { "" } else { "s" };
+        notes.push(format!("{rounds} round{plural}, {seconds} s each."));
         page.table(&finding.title, &head, &finding.rows, &notes);
     }
     page.footer(&html::footer());
-    Ok(page.finish())
+    page.finish()
 }

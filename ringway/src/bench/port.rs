@@ -8,7 +8,7 @@
 //! ```
 
 use anyhow::{Context, Result, bail};
-use ringway_driver::{BlkQueue, Buffer, Status};
+use ringway_driver::{BlkQueue, Buffer, Path, PathStats, Status};
 use std::time::Duration;
 
 /// One request.
@@ -59,8 +59,48 @@ pub(crate) trait Port {
     /// The memory of a slot that is not in flight: all of it, enough for the longest request.
     fn memory(&mut self, slot: u32) -> &mut [u8];
 
-    /// Kicks sent and sleeps slept, if it counts them.
-    fn counted(&self) -> Option<(u64, u64)>;
+    /// What a queue has counted, if the port has one.
+    fn counted(&self) -> Option<Effort>;
+}
+
+/// What a queue has counted since it was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Effort {
+    /// Notifications to the server.
+    pub(crate) kicks: u64,
+    /// Sleeps of the client.
+    pub(crate) sleeps: u64,
+    /// Requests that went along with others, and so on.
+    pub(crate) path: PathStats,
+    /// The path in use, and how often it has changed; `None` if it is bio by order.
+    pub(crate) in_use: Option<(Path, u64)>,
+}
+
+impl Effort {
+    /// What was counted since `before`.
+    pub(crate) fn since(&self, before: &Self) -> Self {
+        let (now, then) = (&self.path, &before.path);
+        Self {
+            kicks: self.kicks - before.kicks,
+            sleeps: self.sleeps - before.sleeps,
+            path: PathStats {
+                plugged: now.plugged - then.plugged,
+                runs: now.runs - then.runs,
+                merged: now.merged - then.merged,
+                split: now.split - then.split,
+                expired: now.expired - then.expired,
+            },
+            in_use: self.in_use,
+        }
+    }
+
+    /// Adds what another queue of the same device has counted.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.kicks += other.kicks;
+        self.sleeps += other.sleeps;
+        self.path.add(&other.path);
+        self.in_use = self.in_use.or(other.in_use);
+    }
 }
 
 /// A queue of a device, through our driver.
@@ -71,11 +111,14 @@ pub(crate) struct RingPort {
     queue: BlkQueue<u32>,
     buffers: Vec<Option<Buffer>>,
     failed: Status,
+    /// Requests may travel in other ways than bio.
+    merges: bool,
 }
 
 impl RingPort {
-    pub(crate) fn new(queue: BlkQueue<u32>, buffers: Vec<Buffer>) -> Self {
-        Self { queue, buffers: buffers.into_iter().map(Some).collect(), failed: Status::Ok }
+    pub(crate) fn new(queue: BlkQueue<u32>, buffers: Vec<Buffer>, merges: bool) -> Self {
+        let buffers = buffers.into_iter().map(Some).collect();
+        Self { queue, buffers, failed: Status::Ok, merges }
     }
 }
 
@@ -146,8 +189,9 @@ impl Port for RingPort {
         buffer
     }
 
-    fn counted(&self) -> Option<(u64, u64)> {
+    fn counted(&self) -> Option<Effort> {
         let stats = self.queue.stats();
-        Some((stats.kicks, stats.sleeps))
+        let in_use = self.merges.then(|| (self.queue.path(), self.queue.path_switches()));
+        Some(Effort { kicks: stats.kicks, sleeps: stats.sleeps, path: stats.path, in_use })
     }
 }

@@ -3,11 +3,13 @@
 use crate::bench::Measured;
 use crate::bench::crew::Outcome;
 use crate::bench::options::Load;
+use crate::bench::port::Effort;
 use crate::bench::tally::Side;
 use crate::bench::versus;
 use crate::short::count;
 use crate::table;
 use hdrhistogram::Histogram;
+use ringway_driver::PathStats;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -55,6 +57,9 @@ fn single(outcome: &Outcome) -> String {
         text.push_str(&table::text(&head, rows));
     }
     let _ = writeln!(text, "\n{}", effort(outcome));
+    if let Some(travel) = travel(outcome) {
+        let _ = writeln!(text, "{travel}");
+    }
     if outcome.verified > 0 {
         let _ = writeln!(text, "verify: {} sectors are right", outcome.verified);
     }
@@ -93,12 +98,25 @@ pub(crate) fn effort(outcome: &Outcome) -> String {
     if let Some(server_ns) = outcome.server_ns {
         parts.push(format!("server {:.0} ns", server_ns as f64 / done));
     }
-    for (what, number) in [("kicks", outcome.kicks), ("sleeps", outcome.sleeps)] {
-        if let Some(number) = number {
+    if let Some(effort) = &outcome.effort {
+        for (what, number) in [("kicks", effort.kicks), ("sleeps", effort.sleeps)] {
             parts.push(format!("{what} per I/O {:.4}", number as f64 / done));
         }
     }
     parts.join(", ")
+}
+
+/// What became of the requests on their way from this front-end, if they may be merged.
+fn travel(outcome: &Outcome) -> Option<String> {
+    let Effort { path, in_use: Some((in_use, switches)), .. } = outcome.effort? else {
+        return None;
+    };
+    let PathStats { plugged, merged, runs, split, expired } = path;
+    let times = if switches == 1 { "once" } else { &format!("{switches} times") };
+    Some(format!(
+        "path: {in_use} at the end, changed {times}; {plugged} requests plugged, {merged} merged, \
+         {runs} sent; {split} merged ones failed and were split, {expired} requests overdue"
+    ))
 }
 
 /// Those that anything was done of, and all together if there are both.
@@ -195,11 +213,27 @@ fn outcome_json(outcome: &Outcome) -> Value {
             "client": outcome.client_ns as f64 / done,
             "server": outcome.server_ns.map(|ns| ns as f64 / done),
         },
-        "kicks": outcome.kicks,
-        "sleeps": outcome.sleeps,
+        "kicks": outcome.effort.map(|effort| effort.kicks),
+        "sleeps": outcome.effort.map(|effort| effort.sleeps),
+        "path": outcome.effort.and_then(|effort| path_json(&effort)),
         "verified_sectors": outcome.verified,
         "over_time": over_time.collect::<Vec<_>>(),
     })
+}
+
+/// What became of the requests on their way from this front-end; null if that is bio by order.
+fn path_json(effort: &Effort) -> Option<Value> {
+    let (in_use, switches) = effort.in_use?;
+    let PathStats { plugged, merged, runs, split, expired } = effort.path;
+    Some(json!({
+        "in_use": in_use.name(),
+        "switches": switches,
+        "plugged": plugged,
+        "merged": merged,
+        "sent": runs,
+        "split": split,
+        "overdue": expired,
+    }))
 }
 
 fn side_json(side: &Side, seconds: f64) -> Value {

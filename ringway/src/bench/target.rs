@@ -8,7 +8,7 @@ use crate::peer;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
-use ringway_driver::{BlkQueue, Buffer, Device, Options};
+use ringway_driver::{BlkQueue, Buffer, Device, Options, PathKind};
 use ringway_export::usable_engines;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -62,8 +62,14 @@ impl fmt::Display for Target {
 
 /// Where one job sits.
 pub(crate) enum Seat {
-    Ring(Box<BlkQueue<u32>>, Vec<Buffer>),
-    File { disk: Arc<Disk>, depth: u32, room: usize, skew: usize },
+    /// The queue, buffers for its requests, and whether these may be merged.
+    Ring(Box<BlkQueue<u32>>, Vec<Buffer>, bool),
+    File {
+        disk: Arc<Disk>,
+        depth: u32,
+        room: usize,
+        skew: usize,
+    },
 }
 
 /// Whose CPU time is the server's.
@@ -122,6 +128,10 @@ impl Target {
                 over(stream, load, access, server)
             }
             Kind::Disk(Source::Path(path)) => {
+                ensure!(
+                    access.path.is_none(),
+                    "{self} is measured bare, without a front-end: leave out --path"
+                );
                 self.open_file(path, load, access).map(|disk| bare(disk, load, 0))
             }
             Kind::Disk(source) => {
@@ -248,11 +258,14 @@ fn ring_size(depth: u32) -> u16 {
 fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) -> Result<Opened> {
     let room = load.sizes.most() as usize;
     let buffers = room.next_multiple_of(4096) * load.depth as usize * usize::from(load.jobs);
+    let path = access.path.unwrap_or(PathKind::Bio);
+    let merges = path != PathKind::Bio;
     let mut device = Options::new()
         .queues(load.jobs)
         .queue_size(ring_size(load.depth))
         .memory(buffers + (1 << 20))
         .packed(access.packed)
+        .path(path)
         .timeout(Duration::from_secs(10))
         .over(stream)?;
     ensure!(
@@ -262,15 +275,17 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
     let pool = device.pool();
     let seats = device.queues()?.into_iter().map(|queue| {
         let buffers = (0..load.depth).map(|_| pool.alloc(room)).collect::<Option<Vec<_>>>();
-        Ok(Seat::Ring(Box::new(queue), buffers.context("the shared memory is too small")?))
+        let buffers = buffers.context("the shared memory is too small")?;
+        Ok(Seat::Ring(Box::new(queue), buffers, merges))
     });
     let seats = seats.collect::<Result<Vec<_>>>()?;
     Ok(Opened {
         facts: format!(
-            "{}, {} of {} queues",
+            "{}, {} of {} queues{}",
             Size(device.capacity()),
             load.jobs,
-            device.server_queues()
+            device.server_queues(),
+            if merges { format!(", path {path}") } else { String::new() }
         ),
         capacity: device.capacity(),
         block: device.block_size(),

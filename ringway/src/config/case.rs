@@ -8,12 +8,13 @@ use std::path::Path;
 
 /// Lines of the first table, and of a disk's. Those with `%` hold a number of the case's choice,
 /// those with `$` a word, `&` the number of the disk.
-const DAEMON: [&str; 14] = [
+const DAEMON: [&str; 15] = [
     "workers = %",
     "poll = 'adaptive'",
     "poll = 'never'",
     "poll = '$'",
     "poll-max-us = %",
+    "overdue = %",
     "pin-memory = true",
     "sandbox = '$'",
     "user = '$'",

@@ -127,7 +127,7 @@ pub(crate) fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
 }
 
 /// The words for a path, for the command line.
-fn paths() -> impl TypedValueParser<Value = PathKind> {
+pub(crate) fn paths() -> impl TypedValueParser<Value = PathKind> {
     PossibleValuesParser::new(PathKind::ALL.map(PathKind::name)).try_map(|word| word.parse())
 }
 

@@ -22,6 +22,7 @@ struct File {
     user: Option<String>,
     #[serde(default)]
     iopoll: bool,
+    overdue: Option<u32>,
     #[serde(default)]
     stats: bool,
     log_format: Option<LogFormat>,
@@ -73,6 +74,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         control: file.control.map(|control| folder.join(control)),
         sandbox: file.sandbox,
         user: file.user,
+        overdue: file.overdue,
         stats: file.stats,
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;

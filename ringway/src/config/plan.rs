@@ -47,6 +47,10 @@ pub(crate) struct DaemonArgs {
     /// Run as this user once images and sockets are open; only for root. Names or numbers.
     #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
     pub(crate) user: Option<String>,
+    /// Warn of requests that have been under way for so long, in seconds; 0 for never [default: 30].
+    #[arg(long, value_name = "N", help_heading = "Output",
+          value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    pub(crate) overdue: Option<u32>,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
     pub(crate) stats: bool,
@@ -90,6 +94,7 @@ impl DaemonArgs {
             control: self.control.or_else(|| other.control.clone()),
             sandbox: self.sandbox.or(other.sandbox),
             user: self.user.or_else(|| other.user.clone()),
+            overdue: self.overdue.or(other.overdue),
             stats: self.stats || other.stats,
         }
     }

@@ -3,6 +3,7 @@
 //! Both take the same three orders (read, write, zero) and answer by a ticket. An order may be
 //! carried out in part; the flow asks for the rest.
 
+use super::args::Prealloc;
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoOp};
 use ringway_core::{Segment, Status};
@@ -99,6 +100,15 @@ impl FileEnd {
             zero_by: ZeroBy::Punching,
             may_be_cached: source && regular,
         }
+    }
+
+    /// From now on no space is given back where zeroes are written.
+    pub(super) fn keep_space(&mut self, how: Prealloc) {
+        self.zero_by = match how {
+            Prealloc::Off => ZeroBy::Punching,
+            Prealloc::Falloc => ZeroBy::ZeroRange,
+            Prealloc::Full => ZeroBy::Writing,
+        };
     }
 
     fn attach(&mut self, engine: &mut dyn Engine) -> io::Result<()> {

@@ -1,14 +1,13 @@
 //! What a copy must not do, and what belongs to its destination.
 
-use super::CopyArgs;
+use super::args::{CopyArgs, Prealloc, Reflink};
 use super::end::End;
 use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
 use anyhow::bail;
-use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Refuses what would destroy something, or be something else than what was asked for.
 pub(super) fn may_write(
@@ -53,6 +52,51 @@ pub(super) fn may_write(
     Ok(())
 }
 
+/// Refuses what --reflink and --prealloc cannot mean here; otherwise what DST's holes and zeroes get.
+/// An unfinished copy goes on as it was begun.
+pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Prealloc> {
+    let (from, to) = (&args.source, &args.destination);
+    let begun = story.map(|story| story.prealloc);
+    let how = args.prealloc.or(begun).unwrap_or_default();
+    if let Some(begun) = begun.filter(|&begun| begun != how) {
+        bail!(
+            "{to} was begun with --prealloc {begun}: go on with that, or begin anew with --force"
+        );
+    }
+    if how != Prealloc::Off
+        && let Some(what) = no_file(to)
+    {
+        bail!("{to} is a {what}: --prealloc is for files");
+    }
+    if args.reflink == Reflink::Always {
+        for target in [from, to] {
+            if let Some(what) = no_file(target) {
+                bail!("{target} is a {what}: only files can share blocks (--reflink always)");
+            }
+        }
+        if how != Prealloc::Off {
+            bail!(
+                "shared blocks take no space: --reflink always and --prealloc {how} exclude each \
+                 other"
+            );
+        }
+    }
+    Ok(how)
+}
+
+/// What it is if it is no file, and will be none.
+fn no_file(target: &Target) -> Option<&'static str> {
+    match target {
+        Target::VhostUser(_) => Some("served disk"),
+        Target::Path(path) if is_block_device(path) => Some("block device"),
+        Target::Path(_) => None,
+    }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    path.metadata().is_ok_and(|meta| meta.file_type().is_block_device())
+}
+
 /// Files by device and inode, devices by number, sockets by both: links and names do not matter.
 pub(super) fn is_same(one: &Target, other: &Target) -> bool {
     let key = |target: &Target| {
@@ -67,10 +111,9 @@ pub(super) fn is_same(one: &Target, other: &Target) -> bool {
 
 pub(super) fn journal_path(args: &CopyArgs) -> Option<PathBuf> {
     let to = args.destination.path();
-    let device = to.metadata().is_ok_and(|meta| meta.file_type().is_block_device());
     match &args.journal {
         Some(path) => Some(path.clone()),
-        None if device => None,
+        None if is_block_device(to) => None,
         None => Some(with_suffix(to, ".ringway-copy")),
     }
 }
@@ -91,10 +134,4 @@ pub(super) fn discard_if_new(to: &Target, there: bool) {
         // Best effort: the error that brought us here is the one worth telling.
         let _ = std::fs::remove_file(to.path());
     }
-}
-
-/// Makes the file one hole of the right size.
-pub(super) fn set_size(file: &File, bytes: u64) -> std::io::Result<()> {
-    file.set_len(0)?;
-    file.set_len(bytes)
 }

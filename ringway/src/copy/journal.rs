@@ -11,6 +11,7 @@
 //!
 //! As long as the journal is there the destination is not complete.
 
+use super::args::Prealloc;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -57,6 +58,8 @@ struct Header {
     format: String,
     source: Identity,
     destination: Identity,
+    #[serde(default)]
+    prealloc: Prealloc,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -69,6 +72,8 @@ struct Mark {
 pub(super) struct Story {
     pub(super) source: Identity,
     pub(super) destination: Identity,
+    /// What its holes and zeroes get.
+    pub(super) prealloc: Prealloc,
     /// Everything before this byte is complete and durable.
     pub(super) done: u64,
 }
@@ -104,22 +109,28 @@ impl Journal {
         // The last line that is whole; one that was cut short by a crash says nothing.
         let marks = lines.map_while(|line| serde_json::from_str::<Mark>(line).ok());
         let done = marks.last().map_or(0, |mark| mark.done);
-        Ok(Some(Story { source: header.source, destination: header.destination, done }))
+        let Header { source, destination, prealloc, .. } = header;
+        Ok(Some(Story { source, destination, prealloc, done }))
     }
 
     /// Begins a journal, durable when this returns, in the place of any other.
     ///
     /// # Errors
     /// What the host says.
-    pub(super) fn begin(path: &Path, source: &Identity, to: &Identity) -> anyhow::Result<Self> {
+    pub(super) fn begin(
+        path: &Path,
+        source: &Identity,
+        to: &Identity,
+        prealloc: Prealloc,
+    ) -> anyhow::Result<Self> {
         let make = || {
             // Not truncated in place: at every moment there is a whole one, the old or the new.
             let fresh = with_suffix(path, ".new");
             let mut options = OpenOptions::new();
             let mut file =
                 options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-            let header =
-                Header { format: FORMAT.into(), source: source.clone(), destination: to.clone() };
+            let (source, destination) = (source.clone(), to.clone());
+            let header = Header { format: FORMAT.into(), source, destination, prealloc };
             file.write_all(seal(&header)?.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&fresh, path)?;
@@ -137,7 +148,7 @@ impl Journal {
     /// What the host says.
     pub(super) fn resume(path: &Path, story: &Story) -> anyhow::Result<Self> {
         // Begun anew, so that nothing follows half a line.
-        let mut journal = Self::begin(path, &story.source, &story.destination)?;
+        let mut journal = Self::begin(path, &story.source, &story.destination, story.prealloc)?;
         journal.note(story.done)?;
         Ok(journal)
     }
@@ -223,14 +234,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("j");
         assert!(Journal::read(&path).unwrap().is_none());
-        let mut journal = Journal::begin(&path, &identity(5), &identity(6)).unwrap();
+        let mut journal =
+            Journal::begin(&path, &identity(5), &identity(6), Prealloc::Falloc).unwrap();
         assert_eq!(Journal::read(&path).unwrap().unwrap().done, 0);
         journal.note(4096).unwrap();
         journal.note(1 << 40).unwrap();
         let whole = std::fs::read(&path).unwrap();
         let story = Journal::read(&path).unwrap().unwrap();
         assert_eq!((story.source, story.destination), (identity(5), identity(6)));
-        assert_eq!(story.done, 1 << 40);
+        assert_eq!((story.done, story.prealloc), (1 << 40, Prealloc::Falloc));
         // Cut anywhere: what is left is an earlier truth, or no journal.
         for len in 0..whole.len() {
             std::fs::write(&path, &whole[..len]).unwrap();

@@ -66,7 +66,8 @@ fn stats(stats: &Stats) -> String {
     let mut text = String::new();
     let counted = ["reads", "read", "writes", "written", "flushes", "erases", "errors"];
     let disks = stats.disks.iter().map(|disk| {
-        let mut cells = vec![disk.id.to_string(), disk.image.clone(), disk.in_flight.to_string()];
+        let mut cells =
+            vec![disk.id.to_string(), disk.image.clone(), in_flight(disk.in_flight, disk.overdue)];
         cells.extend(counts(&disk.counts));
         cells
     });
@@ -78,7 +79,7 @@ fn stats(stats: &Stats) -> String {
             let name = format!("{}/{}", disk.id, queue.queue);
             let mut cells = vec![name, queue.worker.clone(), queue.queue_size.to_string()];
             let state = if queue.broken { "broken" } else { "" };
-            cells.push(format!("{}{state}", queue.in_flight));
+            cells.push(format!("{}{state}", in_flight(queue.in_flight, queue.overdue)));
             cells.extend(counts(&queue.counts));
             cells
         })
@@ -107,6 +108,14 @@ fn stats(stats: &Stats) -> String {
     ];
     section(&mut text, 1, &header, stats.workers.iter().map(worker).collect());
     text
+}
+
+/// How many requests are in flight, and how many of them for too long.
+fn in_flight(all: usize, overdue: usize) -> String {
+    match overdue {
+        0 => all.to_string(),
+        _ => format!("{all} ({overdue} overdue)"),
+    }
 }
 
 /// A table, if there is anything in it; its first `words` columns hold words.

@@ -5,6 +5,7 @@ use super::disks::{Disks, Ready};
 use super::host::{Duties, Host};
 use super::notify::Notify;
 use super::served::Served;
+use super::watchdog::{self, Watchdog};
 use super::xen::{Toolstack, XenPlan};
 use crate::config::{Plan, Sandbox};
 use crate::sandbox::{self, Account};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// All parts of a daemon.
 pub(crate) struct Daemon {
@@ -27,6 +29,8 @@ pub(crate) struct Daemon {
     notify: Notify,
     signals: Signals,
     print_stats: bool,
+    /// When to warn of requests that take long; never if zero.
+    overdue: Duration,
 }
 
 impl Daemon {
@@ -39,6 +43,8 @@ impl Daemon {
     /// One message; nothing was created or changed then.
     pub(crate) fn start(plan: Plan, polling: Polling) -> anyhow::Result<Self> {
         let print_stats = plan.daemon.stats;
+        let overdue =
+            plan.daemon.overdue.map_or(watchdog::LIMIT, |s| Duration::from_secs(s.into()));
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }
@@ -81,7 +87,16 @@ impl Daemon {
             let toolstack = Toolstack::listen(&disks, &plan)?;
             anyhow::Ok((plan, toolstack))
         });
-        Ok(Self { disks, ready, control, xen: xen.transpose()?, notify, signals, print_stats })
+        Ok(Self {
+            disks,
+            ready,
+            control,
+            xen: xen.transpose()?,
+            notify,
+            signals,
+            print_stats,
+            overdue,
+        })
     }
 
     /// The disks it starts with.
@@ -105,13 +120,17 @@ impl Daemon {
     /// # Errors
     /// What the host says.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { disks, ready, control, xen, notify, signals, print_stats } = self;
+        let Self { disks, ready, control, xen, notify, signals, print_stats, overdue } = self;
         let asked = Arc::clone(&disks);
         let stop = signals.listen(move || asked.workers().tell())?;
         notify.ready();
         let stays = control.is_some() || xen.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
         let control = control.map(|control| control.run(&disks)).transpose();
+        let watchdog = match overdue {
+            Duration::ZERO => None,
+            limit => Some(Watchdog::start(&disks, limit)?),
+        };
         let served = launched.and_then(|()| wait(&disks, &stop, stays));
         notify.stopping();
         // New requests are refused first: nothing is added any more.
@@ -123,7 +142,7 @@ impl Daemon {
         if print_stats {
             workers.print();
         }
-        drop(workers);
+        drop((watchdog, workers));
         disks.end_workers();
         served.and(stopped)?;
         tracing::info!("stopped");

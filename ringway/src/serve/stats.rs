@@ -1,5 +1,6 @@
 //! What the workers have counted: at the end, or whenever SIGUSR1 asks.
 
+use super::watchdog::{Promise, WorkerId};
 use crate::logging;
 use crate::size::Size;
 use crate::table;
@@ -53,6 +54,16 @@ impl Workers {
                 workers: promises.into_iter().map(wait).collect(),
             })
             .collect()
+    }
+
+    /// Asks all of them for a look: see [`ringway_export::Handle::ask_look`].
+    pub(crate) fn look(&self, now: Duration, limit: Duration) -> Vec<(WorkerId, Promise)> {
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let all = self.engines.iter().flat_map(|(kind, handles)| {
+            handles.iter().enumerate().map(move |(number, handle)| ((*kind, number), handle))
+        });
+        let asked = all.map(|(id, handle)| (id, handle.ask_look(nanos(now), nanos(limit))));
+        asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }
 
     /// Asks them; without those that have ended, which has been told in the log.
@@ -116,6 +127,7 @@ fn log(worker: &str, stats: &WorkerStats) {
         flushes = disk.flushes,
         erases = disk.erases,
         errors = disk.errors,
+        overdue = disk.overdue,
         requests = stats.requests,
         bounced = disk.bounced,
         split = disk.split,
@@ -127,6 +139,8 @@ fn log(worker: &str, stats: &WorkerStats) {
         syscalls = stats.engine.syscalls,
         syscalls_per_io = stats.syscalls_per_io(),
         sleeps = stats.sleeps,
+        lost_calls = stats.lost_calls,
+        lost_kicks = stats.lost_kicks,
         completions_per_harvest_p50 = stats.harvests.value_at_quantile(0.5),
         completions_per_harvest_max = stats.harvests.max(),
         requests_per_submission_p50 = stats.batches.value_at_quantile(0.5),
@@ -140,7 +154,8 @@ type Row = fn(&WorkerStats) -> Vec<String>;
 
 fn tables(workers: &[(String, WorkerStats)]) -> String {
     let what =
-        ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors"].as_slice();
+        ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors", "overdue"]
+            .as_slice();
     let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
     let merging = &["worker", "plugged", "merged", "operations", "split again", "deadlines"];
     let spread = ["times", "p1", "p10", "p50", "p90", "p99.99", "max"];
@@ -174,6 +189,7 @@ fn requests(stats: &WorkerStats) -> Vec<String> {
         disk.flushes.to_string(),
         disk.erases.to_string(),
         disk.errors.to_string(),
+        disk.overdue.to_string(),
     ]
 }
 

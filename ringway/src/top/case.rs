@@ -26,6 +26,7 @@ pub(super) struct Case {
     /// Submissions of ten requests.
     pub(super) batches: u64,
     pub(super) state: State,
+    pub(super) overdue: usize,
 }
 
 impl Default for Case {
@@ -44,6 +45,7 @@ impl Default for Case {
             syscalls: 0,
             batches: 0,
             state: State::Serving,
+            overdue: 0,
         }
     }
 }
@@ -72,6 +74,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         worker: "io_uring/0".into(),
         queue_size: 128,
         in_flight: 32,
+        overdue: case.overdue,
         broken: false,
         kicks: case.kicks,
         calls: 0,
@@ -109,6 +112,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         connected: id == 0,
         write_cache: true,
         in_flight: if id == 0 { 32 } else { 0 },
+        overdue: if id == 0 { case.overdue } else { 0 },
         counts: if id == 0 { counts.clone() } else { Counts::default() },
         latency: (id == 0).then(latency),
         queues: Vec::new(),
@@ -128,6 +132,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         operations: case.requests,
         syscalls: case.syscalls,
         lost_calls: 0,
+        lost_kicks: 0,
         batches: spread(&[(10, case.batches)]),
         harvests: spread(&[]),
     };

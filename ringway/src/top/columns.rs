@@ -101,15 +101,22 @@ pub(super) fn disk(disk: &DiskFigures) -> [String; COUNT] {
 pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
     let mut cells = figures(queue.rates.as_ref(), &queue.latency, queue.effort.as_ref());
     cells[0] = format!("  queue {}", queue.queue);
-    cells[1] = (if queue.broken { "broken" } else { "" }).into();
+    cells[1] = match queue {
+        queue if queue.broken => "broken",
+        queue if queue.overdue > 0 => "overdue",
+        _ => "",
+    }
+    .into();
     cells[9] = queue.in_flight.to_string();
     cells[15].clone_from(&queue.worker);
     cells
 }
 
-/// What matters most: a disk that takes no requests, or one without a front-end.
+/// What matters most: a disk that takes no requests, one that does not answer some, or one without a
+/// front-end.
 pub(super) fn state(disk: &DiskFigures) -> &'static str {
     match (disk.state, disk.connected) {
+        (State::Serving, true) if disk.overdue > 0 => "overdue",
         (State::Serving, true) => "connected",
         (State::Serving, false) => "alone",
         (state, _) => state.word(),

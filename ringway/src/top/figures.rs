@@ -55,6 +55,8 @@ pub(super) struct DiskFigures {
     pub(super) write_cache: bool,
     pub(super) path: PathFacts,
     pub(super) in_flight: usize,
+    /// Those of them that have been under way for too long.
+    pub(super) overdue: usize,
     pub(super) rates: Option<Rates>,
     /// Of reads and writes together.
     pub(super) latency: Percentiles,
@@ -74,6 +76,7 @@ pub(super) struct QueueFigures {
     pub(super) worker: String,
     pub(super) queue_size: u16,
     pub(super) in_flight: usize,
+    pub(super) overdue: usize,
     pub(super) broken: bool,
     pub(super) rates: Option<Rates>,
     pub(super) latency: Percentiles,
@@ -224,6 +227,7 @@ fn disk_figures(
         write_cache: now.write_cache,
         path: now.path.clone(),
         in_flight: now.in_flight,
+        overdue: now.overdue,
         rates,
         latency: spread(&[|l| &l.reads, |l| &l.writes]),
         reads: spread(&[|l| &l.reads]),
@@ -266,6 +270,7 @@ impl Eras<'_> {
             worker: now.worker.clone(),
             queue_size: now.queue_size,
             in_flight: now.in_flight,
+            overdue: now.overdue,
             broken: now.broken,
             rates,
             latency: tally(Some(now)).since(&oldest).percentiles(),

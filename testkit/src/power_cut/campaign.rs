@@ -5,7 +5,7 @@ use super::oracle::Wrong;
 use super::{Faults, Lie};
 use crate::{Rng, pattern};
 use ringway_core::mem::Mapping;
-use ringway_disk::{Alignment, CacheMode};
+use ringway_disk::{Alignment, CacheMode, PathKind};
 use std::fmt;
 
 /// The disk's number in the content of its sectors.
@@ -36,6 +36,10 @@ pub struct Config {
     pub whole_blocks: u16,
     /// The guest switches its write cache off and on.
     pub toggles: bool,
+    /// How requests travel.
+    pub path: PathKind,
+    /// The most that a step of a life takes, in nanoseconds: deadlines and trials of paths go by it.
+    pub step_ns: u64,
     /// Lives: after each cut the disk is opened again on what was found.
     pub lives: u32,
     /// What fails.
@@ -61,6 +65,10 @@ pub struct Tally {
     pub bounced: u64,
     /// Operations begun again after a fault.
     pub continued: u64,
+    /// Requests that went along in the operation of another one.
+    pub merged: u64,
+    /// Lives in which a path that was chosen by trying took requests both ways.
+    pub both_ways: u64,
     /// Sectors found after a cut.
     pub sectors: u64,
 }
@@ -75,6 +83,8 @@ impl std::ops::AddAssign for Tally {
         self.durable += more.durable;
         self.bounced += more.bounced;
         self.continued += more.continued;
+        self.merged += more.merged;
+        self.both_ways += more.both_ways;
         self.sectors += more.sectors;
     }
 }
@@ -138,15 +148,21 @@ impl Campaign {
             false => 0,
         };
         let (short, again, error, sync_error) = (rate(100), rate(100), rate(30), rate(60));
+        // Trials take time, and requests.
+        let path = rng.pick(&[PathKind::Bio, PathKind::Request, PathKind::Auto]);
+        let tries = path == PathKind::Auto && rng.below(3) == 0;
+        let step_ns = if tries { 8_000_000 } else { rng.pick(&[1, 100_000, 10_000_000]) };
         Config {
             cache,
             alignment,
             block_device: cache == CacheMode::None && rng.below(2) == 0,
             blocks: 1 + rng.below(10),
             queues: 1 + usize::try_from(rng.below(QUEUES_MAX as u64)).expect("few"),
-            requests: 4 + rng.below(60),
+            requests: if tries { 200 + rng.below(400) } else { 4 + rng.below(60) },
             whole_blocks: rng.pick(&[0, 0, 300, 1000]),
             toggles: rng.below(3) == 0,
+            path,
+            step_ns,
             lives: 1 + u32::from(rng.below(3) == 0),
             faults: Faults { short, again, error, sync_error, no_erase: rng.below(4) == 0 },
         }

@@ -2,18 +2,19 @@
 
 use super::campaign::{Config, DEPTH, DISK, ROOM, Tally};
 use super::oracle::{Content, Oracle, Ticket, Wrong};
-use super::{Lie, PowerCutEngine, SECTOR, SimulatedDisk, SimulatedSetup};
+use super::{Lie, PowerCutEngine, SECTOR, SECTORS_MAX, SimulatedDisk, SimulatedSetup};
 use crate::{Rng, pattern};
 use ringway_aio::{Engine, FileId, Reaped};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{CacheMode, Disk, DiskQueue, Finished, Simulated};
+use ringway_disk::{CacheMode, Disk, DiskQueue, DiskStats, Finished, PathKind, Simulated};
 use std::sync::Arc;
 
-/// The longest request, in sectors.
-const SECTORS_MAX: u64 = 20;
 /// What a disk may need to come to rest.
 const STEPS_MAX: usize = 20_000;
+
+/// Rounds of a worker in one round here: of so many it uses one to look at the path.
+const TURNS: usize = 64;
 
 /// A request in flight.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,8 @@ struct Lane {
     queue: DiskQueue<Asked>,
     /// Places in memory that no request uses.
     free: Vec<usize>,
+    /// Where its last request ended, in sectors.
+    head: u64,
 }
 
 /// From a start to a power cut.
@@ -46,6 +49,8 @@ pub(super) struct Life<'a> {
     pub(super) sequence: u64,
     durable: bool,
     era: u64,
+    /// Nanoseconds since the start.
+    now: u64,
 }
 
 impl<'a> Life<'a> {
@@ -72,7 +77,8 @@ impl<'a> Life<'a> {
             _ => config.cache,
         };
         let (alignment, block_device) = (config.alignment, config.block_device);
-        let shape = Simulated { bytes: image.len() as u64, cache, alignment, block_device };
+        let (bytes, path) = (image.len() as u64, config.path);
+        let shape = Simulated { bytes, cache, alignment, block_device, path };
         let open = || Arc::new(shape.open().expect("a simulated disk"));
         let shared = open();
         let apart = match lie {
@@ -95,7 +101,9 @@ impl<'a> Life<'a> {
             sequence: 0,
             durable: false,
             era: 0,
+            now: 0,
         };
+        life.pass(0);
         life.set_durable(config.cache == CacheMode::Writethrough);
         life
     }
@@ -110,11 +118,26 @@ impl<'a> Life<'a> {
         }
     }
 
+    /// Time passes: it does so here, not on the wall, so that a seed is a history.
+    fn pass(&mut self, ns: u64) {
+        self.now += ns;
+        for lane in &self.lanes {
+            lane.queue.disk().set_now(self.now);
+        }
+    }
+
     /// What the guests do until the power is cut, and what is on the disk then.
     pub(super) fn live(mut self, rng: &mut Rng, tally: &mut Tally) -> Result<Vec<u8>, Wrong> {
-        let mut asked = 0;
+        let (mut asked, mut steps) = (0u64, 0u64);
         while asked < self.config.requests {
+            steps += 1;
+            if steps > STEPS_MAX as u64 + 100 * self.config.requests {
+                return Err(self.hang());
+            }
             let at = pick(rng, self.lanes.len());
+            if self.config.path != PathKind::Bio {
+                self.pass(rng.below(self.config.step_ns));
+            }
             match rng.below(10) {
                 0..4 => asked += u64::from(self.ask(rng, at)),
                 4..6 => self.turn(at, tally)?,
@@ -147,7 +170,9 @@ impl<'a> Life<'a> {
         for lane in &self.lanes {
             tally.bounced += lane.queue.stats().bounced;
             tally.continued += lane.queue.stats().continued;
+            tally.merged += lane.queue.stats().path.merged;
         }
+        tally.both_ways += u64::from(self.went_both_ways());
         if let Some(complaint) = self.disk.complaint() {
             return Err(Wrong(format!("the disk was asked for {complaint}")));
         }
@@ -157,6 +182,15 @@ impl<'a> Life<'a> {
         Ok(image)
     }
 
+    fn went_both_ways(&self) -> bool {
+        let sum = |count: fn(&DiskStats) -> u64| -> u64 {
+            self.lanes.iter().map(|lane| count(&lane.queue.stats())).sum()
+        };
+        let plugged = sum(|stats| stats.path.plugged);
+        let auto = self.config.path == PathKind::Auto;
+        auto && plugged > 0 && plugged < sum(|stats| stats.reads + stats.writes)
+    }
+
     /// Lets everything come to its end.
     fn rest(&mut self, tally: &mut Tally) -> Result<(), Wrong> {
         for _ in 0..STEPS_MAX {
@@ -164,12 +198,18 @@ impl<'a> Life<'a> {
                 return Ok(());
             }
             while self.disk.step() {}
+            // What is held for company goes at last.
+            self.pass(1_000_000);
             for at in 0..self.lanes.len() {
                 self.turn(at, tally)?;
             }
         }
+        Err(self.hang())
+    }
+
+    fn hang(&self) -> Wrong {
         let left: Vec<usize> = self.lanes.iter().map(|lane| lane.queue.in_flight()).collect();
-        Err(Wrong(format!("requests hang: {left:?} of each queue")))
+        Wrong(format!("requests hang: {left:?} of each queue"))
     }
 
     /// One round of what a worker does.
@@ -231,7 +271,7 @@ impl<'a> Life<'a> {
         if op == Op::Flush {
             return self.ask_flush(at);
         }
-        let (first, sectors) = self.place(rng);
+        let (first, sectors) = self.place(rng, at);
         let moves = op.moves_data();
         let Some(tag) = self.lanes[at].queue.acquire() else { return false };
         let room = if moves { self.lanes[at].free.pop() } else { Some(0) };
@@ -240,7 +280,10 @@ impl<'a> Life<'a> {
             return false;
         };
         let len = if moves { usize::try_from(sectors).expect("few") * SECTOR } else { 0 };
-        let memory = room + rng.pick(&[0, 0, 512, 1024, 1, 4, 700]);
+        // What goes by bounce pages is not merged.
+        let plain = self.config.path != PathKind::Bio && rng.below(4) > 0;
+        let shift = rng.pick(&[0, 0, 512, 1024, 1, 4, 700]);
+        let memory = if plain { room } else { room + shift };
         let ticket = match op {
             Op::Read => self.oracle.ask(first, sectors),
             _ => {
@@ -263,7 +306,7 @@ impl<'a> Life<'a> {
         request.range = ByteRange::new(first * 512, sectors * 512).expect("a small disk");
         request.segments.clear();
         // One piece, or two that meet anywhere.
-        let cut = pick(rng, 2 * len + 1);
+        let cut = if plain { 0 } else { pick(rng, 2 * len + 1) };
         let parts =
             if cut > 0 && cut < len { vec![(0, cut), (cut, len - cut)] } else { vec![(0, len)] };
         for (skip, len) in parts.into_iter().filter(|(_, len)| *len > 0) {
@@ -288,8 +331,20 @@ impl<'a> Life<'a> {
     }
 
     /// Where a request goes, in sectors: mostly a few, sometimes whole blocks.
-    fn place(&self, rng: &mut Rng) -> (u64, u64) {
+    fn place(&mut self, rng: &mut Rng, at: usize) -> (u64, u64) {
+        let (first, sectors) = self.place_of(rng, at);
+        self.lanes[at].head = first + sectors;
+        (first, sectors)
+    }
+
+    fn place_of(&self, rng: &mut Rng, at: usize) -> (u64, u64) {
         let all = self.config.blocks * 8;
+        let head = self.lanes[at].head;
+        if self.config.path != PathKind::Bio && head < all && rng.below(3) > 0 {
+            // A stream: what it asks for can be merged.
+            let block = head.is_multiple_of(8) && all - head >= 8 && rng.below(2) == 0;
+            return (head, if block { 8 } else { 1 + rng.below((all - head).min(SECTORS_MAX)) });
+        }
         if rng.below(1000) < self.config.whole_blocks.into() {
             let first = rng.below(self.config.blocks);
             let most = (self.config.blocks - first).min(SECTORS_MAX / 8);
@@ -308,7 +363,7 @@ impl Lane {
         let queue = DiskQueue::new(of_lane, engine.limits(), FileId(0), base, DEPTH);
         let first = number * usize::from(DEPTH);
         let free = (first..first + usize::from(DEPTH)).map(|room| room * ROOM).collect();
-        Self { engine, queue: queue.expect("memory"), free }
+        Self { engine, queue: queue.expect("memory"), free, head: 0 }
     }
 
     fn start(&mut self, tag: u16, asked: Asked) {
@@ -320,6 +375,10 @@ impl Lane {
     fn turn(&mut self) -> Vec<Finished<Asked>> {
         if self.queue.has_deferred() {
             self.queue.retry(&mut self.engine, usize::MAX);
+        }
+        // Rounds with nothing to do are rounds as well: once in many the path is looked at.
+        for _ in 0..TURNS {
+            self.queue.unplug(&mut self.engine);
         }
         self.engine.submit().expect("a sound engine");
         let mut reaped = Reaped::default();

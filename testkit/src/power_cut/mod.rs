@@ -31,6 +31,9 @@ pub use oracle::{Content, Oracle, Ticket, Wrong};
 /// Bytes of a sector: what is never torn.
 pub const SECTOR: usize = 512;
 
+/// The longest request of the guests of a campaign, in sectors. What is longer was merged.
+const SECTORS_MAX: u64 = 20;
+
 /// A mistake made on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
@@ -50,6 +53,10 @@ pub enum Lie {
     TornBeyondTheEnd,
     /// The disk: a write is over before its memory was read.
     MemoryReadLate,
+    /// The disk: durable writes that are longer than any request, so merged ones, are plain ones.
+    MergedIsPlain,
+    /// The disk: writes that are longer than any request, so merged ones, forget their last sector.
+    MergedForgetsItsEnd,
     /// Above the disk: each queue locks blocks for itself only.
     LocksPerQueue,
     /// Above the disk: flushes are answered and not passed on.
@@ -62,7 +69,7 @@ pub enum Lie {
 
 impl Lie {
     /// All of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::FlushDoesNothing,
         Self::FlushForgetsASector,
         Self::FlushOfOneQueue,
@@ -71,6 +78,8 @@ impl Lie {
         Self::StaleNeighbours,
         Self::TornBeyondTheEnd,
         Self::MemoryReadLate,
+        Self::MergedIsPlain,
+        Self::MergedForgetsItsEnd,
         Self::LocksPerQueue,
         Self::FlushNotPassedOn,
         Self::OneQueueNotDurable,

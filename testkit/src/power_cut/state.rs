@@ -1,7 +1,7 @@
 //! What a simulated disk holds, and what it does next.
 
 use super::disk::SimulatedSetup;
-use super::{Lie, SECTOR};
+use super::{Lie, SECTOR, SECTORS_MAX};
 use crate::Rng;
 use ringway_aio::{Done, Io, IoOp};
 use ringway_core::Segment;
@@ -214,6 +214,10 @@ impl State {
             self.zombies.push(flying);
             return true;
         }
+        if self.lies(Lie::MergedForgetsItsEnd) && writes && is_merged(&flying) {
+            let last = flying.left.iter().copied().max();
+            flying.left.retain(|&sector| Some(sector) != last);
+        }
         self.move_sectors(&mut flying, usize::MAX);
         self.complete(flying);
         true
@@ -272,7 +276,9 @@ impl State {
         if flying.op == IoOp::Sync {
             self.complete_sync(&flying, failed);
         } else if flying.op != IoOp::Read && !failed {
-            let durable = flying.op == IoOp::WriteDurable && !self.lies(Lie::DurableIsPlain);
+            let plain = self.lies(Lie::DurableIsPlain)
+                || (self.lies(Lie::MergedIsPlain) && is_merged(&flying));
+            let durable = flying.op == IoOp::WriteDurable && !plain;
             for sector in &mut self.sectors {
                 let mut mine = sector.iter_mut().filter(|version| version.op == flying.id);
                 let Some(version) = mine.next() else { continue };
@@ -348,6 +354,12 @@ impl State {
         }
         image
     }
+}
+
+/// True if no request of a guest is as long.
+fn is_merged(flying: &Flying) -> bool {
+    let bytes: usize = flying.segments.iter().map(|segment| segment.len).sum();
+    bytes as u64 > SECTORS_MAX * SECTOR as u64
 }
 
 /// Version `serial` is durable, and so nothing older will be seen again.

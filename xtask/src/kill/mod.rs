@@ -6,6 +6,7 @@ use anyhow::{Result, bail};
 use campaign::oracle::Wrong;
 use campaign::{End, Harm, Outcome, Plan, Points};
 use clap::{Args, ValueEnum};
+use ringway_driver::PathKind;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -29,6 +30,9 @@ pub(crate) struct KillArgs {
     /// Requests in flight on each of two queues.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
+    /// How requests travel from the front-end: bio, request or auto.
+    #[arg(long, default_value = "bio")]
+    path: PathKind,
     /// Repeats requests and delays [default: of the clock].
     #[arg(long)]
     seed: Option<u64>,
@@ -98,6 +102,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
                 engine: engine.clone(),
                 cache: format!("{:?}", args.cache).to_lowercase(),
                 packed: ring == Ring::Packed,
+                path: args.path,
                 kills: args.count,
                 end: End::Killed,
                 points: args.points,

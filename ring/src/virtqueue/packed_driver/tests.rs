@@ -131,6 +131,33 @@ fn a_batch_becomes_visible_at_once() {
     assert_eq!(back, [3, 0, 1, 2]);
 }
 
+/// The place where the device is to call is counted in descriptors: a chain that came back already may
+/// have been longer than what was counted for it.
+#[test]
+fn a_long_chain_that_came_back_does_not_hide_the_call() {
+    let mut s = scene(16, true, 0);
+    for pieces in [5, 1, 1] {
+        s.driver.add(&vec![PIECE; pieces], &[]).unwrap();
+    }
+    assert!(s.driver.publish());
+    let mut heads = Vec::new();
+    while let Some((head, chain)) = s.device.pop(&mut s.translator).unwrap() {
+        chain.unwrap();
+        heads.push(head);
+    }
+    let mut heads = heads.into_iter();
+    s.device.push(heads.next().unwrap(), 0);
+    assert!(!s.device.publish(), "nobody waits yet");
+    assert_eq!(s.driver.arm(2), Ok(Armed::Quiet));
+    s.device.push(heads.next().unwrap(), 0);
+    assert!(s.device.publish(), "this is the second one");
+    assert_eq!(s.driver.arm(2), Ok(Armed::WorkArrived));
+    assert_eq!(s.driver.arm(3), Ok(Armed::Quiet));
+    s.device.push(heads.next().unwrap(), 0);
+    assert!(s.device.publish());
+    assert_eq!(s.driver.has_used(3), Ok(true));
+}
+
 #[test]
 fn a06_an_id_in_flight_is_refused() {
     let mut s = scene(8, false, 0);

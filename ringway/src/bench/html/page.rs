@@ -69,6 +69,42 @@ impl Page {
         );
     }
 
+    /// Bars one below the other with their names and values, from zero on; published ones stand back.
+    /// A line stands at `even`, where nothing is won or lost.
+    pub(crate) fn bars(
+        &mut self,
+        title: &str,
+        caption: &str,
+        bars: &[(String, f64)],
+        even: Option<f64>,
+    ) {
+        let ends = || bars.iter().map(|(_, value)| *value).chain(even).chain([0.0]);
+        let (low, high) = (ends().fold(0.0, f64::min), ends().fold(0.0, f64::max));
+        let range = (high - low).max(f64::MIN_POSITIVE);
+        let place = |value: f64| (value - low) / range * 100.0;
+        // Few digits, but never so few that a small difference is none.
+        let digits = if high.max(-low) < 20.0 { 2 } else { 1 };
+        let _ = writeln!(
+            self.body,
+            "<figure><h2>{}</h2>\n<figcaption>{caption}</figcaption>\n<div class=\"bars\">",
+            escape(title)
+        );
+        let even = even.map(|even| format!("<u style=\"left:{:.2}%\"></u>", place(even)));
+        let even = even.unwrap_or_default();
+        for (name, value) in bars {
+            let class = if name.starts_with("published") { " class=\"published\"" } else { "" };
+            let (from, to) = (place(value.min(0.0)), place(value.max(0.0)));
+            let _ = writeln!(
+                self.body,
+                "<b{class}>{}</b><div{class}>{even}<i style=\"left:{from:.2}%;width:{:.2}%\"></i>\
+                 <span style=\"left:{to:.2}%\">{value:.digits$}</span></div>",
+                escape(name),
+                to - from
+            );
+        }
+        self.body.push_str("</div>\n</figure>\n");
+    }
+
     /// A table; rows whose first cell begins with `published` stand back.
     pub(crate) fn table(
         &mut self,
@@ -86,7 +122,9 @@ impl Page {
         for row in rows {
             let published = row.first().is_some_and(|cell| cell.starts_with("published"));
             let class = if published { " class=\"published\"" } else { "" };
-            let _ = writeln!(self.body, "<tr{class}>{}</tr>", cells(row, "td"));
+            let mut row = row.clone();
+            row.resize(head.len().max(row.len()), String::new());
+            let _ = writeln!(self.body, "<tr{class}>{}</tr>", cells(&row, "td"));
         }
         self.body.push_str("</tbody></table></div>\n");
         for note in notes {
@@ -112,5 +150,38 @@ impl Page {
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n{head}{cards}\
              <div class=\"grid\">\n{body}</div>\n<footer>{foot}</footer>\n</main>\n</body>\n</html>\n"
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_begin_at_zero_and_stay_inside() {
+        let mut page = Page::new("t", &[]);
+        let bars = [("published: <a>".to_owned(), 3.0), ("b".to_owned(), -1.0)];
+        page.bars("bars", "", &bars, Some(1.0));
+        page.bars("nothing", "", &[], None);
+        page.bars("zero", "", &[("z".to_owned(), 0.0)], None);
+        let text = page.finish();
+        for part in [
+            // From -1 to 3: zero is at a quarter.
+            "<b class=\"published\">published: &lt;a&gt;</b>",
+            "<u style=\"left:50.00%\"></u><i style=\"left:25.00%;width:75.00%\"></i>",
+            "<i style=\"left:0.00%;width:25.00%\"></i><span style=\"left:25.00%\">-1.00</span>",
+            "<i style=\"left:0.00%;width:0.00%\"></i><span style=\"left:0.00%\">0.00</span>",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        assert!(!text.contains("NaN") && !text.contains("http"));
+    }
+
+    #[test]
+    fn short_rows_of_a_table_are_filled_up() {
+        let mut page = Page::new("t", &[]);
+        let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        page.table("t", &words(&["", "a", "b"]), &[words(&["row", "1"])], &[]);
+        assert!(page.finish().contains("<tr><td>row</td><td>1</td><td></td></tr>"));
     }
 }

@@ -283,39 +283,6 @@ pub(crate) fn heat_map(rounds: &[&Frames]) -> Result<String> {
     })
 }
 
-/// Bars one below the other with their names and values; published ones stand back.
-///
-/// # Errors
-/// What the library says.
-pub(crate) fn bars(bars: &[(String, f64)]) -> Result<String> {
-    const ROW: i32 = 27;
-    const NAMES: i32 = 330;
-    const WIDTH: i32 = 760;
-    let most = bars.iter().map(|(_, value)| value.abs()).fold(f64::MIN_POSITIVE, f64::max);
-    let height = u32::try_from(bars.len()).unwrap_or(0) * ROW.unsigned_abs() + 6;
-    draw((FULL.0, height.max(ROW.unsigned_abs())), "bars", |area| {
-        let mut top = 3;
-        for (name, value) in bars {
-            let published = name.starts_with("published");
-            let colour = if published { MUTED } else { SERIES[0] };
-            // At most the width.
-            #[allow(clippy::cast_possible_truncation)]
-            let length = (value.abs() / most * f64::from(WIDTH)) as i32;
-            let bar = [(NAMES, top + 3), (NAMES + length.max(1), top + ROW - 4)];
-            let fill = colour.mix(if published { 0.45 } else { 0.9 }).filled();
-            area.draw(&Rectangle::new(bar, fill)).map_err(failed)?;
-            let middle = top + ROW / 2;
-            let style = text_style(INK, 14).pos(Pos::new(HPos::Right, VPos::Center));
-            area.draw_text(name, &style, (NAMES - 12, middle)).map_err(failed)?;
-            let style = text_style(MUTED, 13).pos(Pos::new(HPos::Left, VPos::Center));
-            let word = format!("{value:.1}");
-            area.draw_text(&word, &style, (NAMES + length + 8, middle)).map_err(failed)?;
-            top += ROW;
-        }
-        Ok(())
-    })
-}
-
 /// How dark a cell is; nothing for no request. Logarithmic: one request in a thousand is seen.
 fn shade(count: u64, most: u64) -> Option<u8> {
     if count == 0 {

@@ -46,13 +46,10 @@ impl<P: Port> Lane<'_, P> {
     }
 
     pub(super) fn hand_over(&mut self) {
-        let (kicks, sleeps) = match (self.port.counted(), self.base) {
-            (Some(now), Some(base)) => (Some(now.0 - base.0), Some(now.1 - base.1)),
-            _ => (None, None),
-        };
+        let effort = self.port.counted().zip(self.base).map(|(now, base)| now.since(&base));
         // A job without a budget ends with the schedule.
         let ended_ns = self.job.budget.map(|_| self.last_done);
-        let _ = self.job.news.send(News::Counted(Counted { ended_ns, kicks, sleeps }));
+        let _ = self.job.news.send(News::Counted(Counted { ended_ns, effort }));
     }
 
     /// Reads what was written once more, untimed, and judges it.

@@ -167,6 +167,7 @@ fn finding(rw: Rw, contestants: &[Contestant], samples: &[Vec<Sample>]) -> Findi
             "Bare is the first that was measured on the file itself. The client sleeps.".into(),
         ],
         bars: ("percent of the bare file's MB/s", bars),
+        even: 100.0,
         data: data.collect(),
         ..Finding::default()
     }

@@ -192,6 +192,7 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
         rows,
         notes: vec!["The client has a thread per queue and sleeps, as fio's jobs did.".into()],
         bars: ("percent of IOPS won by looking at once", bars),
+        even: 0.0,
         data: data.collect(),
         ..Finding::default()
     };

@@ -1,4 +1,5 @@
-//! O3: the paths bio, request and auto, on fast and slow disks (Linux virtio_blk, July 2012).
+//! O3: the paths bio, request and auto, on fast and slow disks (Linux virtio_blk, July 2012): those of
+//! the back-end, then those of the front-end.
 
 use crate::bench::origins::server::{Kind, Running};
 use crate::bench::origins::{Finding, IMAGE, Lab};
@@ -33,6 +34,8 @@ type Published = (&'static str, [u32; 4], [u32; 4]);
 struct Part {
     title: &'static str,
     published: &'static [Published],
+    /// The paths of the front-end are tried, and the back-end's is bio.
+    front: bool,
     disks: &'static [Disk],
 }
 
@@ -46,9 +49,10 @@ struct Disk {
     unreal: Option<&'static str>,
 }
 
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 4] = [
     Part {
         title: "as fast as memory",
+        front: false,
         published: &[(
             "ramdisk",
             [182_147, 161_449, 184_211, 165_630],
@@ -61,6 +65,7 @@ const PARTS: [Part; 3] = [
     },
     Part {
         title: "a real disk",
+        front: false,
         published: &[(
             "Fusion-IO SSD",
             [105_791, 115_711, 104_773, 114_619],
@@ -70,11 +75,22 @@ const PARTS: [Part; 3] = [
     },
     Part {
         title: "a hard disk",
+        front: false,
         published: &[
             ("SATA, qemu", [6470, 8829, 488, 324], [6360, 5060, 487, 354]),
             ("SATA, kvm tool", [10037, 6722, 498, 382], [9060, 6065, 520, 384]),
         ],
         disks: &[Disk { name: "sim:hdd (simulation)", unreal: Some("sim:hdd:64G") }],
+    },
+    Part {
+        title: "paths of the front-end",
+        front: true,
+        // The published change was one of a front-end: its tables are above.
+        published: &[],
+        disks: &[
+            Disk { name: "null", unreal: Some("null:1G") },
+            Disk { name: "sim:hdd (simulation)", unreal: Some("sim:hdd:64G") },
+        ],
     },
 ];
 
@@ -84,6 +100,10 @@ struct Cell {
     iops: [Vec<f64>; 3],
     /// CPU nanoseconds of the daemon per request.
     server_ns: [Vec<f64>; 3],
+    /// Of the client.
+    client_ns: [Vec<f64>; 3],
+    /// Requests of the client by requests that its front-end sent.
+    merged: [Vec<f64>; 3],
 }
 
 pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
@@ -103,49 +123,60 @@ fn find(lab: &Lab<'_>, part: &Part) -> Result<Finding> {
     }
     for disk in part.disks {
         for (pattern, rw) in PATTERNS {
-            let cell = measure(lab, disk, pattern, rw)?;
+            let cell = measure(lab, disk, part.front, pattern, rw)?;
             let name = format!("{}, {pattern}", disk.name);
-            let (row, ratio) = row(&name, &cell);
+            let (mut row, ratio) = row(&name, &cell);
+            if part.front {
+                row.extend(client(&cell));
+            }
             rows.push(row);
             bars.push((name, ratio));
             data.push(json!({
                 "disk": disk.name, "pattern": pattern, "paths": PATHS.map(|path| path.name()),
                 "iops": cell.iops, "server_cpu_ns_per_request": cell.server_ns,
+                "client_cpu_ns_per_request": cell.client_ns,
+                "requests_per_request_sent": cell.merged,
             }));
         }
     }
     Ok(Finding {
         title: format!("O3: {}; {} KiB, depth {DEPTH}, one queue, IOPS", part.title, BYTES >> 10),
-        head: vec![
-            "",
-            "bio",
-            "request",
-            "auto",
-            "bio ÷ request",
-            "auto ÷ better",
-            "min–max of auto",
-            "daemon ns/IO bio",
-            "request",
-            "auto",
-        ],
+        head: if part.front { [&HEAD[..], &CLIENT[..]].concat() } else { HEAD.to_vec() },
         rows,
         notes: vec![format!(
             "auto has {:?} of the load before it counts. Simulations take the time of a disk and keep \
              their data in memory.",
             warmup(lab)
         )],
-        bars: ("IOPS of bio by those of request", bars),
+        bars: ("bio divided by request", bars),
+        even: 1.0,
         data: json!(data),
         ..Finding::default()
     })
 }
+
+const HEAD: [&str; 10] = [
+    "",
+    "bio",
+    "request",
+    "auto",
+    "bio ÷ request",
+    "auto ÷ better",
+    "min–max of auto",
+    "daemon ns/IO bio",
+    "request",
+    "auto",
+];
+
+/// What is told of the client besides.
+const CLIENT: [&str; 3] = ["client ns/IO bio", "request", "merged to one by request"];
 
 /// Short tests of the program itself do not wait two seconds.
 fn warmup(lab: &Lab<'_>) -> Duration {
     WARMUP_MAX.min(lab.runtime * 4)
 }
 
-fn measure(lab: &Lab<'_>, disk: &Disk, pattern: &str, rw: Rw) -> Result<Cell> {
+fn measure(lab: &Lab<'_>, disk: &Disk, front: bool, pattern: &str, rw: Rw) -> Result<Cell> {
     let image = match disk.unreal {
         Some(name) => name.to_owned(),
         None => lab.disk()?.display().to_string(),
@@ -160,18 +191,27 @@ fn measure(lab: &Lab<'_>, disk: &Disk, pattern: &str, rw: Rw) -> Result<Cell> {
         load.polling = true;
         // Or the client would be what is measured.
         load.timed = false;
-        if path == PathKind::Auto && running[at].is_none() {
+        // A connection is new each time, and so is the choice of its front-end.
+        if path == PathKind::Auto && (front || running[at].is_none()) {
             load.ramp = warmup(lab);
         }
+        let (theirs, ours) = if front { (PathKind::Bio, path) } else { (path, PathKind::Bio) };
+        let kind = Kind::Ringway { engine: None, path: theirs };
         let server = match &mut running[at] {
             Some(server) => server,
-            none => none.insert(Running::start(Kind::Ringway { engine: None, path }, &image)?),
+            none => none.insert(Running::start(kind, &image)?),
         };
-        let mut opened = server.open(&load)?;
+        let mut opened = server.open_by(ours, &load)?;
         let outcome = lab.measure(&mut opened, &load)?;
         let done = outcome.tick.done().max(1) as f64;
         cell.iops[at].push(outcome.tick.done() as f64 / outcome.seconds);
         cell.server_ns[at].extend(outcome.server_ns.map(|ns| ns as f64 / done));
+        cell.client_ns[at].push(outcome.client_ns as f64 / done);
+        let sent = outcome.effort.map_or(0, |effort| effort.path.runs);
+        if sent > 0 {
+            let plugged = outcome.effort.map_or(0, |effort| effort.path.plugged);
+            cell.merged[at].push(plugged as f64 / sent as f64);
+        }
         // The connection ends before the daemon may.
         drop(opened);
         if image.ends_with(IMAGE) {
@@ -198,4 +238,12 @@ fn row(name: &str, cell: &Cell) -> (Vec<String>, f64) {
         None => "-".into(),
     }));
     (row, bio / request)
+}
+
+/// What the paths cost the client, and how many requests went in one.
+fn client(cell: &Cell) -> [String; 3] {
+    let of = |values: &Vec<f64>| median(values.clone());
+    let ns = |values: &Vec<f64>| of(values).map_or("-".into(), |ns| format!("{ns:.0}"));
+    let merged = of(&cell.merged[1]).map_or("-".into(), |count| format!("{count:.1}"));
+    [ns(&cell.client_ns[0]), ns(&cell.client_ns[1]), merged]
 }

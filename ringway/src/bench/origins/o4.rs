@@ -100,6 +100,7 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
                 .into(),
         ],
         bars: ("requests of 512-aligned buffers per request of page-aligned ones", bars),
+        even: 1.0,
         data: json!(data),
         ..Finding::default()
     }])

@@ -314,6 +314,7 @@ fn speeds(shared: &[Vec<f64>]) -> Finding {
             ),
         ],
         bars: ("IOPS of sixteen rings, divided by those of one", bars),
+        even: 1.0,
         data: json!({ "jobs": JOBS, "iops of one and of sixteen rings, every round": shared }),
         ..Finding::default()
     }

@@ -87,10 +87,18 @@ impl Running {
     /// # Errors
     /// What it said before it ended.
     pub(super) fn open(&mut self, load: &Load) -> Result<Opened> {
+        self.open_by(PathKind::Bio, load)
+    }
+
+    /// The same, with a path of the front-end's own.
+    ///
+    /// # Errors
+    /// As [`Running::open`].
+    pub(super) fn open_by(&mut self, path: PathKind, load: &Load) -> Result<Opened> {
         let socket = self.home.path().join("s");
         let target: Target =
             format!("vhost-user:{}", socket.display()).parse().map_err(anyhow::Error::msg)?;
-        let access = AccessArgs { allow_write: true, ..AccessArgs::default() };
+        let access = AccessArgs { allow_write: true, path: Some(path), ..AccessArgs::default() };
         let deadline = Instant::now() + PATIENCE;
         loop {
             match target.open(load, &access) {

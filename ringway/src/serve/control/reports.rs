@@ -100,6 +100,7 @@ fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
         connected: report.connected,
         write_cache: report.writeback,
         in_flight: report.queues.iter().map(|queue| queue.stats.in_flight).sum(),
+        overdue: report.queues.iter().map(|queue| queue.stats.overdue).sum(),
         counts: (&report.counts).into(),
         latency: report.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
         queues: report.queues.iter().map(|q| queue_stats(q, disk.engine(), buckets)).collect(),
@@ -113,6 +114,7 @@ fn queue_stats(queue: &QueueReport, engine: EngineKind, buckets: bool) -> QueueS
         worker: format!("{engine}/{worker}"),
         queue_size: stats.queue_size,
         in_flight: stats.in_flight,
+        overdue: stats.overdue,
         broken: stats.broken,
         kicks: stats.kicks,
         calls: stats.calls,
@@ -139,6 +141,7 @@ fn worker_stats(asked: &Asked, buckets: bool) -> Vec<WorkerStatsOf> {
             operations: said.engine.queued,
             syscalls: said.engine.syscalls,
             lost_calls: said.lost_calls,
+            lost_kicks: said.lost_kicks,
             batches: Spread::new(&said.batches, buckets),
             harvests: Spread::new(&said.harvests, buckets),
         }

@@ -12,7 +12,7 @@ use hdrhistogram::Histogram;
 use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
 use ringway_core::kill_points::Point;
-use ringway_driver::Options;
+use ringway_driver::{Options, PathKind};
 use ringway_testkit::Rng;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -85,6 +85,8 @@ pub(crate) struct Plan {
     pub(crate) engine: String,
     pub(crate) cache: String,
     pub(crate) packed: bool,
+    /// Of the front-end.
+    pub(crate) path: PathKind,
     pub(crate) kills: u64,
     pub(crate) end: End,
     pub(crate) points: Points,
@@ -119,6 +121,9 @@ impl fmt::Display for Plan {
             self.ring(),
             points.name()
         )?;
+        if self.path != PathKind::Bio {
+            write!(f, " --path {}", self.path)?;
+        }
         self.harm.map_or(Ok(()), |harm| write!(f, " --harm {harm:?}"))
     }
 }
@@ -210,6 +215,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         .queue_size((plan.depth * 4).next_power_of_two())
         .memory(16 << 20)
         .packed(plan.packed)
+        .path(plan.path)
         .patience(plan.patience)
         .timeout(plan.patience)
         .reconnect(plan.patience);

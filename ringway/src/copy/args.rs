@@ -1,0 +1,117 @@
+//! The options of `ringway copy`.
+
+use crate::io::target::Target;
+use clap::{Args, ValueEnum, ValueHint};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway copy disk.img backup.img              holes and zeroes take no space
+  ringway copy --verify disk.img backup.img     and read back to compare
+  ringway copy --resume disk.img backup.img     go on after an interruption
+  ringway copy --reflink always a.img b.img     share blocks, or fail
+  ringway copy --prealloc falloc a.img b.img    reserve all of its space first
+  ringway copy --force disk.img /dev/vg0/vm1    onto a block device
+  ringway copy vhost-user:/run/disk.sock backup.img
+  ringway copy --force backup.img vhost-user:/run/disk.sock
+
+While a copy is unfinished there is a journal beside DST (DST.ringway-copy).
+When the exit status is 0, DST is complete and durable, the journal is gone.
+After 1 and 128+N the copy can go on with --resume.
+Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
+128+N ended by signal N.";
+
+/// What `ringway copy` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CopyArgs {
+    /// What to copy: a raw image file, a block device, or vhost-user:SOCKET.
+    #[arg(value_name = "SRC", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
+    pub(super) source: Target,
+    /// Where to: a file (made if it is not there), a block device, or vhost-user:SOCKET.
+    #[arg(value_name = "DST", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
+    pub(super) destination: Target,
+    /// Overwrite DST. Block devices and served disks always need it.
+    #[arg(short, long)]
+    pub(super) force: bool,
+    /// Go on with a copy that was interrupted; begin if there is none.
+    #[arg(long, conflicts_with = "force")]
+    pub(super) resume: bool,
+    /// For --resume from a block device or a socket, whose changes cannot be seen: SRC was not
+    /// written since.
+    #[arg(long, requires = "resume")]
+    pub(super) source_unchanged: bool,
+    /// Afterwards read DST back and compare it with SRC.
+    #[arg(long)]
+    pub(super) verify: bool,
+    /// DST (a device or socket) reads as zeroes already: leave zeroes out.
+    #[arg(long)]
+    pub(super) target_is_zero: bool,
+    /// Write the zeroes that SRC holds as data; only its holes stay holes.
+    #[arg(long)]
+    pub(super) keep_zeroes: bool,
+    /// Let DST share the blocks of SRC until one of them is written: files on one file system
+    /// (btrfs, XFS and others). Takes no time and no space.
+    #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
+    pub(super) reflink: Reflink,
+    /// Space for holes and zeroes of DST, a file [default: off].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub(super) prealloc: Option<Prealloc>,
+    /// The journal [default: DST.ringway-copy; none for block devices].
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(super) journal: Option<PathBuf>,
+    /// Requests in flight, of 1 MiB each.
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Speed",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(super) in_flight: u16,
+    /// How files are read and written.
+    #[arg(long, value_enum, default_value_t = EngineArg::Auto, help_heading = "Speed")]
+    pub(super) engine: EngineArg,
+}
+
+/// The engine for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum EngineArg {
+    // The first one that works here.
+    Auto,
+    #[value(name = "io_uring")]
+    IoUring,
+    Threads,
+}
+
+/// Whether blocks are shared; words and default as those of cp(1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(super) enum Reflink {
+    /// Where it can be done; copy otherwise.
+    #[default]
+    Auto,
+    /// Fail where it cannot be done.
+    Always,
+    /// Always copy.
+    Never,
+}
+
+/// What holes and zeroes get; words as those of qemu-img(1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Prealloc {
+    /// No space: they become holes.
+    #[default]
+    Off,
+    /// Space that is reserved, not written (fallocate).
+    Falloc,
+    /// Zeroes that are written.
+    Full,
+}
+
+impl fmt::Display for Prealloc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::Falloc => "falloc",
+            Self::Full => "full",
+        })
+    }
+}

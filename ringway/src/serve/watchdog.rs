@@ -1,0 +1,362 @@
+//! Looks every few seconds whether anything is stuck: requests that the disk does not answer, kicks
+//! that were lost, workers that do not come back from the kernel. What it finds goes to the log.
+//!
+//! It asks; workers look between two of their turns. Nothing of it is on the way of a request.
+
+use super::disks::Disks;
+use crate::size::Size;
+use ringway_core::Op;
+use ringway_disk::{EngineKind, Overdue};
+use ringway_export::Looked;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long requests may take before they are told of, unless the user says so.
+pub(crate) const LIMIT: Duration = Duration::from_secs(30);
+
+/// The longest time between looks.
+const LOOK_MAX: Duration = Duration::from_secs(5);
+/// The shortest.
+const LOOK_MIN: Duration = Duration::from_millis(250);
+
+/// How long a round waits for workers: they answer between two turns.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// A disk is not told of again before this is over.
+const QUIET: Duration = Duration::from_secs(60);
+
+/// The thread that looks. It ends when this is dropped.
+pub(crate) struct Watchdog {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watchdog {
+    /// Looks after the workers of `disks`, for requests that take `limit` or longer.
+    ///
+    /// # Errors
+    /// What the host says to a thread.
+    pub(crate) fn start(disks: &Arc<Disks>, limit: Duration) -> io::Result<Self> {
+        let (stop, stopped) = channel::<()>();
+        let disks = Arc::clone(disks);
+        let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
+            let begun = Instant::now();
+            let every = (limit / 4).clamp(LOOK_MIN, LOOK_MAX);
+            let mut rounds = Rounds::new(limit);
+            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+                let workers = disks.workers();
+                for line in rounds.round(&|| begun.elapsed(), &mut |now| workers.look(now, limit)) {
+                    line.tell();
+                }
+            }
+        })?;
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop.take();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A worker, by engine and number.
+pub(crate) type WorkerId = (EngineKind, usize);
+
+/// What a worker has promised to tell.
+pub(crate) type Promise = Receiver<Vec<Looked>>;
+
+/// A line of the log.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Bad(String),
+    Good(String),
+}
+
+impl Line {
+    fn tell(&self) {
+        match self {
+            Self::Bad(line) => tracing::warn!("{line}"),
+            Self::Good(line) => tracing::info!("{line}"),
+        }
+    }
+}
+
+/// A worker that was asked and has not answered yet.
+struct Asked {
+    name: String,
+    promise: Promise,
+    at: Duration,
+    told: bool,
+}
+
+/// A disk of which something was told.
+struct Told {
+    at: Duration,
+    /// Some of its requests are overdue.
+    now: bool,
+}
+
+/// What is known from one round to the next.
+struct Rounds {
+    limit: Duration,
+    asked: BTreeMap<String, Asked>,
+    told: BTreeMap<String, Told>,
+}
+
+impl Rounds {
+    fn new(limit: Duration) -> Self {
+        Self { limit, asked: BTreeMap::new(), told: BTreeMap::new() }
+    }
+
+    /// One look. `clock` tells the time since any moment, `ask` asks all workers at the time it is
+    /// given.
+    fn round(
+        &mut self,
+        clock: &dyn Fn() -> Duration,
+        ask: &mut dyn FnMut(Duration) -> Vec<(WorkerId, Promise)>,
+    ) -> Vec<Line> {
+        let now = clock();
+        for ((kind, number), promise) in ask(now) {
+            // Who still owes an answer is not asked twice.
+            let name = format!("{kind}/{number}");
+            let asked = Asked { name, promise, at: now, told: false };
+            // Engines of one name may be of more than one kind.
+            self.asked.entry(format!("{kind:?}/{number}")).or_insert(asked);
+        }
+        let mut lines = Vec::new();
+        let mut found = Vec::new();
+        let limit = self.limit;
+        self.asked.retain(|_, asked| {
+            let name = &asked.name;
+            let left = (now + PATIENCE).saturating_sub(clock());
+            let said = match asked.promise.try_recv() {
+                Err(TryRecvError::Empty) => asked.promise.recv_timeout(left),
+                said => said.map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let silent = clock().saturating_sub(asked.at);
+            match said {
+                Ok(said) => found.extend(said),
+                // It has ended, which others tell of.
+                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Timeout) => {
+                    if silent >= limit && !asked.told {
+                        lines.push(Line::Bad(format!(
+                            "worker {name} has not moved for {}: the kernel holds it, probably for a \
+                             disk whose file system blocks whoever begins a request; all disks of \
+                             this worker wait",
+                            seconds(silent)
+                        )));
+                        asked.told = true;
+                    }
+                    return true;
+                }
+            }
+            if asked.told {
+                let silent = seconds(silent);
+                lines.push(Line::Good(format!("worker {name} moves again, after {silent}")));
+            }
+            false
+        });
+        let silent = !self.asked.is_empty();
+        self.disks(now, found, silent, &mut lines);
+        lines
+    }
+
+    /// Of the queues that were looked at; `silent` if some were not.
+    fn disks(&mut self, now: Duration, found: Vec<Looked>, silent: bool, lines: &mut Vec<Line>) {
+        let mut disks: BTreeMap<String, (Overdue, u64)> = BTreeMap::new();
+        for looked in found {
+            let (overdue, lost) = disks.entry(looked.disk.name().to_owned()).or_default();
+            overdue.add(&looked.overdue);
+            *lost += looked.lost_kicks;
+        }
+        for (name, (overdue, lost)) in &disks {
+            if *lost > 0 {
+                lines.push(Line::Bad(format!(
+                    "{name}: {lost} of its guest's kicks never came; its requests were taken all the \
+                     same"
+                )));
+            }
+            let told = self.told.get(name);
+            let quiet = told.is_some_and(|told| now < told.at + QUIET);
+            if overdue.new > 0 && !quiet {
+                lines.push(Line::Bad(self.words(name, overdue)));
+                self.told.insert(name.clone(), Told { at: now, now: true });
+            }
+        }
+        for (name, told) in &mut self.told {
+            let still = disks.get(name).is_some_and(|(overdue, _)| overdue.requests > 0);
+            if told.now && !still && !silent {
+                told.now = false;
+                let limit = seconds(self.limit);
+                lines.push(Line::Good(format!("{name}: no request waits for {limit} any more")));
+            }
+        }
+        self.told.retain(|_, told| told.now || now < told.at + QUIET);
+    }
+
+    fn words(&self, name: &str, overdue: &Overdue) -> String {
+        let (count, limit) = (overdue.requests, seconds(self.limit));
+        let requests = if count == 1 { "request has" } else { "requests have" };
+        let oldest = overdue.oldest.map(|oldest| {
+            let (range, age) = (oldest.range, Duration::from_nanos(oldest.age_ns));
+            let what = match oldest.op {
+                Op::Flush => "a flush".to_owned(),
+                Op::GetId => "a question for its name".to_owned(),
+                op => {
+                    let word = match op {
+                        Op::Read => "a read",
+                        Op::Write => "a write",
+                        Op::Discard => "a discard",
+                        _ => "zeroing",
+                    };
+                    format!("{word} of {} at byte {}", Size(range.len()), range.offset())
+                }
+            };
+            format!(", the oldest, {what}, for {}", seconds(age))
+        });
+        let oldest = oldest.unwrap_or_default();
+        format!(
+            "{name}: {count} {requests} been under way for {limit} or longer{oldest}: its disk is \
+             slow, or has lost them"
+        )
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_core::ByteRange;
+    use ringway_disk::{Disk, Oldest, OpenOptions, Source, open};
+    use ringway_export::LaneId;
+    use std::cell::Cell;
+
+    fn disk(bytes: u64) -> Arc<Disk> {
+        Arc::new(open(&OpenOptions::new(Source::Null { bytes, latency_us: 0 })).unwrap())
+    }
+
+    /// Rounds, a clock that is told, and one worker that answers or not.
+    struct Scene {
+        rounds: Rounds,
+        now: Cell<u64>,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            Self { rounds: Rounds::new(Duration::from_secs(30)), now: Cell::new(0) }
+        }
+
+        /// A round at `now` seconds; the worker says this, or nothing.
+        fn at(&mut self, now: u64, says: Option<Vec<Looked>>) -> Vec<Line> {
+            self.now.set(now);
+            let (sender, promise) = channel();
+            let keep = match says {
+                Some(says) => {
+                    sender.send(says).unwrap();
+                    None
+                }
+                None => Some(sender),
+            };
+            let mut promise = Some(promise);
+            let mut ask =
+                |_| promise.take().map(|p| ((EngineKind::Threads, 2), p)).into_iter().collect();
+            let now = &self.now;
+            // Whoever waits in vain does so without waiting.
+            let clock = || Duration::from_secs(now.replace(now.get()));
+            let lines = self.rounds.round(&clock, &mut ask);
+            // It owes an answer for good.
+            std::mem::forget(keep);
+            lines
+        }
+    }
+
+    fn looked(disk: &Arc<Disk>, requests: usize, new: usize, lost_kicks: u64) -> Looked {
+        let range = ByteRange::new(8192, 4096).unwrap();
+        let oldest = Oldest { op: Op::Write, range, age_ns: 31_500_000_000 };
+        let oldest = (requests > 0).then_some(oldest);
+        let overdue = Overdue { requests, new, oldest };
+        Looked { lane: LaneId(0), disk: Arc::clone(disk), overdue, lost_kicks }
+    }
+
+    #[test]
+    fn c08_what_is_overdue_is_told_once_a_minute_and_its_end_as_well() {
+        let (mut scene, disk) = (Scene::new(), disk(1 << 20));
+        let name = disk.name();
+        let says = |requests, new| Some(vec![looked(&disk, requests, new, 0)]);
+        assert_eq!(scene.at(5, says(0, 0)), []);
+        let told = format!(
+            "{name}: 3 requests have been under way for 30 s or longer, the oldest, a write of 4 KiB \
+             at byte 8192, for 31 s: its disk is slow, or has lost them"
+        );
+        assert_eq!(scene.at(10, says(3, 3)), [Line::Bad(told)]);
+        assert_eq!(scene.at(15, says(3, 0)), [], "told already");
+        assert_eq!(scene.at(20, says(4, 1)), [], "and no flood");
+        // Whoever does not answer says nothing about its disks.
+        assert_eq!(scene.at(25, None), []);
+        let good = Line::Good(format!("{name}: no request waits for 30 s any more"));
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(10, says(1, 1)).len(), 1);
+        assert_eq!(scene.at(15, says(0, 0)), [good]);
+        assert_eq!(scene.at(20, says(1, 1)), [], "not within the minute");
+        assert_eq!(scene.at(75, says(2, 1)).len(), 1);
+    }
+
+    /// Two kinds of engine may have one name.
+    #[test]
+    fn workers_of_one_name_are_asked_both() {
+        let (mut scene, disk) = (Scene::new(), disk(1 << 20));
+        let mut asked = Vec::new();
+        for (kind, requests) in [(EngineKind::Null, 0), (EngineKind::NullAfter(7), 2)] {
+            let (sender, promise) = channel();
+            sender.send(vec![looked(&disk, requests, requests, 0)]).unwrap();
+            asked.push(((kind, 0), promise));
+        }
+        let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_| std::mem::take(&mut asked));
+        assert!(
+            matches!(&lines[..], [Line::Bad(line)] if line.contains("2 requests")),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn c08_lost_kicks_are_told() {
+        let (mut scene, disk) = (Scene::new(), disk(1 << 20));
+        let lines = scene.at(5, Some(vec![looked(&disk, 0, 0, 2), looked(&disk, 0, 0, 1)]));
+        assert!(matches!(&lines[..], [Line::Bad(line)] if line.contains("3 of its guest's kicks")));
+    }
+
+    #[test]
+    fn c12_a_worker_that_does_not_move_is_told() {
+        let mut scene = Scene::new();
+        assert_eq!(scene.at(5, None), []);
+        assert_eq!(scene.at(20, Some(vec![])), [], "it still owes the first answer");
+        let lines = scene.at(36, Some(vec![]));
+        assert!(
+            matches!(&lines[..], [Line::Bad(line)] if line.contains("threads/2 has not moved for 31 s")),
+            "{lines:?}"
+        );
+        assert_eq!(scene.at(40, Some(vec![])), [], "once");
+        // It answers at last.
+        let (sender, promise) = channel();
+        sender.send(vec![]).unwrap();
+        scene.rounds.asked.values_mut().next().unwrap().promise = promise;
+        let lines = scene.at(50, Some(vec![]));
+        let good = "worker threads/2 moves again, after 45 s";
+        assert_eq!(lines, [Line::Good(good.into())]);
+        // One that has ended is forgotten.
+        assert_eq!(scene.at(60, Some(vec![])), []);
+        assert!(scene.rounds.asked.is_empty());
+    }
+}
