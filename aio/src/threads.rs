@@ -20,7 +20,7 @@ use crate::sys::{self, Job};
 
 /// The most bytes the owner moves by itself: about 10 us of copying; more is better spread over
 /// the pool's threads.
-const INLINE_BYTES: u64 = 128 << 10;
+pub(crate) const INLINE_BYTES: u64 = 128 << 10;
 
 /// What the owner may try by itself before it asks a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Assembles a Xen machine from Debian packages, without installing them.
 #
-#   build.sh OUTDIR PROGRAM     writes OUTDIR/xen, vmlinuz, dom0.cpio
+#   build.sh OUTDIR PROGRAM CHECK [speed]     writes OUTDIR/xen, vmlinuz, dom0.cpio
 #
-# PROGRAM is the `ringway` that runs in dom0; it comes with the libraries it has on this machine.
+# PROGRAM is the `ringway` that runs in dom0, CHECK the `disk-check` that runs in the guest; both come
+# with the libraries they have on this machine. With `speed` dom0 also has QEMU, and the guest has fio: 100 MB more.
 #
 # Xen, its tools, the kernel and every library come from the machine's own apt sources, so they fit
 # each other on whatever release this is.  The result is kept in a cache; its key is the files of
@@ -26,16 +27,28 @@ modules_domu="drivers/block/xen-blkfront"
 programs="xenstored xenconsoled xl xen-init-dom0"
 xenstore_tools="xenstore-ls xenstore-read xenstore-write xenstore-list xenstore-rm xenstore-exists
                 xenstore-chmod"
+packages="xenstore-utils busybox-static"
+# With paths from the root, for dom0 and for the guest.
+more_dom0=
+more_domu=
 # Pulled in by dependencies, but nothing above runs or loads them.
 not_needed='^(python3|libpython3|perl|libperl|dpkg$|adduser$|passwd$|debconf|tar$|libpam|media-types$'
-not_needed+='|initramfs|linux-base|xen-hypervisor-common|ucf|grub|kmod$|udev$|systemd|iproute2|sensible)'
+not_needed+='|qemu-system-data|seabios|ipxe|gstreamer|initramfs|linux-base|xen-hypervisor-common|ucf|grub|kmod$|udev$|systemd|iproute2|sensible)'
 
 say() { printf 'xen/build.sh: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 # Nothing is wrong, but not here.
 unfit() { say "$*"; exit 77; }
 
-[ $# -eq 2 ] || die "usage: build.sh OUTDIR PROGRAM"
+case $#:${4:-} in
+  3:) flavour=tests ;;
+  4:speed)
+    flavour=speed
+    packages+=" qemu-system-xen fio"
+    more_dom0=usr/libexec/xen-qemu-system-i386
+    more_domu=usr/bin/fio ;;
+  *) die "usage: build.sh OUTDIR PROGRAM CHECK [speed]" ;;
+esac
 [ "$(uname -m)" = x86_64 ] || unfit "the machine is amd64 only, this one is $(uname -m)"
 missing=
 for tool in apt-get:apt apt-cache:apt dpkg-deb:dpkg tar:tar xz:xz-utils sha256sum:coreutils \
@@ -54,7 +67,7 @@ exec 9>"$cache/lock"
 flock 9
 
 digest() { sha256sum | cut -c1-16; }
-script=$(digest <"$here/build.sh")
+script=$flavour-$(digest <"$here/build.sh")
 work=$cache/work
 trap 'rm -rf "$work" "$cache/names.new" "$cache/lists"' EXIT
 
@@ -83,8 +96,9 @@ resolve() {
     say "apt does not know xen-system-amd64 and linux-image-amd64"
     return 1
   fi
-  answer=$(apt-get "${apt_options[@]}" -s install "$hypervisor" "$utils" xenstore-utils \
-             busybox-static "$kernel") || return 1
+  # shellcheck disable=SC2086 # a list of words
+  answer=$(apt-get "${apt_options[@]}" -s install "$hypervisor" "$utils" $packages "$kernel") ||
+    return 1
   awk -v drop="$not_needed" '$1 == "Inst" && $2 !~ drop { gsub(/[()]/, "", $3); print $2 "=" $3 }' \
     <<<"$answer" | sort
 }
@@ -141,20 +155,24 @@ carry_modules() { # ROOT MODULE…
 
 carry_programs() { # ROOT PROGRAM…: each with the libraries it needs, at one place
   local root=$1 program library
-  local loader=$sys/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2
+  local libraries=$sys/usr/lib/x86_64-linux-gnu
+  local loader=$libraries/ld-linux-x86-64.so.2
   shift
   mkdir -p "$root"/{sbin,lib64,lib/x86_64-linux-gnu}
   cp -L "$loader" "$root/lib64/"
   for program in "$@"; do
     [ -e "$program" ] || die "no package has $(basename "$program")"
     cp -L "$program" "$root/sbin/"
-    "$loader" --library-path "$sys/usr/lib/x86_64-linux-gnu" --list "$program" |
+    # Some packages keep theirs in a folder of their own.
+    "$loader" --library-path "$(find "$libraries" -maxdepth 1 -type d -printf '%p:')" \
+        --list "$program" |
       awk '/not found/ { print "/missing/" $1 } $3 ~ /^\// { print $3 }'
   done | sort -u >"$work/libraries"
   while read -r library; do
-    library=$(basename "$library")
-    [ -e "$sys/usr/lib/x86_64-linux-gnu/$library" ] || die "no package has the library $library"
-    cp -L "$sys/usr/lib/x86_64-linux-gnu/$library" "$root/lib/x86_64-linux-gnu/"
+    case $library in
+      "$libraries"/*) cp -L "$library" "$root/lib/x86_64-linux-gnu/" ;;
+      *) die "no package has the library $(basename "$library")" ;;
+    esac
   done <"$work/libraries"
   # Opened by name when a thread is cancelled.
   cp -L "$sys/usr/lib/x86_64-linux-gnu/libgcc_s.so.1" "$root/lib/x86_64-linux-gnu/"
@@ -174,6 +192,7 @@ build() { # NAMES_FILE DESTINATION
   bin=()
   for tool in $programs; do bin+=("${tools[0]}/$tool"); done
   for tool in $xenstore_tools; do bin+=("$sys/usr/bin/$tool"); done
+  for tool in $more_dom0; do bin+=("$sys/$tool"); done
   skeleton "$work/dom0"
   carry_programs "$work/dom0" "${bin[@]}"
   # shellcheck disable=SC2086 # lists of words
@@ -181,6 +200,9 @@ build() { # NAMES_FILE DESTINATION
   skeleton "$work/domu"
   # shellcheck disable=SC2086
   carry_modules "$work/domu" $modules_domu
+  bin=()
+  for tool in $more_domu; do bin+=("$sys/$tool"); done
+  [ ${#bin[@]} = 0 ] || carry_programs "$work/domu" "${bin[@]}"
   pack "$work/dom0" >"$result/dom0.cpio"
   pack "$work/domu" >"$result/domu.cpio"
   cp "$sys"/boot/vmlinuz-* "$result/vmlinuz"
@@ -229,7 +251,7 @@ else
     base=$(find "$cache" -maxdepth 1 -type d -name "$script-????????????????" -printf '%T@ %p\n' |
            sort -n | awk 'END { print $2 }')
     [ -n "$base" ] || unfit "could not get the packages.  Check the network and the apt sources of" \
-      "this machine; needed are xen-system-amd64, linux-image-amd64, xenstore-utils, busybox-static"
+      "this machine; needed are xen-system-amd64, linux-image-amd64, $packages"
     say "using an older build"
   fi
 fi
@@ -249,21 +271,29 @@ for domain in dom0 domu; do
 done
 cp "$here/dom0/lib.sh" "$overlay/dom0/ringway/"
 cp -r "$here/scenarios" "$overlay/dom0/ringway/"
+cp "$here/domu/speed.sh" "$overlay/domu/ringway/"
 mkdir -p "$overlay/dom0/etc/xen/scripts"
 cp "$here/dom0/block-loop" "$here/../../tools/xen/block-ringway" "$overlay/dom0/etc/xen/scripts/"
 chmod 755 "$overlay"/dom0/etc/xen/scripts/*
+# carry_own DOMAIN PROGRAM NAME: with the libraries of this machine, which need not be those of the
+# packages.
+carry_own() {
+  local place=$overlay/$1/ringway/bin
+  mkdir -p "$place"
+  cp "$2" "$place/$3"
+  # Symbols are of no use there, and as large as all the rest.
+  if command -v strip >/dev/null; then strip "$place/$3"; fi
+  ldd "$2" | awk '$3 ~ /^\// { print $3 } $1 ~ /^\/.*\/ld-/ { print $1 }' | while read -r library; do
+    case $library in
+      */ld-*) cp -L "$library" "$place/loader" ;;
+      *) cp -L "$library" "$place/" ;;
+    esac
+  done
+}
+carry_own dom0 "$2" ringway
+carry_own domu "$3" disk-check
 with_overlay domu >"$overlay/dom0/ringway/domu.cpio"
 cp "$base/vmlinuz" "$overlay/dom0/ringway/vmlinuz"
-mkdir "$overlay/dom0/ringway/bin"
-cp "$2" "$overlay/dom0/ringway/bin/ringway"
-# Symbols are of no use there, and as large as all the rest.
-if command -v strip >/dev/null; then strip "$overlay/dom0/ringway/bin/ringway"; fi
-ldd "$2" | awk '$3 ~ /^\// { print $3 } $1 ~ /^\/.*\/ld-/ { print $1 }' | while read -r library; do
-  case $library in
-    */ld-*) cp -L "$library" "$overlay/dom0/ringway/bin/loader" ;;
-    *) cp -L "$library" "$overlay/dom0/ringway/bin/" ;;
-  esac
-done
 # Written beside and renamed: a machine that boots right now keeps its files.
 with_overlay dom0 >"$out/dom0.cpio.new"
 mv "$out/dom0.cpio.new" "$out/dom0.cpio"

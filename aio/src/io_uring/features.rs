@@ -5,6 +5,17 @@ use io_uring::squeue::Flags;
 use io_uring::{Builder, IoUring as Ring, Probe, opcode};
 use std::io;
 
+/// How [`super::IoUring`] is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct IoUringSetup<'a> {
+    /// Operations at a time.
+    pub depth: u32,
+    /// Features to leave alone even if the kernel has them: for tests and for comparing.
+    pub without: &'a [Feature],
+    /// Poll devices for completions, of files that [`super::can_poll`].
+    pub iopoll: bool,
+}
+
 /// Slots of the table of registered files; files beyond are used by their descriptors.
 pub(super) const FILES: u32 = 256;
 

@@ -16,11 +16,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 mod buffers;
+mod copies;
 mod entry;
 mod features;
 mod polled;
 
-pub use features::{Feature, Features, probe};
+pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;
 
 use crate::engine::{
@@ -29,6 +30,7 @@ use crate::engine::{
 use crate::files::Files;
 use crate::sys;
 use buffers::Buffers;
+use copies::Copies;
 use entry::entry;
 use features::{FILES, set_up};
 use polled::Polled;
@@ -41,17 +43,6 @@ const BELLS: u32 = 64;
 const BELL: u64 = 1 << 63;
 /// The user data of what nobody waits for.
 const NOBODY: u64 = u64::MAX;
-
-/// How [`IoUring`] is set up.
-#[derive(Clone, Copy, Debug)]
-pub struct IoUringSetup<'a> {
-    /// Operations at a time.
-    pub depth: u32,
-    /// Features to leave alone even if the kernel has them: for tests and for comparing.
-    pub without: &'a [Feature],
-    /// Poll devices for completions, of files that [`can_poll`].
-    pub iopoll: bool,
-}
 
 /// A doorbell that is watched, or was.
 #[derive(Clone, Copy, Debug)]
@@ -77,6 +68,8 @@ struct Note {
     flags: Flags,
     /// Its transfers go to the polled ring.
     polled: bool,
+    /// Its writes are copied here.
+    copied: bool,
 }
 
 /// A ring of one worker.
@@ -93,6 +86,7 @@ pub struct IoUring {
     features: Features,
     files: Files<Note>,
     polled: Option<Polled>,
+    copies: Copies,
     buffers: Buffers,
     bells: Vec<Bell>,
     watches: u64,
@@ -126,6 +120,7 @@ impl IoUring {
             features,
             files: Files::new(),
             polled: setup.iopoll.then(|| Polled::new(setup.depth.max(1))).transpose()?,
+            copies: Copies::new(setup.depth),
             buffers: Buffers::default(),
             bells: Vec::with_capacity(BELLS as usize),
             watches: 0,
@@ -235,6 +230,7 @@ impl IoUring {
     /// Completes what is in the kernel, without a caller to hear of it.
     fn drain(&mut self) -> io::Result<()> {
         let mut out = Reaped::default();
+        self.copies.carry_out(&mut self.counters);
         while self.in_flight > 0 {
             if self.reap(&mut out) == 0 {
                 self.wait(Some(Duration::from_secs(1)))?;
@@ -257,7 +253,8 @@ impl Engine for IoUring {
         let fixed = self.features.has(Feature::RegisteredFiles) && id.0 < FILES;
         let flags = if fixed { Flags::FIXED_FILE } else { Flags::empty() };
         let polled = self.polled.is_some() && can_poll(file).is_ok();
-        let id = self.files.attach(file, Note { flags, polled });
+        let copied = copies::concern(file)?;
+        let id = self.files.attach(file, Note { flags, polled, copied });
         if fixed {
             let fd = self.files.get(id).fd;
             let updated = self.ring.submitter().register_files_update(id.0, &[fd]);
@@ -314,11 +311,16 @@ impl Engine for IoUring {
         }
         debug_assert!(io.tag & BELL == 0, "the top bit of a tag is clear");
         let file = self.files.get(io.file);
-        let Note { flags, polled } = file.note;
+        let Note { flags, polled, copied } = file.note;
         // Neither files nor buffers are registered with the polled ring. A durable write ends with a
         // flush, which no device is polled for.
         if polled && matches!(io.op, IoOp::Read | IoOp::Write) {
             return self.queue_polled(io);
+        }
+        if copied && self.copies.take(io, file.fd) {
+            self.in_flight += 1;
+            self.counters.queued += 1;
+            return Ok(());
         }
         let fd = if flags.is_empty() { file.fd } else { io.file.0.cast_signed() };
         let entry =
@@ -335,6 +337,7 @@ impl Engine for IoUring {
         if self.polled.is_some() {
             self.poll(0)?;
         }
+        self.copies.carry_out(&mut self.counters);
         if self.ring.submission().is_empty() && !self.must_enter() {
             return Ok(());
         }
@@ -350,6 +353,7 @@ impl Engine for IoUring {
         if let Some(polled) = &mut self.polled {
             polled.reap(out);
         }
+        self.copies.reap(out);
         let mut ended = false;
         for found in self.ring.completion() {
             let tag = found.user_data();
@@ -381,7 +385,7 @@ impl Engine for IoUring {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.ring.completion().is_empty() {
+        if self.copies.any() || !self.ring.completion().is_empty() {
             return Ok(());
         }
         // Nothing rings when a polled transfer is done: whoever has some under way does not sleep.

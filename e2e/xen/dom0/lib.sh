@@ -31,14 +31,21 @@ equals() {
     if [ "$2" = "$3" ]; then ok "$1" "$3"; else fail "$1" "wanted '$2', found '$3'"; fi
 }
 
+# nap SECONDS: sleeps without starting a program, which takes longer than many a thing waited for.
+[ -p /run/nap ] || mkfifo /run/nap
+# shellcheck disable=SC3045 # busybox has it
+nap() { read -r -t "$1" _ <>/run/nap || true; }
+
 # within SECONDS COMMAND…: repeats the command until it succeeds.
 within() {
-    local left=$(($1 * 20))
+    local now end
+    read -r now _ </proc/uptime
+    end=$((${now%.*} + 1 + $1))
     shift
     until "$@" >/dev/null 2>&1; do
-        left=$((left - 1))
-        [ $left -gt 0 ] || return 1
-        sleep 0.05
+        read -r now _ </proc/uptime
+        [ "${now%.*}" -lt $end ] || return 1
+        nap 0.2
     done
 }
 
@@ -64,7 +71,7 @@ kernel = "/ringway/vmlinuz"
 ramdisk = "/ringway/domu.cpio"
 memory = $3
 vcpus = $2
-extra = "console=hvc0 quiet panic=-1"
+extra = "console=hvc0 quiet panic=-1 mitigations=off"
 on_poweroff = "destroy"
 on_crash = "destroy"
 CONFIG
@@ -102,13 +109,16 @@ answer() {
     return "$end"
 }
 
-# in_guest COMMAND: both, within a minute.
+# in_guest COMMAND: both, within two minutes.
 in_guest() {
     tell "$1"
-    answer 60
+    answer 120
 }
 
 # --- the back-end ------------------------------------------------------------------------------
+
+# A list of words: what runs in the background must not be a function, whose shell would be killed.
+ringway="/ringway/bin/loader --library-path /ringway/bin /ringway/bin/ringway"
 
 # start_backend ARGUMENTS: `ringway serve --xen` in the background, until it says that it is ready.
 start_backend() {
@@ -116,15 +126,14 @@ start_backend() {
     cat /run/ringway.out >>/run/ringway.all
     : >/run/ringway.out
     # shellcheck disable=SC2086 # a list of words
-    /ringway/bin/loader --library-path /ringway/bin /ringway/bin/ringway serve --xen \
-        --xen-name "$(kind)" --control /run/ringway.sock "$@" >>/run/ringway.out 2>&1 &
+    $ringway serve --xen --xen-name "${served:-$(kind)}" --control /run/ringway.sock "$@" >>/run/ringway.out 2>&1 &
     backend=$!
     within 10 grep -q '^backend/' /run/ringway.out || fail backend_starts "$(tail -n 3 /run/ringway.out | tr '\n' '|')"
     # Without being asked: it is confined.
     grep -q 'sandbox on: ' /run/ringway.out || fail sandbox "$(head -n 3 /run/ringway.out | tr '\n' '|')"
 }
 
-ctl() { ringway ctl --control /run/ringway.sock "$@" --json; }
+ctl() { $ringway ctl --control /run/ringway.sock "$@" --json; }
 # front_end TRUE|FALSE: whether a front-end is connected to the first disk, as `ctl list` says it.
 front_end() { ctl list | tr -d ' \n' | grep -q "\"connected\":$1"; }
 # state BACK FRONT: what both sides say in the store, of disk DEVICE of the guest.
@@ -149,7 +158,80 @@ stop_backend() {
     [ $status = 0 ] || fail backend_stops "status $status: $(tail -n 5 /run/ringway.out | tr '\n' '|')"
 }
 
-ringway() { /ringway/bin/loader --library-path /ringway/bin /ringway/bin/ringway "$@"; }
+# --- disks put into xenstore without the toolstack ---------------------------------------------
+#
+# One program instead of several dozen, for any number of disks. What is written is what the toolstack
+# writes (xen/include/public/io/blkif.h and xenbus.h).
+
+# by_hand TYPE…: prepares the folders of the guest and of these back-ends. What is made in a folder has
+# its permissions.
+by_hand() {
+    for type in "$@"; do permit "$type" || return 1; done
+    xenstore-write "/local/domain/$domid/device/vbd" "" &&
+        xenstore-chmod "/local/domain/$domid/device/vbd" "n$domid" r0
+}
+
+permit() {
+    xenstore-write "/local/domain/0/backend/$1/$domid" "" &&
+        xenstore-chmod "/local/domain/0/backend/$1/$domid" n0 "r$domid"
+}
+
+# These set a variable instead of printing: a subshell is a program, too.
+# device LETTER: the number of xvdLETTER, in $number.
+device() {
+    case $1 in
+        a) number=51712 ;; b) number=51728 ;; c) number=51744 ;; d) number=51760 ;; e) number=51776 ;;
+        f) number=51792 ;; g) number=51808 ;; h) number=51824 ;; i) number=51840 ;;
+    esac
+}
+
+# add_disk TYPE LETTER PARAMS [KEY VALUE]…: adds to $words what is to be written for one disk.
+add_disk() {
+    local back front type=$1
+    device "$2"
+    back=/local/domain/0/backend/$1/$domid/$number
+    front=/local/domain/$domid/device/vbd/$number
+    words="$words $back/frontend $front $back/frontend-id $domid $back/params $3 $back/mode w"
+    words="$words $back/online 1 $back/device-type disk $back/dev xvd$2 $back/type $type"
+    words="$words $back/removable 0 $back/bootable 0 $front/backend $back $front/backend-id 0"
+    words="$words $front/virtual-device $number $front/device-type disk"
+    shift 3
+    while [ $# -gt 0 ]; do
+        words="$words $back/$1 $2"
+        shift 2
+    done
+    # Last: from here on the other side looks.
+    words="$words $back/state 1 $front/state 1"
+}
+
+# put_disks: all that were added, in one transaction.
+put_disks() {
+    local all=$words
+    words=
+    # shellcheck disable=SC2086 # a list of words
+    xenstore-write $all
+}
+
+# take_disks TYPE LETTER…: detaches as the toolstack does, and waits until back-ends say they are done.
+take_disks() {
+    local orders="" folders="" states="" back
+    while [ $# -gt 0 ]; do
+        device "$2"
+        back=/local/domain/0/backend/$1/$domid/$number
+        orders="$orders $back/online 0 $back/state 5"
+        states="$states $back/state"
+        folders="$folders $back /local/domain/$domid/device/vbd/$number"
+        shift 2
+    done
+    # shellcheck disable=SC2086 # lists of words, here and below
+    if ! xenstore-write $orders || ! within 90 are_closed $states; then
+        xenstore-read $states
+        return 1
+    fi
+    # shellcheck disable=SC2086
+    xenstore-rm $folders
+}
+are_closed() { ! xenstore-read "$@" | grep -q -v '^6$'; }
 
 # --- disks -------------------------------------------------------------------------------------
 

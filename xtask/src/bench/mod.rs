@@ -32,6 +32,7 @@ mod short;
 mod proc;
 mod report;
 mod tmpfs;
+mod xen;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -64,6 +65,8 @@ enum What {
     Origins(origins::OriginsArgs),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
     Tmpfs(tmpfs::TmpfsArgs),
+    /// Back-ends for Xen: ours, QEMU's and the kernel's, under one guest of an emulated Xen host.
+    Xen(xen::XenArgs),
 }
 
 impl What {
@@ -74,6 +77,7 @@ impl What {
                 0.7
             }
             Self::Tmpfs(_) | Self::Origins(_) => 1.0,
+            Self::Xen(_) => 0.25,
         }
     }
 }
@@ -113,7 +117,10 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if let What::Origins(args) = &what {
         return origins::run(&daemon, args);
     }
-    options::pin(&common.client_cpus)?;
+    // The emulator needs all cores.
+    if !matches!(what, What::Xen(_)) {
+        options::pin(&common.client_cpus)?;
+    }
     let lab = Lab { common, seconds, daemon };
     let report = match &what {
         What::Matrix(args) => matrix::run(&lab, args),
@@ -123,6 +130,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Idle(args) => idle::run(&lab, args),
         What::Origins(_) => unreachable!("it has returned"),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
+        What::Xen(args) => xen::run(&lab, args),
     }?;
     report.deliver(&lab)
 }
