@@ -10,8 +10,7 @@
 //! # use ringway_testkit::rig::{Rig, RigOptions};
 //! # let ram = Source::Sim { model: Ram, bytes: 1 << 20 };
 //! # let mut rig = Rig::start(&RigOptions::new(ram, Sim(Ram)));
-//! # let socket = rig.connect();
-//! let mut device = ringway_driver::Options::new().over(socket)?; // or Device::connect(path)?
+//! let mut device = ringway_driver::Options::new().over(rig.connect())?; // or Device::connect(path)?
 //! let mut queue = device.queue::<&str>()?;
 //! let mut buffer = device.pool().alloc(4096).ok_or("out of shared memory")?;
 //!

@@ -194,7 +194,7 @@ impl World {
             let ready = match rng.below(5) {
                 0 => self.queue.submit().map(|()| false),
                 1 => self.queue.wait_polling(Some(PATIENCE)),
-                2 => self.queue.wait_for(1 + below(rng, 9) as u16, Some(PATIENCE)),
+                2 => self.queue.wait_for(u16::try_from(1 + below(rng, 9)).unwrap(), Some(PATIENCE)),
                 3 => self.queue.arm(),
                 _ => self.queue.wait(Some(PATIENCE)),
             };
