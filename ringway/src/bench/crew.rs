@@ -106,7 +106,7 @@ pub(crate) fn run(
                         empty,
                     };
                     match port {
-                        AnyPort::Ring(port) => lane::run(port, job),
+                        AnyPort::Ring(port) => lane::run(*port, job),
                         AnyPort::File(port) => lane::run(port, job),
                     }
                 });
@@ -137,13 +137,15 @@ pub(crate) fn run(
 
 /// The port of a seat, made on its thread.
 enum AnyPort {
-    Ring(RingPort),
+    Ring(Box<RingPort>),
     File(FilePort),
 }
 
 fn sit(seat: Seat) -> Result<AnyPort> {
     Ok(match seat {
-        Seat::Ring(queue, buffers, merges) => AnyPort::Ring(RingPort::new(*queue, buffers, merges)),
+        Seat::Ring(queue, buffers, merges) => {
+            AnyPort::Ring(Box::new(RingPort::new(*queue, buffers, merges)))
+        }
         Seat::File { disk, depth, room, skew } => {
             AnyPort::File(FilePort::new(&disk, depth, room, skew)?)
         }
