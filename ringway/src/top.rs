@@ -22,6 +22,8 @@ use clap::Args;
 use figures::{Figures, Samples};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -101,6 +103,10 @@ pub(crate) fn run(args: TopArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), usize::try_from(number)?)?;
     }
     let terminal = ratatui::try_init().context("cannot take over the terminal: try --once")?;
+    std::thread::Builder::new()
+        .name("terminal".into())
+        .spawn(end_with_the_terminal)
+        .context("cannot start a thread")?;
     let ended = show(terminal, app, &watch, &signal);
     ratatui::restore();
     ended
@@ -119,6 +125,23 @@ fn look(socket: &Path, time: Duration) -> anyhow::Result<Figures> {
         socket.display()
     );
     Ok(figures)
+}
+
+/// Ends the program once the other end of its terminal is gone: reading keys from it finds no end, and
+/// there is nothing to restore. SIGHUP comes to those only whose controlling terminal it is.
+fn end_with_the_terminal() {
+    let terminal = std::io::stdout();
+    loop {
+        // Nothing is asked for: a hang-up and errors are told anyway.
+        let mut polled = [PollFd::new(&terminal, PollFlags::empty())];
+        match poll(&mut polled, None) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            // No way to know.
+            Err(_) => return,
+        }
+    }
+    std::process::exit(128 + SIGHUP);
 }
 
 /// How long a key or an answer may wait before it is looked at.

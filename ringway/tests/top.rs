@@ -7,7 +7,8 @@ use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::Value;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -130,6 +131,34 @@ fn what_is_wrong_is_said_at_once() {
     }
 }
 
+/// `ringway top` in a terminal of its own, and the other end of that.
+fn in_terminal(dir: &Path) -> (Child, File) {
+    let size = libc::winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
+    // Neither end may live on in a child of another test.
+    let master = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NOCTTY)
+        .open("/dev/ptmx")
+        .expect("a terminal");
+    // SAFETY: plain calls on a descriptor of ours; the new one is for us alone.
+    let slave = unsafe {
+        assert_eq!(libc::unlockpt(master.as_raw_fd()), 0);
+        let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+        let slave = libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags);
+        assert!(slave >= 0, "no terminal");
+        assert_eq!(libc::ioctl(slave, libc::TIOCSWINSZ, &raw const size), 0);
+        OwnedFd::from_raw_fd(slave)
+    };
+    let mut command = ringway();
+    command.args(["top", "--control", "ctl", "--interval", "100ms"]).current_dir(dir);
+    command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
+    command.stdin(slave.try_clone().unwrap()).stdout(slave).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    drop(command);
+    (child, master)
+}
+
 /// `ringway top` in a terminal of 120 by 30 characters.
 struct Screen {
     child: Child,
@@ -141,28 +170,7 @@ struct Screen {
 
 impl Screen {
     fn new(dir: &Path) -> Self {
-        let size = libc::winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
-        let (mut master, mut slave) = (-1, -1);
-        let null = std::ptr::null_mut();
-        // SAFETY: the numbers and the size are ours; neither a name nor settings are asked for.
-        let rc = unsafe {
-            libc::openpty(
-                &raw mut master,
-                &raw mut slave,
-                null,
-                null.cast(),
-                &raw const size as *mut _,
-            )
-        };
-        assert_eq!(rc, 0, "no terminal");
-        // SAFETY: both were opened a moment ago, for us alone.
-        let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
-        let mut command = ringway();
-        command.args(["top", "--control", "ctl", "--interval", "100ms"]).current_dir(dir);
-        command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
-        command.stdin(slave.try_clone().unwrap()).stdout(slave).stderr(Stdio::null());
-        let child = command.spawn().unwrap();
-        drop(command);
+        let (child, master) = in_terminal(dir);
         let mut screen = master.try_clone().unwrap();
         let (tell, output) = channel();
         std::thread::spawn(move || {
@@ -236,4 +244,23 @@ fn the_screen_shows_disks_outlives_the_daemon_and_leaves_the_terminal_as_it_was(
     screen.expect("\u{1b}[?1049l");
     let status = wait(&mut screen.child, Duration::from_secs(60)).expect("it ends");
     assert_eq!(status.code(), Some(128 + libc::SIGTERM));
+}
+
+/// Its window is closed, and nobody tells it: it does not go on without a screen.
+#[test]
+fn it_ends_with_its_terminal() {
+    let dir = folder();
+    let _daemon = serve(dir.path());
+    let (mut child, mut master) = in_terminal(dir.path());
+    let (mut seen, mut bytes) = (Vec::new(), [0; 4096]);
+    while !seen.windows(8).any(|part| part == b"disk.img") {
+        let count = master.read(&mut bytes).unwrap();
+        seen.extend_from_slice(&bytes[..count]);
+    }
+    drop(master);
+    let status = wait(&mut child, PATIENCE);
+    if status.is_none() {
+        child.kill().unwrap();
+    }
+    assert_eq!(status.expect("it ends").code(), Some(128 + libc::SIGHUP));
 }
