@@ -357,7 +357,7 @@ fn origins(which: &str, parts: &[&str]) {
         assert!(said.contains(part), "{part}: {said}");
     }
     let page = std::fs::read_to_string(dir.path().join("o.html")).unwrap();
-    assert!(page.contains("<svg") && page.contains("class=\"published\""));
+    assert!(page.contains("class=\"bars\"") && page.contains("class=\"published\""));
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
     assert_eq!(left.len(), 2, "disk.img and o.html: {left:?}");
 }

@@ -95,7 +95,7 @@ fn counts_are_printed_at_the_end() {
 #[test]
 fn sigterm_completes_what_is_in_flight_and_removes_the_socket() {
     let dir = folder();
-    let disk = "null:1G,latency=2s";
+    let disk = "null:1G,latency=2000ms";
     let daemon = Daemon::serve(dir.path(), &[disk, "--socket", "s"]);
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue::<u64>().unwrap();
