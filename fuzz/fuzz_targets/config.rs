@@ -20,17 +20,17 @@ mod logging;
 mod plan;
 #[path = "../../ringway/src/size.rs"]
 mod size;
+#[path = "../../ringway/src/config/xen.rs"]
+mod xen;
+#[path = "../../ringway/src/config/xen_args.rs"]
+mod xen_args;
 
 use claim::{Claim, Location};
 use cpus_list::CpuList;
-use disk::{Choice, DiskArgs, DiskSpec, Place};
+use disk::{Choice, DiskArgs, DiskSpec, Place, is_unreal};
 use plan::{DaemonArgs, Plan, cpus};
+use xen_args::{XenArgs, XenPlan};
 
-/// Files know nothing of Xen's toolstack.
-mod serve {
-    #[derive(Debug)]
-    pub(crate) struct XenPlan;
-}
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     case::check(data);

@@ -34,10 +34,8 @@ mod config {
 }
 
 /// Requests know nothing of Xen's toolstack.
-mod serve {
-    #[derive(Debug)]
-    pub(crate) struct XenPlan;
-}
+#[derive(Debug)]
+pub(crate) struct XenPlan;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
     case::check(data);

@@ -8,6 +8,7 @@ mod disk;
 mod file;
 mod plan;
 mod xen;
+mod xen_args;
 
 pub(crate) use claim::{Claim, Location};
 pub(crate) use cpus::CpuList;
@@ -17,3 +18,4 @@ pub(crate) use disk::{
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};
 pub(crate) use xen::{Attached, XenDisk};
+pub(crate) use xen_args::{XenArgs, XenPlan};

@@ -21,7 +21,7 @@ mod watchdog;
 mod xen;
 
 use crate::cli::{Cli, LogArgs};
-use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan};
+use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan, XenArgs, XenPlan};
 use crate::{logging, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
@@ -31,7 +31,6 @@ use std::process::ExitCode;
 
 pub(crate) use attach::Attach;
 pub(crate) use ready::{attach_lines, disk_line};
-pub(crate) use xen::{XenArgs, XenPlan};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -87,7 +86,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     daemon: DaemonArgs,
     #[command(flatten)]
-    xen: xen::XenArgs,
+    xen: XenArgs,
 
     /// Another way to name IMAGE.
     #[arg(

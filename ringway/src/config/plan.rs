@@ -1,8 +1,7 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec, Location};
+use super::{Claim, CpuList, DiskSpec, Location, XenPlan};
 use crate::logging::{LogFormat, LogLevel};
-use crate::serve::XenPlan;
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
 use serde::Deserialize;

@@ -1,8 +1,7 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
 use super::disk::{queues_in_file, word_in_file};
-use super::{Choice, DiskArgs, is_unreal};
-use crate::serve::{XenArgs, XenPlan};
+use super::{Choice, DiskArgs, XenArgs, XenPlan, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, PathKind};
 use ringway_export::xen::Movement;
