@@ -17,5 +17,5 @@ pub(crate) use disk::{
 };
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};
-pub(crate) use xen::{Attached, XenDisk};
+pub(crate) use xen::Attached;
 pub(crate) use xen_args::{XenArgs, XenPlan};

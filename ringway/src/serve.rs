@@ -42,7 +42,7 @@ Examples:
   ringway serve null:1T --socket /run/null.sock
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
   ringway serve --xen --queues 4                   what Xen's toolstack attaches
-  ringway serve --xen --user disks:disks           the same, without root
+  ringway serve --xen --user disks:disks           the same, as another user
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:

@@ -115,7 +115,7 @@ fn travel(outcome: &Outcome) -> Option<String> {
     let times = if switches == 1 { "once" } else { &format!("{switches} times") };
     Some(format!(
         "path: {in_use} at the end, changed {times}; {plugged} requests plugged, {merged} merged, \
-         {runs} sent; {split} merged ones failed and were split, {expired} requests overdue"
+         {runs} sent; {split} merged ones failed and were split, {expired} requests past their deadline"
     ))
 }
 
@@ -232,7 +232,7 @@ fn path_json(effort: &Effort) -> Option<Value> {
         "merged": merged,
         "sent": runs,
         "split": split,
-        "overdue": expired,
+        "deadlines": expired,
     }))
 }
 

@@ -46,8 +46,9 @@ pub(crate) struct DaemonArgs {
     /// Run as this user once images and sockets are open; only for root. Names or numbers.
     #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
     pub(crate) user: Option<String>,
-    /// Warn of requests that have been under way for so long, in seconds; 0 for never [default: 30].
-    #[arg(long, value_name = "N", help_heading = "Output",
+    /// Warn of requests that have been under way for so long, of lost kicks and of stuck workers; 0
+    /// for no such watchdog [default: 30].
+    #[arg(long, value_name = "SECONDS", help_heading = "Output",
           value_parser = clap::value_parser!(u32).range(0..=86_400))]
     pub(crate) overdue: Option<u32>,
     /// Print counts at the end.

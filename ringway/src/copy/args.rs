@@ -56,7 +56,8 @@ pub(crate) struct CopyArgs {
     /// (btrfs, XFS and others). Takes no time and no space.
     #[arg(long, value_enum, value_name = "WHEN", default_value_t)]
     pub(super) reflink: Reflink,
-    /// Space for holes and zeroes of DST, a file [default: off].
+    /// Give a DST that is a new file space for its holes and zeroes, too; it shares nothing then
+    /// [default: off].
     #[arg(long, value_enum, value_name = "HOW")]
     pub(super) prealloc: Option<Prealloc>,
     /// The journal [default: DST.ringway-copy; none for block devices].

@@ -33,7 +33,7 @@ pub(crate) struct TmpfsArgs {
     servers: Vec<Server>,
 }
 
-/// What others did on such a machine (issue 3), at depth 32 with a client that sleeps and polls.
+/// What others did on such a machine, at depth 32 with a client that sleeps and polls.
 const PUBLISHED: [(&str, &str, &str); 3] = [
     ("SPDK vhost, Linux AIO", "553 k", "713 k"),
     ("cloud-hypervisor's vhost_user_block, polling", "375 k", "451 k"),
