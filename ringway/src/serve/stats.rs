@@ -1,6 +1,6 @@
 //! What the workers have counted: at the end, or whenever SIGUSR1 asks.
 
-use super::watchdog::{Promise, WorkerId};
+use super::watchdog::{Owes, Promises};
 use crate::logging;
 use crate::size::Size;
 use crate::table;
@@ -56,13 +56,15 @@ impl Workers {
             .collect()
     }
 
-    /// Asks all of them for a look: see [`ringway_export::Handle::ask_look`].
-    pub(crate) fn look(&self, now: Duration, limit: Duration) -> Vec<(WorkerId, Promise)> {
+    /// Asks those that owe no answer for a look: see [`ringway_export::Handle::ask_look`].
+    pub(crate) fn look(&self, now: Duration, limit: Duration, owes: Owes<'_>) -> Promises {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let all = self.engines.iter().flat_map(|(kind, handles)| {
             handles.iter().enumerate().map(move |(number, handle)| ((*kind, number), handle))
         });
-        let asked = all.map(|(id, handle)| (id, handle.ask_look(nanos(now), nanos(limit))));
+        let asked = all
+            .filter(|(id, _)| !owes(*id))
+            .map(|(id, handle)| (id, handle.ask_look(nanos(now), nanos(limit))));
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }
 

@@ -49,7 +49,9 @@ impl Watchdog {
             let mut rounds = Rounds::new(limit);
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
                 let workers = disks.workers();
-                for line in rounds.round(&|| begun.elapsed(), &mut |now| workers.look(now, limit)) {
+                for line in rounds
+                    .round(&|| begun.elapsed(), &mut |now, owes| workers.look(now, limit, owes))
+                {
                     line.tell();
                 }
             }
@@ -72,6 +74,12 @@ pub(crate) type WorkerId = (EngineKind, usize);
 
 /// What a worker has promised to tell.
 pub(crate) type Promise = Receiver<Vec<Looked>>;
+
+/// Whether a worker owes an answer.
+pub(crate) type Owes<'a> = &'a dyn Fn(WorkerId) -> bool;
+
+/// Of all that were asked.
+pub(crate) type Promises = Vec<(WorkerId, Promise)>;
 
 /// A line of the log.
 #[derive(Debug, PartialEq, Eq)]
@@ -104,32 +112,46 @@ struct Told {
     now: bool,
 }
 
+/// Lost kicks of a disk.
+#[derive(Default)]
+struct Kicks {
+    /// When they were told of last.
+    told: Option<Duration>,
+    /// Those since.
+    more: u64,
+}
+
 /// What is known from one round to the next.
 struct Rounds {
     limit: Duration,
     asked: BTreeMap<String, Asked>,
     told: BTreeMap<String, Told>,
+    kicks: BTreeMap<String, Kicks>,
+}
+
+/// Engines of one name may be of more than one kind.
+fn key((kind, number): WorkerId) -> String {
+    format!("{kind:?}/{number}")
 }
 
 impl Rounds {
     fn new(limit: Duration) -> Self {
-        Self { limit, asked: BTreeMap::new(), told: BTreeMap::new() }
+        Self { limit, asked: BTreeMap::new(), told: BTreeMap::new(), kicks: BTreeMap::new() }
     }
 
-    /// One look. `clock` tells the time since any moment, `ask` asks all workers at the time it is
-    /// given.
+    /// One look. `clock` tells the time since any moment, `ask` asks all workers but those that owe an
+    /// answer, at the time it is given: looks that pile up would be carried out one after the other,
+    /// and only the first one be heard.
     fn round(
         &mut self,
         clock: &dyn Fn() -> Duration,
-        ask: &mut dyn FnMut(Duration) -> Vec<(WorkerId, Promise)>,
+        ask: &mut dyn FnMut(Duration, Owes<'_>) -> Promises,
     ) -> Vec<Line> {
         let now = clock();
-        for ((kind, number), promise) in ask(now) {
-            // Who still owes an answer is not asked twice.
-            let name = format!("{kind}/{number}");
-            let asked = Asked { name, promise, at: now, told: false };
-            // Engines of one name may be of more than one kind.
-            self.asked.entry(format!("{kind:?}/{number}")).or_insert(asked);
+        let asked = ask(now, &|id| self.asked.contains_key(&key(id)));
+        for (id, promise) in asked {
+            let name = format!("{}/{}", id.0, id.1);
+            self.asked.insert(key(id), Asked { name, promise, at: now, told: false });
         }
         let mut lines = Vec::new();
         let mut found = Vec::new();
@@ -180,10 +202,7 @@ impl Rounds {
         }
         for (name, (overdue, lost)) in &disks {
             if *lost > 0 {
-                lines.push(Line::Bad(format!(
-                    "{name}: {lost} of its guest's kicks never came; its requests were taken all the \
-                     same"
-                )));
+                self.kicks.entry(name.clone()).or_default().more += lost;
             }
             let told = self.told.get(name);
             let quiet = told.is_some_and(|told| now < told.at + QUIET);
@@ -192,6 +211,21 @@ impl Rounds {
                 self.told.insert(name.clone(), Told { at: now, now: true });
             }
         }
+        self.kicks.retain(|name, kicks| {
+            // A guest may never kick at all.
+            if kicks.told.is_some_and(|told| now < told + QUIET) {
+                return true;
+            }
+            let lost = std::mem::take(&mut kicks.more);
+            if lost > 0 {
+                lines.push(Line::Bad(format!(
+                    "{name}: {lost} of its guest's kicks never came; its requests were taken all the \
+                     same"
+                )));
+                kicks.told = Some(now);
+            }
+            lost > 0
+        });
         for (name, told) in &mut self.told {
             let still = disks.get(name).is_some_and(|(overdue, _)| overdue.requests > 0);
             if told.now && !still && !silent {
@@ -270,8 +304,13 @@ mod tests {
                 None => Some(sender),
             };
             let mut promise = Some(promise);
-            let mut ask =
-                |_| promise.take().map(|p| ((EngineKind::Threads, 2), p)).into_iter().collect();
+            let mut ask = |_, owes: Owes<'_>| match promise
+                .take()
+                .filter(|_| !owes((EngineKind::Threads, 2)))
+            {
+                Some(promise) => vec![((EngineKind::Threads, 2), promise)],
+                None => vec![],
+            };
             let now = &self.now;
             // Whoever waits in vain does so without waiting.
             let clock = || Duration::from_secs(now.replace(now.get()));
@@ -323,7 +362,7 @@ mod tests {
             sender.send(vec![looked(&disk, requests, requests, 0)]).unwrap();
             asked.push(((kind, 0), promise));
         }
-        let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_| std::mem::take(&mut asked));
+        let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_, _| std::mem::take(&mut asked));
         assert!(
             matches!(&lines[..], [Line::Bad(line)] if line.contains("2 requests")),
             "{lines:?}"
@@ -335,6 +374,31 @@ mod tests {
         let (mut scene, disk) = (Scene::new(), disk(1 << 20));
         let lines = scene.at(5, Some(vec![looked(&disk, 0, 0, 2), looked(&disk, 0, 0, 1)]));
         assert!(matches!(&lines[..], [Line::Bad(line)] if line.contains("3 of its guest's kicks")));
+        // A guest that never kicks does not fill the log.
+        for now in [10, 20, 60] {
+            assert_eq!(scene.at(now, Some(vec![looked(&disk, 0, 0, 7)])), []);
+        }
+        let lines = scene.at(66, Some(vec![looked(&disk, 0, 0, 1)]));
+        assert!(
+            matches!(&lines[..], [Line::Bad(line)] if line.contains("22 of its guest's kicks"))
+        );
+        assert_eq!(scene.at(130, Some(vec![looked(&disk, 0, 0, 0)])), []);
+        assert!(scene.rounds.kicks.is_empty(), "forgotten");
+    }
+
+    /// Or a worker that comes back after an hour would carry out hundreds of looks, and what the first
+    /// of them found would be all that is heard.
+    #[test]
+    fn c12_who_owes_an_answer_is_not_asked_again() {
+        let mut scene = Scene::new();
+        let id = (EngineKind::Threads, 2);
+        assert_eq!(scene.at(5, None), []);
+        let mut owed = None;
+        scene.rounds.round(&|| Duration::from_secs(10), &mut |_, owes| {
+            owed = Some((owes(id), owes((EngineKind::Threads, 3))));
+            vec![]
+        });
+        assert_eq!(owed, Some((true, false)));
     }
 
     #[test]
