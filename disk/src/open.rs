@@ -21,7 +21,7 @@ use ringway_path::PathKind;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::fd::FromRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -312,7 +312,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         Err(Fenced::Open(error)) => return Err(error),
         Err(Fenced::Theirs(error)) => {
             // Who has the lock of a new file serves it: it is not ours to remove any more.
-            created.keep();
+            created.keep(None);
             return Err(error);
         }
     };
@@ -320,7 +320,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
-    let created = created.keep();
+    let created = created.keep(Some(&file));
     Ok(Disk::from(Parts {
         name: path.display().to_string(),
         file: Arc::new(file),
@@ -550,8 +550,9 @@ fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// A file that this process has made and will remove again unless the disk opens.
-struct Created(Option<PathBuf>);
+/// A file that this process has made and will remove again unless the disk opens: its path, device and
+/// inode. Whatever else has got that name by then is not ours.
+struct Created(Option<(PathBuf, (u64, u64))>);
 
 impl Created {
     fn if_missing(path: &Path, options: &OpenOptions) -> Result<Self, OpenError> {
@@ -577,24 +578,26 @@ impl Created {
             io::ErrorKind::PermissionDenied => permission(path, false),
             _ => OpenError::Host { path: path.into(), what: "create it", source },
         })?;
-        let created = Self(Some(path.into()));
-        file.set_len(bytes).map_err(|source| OpenError::Host {
-            path: path.into(),
-            what: "give it its size",
-            source,
-        })?;
+        let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
+        let meta = file.metadata().map_err(host("look at it"))?;
+        let created = Self(Some((path.into(), (meta.dev(), meta.ino()))));
+        file.set_len(bytes).map_err(host("give it its size"))?;
         Ok(created)
     }
 
-    /// Keeps the file. True if there is one to keep.
-    fn keep(mut self) -> bool {
-        self.0.take().is_some()
+    /// Keeps the file. True if there is one to keep, and `file` is it.
+    fn keep(mut self, file: Option<&File>) -> bool {
+        let made = self.0.take().map(|(_, made)| made);
+        let opened = file.and_then(|file| file.metadata().ok());
+        made.is_some() && made == opened.map(|meta| (meta.dev(), meta.ino()))
     }
 }
 
 impl Drop for Created {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
+        if let Some((path, made)) = &self.0
+            && path.symlink_metadata().is_ok_and(|meta| (meta.dev(), meta.ino()) == *made)
+        {
             // Best effort: the error that brought us here is the one worth telling.
             let _ = std::fs::remove_file(path);
         }

@@ -1,6 +1,6 @@
 //! Every way in which a disk cannot be opened, and what must be true when it can.
 
-use super::{OpenError, OpenOptions, Source, open};
+use super::{Created, OpenError, OpenOptions, Source, open};
 use crate::disk::{CacheMode, Disk, EngineKind};
 use ringway_testkit::LoopDevice;
 use std::ffi::CString;
@@ -604,6 +604,34 @@ fn c11_an_image_that_is_replaced_before_its_lock_is_ours_is_opened_anew() {
         std::os::unix::fs::symlink(&moved, &path).unwrap();
     });
     assert_eq!((bytes.unwrap(), times), (MIB, 1));
+}
+
+/// Somebody puts an image of their own where a new file was made: that one is not ours to remove.
+#[test]
+fn c11_a_file_that_takes_the_place_of_a_new_one_stays() {
+    let folder = folder();
+    let (path, other) = (folder.path().join("new.img"), folder.path().join("other"));
+    let options = OpenOptions { create_bytes: Some(MIB), ..options(&path) };
+    let made = Created::if_missing(&path, &options).unwrap();
+    std::fs::write(&other, b"theirs").unwrap();
+    std::fs::rename(&other, &path).unwrap();
+    drop(made);
+    assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+    std::fs::remove_file(&path).unwrap();
+    let made = Created::if_missing(&path, &options).unwrap();
+    let ours = File::open(&path).unwrap();
+    std::fs::write(&other, b"theirs").unwrap();
+    assert!(!made.keep(Some(&File::open(&other).unwrap())), "not what was made");
+    assert!(path.exists());
+    std::fs::remove_file(&path).unwrap();
+    let made = Created::if_missing(&path, &options).unwrap();
+    drop(ours);
+    assert!(made.keep(Some(&File::open(&path).unwrap())));
+    drop(Created::if_missing(&path, &options).unwrap());
+    assert!(path.exists(), "it was there before");
+    std::fs::remove_file(&path).unwrap();
+    drop(Created::if_missing(&path, &options).unwrap());
+    assert!(!path.exists());
 }
 
 /// While one waits for its lock, its holder puts another one in its place.
