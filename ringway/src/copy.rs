@@ -173,7 +173,8 @@ impl Copy {
             _ => Mode::Copy { fresh, find_zeroes: !args.keep_zeroes },
         };
         let source = source.identity;
-        let (is_new, untouched) = (!there, start == 0);
+        // What was begun before has been written to, even if nothing of it is durable.
+        let (is_new, untouched) = (!there, story.is_none());
         Ok(Self { ends, source, journal, start, is_new, untouched, prealloc, mode, chunk, quiet })
     }
 

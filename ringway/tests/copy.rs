@@ -278,6 +278,26 @@ fn kill_in_the_middle(dir: &Path, args: &[&str], journal: &Path, signal: i32) ->
     wait(&mut child, Duration::from_secs(20)).expect("it ends").code()
 }
 
+/// As long as the journal is there the destination is not complete, whatever was tried since.
+#[test]
+fn a_resume_that_cannot_begin_keeps_the_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
+    image(&a, 256 * MIB, 5);
+    let args = ["--in-flight", "1", "--reflink", "never", "a", "b"];
+    if kill_in_the_middle(path, &args, &journal(&b), libc::SIGKILL) == Some(0) {
+        return eprintln!("skipped: it was done before it could be killed");
+    }
+    let mut command = ringway();
+    command.args(["copy", "--resume", "--reflink", "always", "a", "b"]).current_dir(path);
+    if run(command).status.code() == Some(0) {
+        return eprintln!("skipped: this file system shares blocks");
+    }
+    assert!(journal(&b).exists(), "{b:?} looks complete");
+    copies(path, &["--resume", "--verify", "a", "b"]);
+    same(&a, &b);
+}
+
 #[test]
 fn an_interrupted_copy_goes_on_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
