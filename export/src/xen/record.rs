@@ -128,11 +128,14 @@ pub struct Record {
 unsafe impl Send for Record {}
 
 impl Record {
-    fn entry_bytes(pieces: usize) -> usize {
+    /// Of the longest ring: 16 pages of slots, each with the longest indirect request.
+    const BYTES_MAX: u64 = Self::bytes(512, 256) as u64;
+
+    const fn entry_bytes(pieces: usize) -> usize {
         size_of::<Entry>() + pieces * size_of::<GrantPiece>()
     }
 
-    fn bytes(entries: usize, pieces: usize) -> usize {
+    const fn bytes(entries: usize, pieces: usize) -> usize {
         (HEAD_BYTES + entries * Self::entry_bytes(pieces)).next_multiple_of(4096)
     }
 

@@ -1,6 +1,6 @@
 //! Files of records: made, found, removed by name in a folder.
 
-use super::RecordError;
+use super::{Record, RecordError};
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -22,6 +22,10 @@ pub(in crate::xen) fn make(
     path: &Path,
     bytes: u64,
 ) -> Result<File, RecordError> {
+    // Whoever asks may be in wrong hands.
+    if bytes > Record::BYTES_MAX {
+        return Err(host(path)(io::ErrorKind::InvalidInput.into()));
+    }
     match unlinkat(dir, path, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => {}
         Err(error) => return Err(host(path)(error.into())),
