@@ -41,7 +41,7 @@ impl Follower {
         }
     }
 
-    /// True if the path may change: call [`Follower::look`] now and then.
+    /// True if the path may change: call [`Follower::follow`] now and then.
     #[must_use]
     pub fn adapts(&self) -> bool {
         self.adapts
