@@ -30,16 +30,6 @@ need_components() {
     done
 }
 
-# True if the nightly toolchain has Miri; if it has not, and rustup is there, this installs it.
-have_miri() {
-    cargo +nightly miri --version >/dev/null 2>&1 && return 0
-    command -v rustup >/dev/null 2>&1 && cargo +nightly --version >/dev/null 2>&1 || return 1
-    say "installing Miri for the nightly toolchain"
-    # One that hangs is one that fails.
-    timeout 180 rustup component add --toolchain nightly miri rust-src >/dev/null 2>&1 || return 1
-    cargo +nightly miri --version >/dev/null 2>&1
-}
-
 # need_packages COMMAND=PACKAGE[,PACKAGE…] …: installs what belongs to commands that are missing,
 # where it may.
 need_packages() {
