@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -15,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use crate::bells::Waker;
 use crate::engine::Done;
 use crate::sys::Job;
+use ringway_core::panic_point;
 use ringway_core::thread::{DataThread, data_thread_starts};
 
 /// A fixed number of threads. Dropping it forgets what has not begun and waits for what has.
@@ -33,6 +35,8 @@ struct Shared {
     any: AtomicBool,
     /// True while the owner sleeps, or is about to, and nobody has woken it.
     asleep: AtomicBool,
+    /// A thread has ended although it was not told to: what it had in hand may never be done.
+    broken: AtomicBool,
     waker: Waker,
 }
 
@@ -54,6 +58,7 @@ impl Pool {
             done: Mutex::new(Vec::with_capacity(depth)),
             any: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
             waker,
         });
         let mut pool = Self { shared, threads: Vec::new() };
@@ -62,7 +67,10 @@ impl Pool {
             let thread = thread::Builder::new().name(format!("io-{i}"));
             pool.threads.push(thread.spawn(move || {
                 data_thread_starts(DataThread::Io);
-                shared.run();
+                if catch_unwind(AssertUnwindSafe(|| shared.run())).is_err() {
+                    shared.broken.store(true, Ordering::SeqCst);
+                    shared.waker.wake();
+                }
             })?);
         }
         Ok(pool)
@@ -95,16 +103,22 @@ impl Pool {
 
     /// Announces that the owner is going to sleep; false if there is something to take instead.
     ///
+    /// # Errors
+    /// That a thread has ended by a panic: something may never be done, so the owner is beyond use.
+    ///
     /// Either the owner sees `any`, or the thread that set it sees `asleep`: each writes its own
     /// flag, then a full fence, then reads the other's.
-    pub(crate) fn before_sleep(&self) -> bool {
+    pub(crate) fn before_sleep(&self) -> io::Result<bool> {
+        if self.shared.broken.load(Ordering::SeqCst) {
+            return Err(io::Error::other("one of its threads has panicked"));
+        }
         self.shared.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if self.shared.any.load(Ordering::Relaxed) {
             self.after_sleep();
-            return false;
+            return Ok(false);
         }
-        true
+        Ok(true)
     }
 
     /// Announces that the owner is awake.
@@ -127,10 +141,16 @@ impl Drop for Pool {
 impl Shared {
     fn run(&self) {
         while let Some(job) = self.next() {
-            // SAFETY: the owner's caller keeps the memory until the result is reaped or the engine
-            // is dropped, which joins this thread.
-            let result = unsafe { job.perform(0) };
-            self.finish(Done { tag: job.tag, result });
+            panic_point!("io-thread");
+            // A panic must not lose a completion: how far the operation got is not known, which is
+            // what EIO says. The panic hook has told of it.
+            let performed = catch_unwind(AssertUnwindSafe(|| {
+                panic_point!("io");
+                // SAFETY: the owner's caller keeps the memory until the result is reaped or the
+                // engine is dropped, which joins this thread.
+                unsafe { job.perform(0) }
+            }));
+            self.finish(Done { tag: job.tag, result: performed.unwrap_or(-libc::EIO) });
         }
     }
 

@@ -183,7 +183,7 @@ impl Engine for Threads {
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.ready.is_empty() || !self.pool.before_sleep() {
+        if !self.ready.is_empty() || !self.pool.before_sleep()? {
             return Ok(());
         }
         let woken = self.bells.wait(timeout, &mut self.counters);

@@ -9,9 +9,15 @@
 //! ```
 //! ringway_core::kill_point!(Submitting);
 //! ```
+//!
+//! [`panic_point!`](crate::panic_point) marks a place at which the code of a thread can be told to
+//! panic, by `RINGWAY_PANIC_POINT=name:count`; under the same feature, and nothing without it.
 
 /// The variable that names a point and a count.
 pub const VARIABLE: &str = "RINGWAY_KILL_POINT";
+
+/// The variable that names a place to panic at, and a count.
+pub const PANIC_VARIABLE: &str = "RINGWAY_PANIC_POINT";
 
 macro_rules! points {
     ($($(#[doc = $doc:literal])* $point:ident = $name:literal,)*) => {
@@ -107,12 +113,29 @@ macro_rules! kill_point {
     };
 }
 
+/// Marks a place at which a thread may be told to panic; see [`kill_points`](crate::kill_points).
+#[cfg(not(feature = "kill-points"))]
+#[macro_export]
+macro_rules! panic_point {
+    ($name:literal) => {};
+}
+
+/// Marks a place at which a thread may be told to panic; see [`kill_points`](crate::kill_points).
 #[cfg(feature = "kill-points")]
-pub use armed::{arm, reached};
+#[macro_export]
+macro_rules! panic_point {
+    ($name:literal) => {
+        $crate::kill_points::panics_at($name)
+    };
+}
+
+#[cfg(feature = "kill-points")]
+pub use armed::{arm, panics_at, reached};
 
 #[cfg(feature = "kill-points")]
 mod armed {
-    use super::{Point, VARIABLE};
+    use super::{PANIC_VARIABLE, Point, VARIABLE};
+    use std::sync::OnceLock;
     use std::sync::atomic::Ordering::Relaxed;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
 
@@ -142,6 +165,29 @@ mod armed {
     pub fn reached(point: Point) {
         if POINT.load(Relaxed) == point as usize + 1 && LEFT.fetch_sub(1, Relaxed) == 1 {
             die();
+        }
+    }
+
+    /// Where to panic, and how often the place is passed before that, and one.
+    static PANIC: OnceLock<Option<(String, AtomicU64)>> = OnceLock::new();
+
+    /// A place was reached at which a panic can be asked for.
+    ///
+    /// # Panics
+    /// If that is asked for; or if the variable is not `name:count`.
+    #[inline]
+    pub fn panics_at(name: &str) {
+        let asked = PANIC.get_or_init(|| {
+            let word = std::env::var(PANIC_VARIABLE).ok()?;
+            let read = word.split_once(':').and_then(|(name, n)| Some((name, n.parse().ok()?)));
+            let (name, count) = read.unwrap_or_else(|| panic!("{PANIC_VARIABLE}={word}"));
+            Some((name.to_owned(), AtomicU64::new(count)))
+        });
+        if let Some((place, left)) = asked
+            && place == name
+            && left.fetch_sub(1, Relaxed) == 1
+        {
+            panic!("told to panic at {name}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! What each thread that carries data does first, if the program has asked for something: narrowing
 //! what it may do, for example.
 
+use std::any::Any;
 use std::sync::OnceLock;
 
 /// The kinds of threads that carry data.
@@ -21,6 +22,15 @@ static ON_START: OnceLock<OnStart> = OnceLock::new();
 /// needs, before it sees a request. Only the first call of a process counts.
 pub fn on_data_thread(act: OnStart) {
     let _ = ON_START.set(act);
+}
+
+/// What a panic said, from what [`std::panic::catch_unwind`] has caught.
+#[must_use]
+pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    match panic.downcast_ref::<&'static str>() {
+        Some(message) => message,
+        None => panic.downcast_ref::<String>().map_or("without a message", String::as_str),
+    }
 }
 
 /// For a thread that begins to carry data.

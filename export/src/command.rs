@@ -41,7 +41,8 @@ pub struct Looked {
 pub enum Alarm {
     /// The guest broke it.
     Broken(Broken),
-    /// The worker ends because its engine failed: nothing of the queue will be answered any more.
+    /// The worker ends because its engine failed or it panicked: nothing of the queue will be
+    /// answered any more.
     WorkerFailed,
 }
 

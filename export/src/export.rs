@@ -57,6 +57,9 @@ pub struct Export<Q = Queue> {
     /// Queues of connections that ended while the disk was stuck. Nobody else is served before
     /// these have come back: their writes could land on top of later ones (hazard C10).
     fenced: Mutex<Vec<Receiver<Stopped<Q>>>>,
+    /// A worker of its queues has failed, or a session in the middle of stopping them: nobody knows
+    /// whether what they had in flight is over.
+    failed: AtomicBool,
     /// The connections that are open; a daemon has at most one of each disk.
     doors: Mutex<Vec<Arc<Door>>>,
     /// Queues that run: index, worker, and their name there.
@@ -100,6 +103,7 @@ impl<Q: RequestQueue> Export<Q> {
             first_worker,
             drain_max: DRAIN_MAX,
             fenced: Mutex::default(),
+            failed: AtomicBool::new(false),
             doors: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
@@ -126,9 +130,18 @@ impl<Q: RequestQueue> Export<Q> {
         lock(&self.fenced).extend(promises);
     }
 
-    /// True once all queues of earlier connections have come back.
+    /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, SeqCst);
+    }
+
+    /// True once all queues of earlier connections have come back; never again after a worker has
+    /// failed with one of them.
     #[must_use]
     pub fn is_clear(&self) -> bool {
+        if self.failed.load(SeqCst) {
+            return false;
+        }
         let mut fenced = lock(&self.fenced);
         fenced.retain(|promise| matches!(promise.try_recv(), Err(TryRecvError::Empty)));
         fenced.is_empty()

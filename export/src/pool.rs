@@ -47,7 +47,7 @@ pub struct PoolOptions {
     pub sample_latency: bool,
 }
 
-/// What is done when a worker ends because its engine failed.
+/// What is done when a worker ends because its engine failed or it panicked.
 pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine, for queues of one transport. Dropping it ends them.
@@ -70,8 +70,8 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
     }
 
     /// As [`Pool::start`], with workers that are pinned to `cpus`; `on_failure` is called by a worker
-    /// whose engine fails, after it has told the sessions of its queues and the log. Workers with
-    /// io_uring take theirs from `rings`, if given.
+    /// whose engine fails, or that panics, after it has told the sessions of its queues and the log.
+    /// Workers with io_uring take theirs from `rings`, if given.
     ///
     /// # Errors
     /// As [`Pool::start`], and what the host says to a CPU.
@@ -279,7 +279,7 @@ where
             care.pin.to_own()?;
             Worker::new(engine, inbox, &options)
         });
-        let mut worker = match started {
+        let worker = match started {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -288,13 +288,10 @@ where
         };
         data_thread_starts(DataThread::Worker);
         let _ = ready.send(Ok(()));
-        if let Err(error) = worker.run() {
-            let engine = options.engine;
-            tracing::error!("worker {engine}/{index} ends, its engine failed: {error}");
-            // First its queues go, so that their sessions do not wait for it.
-            drop(worker);
+        worker.run_to_end(|failure| {
+            tracing::error!("worker {}/{index} ends: {failure}", options.engine);
             (care.on_failure)();
-        }
+        });
     })?;
     is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;
     Ok((handle, thread))

@@ -4,6 +4,7 @@
 //! with other workers on the way of a request. Commands arrive between turns; `control.rs` obeys.
 
 mod control;
+mod end;
 mod lane;
 
 use crate::command::{Alarm, Inbox, LaneId, Raise};
@@ -16,8 +17,8 @@ use crate::stats::WorkerStats;
 use control::Waiting;
 use lane::Lane;
 use ringway_aio::{Done, Engine, Reaped};
-use ringway_core::kill_point;
 use ringway_core::mem::poison_epoch;
+use ringway_core::{kill_point, panic_point};
 use ringway_disk::DiskQueue;
 use ringway_ring::virtqueue::Armed;
 use std::io;
@@ -142,6 +143,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         kill_point!(Submitting);
         self.engine.submit()?;
         kill_point!(Submitted);
+        panic_point!("worker");
         // Right after the submission: a fast disk may be done already (origin O2).
         let completed = if self.harvest_at_once || popped == 0 { self.reap_batch() } else { 0 };
         self.publish();

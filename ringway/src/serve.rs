@@ -17,6 +17,7 @@ mod ready;
 mod served;
 mod spread;
 mod stats;
+mod survive;
 mod watchdog;
 mod xen;
 

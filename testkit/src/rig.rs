@@ -216,6 +216,12 @@ impl Rig {
         self.pool.handles().iter().map(|worker| worker.stats().expect("a worker")).collect()
     }
 
+    /// The counts of worker `index`; `None` if it has ended.
+    #[must_use]
+    pub fn stats_of(&self, index: usize) -> Option<WorkerStats> {
+        self.pool.handles()[index].stats().ok()
+    }
+
     /// Waits until `wanted` requests are begun and not answered.
     ///
     /// # Panics

@@ -227,7 +227,7 @@ impl Engine for LinuxAio {
         if !self.ready.is_empty() || self.bells.any() || self.context.any() {
             return Ok(());
         }
-        if !self.helper.before_sleep() {
+        if !self.helper.before_sleep()? {
             return Ok(());
         }
         self.counters.sleeps += 1;

@@ -19,14 +19,17 @@ use super::vring::{StartError, Vring};
 use crate::door::Door;
 use crate::export::Export;
 use ringway_core::mem::GuestMap;
+use ringway_core::panic_point;
+use ringway_core::thread::panic_message;
 use ringway_disk::DiskStats;
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
 };
@@ -176,10 +179,15 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Serves the connection until it ends; all queues are drained and stopped then.
+    /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
+    /// the connection, and nobody else (hazard E5).
     pub fn run(mut self) -> Ended {
         let disk = self.export.disk().name();
-        let ended = match self.serve() {
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
+            error!(disk, "a session panicked, its connection ends: {}", panic_message(&*panic));
+            Ok(())
+        });
+        let ended = match served {
             Err(MessageError::Closed) => {
                 info!(disk, "front-end disconnected");
                 Ended::ByPeer
@@ -191,8 +199,16 @@ impl<'a> Session<'a> {
             }
             Ok(()) => Ended::ByPeer,
         };
-        if let Err(error) = self.stop_all() {
-            warn!(disk, "could not stop all queues: {error}");
+        match catch_unwind(AssertUnwindSafe(|| self.stop_all())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(disk, "could not stop all queues: {error}"),
+            Err(panic) => {
+                // Some may still run, and what they have in flight is known to nobody.
+                self.export.fail();
+                let said = panic_message(&*panic);
+                error!(disk, "stopping queues panicked, the disk is served no more: {said}");
+                self.abandon_queues(Vec::new());
+            }
         }
         self.tell_of_bounces();
         ended
@@ -293,6 +309,7 @@ impl<'a> Session<'a> {
 
     fn obey(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
         use FrontendReq as R;
+        panic_point!("session");
         let Some(request) = message.request else {
             return Err(Refusal::NotOffered(message.code));
         };

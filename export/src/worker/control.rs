@@ -2,7 +2,7 @@
 
 use super::Worker;
 use super::lane::{Lane, State};
-use crate::command::{Alarm, Command, LaneId, Looked, Stopped};
+use crate::command::{Command, LaneId, Looked, Stopped};
 use crate::queue::RequestQueue;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_aio::Engine;
@@ -113,14 +113,6 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         self.active.retain(|&active| active != id);
         self.name_memory();
         let _ = reply.send(Stopped { ring: lane.ring, stats });
-    }
-
-    /// Tells all sessions that their queues are served no more.
-    #[cold]
-    pub(super) fn give_up(&self) {
-        for lane in self.lanes.iter().flatten() {
-            (lane.alarm)(Alarm::WorkerFailed);
-        }
     }
 
     /// Looks at every queue, and wakes those whose kick was lost.

@@ -17,11 +17,13 @@ use super::xenstore::{StoreError, Tx, Xenstore};
 use crate::command::LaneId;
 use crate::door::Door;
 use crate::export::Export;
+use ringway_core::thread::panic_message;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 /// How long to wait before a store that was lost is tried again.
 const BREATH: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -137,7 +139,12 @@ impl<'a> Session<'a> {
     pub fn run(mut self) -> Ended {
         let disk = self.export.disk().name();
         loop {
-            match self.serve() {
+            let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
+                // Without its session nobody hears the guest any more.
+                error!(disk, "a session panicked: {}", panic_message(&*panic));
+                Ok(Ended::Failed)
+            });
+            match served {
                 Ok(ended) => {
                     self.stop_for_good();
                     return ended;

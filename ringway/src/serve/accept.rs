@@ -1,6 +1,7 @@
 //! One disk's thread: front-ends come and go, one at a time.
 
 use super::endpoint::Endpoint;
+use ringway_core::panic_point;
 use ringway_export::Export;
 use ringway_export::vhost_user::{Ended, Session};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,6 +44,7 @@ fn next(
         if wait(&[stop, listener.as_fd()], None)?[0] {
             return Ok(None);
         }
+        panic_point!("disk");
         match listener.accept() {
             Ok((stream, _)) => return Ok(Some(stream)),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

@@ -13,13 +13,16 @@ mod words;
 
 use super::disks::Disks;
 use super::host::{Host, SocketFile};
+use super::survive::survive;
 use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use line::Line;
+use ringway_core::panic_point;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -79,9 +82,15 @@ impl Control {
         let Self { listener, file } = self;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (disks, stop) = (Arc::clone(disks), Arc::clone(&end));
-        let thread = std::thread::Builder::new()
-            .name("control".into())
-            .spawn(move || accept(&listener, &disks, &stop))?;
+        let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
+            // Clients that are there are not lost by it.
+            let clients = Arc::default();
+            let accept = || accept(&listener, &disks, &clients, &stop);
+            while survive("the control socket", accept).is_none() {
+                // Not too fast, if it panics over all it hears.
+                let _ = poll(&mut [PollFd::new(&*stop, PollFlags::IN)], Some(&BREATH));
+            }
+        })?;
         Ok(Running { _file: file, end, thread: Some(thread) })
     }
 }
@@ -97,6 +106,8 @@ struct Client {
 /// The clients that are there, by number.
 #[derive(Default)]
 struct Clients {
+    /// The number of the next one.
+    next: AtomicU64,
     list: Mutex<Vec<(u64, Client)>>,
 }
 
@@ -127,9 +138,7 @@ impl Clients {
     }
 }
 
-fn accept(listener: &UnixListener, disks: &Arc<Disks>, stop: &OwnedFd) {
-    let clients = Arc::new(Clients::default());
-    let mut number = 0;
+fn accept(listener: &UnixListener, disks: &Arc<Disks>, clients: &Arc<Clients>, stop: &OwnedFd) {
     loop {
         let mut polled = [PollFd::new(stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         // Interrupted is as good as woken: the descriptors say what there is.
@@ -139,8 +148,9 @@ fn accept(listener: &UnixListener, disks: &Arc<Disks>, stop: &OwnedFd) {
         }
         match listener.accept() {
             Ok((stream, _)) => {
-                number += 1;
-                if let Err(error) = attend(number, stream, disks, &clients) {
+                panic_point!("control");
+                let number = clients.next.fetch_add(1, Relaxed);
+                if let Err(error) = attend(number, stream, disks, clients) {
                     tracing::warn!("control client refused: {error}");
                 }
             }
@@ -172,7 +182,7 @@ fn attend(
     let (disks, all) = (Arc::clone(disks), Arc::clone(clients));
     let thread = std::thread::Builder::new().name("control-client".into()).spawn(move || {
         // A client that goes in the middle costs nobody else anything.
-        let _ = serve(number, &line, &disks, &all);
+        survive("a control client's thread", || drop(serve(number, &line, &disks, &all)));
         all.lock().retain(|(other, _)| *other != number);
     });
     thread.map(drop).inspect_err(|_| clients.lock().retain(|(other, _)| *other != number))
@@ -196,6 +206,7 @@ fn serve(number: u64, stream: &Line, disks: &Disks, clients: &Clients) -> io::Re
             continue;
         }
         clients.set_busy(number, true);
+        panic_point!("control-client");
         let (id, outcome) = commands::carry_out(disks, &line);
         clients.set_busy(number, false);
         write(stream, id, outcome)?;

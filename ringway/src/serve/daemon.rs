@@ -5,12 +5,14 @@ use super::disks::{Disks, Ready};
 use super::host::{Duties, Host};
 use super::notify::Notify;
 use super::served::Served;
+use super::survive::survive;
 use super::watchdog::{self, Watchdog};
 use super::xen::Toolstack;
 use crate::config::{Plan, XenPlan};
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
+use ringway_core::panic_point;
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -118,7 +120,13 @@ impl Daemon {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let Self { disks, ready, control, xen, notify, signals, print_stats, overdue } = self;
         let asked = Arc::clone(&disks);
-        let stop = signals.listen(move || asked.workers().tell())?;
+        let news = move || {
+            survive("the answer to SIGUSR1", || {
+                panic_point!("news");
+                asked.workers().tell();
+            });
+        };
+        let stop = signals.listen(news)?;
         notify.ready();
         let stays = control.is_some() || xen.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));

@@ -15,6 +15,7 @@ use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -226,13 +227,14 @@ impl Disks {
         let xen = self.xen.as_ref().zip(self.host.xen()).map(|(plan, access)| plan.session(access));
         let name = format!("disk-{}", served.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let ended = disk.serve(&endpoint, xen);
+            // A panic ends this disk as an error does: it is heard of, and the daemon ends in order.
+            let ended = catch_unwind(AssertUnwindSafe(|| disk.serve(&endpoint, xen)));
             // Its socket file goes before anybody hears that it has ended.
             drop(endpoint);
             disk.ended.store(true, SeqCst);
             drop(disk);
             bell.ring();
-            ended
+            ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
         *lock(&served.thread) = Some(thread);
         Ok(())

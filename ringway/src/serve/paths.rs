@@ -1,5 +1,7 @@
 //! Says in the log when a disk's path has changed.
 
+use super::survive::survive;
+use ringway_core::panic_point;
 use ringway_disk::{Disk, Path, PathKind};
 use std::io;
 use std::sync::Arc;
@@ -26,7 +28,10 @@ impl Paths {
                     Path::Bio => "merging does not win with this load",
                     Path::Request => "merging carried more in a trial",
                 };
-                tracing::info!("{name}: path {path} ({why})");
+                survive("the thread that tells of paths", || {
+                    panic_point!("paths");
+                    tracing::info!("{name}: path {path} ({why})");
+                });
             }
         })?;
         Ok(Self { changed })

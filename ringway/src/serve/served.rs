@@ -5,6 +5,7 @@ use super::endpoint::Endpoint;
 use super::xen;
 use crate::config::{Claim, CpuList};
 use anyhow::{Context, anyhow};
+use ringway_core::thread::panic_message;
 use ringway_export::xen::{Queue, SessionOptions};
 use ringway_export::{Export, Offered};
 use std::ops::Deref;
@@ -97,7 +98,7 @@ impl Served {
         let name = self.export.disk().name();
         Some(match thread.join() {
             Ok(ended) => ended.with_context(|| format!("{name}: cannot wait for front-ends")),
-            Err(_) => Err(anyhow!("{name}: its thread panicked")),
+            Err(panic) => Err(anyhow!("{name}: its thread panicked: {}", panic_message(&*panic))),
         })
     }
 }

@@ -4,8 +4,9 @@
 //! It asks; workers look between two of their turns. Nothing of it is on the way of a request.
 
 use super::disks::Disks;
+use super::survive::survive;
 use crate::size::Size;
-use ringway_core::Op;
+use ringway_core::{Op, panic_point};
 use ringway_disk::{EngineKind, Overdue};
 use ringway_export::Looked;
 use std::collections::BTreeMap;
@@ -48,11 +49,17 @@ impl Watchdog {
             let every = (limit / 4).clamp(LOOK_MIN, LOOK_MAX);
             let mut rounds = Rounds::new(limit);
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                let workers = disks.workers();
-                for line in rounds
-                    .round(&|| begun.elapsed(), &mut |now, owes| workers.look(now, limit, owes))
-                {
-                    line.tell();
+                let clock = || begun.elapsed();
+                let round = survive("the watchdog", || {
+                    panic_point!("watchdog");
+                    let workers = disks.workers();
+                    let lines =
+                        rounds.round(&clock, &mut |now, owes| workers.look(now, limit, owes));
+                    lines.iter().for_each(Line::tell);
+                });
+                if round.is_none() {
+                    // What it had noted may be half a truth.
+                    rounds = Rounds::new(limit);
                 }
             }
         })?;

@@ -4,6 +4,7 @@
 //! thread and a connection of its own, so that no guest can keep the others waiting.
 
 use super::disks::Disks;
+use super::survive::survive;
 use crate::config::{Attached, DiskArgs, Place, XenPlan};
 use anyhow::{Context, anyhow, bail};
 use ringway_export::Export;
@@ -131,7 +132,15 @@ impl Toolstack {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
         let thread = std::thread::Builder::new().name("xen".into());
-        let thread = thread.spawn(move || watch.run(&stop))?;
+        let thread = thread.spawn(move || {
+            while survive("the thread that hears the toolstack", || watch.run(&stop)).is_none() {
+                // Not too fast, if it panics over all it hears.
+                let mut polled = [PollFd::new(&*stop, PollFlags::IN)];
+                let _ = poll(&mut polled, Some(&AGAIN));
+                // What the store said before may be lost: it says all of it anew.
+                let _ = watch.begin();
+            }
+        })?;
         Ok(Self { end, thread: Some(thread) })
     }
 }

@@ -29,7 +29,10 @@ impl Session<'_> {
         match alarm {
             Alarm::Broken(_) if self.alarms_told > REFUSALS_TOLD && !fatal => {}
             Alarm::Broken(broken) => warn!(disk, queue, "queue stopped: {broken}"),
-            Alarm::WorkerFailed => error!(disk, queue, "the worker of this queue failed"),
+            Alarm::WorkerFailed => {
+                self.export.fail();
+                error!(disk, queue, "the worker of this queue failed");
+            }
         }
         if let Some(err) = self.vrings.get(queue).and_then(|vring| vring.err.as_ref()) {
             // Best effort: the front-end may not listen.

@@ -6,7 +6,7 @@ use crate::queue::RequestQueue;
 use crate::vhost_user::message::{Message, VRING_NO_FD};
 use crate::vhost_user::queue::Queue;
 use crate::vhost_user::vring::{StartError, UserAddresses, Vring};
-use ringway_core::kill_point;
+use ringway_core::{kill_point, panic_point};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -201,21 +201,28 @@ impl Session<'_> {
 
     /// Stops queues, all at once, and waits until nothing of theirs is in flight.
     pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
-        let mut stopping = Vec::new();
-        for (at, vring) in self.vrings.iter().enumerate() {
+        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
             if let Some(lane) = vring.lane.filter(|_| which(at)) {
                 self.export.stopping(at, lane);
-                let promise = self.export.worker(at).stop(lane).map_err(Refusal::Worker)?;
-                stopping.push((at, promise));
+                match self.export.worker(at).stop(lane) {
+                    Ok(promise) => stopping.push((at, promise)),
+                    // Its worker has ended. Those of other workers still have to stop.
+                    Err(error) => {
+                        vring.lane = None;
+                        outcome = Err(Refusal::Worker(error));
+                    }
+                }
             }
         }
+        panic_point!("stopping");
         let begun = Instant::now();
         let mut stopping = stopping.into_iter();
         while let Some((at, promise)) = stopping.next() {
             let stopped = loop {
                 let left = self.export.drain_max().saturating_sub(begun.elapsed());
                 match promise.recv_timeout(left.min(DRAIN_REPORT)) {
-                    Ok(stopped) => break stopped,
+                    Ok(stopped) => break Some(stopped),
                     Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
                         warn!(
                             disk = self.export.disk().name(),
@@ -228,15 +235,20 @@ impl Session<'_> {
                         self.abandon_queues(rest.collect());
                         return Err(Refusal::Stuck(at));
                     }
-                    Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
+                    Err(gone) => {
+                        self.vrings[at].lane = None;
+                        outcome = Err(Refusal::Worker(io::Error::other(gone)));
+                        break None;
+                    }
                 }
             };
+            let Some(stopped) = stopped else { continue };
             self.stopped_stats.add(&stopped.stats);
             self.export.stopped(&stopped.stats);
             self.vrings[at].take_back(stopped.ring);
             debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
-        Ok(())
+        outcome
     }
 
     /// Leaves queues to their workers, which keep them and their memory until the disk answers: the

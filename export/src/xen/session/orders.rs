@@ -25,6 +25,7 @@ impl Session<'_> {
                 }
                 Alarm::Broken(_) => {}
                 Alarm::WorkerFailed => {
+                    self.export.fail();
                     error!(disk, queue, "the worker of this queue failed");
                     fatal = true;
                 }

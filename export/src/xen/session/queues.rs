@@ -124,13 +124,16 @@ impl Session<'_> {
 
     /// Stops all queues, and waits until nothing of theirs is in flight.
     pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
-        let mut stopping = Vec::new();
+        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
         for (at, place) in self.queues.iter_mut().enumerate() {
             let Place::Running(lane) = *place else { continue };
             *place = Place::Lost;
             self.export.stopping(at, lane);
-            let promise = self.export.worker(at).stop(lane);
-            stopping.push((at, promise.map_err(|error| Refusal::Worker(at, error))?));
+            match self.export.worker(at).stop(lane) {
+                Ok(promise) => stopping.push((at, promise)),
+                // Its worker has ended. Those of other workers still have to stop.
+                Err(error) => outcome = Err(Refusal::Worker(at, error)),
+            }
         }
         let begun = Instant::now();
         let mut stopping = stopping.into_iter();
@@ -144,12 +147,15 @@ impl Session<'_> {
                     self.export.fence(rest.map(|(_, promise)| promise).collect());
                     return Err(Refusal::Stuck(at));
                 }
-                Err(error) => return Err(Refusal::Worker(at, error)),
+                Err(error) => {
+                    outcome = Err(Refusal::Worker(at, error));
+                    continue;
+                }
             };
             self.export.stopped(&stopped.stats);
             self.queues[at] = Place::Here(Box::new(stopped.ring));
         }
-        Ok(())
+        outcome
     }
 
     /// Waits for one queue; `None` if the disk is stuck.

@@ -7,6 +7,7 @@
 //! it goes on opening devices and records as whoever started it: the daemon has others of the same
 //! kind, which are worth no less.
 
+use super::super::survive::survive;
 use super::Duties;
 use super::client::Client;
 use super::local::{Local, OwnFile, listen, open};
@@ -16,6 +17,7 @@ use crate::config::{Location, Sandbox};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
+use ringway_core::panic_point;
 use ringway_export::xen::Access;
 use rustix::fs::Mode;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -24,6 +26,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+
+/// What a daemon hears whose wish made the helper panic: this wish failed, the next may not.
+const PANICKED: &str = "the process that opens files for this daemon panicked over it; the log says \
+                        where";
 
 /// A file that was made.
 struct Thing {
@@ -122,7 +128,8 @@ impl Helper {
     /// Until the daemon has ended. If it never started, what was made for it goes.
     fn serve(mut self, line: &OwnedFd) {
         while let Ok(Some((request, _))) = receive(line) {
-            let (answer, fd) = match self.obey(request) {
+            let obeyed = survive("the helper", || self.obey(request));
+            let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
                 Err(error) => (Answer::Refused(format!("{error:#}")), None),
             };
@@ -139,6 +146,7 @@ impl Helper {
     }
 
     fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        panic_point!("helper");
         if self.started
             && !self.duties.adds
             && matches!(request, Request::Open(_) | Request::Listen { .. })
@@ -190,6 +198,7 @@ impl Helper {
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
+                panic_point!("helper-open");
                 account.iter().try_for_each(Account::become_it)?;
                 let (disk, new) = open(&options, iopoll)?;
                 // The daemon takes the lock anew, in its own name.
@@ -199,7 +208,8 @@ impl Helper {
                 Ok((Answer::Opened { found: Box::new(found), new }, file))
             };
             // If the daemon has gone nobody needs the answer.
-            let _ = match opened() {
+            let opened = survive("the helper", opened);
+            let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, file)) => send(line, &answer, Some(file.as_fd())),
                 Err(error) => send(line, &Answer::Refused(format!("{error:#}")), None),
             };

@@ -1,0 +1,66 @@
+//! How a worker ends, and what becomes of its queues then.
+
+use super::Worker;
+use crate::command::Alarm;
+use crate::queue::RequestQueue;
+use ringway_aio::Engine;
+use ringway_core::thread::panic_message;
+use std::io;
+use std::mem::forget;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why a worker ended that was not told to.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error("its engine failed: {0}")]
+    Engine(#[from] io::Error),
+    #[error("it panicked: {0}")]
+    Panic(String),
+}
+
+impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+    /// Works until told to exit, and ends in order whatever comes: sessions are told, nobody is left
+    /// waiting for an answer, and no memory goes that the kernel may still write to. `told` is called
+    /// as soon as sessions know of a failure; an engine may take its time to end.
+    pub(crate) fn run_to_end(mut self, told: impl FnOnce(&Failure)) {
+        let work = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let failure = match work {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(Failure::Engine(error)),
+            Err(panic) => Some(Failure::Panic(panic_message(&*panic).to_owned())),
+        };
+        if let Some(failure) = &failure {
+            self.give_up();
+            told(failure);
+        }
+        self.take_down(matches!(failure, Some(Failure::Panic(_))));
+    }
+
+    /// Tells all sessions that their queues are served no more.
+    #[cold]
+    pub(super) fn give_up(&self) {
+        for lane in self.lanes.iter().flatten() {
+            // One session that cannot be told keeps no other from hearing it.
+            let _ = catch_unwind(AssertUnwindSafe(|| (lane.alarm)(Alarm::WorkerFailed)));
+        }
+    }
+
+    /// Ends the engine, which waits for its operations, and lets the queues' memory go after that.
+    ///
+    /// After a panic neither is done: an engine that lost count would end too early or never, and what
+    /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
+    /// operations may write to. Whoever waits for an answer is told in any case.
+    fn take_down(self, after_panic: bool) {
+        let Self { engine, lanes, waiting, inbox, .. } = self;
+        if after_panic {
+            forget((engine, lanes));
+        } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
+            forget(lanes);
+        } else {
+            drop(lanes);
+        }
+        // Only now: whoever waits for a queue to stop takes this to mean that nothing of it is in
+        // flight that it could hear of.
+        drop((waiting, inbox));
+    }
+}
