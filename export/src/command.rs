@@ -36,6 +36,19 @@ pub struct Looked {
     pub lost_kicks: u64,
 }
 
+/// What a look has found on one worker.
+#[derive(Clone, Debug, Default)]
+pub struct Findings {
+    /// Its queues.
+    pub queues: Vec<Looked>,
+    /// Nothing is in flight, and nothing was asked for since the look before: the worker calls whoever
+    /// looked as soon as that changes.
+    pub quiet: bool,
+}
+
+/// How a worker calls whoever found it quiet. It must not block.
+pub type Rouse = Arc<dyn Fn() + Send + Sync>;
+
 /// What a worker tells a session about one of its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Alarm {
@@ -44,6 +57,9 @@ pub enum Alarm {
     /// The worker ends because its engine failed or it panicked: nothing of the queue will be
     /// answered any more.
     WorkerFailed,
+    /// Requests of it are bounced or split: told of the first one, and each time that their number
+    /// has doubled.
+    Bounces,
 }
 
 /// How a worker raises an alarm. It must not block.
@@ -72,7 +88,7 @@ pub(crate) enum Command<Q> {
     /// Report.
     Stats { reply: SyncSender<WorkerStats> },
     /// Look for requests that are overdue and kicks that were lost.
-    Look { now_ns: u64, limit_ns: u64, reply: SyncSender<Vec<Looked>> },
+    Look { now_ns: u64, limit_ns: u64, rouse: Option<Rouse>, reply: SyncSender<Findings> },
     /// Leave the loop.
     Exit,
 }
@@ -234,13 +250,20 @@ impl<Q: RequestQueue> Handle<Q> {
 
     /// Asks for a look at all queues: which requests are in flight for `limit_ns` or longer, by a
     /// clock that says `now_ns` now, and whether a ring holds requests of which no kick told. Those
-    /// are taken. Best every few seconds; see [`ringway_disk::DiskQueue::look_for_overdue`].
+    /// are taken. Best every second or so, see [`ringway_disk::DiskQueue::look_for_overdue`], until it
+    /// says that the worker is quiet: from then on `rouse` is called, once, when a request is taken or
+    /// a queue added.
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>> {
+    pub fn ask_look(
+        &self,
+        now_ns: u64,
+        limit_ns: u64,
+        rouse: Option<Rouse>,
+    ) -> io::Result<Receiver<Findings>> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Look { now_ns, limit_ns, reply })?;
+        self.send(Command::Look { now_ns, limit_ns, rouse, reply })?;
         Ok(answer)
     }
 

@@ -17,7 +17,9 @@ mod stats;
 pub mod vhost_user;
 mod worker;
 
-pub use command::{Alarm, Handle, Inbox, LaneId, Looked, Raise, Stopped, command_channel};
+pub use command::{
+    Alarm, Findings, Handle, Inbox, LaneId, Looked, Raise, Rouse, Stopped, command_channel,
+};
 pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, Offered, QueueReport, Resized, Told,
 };

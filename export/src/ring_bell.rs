@@ -4,12 +4,17 @@
 //! would then sleep for as long as the peer likes, and everything else this thread serves with it.
 //! So each thread marks when it begins and ends such a write, and a watchdog interrupts a thread
 //! that stays in one. The interrupted write fails, and whoever asked for it gives the descriptor up.
+//!
+//! The watchdog looks as long as there are such writes, and sleeps without a time limit as soon as
+//! none has begun or ended from one look to the next. Whoever begins one then wakes it. (A write that
+//! cannot block would need none of this, but pwritev2 refuses RWF_NOWAIT for an eventfd.)
 
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
+use std::thread::Thread;
 use std::time::Duration;
 
 /// How often the watchdog looks. A write lasts that long at least before it is interrupted.
@@ -29,6 +34,14 @@ struct Mark {
 }
 
 const _: () = assert!(size_of::<Mark>() == 128 && align_of::<Mark>() == 128);
+
+/// Whether the watchdog sleeps until it is woken. Read with every call, by all threads: on lines of
+/// its own (ADR 0010).
+#[repr(align(128))]
+struct Asleep(AtomicBool);
+
+static ASLEEP: Asleep = Asleep(AtomicBool::new(false));
+static WATCHING: OnceLock<Thread> = OnceLock::new();
 
 static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
 static HANDLER: Once = Once::new();
@@ -67,7 +80,12 @@ pub(crate) fn ring_bell(bell: impl AsFd) -> io::Result<()> {
     MARK.with(|mark| {
         let writes = &mark.0.writes;
         let begun = writes.load(Relaxed).wrapping_add(1);
-        writes.store(begun, Relaxed);
+        // Either the watchdog sees this write, or this thread sees that the watchdog sleeps: each
+        // stores its own before it loads the other's.
+        writes.store(begun, SeqCst);
+        if ASLEEP.0.load(SeqCst) {
+            wake_watchdog();
+        }
         let result = rustix::io::write(bell, &1u64.to_ne_bytes());
         writes.store(begun.wrapping_add(1), Relaxed);
         match result {
@@ -75,6 +93,15 @@ pub(crate) fn ring_bell(bell: impl AsFd) -> io::Result<()> {
             Err(e) => Err(e.into()),
         }
     })
+}
+
+#[cold]
+fn wake_watchdog() {
+    if ASLEEP.0.swap(false, SeqCst)
+        && let Some(thread) = WATCHING.get()
+    {
+        thread.unpark();
+    }
 }
 
 /// The signal by which a thread is interrupted.
@@ -108,22 +135,20 @@ pub(crate) fn watch() {
 fn start_watchdog() {
     HANDLER.call_once(install_handler);
     let watchdog = std::thread::Builder::new().name("bell-watch".into()).spawn(|| {
-        let mut seen: Vec<(libc::pthread_t, u64)> = Vec::new();
+        let _ = WATCHING.set(std::thread::current());
+        let mut seen = Vec::new();
         loop {
-            // Nobody unparks it.
+            // Woken too early is as good: a thread that is interrupted for nothing goes on.
             std::thread::park_timeout(WATCH_EVERY);
-            let marks = MARKS.lock().unwrap_or_else(|e| e.into_inner());
-            let mut now = Vec::with_capacity(marks.len());
-            for mark in marks.iter().filter_map(Weak::upgrade) {
-                let writes = mark.writes.load(Relaxed);
-                if writes % 2 == 1 {
-                    if seen.contains(&(mark.id, writes)) {
-                        // SAFETY: the thread is alive while its mark is registered and the lock
-                        // is held (Mark invariant 1).
-                        unsafe { libc::pthread_kill(mark.id, watchdog_signal()) };
-                    }
-                    now.push((mark.id, writes));
+            let now = look(&seen);
+            let is_over = |(_, writes): &(_, u64)| writes % 2 == 0;
+            if now == seen && now.iter().all(is_over) {
+                ASLEEP.0.store(true, SeqCst);
+                // One may have begun before it could see that.
+                while ASLEEP.0.load(SeqCst) && look(&seen) == seen {
+                    std::thread::park();
                 }
+                ASLEEP.0.store(false, SeqCst);
             }
             seen = now;
         }
@@ -131,6 +156,22 @@ fn start_watchdog() {
     if let Err(error) = watchdog {
         tracing::error!("no watchdog for notifications: {error}");
     }
+}
+
+/// How far each thread has come; one that is in the same write as when it was `seen` is interrupted.
+fn look(seen: &[(libc::pthread_t, u64)]) -> Vec<(libc::pthread_t, u64)> {
+    let marks = MARKS.lock().unwrap_or_else(|e| e.into_inner());
+    let mut now = Vec::with_capacity(marks.len());
+    for mark in marks.iter().filter_map(Weak::upgrade) {
+        let writes = mark.writes.load(SeqCst);
+        if writes % 2 == 1 && seen.contains(&(mark.id, writes)) {
+            // SAFETY: the thread is alive while its mark is registered and the lock is held (Mark
+            // invariant 1).
+            unsafe { libc::pthread_kill(mark.id, watchdog_signal()) };
+        }
+        now.push((mark.id, writes));
+    }
+    now
 }
 
 #[cfg(test)]
@@ -145,5 +186,22 @@ mod tests {
         rustix::io::write(&bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         let error = ring_bell(&bell).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+    }
+
+    #[test]
+    fn a_write_that_blocks_wakes_the_watchdog() {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        for _ in 0..5 {
+            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            ring_bell(&bell).unwrap();
+            // Long enough for it to fall asleep, if no other test rings meanwhile.
+            std::thread::sleep(5 * WATCH_EVERY);
+            let mut counter = [0; 8];
+            rustix::io::read(&bell, &mut counter).unwrap();
+            rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            let error = ring_bell(&bell).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+            rustix::io::read(&bell, &mut counter).unwrap();
+        }
     }
 }

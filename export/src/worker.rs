@@ -7,7 +7,7 @@ mod control;
 mod end;
 mod lane;
 
-use crate::command::{Alarm, Inbox, LaneId, Raise};
+use crate::command::{Alarm, Inbox, LaneId, Raise, Rouse};
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
 use crate::pool::PoolOptions;
@@ -63,6 +63,10 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     poison_seen: u64,
     stats: WorkerStats,
     exit: bool,
+    /// Who is to be called at the next request: whoever looked and found nothing to look after.
+    rouse: Option<Rouse>,
+    /// Requests there had been at the last look.
+    requests_looked: u64,
 }
 
 impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
@@ -90,6 +94,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
             exit: false,
+            rouse: None,
+            requests_looked: 0,
         })
     }
 
@@ -150,6 +156,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
             self.engine.look()?;
+            self.lanes.iter_mut().flatten().for_each(Lane::tell_of_bounces);
         }
         let commanded = self.inbox.is_pending();
         if commanded {
@@ -192,6 +199,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         if popped > 0 {
             self.stats.requests += popped as u64;
             self.stats.batches.saturating_record(popped as u64);
+            if self.rouse.is_some() {
+                self.rouse();
+            }
         }
         popped
     }
@@ -276,6 +286,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Sleeps for kicks, completions and commands alike.
     fn sleep(&mut self) -> io::Result<()> {
+        for &id in &self.active {
+            self.lanes[id as usize].iter_mut().for_each(Lane::tell_of_bounces);
+        }
         let lanes = self.active.iter().flat_map(|&id| &self.lanes[id as usize]);
         let patience = lanes.filter_map(|lane| {
             if lane.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { lane.disk.wake_in() }
@@ -313,6 +326,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
         self.lanes[at] = Some(Lane::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
         self.name_memory();
+        self.rouse();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
         // And its memory may have vanished while the control plane held it.

@@ -202,9 +202,9 @@ impl Rig {
     /// If a worker ended.
     #[must_use]
     pub fn look(&self, now_ns: u64, limit_ns: u64) -> Vec<Looked> {
-        let ask = |worker: &Handle<_>| worker.ask_look(now_ns, limit_ns).expect("a worker");
+        let ask = |worker: &Handle<_>| worker.ask_look(now_ns, limit_ns, None).expect("a worker");
         let asked: Vec<_> = self.pool.handles().iter().map(ask).collect();
-        asked.into_iter().flat_map(|promise| promise.recv().expect("a worker")).collect()
+        asked.into_iter().flat_map(|promise| promise.recv().expect("a worker").queues).collect()
     }
 
     /// The counts of each worker.

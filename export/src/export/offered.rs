@@ -1,7 +1,7 @@
 //! A disk on offer, whatever its transport: what the control plane asks of it.
 
 use super::{ChangeError, Export, ExportOptions, ExportReport, Resized};
-use crate::command::{Handle, Looked};
+use crate::command::{Findings, Handle, Rouse};
 use crate::queue::RequestQueue;
 use crate::stats::WorkerStats;
 use ringway_disk::Disk;
@@ -122,7 +122,12 @@ pub trait Counts: Send + Sync {
     ///
     /// # Errors
     /// That the worker has ended.
-    fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>>;
+    fn ask_look(
+        &self,
+        now_ns: u64,
+        limit_ns: u64,
+        rouse: Option<Rouse>,
+    ) -> io::Result<Receiver<Findings>>;
 }
 
 impl<Q: RequestQueue> Counts for Handle<Q> {
@@ -134,7 +139,12 @@ impl<Q: RequestQueue> Counts for Handle<Q> {
         self.ask_stats()
     }
 
-    fn ask_look(&self, now_ns: u64, limit_ns: u64) -> io::Result<Receiver<Vec<Looked>>> {
-        self.ask_look(now_ns, limit_ns)
+    fn ask_look(
+        &self,
+        now_ns: u64,
+        limit_ns: u64,
+        rouse: Option<Rouse>,
+    ) -> io::Result<Receiver<Findings>> {
+        self.ask_look(now_ns, limit_ns, rouse)
     }
 }

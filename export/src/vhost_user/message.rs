@@ -191,8 +191,6 @@ pub(super) enum Event {
     Message,
     Alarm,
     Stop,
-    /// Nothing for a while.
-    Silence,
 }
 
 impl Channel {
@@ -201,21 +199,15 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm, the order to stop, or until `patience` is over.
-    pub(super) fn wait(
-        &self,
-        stop: BorrowedFd<'_>,
-        alarm: BorrowedFd<'_>,
-        patience: Option<&Timespec>,
-    ) -> io::Result<Event> {
+    /// Waits for a message, an alarm or the order to stop, for as long as it takes.
+    pub(super) fn wait(&self, stop: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
         loop {
-            match poll(&mut fds, patience) {
-                Ok(0) => return Ok(Event::Silence),
+            match poll(&mut fds, None) {
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),

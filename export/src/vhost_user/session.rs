@@ -23,7 +23,6 @@ use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
 use ringway_disk::DiskStats;
 use ringway_ring::virtqueue::LayoutError;
-use rustix::event::Timespec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -33,9 +32,6 @@ use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
 };
-
-/// How often to look whether requests are bounced, until that was told.
-const BOUNCE_CHECK: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Refused messages that are logged, of one connection, and broken queues.
 const REFUSALS_TOLD: u32 = 10;
@@ -216,9 +212,7 @@ impl<'a> Session<'a> {
 
     fn serve(&mut self) -> Result<(), MessageError> {
         loop {
-            let patience = (!self.bounce_told).then_some(&BOUNCE_CHECK);
-            match self.channel.wait(self.stop, self.door.bell(), patience)? {
-                Event::Silence => self.tell_of_bounces(),
+            match self.channel.wait(self.stop, self.door.bell())? {
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
                     if self.answer_door() {

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use super::lane::{Lane, State};
-use crate::command::{Command, LaneId, Looked, Stopped};
+use crate::command::{Command, Findings, LaneId, Looked, Rouse, Stopped};
 use crate::queue::RequestQueue;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_aio::Engine;
@@ -52,8 +52,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 Command::Stats { reply } => {
                     let _ = reply.send(self.snapshot());
                 }
-                Command::Look { now_ns, limit_ns, reply } => {
-                    let _ = reply.send(self.look(now_ns, limit_ns));
+                Command::Look { now_ns, limit_ns, rouse, reply } => {
+                    let _ = reply.send(self.look(now_ns, limit_ns, rouse));
                 }
                 Command::Exit => self.exit = true,
             }
@@ -117,15 +117,18 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Looks at every queue, and wakes those whose kick was lost.
     #[cold]
-    fn look(&mut self, now_ns: u64, limit_ns: u64) -> Vec<Looked> {
+    fn look(&mut self, now_ns: u64, limit_ns: u64, rouse: Option<Rouse>) -> Findings {
         let mut found = Vec::with_capacity(self.lanes.len());
         let mut wake = Vec::new();
+        let asked = std::mem::replace(&mut self.requests_looked, self.stats.requests);
+        let mut quiet = asked == self.stats.requests && self.waiting.is_empty();
         for (id, lane) in (0..).zip(&mut self.lanes) {
             let Some(lane) = lane else { continue };
             let (lost_kicks, forgotten) = lane.look_for_lost_kicks();
             if forgotten {
                 wake.push(id);
             }
+            quiet &= !forgotten && lane.disk.in_flight() == 0 && !lane.disk.has_deferred();
             self.stats.lost_kicks += lost_kicks;
             let overdue = lane.disk.look_for_overdue(now_ns, limit_ns);
             lane.overdue = overdue.requests;
@@ -133,7 +136,16 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             found.push(Looked { lane: LaneId(id), disk, overdue, lost_kicks });
         }
         wake.into_iter().for_each(|id| self.activate(id));
-        found
+        self.rouse = rouse.filter(|_| quiet);
+        Findings { queues: found, quiet }
+    }
+
+    /// Calls whoever has found this worker quiet.
+    #[cold]
+    pub(super) fn rouse(&mut self) {
+        if let Some(rouse) = self.rouse.take() {
+            rouse();
+        }
     }
 
     fn snapshot(&self) -> WorkerStats {

@@ -41,6 +41,8 @@ pub(super) struct Lane<Q: RequestQueue> {
     pub(super) overdue: usize,
     /// The last look found requests although it rested, when so many kicks had come.
     pub(super) forgotten: Option<u64>,
+    /// The number of bounced requests of which its session is told next.
+    bounces_told: u64,
 }
 
 /// Whether a lane takes new requests.
@@ -79,6 +81,17 @@ impl<Q: RequestQueue> Lane<Q> {
             kicks,
             overdue,
             forgotten,
+            bounces_told: 1,
+        }
+    }
+
+    /// Tells the session, if many more requests are bounced or split than when it was told last.
+    #[inline]
+    pub(super) fn tell_of_bounces(&mut self) {
+        let bounces = self.disk.bounces();
+        if bounces >= self.bounces_told {
+            self.bounces_told = 2 * bounces;
+            (self.alarm)(Alarm::Bounces);
         }
     }
 

@@ -166,8 +166,8 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
     };
     handle.add(queue, null_disk(), false, Box::new(|_| {})).unwrap();
     let look = || {
-        let found = handle.ask_look(0, u64::MAX).unwrap().recv().unwrap();
-        found.iter().map(|looked| looked.lost_kicks).sum::<u64>()
+        let found = handle.ask_look(0, u64::MAX, None).unwrap().recv().unwrap();
+        found.queues.iter().map(|looked| looked.lost_kicks).sum::<u64>()
     };
     // Each look is a sleep that ends, and after some sleeps without requests the queue rests.
     let rest = || assert_eq!((0..100).map(|_| look()).sum::<u64>(), 0);
@@ -204,6 +204,53 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
     until(3);
     rest();
     assert_eq!(handle.stats().unwrap().lost_kicks, 1);
+    handle.exit().unwrap();
+    worker.join().unwrap().unwrap();
+}
+
+/// Whoever has found a worker quiet is called once, by the next request or queue, and by nothing else.
+#[test]
+fn e08_a_quiet_worker_calls_when_it_is_asked_for_something() {
+    let (handle, worker) = worker();
+    let roused = Arc::new(AtomicU32::new(0));
+    let look = || {
+        let roused = Arc::clone(&roused);
+        let rouse: Rouse = Arc::new(move || {
+            roused.fetch_add(1, SeqCst);
+        });
+        handle.ask_look(0, u64::MAX, Some(rouse)).unwrap().recv().unwrap().quiet
+    };
+    assert!(look(), "nothing to do");
+    let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
+    let queue = Silent {
+        map: Arc::new(GuestMap::default()),
+        kick: Arc::clone(&kick),
+        asked: Arc::clone(&asked),
+        answered: Arc::clone(&answered),
+    };
+    handle.add(queue, null_disk(), false, Box::new(|_| {})).unwrap();
+    assert_eq!(roused.load(SeqCst), 1, "there is a new queue");
+    let ask = |number: u32| {
+        asked.store(1, SeqCst);
+        rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while answered.load(SeqCst) < number && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert_eq!(answered.load(SeqCst), number);
+    };
+    ask(1);
+    assert_eq!(roused.load(SeqCst), 1, "nobody waits to be called");
+    assert!(!look(), "something was asked for since the look before");
+    ask(2);
+    assert_eq!(roused.load(SeqCst), 1, "whoever found it busy looks again without a call");
+    assert!(!look());
+    assert!(look());
+    handle.stats().unwrap();
+    assert_eq!(roused.load(SeqCst), 1, "a question is no work");
+    (3..6).for_each(ask);
+    assert_eq!(roused.load(SeqCst), 2, "once");
     handle.exit().unwrap();
     worker.join().unwrap().unwrap();
 }

@@ -13,12 +13,12 @@ use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
+use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings, Rouse};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How long to wait until nobody looks at a removed disk any more.
@@ -49,6 +49,8 @@ pub(crate) struct Disks {
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
     bell: Arc<Bell>,
+    /// Called when there are new disks, and perhaps new workers.
+    on_change: OnceLock<Rouse>,
     pub(crate) begun: Instant,
 }
 
@@ -93,6 +95,7 @@ impl Disks {
             engines: Mutex::default(),
             open: Mutex::new(true),
             bell: Arc::new(bell),
+            on_change: OnceLock::new(),
             begun: Instant::now(),
         };
         kill_point!(Locked);
@@ -237,7 +240,15 @@ impl Disks {
             ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
         *lock(&served.thread) = Some(thread);
+        if let Some(changed) = self.on_change.get() {
+            changed();
+        }
         Ok(())
+    }
+
+    /// From now on `changed` is called when a disk was added. Only the first call counts.
+    pub(crate) fn on_change(&self, changed: Rouse) {
+        let _ = self.on_change.set(changed);
     }
 
     /// Opens one more disk and serves it.

@@ -6,7 +6,7 @@ use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
 use ringway_disk::{Disk, EngineKind, PathStats};
-use ringway_export::{Counts, WorkerStats};
+use ringway_export::{Counts, Rouse, WorkerStats};
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -57,14 +57,20 @@ impl Workers {
     }
 
     /// Asks those that owe no answer for a look: see [`ringway_export::Handle::ask_look`].
-    pub(crate) fn look(&self, now: Duration, limit: Duration, owes: Owes<'_>) -> Promises {
+    pub(crate) fn look(
+        &self,
+        now: Duration,
+        limit: Duration,
+        rouse: &Rouse,
+        owes: Owes<'_>,
+    ) -> Promises {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let all = self.engines.iter().flat_map(|(kind, handles)| {
             handles.iter().enumerate().map(move |(number, handle)| ((*kind, number), handle))
         });
-        let asked = all
-            .filter(|(id, _)| !owes(*id))
-            .map(|(id, handle)| (id, handle.ask_look(nanos(now), nanos(limit))));
+        let asked = all.filter(|(id, _)| !owes(*id)).map(|(id, handle)| {
+            (id, handle.ask_look(nanos(now), nanos(limit), Some(Arc::clone(rouse))))
+        });
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }
 

@@ -1,26 +1,28 @@
 //! Looks every few seconds whether anything is stuck: requests that the disk does not answer, kicks
 //! that were lost, workers that do not come back from the kernel. What it finds goes to the log.
 //!
-//! It asks; workers look between two of their turns. Nothing of it is on the way of a request.
+//! It asks; workers look between two of their turns. Nothing of it is on the way of a request. Once
+//! all workers are quiet it looks once more, and then sleeps until one of them is asked for something:
+//! a daemon without load wakes nobody.
 
 use super::disks::Disks;
 use super::survive::survive;
 use crate::size::Size;
 use ringway_core::{Op, panic_point};
 use ringway_disk::{EngineKind, Overdue};
-use ringway_export::Looked;
+use ringway_export::{Findings, Looked, Rouse};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long requests may take before they are told of, unless the user says so.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// The longest time between looks.
-const LOOK_MAX: Duration = Duration::from_secs(5);
+/// The longest time between looks, while there is something to look after.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 /// The shortest.
 const LOOK_MIN: Duration = Duration::from_millis(250);
 
@@ -30,9 +32,20 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// A disk is not told of again before this is over.
 const QUIET: Duration = Duration::from_secs(60);
 
+/// Looks at quiet workers before the watchdog sleeps: a kick that the last request of a load has lost
+/// is found by the first, and counted by the second.
+const CALM_LOOKS: u32 = 2;
+
+/// Why the thread wakes before its time.
+enum Event {
+    /// A worker that was quiet is asked for something, or there may be a new one.
+    Roused,
+    Stop,
+}
+
 /// The thread that looks. It ends when this is dropped.
 pub(crate) struct Watchdog {
-    stop: Option<Sender<()>>,
+    events: SyncSender<Event>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -42,19 +55,23 @@ impl Watchdog {
     /// # Errors
     /// What the host says to a thread.
     pub(crate) fn start(disks: &Arc<Disks>, limit: Duration) -> io::Result<Self> {
-        let (stop, stopped) = channel::<()>();
+        // Full means that it is about to wake anyhow.
+        let (events, heard) = sync_channel(1);
+        let rousing = events.clone();
+        let rouse: Rouse = Arc::new(move || drop(rousing.try_send(Event::Roused)));
+        disks.on_change(Arc::clone(&rouse));
         let disks = Arc::clone(disks);
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
             let begun = Instant::now();
             let every = (limit / 4).clamp(LOOK_MIN, LOOK_MAX);
             let mut rounds = Rounds::new(limit);
-            while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
+            while pause(&heard, every, rounds.calm >= CALM_LOOKS) {
                 let clock = || begun.elapsed();
                 let round = survive("the watchdog", || {
                     panic_point!("watchdog");
                     let workers = disks.workers();
-                    let lines =
-                        rounds.round(&clock, &mut |now, owes| workers.look(now, limit, owes));
+                    let lines = rounds
+                        .round(&clock, &mut |now, owes| workers.look(now, limit, &rouse, owes));
                     lines.iter().for_each(Line::tell);
                 });
                 if round.is_none() {
@@ -63,13 +80,29 @@ impl Watchdog {
                 }
             }
         })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        Ok(Self { events, thread: Some(thread) })
+    }
+}
+
+/// Waits for the next look, first of all until roused if all is `calm`; false to end.
+fn pause(heard: &Receiver<Event>, every: Duration, calm: bool) -> bool {
+    if calm && !matches!(heard.recv(), Ok(Event::Roused)) {
+        return false;
+    }
+    let until = Instant::now() + every;
+    loop {
+        match heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) => return true,
+            Ok(Event::Roused) => {}
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => return false,
+        }
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.stop.take();
+        // It is heard once there is room; an error means that it has ended.
+        let _ = self.events.send(Event::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -80,7 +113,7 @@ impl Drop for Watchdog {
 pub(crate) type WorkerId = (EngineKind, usize);
 
 /// What a worker has promised to tell.
-pub(crate) type Promise = Receiver<Vec<Looked>>;
+pub(crate) type Promise = Receiver<Findings>;
 
 /// Whether a worker owes an answer.
 pub(crate) type Owes<'a> = &'a dyn Fn(WorkerId) -> bool;
@@ -134,6 +167,8 @@ struct Rounds {
     asked: BTreeMap<String, Asked>,
     told: BTreeMap<String, Told>,
     kicks: BTreeMap<String, Kicks>,
+    /// Rounds in a row in which nothing was found to look after.
+    calm: u32,
 }
 
 /// Engines of one name may be of more than one kind.
@@ -143,7 +178,8 @@ fn key((kind, number): WorkerId) -> String {
 
 impl Rounds {
     fn new(limit: Duration) -> Self {
-        Self { limit, asked: BTreeMap::new(), told: BTreeMap::new(), kicks: BTreeMap::new() }
+        let (asked, told, kicks) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { limit, asked, told, kicks, calm: 0 }
     }
 
     /// One look. `clock` tells the time since any moment, `ask` asks all workers but those that owe an
@@ -161,7 +197,7 @@ impl Rounds {
             self.asked.insert(key(id), Asked { name, promise, at: now, told: false });
         }
         let mut lines = Vec::new();
-        let mut found = Vec::new();
+        let (mut found, mut quiet) = (Vec::new(), true);
         let limit = self.limit;
         self.asked.retain(|_, asked| {
             let name = &asked.name;
@@ -172,7 +208,10 @@ impl Rounds {
             };
             let silent = clock().saturating_sub(asked.at);
             match said {
-                Ok(said) => found.extend(said),
+                Ok(said) => {
+                    quiet &= said.quiet;
+                    found.extend(said.queues);
+                }
                 // It has ended, which others tell of.
                 Err(RecvTimeoutError::Disconnected) => return false,
                 Err(RecvTimeoutError::Timeout) => {
@@ -196,6 +235,10 @@ impl Rounds {
         });
         let silent = !self.asked.is_empty();
         self.disks(now, found, silent, &mut lines);
+        // What is still to be told keeps it awake.
+        let owes = self.told.values().any(|told| told.now)
+            || self.kicks.values().any(|kicks| kicks.more > 0);
+        self.calm = if quiet && !silent && !owes { self.calm.saturating_add(1) } else { 0 };
         lines
     }
 
@@ -283,6 +326,7 @@ mod tests {
     use ringway_disk::{Disk, Oldest, OpenOptions, Source, open};
     use ringway_export::LaneId;
     use std::cell::Cell;
+    use std::sync::mpsc::channel;
 
     fn disk(bytes: u64) -> Arc<Disk> {
         Arc::new(open(&OpenOptions::new(Source::Null { bytes, latency_us: 0 })).unwrap())
@@ -305,7 +349,9 @@ mod tests {
             let (sender, promise) = channel();
             let keep = match says {
                 Some(says) => {
-                    sender.send(says).unwrap();
+                    // It is quiet if nothing of it is overdue.
+                    let quiet = says.iter().all(|looked| looked.overdue.requests == 0);
+                    sender.send(Findings { queues: says, quiet }).unwrap();
                     None
                 }
                 None => Some(sender),
@@ -359,6 +405,51 @@ mod tests {
         assert_eq!(scene.at(75, says(2, 1)).len(), 1);
     }
 
+    #[test]
+    fn e08_it_is_calm_once_nothing_is_left_to_look_after_or_to_tell() {
+        let (mut scene, disk) = (Scene::new(), disk(1 << 20));
+        let says = |requests, kicks| Some(vec![looked(&disk, requests, requests, kicks)]);
+        let calm = |scene: &mut Scene, now, says| {
+            scene.at(now, says);
+            scene.rounds.calm
+        };
+        assert_eq!(calm(&mut scene, 1, says(0, 0)), 1);
+        assert_eq!(calm(&mut scene, 2, says(0, 0)), 2);
+        assert_eq!(calm(&mut scene, 3, says(1, 0)), 0, "its end is still to be told");
+        assert_eq!(calm(&mut scene, 4, says(0, 0)), 1);
+        assert_eq!(calm(&mut scene, 5, says(0, 1)), 2, "told at once");
+        assert_eq!(calm(&mut scene, 6, says(0, 1)), 0, "to be told in a minute");
+        assert_eq!(calm(&mut scene, 60, says(0, 0)), 0);
+        assert_eq!(calm(&mut scene, 66, says(0, 0)), 1, "told");
+        assert_eq!(calm(&mut scene, 70, None), 0, "who does not answer is not quiet");
+    }
+
+    /// It sleeps for as long as nobody calls, and then takes its time as ever.
+    #[test]
+    fn e08_whoever_is_calm_sleeps_until_roused() {
+        let (events, heard) = sync_channel(1);
+        let every = Duration::from_millis(20);
+        let sleeper = std::thread::spawn(move || {
+            let looks = (0..3).filter(|_| pause(&heard, every, true)).count();
+            (looks, heard)
+        });
+        std::thread::sleep(10 * every);
+        assert!(!sleeper.is_finished());
+        for _ in 0..3 {
+            events.send(Event::Roused).unwrap();
+            std::thread::sleep(10 * every);
+        }
+        let (looks, heard) = sleeper.join().unwrap();
+        assert_eq!(looks, 3);
+        assert!(pause(&heard, every, false), "without a call: when it is time");
+        events.send(Event::Stop).unwrap();
+        assert!(!pause(&heard, every, true));
+        events.send(Event::Stop).unwrap();
+        assert!(!pause(&heard, Duration::from_secs(3600), false));
+        drop(events);
+        assert!(!pause(&heard, every, true));
+    }
+
     /// Two kinds of engine may have one name.
     #[test]
     fn workers_of_one_name_are_asked_both() {
@@ -366,7 +457,8 @@ mod tests {
         let mut asked = Vec::new();
         for (kind, requests) in [(EngineKind::Null, 0), (EngineKind::NullAfter(7), 2)] {
             let (sender, promise) = channel();
-            sender.send(vec![looked(&disk, requests, requests, 0)]).unwrap();
+            let queues = vec![looked(&disk, requests, requests, 0)];
+            sender.send(Findings { queues, quiet: false }).unwrap();
             asked.push(((kind, 0), promise));
         }
         let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_, _| std::mem::take(&mut asked));
@@ -421,7 +513,7 @@ mod tests {
         assert_eq!(scene.at(40, Some(vec![])), [], "once");
         // It answers at last.
         let (sender, promise) = channel();
-        sender.send(vec![]).unwrap();
+        sender.send(Findings::default()).unwrap();
         scene.rounds.asked.values_mut().next().unwrap().promise = promise;
         let lines = scene.at(50, Some(vec![]));
         let good = "worker threads/2 moves again, after 45 s";

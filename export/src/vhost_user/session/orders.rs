@@ -23,12 +23,17 @@ impl Session<'_> {
     }
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
+        if *alarm == Alarm::Bounces {
+            self.tell_of_bounces();
+            return false;
+        }
         let disk = self.export.disk().name();
         let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MEMORY_GONE));
         self.alarms_told += 1;
         match alarm {
             Alarm::Broken(_) if self.alarms_told > REFUSALS_TOLD && !fatal => {}
             Alarm::Broken(broken) => warn!(disk, queue, "queue stopped: {broken}"),
+            Alarm::Bounces => {}
             Alarm::WorkerFailed => {
                 self.export.fail();
                 error!(disk, queue, "the worker of this queue failed");

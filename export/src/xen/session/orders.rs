@@ -23,7 +23,7 @@ impl Session<'_> {
                 Alarm::Broken(broken) if self.alarms_told <= ALARMS_TOLD => {
                     warn!(disk, queue, domain = self.at.domid, "ring stopped: {broken}");
                 }
-                Alarm::Broken(_) => {}
+                Alarm::Broken(_) | Alarm::Bounces => {}
                 Alarm::WorkerFailed => {
                     self.export.fail();
                     error!(disk, queue, "the worker of this queue failed");

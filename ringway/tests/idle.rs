@@ -1,0 +1,120 @@
+//! A daemon without load sleeps: none of its threads, nor its helper's, wakes for anything (hazard E8).
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, write};
+use ringway_driver::Options;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// How long to watch: `RINGWAY_IDLE_SECONDS`, or ten seconds.
+fn watched() -> Duration {
+    let seconds = std::env::var("RINGWAY_IDLE_SECONDS").ok().and_then(|s| s.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(10))
+}
+
+/// How long a daemon may take to fall asleep: three looks of the watchdog, and some.
+const SETTLING: Duration = Duration::from_secs(6);
+
+/// A process and its children: the daemon and its helper.
+fn family(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.unwrap_or_default();
+    let children = children.split_whitespace().filter_map(|word| word.parse().ok());
+    std::iter::once(pid).chain(children).collect()
+}
+
+/// How often each thread has given a CPU up, by itself or not.
+fn switches(pids: &[u32]) -> BTreeMap<String, u64> {
+    let mut found = BTreeMap::new();
+    for pid in pids {
+        for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
+            let path = task.unwrap().path();
+            let status = std::fs::read_to_string(path.join("status")).unwrap();
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+                line.trim_start_matches(':').trim().to_owned()
+            };
+            let count = ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"]
+                .map(|name| field(name).parse::<u64>().unwrap());
+            let name = format!("{} of {}", field("Name"), path.display());
+            found.insert(name, count.iter().sum());
+        }
+    }
+    found
+}
+
+/// No thread wakes while this watches.
+fn sleeps(daemon: &Daemon, when: &str) {
+    let pids = family(daemon.pid());
+    std::thread::sleep(SETTLING);
+    let before = switches(&pids);
+    std::thread::sleep(watched());
+    let after = switches(&pids);
+    let woken: Vec<_> = after
+        .iter()
+        .map(|(thread, count)| (thread, count - before.get(thread).unwrap_or(&0)))
+        // Workers of the kernel's own, for io_uring: the last one of a ring looks every five seconds
+        // whether it may end, and never does (Linux 6.18).
+        .filter(|(thread, times)| *times > 0 && !thread.starts_with("iou-wrk"))
+        .collect();
+    assert!(woken.is_empty(), "{when}: {woken:?}");
+}
+
+/// Twenty disks with a connected front-end each.
+fn twenty(dir: &Path, engine: &str) -> Vec<String> {
+    let mut toml = "control = 'ctl'\n".to_owned();
+    let mut sockets = Vec::new();
+    for number in 0..20 {
+        let image = format!("disk-{number}.img");
+        std::fs::write(dir.join(&image), vec![0; 1 << 20]).unwrap();
+        toml += &format!(
+            "[[disk]]\nimage = '{image}'\nsocket = 's{number}'\nqueues = 2\nengine = '{engine}'\n\
+             cache = 'writeback'\n"
+        );
+        sockets.push(format!("s{number}"));
+    }
+    std::fs::write(dir.join("disks.toml"), toml).unwrap();
+    sockets
+}
+
+fn wakes_for_nothing(engine: &str) {
+    let dir = folder();
+    let sockets = twenty(dir.path(), engine);
+    let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    let connect = |socket: &String| {
+        Options::new().queues(2).patience(PATIENCE).connect(dir.path().join(socket)).unwrap()
+    };
+    let mut devices: Vec<_> = sockets.iter().map(connect).collect();
+    let mut queues: Vec<_> =
+        devices.iter_mut().map(|device| device.queues::<()>().unwrap()).collect();
+    // A client of the control socket that says nothing.
+    let _client = std::os::unix::net::UnixStream::connect(dir.path().join("ctl")).unwrap();
+    sleeps(&daemon, "connected");
+    for round in 0..4000 {
+        let at = round % devices.len();
+        let queue = &mut queues[at][round / devices.len() % 2];
+        if round % 4 == 0 {
+            assert!(write(&devices[at], queue, 5, 0x55));
+        }
+        let _ = read(&devices[at], queue, 7);
+    }
+    sleeps(&daemon, "after a load");
+    // Lost in the sleep or not: whoever asks is served.
+    assert!(write(&devices[7], &mut queues[7][1], 5, 0x57));
+    assert_eq!(read(&devices[7], &mut queues[7][0], 5), [0x57; 512]);
+    drop((queues, devices));
+    sleeps(&daemon, "disconnected");
+    daemon.stop();
+}
+
+#[test]
+fn e08_a_daemon_without_load_wakes_for_nothing_io_uring() {
+    wakes_for_nothing("io_uring");
+}
+
+#[test]
+fn e08_a_daemon_without_load_wakes_for_nothing_threads() {
+    wakes_for_nothing("threads");
+}
