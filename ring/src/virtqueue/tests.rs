@@ -451,3 +451,36 @@ fn no_wakeup_is_lost_between_threads() {
         assert!(sum >= u64::from(total), "{shape:?}");
     }
 }
+
+/// Whatever was in the used ring before, a device must not take it for what it has written itself.
+#[test]
+fn the_first_answer_is_written_whatever_the_used_ring_held() {
+    let shape = Shape {
+        packed: false,
+        size: 4,
+        first: 0,
+        event_idx: false,
+        entries: 0,
+        when_scarce: false,
+    };
+    let memory = Memory::new(shape);
+    let mut driver = memory.driver(shape);
+    // Flags and index (4 bytes) stay.
+    for word in 1..used_bytes(shape.size) / 4 - 1 {
+        let at = memory.mapping.at(memory.used + 4 * word);
+        // SAFETY: an aligned word of the used ring, which nobody else has by now.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            AtomicU32::from_ptr(at.cast()).store(3, Relaxed);
+        }
+    }
+    let mut device = memory.device(shape);
+    let head = driver.add(&[Piece { addr: GUEST, len: 512 }], &[]).unwrap();
+    assert_eq!(head, 0, "the answer of which all is zero");
+    let _ = driver.publish();
+    let (head, _) = device.pop(&mut memory.translator()).unwrap().unwrap();
+    device.push(head, 0);
+    let _ = device.publish();
+    let used = driver.pop_used().unwrap().map(|used| (used.head, used.len));
+    assert_eq!(used, Some((0, 0)));
+}
