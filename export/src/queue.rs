@@ -57,6 +57,10 @@ pub trait RequestQueue: Send {
     /// [`Broken`]: the guest broke the queue; it must not be used any more.
     fn pop(&mut self, request: &mut Request) -> Result<Pop<Self::Token>, Broken>;
 
+    /// What the last [`RequestQueue::pop`] that found something has cost to read: descriptors, or
+    /// pieces of granted pages, at least 1. A chain that was refused counts as well.
+    fn effort(&self) -> u32;
+
     /// Answers a request; `written` bytes of data went to guest memory. Not visible before
     /// [`RequestQueue::publish`].
     fn complete(&mut self, token: Self::Token, status: Status, written: u32);

@@ -267,7 +267,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Drain, re-arm, look again, for all active lanes: `Quiet` only if every one is.
     fn arm_all(&mut self) -> Armed {
-        if self.inbox.is_pending() {
+        if self.inbox.is_pending() || self.forgive_debts() {
             return Armed::WorkArrived;
         }
         let mut all = Armed::Quiet;
@@ -282,6 +282,13 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             return Armed::WorkArrived;
         }
         all
+    }
+
+    /// Nobody else had anything to do, so no queue owes them a turn. True if one did.
+    fn forgive_debts(&mut self) -> bool {
+        let (lanes, active) = (&mut self.lanes, &self.active);
+        let debts = active.iter().filter_map(|&id| lanes[id as usize].as_mut().map(Lane::forgive));
+        debts.fold(false, |any, owed| any | owed)
     }
 
     /// Sleeps for kicks, completions and commands alike.

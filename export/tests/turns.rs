@@ -40,6 +40,7 @@ struct Counted {
     seen: Option<u64>,
     bell: Arc<OwnedFd>,
     bytes: u32,
+    effort: u32,
     map: Arc<GuestMap>,
 }
 
@@ -76,6 +77,10 @@ impl RequestQueue for Counted {
         let base = std::ptr::without_provenance_mut(4096);
         assert!(request.segments.push(Segment { base, len: self.bytes as usize }));
         Ok(Pop::Request(()))
+    }
+
+    fn effort(&self) -> u32 {
+        self.effort
     }
 
     fn complete(&mut self, (): (), status: Status, _written: u32) {
@@ -176,6 +181,11 @@ impl Scene {
 
     /// A queue that has `offered` requests of `bytes` bytes from the start.
     fn queue(&self, offered: u64, bytes: u32) -> Guest {
+        self.dear_queue(offered, bytes, 3)
+    }
+
+    /// As [`Scene::queue`], with requests of `effort` descriptors.
+    fn dear_queue(&self, offered: u64, bytes: u32, effort: u32) -> Guest {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
         let guest = Guest { counts: Arc::default(), bell: Arc::new(bell) };
         guest.counts.offered.store(offered, SeqCst);
@@ -185,6 +195,7 @@ impl Scene {
             seen: None,
             bell: Arc::clone(&guest.bell),
             bytes,
+            effort,
             map: Arc::new(GuestMap::default()),
         };
         self.handle.add(queue, Arc::clone(&self.disk), false, Box::new(|_| {})).unwrap();
@@ -259,7 +270,7 @@ fn idle_queues_are_left_alone_by_a_worker_that_sleeps_at_once() {
 }
 
 /// One queue full of the largest requests, one full of the smallest, both kicked without a pause:
-/// between two looks at a neighbour each has two turns at most, 16 requests or 4 MiB each.
+/// between two looks at a neighbour each has two turns at most, 16 requests or 2 MiB each.
 #[test]
 fn a19_full_queues_leave_the_neighbour_its_share() {
     let scene = Scene::new(Polling::default(), 2048);
@@ -281,6 +292,29 @@ fn a19_full_queues_leave_the_neighbour_its_share() {
     assert!(overtaken > 0, "nobody else had a turn: this tested nothing");
     let (large, small) = (&large.counts.completed, &small.counts.completed);
     assert!(large.load(SeqCst) > 200 && small.load(SeqCst) > 200, "these get on, too");
+}
+
+/// The dearest requests cost their queue its turns: between two looks at a neighbour there is one of
+/// them at most, and in the long run one in two turns.
+#[test]
+fn a21_dear_requests_leave_the_neighbour_its_share() {
+    let scene = Scene::new(Polling::default(), 2048);
+    let dear = scene.dear_queue(FULL, 512, 1026);
+    let neighbour = scene.queue(0, 4096);
+    (0..500).for_each(|_| neighbour.ask());
+    let overtaken = neighbour.counts.overtaken_max.load(SeqCst);
+    // Up to two turns lie between two looks.
+    assert!((1..=2).contains(&overtaken), "{overtaken} dear requests between two looks");
+    let (before, turns) = (dear.counts.popped.load(SeqCst), scene.handle.stats().unwrap().turns);
+    let begun = Instant::now();
+    while dear.counts.popped.load(SeqCst) < before + 10_000 {
+        assert!(begun.elapsed() < Duration::from_secs(15), "it does not get on");
+        std::thread::yield_now();
+    }
+    let turns = scene.handle.stats().unwrap().turns - turns;
+    let popped = dear.counts.popped.load(SeqCst) - before;
+    // Two turns each; a little is forgiven when nobody waits.
+    assert!(2 * popped <= turns + turns / 8 + 4, "{popped} requests in {turns} turns");
 }
 
 /// An engine with room for less than one queue has: every queue gets an equal part of it.

@@ -33,6 +33,8 @@ pub struct Queue {
     kick: OwnedFd,
     call: Option<OwnedFd>,
     calls: u64,
+    /// Descriptors of the last chain.
+    effort: u32,
     /// What the device writes is marked here while a guest is migrated.
     log: Option<Arc<QueueLog>>,
 }
@@ -60,8 +62,16 @@ impl Queue {
                 Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
             }
         };
-        let mut queue =
-            Self { ring, memory: Translator::new(map), inflight, kick, call, calls: 0, log: None };
+        let mut queue = Self {
+            ring,
+            memory: Translator::new(map),
+            inflight,
+            kick,
+            call,
+            calls: 0,
+            effort: 0,
+            log: None,
+        };
         if queue.inflight.is_some() {
             // A predecessor may have published answers and died before it called.
             let _ = queue.call();
@@ -129,16 +139,26 @@ impl RequestQueue for Queue {
     fn pop(&mut self, request: &mut Request) -> Result<Pop<Token>, Broken> {
         let Some((head, chain)) = self.ring.pop(&mut self.memory)? else { return Ok(Pop::Empty) };
         let Ok(chain) = chain else {
+            self.effort = u32::try_from(self.ring.walked()).unwrap_or(u32::MAX);
             // No place for a status is known: the chain goes back with nothing written.
             let token = Token { head, status_at: StatusByte::NOWHERE };
             return Ok(Pop::Refused(token, Status::IoError));
         };
+        // A chain has less than 2^17 descriptors.
+        #[allow(clippy::cast_possible_truncation)]
+        let walked = chain.walked() as u32;
+        self.effort = walked;
         let decoded = virtio_blk::decode(chain, &mut self.memory, request);
         let token = Token { head, status_at: decoded.status_at };
         Ok(match decoded.verdict {
             Ok(()) => Pop::Request(token),
             Err(status) => Pop::Refused(token, status),
         })
+    }
+
+    #[inline]
+    fn effort(&self) -> u32 {
+        self.effort
     }
 
     #[inline]

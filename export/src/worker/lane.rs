@@ -19,9 +19,21 @@ const BUDGET_FIRST: usize = 2;
 /// And then as many times what it has: it is still busy with that when the next ones come.
 const BUDGET_RAMP: usize = 2;
 
-/// Bytes taken from one queue before the next one has its turn: copying them from the page cache
-/// may be done within the submission, at a few bytes per nanosecond.
-const BUDGET_BYTES: u64 = 4 << 20;
+/// What requests taken from one queue may cost before the next one has its turn, in units of about
+/// 100 ns: a descriptor to read, translate and hand to the kernel, or 4 KiB, which may be copied from
+/// the page cache within the submission. Sixteen requests of 4 KiB cost 64 of them.
+///
+/// A request is taken whole, so a turn costs at most one unit less than this and the dearest request
+/// there can be: 1026 descriptors of an indirect table and as many as the ring has, and its bytes. What
+/// a turn took too much is taken off the next ones, so that a queue has no more than this of each turn
+/// in the long run, whatever its requests are like.
+const BUDGET_COST: u64 = 512;
+
+/// Bytes that cost as much as a descriptor, as a power of two.
+const UNIT_BYTES_LOG: u32 = 12;
+
+/// The longest debt: a single huge request must not keep its queue waiting for long.
+const DEBT_MAX: u64 = 16 * BUDGET_COST;
 
 /// One queue and its hand on a disk.
 pub(super) struct Lane<Q: RequestQueue> {
@@ -41,6 +53,8 @@ pub(super) struct Lane<Q: RequestQueue> {
     pub(super) overdue: usize,
     /// The last look found requests although it rested, when so many kicks had come.
     pub(super) forgotten: Option<u64>,
+    /// What the last turns cost beyond [`BUDGET_COST`].
+    debt: u64,
     /// The number of bounced requests of which its session is told next.
     bounces_told: u64,
 }
@@ -81,8 +95,14 @@ impl<Q: RequestQueue> Lane<Q> {
             kicks,
             overdue,
             forgotten,
+            debt: 0,
             bounces_told: 1,
         }
+    }
+
+    /// Forgets what earlier turns cost too much; true if there was something.
+    pub(super) fn forgive(&mut self) -> bool {
+        std::mem::take(&mut self.debt) > 0
     }
 
     /// Tells the session, if many more requests are bounced or split than when it was told last.
@@ -104,18 +124,18 @@ impl<Q: RequestQueue> Lane<Q> {
         if !matches!(self.state, State::Running) && !self.owes() {
             return 0;
         }
-        let (mut popped, mut bytes, mut last) = (0, 0, None);
+        let (mut popped, mut cost, mut last) = (0, self.debt, None);
         let budget = if self.lasting {
             (BUDGET_RAMP * self.disk.in_flight()).clamp(BUDGET_FIRST, BUDGET)
         } else {
             BUDGET
         };
-        while popped < budget && bytes < BUDGET_BYTES {
+        while popped < budget && cost < BUDGET_COST {
             // No slot free: the request stays in the ring.
             let Some(tag) = self.disk.acquire() else { break };
             match self.ring.pop(self.disk.request_mut(tag)) {
                 Ok(Pop::Request(token)) => {
-                    bytes += self.disk.request_mut(tag).range.len();
+                    cost += self.disk.request_mut(tag).range.len() >> UNIT_BYTES_LOG;
                     self.sampler.taken(tag);
                     last = Some(tag);
                     // SAFETY: the ring resolved the segments in guest memory that stays mapped
@@ -137,8 +157,10 @@ impl<Q: RequestQueue> Lane<Q> {
                     break;
                 }
             }
+            cost += u64::from(self.ring.effort());
             popped += 1;
         }
+        self.debt = cost.saturating_sub(BUDGET_COST).min(DEBT_MAX);
         // While answers wait, one of them may be of the slot's last request: its end is not ours.
         if let Some(tag) = last.filter(|_| !self.disk.has_late()) {
             // At most BUDGET.

@@ -35,6 +35,10 @@ impl RequestQueue for Vanishing {
         false
     }
 
+    fn effort(&self) -> u32 {
+        1
+    }
+
     fn complete(&mut self, (): (), _: Status, _: u32) {}
 
     fn publish(&mut self) -> io::Result<()> {
@@ -118,6 +122,10 @@ impl RequestQueue for Silent {
 
     fn has_work(&self) -> bool {
         self.asked.load(SeqCst) > 0
+    }
+
+    fn effort(&self) -> u32 {
+        1
     }
 
     fn complete(&mut self, (): (), _: Status, _: u32) {

@@ -104,6 +104,8 @@ pub struct Queue<H: Host = Domain> {
     /// Pages moved in this batch.
     moved: u64,
     winding_down: bool,
+    /// Pieces of the last request.
+    effort: u32,
     calls: u64,
     no_map: Arc<GuestMap>,
     _ring_pages: H::Mapped,
@@ -183,6 +185,7 @@ impl<H: Host> Queue<H> {
             chooser: Chooser::new(setup.movement, setup.persistent),
             moved: 0,
             winding_down: false,
+            effort: 0,
             calls: 0,
             no_map: Arc::default(),
             _ring_pages: setup.ring_pages,
@@ -273,8 +276,14 @@ impl<H: Host> RequestQueue for Queue<H> {
         if self.ready.is_empty() && self.barrier.is_none() {
             self.stage()?;
         }
-        let Some(entry) = self.ready.pop_front() else { return Ok(self.pop_barrier(request)) };
+        let Some(entry) = self.ready.pop_front() else {
+            self.effort = 1;
+            return Ok(self.pop_barrier(request));
+        };
         self.out += 1;
+        // Each piece has a grant of its own, to look up and to copy or map.
+        let pieces = self.record.kept(entry).2.len();
+        self.effort = u32::try_from(pieces).unwrap_or(u32::MAX).max(1);
         if self.flights[usize::from(entry)].failed {
             return Ok(Pop::Refused(Token(entry), Status::IoError));
         }
@@ -283,6 +292,11 @@ impl<H: Host> RequestQueue for Queue<H> {
         }
         self.fill(entry, request);
         Ok(Pop::Request(Token(entry)))
+    }
+
+    #[inline]
+    fn effort(&self) -> u32 {
+        self.effort
     }
 
     #[inline]

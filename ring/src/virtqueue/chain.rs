@@ -44,6 +44,8 @@ pub struct Chain {
     readable: usize,
     bytes: u64,
     max: usize,
+    /// Descriptors that were read of the last chain that was refused.
+    refused: usize,
 }
 
 impl Chain {
@@ -55,7 +57,7 @@ impl Chain {
     #[must_use]
     pub fn for_queue(size: u16) -> Self {
         let max = usize::from(size).max(Self::INDIRECT_MAX);
-        Self { descs: Vec::with_capacity(max), readable: 0, bytes: 0, max }
+        Self { descs: Vec::with_capacity(max), readable: 0, bytes: 0, max, refused: 0 }
     }
 
     /// The device-readable descriptors.
@@ -70,6 +72,22 @@ impl Chain {
     #[must_use]
     pub fn writable(&self) -> &[Desc] {
         &self.descs[self.readable..]
+    }
+
+    /// How many descriptors were read for it, also if it was refused: what it has cost to walk. At
+    /// most [`Chain::INDIRECT_MAX`] and the queue size together.
+    #[inline]
+    #[must_use]
+    pub fn walked(&self) -> usize {
+        // A chain that is accepted has at least one.
+        if self.descs.is_empty() { self.refused } else { self.descs.len() }
+    }
+
+    /// Empties it because it is malformed; `more` descriptors were read besides those it has.
+    #[cold]
+    pub(super) fn refuse(&mut self, more: usize) {
+        self.refused = self.descs.len() + more;
+        self.clear();
     }
 
     /// Puts a chain together by hand, for tests and fuzzers: first what the device reads, then what
@@ -111,7 +129,7 @@ impl Chain {
         self.clear();
         let result = self.walk_direct(ring, head, mem, indirect);
         if result.is_err() {
-            self.clear();
+            self.refuse(1);
         }
         result
     }

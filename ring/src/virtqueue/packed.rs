@@ -160,7 +160,7 @@ impl PackedDevice {
             self.prefetch(AHEAD.saturating_mul(length), mem);
         }
         if verdict.is_err() {
-            self.chain.clear();
+            self.chain.refuse(length.into());
         }
         Ok(Some((Head(id), verdict.map(|()| &self.chain))))
     }
@@ -393,7 +393,7 @@ impl PackedDevice {
             }
         }
         if verdict.is_err() {
-            self.chain.clear();
+            self.chain.refuse(descs.len());
         }
         (Head(id), verdict.map(|()| &self.chain))
     }

@@ -159,6 +159,11 @@ impl SplitDevice {
         self.next_avail
     }
 
+    /// The chain that was handed out last.
+    pub(super) fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
     /// The next entry of the used ring to write.
     pub(super) fn used_index(&self) -> u16 {
         self.used_next

@@ -484,3 +484,35 @@ fn the_first_answer_is_written_whatever_the_used_ring_held() {
     let used = driver.pop_used().unwrap().map(|used| (used.head, used.len));
     assert_eq!(used, Some((0, 0)));
 }
+
+#[test]
+fn a21_what_a_chain_has_cost_to_read_is_known_even_if_it_is_refused() {
+    for packed in [false, true] {
+        let shape =
+            Shape { packed, size: 8, first: 0, event_idx: false, entries: 5, when_scarce: false };
+        let memory = Memory::new(shape);
+        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
+        let mut translator = memory.translator();
+        let piece = Piece { addr: GUEST, len: 512 };
+        driver.add(&[piece; 5], &[]).unwrap();
+        let _ = driver.publish();
+        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
+        assert!(chain.is_ok());
+        assert_eq!(device.walked(), 5, "packed: {packed}");
+        device.push(head, 0);
+        // The last entry of the table has no bytes.
+        let head = driver.add(&[piece; 5], &[]).unwrap();
+        let table = memory.tables + Tables::bytes(head, shape.entries);
+        let len = memory.mapping.at(table + 4 * 16 + 8);
+        // SAFETY: an aligned word of the table, which nobody reads by now.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            AtomicU32::from_ptr(len.cast()).store(0, Relaxed);
+        }
+        let _ = driver.publish();
+        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
+        assert_eq!(chain.err(), Some(ChainError::ZeroLength));
+        assert_eq!(device.walked(), 5, "packed: {packed}: four, and the one that was refused");
+        device.push(head, 0);
+    }
+}

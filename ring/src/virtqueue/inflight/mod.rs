@@ -269,6 +269,13 @@ impl Tracked {
         }
     }
 
+    pub(super) fn walked(&self) -> usize {
+        match self {
+            Self::Split(queue) => queue.ring.chain().walked(),
+            Self::Packed(queue) => queue.ring.chain().walked(),
+        }
+    }
+
     pub(super) fn push(&mut self, head: Head, written: u32) {
         match self {
             Self::Split(queue) => queue.push(head, written),
