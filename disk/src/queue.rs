@@ -173,12 +173,6 @@ impl<C> DiskQueue<C> {
         DiskStats { path, ..self.stats }
     }
 
-    /// Requests that did not go the straight way, because of their memory or their length.
-    #[must_use]
-    pub fn bounces(&self) -> u64 {
-        self.stats.bounced + self.stats.split
-    }
-
     /// Requests begun and not answered.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -177,16 +177,6 @@ impl Device {
         }
     }
 
-    /// How many descriptors the last [`Device::pop`] has read, also of a chain that it refused.
-    #[must_use]
-    pub fn walked(&self) -> usize {
-        match self {
-            Self::Split(ring) => ring.chain().walked(),
-            Self::Packed(ring) => ring.chain().walked(),
-            Self::Tracked(queue) => queue.walked(),
-        }
-    }
-
     /// Returns a chain to the driver with the number of bytes written to its writable part. Not
     /// visible before [`Device::publish`].
     #[inline]

@@ -1,19 +1,30 @@
 //! How threads of the daemon wake the first one.
 
+use ringway_export::Rouse;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 /// What rings when a disk's thread or a worker has ended.
 pub(super) struct Bell {
     pub(super) event: OwnedFd,
     pub(super) worker_failed: AtomicBool,
+    /// Called when there are new disks, and perhaps new workers.
+    pub(super) on_change: OnceLock<Rouse>,
 }
 
 impl Bell {
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { event: event()?, worker_failed: AtomicBool::new(false) })
+        let (worker_failed, on_change) = (AtomicBool::new(false), OnceLock::new());
+        Ok(Self { event: event()?, worker_failed, on_change })
+    }
+
+    pub(super) fn changed(&self) {
+        if let Some(changed) = self.on_change.get() {
+            changed();
+        }
     }
 
     pub(super) fn ring(&self) {

@@ -13,12 +13,12 @@ use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings, Rouse};
+use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long to wait until nobody looks at a removed disk any more.
@@ -48,9 +48,7 @@ pub(crate) struct Disks {
     engines: Mutex<Vec<Engine>>,
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
-    bell: Arc<Bell>,
-    /// Called when there are new disks, and perhaps new workers.
-    on_change: OnceLock<Rouse>,
+    pub(super) bell: Arc<Bell>,
     pub(crate) begun: Instant,
 }
 
@@ -95,7 +93,6 @@ impl Disks {
             engines: Mutex::default(),
             open: Mutex::new(true),
             bell: Arc::new(bell),
-            on_change: OnceLock::new(),
             begun: Instant::now(),
         };
         kill_point!(Locked);
@@ -240,15 +237,8 @@ impl Disks {
             ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
         *lock(&served.thread) = Some(thread);
-        if let Some(changed) = self.on_change.get() {
-            changed();
-        }
+        self.bell.changed();
         Ok(())
-    }
-
-    /// From now on `changed` is called when a disk was added. Only the first call counts.
-    pub(crate) fn on_change(&self, changed: Rouse) {
-        let _ = self.on_change.set(changed);
     }
 
     /// Opens one more disk and serves it.

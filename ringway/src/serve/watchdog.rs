@@ -59,7 +59,8 @@ impl Watchdog {
         let (events, heard) = sync_channel(1);
         let rousing = events.clone();
         let rouse: Rouse = Arc::new(move || drop(rousing.try_send(Event::Roused)));
-        disks.on_change(Arc::clone(&rouse));
+        // Only the first one counts, and a daemon has no other.
+        let _ = disks.bell.on_change.set(Arc::clone(&rouse));
         let disks = Arc::clone(disks);
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
             let begun = Instant::now();

@@ -214,6 +214,18 @@ pub enum Tracked {
     Packed(PackedTracked),
 }
 
+impl super::sides::Device {
+    /// How many descriptors the last [`Device::pop`] has read, also of a chain that it refused.
+    #[must_use]
+    pub fn walked(&self) -> usize {
+        match self {
+            Self::Split(ring) => ring.chain().walked(),
+            Self::Packed(ring) => ring.chain().walked(),
+            Self::Tracked(queue) => queue.walked(),
+        }
+    }
+}
+
 impl Tracked {
     /// # Safety
     /// As [`super::Device::tracked`].
