@@ -410,7 +410,9 @@ fn a13_beyond_the_end(ring: u64) {
     assert_eq!(erase(&mut s, WRITE_ZEROES, 0, 1, 2).0, UNSUPP, "reserved flags");
     assert_eq!(erase(&mut s, WRITE_ZEROES, 0, 1, 0x8000_0001).0, UNSUPP);
     s.guest.poke(DATA, &[0; 32]);
-    assert_eq!(s.guest.simple(0, DISCARD, 0, DATA, 32).0, IOERR, "one segment is offered");
+    // As QEMU's back-end answers, and its own tests ask.
+    assert_eq!(s.guest.simple(0, DISCARD, 0, DATA, 32).0, UNSUPP, "one segment is offered");
+    assert_eq!(s.guest.simple(0, WRITE_ZEROES, 0, DATA, 32).0, UNSUPP, "one segment is offered");
     assert_eq!(s.guest.simple(0, DISCARD, 0, DATA, 8).0, IOERR, "half a segment");
     s.neighbours_live();
 }

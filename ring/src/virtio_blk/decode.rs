@@ -11,6 +11,7 @@ use super::{
 use crate::virtqueue::{Chain, Desc};
 use ringway_core::mem::{Segments, Translator};
 use ringway_core::{ByteRange, Op, Request, SECTOR_BYTES, Segment, Status};
+use std::cmp::Ordering;
 use std::ptr::NonNull;
 
 /// Length of `struct virtio_blk_req` before the data, in bytes.
@@ -222,7 +223,8 @@ fn take(
 }
 
 /// DISCARD and WRITE_ZEROES, §5.2.6: one segment of {sector, num_sectors, flags}, as
-/// `max_discard_seg` and `max_write_zeroes_seg` say.
+/// `max_discard_seg` and `max_write_zeroes_seg` say. More of them are not supported, as in QEMU's
+/// back-end; less than one is no request.
 #[cold]
 fn decode_erase(
     kind: u32,
@@ -230,8 +232,10 @@ fn decode_erase(
     mem: &mut Translator,
     request: &mut Request,
 ) -> Result<(), Status> {
-    if total(chain.readable()) != HEADER_BYTES + ERASE_BYTES {
-        return Err(Status::IoError);
+    match total(chain.readable()).cmp(&(HEADER_BYTES + ERASE_BYTES)) {
+        Ordering::Less => return Err(Status::IoError),
+        Ordering::Equal => {}
+        Ordering::Greater => return Err(Status::Unsupported),
     }
     let bytes: [u8; 16] = read_bytes(chain.readable(), HEADER_BYTES, mem)?;
     let sector = little_endian(&bytes[0..8]);

@@ -199,8 +199,12 @@ fn request(mem: &Bytes, chain: &[Buffer], most_segments: usize) -> Result<Wanted
         8 => (Op::GetId, false, (0, 0), data(true, 0, (bytes(true) - 1).min(20))?),
         11 | 13 => {
             // struct virtio_blk_discard_write_zeroes { le64 sector; le32 num_sectors; le32 flags; }
-            if bytes(false) != 32 {
+            if bytes(false) < 32 {
                 return Err(FAILED);
+            }
+            // §5.2.4: one is offered (max_discard_seg, max_write_zeroes_seg).
+            if bytes(false) > 32 {
+                return Err(Refused(Status::Unsupported));
             }
             let (sector, sectors, flags) = (number(16, 8)?, number(24, 4)?, number(28, 4)?);
             // §5.2.6.2: unknown flags, and unmap in a discard, are unsupported.
