@@ -4,7 +4,7 @@
 use crate::bench::{Ask, Bench, Memory, Place, SECTOR, Surface, UNTOUCHED, engine};
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::PathKind;
+use ringway_disk::{CacheMode, PathKind};
 use ringway_testkit::{Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
@@ -253,5 +253,28 @@ fn c07_reads_writes_and_durable_writes_are_not_merged_with_each_other() {
         let two = 2 * LEN;
         let right = [(IoOp::Write, two), (IoOp::WriteDurable, two), (IoOp::Read, two)];
         assert_eq!(kinds, right, "a write is as durable as it was meant to be when it came");
+    });
+}
+
+/// A merged durable write through the page cache that ends in EIO may have been the sync that told of
+/// other lost data. Its requests go again by themselves, and well; flushes must not.
+#[test]
+fn c04_eio_of_a_merged_durable_write_fails_later_flushes() {
+    everywhere(|scene| {
+        scene.bench.queue.set_durable_writes(true);
+        let all = ByteRange::new(FIRST, COUNT * LEN).unwrap();
+        let order: Vec<u64> = (0..COUNT).collect();
+        scene.case(Op::Write, &order, Fault::Error(libc::ENOSPC), all, 1, &[]);
+        let flush = Ask::new(Op::Flush, 0, 0);
+        assert_eq!(scene.bench.one(&scene.memory, flush), Status::Ok, "{}: ENOSPC", scene.name);
+        scene.seen();
+        scene.case(Op::Write, &order, Fault::Error(libc::EIO), all, 1, &[]);
+        let direct = scene.bench.queue.disk().cache() == CacheMode::None;
+        let right = if direct { Status::Ok } else { Status::IoError };
+        assert_eq!(scene.bench.one(&scene.memory, flush), right, "{}", scene.name);
+        // Nor on any other queue.
+        let disk = Arc::clone(scene.bench.queue.disk());
+        let mut other = Bench::new(engine(scene.name, 4).unwrap(), disk, 4).unwrap();
+        assert_eq!(other.one(&scene.memory, flush), right, "{}", scene.name);
     });
 }
