@@ -85,16 +85,53 @@ points! {
     Called = "called",
     /// Before a store to ring or record, whichever it is.
     Store = "store",
+    /// A flush has failed; nothing says so yet.
+    FlushFailing = "flush-failing",
+    /// It is kept that a flush has failed; nobody was answered.
+    FlushFailed = "flush-failed",
     /// A disk grows: the file is longer, the guest cannot use it.
     Grown = "grown",
     /// A disk shrinks: nothing is in flight beyond the end, and the file not cut.
     Settled = "settled",
     /// A disk has its new size; nobody was told.
     Resized = "resized",
+    /// It is kept that the disk is paused; its queues run.
+    Pausing = "pausing",
+    /// SET_CONFIG: it is noted that the write cache is off; workers do not know.
+    CacheNoted = "cache-noted",
+    /// SET_CONFIG: it was answered that the write cache is on; nothing was noted.
+    CacheAnswered = "cache-answered",
     /// GET_VRING_BASE: the queue is drained and stopped; the answer was not sent.
     Drained = "drained",
     /// GET_VRING_BASE: the answer was sent; the record is not marked as new.
     Told = "told",
+}
+
+/// The variable that says which operations fail: see [`injected!`](crate::injected).
+pub const FAULTS: &str = "RINGWAY_FAULTS";
+
+/// The result of an operation on a file, or the error that a test wants instead: `injected!(result,
+/// write, sync, offset, len)`. Nothing but `result` without the feature `kill-points`.
+///
+/// `RINGWAY_FAULTS=eio=509:7,enospc=701:11,sync=3` lets writes fail that touch a sector whose number
+/// leaves 7 when divided by 509 (EIO), or 11 by 701 (ENOSPC), and once the third sync (EIO). The
+/// operations were carried out.
+#[cfg(not(feature = "kill-points"))]
+#[macro_export]
+macro_rules! injected {
+    ($result:expr, $what:expr) => {
+        $result
+    };
+}
+
+/// As described for builds without the feature `kill-points`.
+#[cfg(feature = "kill-points")]
+#[macro_export]
+macro_rules! injected {
+    ($result:expr, $what:expr) => {{
+        let (write, sync, offset, len) = $what;
+        $crate::kill_points::injected($result, write, sync, offset, len)
+    }};
 }
 
 /// Marks a place at which a process may be told to die; see [`kill_points`](crate::kill_points).
@@ -130,11 +167,11 @@ macro_rules! panic_point {
 }
 
 #[cfg(feature = "kill-points")]
-pub use armed::{arm, panics_at, reached};
+pub use armed::{arm, injected, panics_at, reached};
 
 #[cfg(feature = "kill-points")]
 mod armed {
-    use super::{PANIC_VARIABLE, Point, VARIABLE};
+    use super::{FAULTS, PANIC_VARIABLE, Point, VARIABLE};
     use std::sync::OnceLock;
     use std::sync::atomic::Ordering::Relaxed;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
@@ -158,6 +195,57 @@ mod armed {
         LEFT.store(count, Relaxed);
         POINT.store(at + 1, Relaxed);
         true
+    }
+
+    /// Which operations fail.
+    #[derive(Debug, Default)]
+    struct Faults {
+        eio: Option<(u64, u64)>,
+        enospc: Option<(u64, u64)>,
+        sync: u64,
+    }
+
+    impl Faults {
+        fn read() -> Self {
+            let word = std::env::var(FAULTS).unwrap_or_default();
+            let mut faults = Self::default();
+            for part in word.split(',').filter(|part| !part.is_empty()) {
+                let place = |text: &str| {
+                    let (every, at) = text.split_once(':')?;
+                    Some((every.parse().ok().filter(|&every: &u64| every > 0)?, at.parse().ok()?))
+                };
+                let read = match part.split_once('=') {
+                    Some(("eio", text)) => place(text).map(|place| faults.eio = Some(place)),
+                    Some(("enospc", text)) => place(text).map(|place| faults.enospc = Some(place)),
+                    Some(("sync", text)) => text.parse().ok().map(|sync| faults.sync = sync),
+                    _ => None,
+                };
+                assert!(read.is_some(), "{FAULTS}={word}: '{part}' is none of them");
+            }
+            faults
+        }
+    }
+
+    /// See [`injected!`](crate::injected).
+    pub fn injected(result: i32, write: bool, sync: bool, offset: u64, len: u64) -> i32 {
+        static FAULTY: OnceLock<Faults> = OnceLock::new();
+        static SYNCS: AtomicU64 = AtomicU64::new(0);
+        let faults = FAULTY.get_or_init(Faults::read);
+        let (first, end) = (offset / 512, (offset + len).div_ceil(512));
+        let hits = |place: Option<(u64, u64)>| {
+            place.is_some_and(|(every, at)| (first..end).any(|sector| sector % every == at))
+        };
+        if result < 0 {
+            result
+        } else if write && hits(faults.eio) {
+            -libc::EIO
+        } else if write && hits(faults.enospc) {
+            -libc::ENOSPC
+        } else if sync && faults.sync != 0 && SYNCS.fetch_add(1, Relaxed) + 1 == faults.sync {
+            -libc::EIO
+        } else {
+            result
+        }
     }
 
     /// A place was reached.

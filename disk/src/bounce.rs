@@ -239,6 +239,8 @@ impl<C> DiskQueue<C> {
             return;
         }
         cold.syncing = true;
+        self.disk.set_flushing(true);
+        self.stats.syncs += 1;
         (cold.op, cold.offset, cold.len) = (IoOp::Sync, 0, 0);
         cold.part.clear();
         self.issue(engine, tag);
@@ -394,7 +396,7 @@ impl<C> DiskQueue<C> {
                 if stage == Stage::Sync || synced {
                     // After a failed fsync the kernel forgets which pages were not written: only
                     // reopening the disk makes a later success mean anything.
-                    self.disk.flush_failed.store(true, Relaxed);
+                    self.disk.flush_has_failed();
                 }
                 Some(self.end(tag, Status::IoError))
             }
@@ -411,6 +413,7 @@ impl<C> DiskQueue<C> {
     fn end(&mut self, tag: u16, status: Status) -> Finished<C> {
         self.give_back_pages(tag);
         if std::mem::take(&mut self.cold[usize::from(tag)].syncing) {
+            self.disk.set_flushing(false);
             self.disk.syncing.store(false, SeqCst);
         }
         if let Some(range) = self.cold[usize::from(tag)].lock.take() {

@@ -1,6 +1,7 @@
 //! What is known about a disk once it is open.
 
 use crate::locks::RangeLocks;
+use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
 use ringway_path::PathBoard;
 use std::fmt;
@@ -198,6 +199,10 @@ pub struct Disk {
     pub(crate) engine_why: String,
     pub(crate) alignment: Alignment,
     pub(crate) flush_failed: AtomicBool,
+    /// It failed in an earlier process.
+    pub(crate) failure_inherited: AtomicBool,
+    /// What outlives this process.
+    pub(crate) state: Option<State>,
     /// A sync of a cached disk is under way; there is one at a time.
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,

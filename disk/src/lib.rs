@@ -15,6 +15,7 @@ mod queue;
 mod resize;
 mod simulated;
 mod slot;
+mod state;
 mod stats;
 mod watcher;
 
@@ -26,5 +27,6 @@ pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
 pub use resize::ResizeError;
 pub use ringway_path::{OnSwitch, Path, PathBoard, PathKind, PathStats};
 pub use simulated::Simulated;
+pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;
 pub use watcher::Watcher;

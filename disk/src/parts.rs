@@ -93,6 +93,8 @@ impl From<Parts> for Disk {
             engine_why: parts.engine_why,
             alignment: parts.alignment,
             flush_failed: AtomicBool::new(false),
+            failure_inherited: AtomicBool::new(false),
+            state: None,
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             path: PathBoard::new(parts.path),

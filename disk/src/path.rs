@@ -17,7 +17,6 @@ use ringway_core::{Op, Status};
 use ringway_path::{
     DataOp, Follower, Limits, MERGED_MAX, PathBoard, PathStats, RequestPath, RunId,
 };
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Turns between looks at the clock: a worker's turn takes microseconds, a look every 20 ms is meant.
@@ -200,7 +199,7 @@ impl<C> DiskQueue<C> {
                 && result == -libc::EIO
             {
                 // As for any durable write: it may have been the sync (see `failed`).
-                self.disk.flush_failed.store(true, Relaxed);
+                self.disk.flush_has_failed();
             }
         }
         let mut answer = None;

@@ -21,7 +21,7 @@ use crate::stats::DiskStats;
 use crate::watcher::Watcher;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
-use ringway_core::{Op, Request, Status, TagList};
+use ringway_core::{Op, Request, Status, TagList, injected};
 use ringway_path::PathKind;
 use std::collections::VecDeque;
 use std::io;
@@ -295,7 +295,11 @@ impl<C> DiskQueue<C> {
         // SAFETY: the slot owns the list of segments, and by the contract of `start` their memory,
         // until the operation's result came back (Slot invariant 1); bounce pages are kept in the
         // slot likewise. The file is attached as long as this queue exists.
-        unsafe { engine.queue(&io) }
+        let queued = unsafe { engine.queue(&io) };
+        if self.durable_writes && queued.is_ok() {
+            self.count_durable(tag);
+        }
+        queued
     }
 
     /// Read or write, the latter durable if it has to be.
@@ -316,6 +320,7 @@ impl<C> DiskQueue<C> {
         tag: u16,
         result: i32,
     ) -> Option<Finished<C>> {
+        let result = injected!(result, self.present(tag));
         let slot = &self.slots[usize::from(tag)];
         if slot.stage == Stage::Whole && i64::from(result) == slot.request.range.len().cast_signed()
         {

@@ -117,7 +117,10 @@ impl Disk {
             return Ok(());
         }
         // The host tells a lost write-back once: the queues must learn of it.
-        self.file.sync_data().inspect_err(|_| self.flush_failed.store(true, Relaxed))
+        self.set_flushing(true);
+        let synced = self.file.sync_data().inspect_err(|_| self.flush_has_failed());
+        self.set_flushing(false);
+        synced
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for

@@ -1,5 +1,7 @@
 //! What a queue of a disk counts: plain integers.
 
+use crate::queue::DiskQueue;
+use ringway_aio::IoOp;
 use ringway_path::PathStats;
 
 /// What a queue has counted since it was made.
@@ -17,6 +19,12 @@ pub struct DiskStats {
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
+    /// Bytes of writes that were given to the file to be durable when they are done, whatever came of
+    /// them: at least as many as guests without a write cache have written.
+    pub durable_bytes: u64,
+    /// Syncs of the file: of flushes, and after discards and write-zeroes of guests without a write
+    /// cache.
+    pub syncs: u64,
     /// Requests that ended in an error.
     pub errors: u64,
     /// Requests that went through bounce buffers.
@@ -40,11 +48,45 @@ impl DiskStats {
         self.erases += other.erases;
         self.read_bytes += other.read_bytes;
         self.written_bytes += other.written_bytes;
+        self.durable_bytes += other.durable_bytes;
+        self.syncs += other.syncs;
         self.errors += other.errors;
         self.bounced += other.bounced;
         self.split += other.split;
         self.continued += other.continued;
         self.overdue += other.overdue;
         self.path.add(&other.path);
+    }
+}
+
+impl<C> DiskQueue<C> {
+    /// Counts the bytes of an operation that was queued, if it is a durable write.
+    #[inline(never)]
+    pub(crate) fn count_durable(&mut self, tag: u16) {
+        let slot = &self.slots[usize::from(tag)];
+        let cold = &self.cold[usize::from(tag)];
+        let (op, len) = match slot.stage.is_request() {
+            true => (self.data_op(slot.request.op), slot.request.range.len()),
+            false => (cold.op, cold.len),
+        };
+        if op == IoOp::WriteDurable {
+            self.stats.durable_bytes += len;
+        }
+    }
+
+    /// The operation that a slot waits for: whether it writes or syncs, its place and length.
+    #[allow(dead_code)] // For tests that inject faults.
+    pub(crate) fn present(&self, tag: u16) -> (bool, bool, u64, u64) {
+        let slot = &self.slots[usize::from(tag)];
+        let cold = &self.cold[usize::from(tag)];
+        let (op, offset, len) = match slot.stage.is_request() {
+            true => {
+                let range = slot.request.range;
+                (self.data_op(slot.request.op), range.offset(), range.len())
+            }
+            false => (cold.op, cold.offset, cold.len),
+        };
+        let write = matches!(op, IoOp::Write | IoOp::WriteDurable);
+        (write, op == IoOp::Sync, offset, len)
     }
 }

@@ -130,7 +130,7 @@ impl Line {
     /// Goes on at another server.
     pub(crate) fn take_up(&mut self, stream: UnixStream) -> Result<DiskInfo, Error> {
         self.check_resumable()?;
-        let mut client = Client::negotiate(stream, self.features, &self.options)?;
+        let client = Client::negotiate(stream, self.features, &self.options)?;
         let missing = self.features & !client.features;
         if missing != 0 {
             return Err(Error::FeaturesLost { missing });
@@ -139,8 +139,9 @@ impl Line {
         if wanted > max {
             return Err(Error::TooManyQueues { wanted, max });
         }
-        let info = DiskInfo::parse(&client.guarded(Client::config)?, self.features);
         self.start(client)?;
-        Ok(info)
+        // Afterwards: the record says whether the write cache is on, and may be all that says it.
+        let client = self.client.as_mut().ok_or(Error::NotConnected)?;
+        Ok(DiskInfo::parse(&client.guarded(Client::config)?, self.features))
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
 
 const MIB: u64 = 1 << 20;
@@ -227,4 +227,62 @@ fn guest_survives_kills_of_the_daemon() -> Result<()> {
 #[test]
 fn guest_on_packed_rings_survives_kills_of_the_daemon() -> Result<()> {
     survives_kills(true)
+}
+
+/// What the daemon has counted since it was started: whether the guest's write cache is on, bytes
+/// written, and how many of them durably; flushes.
+fn written(control: &Path) -> Result<(bool, u64, u64, u64)> {
+    let text = Daemon::ctl(control, &["stats", "--json"])?;
+    let stats: serde_json::Value = serde_json::from_str(&text)?;
+    let disk = &stats["disks"][0];
+    let count = |name: &str| disk["counts"][name].as_u64().context("a count");
+    let cache = disk["write_cache"].as_bool().context("write_cache")?;
+    Ok((cache, count("written_bytes")?, count("durable_bytes")?, count("flushes")?))
+}
+
+/// A guest that has switched its write cache off flushes no more, and QEMU does not repeat that when
+/// it reconnects: the next daemon has to know.
+#[test]
+fn c06_guest_without_a_write_cache_outlives_its_daemons() -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server keeps nothing.
+    }
+    let bench = Bench::new(64 * MIB)?;
+    let control = bench.dir.path().join("c");
+    let state = bench.dir.path().join("state");
+    let serve = || {
+        let serve = bench.serve().arg("--control").arg(&control);
+        Daemon::serve(&serve.arg("--state-dir").arg(&state))
+    };
+    let mut daemon = Some(serve()?);
+    let disk = Disk::new(bench.dir.path().join("v.sock")).queues(QUEUES).reconnect();
+    let mut before = (true, 0, 0, 0);
+    let report = Guest::new("cache").disk(disk).boot()?.finish_with(|question| {
+        let mut act = || -> Result<()> {
+            match question {
+                "killed" => daemon.take().map_or(Ok(()), Daemon::kill)?,
+                "stopped" => daemon.take().map_or(Ok(()), Daemon::stop)?,
+                _ => {}
+            }
+            if daemon.is_none() {
+                daemon = Some(serve()?);
+                before = (false, 0, 0, 0);
+                return Ok(());
+            }
+            let now = written(&control)?;
+            let (bytes, durable) = (now.1 - before.1, now.2 - before.2);
+            let right = match question {
+                "flushed" => now.0 && bytes > 0 && durable == 0 && now.3 > 0,
+                "durable" => !now.0 && bytes >= 96 << 10 && durable >= bytes,
+                "volatile" => now.0 && bytes >= 96 << 10 && durable == 0 && now.3 > before.3,
+                _ => true,
+            };
+            before = now;
+            anyhow::ensure!(right, "{question}: {now:?}, {bytes} bytes, {durable} durably");
+            Ok(())
+        };
+        act().map_or_else(|error| format!("{error:#}").replace('\n', " "), |()| "ok".to_owned())
+    })?;
+    report.expect_ok();
+    daemon.map_or(Ok(()), Daemon::stop)
 }

@@ -97,6 +97,7 @@ impl<Q: RequestQueue> Export<Q> {
         assert!(!workers.is_empty(), "an export needs a worker");
         Self {
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
+            paused: AtomicBool::new(disk.was_paused()),
             disk,
             options,
             workers,
@@ -107,7 +108,6 @@ impl<Q: RequestQueue> Export<Q> {
             doors: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
-            paused: AtomicBool::new(false),
             resizes: AtomicU64::new(0),
             changing: Mutex::default(),
         }

@@ -5,7 +5,8 @@
 use ringway_disk::EngineKind;
 use ringway_ring::virtqueue::inflight_bytes;
 use ringway_testkit::raw::{
-    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawGuest, inflight_payload, request,
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawGuest, halves, inflight_payload,
+    request,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::event::{EventfdFlags, eventfd};
@@ -85,7 +86,8 @@ fn a_region_is_made_sealed_and_as_large_as_asked_for() {
         let file = File::from(fd);
         assert_eq!(file.metadata().unwrap().len(), bytes);
         assert!(bytes >= u64::from(queues) * inflight_bytes(true, size) as u64);
-        assert!(bytes < u64::from(queues) * (64 + 64 + 32 * u64::from(size)));
+        // And a note behind them.
+        assert!(bytes < 64 + u64::from(queues) * (64 + 64 + 32 * u64::from(size)));
         assert!(file.set_len(0).is_err() && file.set_len(2 * bytes).is_err(), "not sealed");
         assert_eq!(version(&file, 0), 0, "it says that it is new");
     }
@@ -269,5 +271,107 @@ fn what_was_left_is_done_before_a_stop() {
         assert_eq!(guest.stop_queue(0).unwrap(), 20);
         let back = (0..20).filter(|_| guest.next_used(0, Duration::ZERO).is_some()).count();
         assert_eq!(back, 20, "all before the answer");
+    }
+}
+
+const WCE: u64 = 1 << 11;
+
+/// Bytes that were given to the file to be durable, of `bytes` written.
+fn durable(rig: &Rig, guest: &mut RawGuest, bytes: u32) -> u64 {
+    let count = || rig.stats().iter().map(|worker| worker.disk.durable_bytes).sum::<u64>();
+    let before = count();
+    assert_eq!(guest.simple(0, OUT, 8, DATA, bytes).0, OK);
+    count() - before
+}
+
+/// What the configuration space says.
+fn cache_is_on(guest: &RawGuest) -> bool {
+    let mut payload = halves(&[32, 1, 0]);
+    payload.push(0);
+    guest.client.send(request::GET_CONFIG, 0, &payload, &[]).unwrap();
+    guest.client.receive().unwrap().1[12] == 1
+}
+
+fn set_cache(guest: &RawGuest, on: bool) {
+    let mut payload = halves(&[32, 1, 0]);
+    payload.push(on.into());
+    assert!(guest.client.acked(request::SET_CONFIG, &payload, &[]).unwrap());
+}
+
+/// The next daemon has a guest whose front-end says nothing, as QEMU when it reconnects: what the last
+/// one noted in the region counts, and nothing else that may be there.
+#[test]
+fn c06_what_the_region_says_of_the_write_cache_counts() {
+    for format in [0, F_PACKED] {
+        let (mut rig, _folder) = rig();
+        let (mut guest, region) = tracked(&mut rig, format | WCE, SIZE);
+        let end = region.metadata().unwrap().len() - 64;
+        // Nobody had told it anything.
+        assert!(!cache_is_on(&guest));
+        for on in [true, false, true, false] {
+            set_cache(&guest, on);
+            assert_eq!(cache_is_on(&guest), on);
+            assert_eq!(durable(&rig, &mut guest, 512), if on { 0 } else { 512 });
+            let note = if on { *b"RWcache1" } else { *b"RWcache0" };
+            assert_eq!(peek::<8>(&region, end), note);
+        }
+        for queue in 0..2 {
+            guest.stop_queue(queue).unwrap();
+        }
+        drop(guest);
+        for (note, on) in [
+            (*b"RWcache1", true),
+            (*b"RWcache0", false),
+            ([0; 8], false),
+            ([0xff; 8], false),
+            (*b"RWcache2", false),
+        ] {
+            // Another daemon, and what its predecessor left.
+            let (mut rig, _folder) = self::rig();
+            region.write_all_at(&note, end).unwrap();
+            let mut guest = RawGuest::connect(rig.connect(), BASIC | format | WCE);
+            guest.size = SIZE;
+            let payload = inflight_payload(end + 64, 0, 2, SIZE);
+            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+            assert!(guest.start_queue(0).unwrap());
+            assert_eq!(durable(&rig, &mut guest, 1024), if on { 0 } else { 1024 }, "{note:?}");
+            assert_eq!(cache_is_on(&guest), on, "the truth");
+            guest.stop_queue(0).unwrap();
+            // Once the answer is out.
+            guest.client.ask_u64(request::GET_FEATURES).unwrap();
+        }
+    }
+}
+
+/// Without a region, or with one that says nothing: a guest that was served before, or may have been,
+/// has no write cache until it says so.
+#[test]
+fn c06_a_guest_that_goes_on_unknown_has_no_write_cache() {
+    // Whether it has read the configuration space, where its ring is, and what follows.
+    for (asks, index, on) in
+        [(true, 0, true), (false, 0, false), (true, 7, false), (false, 7, false)]
+    {
+        let (mut rig, _folder) = rig();
+        let mut guest = RawGuest::connect(rig.connect(), BASIC | WCE);
+        if asks {
+            assert!(cache_is_on(&guest), "as it is offered");
+        }
+        if index != 0 {
+            guest.set_avail_index(0, index);
+        }
+        assert!(guest.start_queue(0).unwrap());
+        let wanted = if on { 0 } else { 512 };
+        assert_eq!(durable(&rig, &mut guest, 512), wanted, "asks: {asks}, index {index}");
+        assert_eq!(cache_is_on(&guest), on, "the truth");
+        // A reset changes nothing by itself: the front-end may have a copy of what it has read.
+        assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
+        assert_eq!(cache_is_on(&guest), on);
+        // It may say so.
+        let mut guest = RawGuest::connect(rig.connect(), BASIC | WCE);
+        guest.set_avail_index(0, 7);
+        assert!(guest.start_queue(0).unwrap());
+        set_cache(&guest, true);
+        assert!(cache_is_on(&guest));
+        assert_eq!(durable(&rig, &mut guest, 512), 0);
     }
 }

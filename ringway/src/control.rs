@@ -260,6 +260,12 @@ pub(crate) struct Counts {
     pub(crate) writes: u64,
     pub(crate) written_bytes: u64,
     pub(crate) flushes: u64,
+    /// Of writes that had to be durable when they were done.
+    #[serde(default)]
+    pub(crate) durable_bytes: u64,
+    /// Of the file.
+    #[serde(default)]
+    pub(crate) syncs: u64,
     pub(crate) erases: u64,
     pub(crate) errors: u64,
     pub(crate) bounced: u64,
@@ -286,6 +292,8 @@ impl From<&DiskStats> for Counts {
             writes: stats.writes,
             written_bytes: stats.written_bytes,
             flushes: stats.flushes,
+            durable_bytes: stats.durable_bytes,
+            syncs: stats.syncs,
             erases: stats.erases,
             errors: stats.errors,
             bounced: stats.bounced,

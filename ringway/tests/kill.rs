@@ -37,6 +37,7 @@ fn plan(packed: bool, engine: &str) -> Plan {
         dir: None,
         patience: PATIENCE,
         harm: None,
+        faults: false,
         progress: |_, _| {},
     }
 }
@@ -109,6 +110,54 @@ fn a_campaign_notices_mistakes() {
         let outcome = outcome.unwrap_or_else(|| panic!("{harm:?} was not noticed"));
         std::fs::remove_dir_all(outcome.kept.unwrap()).unwrap();
     }
+}
+
+/// Kills among other faults: writes that fail with EIO and ENOSPC, syncs that fail, sizes that change,
+/// a write cache that is switched, clients that disconnect, daemons that are told to end. Exactly the
+/// requests fail that have to, a flush never succeeds after one has failed, and a guest without a write
+/// cache is told of nothing that is not durable, whichever daemon it is told by.
+///
+/// One after the other: the mistake that is made on purpose is made to all regions of this process.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c16_kills_together_with_other_faults() {
+    for (packed, cache) in [(false, "writeback"), (true, "writeback"), (false, "none")] {
+        let cache = if cache == "none" && !takes_direct() { continue } else { cache };
+        let plan = Plan { faults: true, cache: cache.into(), ..plan(packed, "threads") };
+        println!("again: {plan}");
+        let outcome = campaign::run(&plan).unwrap();
+        println!("{outcome:?}");
+        assert!(outcome.findings.is_empty(), "{:#?}", outcome.findings);
+        assert!(outcome.refused > 0 && outcome.durable_lives > 0);
+    }
+    for (harm, wrong) in [(Harm::Volatile, Wrong::Volatile), (Harm::Forgotten, Wrong::Forgotten)] {
+        // The cache may be on, and no flush have failed, when the mistake is made.
+        let outcome = (0..10).find_map(|_| {
+            let plan = Plan { kills: 30, faults: true, harm: Some(harm), ..plan(false, "threads") };
+            let outcome = campaign::run(&plan).unwrap();
+            println!("{plan}: {:?}", outcome.findings);
+            (outcome.findings.count(wrong) > 0).then_some(outcome)
+        });
+        let outcome = outcome.unwrap_or_else(|| panic!("{harm:?} was not noticed"));
+        std::fs::remove_dir_all(outcome.kept.unwrap()).unwrap();
+    }
+}
+
+/// Whether the folder for temporary files takes O_DIRECT.
+#[cfg(feature = "kill-points")]
+fn takes_direct() -> bool {
+    use std::os::unix::fs::OpenOptionsExt;
+    let dir = folder();
+    let takes = std::fs::File::options()
+        .write(true)
+        .create(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(dir.path().join("direct"))
+        .is_ok();
+    if !takes {
+        println!("skipped: cache none: this folder takes no O_DIRECT");
+    }
+    takes
 }
 
 fn serve(dir: &Path, engine: &str) -> Daemon {

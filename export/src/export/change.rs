@@ -197,10 +197,15 @@ impl<Q: RequestQueue> Export<Q> {
     /// Takes no more requests, and waits until nothing is in flight. The front-end stays connected;
     /// what its guest asks for meanwhile waits in the rings, and so does the guest.
     ///
+    /// A successor of this process finds the disk paused, if the disk keeps its state
+    /// ([`Disk::keep_state`](ringway_disk::Disk::keep_state)).
+    ///
     /// # Errors
     /// [`ChangeError::Disconnected`] if the disk is stuck; it stays paused.
     pub fn pause(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
+        self.disk.keep_paused(true);
+        kill_point!(Pausing);
         self.pause_alone()
     }
 
@@ -218,6 +223,7 @@ impl<Q: RequestQueue> Export<Q> {
     /// [`ChangeError::NotResumed`] if a queue could not be started.
     pub fn resume(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
+        self.disk.keep_paused(false);
         self.resume_alone()
     }
 

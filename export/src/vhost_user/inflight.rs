@@ -1,7 +1,9 @@
 //! The region in which queues record what is in flight (vhost-user protocol, "Inflight I/O tracking").
 //!
 //! A back-end makes it, the front-end keeps it and gives it to each back-end, so that it outlives
-//! them. The parts of all queues lie in it one after the other.
+//! them. The parts of all queues lie in it one after the other. Behind them, where the protocol has
+//! nothing to say, this back-end notes whether the guest's write cache is on ([ADR
+//! 0016](../../../docs/adr/0016-state-beside-the-rings.md)).
 
 use super::message::Message;
 use super::vring::StartError;
@@ -13,6 +15,15 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// Bytes behind the parts of all queues: one word, and the rest of its cache line.
+const NOTE_BYTES: u64 = 64;
+
+// What the word says; anything else says nothing. It belongs to the front-end, as all of the region:
+// who writes there harms the guest that the region is of.
+const CACHE_ON: u64 = u64::from_le_bytes(*b"RWcache1");
+const CACHE_OFF: u64 = u64::from_le_bytes(*b"RWcache0");
 
 /// Why a region was refused.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +80,8 @@ pub(super) struct Inflight {
     mapping: Arc<Mapping>,
     queues: u16,
     entries: u16,
+    /// Where the note about the write cache is, in a region that has room for one.
+    note: Option<usize>,
 }
 
 impl Inflight {
@@ -81,7 +94,7 @@ impl Inflight {
     ) -> Result<(Vec<u8>, OwnedFd), InflightRefusal> {
         let about = Described::read(message, options)?;
         // The format of the rings may not have been negotiated yet: packed ones need more.
-        let bytes = about.need(true);
+        let bytes = about.need(true) + NOTE_BYTES;
         let fd = memfd_create("inflight", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, bytes)?;
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -107,9 +120,34 @@ impl Inflight {
         }
         let file = message.take_fd().map(File::from);
         let file = file.ok_or(InflightRefusal::Unaligned(offset))?;
-        let len = have.min(about.need(true));
+        let len = have.min(about.need(true) + NOTE_BYTES);
         let mapping = Arc::new(Mapping::of_file(&file, offset, len)?);
-        Ok(Self { mapping, queues, entries })
+        let note = usize::try_from(about.need(true)).ok();
+        let note = note.filter(|_| len == about.need(true) + NOTE_BYTES);
+        Ok(Self { mapping, queues, entries, note })
+    }
+
+    /// Whether the write cache of this region's guest is on, if anybody has noted that.
+    pub(super) fn write_cache(&self) -> Option<bool> {
+        match self.note()?.load(SeqCst) {
+            CACHE_ON => Some(true),
+            CACHE_OFF => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Notes whether the guest's write cache is on, for whoever goes on from this region.
+    pub(super) fn note_write_cache(&self, on: bool) {
+        if let Some(note) = self.note() {
+            note.store(if on { CACHE_ON } else { CACHE_OFF }, SeqCst);
+        }
+    }
+
+    fn note(&self) -> Option<&AtomicU64> {
+        // SAFETY: a word of the mapping, which lives as long as `self`; only touched atomically.
+        // Aligned, as parts are: regions begin at a multiple of 64 bytes (`take`).
+        #[allow(clippy::cast_ptr_alignment)]
+        self.note.map(|at| unsafe { AtomicU64::from_ptr(self.mapping.at(at).cast()) })
     }
 
     /// The part of queue `at`.

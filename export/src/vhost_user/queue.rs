@@ -84,6 +84,11 @@ impl Queue {
         self.ring.base()
     }
 
+    /// As [`Device::goes_on`].
+    pub(super) fn goes_on(&self) -> bool {
+        self.ring.goes_on()
+    }
+
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.
     pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
         self.call = call;

@@ -10,6 +10,7 @@ mod features;
 mod inflight;
 mod orders;
 mod queues;
+mod write_cache;
 
 use super::dirty_log::{LogArea, LogError};
 use super::inflight::{Inflight, InflightRefusal};
@@ -32,6 +33,7 @@ use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
 };
+use write_cache::Known;
 
 /// Refused messages that are logged, of one connection, and broken queues.
 const REFUSALS_TOLD: u32 = 10;
@@ -95,6 +97,8 @@ enum Refusal {
     Fenced,
     #[error("a worker ended: {0}")]
     Worker(io::Error),
+    #[error("the write cache is off, but what was written before cannot be made durable: {0}")]
+    Sync(io::Error),
 }
 
 /// What an accepted message is answered with.
@@ -122,6 +126,15 @@ pub struct Session<'a> {
     protocol: Protocol,
     /// Whether the guest's write cache is on; known beyond the connection by the export.
     writeback: bool,
+    cache_known: Known,
+    /// The front-end has read the configuration space, not because it was told of a change.
+    has_asked: bool,
+    /// What is known of the write cache ends with the connection.
+    forgets_cache: bool,
+    /// The guest's write cache goes on once that was answered.
+    switching_on: bool,
+    /// The front-end was told of a change of the configuration space.
+    announced: bool,
     map: Arc<GuestMap>,
     /// Where to record what is in flight, if the front-end has given a place.
     inflight: Option<Inflight>,
@@ -157,6 +170,11 @@ impl<'a> Session<'a> {
             features: 0,
             protocol: Protocol::empty(),
             writeback: export.may_write_back() && export.writeback(),
+            cache_known: Known::Offered,
+            has_asked: false,
+            forgets_cache: false,
+            switching_on: false,
+            announced: false,
             map: Arc::new(GuestMap::default()),
             inflight: None,
             vrings: fresh_vrings(export),
@@ -206,6 +224,7 @@ impl<'a> Session<'a> {
                 self.abandon_queues(Vec::new());
             }
         }
+        self.leave_write_cache();
         self.tell_of_bounces();
         ended
     }
@@ -271,10 +290,15 @@ impl<'a> Session<'a> {
             Ok(Answer::ReplyWith(payload, fd)) => {
                 self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop)?;
             }
-            Ok(Answer::Ack) if wants_ack => {
-                self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
+            Ok(Answer::Ack) => {
+                if wants_ack {
+                    self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
+                }
+                if message.request == Some(FrontendReq::SET_CONFIG) {
+                    // A worker that has ended has told why in the log.
+                    return Ok(self.write_cache_was_set().is_ok());
+                }
             }
-            Ok(Answer::Ack) => {}
             Err(refusal) => {
                 self.refusals += 1;
                 if self.refusals <= REFUSALS_TOLD {
@@ -367,8 +391,9 @@ impl<'a> Session<'a> {
         self.inflight = None;
         self.vrings = fresh_vrings(self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);
-        self.writeback = self.export.may_write_back();
-        self.export.set_writeback(true);
+        // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
+        // configuration space over a reset), so its cache stays as it is. The next one asks anew.
+        self.forgets_cache = true;
         Ok(Answer::Ack)
     }
 }

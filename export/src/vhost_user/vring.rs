@@ -47,6 +47,8 @@ pub(super) struct Vring {
     pub(super) log_at: Option<u64>,
     /// It was drained and stopped: its record, if there is one, says that nothing is in flight.
     pub(super) drained: bool,
+    /// It has run in this connection: what it goes on with is this connection's own.
+    pub(super) has_run: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
     pub(super) lane: Option<LaneId>,
 }

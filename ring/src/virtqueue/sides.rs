@@ -159,6 +159,17 @@ impl Device {
         }
     }
 
+    /// True if the queue takes up what another device has begun, as far as anybody can tell: its
+    /// record was not new, or it is not where a queue begins. Ask before the first chain is taken.
+    #[must_use]
+    pub fn goes_on(&self) -> bool {
+        match self {
+            Self::Split(ring) => ring.next_avail() != 0 || ring.used_index() != 0,
+            Self::Packed(ring) => ring.base() != PackedBase::START,
+            Self::Tracked(queue) => queue.goes_on(),
+        }
+    }
+
     /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
     /// must be pushed back like any other.
     ///

@@ -23,6 +23,7 @@ struct File {
     user: Option<String>,
     #[serde(default)]
     iopoll: bool,
+    state_dir: Option<PathBuf>,
     overdue: Option<u32>,
     #[serde(default)]
     stats: bool,
@@ -84,6 +85,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         control: file.control.map(|control| folder.join(control)),
         sandbox: file.sandbox,
         user: file.user,
+        state_dir: file.state_dir.map(|dir| folder.join(dir)),
         overdue: file.overdue,
         stats: file.stats,
     };

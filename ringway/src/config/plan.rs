@@ -46,6 +46,10 @@ pub(crate) struct DaemonArgs {
     /// Run as this user once images and sockets are open; only for root. Names or numbers.
     #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
     pub(crate) user: Option<String>,
+    /// Keep here what must outlive this daemon and is not in guests' memory: failed flushes, pauses.
+    /// A folder in memory [default: /run/ringway for root, $XDG_RUNTIME_DIR/ringway for others].
+    #[arg(long, value_name = "DIR", help_heading = "Safety")]
+    pub(crate) state_dir: Option<PathBuf>,
     /// Warn of requests that have been under way for so long, of lost kicks and of stuck workers; 0
     /// for no such watchdog [default: 30].
     #[arg(long, value_name = "SECONDS", help_heading = "Output",
@@ -94,6 +98,7 @@ impl DaemonArgs {
             control: self.control.or_else(|| other.control.clone()),
             sandbox: self.sandbox.or(other.sandbox),
             user: self.user.or_else(|| other.user.clone()),
+            state_dir: self.state_dir.or_else(|| other.state_dir.clone()),
             overdue: self.overdue.or(other.overdue),
             stats: self.stats || other.stats,
         }

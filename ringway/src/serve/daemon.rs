@@ -2,7 +2,7 @@
 
 use super::control::Control;
 use super::disks::{Disks, Ready};
-use super::host::{Duties, Host};
+use super::host::{Duties, Host, StateDir};
 use super::notify::Notify;
 use super::served::Served;
 use super::survive::survive;
@@ -61,6 +61,7 @@ impl Daemon {
             adds: plan.daemon.control.is_some() || plan.xen.is_some(),
             iopoll: plan.daemon.iopoll,
             xen: plan.xen.as_ref().map(XenPlan::prepare).transpose()?,
+            state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };
         let host = Host::start(mode, duties)?;
         let notify = Notify::connect();

@@ -213,6 +213,12 @@ impl Disks {
             ended: AtomicBool::new(false),
             thread: Mutex::default(),
         });
+        if served.export.is_paused() {
+            tracing::warn!(
+                disk = served.export.disk().name(),
+                "paused, as it was when it was served before: ringway ctl resume"
+            );
+        }
         lock(&self.list).push(Arc::clone(&served));
         Ok(Ready { served, endpoint })
     }
@@ -311,7 +317,10 @@ impl Disks {
             std::thread::park_timeout(Duration::from_millis(1));
         }
         if clear {
-            served.export.disk().unlock();
+            let disk = served.export.disk();
+            // The toolstack removes a disk when its guest has let it go.
+            disk.ends(served.device.is_some());
+            disk.unlock();
         }
         outcome.map(|()| clear)
     }

@@ -17,16 +17,20 @@
 mod client;
 mod helper;
 mod local;
+mod state;
 mod wire;
 mod words;
 
 use crate::config::{DiskSpec, Location, Sandbox};
 use crate::sandbox::Account;
 use anyhow::{Context, bail};
+pub(crate) use state::StateDir;
+
 use client::{Client, HelpersFile};
 use local::{Local, OwnFile};
 use ringway_disk::{Disk, Source};
 use ringway_export::xen::{Access, Here};
+use state::StateKeeper;
 use std::fs::TryLockError;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -41,6 +45,9 @@ pub(crate) struct Host {
     local: Local,
     helper: Option<Arc<Client>>,
     xen: Option<Arc<dyn Access>>,
+    /// For a daemon without a helper.
+    state_dir: Option<StateDir>,
+    keeps_state: bool,
 }
 
 /// What a helper is to do.
@@ -54,6 +61,8 @@ pub(crate) struct Duties {
     pub(crate) iopoll: bool,
     /// What guests of this Xen host need.
     pub(crate) xen: Option<Here>,
+    /// Where to keep what outlives the daemon.
+    pub(crate) state_dir: Option<StateDir>,
 }
 
 impl Host {
@@ -66,12 +75,14 @@ impl Host {
         // Another user could not come back to what was made as root.
         if mode == Sandbox::Off && duties.account.is_none() {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
-            return Ok(Self { local, helper: None, xen });
+            let state_dir = duties.state_dir;
+            let keeps_state = state_dir.is_some();
+            return Ok(Self { local, helper: None, xen, state_dir, keeps_state });
         }
-        let serves_xen = duties.xen.is_some();
+        let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
-        Ok(Self { local, helper: Some(helper), xen })
+        Ok(Self { local, helper: Some(helper), xen, state_dir: None, keeps_state })
     }
 
     /// What guests of this Xen host need, for a daemon that serves them.
@@ -90,6 +101,37 @@ impl Host {
     /// # Errors
     /// What is wrong with it; nothing was created or changed then.
     pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
+        let (mut disk, new) = self.open_stateless(spec)?;
+        if let Err(error) = self.keep_state(&mut disk) {
+            tracing::warn!(
+                disk = disk.name(),
+                "a failed flush and a pause will not outlive this daemon: {error:#}"
+            );
+        }
+        Ok((disk, new))
+    }
+
+    /// Has what must outlive the daemon kept, now that the image is ours.
+    fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
+        if !self.keeps_state || !disk.is_real() || disk.geometry().read_only {
+            return Ok(());
+        }
+        match (&self.helper, &self.state_dir) {
+            (Some(helper), _) => {
+                let (file, keeper) = helper.state(disk.file())?;
+                disk.keep_state(&file, Box::new(keeper))?;
+            }
+            (None, Some(dir)) => {
+                let keeper = StateKeeper::here(dir, disk.file())?;
+                let file = keeper.file().try_clone()?;
+                disk.keep_state(&file, Box::new(keeper))?;
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    fn open_stateless(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
         let options = self.local.options(spec);
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),

@@ -48,7 +48,12 @@ pub(crate) struct KillArgs {
     /// How long anything may take, in seconds.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=600))]
     patience: u64,
-    /// A mistake made on purpose half-way: Lost, Replayed or Missing. It should be noticed.
+    /// Other faults between kills: sectors that cannot be written, a full disk, syncs that fail, a
+    /// write cache that is switched, clients that disconnect, daemons told to end.
+    #[arg(long)]
+    faults: bool,
+    /// A mistake made on purpose half-way: Lost, Replayed, Missing, Volatile or Forgotten (these two
+    /// with --faults). It should be noticed.
     #[arg(long, value_parser = harm)]
     harm: Option<Harm>,
 }
@@ -83,7 +88,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
     let ringway = match &args.ringway {
         // The daemon runs in a folder of its own.
         Some(path) => std::path::absolute(path)?,
-        None if args.points == Points::Never => crate::bench::build("--ringway")?,
+        None if args.points == Points::Never && !args.faults => crate::bench::build("--ringway")?,
         None => crate::bench::build_with("--ringway", "kill-points")?,
     };
     if !ringway.is_file() {
@@ -111,6 +116,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
                 dir: args.dir.clone(),
                 patience: Duration::from_secs(args.patience),
                 harm: args.harm,
+                faults: args.faults,
                 progress: |plan, kills| {
                     eprintln!("{} {}: {kills} of {} kills", plan.engine, plan.ring(), plan.kills);
                 },

@@ -20,6 +20,9 @@ impl Session<'_> {
         let mut space = [0; CONFIG_BYTES_MAX];
         let config = self.export.config(self.writeback).to_bytes();
         space[..config.len()].copy_from_slice(&config);
+        if range.contains(&WRITEBACK_OFFSET) {
+            self.write_cache_was_read();
+        }
         let mut payload = message.payload()[..12].to_vec();
         payload.extend_from_slice(&space[range]);
         Answer::Reply(payload)
@@ -27,24 +30,15 @@ impl Session<'_> {
 
     /// Only `writeback` can be written, with CONFIG_WCE.
     ///
-    /// What is written holds beyond this connection, until the device is reset (RESET_DEVICE): for
-    /// the guest a reconnection is none (VIRTIO 1.2 §5.2.6.2 lets a reset choose the mode), QEMU
-    /// does not send it again, and a guest that believes in a write-through disk flushes nothing. A
-    /// front-end that is new reads the configuration space and finds the truth there.
+    /// What is written holds beyond this connection: for the guest a reconnection is none. A front-end
+    /// that is new reads the configuration space and finds the truth there.
     pub(super) fn set_config(&mut self, message: &Message) -> Result<Answer, Refusal> {
         let (offset, size) = (message.u32(0), message.u32(4));
         let range = config_range(offset, size)?;
         if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
             return Err(Refusal::Config(size, offset));
         }
-        self.writeback = message.payload()[12] != 0 && self.export.may_write_back();
-        self.export.set_writeback(self.writeback);
-        let durable = self.durable_writes();
-        for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
-            }
-        }
+        self.set_write_cache(message.payload()[12] != 0)?;
         Ok(Answer::Ack)
     }
 
@@ -62,6 +56,7 @@ impl Session<'_> {
             return Told::Later;
         }
         self.resizes_known = self.export.resizes();
+        self.announced = true;
         let disk = self.export.disk().name();
         // Header only: request, flags (version 1, no answer wanted), no payload.
         let words = [BackendReq::CONFIG_CHANGE_MSG as u32, 1, 0];

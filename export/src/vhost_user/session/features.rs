@@ -2,7 +2,6 @@
 
 use super::{Answer, F_PROTOCOL_FEATURES, PROTOCOL, Refusal, Session};
 use crate::vhost_user::vring::Vring;
-use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 
 /// The transport's own feature bit: written guest memory is logged while it is set.
@@ -46,14 +45,6 @@ impl Session<'_> {
     /// True if written guest memory is to be logged, once there is a log.
     pub(super) fn logs(&self) -> bool {
         self.features & F_LOG_ALL != 0
-    }
-
-    /// VIRTIO 1.2 §5.2.6.2: without a write cache, or without a way to flush it, every write is
-    /// durable before it completes.
-    pub(super) fn durable_writes(&self) -> bool {
-        !self.export.may_write_back()
-            || !self.has(VIRTIO_BLK_F_FLUSH)
-            || (self.has(VIRTIO_BLK_F_CONFIG_WCE) && !self.writeback)
     }
 
     pub(super) fn set_protocol_features(&mut self, features: u64) -> Result<Answer, Refusal> {

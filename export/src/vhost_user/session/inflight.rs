@@ -21,6 +21,7 @@ impl Session<'_> {
             return Err(Refusal::Running(running));
         }
         self.inflight = Some(Inflight::take(message, self.export.options())?);
+        self.write_cache_of_region();
         kill_point!(RecordTaken);
         self.start_ready()
     }

@@ -155,7 +155,6 @@ impl Session<'_> {
             // They start when it is resumed.
             return Ok(Answer::Ack);
         }
-        let durable = self.durable_writes();
         let mut started = false;
         for at in 0..self.vrings.len() {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
@@ -171,6 +170,8 @@ impl Session<'_> {
                 .and_then(|part| self.vrings[at].make_queue(&self.map, format, part))
                 .map_err(|error| Refusal::Start(at, error))?;
             queue.set_log(log);
+            self.settle_write_cache(at, queue.goes_on())?;
+            let durable = self.durable_writes();
             if queue.backlog() > 0 {
                 let (disk, requests) = (self.export.disk().name(), queue.backlog());
                 info!(disk, queue = at, requests, "carrying out what a predecessor left in flight");

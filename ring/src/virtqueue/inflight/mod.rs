@@ -26,6 +26,7 @@ mod tests;
 
 use super::chain::{Chain, ChainError};
 use super::layout::{LayoutError, QUEUE_SIZE_MAX};
+use super::packed_layout::PackedBase;
 use super::sides::{Areas, Format, Unpublished};
 use super::split::{Armed, Broken, Head};
 use super::store::next_store;
@@ -259,6 +260,14 @@ impl Tracked {
         match self {
             Self::Split(queue) => queue.ring.next_avail().into(),
             Self::Packed(queue) => queue.ring.base().0,
+        }
+    }
+
+    /// As [`super::Device::goes_on`].
+    pub(super) fn goes_on(&self) -> bool {
+        match self {
+            Self::Split(queue) => queue.resumed || queue.ring.next_avail() != 0,
+            Self::Packed(queue) => queue.resumed || queue.ring.base() != PackedBase::START,
         }
     }
 

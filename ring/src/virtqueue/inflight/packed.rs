@@ -58,6 +58,8 @@ pub(super) struct Again {
 #[derive(Debug)]
 pub struct PackedTracked {
     pub(super) ring: PackedDevice,
+    /// The record was not new.
+    pub(super) resumed: bool,
     part: Part,
     counter: u64,
     /// Where the used ring was when it was last published.
@@ -115,6 +117,7 @@ impl PackedTracked {
         };
         let mut queue = Self {
             ring,
+            resumed: !new,
             part,
             counter: left.chains.first().map_or(0, |chain| chain.counter + 1),
             used: left.used,

@@ -28,6 +28,8 @@ const COUNTER: usize = 8;
 #[derive(Debug)]
 pub struct SplitTracked {
     pub(super) ring: SplitDevice,
+    /// The record was not new.
+    pub(super) resumed: bool,
     part: Part,
     /// The next chain's place in the order of all.
     counter: u64,
@@ -65,7 +67,8 @@ impl SplitTracked {
         // SAFETY: the caller vouches for the memory.
         let mut ring = unsafe { SplitDevice::new(size, at.split(), next, event_idx, indirect)? };
         let used = ring.used_index();
-        let left = if part.is_new(size)? {
+        let new = part.is_new(size)?;
+        let left = if new {
             if next != used {
                 return Err(InflightError::Base { base, used: used.into() });
             }
@@ -85,6 +88,7 @@ impl SplitTracked {
         };
         Ok(Self {
             ring,
+            resumed: !new,
             part,
             counter: left.counter,
             last_batch_head: left.last_batch_head,

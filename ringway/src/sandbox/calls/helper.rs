@@ -1,5 +1,5 @@
 //! The system calls of the helper process: files, and the sockets it makes. It reads and writes no
-//! image but to try whether O_DIRECT works, starts nothing, and reaches no network.
+//! image but to try whether O_DIRECT works, and to sync one whose daemon died in a flush; starts nothing, and reaches no network.
 
 use super::super::HelperNeeds;
 use super::{BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, threads_only};
@@ -69,6 +69,9 @@ fn files() -> Vec<Call> {
         call!(SYS_fallocate, "fallocate"),
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_flock, "flock"),
+        // Whether a daemon that died has lost data.
+        call!(SYS_fdatasync, "fdatasync"),
+        call!(SYS_sync_file_range, "sync_file_range"),
         call!(SYS_fcntl, "fcntl", fcntl()),
     ]
 }

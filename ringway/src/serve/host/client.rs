@@ -1,5 +1,6 @@
 //! The daemon's side: asks the helper.
 
+use super::state::StateName;
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
@@ -7,8 +8,9 @@ use crate::config::Location;
 use anyhow::{anyhow, bail};
 use ringway_disk::{Disk, OpenOptions};
 use ringway_export::xen::{Access, Named};
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -26,9 +28,28 @@ impl Client {
 
     /// A refusal becomes an error.
     fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        self.ask_with(request, None)
+    }
+
+    fn ask_with(
+        &self,
+        request: &Request,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
-        send(&*line, request, None).map_err(|_| gone())?;
+        send(&*line, request, fd).map_err(|_| gone())?;
         answer(&line)
+    }
+
+    /// The state of a disk, and who has the helper let it go.
+    pub(super) fn state(self: &Arc<Self>, image: &File) -> anyhow::Result<(File, HelpersState)> {
+        let request = Request::State { name: StateName::of(image)? };
+        let (Answer::State { number }, Some(file)) =
+            self.ask_with(&request, Some(image.as_fd()))?
+        else {
+            bail!(OUT_OF_TURN);
+        };
+        Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))
     }
 
     pub(super) fn open(
@@ -95,6 +116,19 @@ fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
     match receive(line)?.ok_or_else(gone)? {
         (Answer::Refused(why), _) => Err(anyhow!(why)),
         answer => Ok(answer),
+    }
+}
+
+/// The state of a disk that the helper looks after until this is dropped.
+pub(super) struct HelpersState {
+    helper: Arc<Client>,
+    number: u64,
+}
+
+impl Drop for HelpersState {
+    fn drop(&mut self) {
+        // If the helper has gone, so has what it held.
+        let _ = self.helper.ask(&Request::Stateless { number: self.number });
     }
 }
 

@@ -11,6 +11,7 @@ use super::super::survive::survive;
 use super::Duties;
 use super::client::Client;
 use super::local::{Local, OwnFile, listen, open};
+use super::state::{StateKeeper, StateName};
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
 use crate::config::{Location, Sandbox};
@@ -49,6 +50,7 @@ struct Helper {
 #[derive(Default)]
 struct Things {
     list: BTreeMap<u64, Thing>,
+    states: BTreeMap<u64, StateKeeper>,
     next: u64,
 }
 
@@ -72,9 +74,14 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
         0 => {
             drop(ours);
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
-            settle([Some(its.as_raw_fd()), records]);
+            let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
+            settle([Some(its.as_raw_fd()), records, states]);
             let needs = HelperNeeds { account: duties.account.is_some(), iopoll: duties.iopoll };
-            if let Err(error) = confine_helper(mode, needs) {
+            // What it maps may vanish, and it cannot say so later.
+            let confined = ringway_export::install_handlers()
+                .map_err(anyhow::Error::from)
+                .and_then(|()| confine_helper(mode, needs));
+            if let Err(error) = confined {
                 tracing::error!("the helper cannot be confined, so it ends: {error:#}");
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }
@@ -94,7 +101,7 @@ fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// Lets go of what the daemon has, but for a few descriptors.
-fn settle(kept: [Option<RawFd>; 2]) {
+fn settle(kept: [Option<RawFd>; 3]) {
     // All best effort: none of it is needed to serve.
     let _ = rustix::thread::set_name(c"ringway-helper");
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
@@ -127,8 +134,8 @@ fn close_between(first: RawFd, last: RawFd) {
 impl Helper {
     /// Until the daemon has ended. If it never started, what was made for it goes.
     fn serve(mut self, line: &OwnedFd) {
-        while let Ok(Some((request, _))) = receive(line) {
-            let obeyed = survive("the helper", || self.obey(request));
+        while let Ok(Some((request, fd))) = receive(line) {
+            let obeyed = survive("the helper", || self.obey(request, fd));
             let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
                 Err(error) => (Answer::Refused(format!("{error:#}")), None),
@@ -136,6 +143,9 @@ impl Helper {
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
             }
+        }
+        for (_, keeper) in std::mem::take(&mut lock(&self.things).states) {
+            keeper.bear_witness();
         }
         if self.started {
             // Sockets stay for the next daemon to replace, as if it had been killed without us.
@@ -145,7 +155,11 @@ impl Helper {
         }
     }
 
-    fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn obey(
+        &mut self,
+        request: Request,
+        fd: Option<OwnedFd>,
+    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         panic_point!("helper");
         if self.started
             && !self.duties.adds
@@ -160,6 +174,11 @@ impl Helper {
                 Ok((Answer::Wait, Some(its)))
             }
             Request::Listen { path, private } => self.listen(&PathBuf::from(path), private),
+            Request::State { name } => self.state(name, fd),
+            Request::Stateless { number } => {
+                drop(lock(&self.things).states.remove(&number));
+                Ok((Answer::Done, None))
+            }
             Request::Locate { path } => {
                 let path = PathBuf::from(path);
                 let location = self.as_account(|| Location::of(&path))?;
@@ -226,6 +245,25 @@ impl Helper {
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
         Ok((Answer::Listening { number, path }, Some(listener.into())))
+    }
+
+    /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
+    /// nothing, and reaches its own folder only.
+    fn state(
+        &self,
+        name: StateName,
+        image: Option<OwnedFd>,
+    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        let (Some(dir), Some(image)) = (&self.duties.state_dir, image) else {
+            bail!("this daemon keeps no state of its disks");
+        };
+        let keeper = StateKeeper::beside(dir, name, image.into())?;
+        let file = keeper.file().try_clone()?;
+        let mut things = lock(&self.things);
+        things.next += 1;
+        let number = things.next;
+        things.states.insert(number, keeper);
+        Ok((Answer::State { number }, Some(file.into())))
     }
 
     /// Whom to act for.

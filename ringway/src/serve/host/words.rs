@@ -1,6 +1,7 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
 use super::local::Engines;
+use super::state::StateName;
 use crate::config::Location;
 use anyhow::{Context, anyhow, ensure};
 use ringway_core::Geometry;
@@ -22,6 +23,10 @@ pub(super) enum Request {
     Open(Wanted),
     /// Make a socket file and listen.
     Listen { path: Name, private: bool },
+    /// Look after what outlives the daemon of a disk, whose image comes with it.
+    State { name: StateName },
+    /// Look after it no more.
+    Stateless { number: u64 },
     /// Say what a path leads to.
     Locate { path: Name },
     /// Let this file stay.
@@ -66,6 +71,8 @@ pub(super) enum Answer {
     Listening { number: u64, path: Name },
     /// What a path leads to.
     Located(Location),
+    /// Comes with its file.
+    State { number: u64 },
     /// Comes with it, if there is one.
     Named { there: bool },
     /// It is done.

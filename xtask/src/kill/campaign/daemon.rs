@@ -2,15 +2,15 @@
 
 use super::{End, Plan, QUEUES};
 use anyhow::{Context, Result, bail};
-use ringway_core::kill_points::{Point, VARIABLE};
-use serde_json::json;
+use ringway_core::kill_points::{FAULTS, Point, VARIABLE};
+use serde_json::{Value, json};
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A running daemon; dropping it kills it.
 #[derive(Debug)]
@@ -24,14 +24,19 @@ impl Daemon {
         dir: &Path,
         life: u64,
         dies: Option<(Point, u64)>,
+        faults: Option<String>,
     ) -> Result<Self> {
         let log = File::create(dir.join(format!("log.{}", life % 2)))?;
         let mut command = Command::new(&plan.ringway);
         command.args(["serve", "disk.img", "--socket", "s", "--queues", &QUEUES.to_string()]);
         command.args(["--engine", &plan.engine, "--cache", &plan.cache, "--control", "c"]);
+        command.args(["--state-dir", "state"]);
         command.current_dir(dir);
-        for name in ["RUST_LOG", "NOTIFY_SOCKET", VARIABLE] {
+        for name in ["RUST_LOG", "NOTIFY_SOCKET", VARIABLE, FAULTS] {
             command.env_remove(name);
+        }
+        if let Some(faults) = faults {
+            command.env(FAULTS, faults);
         }
         if let Some((point, count)) = dies {
             command.env(VARIABLE, format!("{}:{count}", point.name()));
@@ -92,4 +97,15 @@ pub(super) fn resize(dir: &Path, bytes: u64) -> Option<UnixStream> {
     let request = json!({ "command": "resize", "disk": 0, "size": bytes, "shrink": true });
     writeln!(socket, "{request}").ok()?;
     Some(socket)
+}
+
+/// Asks the daemon, if it lives and answers soon.
+pub(super) fn ask(dir: &Path, request: &Value) -> Option<Value> {
+    let mut socket = UnixStream::connect(dir.join("c")).ok()?;
+    socket.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    writeln!(socket, "{request}").ok()?;
+    let mut line = String::new();
+    BufReader::new(socket).read_line(&mut line).ok()?;
+    let mut answer: Value = serde_json::from_str(&line).ok()?;
+    answer["ok"].as_bool()?.then(|| answer["answer"].take())
 }

@@ -1,11 +1,13 @@
 //! The thread that kills: at moments of no choice, and at chosen points of the protocol.
 
 use super::daemon::{Daemon, resize};
+use super::faults::Faults;
 use super::oracle::{SCRAMBLE, SECTOR};
 use super::{BYTES, End, Harm, Plan, Points, SECTORS, Shared, first_sector};
 use anyhow::{Result, bail};
 use hdrhistogram::Histogram;
 use ringway_core::kill_points::Point;
+use ringway_driver::Device;
 use ringway_testkit::Rng;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,7 +28,7 @@ const GIVEN_UP: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_micros(200);
 
 /// Points that are passed under traffic, and which time at most is the last.
-const POINTS: [(Point, u64); 23] = [
+const POINTS: [(Point, u64); 27] = [
     (Point::Locked, 1),
     (Point::Listening, 1),
     (Point::RecordTaken, 1),
@@ -50,6 +52,10 @@ const POINTS: [(Point, u64); 23] = [
     (Point::Grown, 1),
     (Point::Settled, 1),
     (Point::Resized, 1),
+    (Point::CacheNoted, 1),
+    (Point::CacheAnswered, 1),
+    (Point::FlushFailing, 1),
+    (Point::FlushFailed, 1),
 ];
 
 /// How a daemon is to end.
@@ -83,18 +89,26 @@ pub(super) struct Killer<'a> {
     pub(super) reattach: Histogram<u64>,
     /// When the last daemon was killed.
     pub(super) killed: Option<Instant>,
+    /// What the guest has set its write cache to, if the daemon has acknowledged it.
+    pub(super) cache: Option<bool>,
+    pub(super) durable_lives: u64,
 }
 
 impl Killer<'_> {
     /// Kills as often as planned; returns the last daemon once traffic has resumed. It dies at `last`.
-    pub(super) fn work(&mut self, mut daemon: Daemon, last: Option<Point>) -> Result<Daemon> {
+    pub(super) fn work(
+        &mut self,
+        device: &mut Device,
+        mut daemon: Daemon,
+        last: Option<Point>,
+    ) -> Result<Daemon> {
         let plan = self.plan;
         let mut strike = self.blind(1);
         for kill in 1..=plan.kills {
             if self.shared.fatal.load(Relaxed) {
                 break;
             }
-            let at = self.strike(daemon, strike)?;
+            let at = self.strike(device, daemon, strike)?;
             self.kills = kill;
             self.note();
             self.killed = Some(at);
@@ -102,12 +116,16 @@ impl Killer<'_> {
             let life = self.shared.life.fetch_add(1, Relaxed) + 1;
             let harm = plan.harm.filter(|_| kill == plan.kills.div_ceil(2));
             self.spoil(harm)?;
+            self.forget(harm)?;
             strike = self.next_strike(kill + 1);
             let dies = match last {
                 _ if kill < plan.kills => strike.point(),
                 last => last.map(|point| (point, 1)),
             };
-            daemon = Daemon::start(plan, self.dir, life, dies)?;
+            // The last one has no faults: it has to end well.
+            let faults = (plan.faults && kill < plan.kills)
+                .then(|| Faults::of(plan).variable(life, &mut self.random));
+            daemon = Daemon::start(plan, self.dir, life, dies, faults)?;
             if harm == Some(Harm::Missing) {
                 daemon.signal(libc::SIGSTOP)?;
             }
@@ -129,7 +147,9 @@ impl Killer<'_> {
         if !at_point {
             return self.blind(kill);
         }
-        let (point, most) = self.random.pick(&POINTS);
+        // The last ones are of what happens among other faults.
+        let points = if self.plan.faults { &POINTS[..] } else { &POINTS[..23] };
+        let (point, most) = self.random.pick(points);
         // Half of them soon: while the successor still carries out what was left.
         let most = if self.random.below(2) == 0 { most } else { most.div_ceil(20) };
         Strike::At(point, 1 + self.random.below(most))
@@ -144,20 +164,26 @@ impl Killer<'_> {
     }
 
     /// Has a daemon end; says when it did.
-    fn strike(&mut self, mut daemon: Daemon, strike: Strike) -> Result<Instant> {
+    fn strike(
+        &mut self,
+        device: &mut Device,
+        mut daemon: Daemon,
+        strike: Strike,
+    ) -> Result<Instant> {
         match strike {
             Strike::Blind { early, delay, resized } => {
                 if !early {
                     self.resume(&mut daemon)?;
+                    self.trouble(device);
                 }
                 let answer = (resized && !early).then(|| self.resize());
                 std::thread::sleep(delay);
-                let ended = daemon.end(self.plan.end);
+                let ended = daemon.end(self.end());
                 drop(answer);
                 ended
             }
             Strike::At(point, _) => {
-                if let Some(at) = self.dies_at(&mut daemon, point)? {
+                if let Some(at) = self.dies_at(device, &mut daemon, point)? {
                     *self.at.entry(point).or_default() += 1;
                     return Ok(at);
                 }
@@ -168,7 +194,12 @@ impl Killer<'_> {
     }
 
     /// Waits until the daemon has killed itself; `None` if it does not come to the point.
-    fn dies_at(&mut self, daemon: &mut Daemon, point: Point) -> Result<Option<Instant>> {
+    fn dies_at(
+        &mut self,
+        device: &mut Device,
+        daemon: &mut Daemon,
+        point: Point,
+    ) -> Result<Option<Instant>> {
         let resizes = matches!(point, Point::Grown | Point::Settled | Point::Resized);
         let life = self.shared.life.load(Relaxed);
         let mut answers = Vec::new();
@@ -187,6 +218,9 @@ impl Killer<'_> {
             }
             if resumed.is_some() && resizes && answers.len() < 16 {
                 answers.push(self.resize());
+            }
+            if resumed.is_some() && matches!(point, Point::CacheNoted | Point::CacheAnswered) {
+                self.switch_cache(device);
             }
             std::thread::sleep(LOOK);
         }
@@ -229,12 +263,38 @@ impl Killer<'_> {
 
     fn spoil(&self, harm: Option<Harm>) -> Result<()> {
         let byte = match harm {
-            None | Some(Harm::Missing) => return Ok(()),
+            None | Some(Harm::Missing | Harm::Volatile | Harm::Forgotten) => return Ok(()),
             Some(Harm::Lost) => 0,
             Some(Harm::Replayed) => SCRAMBLE,
         };
         let image = File::options().write(true).open(self.dir.join("disk.img"))?;
         let bytes = vec![byte; SECTORS * SECTOR];
         Ok(image.write_all_at(&bytes, first_sector(0) * SECTOR as u64)?)
+    }
+
+    /// A successor that does not know what its predecessor knew.
+    fn forget(&self, harm: Option<Harm>) -> Result<()> {
+        match harm {
+            Some(Harm::Forgotten) => {
+                // The helper of the last daemon may be about to write it down.
+                std::thread::sleep(Duration::from_millis(100));
+                std::fs::remove_dir_all(self.dir.join("state"))?;
+            }
+            Some(Harm::Volatile) => {
+                // The end of the region of what is in flight, wherever this process has it.
+                for entry in std::fs::read_dir("/proc/self/fd")? {
+                    let path = entry?.path();
+                    let is_region = std::fs::read_link(&path).is_ok_and(|to| {
+                        to.as_os_str().to_string_lossy().starts_with("/memfd:inflight")
+                    });
+                    if is_region && let Ok(file) = File::options().write(true).open(&path) {
+                        let end = file.metadata()?.len();
+                        file.write_all_at(b"RWcache1", end - 64)?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 }

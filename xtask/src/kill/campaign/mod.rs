@@ -2,12 +2,14 @@
 //! front-end reconnects and goes on.
 
 mod daemon;
+mod faults;
 mod killer;
 pub(crate) mod oracle;
 mod writer;
 
 use anyhow::{Context, Result, bail};
 use daemon::Daemon;
+use faults::Faults;
 use hdrhistogram::Histogram;
 use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
@@ -70,11 +72,16 @@ pub(crate) enum Harm {
     Replayed,
     /// A successor is stopped, and answers nothing.
     Missing,
+    /// A successor takes the write cache to be on whatever it was.
+    Volatile,
+    /// A successor does not know that a flush has failed.
+    Forgotten,
 }
 
 impl Harm {
     /// All of them.
-    pub(crate) const ALL: [Self; 3] = [Self::Lost, Self::Replayed, Self::Missing];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Lost, Self::Replayed, Self::Missing, Self::Volatile, Self::Forgotten];
 }
 
 /// What to run.
@@ -98,6 +105,8 @@ pub(crate) struct Plan {
     /// How long anything may take.
     pub(crate) patience: Duration,
     pub(crate) harm: Option<Harm>,
+    /// Other faults between kills: see `faults.rs`. Needs points.
+    pub(crate) faults: bool,
     /// Called now and then with the number of kills so far.
     pub(crate) progress: fn(&Plan, u64),
 }
@@ -124,6 +133,9 @@ impl fmt::Display for Plan {
         if self.path != PathKind::Bio {
             write!(f, " --path {}", self.path)?;
         }
+        if self.faults {
+            write!(f, " --faults")?;
+        }
         self.harm.map_or(Ok(()), |harm| write!(f, " --harm {harm:?}"))
     }
 }
@@ -141,6 +153,11 @@ pub(crate) struct Outcome {
     pub(crate) requests: u64,
     /// How many requests completed after one that was issued later.
     pub(crate) overtaken: u64,
+    /// Requests that failed, as they had to.
+    pub(crate) refused: u64,
+    /// Lives that served a guest without a write cache from their first request on, and were asked
+    /// whether all was durable.
+    pub(crate) durable_lives: u64,
     pub(crate) findings: Findings,
     /// From the last kill to the first completion of a request issued after it, in microseconds.
     pub(crate) reattach: Histogram<u64>,
@@ -158,6 +175,8 @@ struct Shared {
     /// Daemons that have ended, and one.
     life: AtomicU64,
     findings: Mutex<Findings>,
+    /// A flush was answered with an error: no later one may succeed.
+    flush_failed: AtomicBool,
     /// The latest life in which a request was issued and completed, and when.
     resumed: Mutex<(u64, Option<Instant>)>,
     has_resumed: Condvar,
@@ -225,16 +244,20 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         no_record(plan, dir, &options)?;
         at.insert(Point::RecordMade, 1);
     }
-    let daemon = Daemon::start(plan, dir, 1, None)?;
-    let mut device = options.connect(dir.join("s"))?;
     let mut random = Rng::new(plan.seed);
+    let faults = plan.faults.then(|| Faults::of(plan).variable(1, &mut random));
+    let daemon = Daemon::start(plan, dir, 1, None, faults)?;
+    let mut device = options.connect(dir.join("s"))?;
     let shared = Shared::default();
     shared.life.store(1, Relaxed);
     let mut writers = Vec::new();
     for (queue, number) in device.queues()?.into_iter().zip(0..) {
         let oracle = Oracle::new(plan.seed, first_sector(number), SECTORS);
         let random = Rng::new(random.next_u64());
-        let writer = Writer::new(queue, &device, oracle, random, (plan.depth, plan.patience));
+        let mut writer = Writer::new(queue, &device, oracle, random, (plan.depth, plan.patience));
+        if let Some(writer) = &mut writer {
+            writer.faults = plan.faults.then(|| Faults::of(plan));
+        }
         writers.push(writer.context("not enough shared memory")?);
     }
     let mut killer = Killer {
@@ -248,12 +271,14 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         missed: 0,
         reattach: Histogram::new(3)?,
         killed: None,
+        cache: None,
+        durable_lives: 0,
     };
     // How the last daemons end: while they are told to stop their queues, and in good order.
     let ends: &[_] =
         if has_points { &[Some(Point::Drained), Some(Point::Told), None] } else { &[None] };
     // The daemon comes back out: it has to live until the queues are done.
-    let mut ended = traffic(&mut writers, &shared, || killer.work(daemon, ends[0]));
+    let mut ended = traffic(&mut writers, &shared, || killer.work(&mut device, daemon, ends[0]));
     for (at, &last) in ends.iter().enumerate() {
         if shared.fatal.load(Relaxed) {
             // Not every request came back, so the image has no one right content; the daemon dies
@@ -283,7 +308,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         killer.kills += 1;
         killer.early += 1;
         let dies = ends[at + 1].map(|point| (point, 1));
-        let mut daemon = Daemon::start(plan, dir, life, dies)?;
+        let mut daemon = Daemon::start(plan, dir, life, dies, None)?;
         device.reconnect()?;
         ended = traffic(&mut writers, &shared, || {
             killer.resume(&mut daemon)?;
@@ -291,7 +316,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
             Ok(daemon)
         });
     }
-    let Killer { early, kills, at, missed, reattach, .. } = killer;
+    let Killer { early, kills, at, missed, reattach, durable_lives, .. } = killer;
     let first = u64::from(has_points);
     let findings = shared.findings().clone();
     Ok(Outcome {
@@ -301,6 +326,8 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         missed,
         requests: writers.iter().map(|writer| writer.done).sum(),
         overtaken: writers.iter().map(|writer| writer.overtaken).sum(),
+        refused: writers.iter().map(|writer| writer.refused).sum(),
+        durable_lives,
         findings,
         reattach,
         elapsed: begun.elapsed(),
@@ -310,7 +337,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
 
 /// A daemon dies before it hands a record out: the front-end hears of it, and the next one serves.
 fn no_record(plan: &Plan, dir: &Path, options: &Options) -> Result<()> {
-    let mut daemon = Daemon::start(plan, dir, 0, Some((Point::RecordMade, 1)))?;
+    let mut daemon = Daemon::start(plan, dir, 0, Some((Point::RecordMade, 1)), None)?;
     if options.clone().connect(dir.join("s")).is_ok() {
         bail!("this daemon knows no points: build it with --features kill-points, or strike never");
     }

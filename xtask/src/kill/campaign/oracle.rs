@@ -24,14 +24,25 @@ pub(crate) enum Wrong {
     Duplicate,
     /// A request was never answered.
     Missing,
-    /// A request was answered with an error.
+    /// A request was answered with an error that was not to be, or well although it was to fail.
     Failed,
+    /// A write of a guest without a write cache was not durable when it was acknowledged.
+    Volatile,
+    /// A flush succeeded after one had failed.
+    Forgotten,
 }
 
 impl Wrong {
     /// All of them, in the order of the table.
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Lost, Self::Replayed, Self::Duplicate, Self::Missing, Self::Failed];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Lost,
+        Self::Replayed,
+        Self::Duplicate,
+        Self::Missing,
+        Self::Failed,
+        Self::Volatile,
+        Self::Forgotten,
+    ];
 }
 
 /// What was found wrong: how often, and the first few in words.

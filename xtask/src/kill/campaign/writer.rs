@@ -2,12 +2,13 @@
 //! they complete out of order.
 
 use super::Shared;
+use super::faults::Faults;
 use super::oracle::{Findings, Oracle, SCRAMBLE, SECTOR, UNREAD, Wrong};
 use anyhow::Result;
 use ringway_driver::{BlkQueue, Buffer, Device, Error};
 use ringway_testkit::Rng;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
 
 /// Sectors of one request.
@@ -33,6 +34,8 @@ pub(super) struct Request {
     number: u64,
     /// Which daemon was the last when it was issued.
     life: u64,
+    /// A flush had failed by then.
+    after_failure: bool,
 }
 
 /// The end of a queue: nothing more can be asked of it.
@@ -54,6 +57,10 @@ pub(super) struct Writer {
     /// Requests completed, and how many of them after one that was issued later.
     pub(super) done: u64,
     pub(super) overtaken: u64,
+    /// Requests that failed as they had to.
+    pub(super) refused: u64,
+    /// What goes wrong besides kills.
+    pub(super) faults: Option<Faults>,
 }
 
 impl Writer {
@@ -82,6 +89,8 @@ impl Writer {
             read_back,
             done,
             overtaken,
+            refused: 0,
+            faults: None,
         })
     }
 
@@ -156,7 +165,9 @@ impl Writer {
         }
         self.issued += 1;
         let is_write = matches!(what, What::Write(..));
-        let request = Request { what, number: self.issued, life: shared.life.load(Relaxed) };
+        let after_failure = shared.flush_failed.load(SeqCst);
+        let life = shared.life.load(Relaxed);
+        let request = Request { what, number: self.issued, life, after_failure };
         let added = match buffer {
             None => self.queue.flush(request),
             Some(buffer) if is_write => self.queue.write(offset, buffer, request),
@@ -180,7 +191,8 @@ impl Writer {
             return Err(Over);
         }
         while let Some(done) = self.check(shared, BlkQueue::pop)? {
-            let (status, Request { what, number, life }) = (done.status, done.ctx.clone());
+            let (status, request) = (done.status, done.ctx.clone());
+            let Request { what, number, life, after_failure } = request;
             let is_ok = done.is_ok();
             self.done += 1;
             self.overtaken += u64::from(number < self.newest);
@@ -191,8 +203,8 @@ impl Writer {
             }
             let buffer = done.into_buffer();
             let mut found = Findings::default();
-            if !is_ok {
-                found.add(Wrong::Failed, 1, format_args!("{what:?}: {status:?}"));
+            if let Err(wrong) = self.judge(&what, is_ok, (life, after_failure), shared) {
+                found.add(wrong, 1, format_args!("{what:?}: {status:?}"));
             }
             match &what {
                 What::Write(at, sequence) if is_ok => {
@@ -218,6 +230,39 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Whether this was the right answer.
+    fn judge(
+        &mut self,
+        what: &What,
+        is_ok: bool,
+        (life, after_failure): (u64, bool),
+        shared: &Shared,
+    ) -> Result<(), Wrong> {
+        let now = shared.life.load(Relaxed);
+        let Some(faults) = self.faults else {
+            return if is_ok { Ok(()) } else { Err(Wrong::Failed) };
+        };
+        self.refused += u64::from(!is_ok);
+        match what {
+            What::Read(_) if is_ok => Ok(()),
+            What::Read(_) => Err(Wrong::Failed),
+            What::Write(at, _) => {
+                let start = self.oracle.offset(at);
+                let bytes = start..start + (at.len() * SECTOR) as u64;
+                match faults.write_fails(bytes, life, now) {
+                    Some(fails) if fails == is_ok => Err(Wrong::Failed),
+                    _ => Ok(()),
+                }
+            }
+            What::Flush if is_ok && after_failure => Err(Wrong::Forgotten),
+            What::Flush if is_ok => Ok(()),
+            What::Flush => {
+                shared.flush_failed.store(true, SeqCst);
+                if faults.flush_may_fail(now) { Ok(()) } else { Err(Wrong::Failed) }
+            }
+        }
     }
 
     /// Lets everything come back, then reads every sector.

@@ -1,0 +1,159 @@
+//! The guest's write cache: who knows whether it is on, and what happens when it is switched.
+//!
+//! It is not in the rings, and front-ends say it once: QEMU does not repeat it when it reconnects, and
+//! a guest that believes in a write-through disk flushes nothing. So whoever serves a guest that was
+//! served before has to know, and what is not known counts as off: every write is durable then, which
+//! is right for any belief ([ADR 0016](../../../../docs/adr/0016-state-beside-the-rings.md)).
+
+use super::{Refusal, Session};
+use ringway_core::kill_point;
+use ringway_disk::CacheMode;
+use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
+use tracing::info;
+
+/// Whence a connection knows whether its guest's write cache is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Known {
+    /// It does not: this is what the disk is offered with.
+    Offered,
+    /// The front-end has read it from the configuration space, and so knows it a guest that begins now.
+    Told,
+    /// The guest has set it, or the region of what is in flight says it, or it is off for want of
+    /// knowledge.
+    Settled,
+}
+
+impl Session<'_> {
+    /// VIRTIO 1.2 §5.2.6.2: without a write cache, or without a way to flush it, every write is
+    /// durable before it completes.
+    pub(super) fn durable_writes(&self) -> bool {
+        !self.export.may_write_back()
+            || !self.has(VIRTIO_BLK_F_FLUSH)
+            || (self.has(VIRTIO_BLK_F_CONFIG_WCE) && !self.writeback)
+    }
+
+    /// The front-end has read the configuration space. One that was told of a change reads it too, but
+    /// takes nothing over except for the size (QEMU): its guest goes on in an older belief.
+    pub(super) fn write_cache_was_read(&mut self) {
+        if !self.announced {
+            self.has_asked = true;
+            if self.cache_known == Known::Offered {
+                self.cache_known = Known::Told;
+            }
+        }
+    }
+
+    /// There is a region now; what it says of the write cache is of the guest that it belongs to.
+    pub(super) fn write_cache_of_region(&mut self) {
+        if let Some(on) = self.inflight.as_ref().and_then(|inflight| inflight.write_cache())
+            && self.cache_known != Known::Settled
+        {
+            self.cache_known = Known::Settled;
+            self.writeback = on && self.export.may_write_back();
+            self.export.set_writeback(self.writeback);
+        }
+    }
+
+    /// Queue `at` is about to run. If it is the first time in this connection, and the guest may have
+    /// been served before with a cache that nobody here knows of, all writes are durable from now on.
+    pub(super) fn settle_write_cache(&mut self, at: usize, goes_on: bool) -> Result<(), Refusal> {
+        let first = !std::mem::replace(&mut self.vrings[at].has_run, true);
+        let known = self.cache_known == Known::Settled
+            || (self.cache_known == Known::Told && !goes_on)
+            || !self.has(VIRTIO_BLK_F_CONFIG_WCE)
+            || !self.writeback;
+        if first && !known {
+            info!(
+                disk = self.export.disk().name(),
+                "this guest was served before and nobody knows whether its write cache is on: every \
+                 write is durable, until the guest switches it on"
+            );
+            self.cache_known = Known::Settled;
+            self.forgets_cache = true;
+            self.switch_off()?;
+        }
+        self.note_write_cache();
+        if first && goes_on && !self.has_asked && self.resizes_known == 0 {
+            // It knows the disk from before, perhaps in another size, and from another process.
+            self.resizes_known = u64::MAX;
+        }
+        let disk = self.export.disk();
+        if first && !goes_on && self.has_asked && disk.forgive_flush() {
+            info!(disk = disk.name(), "a guest begins afresh: that a flush had failed is over");
+        }
+        Ok(())
+    }
+
+    /// The guest sets its write cache (SET_CONFIG).
+    ///
+    /// Off: noted first, and acknowledged when all that was written before is durable, because the
+    /// guest will not flush it any more. On: [`Session::write_cache_was_set`].
+    pub(super) fn set_write_cache(&mut self, on: bool) -> Result<(), Refusal> {
+        self.cache_known = Known::Settled;
+        self.forgets_cache = false;
+        self.switching_on = on && self.export.may_write_back();
+        if self.switching_on || !self.writeback {
+            return Ok(());
+        }
+        self.switch_off()?;
+        self.sync_at_rest()
+    }
+
+    /// SET_CONFIG was answered. Before that the guest may not know that it has a cache to flush, and if
+    /// this process died now its front-end would never say so.
+    pub(super) fn write_cache_was_set(&mut self) -> Result<(), Refusal> {
+        if !std::mem::take(&mut self.switching_on) || self.writeback {
+            return Ok(());
+        }
+        kill_point!(CacheAnswered);
+        self.writeback = true;
+        self.note_write_cache();
+        self.export.set_writeback(true);
+        self.pass_durability_on()
+    }
+
+    fn switch_off(&mut self) -> Result<(), Refusal> {
+        self.writeback = false;
+        self.note_write_cache();
+        kill_point!(CacheNoted);
+        self.export.set_writeback(false);
+        self.pass_durability_on()
+    }
+
+    fn note_write_cache(&self) {
+        if let Some(inflight) = &self.inflight {
+            inflight.note_write_cache(self.writeback);
+        }
+    }
+
+    /// All workers know before anything is answered.
+    fn pass_durability_on(&self) -> Result<(), Refusal> {
+        let durable = self.durable_writes();
+        for (at, vring) in self.vrings.iter().enumerate() {
+            if let Some(lane) = vring.lane {
+                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets writes end that began with the cache on, and makes them durable.
+    fn sync_at_rest(&mut self) -> Result<(), Refusal> {
+        self.stop_all()?;
+        let disk = self.export.disk();
+        let synced = match disk.cache() {
+            CacheMode::Unsafe => Ok(()),
+            _ if disk.geometry().read_only => Ok(()),
+            _ => disk.sync(),
+        };
+        self.start_ready()?;
+        synced.map_err(Refusal::Sync)
+    }
+
+    /// The connection is over. The next one need not be of the same guest, unless this one has set it.
+    pub(super) fn leave_write_cache(&mut self) {
+        if self.forgets_cache {
+            self.export.set_writeback(true);
+        }
+    }
+}

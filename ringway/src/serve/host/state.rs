@@ -1,0 +1,317 @@
+//! The folder of what outlives a daemon of its disks, and who looks after it when a daemon dies.
+//!
+//! Each disk that is written has a file of one page there, named after the image and not after its
+//! path. The daemon maps it. Whoever made it (the helper, or the daemon itself without one) also holds
+//! the image: a second time, opened before anything could go wrong. The host tells that written data
+//! is lost to every open file that was there when it happened, once each. So what it told a daemon that
+//! died before it could pass it on, it tells the helper as well.
+
+use anyhow::{Context, bail};
+use ringway_core::mem::Mapping;
+use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, mkdirat, openat, statx, unlinkat};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// The folder, as it was when the daemon was started.
+pub(crate) struct StateDir(Arc<OwnedFd>);
+
+impl std::fmt::Debug for StateDir {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StateDir")
+    }
+}
+
+impl StateDir {
+    /// Makes the folder for this user alone and opens it. `None`, told in the log, if there is no place
+    /// for one and none was asked for.
+    ///
+    /// # Errors
+    /// What is wrong with the one that was asked for.
+    pub(crate) fn open(asked: Option<&Path>) -> anyhow::Result<Option<Self>> {
+        let without = "a failed flush and a pause will not outlive this daemon";
+        let Some(path) = asked.map(Path::to_path_buf).or_else(usual) else {
+            tracing::info!("no --state-dir, and no XDG_RUNTIME_DIR: {without}");
+            return Ok(None);
+        };
+        match (make(&path), asked) {
+            (Ok(folder), _) => Ok(Some(Self(Arc::new(folder)))),
+            (Err(error), Some(path)) => {
+                Err(error).with_context(|| format!("--state-dir {}", path.display()))
+            }
+            (Err(error), None) => {
+                tracing::warn!("{}: {error:#}: {without}", path.display());
+                Ok(None)
+            }
+        }
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.0
+    }
+
+    /// The file of one disk, which is made if there is none.
+    pub(super) fn file(&self, name: StateName) -> anyhow::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let name = name.to_string();
+        let cannot = || format!("the state of a disk, {name}");
+        let file = openat(&*self.0, &name, flags, Mode::RUSR | Mode::WUSR).with_context(cannot)?;
+        let file = File::from(file);
+        let meta = file.metadata().with_context(cannot)?;
+        let ours = meta.uid() == rustix::process::geteuid().as_raw();
+        if !meta.is_file() || !ours || meta.mode() & 0o077 != 0 {
+            bail!("{}: others can write to it", cannot());
+        }
+        file.set_len(STATE_BYTES).with_context(cannot)?;
+        Ok(file)
+    }
+}
+
+/// Where it is unless somebody says otherwise: a place in memory that goes when the host goes down.
+fn usual() -> Option<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Some("/run/ringway".into());
+    }
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
+    Some(PathBuf::from(runtime).join("ringway"))
+}
+
+fn make(path: &Path) -> anyhow::Result<OwnedFd> {
+    match mkdirat(CWD, path, Mode::RWXU) {
+        Ok(()) | Err(Errno::EXIST) => {}
+        Err(error) => return Err(error).context("cannot make this folder"),
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = File::from(openat(CWD, path, flags, Mode::empty())?);
+    let meta = folder.metadata()?;
+    if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+        bail!("others can write to it. Give a folder of this user alone");
+    }
+    Ok(folder.into())
+}
+
+/// Which image a file is of. Numbers only, so that it can name nothing else.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub(super) struct StateName {
+    block_device: bool,
+    device: u64,
+    inode: u64,
+    /// When the file was made, in nanoseconds: numbers of files are given again.
+    born: i128,
+}
+
+impl StateName {
+    pub(super) fn of(image: &File) -> anyhow::Result<Self> {
+        let meta = image.metadata()?;
+        if meta.file_type().is_block_device() {
+            return Ok(Self { block_device: true, device: meta.rdev(), inode: 0, born: 0 });
+        }
+        let stat = statx(image, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
+        let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
+            0 => 0,
+            _ => {
+                i128::from(stat.stx_btime.tv_sec) * 1_000_000_000
+                    + i128::from(stat.stx_btime.tv_nsec)
+            }
+        };
+        Ok(Self { block_device: false, device: meta.dev(), inode: meta.ino(), born })
+    }
+}
+
+impl std::fmt::Display for StateName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = if self.block_device { "device" } else { "image" };
+        write!(f, "{kind}-{:x}-{:x}-{:x}", self.device, self.inode, self.born)
+    }
+}
+
+/// Looks after the state of one disk.
+pub(super) struct StateKeeper {
+    folder: Arc<OwnedFd>,
+    name: StateName,
+    state: File,
+    page: Mapping,
+    /// The daemon's own open file, with its lock: nobody else is served before this is dropped.
+    image: Option<File>,
+    /// The same image, opened by itself: the host tells it of lost data on its own account.
+    witness: Option<File>,
+}
+
+impl StateKeeper {
+    /// For the process that serves the disk itself: there is nobody to be a witness after its death.
+    pub(super) fn here(dir: &StateDir, image: &File) -> anyhow::Result<Self> {
+        let name = StateName::of(image)?;
+        Self::new(dir, name, None, None)
+    }
+
+    /// For the helper of a daemon.
+    pub(super) fn beside(dir: &StateDir, name: StateName, image: File) -> anyhow::Result<Self> {
+        // The image itself, whatever has its name by now.
+        let path = format!("/proc/self/fd/{}", image.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let witness = openat(CWD, path, flags, Mode::empty());
+        if let Err(error) = &witness {
+            tracing::warn!(
+                "a flush that fails while its daemon is killed may go unnoticed: {error}"
+            );
+        }
+        let witness = witness.ok().map(File::from);
+        Self::new(dir, name, Some(image), witness)
+    }
+
+    fn new(
+        dir: &StateDir,
+        name: StateName,
+        image: Option<File>,
+        witness: Option<File>,
+    ) -> anyhow::Result<Self> {
+        let (folder, state) = (Arc::clone(&dir.0), dir.file(name)?);
+        let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
+        Ok(Self { folder, name, state, page, image, witness })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.state
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        // SAFETY: the beginning of the mapping, aligned to a page, which lives as long as `self` and
+        // is only touched atomically.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            AtomicU64::from_ptr(self.page.at(0).cast())
+        }
+    }
+
+    /// The daemon has died: finds out how its last flush has ended, and keeps it.
+    pub(super) fn bear_witness(&self) {
+        let Some(witness) = &self.witness else { return };
+        let flushing = self.word().load(SeqCst) & STATE_FLUSHING != 0;
+        let heard = if flushing { witness.sync_data() } else { lost_data(witness) };
+        if let Err(error) = heard {
+            self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+            tracing::error!("{}: its daemon died when written data was lost: {error}", self.name);
+        }
+        self.word().fetch_and(!STATE_FLUSHING, SeqCst);
+    }
+}
+
+/// Nothing is left to be kept: neither is the file.
+impl Drop for StateKeeper {
+    fn drop(&mut self) {
+        if self.word().load(SeqCst) == 0 {
+            let _ = unlinkat(self.folder.as_fd(), self.name.to_string(), AtFlags::empty());
+        }
+        drop(self.image.take());
+    }
+}
+
+/// `Err` if the host has lost data since the file was opened. Writes nothing and waits for next to
+/// nothing: only the first page.
+fn lost_data(file: &File) -> std::io::Result<()> {
+    // SAFETY: no memory is involved.
+    let rc =
+        unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 1, libc::SYNC_FILE_RANGE_WAIT_BEFORE) };
+    if rc == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_testkit::LoopDevice;
+    use std::os::unix::fs::{FileExt, symlink};
+    use std::process::Command;
+
+    fn dir(path: &Path) -> StateDir {
+        StateDir::open(Some(path)).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_file_is_there_as_long_as_something_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let dir = dir(&path);
+        let image = File::create_new(folder.path().join("image")).unwrap();
+        let files = || std::fs::read_dir(&path).unwrap().count();
+        let keeper = StateKeeper::here(&dir, &image).unwrap();
+        assert_eq!(files(), 1);
+        keeper.word().store(STATE_FLUSH_FAILED, SeqCst);
+        drop(keeper);
+        assert_eq!(files(), 1);
+        let keeper = StateKeeper::here(&dir, &image).unwrap();
+        assert_eq!(keeper.word().swap(0, SeqCst), STATE_FLUSH_FAILED);
+        drop(keeper);
+        assert_eq!(files(), 0);
+    }
+
+    #[test]
+    fn what_others_could_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let dir = dir(&path);
+        let image = File::create_new(folder.path().join("image")).unwrap();
+        std::fs::write(folder.path().join("precious"), "data").unwrap();
+        let name = StateName::of(&image).unwrap().to_string();
+        symlink("../precious", path.join(&name)).unwrap();
+        assert!(StateKeeper::here(&dir, &image).is_err());
+        assert_eq!(std::fs::read(folder.path().join("precious")).unwrap(), b"data");
+        let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(&path, everybody).unwrap();
+        let error = format!("{:#}", StateDir::open(Some(&path)).unwrap_err());
+        assert!(error.contains("others can write"), "{error}");
+    }
+
+    /// A device on a file system that is full: written data is lost, and whoever syncs first hears it.
+    #[test]
+    fn c04_what_a_dying_daemon_was_told_its_helper_hears_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let small = folder.path().join("small");
+        std::fs::create_dir(&small).unwrap();
+        let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
+        if !mount(&["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).is_ok_and(|status| status.success())
+        {
+            println!("skipped: a file system cannot be mounted here, which takes root");
+            return;
+        }
+        let _mounted = Mounted(&small);
+        for flushing in [false, true] {
+            let device = match LoopDevice::new(&small, 1 << 20, 512) {
+                Ok(device) => device,
+                Err(why) => {
+                    println!("skipped: {why}");
+                    return;
+                }
+            };
+            let open = || File::options().read(true).write(true).open(device.path()).unwrap();
+            let (daemons, state) = (open(), dir(&folder.path().join("state")));
+            let name = StateName::of(&daemons).unwrap();
+            let keeper = StateKeeper::beside(&state, name, daemons.try_clone().unwrap()).unwrap();
+            daemons.write_all_at(&vec![1; 1 << 20], 0).unwrap();
+            if flushing {
+                keeper.word().fetch_or(STATE_FLUSHING, SeqCst);
+            }
+            assert!(daemons.sync_data().is_err(), "there is room for it");
+            // Who comes later hears nothing, which is what all this is for.
+            assert!(open().sync_data().is_ok());
+            keeper.bear_witness();
+            assert_eq!(keeper.word().swap(0, SeqCst), STATE_FLUSH_FAILED);
+            drop(keeper);
+            drop(daemons);
+            std::fs::remove_file(device.backing()).unwrap();
+        }
+    }
+
+    struct Mounted<'a>(&'a Path);
+
+    impl Drop for Mounted<'_> {
+        fn drop(&mut self) {
+            let _ = Command::new("umount").arg("-l").arg(self.0).status();
+        }
+    }
+}
