@@ -8,6 +8,7 @@ use crate::open::probe::device_bytes;
 use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
+use ringway_core::mem::{HostRange, Segment};
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -145,6 +146,23 @@ impl<C> DiskQueue<C> {
     #[must_use]
     pub fn reaches_beyond(&self, end: u64) -> bool {
         self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
+    }
+
+    /// True if a request is in flight, or done and not taken, whose data lies in one of these ranges
+    /// of memory, or whose context says so. Looks at every slot.
+    #[must_use]
+    pub fn uses(&self, ranges: &[HostRange], by: impl Fn(&C) -> bool) -> bool {
+        let touches = |segment: &Segment| {
+            let first = segment.base as usize;
+            let end = first.saturating_add(segment.len);
+            ranges.iter().any(|&(from, to)| first <= to && end > from)
+        };
+        self.late.iter().any(|finished| by(&finished.context))
+            || self.slots.iter().any(|slot| {
+                slot.context.as_ref().is_some_and(|context| {
+                    by(context) || slot.request.segments.as_slice().iter().any(touches)
+                })
+            })
     }
 }
 

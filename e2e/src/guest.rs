@@ -276,12 +276,19 @@ pub struct Disk {
     queues: u16,
     packed: bool,
     reconnect: bool,
+    behind_iommu: bool,
 }
 
 impl Disk {
     /// A disk behind this vhost-user socket, one queue, split rings.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        Self { socket: socket.into(), queues: 1, packed: false, reconnect: false }
+        Self {
+            socket: socket.into(),
+            queues: 1,
+            packed: false,
+            reconnect: false,
+            behind_iommu: false,
+        }
     }
 
     /// Number of queues; the server must offer as many.
@@ -294,6 +301,13 @@ impl Disk {
     /// `report.info("vda.packed")`.
     pub fn packed(mut self) -> Self {
         self.packed = true;
+        self
+    }
+
+    /// Puts it behind a virtual IOMMU (intel-iommu) with a translation cache of its own, on a PCIe
+    /// port: only there it has ATS, and no legacy interface.
+    pub fn behind_iommu(mut self) -> Self {
+        self.behind_iommu = true;
         self
     }
 
@@ -314,6 +328,7 @@ pub struct Guest {
     disks: Vec<Disk>,
     params: Vec<(String, String)>,
     qemu_args: Vec<OsString>,
+    kernel_args: Vec<String>,
     limit: Duration,
 }
 
@@ -328,6 +343,7 @@ impl Guest {
             disks: Vec::new(),
             params: Vec::new(),
             qemu_args: Vec::new(),
+            kernel_args: Vec::new(),
             limit: Duration::from_secs(90),
         }
     }
@@ -359,6 +375,12 @@ impl Guest {
     /// A parameter for the scenario: `ringway.KEY=VALUE` on the kernel command line, no spaces.
     pub fn param(mut self, key: &str, value: impl ToString) -> Self {
         self.params.push((key.to_owned(), value.to_string()));
+        self
+    }
+
+    /// One more word on the kernel command line.
+    pub fn kernel_arg(mut self, arg: &str) -> Self {
+        self.kernel_args.push(arg.to_owned());
         self
     }
 
@@ -394,14 +416,28 @@ impl Guest {
             .arg("-object")
             .arg(format!("memory-backend-memfd,id=memory,size={memory}M,share=on"))
             .args(["-machine", "q35,memory-backend=memory"]);
+        let behind_iommu = self.disks.iter().any(|disk| disk.behind_iommu);
+        if behind_iommu {
+            // Before the devices that are behind it.
+            command.args(["-device", "intel-iommu,intremap=off,device-iotlb=on"]);
+        }
         for (n, disk) in self.disks.iter().enumerate() {
             let reconnect = if disk.reconnect { qemu.reconnect_option() } else { "" };
             command
                 .arg("-chardev")
                 .arg(format!("socket,id=socket{n},path={}{reconnect}", disk.socket.display()));
             let packed = if disk.packed { ",packed=on" } else { "" };
+            let iommu = match disk.behind_iommu {
+                true => {
+                    command
+                        .arg("-device")
+                        .arg(format!("pcie-root-port,id=port{n},chassis={}", n + 1));
+                    format!(",bus=port{n},iommu_platform=on,ats=on")
+                }
+                false => String::new(),
+            };
             command.arg("-device").arg(format!(
-                "vhost-user-blk-pci,id=disk{n},chardev=socket{n},num-queues={}{packed}",
+                "vhost-user-blk-pci,id=disk{n},chardev=socket{n},num-queues={}{packed}{iommu}",
                 disk.queues
             ));
         }
@@ -410,6 +446,12 @@ impl Guest {
             "console=ttyS0 quiet panic=-1 ringway.scenario={} ringway.timeout={guest_limit}",
             self.scenario
         );
+        if behind_iommu {
+            line.push_str(" intel_iommu=on no_timer_check");
+        }
+        for word in &self.kernel_args {
+            line.push_str(&format!(" {word}"));
+        }
         for (key, value) in &self.params {
             line.push_str(&format!(" ringway.{key}={value}"));
         }

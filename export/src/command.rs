@@ -2,6 +2,7 @@
 
 use crate::queue::{Broken, RequestQueue};
 use crate::stats::WorkerStats;
+use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -79,6 +80,9 @@ pub(crate) enum Command<Q> {
     Stop { lane: LaneId, reply: SyncSender<Stopped<Q>> },
     /// Answer once nothing of `disk` is in flight beyond `end` bytes; new requests are taken.
     Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
+    /// Answer once no request of a queue is in flight that uses memory in one of these ranges; new
+    /// requests are taken.
+    Unused { lane: LaneId, ranges: Vec<HostRange>, reply: SyncSender<()> },
     /// Change something about a ring, for example whom to call.
     Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
@@ -201,6 +205,17 @@ impl<Q: RequestQueue> Handle<Q> {
     pub fn settle(&self, disk: Arc<Disk>, end: u64) -> io::Result<Receiver<()>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Settle { disk, end, reply })?;
+        Ok(answer)
+    }
+
+    /// Asks to be told once no request of the queue is in flight whose data or answer lies in one of
+    /// these ranges of our memory.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub(crate) fn unused(&self, lane: LaneId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Unused { lane, ranges, reply })?;
         Ok(answer)
     }
 

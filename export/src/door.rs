@@ -2,6 +2,7 @@
 
 use crate::command::Alarm;
 use crate::export::Told;
+use ringway_core::mem::Miss;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,6 +27,8 @@ pub(crate) struct Door {
     bell: OwnedFd,
     alarms: Mutex<Vec<(usize, Alarm)>>,
     orders: Mutex<Vec<Order>>,
+    /// Pages behind an IOMMU that queues need; a queue that has asked waits for the answer.
+    misses: Mutex<Vec<(usize, Miss)>>,
     /// A front-end is there.
     attended: AtomicBool,
 }
@@ -34,7 +37,8 @@ impl Door {
     pub(crate) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let attended = AtomicBool::new(true);
-        Ok(Self { bell, alarms: Mutex::default(), orders: Mutex::default(), attended })
+        let (alarms, orders, misses) = Default::default();
+        Ok(Self { bell, alarms, orders, misses, attended })
     }
 
     /// A session may begin before its front-end is there, and outlive it.
@@ -56,6 +60,17 @@ impl Door {
     pub(crate) fn raise(&self, queue: usize, alarm: Alarm) {
         lock(&self.alarms).push((queue, alarm));
         self.ring();
+    }
+
+    /// Queue `queue` needs translations of these pages.
+    pub(crate) fn miss(&self, queue: usize, missed: &[Miss]) {
+        lock(&self.misses).extend(missed.iter().map(|&miss| (queue, miss)));
+        self.ring();
+    }
+
+    /// Takes all pages that were asked for.
+    pub(crate) fn take_misses(&self) -> Vec<(usize, Miss)> {
+        std::mem::take(&mut *lock(&self.misses))
     }
 
     /// The control plane wants something.

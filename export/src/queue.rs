@@ -1,6 +1,6 @@
 //! The guest's side of one queue, whatever the transport.
 
-use ringway_core::mem::GuestMap;
+use ringway_core::mem::{GuestMap, HostRange};
 use ringway_core::{Request, Status};
 use ringway_disk::Watcher;
 use ringway_ring::virtqueue::Armed;
@@ -102,6 +102,17 @@ pub trait RequestQueue: Send {
     /// that left them unanswered. They come first, and are owed even by a queue that is to stop.
     fn backlog(&self) -> usize {
         0
+    }
+
+    /// True while the next request waits for something that comes with a command, so that
+    /// [`RequestQueue::pop`] finds nothing although there may be requests.
+    fn is_stalled(&self) -> bool {
+        false
+    }
+
+    /// True if the answer to a request is written to memory in one of these ranges.
+    fn answers_into(_: &Self::Token, _: &[HostRange]) -> bool {
+        false
     }
 
     /// The queue is to stop: from now on only the backlog is taken.

@@ -1,12 +1,14 @@
 //! Memory: pieces of it, the guest's map of it, and our own page-aligned pool.
 
+mod iotlb;
 mod map;
 mod mapping;
 mod pool;
 mod segment;
 mod sigbus;
 
-pub use map::{GuestMap, MapError, Region, Translator};
+pub use iotlb::{Access, HostRange, IOMMU_PAGE, Iotlb, Miss, Permission, Pieces, Translation};
+pub use map::{GuestMap, MISSES_MAX, MapError, Region, Translator};
 pub use mapping::{Mapping, MappingError};
 pub use pool::{Pool, PoolPages};
 pub use segment::{Segment, Segments};

@@ -112,6 +112,9 @@ pub(super) struct Logged<'a> {
     pub(super) areas: Option<Areas>,
     /// Under which guest address writes to the device area are logged, if they are.
     pub(super) log_at: Option<u64>,
+    /// That address is an I/O virtual one. The log has guest-physical ones: the ring's own place says
+    /// which.
+    pub(super) behind_iommu: bool,
     /// Rung when marks were made (SET_LOG_FD).
     pub(super) bell: Option<Arc<OwnedFd>>,
 }
@@ -136,6 +139,8 @@ impl QueueLog {
             bell_lost: AtomicBool::new(false),
         };
         if let (Some(areas), Some(device)) = (about.areas, about.log_at) {
+            let physical = about.behind_iommu.then(|| log.guest_of(areas.device)).flatten();
+            let device = physical.unwrap_or(device);
             let bytes = about.format.area_bytes().2 as u64;
             area.check_covers(device.saturating_add(bytes))?;
             log.ring = log.guest_of(areas.desc).map(|descs| (descs, device));
@@ -287,7 +292,9 @@ mod tests {
             let format = Format { packed, size: 1024, event_idx: true, indirect: false };
             let areas = Areas { desc: at(0), driver: at(0x8000), device: at(0xa000) };
             let log_at = Some(0x20_a000);
-            let about = Logged { map: &map, format, areas: Some(areas), log_at, bell: None };
+            let behind_iommu = false;
+            let about =
+                Logged { map: &map, format, areas: Some(areas), log_at, behind_iommu, bell: None };
             let log = QueueLog::new(&area, about).unwrap();
             log.published(Unpublished { first: 1020, count: 0 });
             assert_eq!(marked(&area), [0u64; 0], "nothing was published");

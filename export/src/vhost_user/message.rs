@@ -3,6 +3,7 @@
 //! Every message is checked for its exact payload size and number of descriptors before anything
 //! looks at its content; a descriptor that nobody expected is closed at once.
 
+use super::iommu::{IOTLB_BYTES, IOTLB_BYTES_PADDED};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
@@ -131,6 +132,10 @@ impl Message {
                 let want = 8 + 32 * count;
                 (have >= 8 && count <= TABLE_REGIONS_MAX && have == want, want.to_string())
             }
+            // struct vhost_iotlb_msg, which compilers pad to 32 bytes.
+            R::IOTLB_MSG => {
+                (have == IOTLB_BYTES || have == IOTLB_BYTES_PADDED, format!("{IOTLB_BYTES_PADDED}"))
+            }
             // struct VhostUserInflight, which compilers pad to 24 bytes.
             R::GET_INFLIGHT_FD | R::SET_INFLIGHT_FD => {
                 (have == 20 || have == 24, "20 or 24".into())
@@ -191,6 +196,8 @@ pub(super) enum Event {
     Message,
     Alarm,
     Stop,
+    /// The front-end answers something on the back-end's channel.
+    Answer,
 }
 
 impl Channel {
@@ -199,12 +206,23 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm or the order to stop, for as long as it takes.
-    pub(super) fn wait(&self, stop: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> io::Result<Event> {
+    /// Waits for a message, an alarm, the order to stop, or an answer on another channel, for as long
+    /// as it takes.
+    pub(super) fn wait(
+        &self,
+        stop: BorrowedFd<'_>,
+        alarm: BorrowedFd<'_>,
+        answers: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
+            // A descriptor that is asked for nothing stands for none.
+            answers.as_ref().map_or_else(
+                || PollFd::from_borrowed_fd(stop, PollFlags::empty()),
+                |answers| PollFd::new(answers, PollFlags::IN),
+            ),
         ];
         loop {
             match poll(&mut fds, None) {
@@ -217,8 +235,10 @@ impl Channel {
             Event::Stop
         } else if !fds[1].revents().is_empty() {
             Event::Alarm
-        } else {
+        } else if !fds[2].revents().is_empty() {
             Event::Message
+        } else {
+            Event::Answer
         })
     }
 

@@ -5,6 +5,7 @@
 
 mod dirty_log;
 mod inflight;
+mod iommu;
 mod memory;
 mod message;
 mod queue;

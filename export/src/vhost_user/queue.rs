@@ -2,13 +2,14 @@
 
 use super::dirty_log::QueueLog;
 use super::inflight::Part;
+use crate::door::Door;
 use crate::queue::{Broken, Pop, RequestQueue};
 use crate::ring_bell::ring_bell;
-use ringway_core::mem::{GuestMap, Translator};
+use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Areas, Armed, Device, Format, Head, InflightError};
+use ringway_ring::virtqueue::{Areas, Armed, Chain, Device, Format, Head, InflightError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -37,6 +38,19 @@ pub struct Queue {
     effort: u32,
     /// What the device writes is marked here while a guest is migrated.
     log: Option<Arc<QueueLog>>,
+    /// The next request needs translations that were asked for: it stays in the ring until they come.
+    stalled: bool,
+    /// What a queue behind an IOMMU has beside.
+    iommu: Option<Box<BehindIommu>>,
+}
+
+#[derive(Debug)]
+struct BehindIommu {
+    /// Where to ask for translations, and as which queue.
+    door: Arc<Door>,
+    at: usize,
+    /// Pages that the next request must not have: the front-end knows no translation.
+    faults: Vec<Miss>,
 }
 
 impl Queue {
@@ -71,12 +85,64 @@ impl Queue {
             calls: 0,
             effort: 0,
             log: None,
+            stalled: false,
+            iommu: None,
         };
         if queue.inflight.is_some() {
             // A predecessor may have published answers and died before it called.
             let _ = queue.call();
         }
         Ok(queue)
+    }
+
+    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `door`, as
+    /// queue `at`, and come with [`Queue::learn`] or [`Queue::fault`].
+    pub(super) fn put_behind_iommu(&mut self, door: Arc<Door>, at: usize) {
+        self.memory = Translator::behind_iommu(Arc::clone(self.memory.map()));
+        let faults = Vec::with_capacity(MISSES_MAX);
+        self.iommu = Some(Box::new(BehindIommu { door, at, faults }));
+    }
+
+    /// These are the translations that were asked for: the request is tried again.
+    pub(super) fn learn(&mut self, translations: &[Translation]) {
+        translations.iter().for_each(|&translation| self.memory.learn(translation));
+        self.stalled = false;
+    }
+
+    /// There is no such translation: a request that needs it fails.
+    pub(super) fn fault(&mut self, miss: Miss) {
+        if let Some(iommu) = &mut self.iommu
+            && iommu.faults.len() < MISSES_MAX
+        {
+            iommu.faults.push(miss);
+        }
+        self.stalled = false;
+    }
+
+    /// From now on nothing is known of these I/O virtual addresses. Requests in flight go on.
+    pub(super) fn forget(&mut self, first: u64, last: u64) {
+        self.memory.forget(first, last);
+    }
+
+    /// A request could not be understood. If that is because translations are missing it goes back
+    /// into the ring, and they are asked for: true then.
+    #[cold]
+    fn stalls_over(&mut self, head: Head) -> Result<(), Head> {
+        let (Some(missed), Some(iommu)) = (self.memory.missed(), &mut self.iommu) else {
+            return Err(head);
+        };
+        let faulty = missed.iter().any(|miss| iommu.faults.contains(miss));
+        // The next request begins anew: what was no memory then may be by now.
+        iommu.faults.clear();
+        if faulty {
+            missed.clear();
+            return Err(head);
+        }
+        self.stalled = true;
+        self.ring.put_back(head);
+        iommu.door.miss(iommu.at, missed);
+        missed.clear();
+        Ok(())
     }
 
     /// Where the queue got to, as GET_VRING_BASE puts it.
@@ -129,6 +195,14 @@ impl Queue {
     }
 }
 
+/// Names all pages of a chain that are missing, so that they come together.
+#[cold]
+fn look_ahead(chain: &Chain, memory: &mut Translator) {
+    if memory.missed().is_some() {
+        chain.look_ahead(memory);
+    }
+}
+
 #[cold]
 fn publish_logged(ring: &mut Device, log: &QueueLog) -> bool {
     let places = ring.unpublished();
@@ -142,22 +216,36 @@ impl RequestQueue for Queue {
 
     #[inline]
     fn pop(&mut self, request: &mut Request) -> Result<Pop<Token>, Broken> {
+        if self.stalled {
+            return Ok(Pop::Empty);
+        }
         let Some((head, chain)) = self.ring.pop(&mut self.memory)? else { return Ok(Pop::Empty) };
-        let Ok(chain) = chain else {
-            self.effort = u32::try_from(self.ring.walked()).unwrap_or(u32::MAX);
+        let (status_at, status) = match chain {
+            Ok(chain) => {
+                // A chain has less than 2^17 descriptors.
+                #[allow(clippy::cast_possible_truncation)]
+                let walked = chain.walked() as u32;
+                self.effort = walked;
+                let decoded = virtio_blk::decode(chain, &mut self.memory, request);
+                match decoded.verdict {
+                    Ok(()) => {
+                        return Ok(Pop::Request(Token { head, status_at: decoded.status_at }));
+                    }
+                    Err(status) => {
+                        look_ahead(chain, &mut self.memory);
+                        (decoded.status_at, status)
+                    }
+                }
+            }
             // No place for a status is known: the chain goes back with nothing written.
-            let token = Token { head, status_at: StatusByte::NOWHERE };
-            return Ok(Pop::Refused(token, Status::IoError));
+            Err(_) => {
+                self.effort = u32::try_from(self.ring.walked()).unwrap_or(u32::MAX);
+                (StatusByte::NOWHERE, Status::IoError)
+            }
         };
-        // A chain has less than 2^17 descriptors.
-        #[allow(clippy::cast_possible_truncation)]
-        let walked = chain.walked() as u32;
-        self.effort = walked;
-        let decoded = virtio_blk::decode(chain, &mut self.memory, request);
-        let token = Token { head, status_at: decoded.status_at };
-        Ok(match decoded.verdict {
-            Ok(()) => Pop::Request(token),
-            Err(status) => Pop::Refused(token, status),
+        Ok(match self.stalls_over(head) {
+            Ok(()) => Pop::Empty,
+            Err(head) => Pop::Refused(Token { head, status_at }, status),
         })
     }
 
@@ -187,13 +275,14 @@ impl RequestQueue for Queue {
 
     #[inline]
     fn has_work(&self) -> bool {
-        self.ring.has_work()
+        self.ring.has_work() && !self.stalled
     }
 
     fn arm(&mut self) -> Result<Armed, Broken> {
         let armed = self.ring.arm();
         self.log_wish();
-        Ok(armed?)
+        // Translations come with a command, which wakes the worker.
+        Ok(if self.stalled { armed.map(|_| Armed::Quiet) } else { armed }?)
     }
 
     fn disarm(&mut self) {
@@ -217,6 +306,15 @@ impl RequestQueue for Queue {
 
     fn backlog(&self) -> usize {
         self.ring.backlog()
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    fn answers_into(token: &Token, ranges: &[HostRange]) -> bool {
+        let at = token.status_at.address().map(|at| at.as_ptr() as usize);
+        at.is_some_and(|at| ranges.iter().any(|&(first, last)| first <= at && at <= last))
     }
 
     fn watcher(&self) -> Option<Watcher> {

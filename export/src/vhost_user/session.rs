@@ -8,12 +8,14 @@ mod config;
 mod dirty_log;
 mod features;
 mod inflight;
+mod iommu;
 mod orders;
 mod queues;
 mod write_cache;
 
 use super::dirty_log::{LogArea, LogError};
 use super::inflight::{Inflight, InflightRefusal};
+use super::iommu::{Iommu, IommuError};
 use super::memory::{self, MemoryError};
 use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
@@ -89,6 +91,8 @@ enum Refusal {
     Inflight(#[from] InflightRefusal),
     #[error(transparent)]
     Log(#[from] LogError),
+    #[error(transparent)]
+    Iommu(#[from] IommuError),
     #[error("queue {0} cannot start: {1}")]
     Start(usize, StartError),
     #[error("queue {0}: the disk does not finish what is in flight")]
@@ -143,6 +147,10 @@ pub struct Session<'a> {
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
     log_bell: Option<Arc<OwnedFd>>,
+    /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
+    iommu: Option<Box<Iommu>>,
+    /// What was known when they were not any more.
+    idle_iommu: Option<Box<Iommu>>,
     /// Where the front-end listens (SET_BACKEND_REQ_FD).
     backend_channel: Option<UnixStream>,
     /// How often the disk had changed its size when the front-end last learned of it.
@@ -181,6 +189,8 @@ impl<'a> Session<'a> {
             door: Arc::clone(&door),
             log: None,
             log_bell: None,
+            iommu: None,
+            idle_iommu: None,
             backend_channel: None,
             resizes_known: 0,
             stopped_stats: DiskStats::default(),
@@ -231,10 +241,18 @@ impl<'a> Session<'a> {
 
     fn serve(&mut self) -> Result<(), MessageError> {
         loop {
-            match self.channel.wait(self.stop, self.door.bell())? {
+            let asking = self.is_asking();
+            let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
+            match self.channel.wait(self.stop, self.door.bell(), answers)? {
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
                     if self.answer_door() {
+                        return Ok(());
+                    }
+                }
+                Event::Answer => {
+                    if let Err(refusal) = self.hear_answers() {
+                        warn!(disk = self.export.disk().name(), "connection ended: {refusal}");
                         return Ok(());
                     }
                 }
@@ -364,9 +382,10 @@ impl<'a> Session<'a> {
             R::GET_CONFIG => Ok(self.get_config(message)),
             R::SET_CONFIG => self.set_config(message),
             R::SET_BACKEND_REQ_FD => {
-                self.backend_channel = message.take_fd().map(UnixStream::from);
+                self.set_backend_channel(message.take_fd().map(UnixStream::from));
                 Ok(Answer::Ack)
             }
+            R::IOTLB_MSG => self.iotlb_msg(message),
             R::RESET_DEVICE => self.reset_device(),
             R::GET_INFLIGHT_FD => self.get_inflight_fd(message),
             R::SET_INFLIGHT_FD => self.set_inflight_fd(message),
@@ -383,6 +402,7 @@ impl<'a> Session<'a> {
         }
         self.stop_all()?;
         self.map = Arc::new(map);
+        self.forget_translations();
         self.start_ready()
     }
 
@@ -391,6 +411,7 @@ impl<'a> Session<'a> {
         self.inflight = None;
         self.vrings = fresh_vrings(self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);
+        self.renew_iommu();
         // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
         // configuration space over a reset), so its cache stays as it is. The next one asks anew.
         self.forgets_cache = true;

@@ -1,6 +1,7 @@
 //! What a connection knows of one queue, running or not.
 
 use super::inflight::Part;
+use super::iommu::IommuError;
 use super::queue::Queue;
 use crate::command::LaneId;
 use crate::queue::RequestQueue;
@@ -9,8 +10,9 @@ use ringway_ring::virtqueue::{Areas, Format, InflightError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// The three addresses of SET_VRING_ADDR, in the address space of the front-end; for a packed queue
-/// `avail` is the driver area and `used` the device area.
+/// The three addresses of SET_VRING_ADDR, in the address space of the front-end, or I/O virtual
+/// addresses with ACCESS_PLATFORM; for a packed queue `avail` is the driver area and `used` the
+/// device area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct UserAddresses {
     pub(super) desc: u64,
@@ -27,6 +29,13 @@ pub(super) enum StartError {
     Ring(#[from] InflightError),
     #[error("the inflight region holds {queues} queues of {entries} descriptors, and not this one")]
     NoPart { queues: u16, entries: u16 },
+    #[error(
+        "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not. \
+         A smaller queue fits in one page (QEMU: queue-size=128)"
+    )]
+    Scattered(&'static str),
+    #[error(transparent)]
+    Iommu(IommuError),
     #[error("the worker refuses it: {0}")]
     Worker(std::io::Error),
 }
@@ -81,17 +90,20 @@ impl Vring {
         })
     }
 
-    /// The queue for a worker. Takes the descriptors.
-    pub(super) fn make_queue(
+    /// The queue for a worker, whose ring was found at `at` in `map`. Takes the descriptors.
+    ///
+    /// # Safety
+    /// `at` was resolved in `map`, each address with the length its area needs.
+    pub(super) unsafe fn make_queue(
         &mut self,
         map: &Arc<GuestMap>,
         format: Format,
+        at: Areas,
         inflight: Option<Part>,
     ) -> Result<Queue, StartError> {
-        let at = self.areas(map, format)?;
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
         let (map, call) = (Arc::clone(map), self.call.take());
-        // SAFETY: the addresses were resolved in `map`, each with the length its area needs.
+        // SAFETY: the caller vouches for the addresses.
         Ok(unsafe { Queue::new(format, at, self.base, map, inflight, kick, call)? })
     }
 

@@ -6,6 +6,7 @@ use crate::command::{Command, Findings, LaneId, Looked, Rouse, Stopped};
 use crate::queue::RequestQueue;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_aio::Engine;
+use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats};
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -17,6 +18,8 @@ pub(super) enum Waiting<Q> {
     Stop { lane: u32, reply: SyncSender<Stopped<Q>> },
     /// Is told once nothing of the disk is in flight beyond `end` bytes.
     Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
+    /// Is told once no request of the lane is in flight that uses memory in one of these ranges.
+    Unused { lane: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
 }
 
 impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
@@ -32,12 +35,21 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                 Command::Settle { disk, end, reply } => {
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
-                Command::Edit { lane, edit, reply } => {
-                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
+                Command::Edit { lane: LaneId(id), edit, reply } => {
+                    let mut wake = false;
+                    if let Some(Some(lane)) = self.lanes.get_mut(id as usize) {
+                        let stalled = lane.ring.is_stalled();
                         edit(&mut lane.ring);
+                        wake = stalled && !lane.ring.is_stalled();
                         lane.disk.watch_memory(lane.ring.watcher());
                     }
                     let _ = reply.send(());
+                    if wake {
+                        self.activate(id);
+                    }
+                }
+                Command::Unused { lane, ranges, reply } => {
+                    self.waiting.push(Waiting::Unused { lane: lane.0, ranges, reply });
                 }
                 Command::SetDurable { lane, durable, reply } => {
                     if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
@@ -78,7 +90,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             if self.is_over(&self.waiting[at]) {
                 match self.waiting.swap_remove(at) {
                     Waiting::Stop { lane, reply } => self.release(lane, &reply),
-                    Waiting::Settle { reply, .. } => {
+                    Waiting::Settle { reply, .. } | Waiting::Unused { reply, .. } => {
                         let _ = reply.send(());
                     }
                 }
@@ -93,6 +105,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             Waiting::Stop { lane, .. } => self.lanes[*lane as usize]
                 .as_ref()
                 .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes()),
+            Waiting::Unused { lane, ranges, .. } => self.lanes[*lane as usize]
+                .as_ref()
+                .is_none_or(|lane| !lane.disk.uses(ranges, |token| Q::answers_into(token, ranges))),
             Waiting::Settle { disk, end, .. } => {
                 let mut lanes = self.lanes.iter().flatten();
                 lanes.all(|lane| {

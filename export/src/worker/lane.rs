@@ -170,10 +170,11 @@ impl<Q: RequestQueue> Lane<Q> {
         popped
     }
 
-    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first.
+    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first,
+    /// unless it waits for translations, which need not come. It stays in the record then.
     #[cold]
     pub(super) fn owes(&self) -> bool {
-        matches!(self.state, State::Stopping) && self.ring.backlog() > 0
+        matches!(self.state, State::Stopping) && self.ring.backlog() > 0 && !self.ring.is_stalled()
     }
 
     pub(super) fn arm(&mut self) -> Armed {

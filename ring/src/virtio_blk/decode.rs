@@ -9,7 +9,7 @@ use super::{
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_byte,
 };
 use crate::virtqueue::{Chain, Desc};
-use ringway_core::mem::{Segments, Translator};
+use ringway_core::mem::{Access, Segments, Translator};
 use ringway_core::{ByteRange, Op, Request, SECTOR_BYTES, Segment, Status};
 use std::cmp::Ordering;
 use std::ptr::NonNull;
@@ -85,8 +85,10 @@ pub fn decode(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Dec
         return Decoded { status_at: StatusByte::NOWHERE, verdict: Err(Status::IoError) };
     };
     // No descriptor is empty (Chain invariant 2), so `len - 1` is in it.
-    let status_at =
-        last.addr.checked_add(u64::from(last.len - 1)).and_then(|addr| mem.one(addr, 1));
+    let status_at = last
+        .addr
+        .checked_add(u64::from(last.len - 1))
+        .and_then(|addr| mem.one_for(addr, 1, Access::Write));
     let Some(status_at) = status_at.and_then(NonNull::new) else {
         return Decoded { status_at: StatusByte::NOWHERE, verdict: Err(Status::IoError) };
     };
@@ -102,13 +104,13 @@ fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Re
         VIRTIO_BLK_T_IN => {
             request.op = Op::Read;
             let bytes = total(chain.writable()) - 1;
-            take(chain.writable(), 0, bytes, mem, &mut request.segments)?;
+            take(chain.writable(), 0, bytes, mem, Access::Write, &mut request.segments)?;
             request.range = data_range(wire.sector, bytes)?;
         }
         VIRTIO_BLK_T_OUT => {
             request.op = Op::Write;
             let bytes = total(chain.readable()) - HEADER_BYTES;
-            take(chain.readable(), HEADER_BYTES, bytes, mem, &mut request.segments)?;
+            take(chain.readable(), HEADER_BYTES, bytes, mem, Access::Read, &mut request.segments)?;
             request.range = data_range(wire.sector, bytes)?;
         }
         VIRTIO_BLK_T_FLUSH => {
@@ -120,7 +122,7 @@ fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Re
             request.range = ByteRange::default();
             // Never more than the serial has, however long the buffer is.
             let bytes = (total(chain.writable()) - 1).min(u64::from(VIRTIO_BLK_ID_BYTES));
-            take(chain.writable(), 0, bytes, mem, &mut request.segments)?;
+            take(chain.writable(), 0, bytes, mem, Access::Write, &mut request.segments)?;
         }
         VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => {
             return decode_erase(wire.kind, chain, mem, request);
@@ -184,7 +186,7 @@ fn read_bytes<const N: usize>(
     let mut room = [Segment::EMPTY; 16];
     // SAFETY: the list does not outlive `room`, which nothing else touches.
     let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
-    take(descs, skip, N as u64, mem, &mut parts)?;
+    take(descs, skip, N as u64, mem, Access::Read, &mut parts)?;
     let mut bytes = [0; N];
     // SAFETY: `take` only names mapped guest memory; `bytes` is our own.
     unsafe { parts.gather(0, &mut bytes) };
@@ -198,6 +200,7 @@ fn take(
     mut skip: u64,
     mut len: u64,
     mem: &mut Translator,
+    access: Access,
     out: &mut Segments,
 ) -> Result<(), Status> {
     for desc in descs {
@@ -213,7 +216,7 @@ fn take(
         let addr = desc.addr.checked_add(skip).ok_or(Status::IoError)?;
         // `piece` is at most `desc.len`, a u32.
         #[allow(clippy::cast_possible_truncation)]
-        if !mem.resolve(addr, piece as u32, out) {
+        if !mem.resolve(addr, piece as u32, access, out) {
             return Err(Status::IoError);
         }
         skip = 0;

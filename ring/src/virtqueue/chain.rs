@@ -2,7 +2,7 @@
 
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, SplitMemory};
 use ringway_core::Segment;
-use ringway_core::mem::{Segments, Translator};
+use ringway_core::mem::{Access, Segments, Translator};
 use std::ptr::NonNull;
 
 /// What is wrong with one chain. It costs the guest this chain and nothing else.
@@ -115,6 +115,14 @@ impl Chain {
         self.descs.clear();
         self.readable = 0;
         self.bytes = 0;
+    }
+
+    /// Notes which pages of all buffers are not known to a translator behind an IOMMU.
+    #[cold]
+    pub fn look_ahead(&self, mem: &mut Translator) {
+        for (descs, access) in [(self.readable(), Access::Read), (self.writable(), Access::Write)] {
+            descs.iter().for_each(|desc| mem.look_ahead(desc.addr, desc.len, access));
+        }
     }
 
     /// Copies the chain that starts at `head`. All or nothing: after an error the chain is empty.
@@ -271,7 +279,7 @@ fn read_straddling(addr: u64, mem: &mut Translator) -> Result<Desc, ChainError> 
     let mut room = [Segment::EMPTY; 16];
     // SAFETY: the list does not outlive `room`, which nothing else touches.
     let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
-    if !mem.resolve(addr, 16, &mut parts) {
+    if !mem.resolve(addr, 16, Access::Read, &mut parts) {
         return Err(ChainError::TableUnmapped);
     }
     let mut bytes = [0; 16];

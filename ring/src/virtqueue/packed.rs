@@ -165,6 +165,15 @@ impl PackedDevice {
         Ok(Some((Head(id), verdict.map(|()| &self.chain))))
     }
 
+    /// Puts the chain that was popped last back, as if it had not been popped.
+    #[cold]
+    #[allow(clippy::needless_pass_by_value)]
+    pub fn put_back(&mut self, head: Head) {
+        let length = std::mem::take(&mut self.lengths[usize::from(head.index())]);
+        self.taken -= length;
+        self.next = self.next.back(length, self.ring.size());
+    }
+
     /// Prefetches the buffer of a descriptor further on, if the driver has made it available: the
     /// header of a request, if the chains before it are as long as the last. What is read for it is
     /// not judged, and is read again by `pop`.

@@ -118,6 +118,17 @@ impl Position {
         }
     }
 
+    /// Goes back by `count` descriptors, at most `size`.
+    pub(super) fn back(mut self, count: u16, size: u16) -> Self {
+        debug_assert!(count <= size && self.index() < size);
+        if self.index < count {
+            self.index += size;
+            self.wrap = !self.wrap;
+        }
+        self.index -= count;
+        self
+    }
+
     /// True if these flags say that the driver has made the descriptor here available in this lap.
     #[inline]
     pub(super) const fn is_available(self, flags: u16) -> bool {

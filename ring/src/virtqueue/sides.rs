@@ -188,6 +188,17 @@ impl Device {
         }
     }
 
+    /// Puts the chain that was popped last back, before anything else is done: the next
+    /// [`Device::pop`] takes it again.
+    #[cold]
+    pub fn put_back(&mut self, head: Head) {
+        match self {
+            Self::Split(ring) => ring.put_back(head),
+            Self::Packed(ring) => ring.put_back(head),
+            Self::Tracked(queue) => queue.put_back(head),
+        }
+    }
+
     /// Returns a chain to the driver with the number of bytes written to its writable part. Not
     /// visible before [`Device::publish`].
     #[inline]

@@ -227,6 +227,15 @@ impl SplitDevice {
         Ok(Some((Head(head), walked.map(|()| &self.chain))))
     }
 
+    /// Puts the chain that was popped last back, as if it had not been popped.
+    #[cold]
+    #[allow(clippy::needless_pass_by_value)]
+    pub fn put_back(&mut self, head: Head) {
+        let id = head.index();
+        self.in_flight[usize::from(id / 64)] &= !(1 << (id % 64));
+        self.next_avail = self.next_avail.wrapping_sub(1);
+    }
+
     /// Prefetches the first buffer, a request's header, of a chain that was seen and not popped yet.
     /// What is read for it is not judged, and is read again by `pop`.
     #[inline(always)]

@@ -60,15 +60,19 @@ impl Session<'_> {
     }
 
     /// What queue `at` needs to log its writes, if it has to.
-    pub(super) fn queue_log(&self, at: usize) -> Result<Option<Arc<QueueLog>>, Refusal> {
-        let (Some(area), true) = (&self.log, self.logs()) else { return Ok(None) };
-        let vring = &self.vrings[at];
-        let format = self.format(vring.size);
+    pub(super) fn queue_log(&mut self, at: usize) -> Result<Option<Arc<QueueLog>>, Refusal> {
+        if self.log.is_none() || !self.logs() {
+            return Ok(None);
+        }
+        let format = self.format(self.vrings[at].size);
+        let areas = self.areas(at, format).ok().flatten();
+        let Some(area) = &self.log else { return Ok(None) };
         let about = Logged {
             map: &self.map,
             format,
-            areas: vring.areas(&self.map, format).ok(),
-            log_at: vring.log_at,
+            areas,
+            log_at: self.vrings[at].log_at,
+            behind_iommu: self.iommu.is_some(),
             bell: self.log_bell.clone(),
         };
         Ok(Some(Arc::new(QueueLog::new(area, about)?)))

@@ -2,6 +2,7 @@
 
 use super::{Answer, F_PROTOCOL_FEATURES, PROTOCOL, Refusal, Session};
 use crate::vhost_user::vring::Vring;
+use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 
 /// The transport's own feature bit: written guest memory is logged while it is set.
@@ -10,7 +11,7 @@ const F_LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 impl Session<'_> {
     /// What GET_FEATURES answers: the disk's features and the transport's.
     pub(super) fn offered_features(&self) -> u64 {
-        self.export.features() | F_PROTOCOL_FEATURES | F_LOG_ALL
+        self.export.features() | F_PROTOCOL_FEATURES | F_LOG_ALL | 1 << VIRTIO_F_ACCESS_PLATFORM
     }
 
     pub(super) fn set_features(&mut self, features: u64) -> Result<Answer, Refusal> {
@@ -28,6 +29,9 @@ impl Session<'_> {
         let before = std::mem::replace(&mut self.features, features);
         if changed & F_LOG_ALL != 0 {
             self.pass_log_on().inspect_err(|_| self.features = before)?;
+        }
+        if self.vrings.iter().all(|vring| !vring.is_running()) {
+            self.renew_iommu();
         }
         // Without protocol features there is no SET_VRING_ENABLE: queues are enabled by the start.
         if features & F_PROTOCOL_FEATURES == 0 {

@@ -15,6 +15,7 @@ impl Session<'_> {
         for (queue, alarm) in alarms {
             fatal |= self.hear(queue, &alarm);
         }
+        self.answer_misses();
         for order in orders {
             fatal |= self.carry_out(&order);
         }

@@ -87,8 +87,12 @@ impl Session<'_> {
         let vring = &mut self.vrings[at];
         // It starts again with a new kick descriptor.
         vring.kick = None;
+        let base = vring.base.unwrap_or(start);
+        if !self.vrings.iter().any(Vring::is_running) {
+            self.forget_translations();
+        }
         let mut payload = index.to_ne_bytes().to_vec();
-        payload.extend_from_slice(&vring.base.unwrap_or(start).to_ne_bytes());
+        payload.extend_from_slice(&base.to_ne_bytes());
         kill_point!(Drained);
         Ok(Answer::Reply(payload))
     }
@@ -164,11 +168,18 @@ impl Session<'_> {
                 return Err(Refusal::Fenced);
             }
             let format = self.format(self.vrings[at].size);
+            let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;
+            // Translations of the ring are missing: it starts when they have come.
+            let Some(areas) = areas else { continue };
             let log = self.queue_log(at)?;
-            let mut queue = self
-                .part_of(at, format)
-                .and_then(|part| self.vrings[at].make_queue(&self.map, format, part))
-                .map_err(|error| Refusal::Start(at, error))?;
+            let made = self.part_of(at, format).and_then(|part| {
+                // SAFETY: `areas` were just resolved in `map`.
+                unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) }
+            });
+            let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
+            if self.iommu.is_some() {
+                queue.put_behind_iommu(Arc::clone(&self.door), at);
+            }
             queue.set_log(log);
             self.settle_write_cache(at, queue.goes_on())?;
             let durable = self.durable_writes();
@@ -220,36 +231,67 @@ impl Session<'_> {
         let begun = Instant::now();
         let mut stopping = stopping.into_iter();
         while let Some((at, promise)) = stopping.next() {
-            let stopped = loop {
-                let left = self.export.drain_max().saturating_sub(begun.elapsed());
-                match promise.recv_timeout(left.min(DRAIN_REPORT)) {
-                    Ok(stopped) => break Some(stopped),
-                    Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
-                        warn!(
-                            disk = self.export.disk().name(),
-                            queue = at,
-                            "still waiting for the disk to finish what is in flight"
-                        );
-                    }
-                    Err(RecvTimeoutError::Timeout) => {
-                        let rest = std::iter::once((at, promise)).chain(stopping);
-                        self.abandon_queues(rest.collect());
-                        return Err(Refusal::Stuck(at));
-                    }
-                    Err(gone) => {
-                        self.vrings[at].lane = None;
-                        outcome = Err(Refusal::Worker(io::Error::other(gone)));
-                        break None;
-                    }
+            let stopped = match self.await_one(begun, at, &promise) {
+                Ok(Some(stopped)) => stopped,
+                Ok(None) => {
+                    let rest = std::iter::once((at, promise)).chain(stopping);
+                    self.abandon_queues(rest.collect());
+                    return Err(Refusal::Stuck(at));
+                }
+                Err(gone) => {
+                    self.vrings[at].lane = None;
+                    outcome = Err(gone);
+                    continue;
                 }
             };
-            let Some(stopped) = stopped else { continue };
             self.stopped_stats.add(&stopped.stats);
             self.export.stopped(&stopped.stats);
             self.vrings[at].take_back(stopped.ring);
+            if let Some(iommu) = &mut self.iommu {
+                iommu.unwant(at);
+            }
             debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
         outcome
+    }
+
+    /// Waits until each of these queues uses some memory no more.
+    pub(super) fn await_unused(
+        &mut self,
+        promises: Vec<(usize, Receiver<()>)>,
+    ) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        for (at, promise) in promises {
+            if self.await_one(begun, at, &promise)?.is_none() {
+                self.abandon_queues(Vec::new());
+                return Err(Refusal::Stuck(at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a promise about queue `at` that depends on the disk; `None` if it takes too long.
+    fn await_one<T>(
+        &self,
+        begun: Instant,
+        at: usize,
+        promise: &Receiver<T>,
+    ) -> Result<Option<T>, Refusal> {
+        loop {
+            let left = self.export.drain_max().saturating_sub(begun.elapsed());
+            match promise.recv_timeout(left.min(DRAIN_REPORT)) {
+                Ok(kept) => return Ok(Some(kept)),
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
+                    warn!(
+                        disk = self.export.disk().name(),
+                        queue = at,
+                        "still waiting for the disk to finish what is in flight"
+                    );
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
+            }
+        }
     }
 
     /// Leaves queues to their workers, which keep them and their memory until the disk answers: the

@@ -297,6 +297,13 @@ impl Tracked {
         }
     }
 
+    pub(super) fn put_back(&mut self, head: Head) {
+        match self {
+            Self::Split(queue) => queue.put_back(head),
+            Self::Packed(queue) => queue.put_back(head),
+        }
+    }
+
     pub(super) fn push(&mut self, head: Head, written: u32) {
         match self {
             Self::Split(queue) => queue.push(head, written),

@@ -71,6 +71,8 @@ pub struct PackedTracked {
     pushed: Vec<u16>,
     /// The first one last.
     pub(super) backlog: Vec<Again>,
+    /// The chain popped last, if it was one of these.
+    retaken: Option<Again>,
 }
 
 // SAFETY: the record stays mapped while this exists, on whatever thread it runs.
@@ -127,6 +129,7 @@ impl PackedTracked {
             last: vec![0; usize::from(size)].into(),
             pushed: Vec::with_capacity(usize::from(size)),
             backlog: Vec::with_capacity(left.chains.len()),
+            retaken: None,
         };
         for chain in left.chains {
             let id = chain.id();
@@ -143,9 +146,10 @@ impl PackedTracked {
         &mut self,
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
-        if let Some(Again { id, descs }) = self.backlog.pop() {
+        self.retaken = self.backlog.pop();
+        if let Some(Again { id, descs }) = &self.retaken {
             kill_point!(Retaken);
-            return Ok(Some(self.ring.retake(id, &descs, mem)));
+            return Ok(Some(self.ring.retake(*id, descs, mem)));
         }
         let Some((head, chain)) = self.ring.pop(mem)? else { return Ok(None) };
         let verdict = chain.map(drop);
@@ -185,6 +189,23 @@ impl PackedTracked {
         }
         part.put_u16(OLD_FREE_HEAD, self.free_head);
         self.entry[usize::from(id)] = first;
+    }
+
+    /// Puts back the chain popped last. One of a predecessor's stays in the record; any other leaves
+    /// it as a process would that was killed while it recorded the chain: `old_free_head` says that
+    /// the entries are free, and the rest follows.
+    #[cold]
+    pub(super) fn put_back(&mut self, head: Head) {
+        if let Some(again) = self.retaken.take() {
+            return self.backlog.push(again);
+        }
+        let first = self.entry[usize::from(head.index())];
+        self.part.put_u16(OLD_FREE_HEAD, first);
+        self.part.put_u16(FREE_HEAD, first);
+        self.part.put_u8(self.part.entry(first, INFLIGHT), 0);
+        // The entries were taken in the order of the free list and their links are as they were.
+        self.free_head = first;
+        self.ring.put_back(head);
     }
 
     pub(super) fn push(&mut self, head: Head, written: u32) {

@@ -37,6 +37,8 @@ pub struct SplitTracked {
     pushed: Vec<u16>,
     /// Chains that an earlier device left in flight, the first one last.
     pub(super) backlog: Vec<u16>,
+    /// The chain popped last was one of these.
+    retaken: bool,
 }
 
 // SAFETY: the record stays mapped while this exists, on whatever thread it runs.
@@ -94,6 +96,7 @@ impl SplitTracked {
             last_batch_head: left.last_batch_head,
             pushed: Vec::with_capacity(usize::from(size)),
             backlog: left.in_flight,
+            retaken: false,
         })
     }
 
@@ -105,8 +108,10 @@ impl SplitTracked {
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
         if let Some(head) = self.backlog.pop() {
             kill_point!(Retaken);
+            self.retaken = true;
             return Ok(Some(self.ring.retake(head, mem)));
         }
+        self.retaken = false;
         let Some((head, chain)) = self.ring.pop(mem)? else { return Ok(None) };
         kill_point!(Popped);
         let part = &self.part;
@@ -116,6 +121,16 @@ impl SplitTracked {
         part.put_u8(part.entry(head.index(), INFLIGHT), 1);
         kill_point!(Marked);
         Ok(Some((head, chain)))
+    }
+
+    /// Puts back the chain popped last. One of a predecessor's stays in the record.
+    #[cold]
+    pub(super) fn put_back(&mut self, head: Head) {
+        if self.retaken {
+            return self.backlog.push(head.index());
+        }
+        self.part.put_u8(self.part.entry(head.index(), INFLIGHT), 0);
+        self.ring.put_back(head);
     }
 
     pub(super) fn push(&mut self, head: Head, written: u32) {

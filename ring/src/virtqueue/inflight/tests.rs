@@ -28,6 +28,8 @@ struct Case {
     most: u32,
     /// The driver takes what came back only once the next device is there.
     late: bool,
+    /// The device puts each chain back once before it keeps it.
+    hesitant: bool,
 }
 
 /// Everything that outlives a device.
@@ -93,7 +95,13 @@ impl<'a> World<'a> {
     /// Takes all there is; every chain is whole.
     fn take(&self, life: &mut Life) {
         let mut translator = self.memory.translator();
-        while let Some((head, chain)) = life.device.pop(&mut translator).unwrap() {
+        loop {
+            if self.case.hesitant
+                && let Some((head, _)) = life.device.pop(&mut translator).unwrap()
+            {
+                life.device.put_back(head);
+            }
+            let Some((head, chain)) = life.device.pop(&mut translator).unwrap() else { break };
             let name = self.names[usize::from(head.index())];
             let length = self.case.lengths[name as usize % self.case.lengths.len()];
             let want: Vec<_> = (0..length).map(|number| piece(name, number)).collect();
@@ -245,7 +253,9 @@ fn each_case(packed: bool, mut try_one: impl FnMut(&Case, &Memory, &Mapping)) {
                 for batches in batches(n) {
                     for (most, late) in [(0, false), (0, true), (6, false)] {
                         let (order, batches) = (order.clone(), batches.clone());
-                        let case = Case { shape, entries, lengths, order, batches, most, late };
+                        let hesitant = false;
+                        let case =
+                            Case { shape, entries, lengths, order, batches, most, late, hesitant };
                         try_one(&case, &memory, &region);
                     }
                 }
@@ -330,6 +340,29 @@ fn c09_killed_twice() {
     assert!(cfg!(miri) || kills > 50_000);
 }
 
+/// A device that puts every chain back before it keeps it is killed at every store; nothing is lost,
+/// nothing comes back twice, and the order stays.
+#[test]
+fn a22_a_chain_that_was_put_back_comes_again() {
+    let mut kills = 0u64;
+    for packed in [false, true] {
+        each_case(packed, |case, memory, region| {
+            let case = &Case { hesitant: true, ..case.clone() };
+            for stores in 0.. {
+                let mut world = World::new(case, memory, region);
+                let lived = killed_at(stores, || world.first_life()).is_some();
+                world.next_life();
+                if lived {
+                    break;
+                }
+                kills += 1;
+            }
+        });
+    }
+    println!("{kills} kills");
+    assert!(cfg!(miri) || kills > 50_000, "{kills}");
+}
+
 /// A region as a device leaves it in the middle of things, for one format.
 fn left_over<'a>(case: &'a Case, memory: &'a Memory, region: &'a Mapping) -> World<'a> {
     let mut world = World::new(case, memory, region);
@@ -340,7 +373,7 @@ fn left_over<'a>(case: &'a Case, memory: &'a Memory, region: &'a Mapping) -> Wor
 fn noisy_case(packed: bool) -> Case {
     let (shape, entries, lengths) = rings(packed).pop().unwrap();
     let (order, batches) = (vec![2, 0, 1], vec![2, 1]);
-    Case { shape, entries, lengths, order, batches, most: 0, late: false }
+    Case { shape, entries, lengths, order, batches, most: 0, late: false, hesitant: false }
 }
 
 /// A queue on a record that says anything: either it is refused and the record left alone, or it hands

@@ -1,0 +1,285 @@
+//! A front-end's IOMMU, as the device sees it: translations that the front-end has told
+//! (VHOST_USER_IOTLB_MSG), and those that it is asked for (VHOST_USER_BACKEND_IOTLB_MSG).
+//!
+//! What is here knows nothing of queues that run; `session/iommu.rs` does.
+
+use super::message::Message;
+use super::vring::{StartError, UserAddresses};
+use ringway_core::mem::{
+    Access, GuestMap, HostRange, IOMMU_PAGE, Iotlb, MISSES_MAX, Miss, Permission, Translation,
+};
+use ringway_ring::virtqueue::{Areas, Format};
+use std::collections::VecDeque;
+
+/// Translations kept for a connection: 1.3 MiB. One more, and all are forgotten, and asked for again
+/// when they are needed.
+pub(super) const TRANSLATIONS_MAX: usize = 32_768;
+
+/// Questions that the front-end has not answered yet; others wait until it does.
+const ASKED_MAX: usize = 64;
+
+/// Bytes of `struct vhost_iotlb_msg`: address, size and user address of 8 bytes, permission and type
+/// of 1. Compilers pad it.
+pub(super) const IOTLB_BYTES: usize = 26;
+pub(super) const IOTLB_BYTES_PADDED: usize = 32;
+/// The same, for the header of a question.
+pub(super) const QUESTION_BYTES: u32 = 32;
+
+/// Types of `struct vhost_iotlb_msg`.
+const MISS: u8 = 1;
+const UPDATE: u8 = 2;
+const INVALIDATE: u8 = 3;
+
+/// Why a message about the IOMMU was refused.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IommuError {
+    #[error("an IOTLB message, but ACCESS_PLATFORM was not negotiated")]
+    NotNegotiated,
+    #[error(
+        "ACCESS_PLATFORM needs the protocol features REPLY_ACK and BACKEND_REQ, and \
+         SET_BACKEND_REQ_FD before a queue starts: there is nobody to ask for translations"
+    )]
+    NoChannel,
+    #[error("an IOTLB message of type {0}: only updates (2) and invalidations (3) are understood")]
+    Type(u8),
+    #[error("an IOTLB update of {size} bytes at {iova:#x} with permission {permission}")]
+    Range { iova: u64, size: u64, permission: u8 },
+    #[error(
+        "an IOTLB update maps {size} bytes at {iova:#x} to user address {user:#x}, which is not in \
+         one region of the memory table"
+    )]
+    Outside { iova: u64, size: u64, user: u64 },
+}
+
+/// What an IOTLB message says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    /// This is so from now on.
+    Update(Translation),
+    /// Nothing is known of these I/O virtual addresses, first to last.
+    Invalidate(u64, u64),
+}
+
+/// Reads an IOTLB message; memory is looked up in `map`.
+pub(super) fn read(message: &Message, map: &GuestMap) -> Result<Told, IommuError> {
+    let (iova, size, user) = (message.u64(0), message.u64(8), message.u64(16));
+    let [permission, kind] = message.u16(24).to_ne_bytes();
+    match kind {
+        UPDATE => {
+            let wrong = IommuError::Range { iova, size, permission };
+            let last = size.checked_sub(1).and_then(|more| iova.checked_add(more));
+            let (Some(last), Some(permission)) = (last, Permission::from_bits(permission)) else {
+                return Err(wrong);
+            };
+            let outside = IommuError::Outside { iova, size, user };
+            let host = map.user_to_host(user, size).ok_or(outside)?;
+            Ok(Told::Update(Translation { first: iova, last, host, permission }))
+        }
+        // A size of 0 is 2^64, which does not fit; what ends beyond all addresses ends at the last.
+        INVALIDATE => Ok(Told::Invalidate(iova, iova.saturating_add(size.wrapping_sub(1)))),
+        other => Err(IommuError::Type(other)),
+    }
+}
+
+/// The message that asks for a translation: `struct vhost_iotlb_msg`.
+pub(super) fn question(miss: Miss) -> [u8; IOTLB_BYTES_PADDED] {
+    let mut bytes = [0; IOTLB_BYTES_PADDED];
+    bytes[..8].copy_from_slice(&miss.page.to_ne_bytes());
+    bytes[24] = match miss.access {
+        Access::Read => 1,
+        Access::Write => 2,
+    };
+    bytes[25] = MISS;
+    bytes
+}
+
+/// What is known of a front-end's IOMMU.
+#[derive(Debug)]
+pub(super) struct Iommu {
+    pub(super) table: Iotlb,
+    /// Questions sent, in order; answers come in the same order. `None`: nobody needs it any more.
+    asked: VecDeque<Option<Miss>>,
+    /// Questions that were not sent yet.
+    to_ask: VecDeque<Miss>,
+    /// What the next request of each queue waits for. Bounded: a queue waits for one request.
+    wanted: Vec<Vec<Miss>>,
+    /// A ring has no translation, and that was told.
+    pub(super) ring_fault_told: bool,
+    /// The beginning of an answer.
+    pub(super) answer: Vec<u8>,
+}
+
+impl Iommu {
+    pub(super) fn new(queues: usize) -> Self {
+        Self {
+            table: Iotlb::with_capacity(TRANSLATIONS_MAX),
+            asked: VecDeque::with_capacity(ASKED_MAX),
+            to_ask: VecDeque::new(),
+            wanted: vec![Vec::new(); queues],
+            ring_fault_told: false,
+            answer: Vec::new(),
+        }
+    }
+
+    /// True if `miss` is known by now.
+    fn knows(&self, miss: &Miss) -> bool {
+        self.table.find_for(miss.page, miss.access).is_some()
+    }
+
+    /// Queue `at` waits for this page.
+    pub(super) fn want(&mut self, at: usize, miss: Miss) {
+        let wanted = &mut self.wanted[at];
+        if wanted.len() < MISSES_MAX && !wanted.contains(&miss) {
+            wanted.push(miss);
+        }
+    }
+
+    /// Queue `at` waits for nothing any more.
+    pub(super) fn unwant(&mut self, at: usize) {
+        self.wanted[at].clear();
+    }
+
+    /// The front-end is to be asked for this page, unless it was.
+    pub(super) fn ask(&mut self, miss: Miss) {
+        let asked = self.asked.contains(&Some(miss)) || self.to_ask.contains(&miss);
+        if !asked && !self.knows(&miss) {
+            self.to_ask.push_back(miss);
+        }
+    }
+
+    /// The next question to send, unless too many wait for an answer.
+    pub(super) fn next_question(&self) -> Option<Miss> {
+        self.to_ask.front().copied().filter(|_| self.asked.len() < ASKED_MAX)
+    }
+
+    /// The question was sent.
+    pub(super) fn was_sent(&mut self) {
+        if let Some(miss) = self.to_ask.pop_front() {
+            self.asked.push_back(Some(miss));
+        }
+    }
+
+    /// Nothing is known and nobody waits. Answers that are on their way belong to what was asked
+    /// before: the same pages may be elsewhere by now.
+    pub(super) fn restart(&mut self) {
+        self.table.clear();
+        self.to_ask.clear();
+        self.asked.iter_mut().for_each(|miss| *miss = None);
+        self.wanted.iter_mut().for_each(Vec::clear);
+        self.ring_fault_told = false;
+    }
+
+    /// Questions go to another channel from now on; what the old one owes will not come.
+    pub(super) fn renew_channel(&mut self) {
+        self.answer.clear();
+        let again: Vec<Miss> = self.asked.drain(..).flatten().collect();
+        again.into_iter().for_each(|miss| self.ask(miss));
+    }
+
+    /// The front-end has answered the oldest question: the page that it knows no translation of. An
+    /// answer without a translation that comes after an invalidation is asked for once more.
+    pub(super) fn was_answered(&mut self, found: bool) -> Option<Miss> {
+        let miss = self.asked.pop_front()??;
+        if self.knows(&miss) {
+            return None;
+        }
+        if !found {
+            return Some(miss);
+        }
+        if self.wanted.iter().any(|wanted| wanted.contains(&miss)) {
+            self.ask(miss);
+        }
+        None
+    }
+
+    /// Questions that wait for an answer or to be sent.
+    pub(super) fn is_asking(&self) -> bool {
+        !self.asked.is_empty() || !self.to_ask.is_empty()
+    }
+
+    /// Queues whose next request waits for this page.
+    pub(super) fn who_wants(&self, miss: Miss) -> Vec<usize> {
+        (0..self.wanted.len()).filter(|&at| self.wanted[at].contains(&miss)).collect()
+    }
+
+    /// Queues that have all they wait for, and what that is.
+    pub(super) fn satisfied(&mut self) -> Vec<(usize, Vec<Translation>)> {
+        let mut found = Vec::new();
+        for at in 0..self.wanted.len() {
+            let wanted = &self.wanted[at];
+            if wanted.is_empty() || !wanted.iter().all(|miss| self.knows(miss)) {
+                continue;
+            }
+            let mut learned: Vec<Translation> = Vec::new();
+            for miss in std::mem::take(&mut self.wanted[at]) {
+                if let Some(&range) = self.table.find(miss.page)
+                    && !learned.contains(&range)
+                {
+                    learned.push(range);
+                }
+            }
+            found.push((at, learned));
+        }
+        found
+    }
+
+    /// Where `first..=last` is as far as it was known; it is not from now on. Pages in it that a
+    /// request waits for, and that were told while others were still missing, are asked for again:
+    /// guests invalidate more than they unmap.
+    pub(super) fn forget(&mut self, first: u64, last: u64) -> Vec<HostRange> {
+        let hosts = self.table.hosts(first, last);
+        self.table.remove(first, last);
+        let lost = |miss: &&Miss| miss.page <= last && miss.page + (IOMMU_PAGE - 1) >= first;
+        let lost: Vec<Miss> = self.wanted.iter().flatten().filter(lost).copied().collect();
+        lost.into_iter().for_each(|miss| self.ask(miss));
+        hosts
+    }
+
+    /// Where the ring at these I/O virtual addresses is here: `None` until all of it is known, which
+    /// is asked for.
+    pub(super) fn areas(
+        &mut self,
+        at: UserAddresses,
+        format: Format,
+    ) -> Result<Option<Areas>, StartError> {
+        let mut places = [None; 3];
+        for (place, (name, iova, len, access)) in places.iter_mut().zip(ring_parts(at, format)) {
+            let found = self.table.pieces(iova, len, access, MISSES_MAX);
+            if !found.missed.is_empty() {
+                found.missed.into_iter().for_each(|miss| self.ask(miss));
+                continue;
+            }
+            let adjoin = |pair: &[(*mut u8, u64)]| {
+                (pair[0].0 as usize).checked_add(usize::try_from(pair[0].1).unwrap_or(0))
+                    == Some(pair[1].0 as usize)
+            };
+            if !found.known.windows(2).all(adjoin) {
+                return Err(StartError::Scattered(name));
+            }
+            *place = found.known.first().map(|&(host, _)| host);
+        }
+        let [Some(desc), Some(driver), Some(device)] = places else { return Ok(None) };
+        Ok(Some(Areas { desc, driver, device }))
+    }
+}
+
+/// The areas of a ring: name, first I/O virtual address, bytes, and what the device does there.
+fn ring_parts(at: UserAddresses, format: Format) -> [(&'static str, u64, u64, Access); 3] {
+    let (desc, driver, device) = format.area_bytes();
+    // The descriptors of a packed ring are also where answers go.
+    let descs = if format.packed { Access::Write } else { Access::Read };
+    [
+        ("descriptor ring", at.desc, desc as u64, descs),
+        ("available ring", at.avail, driver as u64, Access::Read),
+        ("used ring", at.used, device as u64, Access::Write),
+    ]
+}
+
+/// True if some byte of a ring is in `first..=last`.
+pub(super) fn ring_overlaps(at: UserAddresses, format: Format, first: u64, last: u64) -> bool {
+    ring_parts(at, format)
+        .into_iter()
+        .any(|(_, iova, len, _)| iova <= last && iova.saturating_add(len - 1) >= first)
+}
+
+const _: () = assert!(QUESTION_BYTES as usize == IOTLB_BYTES_PADDED);

@@ -1,0 +1,729 @@
+//! A guest behind an IOMMU (ACCESS_PLATFORM): translations are asked for, obeyed and given up. Row A22
+//! of docs/hazards.md. The front-end here keeps a page table by hand, and answers when a test lets it.
+#![allow(missing_docs)]
+
+use ringway_disk::{EngineKind, SimModel, Source};
+use ringway_export::Polling;
+use ringway_testkit::raw::{
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY,
+    RawGuest, USER_DELTA, halves, request, words,
+};
+use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::{Rng, pattern as sectors};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+const F_ACCESS_PLATFORM: u64 = 1 << 33;
+/// MQ, REPLY_ACK, BACKEND_REQ, CONFIG, RESET_DEVICE, CONFIGURE_MEM_SLOTS.
+const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 13 | 1 << 15;
+const IOTLB_MSG: u32 = 22;
+const MISS: u8 = 1;
+const UPDATE: u8 = 2;
+const INVALIDATE: u8 = 3;
+const PAGE: u64 = 4096;
+const IN: u32 = 0;
+const OUT: u32 = 1;
+const OK: u8 = 0;
+const IOERR: u8 = 1;
+/// Where the guest's driver puts its buffers: addresses that mean nothing in its memory.
+const IOVA: u64 = 0xfff0_0000_0000;
+const SOON: Duration = Duration::from_secs(20);
+const A_WHILE: Duration = Duration::from_millis(150);
+
+/// A guest, and the IOMMU that its front-end emulates.
+struct Vm {
+    guest: RawGuest,
+    channel: UnixStream,
+    /// I/O virtual page to guest-physical page and permission.
+    table: HashMap<u64, (u64, u8)>,
+    /// Questions that came, by page.
+    asked: Vec<u64>,
+}
+
+fn iotlb(iova: u64, size: u64, user: u64, permission: u8, kind: u8) -> Vec<u8> {
+    let mut payload = words(&[iova, size, user]);
+    payload.extend([permission, kind, 0, 0, 0, 0, 0, 0]);
+    payload
+}
+
+impl Vm {
+    /// Connected, with a channel to ask on, and rings of `queues` mapped; they start when their pages
+    /// are asked for.
+    fn start(rig: &mut Rig, queues: u32, packed: bool) -> Self {
+        let mut vm = Self::connect(rig, packed, PROTOCOL);
+        for queue in 0..queues {
+            assert!(vm.guest.start_queue(queue).unwrap(), "queue {queue}");
+        }
+        vm
+    }
+
+    fn connect(rig: &mut Rig, packed: bool, protocol: u64) -> Self {
+        let features = F_VERSION_1 | F_FLUSH | F_INDIRECT | F_ACCESS_PLATFORM;
+        let guest = RawGuest::connect(rig.connect(), features | if packed { F_PACKED } else { 0 });
+        let client = &guest.client;
+        let protocol = words(&[protocol]);
+        client.send(request::SET_PROTOCOL_FEATURES, 0, &protocol, &[]).unwrap();
+        let (channel, theirs) = UnixStream::pair().unwrap();
+        channel.set_nonblocking(true).unwrap();
+        assert!(client.acked(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap());
+        let rings = GUEST_BASE..GUEST_BASE + 0x8_0000;
+        let pages = rings.step_by(4096).map(|page| (page + USER_DELTA, (page, 3)));
+        Self { guest, channel, table: pages.collect(), asked: Vec::new() }
+    }
+
+    /// Maps adjoining I/O virtual pages from `iova` to these guest-physical pages.
+    fn map(&mut self, iova: u64, pages: &[u64], permission: u8) {
+        for (at, &page) in (0..).zip(pages) {
+            self.table.insert(iova + at * PAGE, (page, permission));
+        }
+    }
+
+    fn tell(&self, payload: &[u8]) -> bool {
+        self.guest.client.acked(IOTLB_MSG, payload, &[]).unwrap()
+    }
+
+    fn update(&self, iova: u64, page: u64, permission: u8) -> bool {
+        self.tell(&iotlb(iova, PAGE, page + USER_DELTA, permission, UPDATE))
+    }
+
+    fn invalidate(&self, iova: u64, size: u64) -> bool {
+        self.tell(&iotlb(iova, size, 0, 0, INVALIDATE))
+    }
+
+    /// The next question, if one is there: page and permission.
+    fn question(&mut self) -> Option<(u64, u8)> {
+        let mut bytes = [0; 12 + 32];
+        match self.channel.read(&mut bytes) {
+            Err(e) if e.kind() == ErrorKind::WouldBlock => return None,
+            got => assert_eq!(got.unwrap(), bytes.len(), "half a question"),
+        }
+        let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+        assert_eq!((word(0), word(4), word(8)), (1, 1 | 8, 32), "IOTLB_MSG, an answer is wanted");
+        assert_eq!(bytes[12 + 25], MISS);
+        let iova = u64::from_ne_bytes(bytes[12..20].try_into().unwrap());
+        assert_eq!(iova % PAGE, 0);
+        self.asked.push(iova);
+        Some((iova, bytes[12 + 24]))
+    }
+
+    /// As QEMU does it: first the translation, on the main connection, then the answer.
+    fn answer(&mut self, iova: u64, wanted: u8) {
+        let found = self.table.get(&iova).filter(|(_, has)| has & wanted == wanted).copied();
+        if let Some((page, permission)) = found {
+            assert!(self.update(iova, page, permission));
+        }
+        self.reply(u64::from(found.is_none()));
+    }
+
+    fn reply(&mut self, result: u64) {
+        let mut bytes = Vec::new();
+        for word in [1u32, 1 | 4, 8] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(result.to_ne_bytes());
+        self.channel.write_all(&bytes).unwrap();
+    }
+
+    /// Answers all that is asked until a request of `queue` comes back.
+    fn used(&mut self, queue: u32) -> Option<(u32, u32)> {
+        let end = Instant::now() + SOON;
+        while Instant::now() < end {
+            while let Some((iova, wanted)) = self.question() {
+                self.answer(iova, wanted);
+            }
+            if let Some(used) = self.guest.next_used(queue, Duration::from_millis(1)) {
+                return Some(used);
+            }
+        }
+        None
+    }
+
+    /// Answers all that is asked for a while.
+    fn settle(&mut self) {
+        let end = Instant::now() + A_WHILE;
+        while Instant::now() < end {
+            match self.question() {
+                Some((iova, wanted)) => self.answer(iova, wanted),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    /// Puts a request down: its header and status in the page `control` (I/O virtual, and where that
+    /// is), its data in one buffer.
+    fn put(
+        &self,
+        queue: u32,
+        at: u16,
+        kind: u32,
+        sector: u64,
+        control: (u64, u64),
+        data: (u64, u32),
+    ) {
+        self.guest.put_header(control.1, kind, sector);
+        self.guest.poke(control.1 + 64, &[0xee]);
+        let flags = if kind == IN { 2 } else { 0 };
+        let chain = [
+            Desc { addr: control.0, len: 16, ..Desc::default() },
+            Desc { addr: data.0, len: data.1, flags, next: 0 },
+            Desc { addr: control.0 + 64, len: 1, flags: 2, next: 0 },
+        ];
+        self.guest.put_chain(queue, 3 * at, &chain);
+    }
+
+    fn status(&self, control: u64) -> u8 {
+        self.guest.peek(control + 64, 1)[0]
+    }
+}
+
+/// So many bytes of a pattern.
+fn content_of(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    sectors::fill(&mut bytes, seed, 0, 0);
+    bytes
+}
+
+/// A file of 1 MiB with a pattern.
+fn disk(folder: &tempfile::TempDir) -> (RigOptions, Vec<u8>) {
+    let path = image(folder.path(), 1 << 20);
+    let content = content_of(7, 1 << 20);
+    std::fs::write(&path, &content).unwrap();
+    (RigOptions::buffered(&path, EngineKind::Threads), content)
+}
+
+/// Pages of guest memory, scattered on purpose: none adjoins its neighbour.
+fn scattered(count: u64) -> Vec<u64> {
+    (0..count).map(|at| DATA + 2 * PAGE * (count - at)).collect()
+}
+
+#[test]
+fn a22_what_is_missing_is_asked_for_and_the_request_goes_on() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, packed);
+        let pages = scattered(9);
+        vm.map(IOVA, &pages, 3);
+        // A buffer of six pages and some, in the middle of pages.
+        let data = IOVA + PAGE + 512;
+        let len = 6 * 4096 + 1024;
+        let control = (IOVA, pages[0]);
+        vm.put(0, 0, IN, 8, control, (data, len));
+        vm.guest.offer(0, 0);
+        assert_eq!(vm.used(0), Some((0, len + 1)));
+        assert_eq!(vm.status(pages[0]), OK);
+        let read = |vm: &Vm| -> Vec<u8> {
+            let all: Vec<u8> =
+                pages[1..9].iter().flat_map(|&page| vm.guest.peek(page, 4096)).collect();
+            all[512..512 + len as usize].to_vec()
+        };
+        assert!(read(&vm) == content[4096..4096 + len as usize], "packed: {packed}");
+        let asked = vm.asked.len();
+        assert!((9..20).contains(&asked), "{asked} questions");
+        // And the other way; nothing is asked twice.
+        let new = content_of(8, len as usize);
+        let mut at = 0;
+        for (number, &page) in pages[1..9].iter().enumerate() {
+            let skip = if number == 0 { 512 } else { 0 };
+            let take = (4096 - skip).min(new.len() - at);
+            vm.guest.poke(page + skip as u64, &new[at..at + take]);
+            at += take;
+        }
+        vm.put(0, 0, OUT, 100, control, (data, len));
+        vm.guest.offer(0, 0);
+        assert_eq!(vm.used(0), Some((0, 1)));
+        assert_eq!((vm.status(pages[0]), vm.asked.len()), (OK, asked));
+        vm.guest.stop_queue(0).unwrap();
+        drop(rig);
+        let file = std::fs::read(folder.path().join("disk.img")).unwrap();
+        assert!(file[51200..51200 + len as usize] == new[..], "packed: {packed}");
+    }
+}
+
+/// An indirect table is memory like any other: here it lies over two pages that do not adjoin.
+#[test]
+fn a22_an_indirect_table_is_translated() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    let pages = scattered(4);
+    vm.map(IOVA, &pages, 3);
+    vm.guest.put_header(pages[0], IN, 4);
+    let table = IOVA + 2 * PAGE - 24;
+    let entries = [
+        Desc { addr: IOVA, len: 16, flags: 1, next: 1 },
+        Desc { addr: IOVA + 3 * PAGE, len: 512, flags: 3, next: 2 },
+        Desc { addr: IOVA + 64, len: 1, flags: 2, next: 0 },
+    ];
+    let mut bytes = Vec::new();
+    for desc in entries {
+        bytes.extend(desc.addr.to_le_bytes());
+        bytes.extend(desc.len.to_le_bytes());
+        bytes.extend(desc.flags.to_le_bytes());
+        bytes.extend(desc.next.to_le_bytes());
+    }
+    vm.guest.poke(pages[1] + PAGE - 24, &bytes[..24]);
+    vm.guest.poke(pages[2], &bytes[24..]);
+    vm.guest.put_chain(0, 0, &[Desc { addr: table, len: 48, flags: 4, next: 0 }]);
+    vm.guest.offer(0, 0);
+    assert_eq!(vm.used(0), Some((0, 513)));
+    assert!(vm.guest.peek(pages[3], 512) == content[2048..2560]);
+}
+
+#[test]
+fn a22_permissions_are_obeyed() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, packed);
+        let pages = scattered(4);
+        vm.map(IOVA, &pages[..1], 3);
+        vm.map(IOVA + PAGE, &pages[1..2], 1);
+        vm.map(IOVA + 2 * PAGE, &pages[2..3], 2);
+        let control = (IOVA, pages[0]);
+        let before = content_of(3, 4096);
+        vm.guest.poke(pages[1], &before);
+        let done = |vm: &mut Vm, kind, data| {
+            vm.put(0, 0, kind, 0, control, data);
+            vm.guest.offer(0, 0);
+            let (_, written) = vm.used(0).expect("answered");
+            (vm.status(pages[0]), written)
+        };
+        assert_eq!(done(&mut vm, OUT, (IOVA + PAGE, 512)), (OK, 1), "read-only, and read");
+        assert_eq!(done(&mut vm, IN, (IOVA + PAGE, 4096)), (IOERR, 1), "read-only, and written");
+        assert!(vm.guest.peek(pages[1], 4096) == before, "a write into read-only memory");
+        assert_eq!(
+            done(&mut vm, IN, (IOVA + 2 * PAGE, 4096)),
+            (OK, 4097),
+            "write-only, and written"
+        );
+        assert!(vm.guest.peek(pages[2], 4096)[512..] == content[512..4096]);
+        assert_eq!(done(&mut vm, OUT, (IOVA + 2 * PAGE, 512)), (IOERR, 1), "write-only, and read");
+        assert_eq!(done(&mut vm, IN, (IOVA + PAGE - 512, 1024)), (IOERR, 1), "half of it");
+        assert_eq!(done(&mut vm, IN, (IOVA + 9 * PAGE, 512)), (IOERR, 1), "nothing is there");
+        // What was refused once is asked for again: it may be there by now.
+        vm.map(IOVA + 9 * PAGE, &pages[3..], 3);
+        assert_eq!(done(&mut vm, IN, (IOVA + 9 * PAGE, 512)), (OK, 513));
+        // A guest-physical address is none.
+        assert_eq!(done(&mut vm, IN, (DATA, 512)), (IOERR, 1));
+    }
+}
+
+/// Every read is in flight for 80 µs at least when its memory is taken away. Afterwards not a byte of
+/// it changes; the other requests, and those that find it elsewhere, have the right content.
+fn invalidated_under_load(packed: bool) {
+    const LOAD: u16 = 20;
+    let source = Source::Sim { model: SimModel::Ssd, bytes: 1 << 20 };
+    let mut rig = Rig::start(&RigOptions::new(source, EngineKind::Sim(SimModel::Ssd)));
+    let mut vm = Vm::start(&mut rig, 1, packed);
+    let mut rng = Rng::for_test("iommu");
+    let content = content_of(5, 256 << 10);
+    // Control pages never move.
+    let (controls, buffers) = (DATA, DATA + 0x10_0000);
+    let control = |at: u16| (IOVA + u64::from(at) * 128, controls + u64::from(at) * 128);
+    vm.map(IOVA, &[controls], 3);
+    let place = |at: u16, there: u64| buffers + (2 * u64::from(at) + there) * 2 * PAGE;
+    let data = |at: u16| IOVA + 0x100_0000 + u64::from(at) * PAGE;
+    for at in 0..LOAD {
+        let (from, to) = (usize::from(at) * 4096, usize::from(at + 1) * 4096);
+        vm.guest.poke(place(at, 0), &content[from..to]);
+        vm.map(data(at), &[place(at, 0)], 3);
+        vm.put(0, at, OUT, u64::from(at) * 8, control(at), (data(at), 4096));
+        vm.guest.offer(0, 3 * at);
+        vm.used(0).expect("written");
+        assert_eq!(vm.status(control(at).1), OK);
+    }
+    let mut late = 0;
+    for round in 0..200u64 {
+        let (old, new) = (round % 2, (round + 1) % 2);
+        for at in 0..LOAD {
+            vm.guest.poke(place(at, 0), &[0x11; 4096]);
+            vm.guest.poke(place(at, 1), &[0x22; 4096]);
+            vm.put(0, at, IN, u64::from(at) * 8, control(at), (data(at), 4096));
+            vm.guest.offer_quietly(0, 3 * at);
+        }
+        vm.guest.kick(0);
+        // One page, some, or all; and from now on they are elsewhere.
+        let first = u16::try_from(rng.below(u64::from(LOAD))).unwrap();
+        let count = [1, 4, LOAD][usize::try_from(round % 3).unwrap()].min(LOAD - first);
+        let some: Vec<u16> = (first..first + count).collect();
+        if round % 5 == 0 {
+            std::thread::sleep(Duration::from_micros(rng.below(200)));
+        }
+        assert!(vm.invalidate(data(first), u64::from(count) * PAGE));
+        let taken: Vec<_> = some.iter().map(|&at| vm.guest.peek(place(at, old), 4096)).collect();
+        for &at in &some {
+            vm.map(data(at), &[place(at, new)], 3);
+        }
+        for _ in 0..LOAD {
+            vm.used(0).expect("answered");
+        }
+        for at in 0..LOAD {
+            let expected = &content[usize::from(at) * 4096..usize::from(at + 1) * 4096];
+            assert_eq!(vm.status(control(at).1), OK);
+            let here = |there| vm.guest.peek(place(at, there), 4096);
+            match some.iter().position(|&moved| moved == at) {
+                None => assert!(here(old) == expected, "round {round}, request {at}"),
+                Some(number) => {
+                    assert!(here(old) == taken[number], "round {round}: written after the answer");
+                    let early = here(old) == expected;
+                    late += usize::from(!early);
+                    assert!(early || here(new) == expected, "round {round}, request {at}");
+                }
+            }
+            // All begin the next round at the same place.
+            vm.map(data(at), &[place(at, new)], 3);
+        }
+        assert!(vm.invalidate(data(0), u64::from(LOAD) * PAGE));
+    }
+    assert!(late > 0, "every request was done before its memory was taken away");
+}
+
+#[test]
+fn a22_nothing_is_written_after_an_invalidation_split() {
+    invalidated_under_load(false);
+}
+
+#[test]
+fn a22_nothing_is_written_after_an_invalidation_packed() {
+    invalidated_under_load(true);
+}
+
+/// Guests invalidate more than they unmap: a page that was told may be asked for once more before the
+/// request that needs it has all of its pages.
+#[test]
+fn a22_a_page_that_is_lost_while_others_are_missing_is_asked_for_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    vm.settle();
+    let pages = scattered(3);
+    vm.map(IOVA, &pages, 3);
+    vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 8192));
+    vm.guest.offer(0, 0);
+    let mut questions = Vec::new();
+    let end = Instant::now() + SOON;
+    while questions.len() < 4 && Instant::now() < end {
+        questions.extend(vm.question());
+    }
+    // Header, two pages of data, and the header's page once more for the status.
+    let (last, first) = questions.split_last().expect("questions");
+    for &(iova, wanted) in first {
+        vm.answer(iova, wanted);
+    }
+    // The main connection answers in order: the answers on the channel were not read before this.
+    vm.settle();
+    assert!(vm.invalidate(IOVA, 2 * PAGE));
+    vm.answer(last.0, last.1);
+    assert_eq!(vm.used(0), Some((0, 8193)));
+    assert!(vm.guest.peek(pages[1], 4096) == content[..4096]);
+    assert!(vm.asked.iter().filter(|&&page| page == IOVA + PAGE).count() > 1);
+}
+
+/// The ring's own memory is taken away: its queue pauses, and goes on elsewhere.
+#[test]
+fn a22_a_ring_that_is_unmapped_pauses_its_queue() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, packed);
+        let pages = scattered(2);
+        vm.map(IOVA, &pages, 3);
+        let control = (IOVA, pages[0]);
+        let request = |vm: &mut Vm| {
+            vm.put(0, 0, IN, 0, control, (IOVA + PAGE, 512));
+            vm.guest.offer(0, 0);
+        };
+        request(&mut vm);
+        vm.used(0).expect("answered");
+        // Everything, as a guest does that frees addresses in bulk; a size of 0 is 2^64.
+        for size in [u64::MAX, 0] {
+            assert!(vm.invalidate(0, size));
+            request(&mut vm);
+            let ring = vm.guest.peek(GUEST_BASE, 0x1_0000);
+            vm.guest.poke(pages[1], &[0; 512]);
+            std::thread::sleep(A_WHILE);
+            assert!(vm.guest.peek(GUEST_BASE, 0x1_0000) == ring, "a ring that is not mapped");
+            assert_eq!(vm.used(0), Some((0, 513)));
+            assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+        }
+    }
+}
+
+/// Nobody answers: that queue waits, the worker sleeps, the neighbour on it works; and the queue can
+/// still be stopped, with the request in its ring.
+#[test]
+fn a22_a_question_without_an_answer_costs_its_queue_only() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut options, content) = disk(&folder);
+        options.polling = Polling::Never;
+        let mut rig = Rig::start(&options.queues(2, 1));
+        let mut vm = Vm::start(&mut rig, 2, packed);
+        vm.settle();
+        let pages = scattered(4);
+        vm.map(IOVA, &pages[..2], 3);
+        let far = IOVA + 0x1000_0000;
+        vm.map(far, &pages[2..], 3);
+        let request = |vm: &mut Vm, queue, iova, control| {
+            vm.put(queue, 0, IN, 0, (iova, control), (iova + PAGE, 512));
+            vm.guest.offer(queue, 0);
+        };
+        request(&mut vm, 0, IOVA, pages[0]);
+        let end = Instant::now() + SOON;
+        let first = loop {
+            assert!(Instant::now() < end, "nothing is asked");
+            if let Some(question) = vm.question() {
+                break question;
+            }
+        };
+        // The neighbour's translations come unasked.
+        assert!(vm.update(far, pages[2], 3) && vm.update(far + PAGE, pages[3], 3));
+        for _ in 0..100 {
+            request(&mut vm, 1, far, pages[2]);
+            assert!(vm.guest.next_used(1, SOON).is_some(), "the neighbour");
+        }
+        let turns = |rig: &Rig| rig.stats()[0].turns;
+        let before = turns(&rig);
+        std::thread::sleep(Duration::from_millis(300));
+        let spun = turns(&rig) - before;
+        assert!(spun < 50, "{spun} turns while there is nothing to do");
+        assert_eq!(vm.guest.next_used(0, Duration::ZERO), None);
+        let base = vm.guest.stop_queue(0).unwrap();
+        vm.guest.rewind(0, base);
+        assert_eq!(vm.guest.base(0), base);
+        assert!(vm.guest.start_queue(0).unwrap());
+        request(&mut vm, 0, IOVA, pages[0]);
+        vm.answer(first.0, first.1);
+        assert_eq!(vm.used(0), Some((0, 513)));
+        assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+    }
+}
+
+/// The queue was stopped, and started again, while a question was on its way. Its answer, that there is
+/// no translation, does not belong to the same question asked anew.
+#[test]
+fn a22_a_late_answer_is_not_taken_for_another() {
+    for anew in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, false);
+        vm.settle();
+        let pages = scattered(2);
+        let request = |vm: &mut Vm| {
+            vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+            vm.guest.offer(0, 0);
+        };
+        request(&mut vm);
+        let mut late = 0;
+        let end = Instant::now() + SOON;
+        while late < 3 && Instant::now() < end {
+            late += usize::from(vm.question().is_some());
+        }
+        assert_eq!(late, 3, "header, data, and the header's page for the status");
+        let base = vm.guest.stop_queue(0).unwrap();
+        vm.guest.rewind(0, base);
+        if anew {
+            let features = F_VERSION_1 | F_FLUSH | F_ACCESS_PLATFORM | F_PROTOCOL;
+            let features = words(&[features]);
+            assert!(vm.guest.client.acked(request::SET_FEATURES, &features, &[]).unwrap());
+        }
+        assert!(vm.guest.start_queue(0).unwrap());
+        (0..late).for_each(|_| vm.reply(1));
+        vm.map(IOVA, &pages, 3);
+        request(&mut vm);
+        assert_eq!(vm.used(0), Some((0, 513)));
+        assert_eq!(vm.status(pages[0]), OK);
+        assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+    }
+}
+
+/// Pages are marked where they are in the guest's memory, whatever the device calls them: data, status
+/// and used ring.
+#[test]
+fn a22_the_dirty_log_has_physical_pages() {
+    const LOG_ALL: u64 = 1 << 26;
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, _) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::connect(&mut rig, packed, PROTOCOL | 1 << 1);
+        let log = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        let bytes = (GUEST_BASE + MEMORY) / PAGE / 8;
+        ftruncate(&log, bytes).unwrap();
+        let log = File::from(log);
+        let client = &vm.guest.client;
+        assert!(client.acked(request::SET_LOG_BASE, &words(&[bytes, 0]), &[log.as_fd()]).unwrap());
+        let features =
+            F_VERSION_1 | F_FLUSH | F_INDIRECT | F_ACCESS_PLATFORM | F_PROTOCOL | LOG_ALL;
+        let features = words(&[features | if packed { F_PACKED } else { 0 }]);
+        assert!(client.acked(request::SET_FEATURES, &features, &[]).unwrap());
+        assert!(vm.guest.start_queue(0).unwrap());
+        vm.settle();
+        // VHOST_VRING_F_LOG: the address is that of the used ring, an I/O virtual one.
+        let (desc, avail, used) = vm.guest.rings(0);
+        let mut address = halves(&[0, 1]);
+        address.extend(words(&[desc, used, avail, used].map(|at| at + USER_DELTA)));
+        assert!(vm.guest.client.acked(request::SET_VRING_ADDR, &address, &[]).unwrap());
+        let pages = scattered(3);
+        vm.map(IOVA, &pages, 3);
+        vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 8192));
+        vm.guest.offer(0, 0);
+        assert_eq!(vm.used(0), Some((0, 8193)));
+        vm.guest.stop_queue(0).unwrap();
+        let mut bits = vec![0; usize::try_from(bytes).unwrap()];
+        log.read_exact_at(&mut bits, 0).unwrap();
+        let marked = |page: &u64| {
+            bits[usize::try_from(page / PAGE / 8).unwrap()] >> (page / PAGE % 8) & 1 != 0
+        };
+        let all: Vec<u64> = (0..GUEST_BASE + MEMORY).step_by(4096).filter(marked).collect();
+        let mut expected = vec![if packed { desc } else { used }, used];
+        expected.extend(&pages);
+        expected.sort_unstable();
+        expected.dedup();
+        assert_eq!(all, expected, "packed: {packed}");
+    }
+}
+
+/// More translations than are kept; each is a page of its own. All of them still work.
+#[test]
+fn a22_a_storm_of_updates_is_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    let pages = scattered(2);
+    vm.map(IOVA, &pages, 3);
+    let count = 33_000;
+    for at in 0..count {
+        // Not asked for, never used; the permissions keep neighbours apart.
+        let update = iotlb(
+            IOVA + 0x1000_0000 + at * PAGE,
+            PAGE,
+            DATA + USER_DELTA,
+            1 + u8::from(at % 2 == 0),
+            UPDATE,
+        );
+        vm.guest.client.send(IOTLB_MSG, 0, &update, &[]).unwrap();
+    }
+    vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+    vm.guest.offer(0, 0);
+    assert_eq!(vm.used(0), Some((0, 513)));
+    assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+    // One large range, cut into pieces again and again.
+    let whole = iotlb(IOVA + 0x8000_0000, MEMORY, GUEST_BASE + USER_DELTA, 3, UPDATE);
+    assert!(vm.tell(&whole));
+    for at in (0..MEMORY).step_by(8192) {
+        assert!(vm.invalidate(IOVA + 0x8000_0000 + at, PAGE));
+    }
+    vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+    vm.guest.offer(0, 0);
+    assert_eq!(vm.used(0), Some((0, 513)));
+}
+
+#[test]
+fn a22_translations_that_cannot_be_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let vm = Vm::start(&mut rig, 1, false);
+    let user = GUEST_BASE + USER_DELTA;
+    for (what, payload) in [
+        ("before memory", iotlb(IOVA, PAGE, user - PAGE, 3, UPDATE)),
+        ("beyond memory", iotlb(IOVA, PAGE, user + MEMORY, 3, UPDATE)),
+        ("half beyond memory", iotlb(IOVA, 2 * PAGE, user + MEMORY - PAGE, 3, UPDATE)),
+        ("guest-physical", iotlb(IOVA, PAGE, GUEST_BASE, 3, UPDATE)),
+        ("empty", iotlb(IOVA, 0, user, 3, UPDATE)),
+        ("a wrap", iotlb(u64::MAX - 10, PAGE, user, 3, UPDATE)),
+        ("a wrap here", iotlb(IOVA, PAGE, u64::MAX - 10, 3, UPDATE)),
+        ("no permission", iotlb(IOVA, PAGE, user, 0, UPDATE)),
+        ("odd permission", iotlb(IOVA, PAGE, user, 4, UPDATE)),
+        ("a miss", iotlb(IOVA, PAGE, user, 3, MISS)),
+        ("unknown", iotlb(IOVA, PAGE, user, 3, 9)),
+    ] {
+        assert!(!vm.tell(&payload), "{what}");
+    }
+    assert!(vm.tell(&iotlb(IOVA, PAGE, user + MEMORY - PAGE, 3, UPDATE)), "the last page");
+}
+
+#[test]
+fn a22_without_a_channel_no_queue_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    // No BACKEND_REQ: there is nobody to ask.
+    let mut vm = Vm::connect(&mut rig, false, PROTOCOL & !(1 << 5));
+    assert!(!vm.guest.start_queue(0).unwrap());
+    drop(vm);
+    rig.join_sessions();
+    // Not negotiated: there are no such messages.
+    let guest = RawGuest::connect(rig.connect(), F_VERSION_1);
+    let update = iotlb(IOVA, PAGE, GUEST_BASE + USER_DELTA, 3, UPDATE);
+    assert!(!guest.client.acked(IOTLB_MSG, &update, &[]).unwrap());
+}
+
+/// Answers that are none end the channel, and nothing else.
+#[test]
+fn a22_odd_answers_end_the_channel_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    for odd in [vec![0xff; 20], [1u32, 1, 8, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect()] {
+        let mut vm = Vm::start(&mut rig, 1, false);
+        let end = Instant::now() + SOON;
+        while vm.question().is_none() {
+            assert!(Instant::now() < end, "nothing is asked");
+        }
+        vm.channel.write_all(&odd).unwrap();
+        let closed = || {
+            let mut byte = [0; 4096];
+            loop {
+                match (&vm.channel).read(&mut byte) {
+                    Ok(0) => return true,
+                    Ok(_) => {}
+                    Err(_) => return false,
+                }
+            }
+        };
+        while !closed() {
+            assert!(Instant::now() < end, "the channel is open");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let queues = vm.guest.client.ask_u64(request::GET_QUEUE_NUM);
+        assert_eq!(queues.unwrap(), 1, "the connection goes on");
+        drop(vm);
+        rig.join_sessions();
+    }
+}
+
+/// A guest goes on after its daemon: the new one knows no translation, and asks again.
+#[test]
+fn a22_after_a_reconnection_everything_is_asked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    for round in 0..2 {
+        let mut vm = Vm::start(&mut rig, 1, round == 1);
+        let pages = scattered(2);
+        vm.map(IOVA, &pages, 3);
+        vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+        vm.guest.offer(0, 0);
+        assert_eq!(vm.used(0), Some((0, 513)));
+        assert!(vm.asked.contains(&IOVA), "round {round}");
+        assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+        drop(vm);
+        rig.join_sessions();
+    }
+}
