@@ -44,8 +44,9 @@ fn guest_verifies_every_kind_of_ring() -> Result<()> {
     Ok(())
 }
 
-/// The back-end is killed three times and stopped once under a guest that verifies what it writes;
-/// the disk grows, is trimmed, is read-only; the guest dies.
+/// The back-end is killed six times and stopped once under a guest that verifies what it writes; what
+/// was in flight at each kill is counted, and at some of them it was something. The disk grows, is
+/// trimmed, is read-only; the guest dies.
 #[test]
 fn guest_survives_its_back_ends() -> Result<()> {
     if skip_reason().is_some() {
@@ -54,5 +55,13 @@ fn guest_survives_its_back_ends() -> Result<()> {
     let Some(running) = Machine::new("life").boot()? else { return Ok(()) };
     let report = running.finish()?;
     report.expect_ok();
+    let counts: Vec<u32> = report
+        .infos_with("in_flight_at_kill_")
+        .values()
+        .map(|count| count.parse())
+        .collect::<std::result::Result<_, _>>()?;
+    println!("requests in flight at each kill: {counts:?}");
+    assert_eq!(counts.len(), 6);
+    assert!(counts.iter().any(|&count| count > 0), "no kill met a request: {counts:?}");
     Ok(())
 }

@@ -15,29 +15,42 @@ info facts "$(in_guest 'facts xvda')"
 # The front-end is there once its rings are, and not before.
 check connected_is_told within 10 front_end true
 
+# Requests that the present back-end has found in the records of its predecessor.
+left_in_flight() {
+    sed -n 's/.*carrying out what a predecessor left in flight.*requests=\([0-9]*\).*/\1/p' \
+        /run/ringway.out | awk '{ sum += $1 } END { print sum + 0 }'
+}
+
 # Four writers verify what they write while back-ends come and go: confined, as another user, with
 # the store reached through the kernel.
-tell "hammer xvda 8"
+tell "hammer xvda 16"
 answer 10
 sleep 2
-for life in 1 2 3; do
+caught=0
+for life in 1 2 3 4 5 6; do
     kill_backend
     sleep 0.3
     case $life in
         1) start_backend --queues 4 ;;
         2) start_backend --queues 4 --xen-store /dev/xen/xenbus ;;
         3) start_backend --queues 4 --user 1000:1000 ;;
+        *) start_backend --queues 4 ;;
     esac
     within 5 adopted || fail "adopted_$life" "$(tail -n 3 /run/ringway.out | tr '\n' '|')"
+    # What was in flight at the kill, as the successor finds it in the records: requests of all rings.
+    requests=$(left_in_flight)
+    info "in_flight_at_kill_$life" "$requests"
+    [ "$requests" -eq 0 ] || caught=$((caught + 1))
     sleep 1
 done
+info kills_with_requests_in_flight "$caught"
+positive some_kills_had_requests_in_flight "$caught"
 stop_backend
 sleep 0.3
 start_backend --queues 4 --user 1000:1000 --xen-store /dev/xen/xenbus
 check adopted_after_stop within 5 adopted
 tell "hammered"
 check data_survives_restarts answer 90
-grep -c 'carrying out' /run/ringway.all | sed 's/^/RINGWAY INFO left_in_flight /'
 check verify in_guest "verify xvda"
 equals no_root "1000 1000" "$(awk '/^Uid:/ { u = $2 } /^Gid:/ { g = $2 } END { print u, g }' \
     "/proc/$backend/status")"

@@ -3,6 +3,7 @@
 //! Source: `xen/include/public/io/blkif.h` (MIT), "Feature and Parameter Negotiation".
 
 use super::gntdev::MAP_MAX;
+use super::limits::Limits;
 use super::xenbus::{Seen, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::Geometry;
@@ -10,7 +11,7 @@ use ringway_ring::blkif::{Abi, INDIRECT_SEGMENTS_MAX, Offered, RING_ORDER_MAX};
 
 /// The most segments of an indirect request that are offered: 1 MiB. More would let one request have
 /// all memory of its queue.
-const INDIRECT_SEGMENTS: u16 = 256;
+pub(super) const INDIRECT_SEGMENTS: u16 = 256;
 
 const _: () = assert!(INDIRECT_SEGMENTS <= INDIRECT_SEGMENTS_MAX);
 const _: () = assert!(INDIRECT_SEGMENTS as usize <= MAP_MAX);
@@ -67,6 +68,9 @@ pub(super) struct Saying {
     /// The guest may rely on a write cache and its flushes.
     pub(super) write_cache: bool,
     pub(super) persistent: bool,
+    /// What its front-end is told of what costs it memory. It may ask for as much as there is all the
+    /// same: a predecessor may have told it something else, and it harms nobody but its own guest.
+    pub(super) limits: Limits,
 }
 
 impl Saying {
@@ -92,9 +96,9 @@ impl Saying {
         let info = if geometry.read_only { READ_ONLY } else { "0" };
         let mut keys = vec![
             ("multi-queue-max-queues", self.queues.to_string()),
-            ("max-ring-page-order", RING_ORDER_MAX.to_string()),
-            ("feature-persistent", flag(self.persistent)),
-            ("feature-max-indirect-segments", INDIRECT_SEGMENTS.to_string()),
+            ("max-ring-page-order", self.limits.ring_order.to_string()),
+            ("feature-persistent", flag(self.limits.persistent)),
+            ("feature-max-indirect-segments", self.limits.indirect_segments.to_string()),
             ("feature-flush-cache", flag(self.write_cache)),
             ("feature-barrier", flag(self.write_cache)),
             ("feature-discard", flag(self.discards())),
@@ -217,6 +221,23 @@ impl RingKeys {
         };
         Ok(Self { pages, port })
     }
+}
+
+/// How much memory a guest has, in bytes, as its toolstack says: what it is to have now, or else the
+/// most that it can have. `None` if that is not said.
+pub(super) fn guest_memory(store: &mut Xenstore, domid: u16) -> Result<Option<u64>, StoreError> {
+    for key in ["target", "static-max"] {
+        let said = store.read(Tx::NONE, &format!("/local/domain/{domid}/memory/{key}"));
+        let kib = match said {
+            // No text, or a key that we may not read, says nothing.
+            Err(error) if !error.is_final() => continue,
+            said => said?.and_then(|text| text.trim().parse::<u64>().ok()),
+        };
+        if let Some(kib) = kib.filter(|&kib| kib > 0) {
+            return Ok(Some(kib.saturating_mul(1024)));
+        }
+    }
+    Ok(None)
 }
 
 /// What the store says of a device now.

@@ -10,6 +10,7 @@ mod fake_host;
 mod gntdev;
 mod host;
 mod keys;
+mod limits;
 mod movement;
 mod persistent;
 mod queue;

@@ -9,6 +9,7 @@ mod queues;
 use super::Queue;
 use super::access::Access;
 use super::keys::{self, Address, FrontKeys, KeyError, Saying};
+use super::limits::Limits;
 use super::movement::Movement;
 use super::queue::AdoptError;
 use super::record::RecordError;
@@ -228,18 +229,38 @@ impl<'a> Session<'a> {
     }
 
     fn saying(&self) -> Saying {
+        let persistent = self.options.movement.offers_persistent();
         Saying {
             queues: self.export.options().queues,
             geometry: self.export.disk().geometry(),
             write_cache: self.export.may_write_back(),
-            persistent: self.options.movement.offers_persistent(),
+            persistent,
+            limits: Limits::all(persistent),
         }
     }
 
     /// Says what is offered.
     fn offer(&mut self) -> Result<(), StoreError> {
         self.resizes_told = self.export.resizes();
-        let keys = self.saying().keys();
+        let mut saying = self.saying();
+        // Whoever asks for persistent grants by name gets them.
+        let memory = match self.options.movement {
+            Movement::Auto => keys::guest_memory(&mut self.store, self.at.domid)?,
+            _ => None,
+        };
+        saying.limits = Limits::bearable(saying.queues, saying.persistent, memory);
+        if saying.limits != Limits::all(saying.persistent) {
+            info!(
+                disk = self.export.disk().name(),
+                domain = self.at.domid,
+                memory_mib = memory.map(|bytes| bytes >> 20),
+                ring_pages_max = 1 << saying.limits.ring_order,
+                indirect_segments = saying.limits.indirect_segments,
+                persistent = saying.limits.persistent,
+                "less is offered than there is: the guest has not the memory for it"
+            );
+        }
+        let keys = saying.keys();
         self.say(&keys, State::InitWait)
     }
 

@@ -19,7 +19,35 @@ fn saying() -> Saying {
         },
         write_cache: true,
         persistent: true,
+        limits: Limits::all(true),
     }
+}
+
+#[test]
+fn b15_a_guest_is_told_what_it_can_bear() {
+    let fake = FakeStore::default();
+    let mut store = over(&fake);
+    assert_eq!(guest_memory(&mut store, 7).unwrap(), None);
+    fake.set("/local/domain/7/memory/static-max", "1048576");
+    assert_eq!(guest_memory(&mut store, 7).unwrap(), Some(1 << 30));
+    for nonsense in ["", "-1", "0", "much"] {
+        fake.set("/local/domain/7/memory/target", nonsense);
+        assert_eq!(guest_memory(&mut store, 7).unwrap(), Some(1 << 30), "{nonsense:?}");
+    }
+    fake.set("/local/domain/7/memory/target", "327680");
+    let memory = guest_memory(&mut store, 7).unwrap();
+    assert_eq!(memory, Some(320 << 20));
+    let small = Saying { limits: Limits::bearable(4, true, memory), ..saying() };
+    let keys = small.keys();
+    for said in [
+        ("max-ring-page-order", "0"),
+        ("feature-max-indirect-segments", "32"),
+        ("feature-persistent", "1"),
+    ] {
+        assert!(keys.contains(&(said.0, said.1.to_owned())), "{said:?} in {keys:?}");
+    }
+    // Its front-end may have been told more by a predecessor.
+    assert_eq!(small.offered(), saying().offered());
 }
 
 fn front(keys: &[(&str, &str)]) -> Result<FrontKeys, KeyError> {
