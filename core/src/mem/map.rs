@@ -420,10 +420,7 @@ mod tests {
         let mut t = Translator::behind_iommu(Arc::clone(&map));
         // The guest's own addresses mean nothing.
         assert_eq!(t.one(0, 1), None);
-        assert_eq!(
-            t.missed().map(|missed| std::mem::take(missed)).unwrap(),
-            [Miss::of(0, Access::Read)]
-        );
+        assert_eq!(t.missed().map(std::mem::take).unwrap(), [Miss::of(0, Access::Read)]);
         teach(&mut t, 0x10_0000, 8192, 1);
         teach(&mut t, 0x10_1000, 0, 3);
         assert_eq!(t.one(0x10_0005, 1), Some(host(8197)));
