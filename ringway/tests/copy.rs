@@ -113,9 +113,9 @@ fn nothing_is_overwritten_without_being_told_to() {
         refuses(path, &["--force", "a", link], 1, "are the same");
     }
     refuses(path, &["missing", "c"], 1, "there is no such file");
-    refuses(path, &["a", "no/such/folder"], 1, "no such file");
-    refuses(path, &[".", "c"], 1, "neither a file nor a block device");
-    refuses(path, &["a", "."], 1, "");
+    refuses(path, &["a", "no/such/folder"], 1, "no such folder: no/such");
+    refuses(path, &[".", "c"], 1, "is a folder");
+    refuses(path, &["a", "."], 1, "is a folder");
     refuses(path, &["a"], 2, "DST");
     assert!(!path.join("c").exists());
     // Longer than the source: what was there is gone.
