@@ -20,7 +20,7 @@ mod stats;
 mod watcher;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
-pub use open::{OpenError, OpenOptions, Report, Source, open, probe};
+pub use open::{ForeignFormat, OpenError, OpenOptions, Report, Source, open, probe};
 pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};

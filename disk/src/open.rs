@@ -4,11 +4,13 @@
 
 mod device;
 mod fence;
+mod format;
 mod mount;
 pub(crate) mod probe;
 mod report;
 
 pub use device::Device;
+pub use format::ForeignFormat;
 pub use mount::Mount;
 pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 
@@ -72,6 +74,8 @@ pub struct OpenOptions {
     pub lock_wait: Option<Duration>,
     /// How requests travel.
     pub path: PathKind,
+    /// Its owner says that it is raw, whatever it begins or ends with.
+    pub raw: bool,
 }
 
 impl OpenOptions {
@@ -89,6 +93,7 @@ impl OpenOptions {
             create_bytes: None,
             lock_wait: None,
             path: PathKind::default(),
+            raw: false,
         }
     }
 }
@@ -97,10 +102,10 @@ impl OpenOptions {
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No such file.
-    #[error("{0}: there is no such file. Check the path, or add --size to create a sparse image")]
+    #[error("{0}: there is no such file. Check the path; `serve --size SIZE` makes a sparse image")]
     Missing(PathBuf),
-    /// The folder it would be created in does not exist.
-    #[error("{0}: cannot create it, because its folder does not exist")]
+    /// The folder it should be in does not exist.
+    #[error("{0}: its folder does not exist. Check the path")]
     NoFolder(PathBuf),
     /// Permission.
     #[error("{path}: no permission to open it for {mode}. {hint}")]
@@ -119,6 +124,19 @@ pub enum OpenError {
         path: PathBuf,
         /// What it is.
         what: &'static str,
+    },
+    /// It looks like another format, and nobody has said that it is raw.
+    #[error(
+        "{path}: it looks like {}, and only raw images are served: a guest could not use it, and its \
+         first write could destroy it. Make a raw one of it (`qemu-img convert -O raw {path} NEW`). If \
+         a guest has written what is there, do not convert it: --format raw serves it as it is",
+        format.words()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it looks like.
+        format: ForeignFormat,
     },
     /// Its length is no whole number of sectors.
     #[error(
@@ -317,6 +335,8 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         }
     };
     let bytes = probe::size(path, &file, kind)?;
+    // First, as advice on its size would not help.
+    format::check(path, &file, bytes, kind, options)?;
     check_size(path, bytes, options, alignment)?;
     let host = probe::Host::of(path, &file, kind, options.read_only);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
@@ -521,7 +541,7 @@ fn permission(path: &Path, read_only: bool) -> OpenError {
         hint: if read_only {
             "Run as a user who may read it"
         } else {
-            "Run as a user who may write it, or add --read-only"
+            "Run as a user who may write it, or use `serve --read-only`"
         },
     }
 }
@@ -567,7 +587,11 @@ impl Created {
             }
         }
         let Some(bytes) = options.create_bytes else {
-            return Err(OpenError::Missing(path.into()));
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            return Err(match folder.is_some_and(|folder| !folder.exists()) {
+                true => OpenError::NoFolder(path.into()),
+                false => OpenError::Missing(path.into()),
+            });
         };
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(OpenError::Size { name: path.display().to_string(), bytes });

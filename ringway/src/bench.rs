@@ -16,23 +16,29 @@ mod origins;
 mod pace;
 mod pattern;
 mod port;
+mod record;
+mod round;
 mod summary;
 mod tally;
 mod target;
+mod trace;
 #[allow(dead_code)] // xtask uses the rest.
 mod usage;
 mod versus;
 
 use crate::cli::{Cli, LogArgs};
 use crate::logging::{self, LogLevel};
+use crate::output;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 use crew::{Outcome, Progress};
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use ledger::WrongData;
 use options::{AccessArgs, Load, Special};
 pub(crate) use options::{BenchArgs, seconds};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::cell::Cell;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -58,7 +64,7 @@ pub(crate) fn run(args: BenchArgs, log: &LogArgs) -> Result<ExitCode> {
     logging::start(log, None, Some(LogLevel::Warn));
     let signal = Arc::new(AtomicUsize::new(0));
     let asked = Arc::new(AtomicBool::new(false));
-    for number in [SIGINT, SIGTERM] {
+    for number in [SIGINT, SIGTERM, SIGHUP] {
         let as_usize = usize::try_from(number)?;
         // The first one asks, the second one does not.
         signal_hook::flag::register_conditional_shutdown(number, 128 + number, asked.clone())?;
@@ -68,7 +74,13 @@ pub(crate) fn run(args: BenchArgs, log: &LogArgs) -> Result<ExitCode> {
     if let Some(Special::Origins(origins)) = &args.special {
         origins::run(origins, log, &signal)?;
     } else if let Some(target) = &args.target {
-        measure_and_tell(target, &args, log, &signal)?;
+        match measure_and_tell(target, &args, log, &signal) {
+            Err(error) if error.is::<WrongData>() => {
+                crate::complain(&error);
+                return Ok(ExitCode::from(3));
+            }
+            done => done?,
+        }
     }
     Ok(match signal.load(Relaxed) {
         0 => ExitCode::SUCCESS,
@@ -114,15 +126,15 @@ fn measure_and_tell(
     bar.end();
     if show.json {
         let json = summary::json(&load, &all);
-        print(&(serde_json::to_string_pretty(&json)? + "\n"));
+        output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
     } else {
-        print(&summary::text(&load, &all));
+        output::print(&summary::text(&load, &all))?;
     }
     if let Some(path) = page {
         let text = html::report(&load, &all)?;
         std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
         if !log.quiet && !show.json {
-            print(&format!("report: {}\n", path.display()));
+            output::print(&format!("report: {}\n", path.display()))?;
         }
     }
     Ok(())
@@ -137,6 +149,7 @@ fn one(
     bar: &Bar,
 ) -> Result<(String, Outcome)> {
     let mut opened = target.open(load, access)?;
+    bar.set_budget(load.budget_of(&load.region(opened.capacity, opened.block)?));
     let facts = opened.facts.clone();
     let outcome = crew::run(&mut opened, load, signal, &mut || Ok(()), &mut |at| bar.tell(at));
     Ok((facts, outcome.with_context(|| target.to_string())?))
@@ -147,12 +160,6 @@ fn create(path: &Path) -> Result<&Path> {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     file.with_context(|| format!("--html {}: cannot write it", path.display()))?;
     Ok(path)
-}
-
-/// Prints; a reader that has gone is no failure.
-fn print(text: &str) {
-    use std::io::Write;
-    let _ = anstream::stdout().write_all(text.as_bytes());
 }
 
 /// Ends the program as a wrong option would.
@@ -167,7 +174,7 @@ fn usage(message: &str) -> ! {
 struct Bar {
     bar: ProgressBar,
     runtime: Option<f64>,
-    budget: Option<u64>,
+    budget: Cell<Option<u64>>,
     alternating: bool,
 }
 
@@ -179,9 +186,14 @@ impl Bar {
         Self {
             bar: bar.with_style(style),
             runtime: load.runtime.map(|time| time.as_secs_f64()),
-            budget: load.budget,
+            budget: Cell::new(None),
             alternating: targets > 1 || rounds > 1,
         }
+    }
+
+    /// Bytes to be done in all, once that is known.
+    fn set_budget(&self, bytes: Option<u64>) {
+        self.budget.set(bytes);
     }
 
     fn begin(&self, target: &Target, round: usize) {
@@ -191,7 +203,7 @@ impl Bar {
     }
 
     fn tell(&self, at: Progress) {
-        let part = match (self.runtime, self.budget) {
+        let part = match (self.runtime, self.budget.get()) {
             (Some(runtime), _) => at.seconds / runtime,
             (None, Some(budget)) => at.bytes as f64 / budget as f64,
             (None, None) => 0.0,

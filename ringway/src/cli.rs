@@ -27,8 +27,8 @@ Examples:
   ringway info vhost-user:/run/disk.sock            what a server serves
   ringway help serve                                all options, with examples
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 3 data differ (copy, io), 128+N
-ended by signal N.";
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 data differ (copy, io,
+bench), 128+N ended by signal N.";
 
 /// Block I/O between virtual machines and disks, in user space, over several rings at once.
 #[derive(Debug, Parser)]

@@ -13,7 +13,7 @@ mod xen_args;
 pub(crate) use claim::{Claim, Location};
 pub(crate) use cpus::CpuList;
 pub(crate) use disk::{
-    Choice, DiskArgs, DiskSpec, Place, cache_modes, engines, is_unreal, paths, source,
+    Choice, DiskArgs, DiskSpec, Format, Place, cache_modes, engines, is_unreal, paths, source,
 };
 pub(crate) use file::read;
 pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};

@@ -43,6 +43,13 @@ impl Mark {
         sector[16..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
     }
 
+    /// The disk and the sector that a sector says it belongs to.
+    pub(crate) fn claimed_by(sector: &[u8]) -> (u64, u64) {
+        let word =
+            |at: usize| sector[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        (word(0), word(8))
+    }
+
     /// Checks a sector's content.
     ///
     /// # Errors
@@ -70,6 +77,13 @@ pub(crate) struct Wrong {
     expected: Mark,
     found: Option<Mark>,
     zeroes: bool,
+}
+
+impl Wrong {
+    /// True for a whole write of another place on the same disk.
+    pub(crate) fn is_misplaced(&self) -> bool {
+        self.found.is_some_and(|found| found.disk == self.expected.disk)
+    }
 }
 
 impl fmt::Display for Wrong {

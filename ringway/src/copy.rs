@@ -29,8 +29,7 @@ use journal::{Identity, Journal, sync_folder};
 use open::Buffers;
 use ringway_aio::{Engine, IoUring, IoUringSetup, Threads, ThreadsSetup};
 use share::Shared;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::io::Write;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -46,7 +45,7 @@ const CHUNK: usize = 1 << 20;
 pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM] {
+    for number in [SIGINT, SIGTERM, SIGHUP] {
         // The second one does not ask.
         let status = 128 + number;
         let asked = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -58,8 +57,7 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     match copy.carry_out(args, &signal)? {
         Outcome::Done(line) => {
             if !log.quiet {
-                // A reader that has gone is no failure.
-                let _ = writeln!(anstream::stdout(), "{line}");
+                crate::output::print(&(line + "\n")).context("the copy is complete, but")?;
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -109,8 +107,12 @@ impl Copy {
         if is_same(from, to) {
             bail!("{from} and {to} are the same: nothing to copy");
         }
+        for target in [from, to] {
+            guard::is_disk(target)?;
+        }
         let buffers = Buffers { slots: args.in_flight.into(), chunk: CHUNK };
         let source = open::source(from, buffers)?;
+        guard::is_raw(args, &source)?;
         let path = journal_path(args);
         let story = path.as_deref().map(Journal::read).transpose();
         let story = if args.force { None } else { story?.flatten() };

@@ -5,8 +5,8 @@ mod paper;
 use crate::cli::LogArgs;
 use crate::config::{DiskArgs, is_unreal};
 use crate::control::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
-use crate::logging;
 use crate::size::Size;
+use crate::{logging, output};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
@@ -122,8 +122,7 @@ pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         true => serde_json::to_string_pretty(&answer)? + "\n",
         false => paper::write(name, answer).context("the daemon's answer is not understood")?,
     };
-    // A reader that has gone is no failure.
-    let _ = anstream::stdout().write_all(text.as_bytes());
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

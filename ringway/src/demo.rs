@@ -7,16 +7,15 @@ mod verify;
 
 use crate::cli::LogArgs;
 use crate::config::{self, Choice};
-use crate::serve::{Attach, attach_lines, disk_line};
+use crate::serve::{Attach, QemuVersion, attach_lines, disk_line};
 use crate::size::Size;
-use crate::{logging, table};
+use crate::{logging, output, table};
 use anyhow::{Context, bail};
 use clap::Args;
 use daemon::Daemon;
 use pump::{Interrupted, Queues};
 use ringway_disk::{CacheMode, EngineKind};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use std::io::Write;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -66,7 +65,7 @@ const SIZE_MIN: u64 = 16 << 20;
 pub(crate) fn run(args: &DemoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM] {
+    for number in [SIGINT, SIGTERM, SIGHUP] {
         let as_usize = usize::try_from(number)?;
         signal_hook::flag::register_usize(number, Arc::clone(&signal), as_usize)?;
     }
@@ -94,6 +93,8 @@ fn play(args: &DemoArgs, log: &LogArgs, signal: &AtomicUsize) -> anyhow::Result<
         .with_context(|| format!("{}: cannot make a folder here", folder.display()))?;
     let queues = args.queues.unwrap_or_else(|| config::cpus().min(4));
     let (mut daemon, socket) = Daemon::start(home.path(), bytes, queues, args, log)?;
+    // The daemon has the image open and needs no name: nothing is left behind, whatever happens now.
+    home.close().with_context(|| format!("{}: cannot clean up", folder.display()))?;
     let (name, facts) = daemon.disk();
     say(
         log,
@@ -101,8 +102,8 @@ fn play(args: &DemoArgs, log: &LogArgs, signal: &AtomicUsize) -> anyhow::Result<
             "A daemon serves a temporary disk in {}; this process is its virtual machine.\n",
             folder.display()
         ),
-    );
-    say(log, &disk_line(name, &facts));
+    )?;
+    say(log, &disk_line(name, &facts))?;
     let mut device = ringway_driver::Options::new().queues(queues).over(socket)?;
     let rings = device.queues()?;
     let mut rings = Queues::new(rings, device.pool(), device.capacity(), signal);
@@ -112,10 +113,10 @@ fn play(args: &DemoArgs, log: &LogArgs, signal: &AtomicUsize) -> anyhow::Result<
     drop(rings);
     device.stop()?;
     daemon.wait()?;
-    say(log, "");
-    table::print(&bench::HEADER, rows);
+    say(log, "")?;
+    table::print(&bench::HEADER, rows)?;
     if !log.quiet {
-        say(log, &next_steps(queues)?);
+        say(log, &next_steps(queues)?)?;
     }
     Ok(())
 }
@@ -144,13 +145,10 @@ fn next_steps(queues: u16) -> anyhow::Result<String> {
     Ok(format!(
         "\nThe same for a virtual machine:\n  \
          ringway serve disk.img --size 10G --socket disk.sock --queues {queues}\n\n{}",
-        attach_lines(&attach).trim_end()
+        attach_lines(&attach, QemuVersion::installed()).trim_end()
     ))
 }
 
-fn say(log: &LogArgs, text: &str) {
-    if !log.quiet {
-        // A reader that has gone is no failure.
-        let _ = writeln!(anstream::stdout(), "{text}");
-    }
+fn say(log: &LogArgs, text: &str) -> anyhow::Result<()> {
+    if log.quiet { Ok(()) } else { output::print(&format!("{text}\n")) }
 }

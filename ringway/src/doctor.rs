@@ -11,10 +11,9 @@ pub(crate) mod image;
 pub(crate) mod paper;
 
 use crate::cli::LogArgs;
-use crate::logging;
+use crate::{logging, output};
 use clap::Args;
 use serde::Serialize;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -53,7 +52,7 @@ struct Report {
 /// Carries out `ringway doctor`.
 ///
 /// # Errors
-/// None that a host could cause; a disk that cannot be served is part of the report.
+/// Standard output that takes no more. A disk that cannot be served is part of the report.
 pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let engines = ringway_export::usable_engines();
@@ -71,9 +70,7 @@ pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     } else {
         paper::write(&report)
     };
-    // A reader that has gone is no failure.
-    let mut out = anstream::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    output::print(&text)?;
     let servable = report.image.is_none_or(|image| image.error.is_none());
     Ok(if servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -6,10 +6,9 @@ mod server;
 
 use crate::cli::LogArgs;
 use crate::io::target::Target;
-use crate::logging;
+use crate::{logging, output};
 use clap::{Args, ValueHint};
 use serde::Serialize;
-use std::io::Write;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -54,8 +53,6 @@ pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     };
     let text =
         if args.json { serde_json::to_string_pretty(&info)? + "\n" } else { paper::write(&info) };
-    // A reader that has gone is no failure.
-    let mut out = anstream::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }

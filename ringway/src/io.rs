@@ -12,6 +12,7 @@ mod prompt;
 pub(crate) mod target;
 
 use crate::cli::LogArgs;
+use crate::config::Format;
 use crate::logging;
 use clap::{Args, ValueHint};
 use command::{Failure, Next, Session};
@@ -51,6 +52,9 @@ pub(crate) struct IoArgs {
     /// Files: go around the page cache (O_DIRECT).
     #[arg(long)]
     direct: bool,
+    /// Write even to what looks like another format than raw.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Format>,
     /// Go on after a command that failed; the exit status tells of the first.
     #[arg(short, long)]
     keep_going: bool,
@@ -65,10 +69,11 @@ pub(crate) fn run(args: &IoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     // Before anything is touched: help, and words that are no command.
     for line in &args.commands {
         if let Err(error) = command::parse(line) {
-            return Ok(misspelt(line, &error));
+            return misspelt(line, &error);
         }
     }
-    let open = Open { read_only: args.read_only, direct: args.direct };
+    let raw = args.format == Some(Format::Raw);
+    let open = Open { read_only: args.read_only, direct: args.direct, raw };
     let medium = Medium::open(&args.target, open)?;
     let mut session = Session::new(medium, log.quiet);
     if args.commands.is_empty() && std::io::stdin().is_terminal() {
@@ -110,15 +115,15 @@ fn script(
 }
 
 /// Help is no mistake; anything else is wrong usage.
-fn misspelt(line: &str, failure: &Failure) -> ExitCode {
+fn misspelt(line: &str, failure: &Failure) -> anyhow::Result<ExitCode> {
     match failure {
         Failure::Help(text) => {
-            crate::io::command::say(text.trim_end());
-            ExitCode::SUCCESS
+            crate::io::command::say(text.trim_end())?;
+            Ok(ExitCode::SUCCESS)
         }
         failure => {
             crate::complain(&failure.error().context(line.to_owned()));
-            ExitCode::from(2)
+            Ok(ExitCode::from(2))
         }
     }
 }

@@ -17,6 +17,7 @@ mod info;
 mod io;
 mod logging;
 mod man;
+mod output;
 mod peer;
 mod random;
 mod sandbox;

@@ -7,7 +7,6 @@ use clap::{Args, Command, CommandFactory, ValueHint};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -51,7 +50,7 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ringway", &mut script);
-    std::io::stdout().write_all(&script).context("cannot write the completions")?;
+    crate::output::print(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -27,15 +27,17 @@ use crate::{logging, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-pub(crate) use attach::Attach;
+pub(crate) use attach::{Attach, QemuVersion};
 pub(crate) use ready::{attach_lines, disk_line};
 
 const EXAMPLES: &str = "\
 Examples:
   ringway serve disk.img --socket /run/disk.sock
+  ringway serve disk.img --format raw --socket /run/disk.sock   in services
   ringway serve new.img --size 10G --socket /run/new.sock --queues 4
   ringway serve /dev/vg0/vm1 --socket /run/vm1.sock --cache none
   ringway serve /dev/sdb --socket /run/old.sock --path request
@@ -51,6 +53,7 @@ at its folder:
   [[disk]]
   image = \"vm1.img\"
   socket = \"/run/vm1.sock\"
+  format = \"raw\"
   queues = 4
   [[disk]]
   image = \"/dev/vg0/vm2\"
@@ -113,7 +116,7 @@ pub(crate) struct ServeArgs {
 /// One message: what is wrong, where, what to do.
 pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.print_capabilities {
-        println!(r#"{{"type":"block","features":["read-only","blk-file"]}}"#);
+        crate::output::print("{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n")?;
         return Ok(ExitCode::SUCCESS);
     }
     sandbox::prepare();
@@ -130,9 +133,12 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     if ringway_core::kill_points::arm() {
         tracing::warn!("this daemon will kill itself, as a test wants it to");
     }
+    // Only for people, as it takes a moment; and now, as the daemon cannot start anything later.
+    let person = !log.quiet && std::io::stdout().is_terminal();
+    let qemu = if person { QemuVersion::installed() } else { None };
     let daemon = daemon::Daemon::start(plan, polling)?;
     if !log.quiet {
-        ready::print(&daemon);
+        ready::print(&daemon, qemu);
     }
     daemon.run()
 }

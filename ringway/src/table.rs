@@ -1,12 +1,14 @@
 //! Small tables.
 
+use crate::output;
 use comfy_table::{CellAlignment, Table, presets};
-use std::io::Write;
 
 /// Prints a table on standard output; all columns but the first hold numbers.
-pub(crate) fn print(header: &[&str], rows: Vec<Vec<String>>) {
-    // A reader that has gone is no failure.
-    let _ = writeln!(anstream::stdout(), "{}", text(header, rows));
+///
+/// # Errors
+/// As of [`output::print`].
+pub(crate) fn print(header: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
+    output::print(&(text(header, rows) + "\n"))
 }
 
 /// The lines of a table; all columns but the first hold numbers.

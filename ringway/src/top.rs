@@ -25,7 +25,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -89,8 +89,7 @@ pub(crate) fn run(args: TopArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
             true => serde_json::to_string_pretty(&figures)? + "\n",
             false => plain::text(&figures),
         };
-        // A reader that has gone is no failure.
-        let _ = anstream::stdout().write_all(text.as_bytes());
+        crate::output::print(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     // Who names the wrong socket should not have to look at an empty screen.

@@ -196,12 +196,95 @@ fn verify_accepts_what_it_wrote_and_finds_one_wrong_byte() {
     refused(
         dir.path(),
         &[&access[..], &read].concat(),
-        1,
+        3,
         &["wrong data in sector 2411", "first wrong byte is at offset 1234"],
     );
     // Another seed is another disk's data.
     let other = ["new.img", "--cached", "--verify", "--rw", "read", "--io-size", "4M"];
-    refused(dir.path(), &other, 1, &["holds data of another disk"]);
+    refused(dir.path(), &other, 1, &["no run with --verify and this --seed"]);
+}
+
+/// What a run of random writes leaves is judged to the last sector, by any number of readers.
+#[test]
+fn verify_judges_every_sector_that_was_written() {
+    for (jobs, load) in [
+        ("1", &["--rw", "randwrite"][..]),
+        ("1", &["--rw", "randwrite", "--io-size", "8M"]),
+        ("3", &["--rw", "randwrite", "--iodepth", "7"]),
+        ("2", &["--rw", "randwrite", "--bssplit", "512/50:4k/25:16k/25", "--iodepth", "8"]),
+        ("2", &["--rw", "write", "--bs", "12k"]),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let target = ["new.img", "--cached", "--verify", "--jobs", jobs];
+        let size = 8_u64 << 20;
+        let found = json(dir.path(), &[&target[..], &["--size", "8M"], load].concat());
+        let whole = if load.contains(&"12k") { size / 12_288 * 12_288 } else { size };
+        assert_eq!(number(&found["written_once_bytes"]), whole, "{load:?}");
+        for (jobs, bs) in [("1", "4k"), ("2", "512"), ("5", "128k")] {
+            let read =
+                ["new.img", "--cached", "--verify", "--rw", "read", "--jobs", jobs, "--bs", bs];
+            let found = json(dir.path(), &read);
+            assert_eq!(number(&found["verified_sectors"]), whole / 512, "{load:?} {jobs} {bs}");
+            assert_eq!(number(&found["unwritten_sectors"]), (size - whole) / 512);
+        }
+    }
+}
+
+/// Whatever sector is damaged, in whatever way, is found; a healthy file is never called wrong.
+#[test]
+fn verify_finds_damage_in_any_sector() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("new.img");
+    let target = ["new.img", "--cached", "--verify", "--iodepth", "4"];
+    // A whole round, and two that end early.
+    for (round, load) in [
+        &["--rw", "randwrite", "--size", "64k", "--jobs", "2"][..],
+        &["--rw", "randwrite", "--io-size", "24k", "--allow-write"],
+        &["--rw", "randrw", "--io-size", "40k", "--allow-write", "--seed", "9"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        if round == 1 {
+            // Nothing of the run before helps this one.
+            std::fs::write(&path, vec![0; 65536]).unwrap();
+        }
+        let wrote = json(dir.path(), &[&target[..], load].concat());
+        let once = number(&wrote["written_once_bytes"]);
+        assert!(once > 0 && (once == 65536) == (round == 0), "{once}");
+        let seed = if round == 2 { "9" } else { "1" };
+        let read = [&target[..], &["--rw", "read", "--seed", seed]].concat();
+        let found = json(dir.path(), &read);
+        let unwritten = number(&found["unwritten_sectors"]);
+        assert_eq!(number(&found["verified_sectors"]) + unwritten, 128);
+        let healthy = std::fs::read(&path).unwrap();
+        let mut missed = 0;
+        for sector in 0..128 {
+            let mut damaged = healthy.clone();
+            let bytes = &mut damaged[sector * 512..][..512];
+            match sector % 3 {
+                0 => bytes.fill(0),
+                1 => bytes[(sector * 37) % 512] ^= 1 << (sector % 8),
+                _ => bytes.fill(0xa5),
+            }
+            if damaged[sector * 512..][..512] == healthy[sector * 512..][..512] {
+                missed += 1;
+                continue;
+            }
+            std::fs::write(&path, &damaged).unwrap();
+            let output = bench(dir.path(), &read);
+            let told = text(&output.stderr);
+            match output.status.code() {
+                Some(3) => {
+                    assert!(told.contains(&format!("wrong data in sector {sector}:")), "{told}")
+                }
+                Some(0) => missed += 1,
+                _ => panic!("{round} {sector}: {told}"),
+            }
+        }
+        assert_eq!(missed, unwritten, "only what was never written may be anything");
+        std::fs::write(&path, &healthy).unwrap();
+    }
 }
 
 #[test]

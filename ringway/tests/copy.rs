@@ -2,29 +2,15 @@
 
 mod common;
 
-use common::{Daemon, ringway, run, text, wait};
+use common::{Daemon, copies, copy, ringway, run, same, text, wait};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-
-fn copy(dir: &Path, args: &[&str]) -> Output {
-    let mut command = ringway();
-    command.arg("copy").args(args).current_dir(dir);
-    run(command)
-}
-
-#[track_caller]
-fn copies(dir: &Path, args: &[&str]) -> String {
-    let output = copy(dir, args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    assert_eq!(text(&output.stderr), "", "no bar without a terminal");
-    text(&output.stdout)
-}
 
 #[track_caller]
 fn refuses(dir: &Path, args: &[&str], status: i32, says: &str) {
@@ -55,18 +41,6 @@ fn image(path: &Path, bytes: u64, seed: u64) {
         file.write_all_at(&chunk[..usize::try_from(len).unwrap()], offset).unwrap();
     }
     file.sync_all().unwrap();
-}
-
-#[track_caller]
-fn same(one: &Path, other: &Path) {
-    let (one, other) = (std::fs::read(one).unwrap(), std::fs::read(other).unwrap());
-    assert_eq!(one.len(), other.len());
-    if one == other {
-        return;
-    }
-    if let Some(at) = one.iter().zip(&other).position(|(a, b)| a != b) {
-        panic!("they differ at byte {at}");
-    }
 }
 
 fn journal(dst: &Path) -> PathBuf {
@@ -139,9 +113,9 @@ fn nothing_is_overwritten_without_being_told_to() {
         refuses(path, &["--force", "a", link], 1, "are the same");
     }
     refuses(path, &["missing", "c"], 1, "there is no such file");
-    refuses(path, &["a", "no/such/folder"], 1, "no such file");
-    refuses(path, &[".", "c"], 1, "neither a file nor a block device");
-    refuses(path, &["a", "."], 1, "");
+    refuses(path, &["a", "no/such/folder"], 1, "no such folder: no/such");
+    refuses(path, &[".", "c"], 1, "is a folder");
+    refuses(path, &["a", "."], 1, "is a folder");
     refuses(path, &["a"], 2, "DST");
     assert!(!path.join("c").exists());
     // Longer than the source: what was there is gone.

@@ -2,11 +2,11 @@
 
 mod common;
 
-use common::{Daemon, ringway, run, text};
+use common::{Daemon, copies, copy, same, text};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 const MIB: u64 = 1 << 20;
 /// Of the image to copy: its end is in the middle of a block.
@@ -50,20 +50,6 @@ fn file_system(dir: &Path, name: &str, options: &[&str]) -> Option<Mount> {
     mount(dir, name, &["-o", "loop", "-t", name, &image])
 }
 
-fn copy(dir: &Path, args: &[&str]) -> Output {
-    let mut command = ringway();
-    command.arg("copy").args(args).current_dir(dir);
-    run(command)
-}
-
-#[track_caller]
-fn copies(dir: &Path, args: &[&str]) -> String {
-    let output = copy(dir, args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    assert_eq!(text(&output.stderr), "", "{args:?}");
-    text(&output.stdout)
-}
-
 /// Refused with status 1; nothing is left at `b` but what was there.
 #[track_caller]
 fn refuses(dir: &Path, args: &[&str], says: &[&str]) {
@@ -100,11 +86,6 @@ fn image(path: &Path) {
         file.write_all_at(&bytes[..len], offset).unwrap();
     }
     file.sync_all().unwrap();
-}
-
-#[track_caller]
-fn same(one: &Path, other: &Path) {
-    assert!(std::fs::read(one).unwrap() == std::fs::read(other).unwrap(), "they differ");
 }
 
 /// Bytes that are free for anybody.

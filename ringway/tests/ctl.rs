@@ -281,7 +281,7 @@ fn stats_tell_of_disks_queues_and_workers() {
     assert_eq!(last["disks"][0]["counts"]["writes"], 200);
     assert!(last["uptime_us"].as_u64() > first["uptime_us"].as_u64());
     let table = done(dir.path(), &["stats"]);
-    for word in ["null:1G", "null/0", "200", "100 KiB", "polling"] {
+    for word in ["null:1G", "null/0", "200", "100 KiB", "polling", "lost kicks"] {
         assert!(table.contains(word), "{word}: {table}");
     }
     refused(dir.path(), &["stats", "nobody"], "there is no disk 'nobody'");

@@ -2,6 +2,7 @@
 //! refuse. Nothing is created, locked or opened for writing.
 
 use super::device::Device;
+use super::format::{self, ForeignFormat};
 use super::mount::{Locks, Mount};
 use super::probe::{self as host, Kind};
 use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
@@ -95,6 +96,8 @@ pub struct Report {
     pub holder: Option<String>,
     /// Another program holds a lock that is no hindrance, but may be a sign: QEMU does.
     pub locked_otherwise: bool,
+    /// What it begins or ends with, if that is no raw image's.
+    pub looks_like: Option<ForeignFormat>,
     /// What [`open`] would choose, or why it would refuse.
     pub verdict: Result<Choice, OpenError>,
 }
@@ -111,6 +114,7 @@ impl Report {
             blocks: None,
             holder: None,
             locked_otherwise: false,
+            looks_like: None,
             verdict,
         }
     }
@@ -176,8 +180,10 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
     let below = device.as_ref().filter(|_| kind == Kind::BlockDevice);
     let verdict = may_open(path, options, below)
         .and_then(|()| choose(path, options, &reading, kind, locks.holder.as_ref()));
+    let bytes = host::size(path, &file, kind).ok();
     Report {
-        bytes: host::size(path, &file, kind).ok(),
+        bytes,
+        looks_like: bytes.and_then(|bytes| ForeignFormat::of(&file, bytes).ok().flatten()),
         // st_blocks counts 512 bytes each, whatever the file system's blocks are.
         allocated: file.metadata().ok().filter(|_| kind == Kind::File).map(|m| m.blocks() * 512),
         direct: Some(direct(path, &reading, kind)),
@@ -230,7 +236,9 @@ fn choose(
     if let Some(holder) = holder {
         return Err(OpenError::InUse { path: path.into(), holder: holder.clone() });
     }
-    check_size(path, host::size(path, &file, kind)?, options, alignment)?;
+    let bytes = host::size(path, &file, kind)?;
+    format::check(path, &file, bytes, kind, options)?;
+    check_size(path, bytes, options, alignment)?;
     Ok(Choice { engine, engine_why, cache, cache_why })
 }
 

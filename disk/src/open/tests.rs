@@ -1,6 +1,6 @@
 //! Every way in which a disk cannot be opened, and what must be true when it can.
 
-use super::{Created, OpenError, OpenOptions, Source, open};
+use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
 use crate::disk::{CacheMode, Disk, EngineKind};
 use ringway_testkit::LoopDevice;
 use std::ffi::CString;
@@ -154,7 +154,7 @@ fn missing_folder() {
     let path = folder.path().join("no/such/disk.img");
     let wanted = OpenOptions { create_bytes: Some(MIB), ..options(&path) };
     assert!(matches!(fails(&wanted, &["folder does not exist"]), OpenError::NoFolder(_)));
-    assert!(matches!(fails(&options(&path), &["no such file"]), OpenError::Missing(_)));
+    assert!(matches!(fails(&options(&path), &["folder does not exist"]), OpenError::NoFolder(_)));
     assert!(!folder.path().join("no").exists());
 }
 
@@ -696,4 +696,49 @@ fn null_disks() {
     assert_eq!((geometry.logical_block, geometry.read_only), (4096, true));
     wanted.block_size = Some(100);
     fails(&wanted, &["512 or 4096"]);
+}
+
+// ---- format ----
+
+/// An odd size is no reason to advise another one for an image that is not raw.
+#[test]
+fn b16_another_format_is_told_before_anything_else() {
+    let folder = folder();
+    let path = file(&folder, MIB);
+    std::fs::write(&path, [b"QFI\xfb\0\0\0\x03".as_slice(), &[0; 1000]].concat()).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    for options in [options(&path), buffered(&path)] {
+        for read_only in [false, true] {
+            let options = OpenOptions { read_only, ..options.clone() };
+            fails(&options, &["looks like a qcow2 image", "qemu-img convert", "--format raw"]);
+            let report = super::probe(&options);
+            assert_eq!(report.looks_like.map(ForeignFormat::name), Some("qcow2"));
+            assert!(matches!(report.verdict, Err(OpenError::Foreign { .. })));
+        }
+        let raw = OpenOptions { raw: true, ..options };
+        assert!(matches!(fails(&raw, &["truncate"]), OpenError::NotWhole { .. }));
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+    assert!(super::probe(&options(&self::file(&folder, MIB))).looks_like.is_none());
+}
+
+/// On a device LUKS is the guest's: the host's own is opened by dm-crypt, which is served then.
+#[test]
+fn b16_luks_on_a_block_device_is_served() {
+    let folder = folder();
+    let device = match LoopDevice::new(folder.path(), MIB, 512) {
+        Ok(device) => device,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    for (magic, refused) in [(b"LUKS\xba\xbe\0\x01", false), (b"QFI\xfb\0\0\0\x03", true)] {
+        let node = File::options().write(true).open(device.path()).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&node, magic, 0).unwrap();
+        node.sync_all().unwrap();
+        drop(node);
+        if refused {
+            fails(&options(device.path()), &["qcow2"]);
+        }
+        let raw = OpenOptions { raw: refused, ..options(device.path()) };
+        assert_eq!(opens(&raw).geometry().capacity, MIB);
+    }
 }

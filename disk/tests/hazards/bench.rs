@@ -117,6 +117,17 @@ impl Place {
     pub(crate) fn open(&self) -> Arc<Disk> {
         Arc::new(open_patiently(&self.options).unwrap_or_else(|error| panic!("{error}")))
     }
+
+    /// As [`open`](Self::open), by an owner who says that it is raw.
+    pub(crate) fn open_as_raw(&self) -> Arc<Disk> {
+        let options = OpenOptions { raw: true, ..self.options.clone() };
+        Arc::new(open_patiently(&options).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// Why it does not open.
+    pub(crate) fn refused(&self) -> OpenError {
+        open_patiently(&self.options).map(drop).expect_err("it must not open")
+    }
 }
 
 /// Memory as a guest might share it, filled with [`UNTOUCHED`].

@@ -2,6 +2,7 @@
 
 use crate::bench::{Ask, Bench, Memory, Place, Surface, engine};
 use ringway_core::{Op, Status};
+use ringway_disk::OpenError;
 
 /// A qcow2 header (version 3) of a disk of 1 TiB whose content would come from another file.
 fn qcow2_header() -> [u8; 512] {
@@ -20,7 +21,8 @@ fn qcow2_header() -> [u8; 512] {
 }
 
 /// A guest that writes the header of another format to its disk finds the same disk again, not one
-/// of its own making: CH GHSA-jmr4-g2hv-mjj6.
+/// of its own making: CH GHSA-jmr4-g2hv-mjj6. Unless its owner has said that the disk is raw it is not
+/// served at all, as it might be an image of that format by mistake.
 #[test]
 fn b16_a_qcow2_header_in_a_raw_disk() {
     const CAPACITY: u64 = 1 << 20;
@@ -38,7 +40,7 @@ fn b16_a_qcow2_header_in_a_raw_disk() {
         }),
         ("luks", {
             let mut header = [0; 512];
-            header[..6].copy_from_slice(b"LUKS\xba\xbe");
+            header[..8].copy_from_slice(b"LUKS\xba\xbe\0\x02");
             header
         }),
     ];
@@ -61,7 +63,14 @@ fn b16_a_qcow2_header_in_a_raw_disk() {
             );
             drop(bench);
 
-            let disk = place.open();
+            // Nobody has said that it is raw, so somebody might have meant it otherwise.
+            let refused = place.refused();
+            let told = refused.to_string();
+            let OpenError::Foreign { format: found, .. } = refused else { panic!("{told}") };
+            assert_eq!(found.name(), format);
+            assert!(told.contains("--format raw") && told.contains("qemu-img"), "{told}");
+
+            let disk = place.open_as_raw();
             assert_eq!(disk.geometry().capacity, CAPACITY, "{format}: as large as the file");
             let mut bench = Bench::new(engine("threads", 4).unwrap(), disk, 4).unwrap();
             memory.bytes().fill(0);

@@ -3,13 +3,16 @@
 use crate::bench::file_port::FilePort;
 use crate::bench::inside;
 use crate::bench::lane::{self, Counted, Job, News, Schedule};
-use crate::bench::ledger::Ledger;
+use crate::bench::ledger::{Judged, Ledger};
 use crate::bench::options::Load;
 use crate::bench::pace::Pace;
 use crate::bench::pattern::Pattern;
 use crate::bench::port::{Effort, RingPort};
+use crate::bench::record::{self, Record};
+use crate::bench::round::Reached;
 use crate::bench::tally::{Frames, Tick};
 use crate::bench::target::{Opened, Seat, Server};
+use crate::bench::trace::learn;
 use crate::bench::usage::Usage;
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -43,8 +46,8 @@ pub(crate) struct Outcome {
     pub(crate) server_ns: Option<u64>,
     /// Of targets with rings.
     pub(crate) effort: Option<Effort>,
-    /// Sectors judged and found right.
-    pub(crate) verified: u64,
+    /// What `--verify` has found.
+    pub(crate) judged: Judged,
 }
 
 /// How far a measurement is.
@@ -76,6 +79,7 @@ pub(crate) fn run(
     let (news, heard) = channel();
     let region = load.region(opened.capacity, opened.block)?;
     let ledgers = ledgers(load, &region, jobs)?;
+    let (block, budget) = (opened.block, load.budget_of(&region));
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         let mut empties = Vec::new();
@@ -83,9 +87,24 @@ pub(crate) fn run(
             let (recycle, empty) = channel();
             empties.push(recycle);
             let (news, stop, schedule, ready, go) = (news.clone(), &stop, &schedule, &ready, &go);
+            let region = &region;
             let thread = std::thread::Builder::new().name(format!("job-{index}"));
             threads.push(thread.spawn_scoped(scope, move || {
-                let seated = pin(&load.cpus, index).and_then(|()| sit(seat));
+                let mut ledger = ledger;
+                let seated =
+                    pin(&load.cpus, index).and_then(|()| sit(seat)).and_then(|mut port| {
+                        if let Some(ledger) = ledger.as_mut().filter(|_| !load.rw.writes()) {
+                            ledger.expect(match &mut port {
+                                AnyPort::Ring(port) => {
+                                    learn(&mut **port, load.seed, region, &part, block)?
+                                }
+                                AnyPort::File(port) => {
+                                    learn(port, load.seed, region, &part, block)?
+                                }
+                            });
+                        }
+                        Ok(port)
+                    });
                 ready.wait();
                 go.wait();
                 let schedule = *schedule.get().expect("set before go");
@@ -97,9 +116,11 @@ pub(crate) fn run(
                         polling: load.polling,
                         timed: load.timed,
                         pattern: pattern(load, &part, index, jobs),
+                        record: (load.verify && load.rw.writes())
+                            .then(|| record(load, region, index, jobs)),
                         ledger,
                         pace: load.rate.map(|rate| Pace::new(rate, number(index), number(jobs), 0)),
-                        budget: load.budget.map(|bytes| bytes / jobs as u64),
+                        budget: budget.map(|bytes| share(load, bytes, &part, region, jobs)),
                         schedule,
                         stop,
                         news,
@@ -127,11 +148,11 @@ pub(crate) fn run(
             stop.store(true, Relaxed);
         }
         // Whoever failed says more than whoever was told to stop.
-        let mut verified = 0;
+        let mut judged = Judged::default();
         for thread in threads {
-            verified += thread.join().map_err(|_| anyhow!("a job panicked"))??;
+            judged.add(&thread.join().map_err(|_| anyhow!("a job panicked"))??);
         }
-        Ok(Outcome { verified, ..outcome? })
+        Ok(Outcome { judged, ..outcome? })
     })
 }
 
@@ -177,7 +198,38 @@ fn pattern(load: &Load, part: &Range<u64>, index: usize, jobs: usize) -> Pattern
     let behind = if load.verify { 0 } else { (part.end - part.start) / jobs as u64 * index as u64 };
     let seed = load.seed.wrapping_add(index as u64);
     let first = part.start + behind;
-    Pattern::new(load.rw, load.rwmixread.into(), load.sizes.clone(), part.clone(), first, seed)
+    let sizes = load.sizes.clone();
+    let pattern = Pattern::new(load.rw, load.rwmixread.into(), sizes, part.clone(), first, seed);
+    if load.verify {
+        let stretch = load.sizes.most().into();
+        let shuffled = load.rw.is_random();
+        pattern.in_rounds(record::order(part.clone(), stretch, shuffled, load.seed))
+    } else {
+        pattern
+    }
+}
+
+/// What a job that writes has to say of itself.
+fn record(load: &Load, region: &Range<u64>, index: usize, jobs: usize) -> Record {
+    Record {
+        seed: load.seed,
+        region: region.clone(),
+        stretch: load.sizes.most().into(),
+        jobs: jobs as u64,
+        job: index as u64,
+        shuffled: load.rw.is_random(),
+        reached: Reached::default(),
+    }
+}
+
+/// A job's share of the bytes to ask for: as large as its part of the region if it has one of its own.
+fn share(load: &Load, bytes: u64, part: &Range<u64>, region: &Range<u64>, jobs: usize) -> u64 {
+    if !load.verify {
+        return bytes / jobs as u64;
+    }
+    let part = u128::from(part.end - part.start);
+    let share = u128::from(bytes) * part / u128::from(region.end - region.start);
+    u64::try_from(share).unwrap_or(u64::MAX)
 }
 
 fn pin(cpus: &[usize], index: usize) -> Result<()> {
@@ -280,7 +332,7 @@ impl Watcher<'_> {
             effort: effort.flatten(),
             tick: sum,
             frames,
-            verified: 0,
+            judged: Judged::default(),
         })
     }
 

@@ -13,7 +13,8 @@ use crate::short::count;
 use anyhow::Result;
 use page::Page;
 
-const DISTRIBUTION: &str = "Share of requests by latency, on a logarithmic scale.";
+const DISTRIBUTION: &str =
+    "Share of requests by latency, on a logarithmic scale; further left is better.";
 
 /// The page of a measurement, or of two in turn.
 ///
@@ -25,6 +26,7 @@ pub(crate) fn report(load: &Load, all: &[Measured]) -> Result<String> {
     if let [one] = all {
         lines.push(one.facts.clone());
     }
+    lines.extend(page::origin());
     let mut page = Page::new(&names.join(" versus "), &lines);
     if all.len() > 1 {
         for (measured, colour) in all.iter().zip(['a', 'b']) {
@@ -38,7 +40,10 @@ pub(crate) fn report(load: &Load, all: &[Measured]) -> Result<String> {
     if let [one] = all {
         one.rounds.iter().for_each(|outcome| tables(&mut page, outcome));
     } else {
-        let note = "Medians over all rounds; ratio: the first target to the second.".to_owned();
+        let note =
+            "Medians over all rounds; ratio: the first target to the second. IOPS and MB/s: \
+                    more is better; latencies and CPU time: less is better."
+                .to_owned();
         page.table("Comparison", &versus::head(all), &versus::rows(all), &[note]);
     }
     page.footer(&footer());
@@ -55,24 +60,36 @@ pub(crate) fn footer() -> String {
 fn cards(page: &mut Page, outcome: &Outcome) {
     let total = outcome.tick.total();
     let done = outcome.tick.done().max(1) as f64;
-    page.card(&count(total.done as f64 / outcome.seconds), "IOPS");
-    page.card(&format!("{:.1}", total.bytes as f64 / outcome.seconds / 1e6), "MB/s");
+    page.card(&count(total.done as f64 / outcome.seconds), "IOPS (more is better)");
+    let mb_s = format!("{:.1}", total.bytes as f64 / outcome.seconds / 1e6);
+    page.card(&mb_s, "MB/s (more is better)");
     if !total.lat.is_empty() {
-        page.card(&duration(total.lat.mean()), "mean latency");
-        page.card(&duration(total.lat.value_at_percentile(99.0) as f64), "p99 latency");
+        page.card(&duration(total.lat.mean()), "mean latency (less is better)");
+        page.card(
+            &duration(total.lat.value_at_percentile(99.0) as f64),
+            "p99 latency (less is better)",
+        );
     }
-    page.card(&duration(outcome.client_ns as f64 / done), "client CPU per I/O");
+    page.card(&duration(outcome.client_ns as f64 / done), "client CPU per I/O (less is better)");
     if let Some(server_ns) = outcome.server_ns {
-        page.card(&duration(server_ns as f64 / done), "server CPU per I/O");
+        page.card(&duration(server_ns as f64 / done), "server CPU per I/O (less is better)");
     }
 }
 
 /// The ratios that matter.
 fn compared(page: &mut Page, all: &[Measured]) {
     let ratios = versus::rows(all);
-    for (row, name) in ratios.iter().zip(["IOPS", "MB/s", "mean latency", "p50", "p99", "p99.9"]) {
+    let better = ["above 1: the first is better", "below 1: the first is better"];
+    for (row, (name, better)) in ratios.iter().zip([
+        ("IOPS", better[0]),
+        ("MB/s", better[0]),
+        ("mean latency", better[1]),
+        ("p50", better[1]),
+        ("p99", better[1]),
+        ("p99.9", better[1]),
+    ]) {
         if let Some(ratio) = row.last().filter(|ratio| *ratio != "–") {
-            page.card(&format!("{ratio} ×"), &format!("{name}, 1st ÷ 2nd"));
+            page.card(&format!("{ratio} ×"), &format!("{name}, 1st ÷ 2nd ({better})"));
         }
     }
 }
@@ -91,9 +108,9 @@ fn pictures(page: &mut Page, all: &[Measured]) -> Result<()> {
         page.figure("half", "Latency", DISTRIBUTION, &svg);
     }
     let caption = if all.iter().any(|measured| measured.rounds.len() > 1) {
-        "Rounds stand one behind the other."
+        "Rounds stand one behind the other; higher is better."
     } else {
-        "Requests completed, per second."
+        "Requests completed, per second; higher is better."
     };
     page.figure("half", "IOPS over time", caption, &plots::over_time(&frames)?);
     for ((measured, frames), _) in
@@ -102,7 +119,7 @@ fn pictures(page: &mut Page, all: &[Measured]) -> Result<()> {
         let shades: String =
             (0..10).map(|shade| format!("<i style=\"background:var(--h{shade})\"></i>")).collect();
         let caption = format!(
-            "Requests by latency and time: few <span class=\"scale\">{shades}</span> many."
+            "Requests by latency and time, lower is better: few <span class=\"scale\">{shades}</span> many."
         );
         let title = match all.len() {
             1 => "Latency over time".to_owned(),
@@ -116,8 +133,8 @@ fn pictures(page: &mut Page, all: &[Measured]) -> Result<()> {
 fn tables(page: &mut Page, outcome: &Outcome) {
     let (head, rows) = summary::latency_table(outcome);
     let mut notes = vec![summary::effort(outcome)];
-    if outcome.verified > 0 {
-        notes.push(format!("Verified: {} sectors are right.", outcome.verified));
+    if let Some(verified) = summary::verified(outcome) {
+        notes.push(format!("Verified: {verified}."));
     }
     let head = if rows.is_empty() { Vec::new() } else { head };
     let title = if rows.is_empty() { "Effort" } else { "Latencies in µs" };

@@ -4,12 +4,13 @@
 //! waits for the rest of the depth. The clock is read twice per turn: when completions are seen, and
 //! when the new requests have been shown. A job that only counts reads it once in [`LAZY_TURNS`].
 
-mod after;
+pub(crate) mod after;
 
-use crate::bench::ledger::Ledger;
+use crate::bench::ledger::{Judged, Ledger};
 use crate::bench::pace::Pace;
 use crate::bench::pattern::Pattern;
 use crate::bench::port::{Ask, Effort, Port};
+use crate::bench::record::Record;
 use crate::bench::tally::Tick;
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -62,6 +63,8 @@ pub(crate) struct Job<'a> {
     pub(crate) timed: bool,
     pub(crate) pattern: Pattern,
     pub(crate) ledger: Option<Ledger>,
+    /// What to leave for later readers, but for how far it came.
+    pub(crate) record: Option<Record>,
     pub(crate) pace: Option<Pace>,
     /// Bytes to ask for in all, if there is an end to them.
     pub(crate) budget: Option<u64>,
@@ -106,13 +109,15 @@ struct Lane<'a, P> {
     /// Turns that found something, if only they are counted.
     turns: u32,
     base: Option<Effort>,
+    /// A write that waits for its place: a request in flight has it.
+    held: Option<Ask>,
 }
 
-/// Does a job; returns how many sectors were judged.
+/// Does a job; returns what it has judged.
 ///
 /// # Errors
 /// The first request that failed, or data that is wrong.
-pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<u64> {
+pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<Judged> {
     let depth = job.depth as usize;
     let mut lane = Lane {
         asks: vec![Ask::default(); depth],
@@ -127,6 +132,7 @@ pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<u64> {
         last_done: 0,
         turns: 0,
         base: None,
+        held: None,
         port,
         job,
     };
@@ -134,7 +140,8 @@ pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<u64> {
     lane.work()?;
     lane.drain()?;
     lane.hand_over();
-    lane.read_back()
+    lane.read_back()?;
+    lane.leave_record()
 }
 
 impl<P: Port> Lane<'_, P> {
@@ -268,7 +275,7 @@ impl<P: Port> Lane<'_, P> {
                 // A target that stalls makes requests late: that is part of their latency.
                 queued = pace.due();
             }
-            let mut ask = self.job.pattern.next();
+            let mut ask = self.held.take().unwrap_or_else(|| self.job.pattern.next());
             if self.job.ledger.is_some() && !self.find_room(&mut ask) {
                 break;
             }
@@ -313,7 +320,8 @@ impl<P: Port> Lane<'_, P> {
         Ok(())
     }
 
-    /// Moves a request to where nothing is in flight; false if there is no such place now.
+    /// Moves a read to where nothing is in flight; a write waits for its place, as each has one. False
+    /// if it cannot be sent now.
     #[cold]
     fn find_room(&mut self, ask: &mut Ask) -> bool {
         const TRIES: u32 = 64;
@@ -321,6 +329,10 @@ impl<P: Port> Lane<'_, P> {
         for _ in 0..TRIES {
             if ledger.take(ask) {
                 return true;
+            }
+            if ask.write {
+                self.held = Some(*ask);
+                return false;
             }
             ask.offset = self.job.pattern.place(ask.len.into());
         }

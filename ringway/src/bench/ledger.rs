@@ -1,8 +1,10 @@
 //! What `--verify` knows: which write each unit of a job's region should hold, and how to tell.
 
 use crate::bench::port::Ask;
-use crate::content::{Mark, SECTOR};
-use anyhow::{Result, anyhow, bail, ensure};
+use crate::bench::record::Record;
+use crate::bench::round::Order;
+use crate::content::{Mark, SECTOR, Wrong};
+use anyhow::{Result, bail, ensure};
 use std::ops::Range;
 
 /// The most units one job keeps account of: 1 GiB of memory.
@@ -10,6 +12,55 @@ const UNITS_MAX: u64 = 1 << 28;
 
 /// A unit that a request in flight writes to, or reads.
 const BUSY: u32 = 1 << 31;
+
+/// Data is not what it should be.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct WrongData(pub(crate) String);
+
+/// What a run before this one has left of one of its jobs.
+#[derive(Debug)]
+pub(crate) struct Left {
+    record: Record,
+    order: Order,
+    content: [u8; SECTOR],
+}
+
+impl Left {
+    pub(crate) fn new(record: Record) -> Self {
+        let mut content = [0; SECTOR];
+        record.fill(&mut content);
+        Self { order: record.order(), record, content }
+    }
+
+    /// What a sector of its part has to hold: the record, or a write.
+    fn expects(&self, offset: u64) -> (bool, bool) {
+        let record = Record::places(self.order.part()).contains(&offset);
+        (record, self.order.is_behind(self.record.reached, offset))
+    }
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Judged {
+    /// Sectors judged and found right.
+    pub(crate) right: u64,
+    /// Sectors read that no run with this seed has written.
+    pub(crate) unwritten: u64,
+    /// Bytes that a run which writes has written at least once.
+    pub(crate) covered: u64,
+    /// Bytes that it could have.
+    pub(crate) whole: u64,
+}
+
+impl Judged {
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.right += other.right;
+        self.unwritten += other.unwritten;
+        self.covered += other.covered;
+        self.whole += other.whole;
+    }
+}
 
 /// The account of one job's region.
 ///
@@ -22,7 +73,9 @@ pub(crate) struct Ledger {
     unit: u64,
     /// Writes so far, and [`BUSY`]. Empty if nothing is written: then any write may have been there.
     writes: Vec<u32>,
-    sectors: u64,
+    /// What is there to be read, if nothing is written.
+    left: Vec<Left>,
+    judged: Judged,
 }
 
 impl Ledger {
@@ -38,7 +91,8 @@ impl Ledger {
              {units}: use a smaller --size, a larger --bs or more --jobs"
         );
         let writes = if writes { vec![0; usize::try_from(units)?] } else { Vec::new() };
-        Ok(Self { disk, start: region.start, unit, writes, sectors: 0 })
+        let (left, judged) = (Vec::new(), Judged::default());
+        Ok(Self { disk, start: region.start, unit, writes, left, judged })
     }
 
     fn units(&self, ask: &Ask) -> Range<usize> {
@@ -100,18 +154,63 @@ impl Ledger {
             } else if mark.sequence == 0 {
                 continue;
             }
-            if let Err(wrong) = mark.check(sector) {
-                let expected = (mark, self.writes.is_empty());
-                return Err(describe(offset, ask, sector, expected, &wrong.to_string()));
+            match mark.check(sector) {
+                Ok(()) => self.judged.right += 1,
+                Err(wrong) => self.explain(offset, ask, sector, mark, &wrong)?,
             }
-            self.sectors += 1;
         }
         Ok(())
     }
 
-    /// Sectors judged and found right.
-    pub(crate) fn sectors(&self) -> u64 {
-        self.sectors
+    /// What is no write of this sector may be a record, or may never have been written.
+    #[cold]
+    fn explain(
+        &mut self,
+        offset: u64,
+        ask: &Ask,
+        sector: &[u8],
+        mark: Mark,
+        wrong: &Wrong,
+    ) -> Result<()> {
+        let any = self.writes.is_empty();
+        if any {
+            let left = self.left.iter().find(|left| left.order.part().contains(&offset));
+            let (record, written) = left.map_or((false, false), |left| left.expects(offset));
+            if record && left.is_some_and(|left| left.content == sector) {
+                self.judged.right += 1;
+                return Ok(());
+            }
+            // The place of a record that a run with other --jobs has left.
+            let former = Record::of(sector).filter(|former| {
+                former.seed == self.disk && Record::places(&former.part()).contains(&offset)
+            });
+            if former.is_some() && !(record || written) {
+                self.judged.right += 1;
+                return Ok(());
+            }
+            let claims =
+                wrong.is_misplaced() || Mark::claimed_by(sector) == (mark.disk, mark.sector);
+            if !(record || written || claims) {
+                self.judged.unwritten += 1;
+                return Ok(());
+            }
+        }
+        Err(describe(offset, ask, sector, (mark, any), &wrong.to_string()).into())
+    }
+
+    /// Learns what an earlier run has left.
+    pub(crate) fn expect(&mut self, left: Vec<Left>) {
+        self.left = left;
+    }
+
+    /// Bytes of a unit.
+    pub(crate) fn unit(&self) -> u64 {
+        self.unit
+    }
+
+    /// What was found so far.
+    pub(crate) fn judged(&self) -> Judged {
+        self.judged
     }
 
     /// The next stretch of units at or behind `from` that were written, at most `most` bytes.
@@ -143,7 +242,7 @@ fn describe(
     sector: &[u8],
     (mark, any): (Mark, bool),
     wrong: &str,
-) -> anyhow::Error {
+) -> WrongData {
     let mut expected = [0; SECTOR];
     if mark.sequence != 0 {
         mark.fill(&mut expected);
@@ -155,18 +254,19 @@ fn describe(
     } else {
         wrong.to_owned()
     };
-    anyhow!(
+    WrongData(format!(
         "verify: {wrong}; the first wrong byte is at offset {} of the target, in a read of {} \
          bytes at {}",
         offset + first as u64,
         ask.len,
         ask.offset
-    )
+    ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::round::Reached;
 
     fn write(offset: u64, len: u32) -> Ask {
         Ask { write: true, offset, len }
@@ -198,7 +298,7 @@ mod tests {
         assert!(ledger.take(&read(8192, 4096)));
         let mut found = [&[0; 1024], &old[..1024], &memory[..1024], &[0; 1024]].concat();
         ledger.settle(&read(8192, 4096), &found).unwrap();
-        assert_eq!(ledger.sectors(), 4, "sectors that nobody wrote are not judged");
+        assert_eq!(ledger.judged().right, 4, "sectors that nobody wrote are not judged");
         found[1024..3072].copy_from_slice(&old[..2048]);
         assert!(ledger.take(&read(8192, 4096)));
         let error = ledger.settle(&read(8192, 4096), &found).unwrap_err().to_string();
@@ -217,7 +317,38 @@ mod tests {
             let error = ledger.settle(&read(offset, 512), &sector).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
-        let error = ledger.settle(&read(0, 512), &[0; 512]).unwrap_err().to_string();
-        assert!(error.contains("with this --seed, but holds zeroes"), "{error}");
+        // Zeroes that nobody is known to have overwritten may have been there for ever.
+        ledger.settle(&read(0, 512), &[0; 512]).unwrap();
+        assert_eq!(ledger.judged(), Judged { right: 1, unwritten: 1, ..Judged::default() });
+
+        // A run that has written four of eight blocks, and left its record in the first and the last.
+        let reached = Reached { all: false, number: 4, within: 0 };
+        let record = Record {
+            seed: 9,
+            region: 0..8192,
+            stretch: 1024,
+            jobs: 1,
+            job: 0,
+            shuffled: true,
+            reached,
+        };
+        let order = record.order();
+        let mut content = vec![0; 512];
+        record.fill(&mut content);
+        ledger.expect(vec![Left::new(record)]);
+        for offset in (0..8192).step_by(512) {
+            let place = offset == 0 || offset == 7680;
+            let lost = ledger.settle(&read(offset, 512), &[0; 512]);
+            assert_eq!(lost.is_err(), place || order.is_behind(reached, offset), "{offset}");
+            if let Err(error) = lost {
+                assert!(error.is::<WrongData>());
+                let error = error.to_string();
+                assert!(error.contains("with this --seed, but holds zeroes"), "{error}");
+            }
+            assert_eq!(
+                ledger.settle(&read(offset, 512), &content).is_ok(),
+                place || !order.is_behind(reached, offset)
+            );
+        }
     }
 }

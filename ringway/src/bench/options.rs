@@ -3,8 +3,9 @@
 use crate::bench::origins::OriginsArgs;
 use crate::bench::pace::Rate;
 use crate::bench::pattern::{Rw, Sizes, request_len};
+use crate::bench::round::part;
 use crate::bench::target::Target;
-use crate::config::{self, Choice};
+use crate::config::{self, Choice, Format};
 use crate::size::Size;
 use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
@@ -21,13 +22,14 @@ Examples:
   ringway bench /dev/vg0/scratch --rw randrw --rwmixread 70 --allow-write
   ringway bench vhost-user:/run/disk.sock --rw read --path request
   ringway bench vhost-user:a.sock --vs vhost-user:b.sock --html report.html
-  ringway bench new.img --size 1G --rw randwrite --io-size 1G --verify
+  ringway bench new.img --size 1G --rw randwrite --verify
+  ringway bench new.img --rw read --verify
   ringway bench disk.img --rate-iops 5000 --json | jq .read.clat_ns.percentile
   ringway bench origins --html origins.html
 
 The words are fio's where fio has them; rates and --io-size are those of all
 jobs together.
-Exit status: 0 done, 1 a request failed or data is wrong, 2 wrong usage,
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 --verify found wrong data,
 128+N ended by signal N (what was measured until then is printed).";
 
 /// What `ringway bench` is told.
@@ -81,7 +83,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, alias = "numjobs", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) jobs: u16,
-    /// How long to measure: 10s, 500ms, 2m [default: 5s, with --vs 1s each round].
+    /// How long to measure: 10s, 500ms, 2m [default: 5s, with --vs 1s each round, with --verify all of
+    /// the range once].
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub(crate) runtime: Option<Duration>,
     /// Load before that, which is not counted [default: 200ms].
@@ -103,8 +106,9 @@ pub(crate) struct LoadArgs {
     /// due.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) rate_iops: Option<u32>,
-    /// Write data that says which target, sector and write it belongs to, and judge all of it when
-    /// read; what was written is read back at the end. Readers judge what such a run has left.
+    /// Write data that says which target, sector and write it belongs to, each block once before any
+    /// twice, and judge all of it when read; what was written is read back at the end. Readers judge
+    /// what such a run has left. Ends after all of the range unless told otherwise.
     #[arg(long)]
     pub(crate) verify: bool,
     /// Only count: no latencies, and the clock is read once in 64 batches. For targets so fast that
@@ -123,6 +127,9 @@ pub(crate) struct AccessArgs {
     /// Write even though this destroys data. Not needed for files without data, null and sim.
     #[arg(long)]
     pub(crate) allow_write: bool,
+    /// Write even to a file that looks like another format than raw.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(crate) format: Option<Format>,
     /// For files, as for serve [default: auto].
     #[arg(long, value_parser = config::engines())]
     pub(crate) engine: Option<Choice<EngineKind>>,
@@ -189,6 +196,8 @@ pub(crate) struct Load {
     pub(crate) size: Option<u64>,
     pub(crate) offset: u64,
     pub(crate) rate: Option<Rate>,
+    /// End after all of the region, once.
+    pub(crate) whole: bool,
     pub(crate) verify: bool,
     /// Take the time of each request.
     pub(crate) timed: bool,
@@ -215,6 +224,10 @@ impl Load {
         let default = Duration::from_secs(if alternating { 1 } else { 5 });
         let runtime = budget.is_none().then(|| args.runtime.unwrap_or(default));
         ensure!(budget != Some(0) && runtime != Some(Duration::ZERO), "nothing would be measured");
+        // Without a word about the end, all of the region is written or judged, once.
+        let whole =
+            args.verify && budget.is_none() && args.runtime.is_none() && !args.rw.is_mixed();
+        let runtime = runtime.filter(|_| !whole);
         let ramp = args.ramp.unwrap_or(Duration::from_millis(200));
         if args.verify {
             ensure!(!alternating, "--verify judges one target: leave out --vs");
@@ -230,8 +243,9 @@ impl Load {
             depth: args.iodepth,
             jobs: args.jobs,
             runtime,
-            ramp: if budget.is_some() { Duration::ZERO } else { ramp },
+            ramp: if budget.is_some() || whole { Duration::ZERO } else { ramp },
             budget,
+            whole,
             size: args.size.map(|Size(bytes)| bytes),
             offset: args.offset.0,
             rate,
@@ -271,7 +285,9 @@ impl Load {
             Size(size),
             Size(left)
         );
-        let unit = u64::from(self.sizes.least());
+        // What is judged in order need not be whole requests.
+        let reads_all = self.verify && self.rw == Rw::Read;
+        let unit = if reads_all { block } else { u64::from(self.sizes.least()) };
         let size = size / unit * unit;
         ensure!(
             size >= self.sizes.most().into(),
@@ -291,18 +307,22 @@ impl Load {
             return Ok(vec![region.clone(); jobs]);
         }
         let (unit, jobs) = (u64::from(self.sizes.most()), jobs as u64);
-        let part = (region.end - region.start) / jobs / unit * unit;
-        let in_flight = u64::from(self.depth) * unit;
+        let parts: Vec<_> = (0..jobs).map(|job| part(region, unit, jobs, job)).collect();
+        let in_flight = if self.rw.writes() { u64::from(self.depth) * unit } else { unit };
+        let least = parts.iter().map(|part| part.end - part.start).min().unwrap_or(0);
         ensure!(
-            part >= in_flight || !self.rw.writes(),
+            least >= in_flight,
             "--verify: each job has {} of the target for {} in flight: use a larger --size, fewer \
              --jobs or a smaller --iodepth",
-            Size(part),
+            Size(least),
             Size(in_flight)
         );
-        Ok((0..jobs)
-            .map(|job| region.start + job * part..region.start + (job + 1) * part)
-            .collect())
+        Ok(parts)
+    }
+
+    /// Bytes to ask for in all, if there is an end to them.
+    pub(crate) fn budget_of(&self, region: &Range<u64>) -> Option<u64> {
+        if self.whole { Some(region.end - region.start) } else { self.budget }
     }
 
     /// `randread 4 KiB, depth 32, 2 jobs, polling client`

@@ -14,13 +14,15 @@ mod o5;
 mod server;
 
 use crate::bench::crew::{self, Outcome};
+use crate::bench::html::page;
 use crate::bench::html::{self, page::Page};
 use crate::bench::options::{Load, seconds};
 use crate::bench::pattern::{Rw, Sizes};
 use crate::bench::target::{self, Opened};
-use crate::bench::{print, usage};
+use crate::bench::usage;
 use crate::cli::LogArgs;
 use crate::config::cpus;
+use crate::output;
 use crate::size::Size;
 use crate::table;
 use anyhow::{Context, Result, bail, ensure};
@@ -176,9 +178,11 @@ pub(crate) fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Re
     if args.json {
         let json: Vec<_> = findings.iter().map(Finding::json).collect();
         let json = json!({ "machine": usage::machine(), "tables": json });
-        print(&(serde_json::to_string_pretty(&json)? + "\n"));
+        output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
     } else {
-        findings.iter().for_each(|finding| print(&finding.text()));
+        for finding in &findings {
+            output::print(&finding.text())?;
+        }
     }
     if let Some(path) = page {
         let text = report(&findings);
@@ -231,6 +235,7 @@ impl Lab<'_> {
             runtime: Some(self.runtime),
             ramp: Duration::from_millis(100).min(self.runtime),
             budget: None,
+            whole: false,
             size: None,
             offset: 0,
             rate: None,
@@ -317,12 +322,12 @@ fn report(findings: &[Finding]) -> String {
          ratios, not absolute values."
             .to_owned(),
     ];
+    let lines: Vec<_> = lines.into_iter().chain(page::origin()).collect();
     let mut page = Page::new("Ringway beside its origins", &lines);
     for finding in findings {
         let (what, bars) = &finding.bars;
         if !bars.is_empty() {
-            let caption =
-                "Grey: published. Blue: measured here. Dashed: nothing won, nothing lost.";
+            let caption = "Longer bars: the change wins more. Grey: published. Blue: measured here. Dashed: nothing won, nothing lost.";
             page.bars(&format!("{}: {what}", finding.title), caption, bars, Some(finding.even));
         }
         let head: Vec<String> = finding.head.iter().map(|&word| word.to_owned()).collect();

@@ -1,6 +1,7 @@
 //! What is asked for next: kind, place and length (hot).
 
 use crate::bench::port::Ask;
+use crate::bench::round::{Order, Round};
 use crate::random::Random;
 use crate::size::Size;
 use std::ops::Range;
@@ -39,6 +40,10 @@ impl Rw {
 
     pub(crate) const fn writes(self) -> bool {
         !matches!(self, Self::Read | Self::Randread)
+    }
+
+    pub(crate) const fn is_mixed(self) -> bool {
+        matches!(self, Self::Mixed | Self::Randrw)
     }
 
     pub(crate) const fn is_random(self) -> bool {
@@ -150,6 +155,8 @@ pub(crate) struct Pattern {
     align: u64,
     /// Where the next one in order goes.
     next: u64,
+    /// Where writes go, and reads in order, if each block is to be met once.
+    round: Option<Round>,
     random: Random,
 }
 
@@ -165,7 +172,18 @@ impl Pattern {
     ) -> Self {
         let align = sizes.least().into();
         let next = region.start + (first - region.start) / align * align;
-        Self { rw, reads, sizes, region, align, next, random: Random::new(seed) }
+        Self { rw, reads, sizes, region, align, next, round: None, random: Random::new(seed) }
+    }
+
+    /// Has writes, or reads in order, go through all of the region before they go anywhere twice. The
+    /// last request of a stretch may be shorter than asked for.
+    pub(crate) fn in_rounds(self, order: Order) -> Self {
+        Self { round: Some(Round::new(order)), ..self }
+    }
+
+    /// How far writes came.
+    pub(crate) fn round(&self) -> Option<&Round> {
+        self.round.as_ref()
     }
 
     /// First byte of the region.
@@ -187,6 +205,12 @@ impl Pattern {
             Rw::Write | Rw::Randwrite => true,
             Rw::Mixed | Rw::Randrw => self.random.below(100) >= self.reads,
         };
+        if let Some(round) = &mut self.round
+            && (write || self.rw == Rw::Read)
+        {
+            let (offset, len) = round.next(len);
+            return Ask { write, offset, len };
+        }
         Ask { write, offset: self.place(len.into()), len }
     }
 

@@ -2,11 +2,13 @@
 
 use crate::bench::Measured;
 use crate::bench::crew::Outcome;
+use crate::bench::ledger::Judged;
 use crate::bench::options::Load;
 use crate::bench::port::Effort;
 use crate::bench::tally::Side;
 use crate::bench::versus;
 use crate::short::count;
+use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
 use ringway_driver::PathStats;
@@ -60,10 +62,30 @@ fn single(outcome: &Outcome) -> String {
     if let Some(travel) = travel(outcome) {
         let _ = writeln!(text, "{travel}");
     }
-    if outcome.verified > 0 {
-        let _ = writeln!(text, "verify: {} sectors are right", outcome.verified);
+    if let Some(verified) = verified(outcome) {
+        let _ = writeln!(text, "verify: {verified}");
     }
     text
+}
+
+/// What `--verify` has found, in words; nothing without it.
+pub(crate) fn verified(outcome: &Outcome) -> Option<String> {
+    let Judged { right, unwritten, covered, whole } = outcome.judged;
+    if right + unwritten + whole == 0 {
+        return None;
+    }
+    let mut text = format!("{right} sectors are right");
+    if unwritten > 0 {
+        text.push_str(&format!("; {unwritten} were never written by a run with this --seed"));
+    }
+    if covered < whole {
+        text.push_str(&format!(
+            "; {} of {} were written, which --rw read --verify knows",
+            Size(covered),
+            Size(whole)
+        ));
+    }
+    Some(text)
 }
 
 /// Submission, completion and both, of each direction, in microseconds. No rows if no time was taken.
@@ -216,7 +238,9 @@ fn outcome_json(outcome: &Outcome) -> Value {
         "kicks": outcome.effort.map(|effort| effort.kicks),
         "sleeps": outcome.effort.map(|effort| effort.sleeps),
         "path": outcome.effort.and_then(|effort| path_json(&effort)),
-        "verified_sectors": outcome.verified,
+        "verified_sectors": outcome.judged.right,
+        "unwritten_sectors": outcome.judged.unwritten,
+        "written_once_bytes": outcome.judged.covered,
         "over_time": over_time.collect::<Vec<_>>(),
     })
 }

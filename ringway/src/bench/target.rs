@@ -3,7 +3,8 @@
 use crate::bench::fill;
 use crate::bench::inside::{Inside, Serving};
 use crate::bench::options::{AccessArgs, Load};
-use crate::config::{Choice, cpus, source};
+use crate::config::{Choice, Format, cpus, source};
+use crate::io::target::missing_folder;
 use crate::peer;
 use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -173,7 +174,12 @@ impl Target {
         options.cache = Some(if access.cached { CacheMode::Writeback } else { CacheMode::None });
         options.engine = access.engine.and_then(Choice::given);
         options.engines = usable_engines();
+        // Reading does no harm to any format.
+        options.raw = options.read_only || access.format == Some(Format::Raw);
         if !path.exists() {
+            if let Some(folder) = missing_folder(path) {
+                bail!("{}: there is no such folder: {folder}", path.display());
+            }
             let size = load.size.map(|size| size + load.offset).ok_or_else(|| {
                 anyhow!(
                     "{}: there is no such file; --size SIZE makes and fills one",
@@ -191,6 +197,15 @@ impl Target {
         ringway_disk::open(&options).map_err(|error| match error {
             OpenError::NoDirect { path, why } => {
                 anyhow!("{}: O_DIRECT does not work here: {why}. Use --cached", path.display())
+            }
+            // In words for a measurement.
+            OpenError::InUse { path, holder } => anyhow!(
+                "{}: it is in use by {holder}. Measure its socket instead (vhost-user:SOCKET), or \
+                 stop the other one",
+                path.display()
+            ),
+            OpenError::Permission { path, mode, .. } => {
+                anyhow!("{}: no permission to open it for {mode}", path.display())
             }
             error => error.into(),
         })
@@ -239,11 +254,7 @@ pub(crate) fn served_here(
 
 /// Connects, and finds out who listens.
 fn connect(path: &Path) -> Result<(UnixStream, Option<u32>)> {
-    let Ok(stream) = UnixStream::connect(path) else {
-        // The driver fails as well, and knows what to say.
-        Options::new().connect(path)?;
-        bail!("{}: it cannot be reached", path.display());
-    };
+    let stream = peer::connect(path)?;
     let pid = peer::server(&stream);
     Ok((stream, pid))
 }

@@ -2,8 +2,8 @@
 
 use super::cpus;
 use crate::size::Size;
-use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
 use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
 use ringway_export::xen::Address;
 use serde::de::{Deserializer, Error};
@@ -41,6 +41,10 @@ pub(crate) struct DiskArgs {
     /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
     #[arg(long, value_name = "SIZE", help_heading = "Disk")]
     pub(crate) size: Option<Size>,
+    /// The format of IMAGE. Only raw is served; to say so serves what looks like another format, such as
+    /// a disk whose guest has written that. Say it wherever guests may not wait for an answer.
+    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Disk")]
+    pub(crate) format: Option<Format>,
     /// Refuse everything that changes the disk.
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
@@ -83,6 +87,14 @@ pub(crate) struct DiskArgs {
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub(crate) path: Option<PathKind>,
+}
+
+/// A format of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Format {
+    // The bytes of the file are those of the disk.
+    Raw,
 }
 
 /// A choice that can be left to the program.
@@ -237,6 +249,8 @@ pub(crate) struct DiskSpec {
     pub(crate) cache: Option<CacheMode>,
     /// How requests travel.
     pub(crate) path: PathKind,
+    /// The user says that it is raw.
+    pub(crate) raw: bool,
 }
 
 impl DiskArgs {
@@ -245,6 +259,7 @@ impl DiskArgs {
         Self {
             image: self.image.or_else(|| other.image.clone()),
             size: self.size.or(other.size),
+            format: self.format.or(other.format),
             read_only: self.read_only || other.read_only,
             serial: self.serial.or_else(|| other.serial.clone()),
             block_size: self.block_size.or(other.block_size),
@@ -277,6 +292,7 @@ impl DiskArgs {
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,
             path: self.path.unwrap_or_default(),
+            raw: self.format == Some(Format::Raw),
         })
     }
 }

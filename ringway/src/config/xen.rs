@@ -1,7 +1,7 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
 use super::disk::{queues_in_file, word_in_file};
-use super::{Choice, DiskArgs, XenArgs, XenPlan, is_unreal};
+use super::{Choice, DiskArgs, Format, XenArgs, XenPlan, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, PathKind};
 use ringway_export::xen::Movement;
@@ -19,6 +19,7 @@ macro_rules! table {
         pub(super) struct $name {
             $($own)*
             size: Option<Size>,
+            format: Option<Format>,
             #[serde(default)]
             read_only: bool,
             block_size: Option<u32>,
@@ -37,6 +38,7 @@ macro_rules! table {
             fn words(&self) -> DiskArgs {
                 DiskArgs {
                     size: self.size,
+                    format: self.format,
                     read_only: self.read_only,
                     block_size: self.block_size,
                     lock_wait: self.lock_wait,

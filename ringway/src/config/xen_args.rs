@@ -18,7 +18,7 @@ const RECORDS: &str = "/run/ringway";
 pub(crate) struct XenArgs {
     /// Serve the disks that the toolstack of this Xen host attaches (xl: backendtype=tap); options
     /// of disks are those of all of them ([[xen.disk]] of --config can differ).
-    #[arg(long, conflicts_with_all = ["image", "socket", "config", "blk_file", "fd"])]
+    #[arg(long, conflicts_with_all = ["image", "socket", "config", "blk_file", "fd", "serial", "queue_size"])]
     pub(crate) xen: bool,
     /// The kind of device to serve: the folder backend/NAME in xenstore [default: vbd3].
     #[arg(

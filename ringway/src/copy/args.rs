@@ -1,5 +1,6 @@
 //! The options of `ringway copy`.
 
+use crate::config::Format;
 use crate::io::target::Target;
 use clap::{Args, ValueEnum, ValueHint};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,9 @@ pub(crate) struct CopyArgs {
     /// Overwrite DST. Block devices and served disks always need it.
     #[arg(short, long)]
     pub(super) force: bool,
+    /// Copy SRC byte by byte even if it looks like another format than raw.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub(super) format: Option<Format>,
     /// Go on with a copy that was interrupted; begin if there is none.
     #[arg(long, conflicts_with = "force")]
     pub(super) resume: bool,

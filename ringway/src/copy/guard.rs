@@ -5,9 +5,51 @@ use super::end::End;
 use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
-use anyhow::bail;
+use anyhow::{Context, bail};
+use ringway_disk::ForeignFormat;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+
+/// Refuses what is neither a file nor a block device nor a socket, before it is opened: a pipe would
+/// wait.
+pub(super) fn is_disk(target: &Target) -> anyhow::Result<()> {
+    let Target::Path(path) = target else { return Ok(()) };
+    let Ok(meta) = path.metadata() else { return Ok(()) };
+    let kind = meta.file_type();
+    let what = if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    } else if kind.is_dir() {
+        "a folder: name a file in it"
+    } else if kind.is_fifo() {
+        "a pipe, not a file or block device"
+    } else if kind.is_socket() {
+        "a socket: write vhost-user: before it"
+    } else {
+        "a character device, not a file or block device"
+    };
+    bail!("{target} is {what}")
+}
+
+/// Refuses a source that looks as if it were no raw image: its bytes are not those of its disk. What
+/// the destination looks like does not matter: nothing of it is left.
+pub(super) fn is_raw(args: &CopyArgs, source: &Opened) -> anyhow::Result<()> {
+    let End::File(file) = &source.end else { return Ok(()) };
+    if args.format.is_some() {
+        return Ok(());
+    }
+    let from = &args.source;
+    let found = ForeignFormat::of(&file.file, source.identity.bytes);
+    match found.with_context(|| format!("cannot read {from}"))? {
+        None => Ok(()),
+        Some(ForeignFormat::Luks) if !file.regular => Ok(()),
+        Some(format) => bail!(
+            "{from} looks like {}: its bytes are not those of its disk. Copy the disk with `qemu-img \
+             convert -O raw`; if a guest has written what is there, or the bytes are what you want, \
+             add --format raw",
+            format.words()
+        ),
+    }
+}
 
 /// Refuses what would destroy something, or be something else than what was asked for.
 pub(super) fn may_write(

@@ -123,9 +123,9 @@ impl Journal {
         to: &Identity,
         prealloc: Prealloc,
     ) -> anyhow::Result<Self> {
+        // Not truncated in place: at every moment there is a whole one, the old or the new.
+        let fresh = with_suffix(path, ".new");
         let make = || {
-            // Not truncated in place: at every moment there is a whole one, the old or the new.
-            let fresh = with_suffix(path, ".new");
             let mut options = OpenOptions::new();
             let mut file =
                 options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
@@ -137,8 +137,11 @@ impl Journal {
             sync_folder(path)?;
             Ok::<_, io::Error>(file)
         };
-        let file =
-            make().with_context(|| format!("cannot write the journal {}", path.display()))?;
+        let file = make().inspect_err(|_| {
+            // Best effort: the error is worth more.
+            let _ = std::fs::remove_file(&fresh);
+        });
+        let file = file.with_context(|| format!("cannot write the journal {}", path.display()))?;
         Ok(Self { path: path.into(), file })
     }
 

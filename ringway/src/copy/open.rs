@@ -3,7 +3,7 @@
 use super::end::{DiskEnd, End, FileEnd, Flight};
 use super::journal::Identity;
 use crate::io::disk;
-use crate::io::target::Target;
+use crate::io::target::{Target, missing_folder};
 use anyhow::{Context, bail};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -87,7 +87,7 @@ fn disk_end(socket: &Path, buffers: Buffers) -> anyhow::Result<Opened> {
     let Buffers { slots, chunk } = buffers;
     let room = (slots + 1) * chunk + (1 << 20);
     let options = ringway_driver::Options::new().queue_size(1024).memory(room);
-    let device = options.connect(socket)?;
+    let device = options.over(crate::peer::connect(socket)?)?;
     let mut end = DiskEnd::new(device)?;
     let serial = disk::serial(&mut end.queue, &end.device.pool(), Flight::NONE)?;
     let identity = Identity {
@@ -154,7 +154,10 @@ fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
     options.open(path).map_err(|error| {
         let name = path.display();
         match error.raw_os_error() {
-            Some(libc::ENOENT) => anyhow::anyhow!("{name}: there is no such file"),
+            Some(libc::ENOENT) => match missing_folder(path) {
+                Some(folder) => anyhow::anyhow!("{name}: there is no such folder: {folder}"),
+                None => anyhow::anyhow!("{name}: there is no such file"),
+            },
             Some(libc::EBUSY) => anyhow::anyhow!(
                 "{name} is in use by the host itself (mounted, or part of another device)"
             ),

@@ -109,6 +109,7 @@ fn stats(stats: &Stats) -> String {
         "per harvest",
         "syscalls",
         "sleeps",
+        "lost kicks",
         "CPU",
         "polling",
     ];
@@ -174,6 +175,7 @@ fn worker(worker: &WorkerStatsOf) -> Vec<String> {
         worker.harvests.p50.to_string(),
         worker.syscalls.to_string(),
         worker.sleeps.to_string(),
+        worker.lost_kicks.to_string(),
         share(worker.cpu_us, worker.age_us),
         share(worker.spin_us, worker.age_us),
     ]

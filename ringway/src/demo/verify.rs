@@ -30,25 +30,28 @@ fn disk_number() -> u64 {
 ///
 /// # Errors
 /// The first wrong sector or failed request.
-pub(super) fn run(queues: &mut Queues<'_>, say: impl Fn(&str)) -> anyhow::Result<()> {
+pub(super) fn run(
+    queues: &mut Queues<'_>,
+    say: impl Fn(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let disk = disk_number();
     let (all, capacity) = (queues.len(), queues.capacity());
 
     let step = Step::begin("write", capacity);
     queues.each(all, CELL as u64, |part| write_all(part, disk, &step.bar))?;
-    say(&step.end(capacity, "each sector says which it is"));
+    say(&step.end(capacity, "each sector says which it is"))?;
 
     let step = Step::begin("rewrite", capacity / 2);
     let rewritten = Mutex::new(vec![false; usize::try_from(capacity / SECTOR as u64)?]);
     let bytes =
         queues.each(all, CELL as u64, |part| write_again(part, disk, &rewritten, &step.bar))?;
     let rewritten = rewritten.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    say(&step.end(bytes.iter().sum(), "random pieces, then flushed"));
+    say(&step.end(bytes.iter().sum(), "random pieces, then flushed"))?;
 
     let step = Step::begin("verify", capacity);
     queues.each(all, CELL as u64, |part| read_all(part, disk, &rewritten, &step.bar))?;
     let sectors = HumanCount(capacity / SECTOR as u64);
-    say(&step.end(capacity, &format!("all {sectors} sectors are right")));
+    say(&step.end(capacity, &format!("all {sectors} sectors are right")))?;
     Ok(())
 }
 

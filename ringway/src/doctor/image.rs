@@ -2,7 +2,7 @@
 
 use crate::config::{DiskArgs, Place, cpus};
 use ringway_disk::open::{ImageKind, Mount, Origin};
-use ringway_disk::{EngineKind, OpenOptions, probe};
+use ringway_disk::{EngineKind, ForeignFormat, OpenOptions, probe};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,9 @@ pub(crate) struct Image {
     pub(crate) name: String,
     /// `file`, `block device`, `null` or `simulation`.
     pub(crate) kind: Option<&'static str>,
+    /// `qcow2` and others, in the words of `qemu-img`: what it begins or ends with. `None` for all that
+    /// may be raw.
+    pub(crate) looks_like: Option<&'static str>,
     pub(crate) bytes: Option<u64>,
     /// Bytes of a file that are really there.
     pub(crate) allocated_bytes: Option<u64>,
@@ -121,6 +124,7 @@ pub(crate) fn look(image: &Path, engines: &[(EngineKind, Result<String, String>)
             ImageKind::Null => "null",
             ImageKind::Simulation => "simulation",
         }),
+        looks_like: found.looks_like.map(ForeignFormat::name),
         bytes: found.bytes,
         allocated_bytes: found.allocated,
         sparse: found.allocated.zip(found.bytes).map(|(allocated, bytes)| allocated < bytes),

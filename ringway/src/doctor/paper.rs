@@ -212,6 +212,9 @@ pub(crate) fn disk(image: &Image) -> Vec<Line> {
     if let Some(kind) = image.kind {
         add(Mark::Fact, "type", kind.into());
     }
+    if let Some(format) = image.looks_like {
+        add(Mark::Warn, "format", format!("looks like {format}, not raw"));
+    }
     if let Some(bytes) = image.bytes {
         let sparse = match (image.sparse, image.allocated_bytes) {
             (Some(true), Some(there)) => format!(", sparse, {} allocated", Size(there)),

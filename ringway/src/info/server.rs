@@ -2,11 +2,9 @@
 
 use crate::io::disk;
 use crate::peer;
-use anyhow::Context;
 use ringway_driver::{Device, Options, vhost_user_feature_name, virtio_feature_name};
 use serde::Serialize;
 use std::collections::HashMap;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
@@ -94,11 +92,7 @@ pub(super) struct Process {
 /// No server, one that does not answer, or one that is none for disks.
 pub(super) fn ask(socket: &Path) -> anyhow::Result<Served> {
     let options = Options::new().timeout(PATIENCE).memory(1 << 20).queue_size(16);
-    let stream = match UnixStream::connect(socket) {
-        Ok(stream) => stream,
-        // It says better what to do.
-        Err(_) => return Err(options.connect(socket).err().context("cannot connect")?.into()),
-    };
+    let stream = peer::connect(socket)?;
     let pid = peer::server(&stream);
     let mut device = options.over(stream)?;
     let mut queue = device.queue::<()>()?;

@@ -6,7 +6,6 @@ use super::pattern::{Difference, Pattern};
 use crate::size::Size;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
-use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// One line of a script, or typed.
@@ -180,7 +179,7 @@ impl Session {
     pub(crate) fn line(&mut self, line: &str) -> Result<Next, Failure> {
         let command = match parse(line) {
             Err(Failure::Help(text)) => {
-                say(text.trim_end());
+                say(text.trim_end()).map_err(Failure::Failed)?;
                 return Ok(Next::GoOn);
             }
             parsed => parsed?,
@@ -222,11 +221,11 @@ impl Session {
                 ("flushed", None)
             }
             Command::Id => {
-                say(&medium.id().map_err(Failure::Failed)?);
+                medium.id().and_then(|id| say(&id)).map_err(Failure::Failed)?;
                 return Ok(Next::GoOn);
             }
             Command::Info => {
-                say(&medium.facts());
+                say(&medium.facts()).map_err(Failure::Failed)?;
                 return Ok(Next::GoOn);
             }
             Command::Sleep { ms } => {
@@ -236,7 +235,7 @@ impl Session {
             Command::Quit => return Ok(Next::Quit),
         };
         if !self.quiet {
-            say(&report(word, range, begin.elapsed()));
+            say(&report(word, range, begin.elapsed())).map_err(Failure::Failed)?;
         }
         Ok(Next::GoOn)
     }
@@ -246,7 +245,7 @@ impl Session {
         let (mut dump, mut differs) = (Dump::default(), None::<Difference>);
         let read = self.medium.read(offset, len, |at, bytes| {
             if show {
-                say(dump.lines(at, bytes).trim_end());
+                say(dump.lines(at, bytes).trim_end())?;
             }
             if let Some(found) = want.and_then(|pattern| pattern.check(at, bytes)) {
                 differs.get_or_insert(Difference { count: 0, ..found }).count += found.count;
@@ -270,11 +269,12 @@ fn report(word: &str, range: Option<Range>, took: Duration) -> String {
     format!("{word} {length} at {offset}  {ms:.3} ms  {rate}/s")
 }
 
-/// Prints a line; a reader that has gone is no failure.
-pub(crate) fn say(line: &str) {
-    if !line.is_empty() {
-        let _ = writeln!(anstream::stdout(), "{line}");
-    }
+/// Prints a line, if there is one.
+///
+/// # Errors
+/// As of [`crate::output::print`].
+pub(crate) fn say(line: &str) -> anyhow::Result<()> {
+    if line.is_empty() { Ok(()) } else { crate::output::print(&format!("{line}\n")) }
 }
 
 #[cfg(test)]

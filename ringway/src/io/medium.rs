@@ -1,9 +1,10 @@
 //! What `ringway io` works on, one request after the other.
 
 use super::disk;
-use super::target::Target;
+use super::target::{Target, missing_folder};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::mem::Mapping;
+use ringway_disk::ForeignFormat;
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
@@ -19,6 +20,8 @@ const CHUNK: usize = 1 << 20;
 pub(crate) struct Open {
     pub(crate) read_only: bool,
     pub(crate) direct: bool,
+    /// It is raw, whatever it looks like.
+    pub(crate) raw: bool,
 }
 
 /// A file or device, or a disk behind a socket.
@@ -27,6 +30,8 @@ pub(crate) struct Medium {
     kind: Kind,
     bytes: u64,
     read_only: bool,
+    /// A file of another format than raw: not to be written.
+    foreign: Option<ForeignFormat>,
     chunk: usize,
 }
 
@@ -46,10 +51,10 @@ impl Medium {
     /// # Errors
     /// What is wrong, and what to do.
     pub(crate) fn open(target: &Target, how: Open) -> anyhow::Result<Self> {
-        let Open { read_only, direct } = how;
+        let Open { read_only, direct, raw } = how;
         match target {
             Target::VhostUser(socket) => {
-                let mut device = Options::new().connect(socket)?;
+                let mut device = Options::new().over(crate::peer::connect(socket)?)?;
                 let queue = device.queue()?;
                 let info = device.info();
                 let most = info.size_max.map_or(usize::MAX, |max| max as usize).max(512);
@@ -57,12 +62,16 @@ impl Medium {
                 let buffer = Some(device.pool().alloc(chunk).context("out of shared memory")?);
                 let (bytes, read_only) = (device.capacity(), read_only || info.read_only);
                 let device = Box::new(device);
-                Ok(Self { kind: Kind::Disk { device, queue, buffer }, bytes, read_only, chunk })
+                let kind = Kind::Disk { device, queue, buffer };
+                Ok(Self { kind, bytes, read_only, foreign: None, chunk })
             }
             Target::Path(path) => {
                 let flags = if direct { libc::O_DIRECT } else { 0 };
                 let mut options = OpenOptions::new();
                 let options = options.read(true).write(!read_only).custom_flags(flags);
+                if let Some(folder) = missing_folder(path) {
+                    bail!("{target}: there is no such folder: {folder}");
+                }
                 let cannot = || format!("cannot open {target}");
                 let file = options.open(path).with_context(cannot)?;
                 let kind = file.metadata().with_context(cannot)?.file_type();
@@ -75,9 +84,10 @@ impl Medium {
                     bail!("{target} is in use by another process: use its socket, or stop it");
                 }
                 let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
+                let foreign = if raw { None } else { ForeignFormat::of(&file, bytes)? };
                 let memory = Mapping::anonymous(CHUNK)?;
                 let kind = Kind::File { file, block, memory };
-                Ok(Self { kind, bytes, read_only, chunk: CHUNK })
+                Ok(Self { kind, bytes, read_only, foreign, chunk: CHUNK })
             }
         }
     }
@@ -98,6 +108,13 @@ impl Medium {
     fn check(&self, offset: u64, len: u64, writes: bool) -> anyhow::Result<()> {
         if writes && self.read_only {
             bail!("it is read-only");
+        }
+        if let Some(format) = self.foreign.filter(|_| writes) {
+            bail!(
+                "it looks like {}, which writing to its bytes destroys. Start with --format raw if \
+                 they are what you mean",
+                format.words()
+            );
         }
         if offset.checked_add(len).is_none_or(|end| end > self.bytes) {
             bail!(

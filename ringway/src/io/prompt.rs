@@ -50,7 +50,7 @@ pub(crate) fn run(session: &mut Session, target: &Target) -> anyhow::Result<()> 
     let config = Config::builder().auto_add_history(true).build();
     let mut editor = Editor::<Words, MemHistory>::with_history(config, MemHistory::new())?;
     editor.set_helper(Some(Words(words)));
-    super::command::say(&format!("{target}  {}  (help, quit)", session.medium().facts()));
+    super::command::say(&format!("{target}  {}  (help, quit)", session.medium().facts()))?;
     loop {
         match editor.readline("ringway> ") {
             Ok(line) => match session.line(&line) {

@@ -17,8 +17,35 @@ pub(crate) struct Attach<'a> {
 /// The largest ring cloud-hypervisor is told of; larger ones gain nothing there.
 const RING: u16 = 256;
 
-/// Options for QEMU.
-pub(crate) fn qemu(disks: &[Attach<'_>]) -> String {
+/// Which QEMU is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QemuVersion(u32, u32);
+
+impl QemuVersion {
+    /// The first version that counts the time to reconnect in milliseconds.
+    pub(crate) const RECONNECT_MS: Self = Self(9, 2);
+
+    /// Asks the QEMU for this architecture that is found by its name, if there is one. Starts a
+    /// process.
+    pub(crate) fn installed() -> Option<Self> {
+        let program = format!("qemu-system-{}", std::env::consts::ARCH);
+        let mut command = std::process::Command::new(program);
+        let asked = command.arg("--version").stdin(std::process::Stdio::null()).output().ok()?;
+        Self::of(&String::from_utf8_lossy(&asked.stdout))
+    }
+
+    /// `QEMU emulator version 7.2.17 (Debian …)`
+    fn of(said: &str) -> Option<Self> {
+        let (_, version) = said.split_once("version ")?;
+        let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+        Some(Self(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    }
+}
+
+/// Options for QEMU; for the newest if the version is not known.
+pub(crate) fn qemu(disks: &[Attach<'_>], version: Option<QemuVersion>) -> String {
+    let milliseconds = version.is_none_or(|version| version >= QemuVersion::RECONNECT_MS);
+    let reconnect = if milliseconds { "reconnect-ms=1000" } else { "reconnect=1" };
     let mut lines = vec![
         "-m 4G -object memory-backend-memfd,id=mem,size=4G,share=on".to_owned(),
         "-machine memory-backend=mem".to_owned(),
@@ -26,7 +53,7 @@ pub(crate) fn qemu(disks: &[Attach<'_>]) -> String {
     for (index, disk) in disks.iter().enumerate() {
         // QEMU reads a doubled comma as a comma.
         let path = disk.socket.display().to_string().replace(',', ",,");
-        let chardev = format!("socket,id=disk{index},path={path},reconnect-ms=1000");
+        let chardev = format!("socket,id=disk{index},path={path},{reconnect}");
         lines.push(format!("-chardev {}", shell_word(&chardev)));
         lines.push(format!(
             "-device vhost-user-blk-pci,chardev=disk{index},num-queues={}",
@@ -106,15 +133,32 @@ mod tests {
     #[test]
     fn lines_can_be_pasted_whatever_the_path() {
         let odd = [attach("/run/it's, <odd>.sock")];
-        assert!(qemu(&odd).contains(r"-chardev 'socket,id=disk0,path=/run/it'\''s,, <odd>.sock,"));
+        assert!(
+            qemu(&odd, None).contains(r"-chardev 'socket,id=disk0,path=/run/it'\''s,, <odd>.sock,")
+        );
         assert!(libvirt(&odd).contains("path='/run/it&apos;s, &lt;odd>.sock'"));
+    }
+
+    #[test]
+    fn reconnecting_is_said_as_the_installed_version_takes_it() {
+        let one = [attach("/run/a")];
+        for (said, wanted) in [
+            ("QEMU emulator version 7.2.17 (Debian 1:7.2+dfsg-7)\nCopyright", "reconnect=1"),
+            ("QEMU emulator version 9.1.0", "reconnect=1"),
+            ("QEMU emulator version 9.2.0", "reconnect-ms=1000"),
+            ("QEMU emulator version 10.0.2", "reconnect-ms=1000"),
+            ("something else", "reconnect-ms=1000"),
+        ] {
+            let text = qemu(&one, QemuVersion::of(said));
+            assert!(text.contains(&format!("path=/run/a,{wanted} ")), "{said}: {text}");
+        }
     }
 
     #[test]
     fn memory_is_shared_once_and_every_disk_attached() {
         let two = [attach("/run/a"), attach("/run/b")];
         for (text, memory) in [
-            (qemu(&two), "share=on"),
+            (qemu(&two, None), "share=on"),
             (libvirt(&two), "mode='shared'"),
             (cloud_hypervisor(&two), "shared=on"),
         ] {

@@ -1,6 +1,6 @@
 //! What is printed when front-ends can connect.
 
-use super::attach::{self, Attach};
+use super::attach::{self, Attach, QemuVersion};
 use super::daemon::Daemon;
 use super::served::Served;
 use super::xen;
@@ -20,7 +20,7 @@ const NOTE: Style = Style::new().dimmed();
 const INDENT: usize = 2;
 
 /// Prints one line per disk, and the lines that attach them.
-pub(crate) fn print(daemon: &Daemon) {
+pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
     let disks = daemon.served();
     let mut text = disk_lines(&disks);
     if let Some(plan) = daemon.xen() {
@@ -43,7 +43,7 @@ pub(crate) fn print(daemon: &Daemon) {
         .collect();
     if !attach.is_empty() {
         text.push('\n');
-        text.push_str(&attach_lines(&attach));
+        text.push_str(&attach_lines(&attach, qemu));
     }
     // A reader that has gone is no failure.
     let mut out = anstream::stdout().lock();
@@ -51,10 +51,12 @@ pub(crate) fn print(daemon: &Daemon) {
 }
 
 /// How to attach disks to each kind of virtual machine.
-pub(crate) fn attach_lines(disks: &[Attach<'_>]) -> String {
+pub(crate) fn attach_lines(disks: &[Attach<'_>], qemu: Option<QemuVersion>) -> String {
+    let note =
+        if qemu.is_none() { "before 9.2 write reconnect=1 for reconnect-ms=1000" } else { "" };
     let mut text = String::new();
     for (title, note, lines) in [
-        ("QEMU", "before 9.2 write reconnect=1 for reconnect-ms=1000", attach::qemu(disks)),
+        ("QEMU", note, attach::qemu(disks, qemu)),
         ("libvirt", "the first line in <domain>, the rest in <devices>", attach::libvirt(disks)),
         ("cloud-hypervisor", "", attach::cloud_hypervisor(disks)),
     ] {

@@ -151,8 +151,11 @@ impl App {
     pub(super) fn press(&mut self, key: KeyEvent) -> Wish {
         let mut wish = Wish::default();
         if self.help {
-            // Any key takes the help away; some also do what they say.
+            // Any key takes the help away, and does nothing else but for Ctrl-C.
             self.help = false;
+            let ends = key.modifiers.contains(KeyModifiers::CONTROL);
+            wish.quit = ends && key.code == KeyCode::Char('c');
+            return wish;
         }
         match key.code {
             KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => wish.quit = true,

@@ -216,3 +216,29 @@ pub(crate) fn serial(device: &Device, queue: &mut BlkQueue<()>) -> String {
     queue.get_id(buffer, ()).unwrap();
     text(&finish(queue).1).trim_end_matches('\0').to_owned()
 }
+
+/// `ringway copy ARGS`, run in `dir`.
+pub(crate) fn copy(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.arg("copy").args(args).current_dir(dir);
+    run(command)
+}
+
+/// As [`copy`], which must succeed: what it says.
+#[track_caller]
+pub(crate) fn copies(dir: &Path, args: &[&str]) -> String {
+    let output = copy(dir, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    assert_eq!(text(&output.stderr), "", "{args:?}: no bar without a terminal");
+    text(&output.stdout)
+}
+
+/// Two files hold the same.
+#[track_caller]
+pub(crate) fn same(one: &Path, other: &Path) {
+    let (one, other) = (std::fs::read(one).unwrap(), std::fs::read(other).unwrap());
+    assert_eq!(one.len(), other.len());
+    if let Some(at) = one.iter().zip(&other).position(|(a, b)| a != b) {
+        panic!("they differ at byte {at}");
+    }
+}

@@ -1,6 +1,8 @@
 //! A page that needs nothing but itself: no script, no font, no picture from elsewhere.
 
 use std::fmt::Write as _;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// A page being written.
 pub(crate) struct Page {
@@ -8,6 +10,22 @@ pub(crate) struct Page {
     cards: String,
     body: String,
     foot: String,
+}
+
+/// When and how this was made: the date, and the command line.
+pub(crate) fn origin() -> [String; 2] {
+    let mut date = String::new();
+    // Writing to a string cannot fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut date));
+    let date = date.split('.').next().unwrap_or_default().replace('T', " ");
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=,:+@%".contains(c);
+    let word = |word: std::ffi::OsString| {
+        let word = word.to_string_lossy().into_owned();
+        let is_plain = !word.is_empty() && word.chars().all(plain);
+        if is_plain { word } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    };
+    let words: Vec<_> = std::env::args_os().skip(1).map(word).collect();
+    [format!("{date} UTC"), format!("ringway {}", words.join(" "))]
 }
 
 /// Text as HTML takes it.

@@ -1,9 +1,11 @@
 //! The end of a job: what is in flight comes back, what was written is read once more.
 
 use super::{Counted, Lane, NAP_NS, News};
-use crate::bench::ledger::Ledger;
-use crate::bench::port::Port;
-use anyhow::{Result, bail};
+use crate::bench::ledger::{Judged, Ledger, WrongData};
+use crate::bench::port::{Ask, Port};
+use crate::bench::record::Record;
+use crate::content::SECTOR;
+use anyhow::{Result, bail, ensure};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -53,8 +55,8 @@ impl<P: Port> Lane<'_, P> {
     }
 
     /// Reads what was written once more, untimed, and judges it.
-    pub(super) fn read_back(mut self) -> Result<u64> {
-        let Some(ledger) = &self.job.ledger else { return Ok(0) };
+    pub(super) fn read_back(&mut self) -> Result<()> {
+        let Some(ledger) = &self.job.ledger else { return Ok(()) };
         ledger.all_settled()?;
         let most = self.asks.iter().map(|ask| ask.len).max().unwrap_or(0);
         let mut from = self.job.pattern.start();
@@ -76,6 +78,69 @@ impl<P: Port> Lane<'_, P> {
                 self.port.wait(Duration::from_nanos(NAP_NS))?;
             }
         }
-        Ok(self.job.ledger.as_ref().map_or(0, Ledger::sectors))
+        // What was stopped comes back all the same: the slots are needed once more.
+        while self.in_flight > 0 {
+            if self.reap()? == 0 {
+                self.port.wait(Duration::from_nanos(NAP_NS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says on the target how far it came, for those who read it later, and returns what was judged.
+    pub(super) fn leave_record(mut self) -> Result<Judged> {
+        let mut judged = self.job.ledger.as_ref().map(Ledger::judged).unwrap_or_default();
+        let Some((mut record, round)) = self.job.record.take().zip(self.job.pattern.round()) else {
+            return Ok(judged);
+        };
+        record.reached = round.reached(self.held.is_some());
+        judged.covered = round.order().behind(record.reached);
+        let part = record.part();
+        judged.whole = part.end - part.start;
+        if judged.covered == 0 {
+            return Ok(judged);
+        }
+        let Some(ledger) = &self.job.ledger else { return Ok(judged) };
+        let unit = ledger.unit();
+        for place in Record::places(&part) {
+            // The rest of its block stays as it is.
+            let offset = part.start + (place - part.start) / unit * unit;
+            let ask = Ask { write: false, offset, len: u32::try_from(unit)? };
+            carry_out(&mut self.port, &ask)?;
+            let at = usize::try_from(place - offset)?;
+            let memory = self.port.memory(0);
+            record.fill(&mut memory[at..at + SECTOR]);
+            let content = memory[..ask.len as usize].to_vec();
+            carry_out(&mut self.port, &Ask { write: true, ..ask })?;
+            self.port.memory(0)[..content.len()].fill(0);
+            carry_out(&mut self.port, &ask)?;
+            if self.port.memory(0)[..content.len()] != content {
+                let wrong = format!(
+                    "verify: wrong data: {unit} bytes at offset {offset} of the target do not hold \
+                     what was written last"
+                );
+                return Err(WrongData(wrong).into());
+            }
+        }
+        Ok(judged)
+    }
+}
+
+/// Carries out one request in the first slot while nothing else is in flight.
+///
+/// # Errors
+/// That it fails, or is not answered.
+pub(crate) fn carry_out<P: Port>(port: &mut P, ask: &Ask) -> Result<()> {
+    port.start(0, ask)?;
+    port.submit()?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some((_, ok)) = port.pop()? {
+            let Ask { offset, len, .. } = ask;
+            ensure!(ok, "{len} bytes at offset {offset}: {}", port.complaint());
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "not answered within {} s", PATIENCE.as_secs());
+        port.wait(Duration::from_nanos(NAP_NS))?;
     }
 }

@@ -45,6 +45,7 @@ impl Local {
             create_bytes: spec.create_bytes,
             lock_wait: spec.lock_wait,
             path: spec.path,
+            raw: spec.raw,
         }
     }
 

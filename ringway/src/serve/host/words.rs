@@ -109,6 +109,7 @@ pub(super) struct Wanted {
     create_bytes: Option<u64>,
     lock_wait: Option<Duration>,
     way: String,
+    raw: bool,
 }
 
 impl Wanted {
@@ -126,6 +127,7 @@ impl Wanted {
             create_bytes: options.create_bytes,
             lock_wait: options.lock_wait,
             way: options.path.name().into(),
+            raw: options.raw,
         })
     }
 
@@ -145,6 +147,7 @@ impl Wanted {
             create_bytes: self.create_bytes,
             lock_wait: self.lock_wait,
             path: self.way.parse()?,
+            raw: self.raw,
         })
     }
 }

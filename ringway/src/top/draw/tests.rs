@@ -204,3 +204,19 @@ fn no_screen_is_too_small() {
         assert!(narrow.contains(what), "{what}:\n{narrow}");
     }
 }
+
+/// Keys that do something else do nothing but that, the one that opens the help too.
+#[test]
+fn any_key_closes_the_help() {
+    let mut app = App::new("/run/c".into(), Duration::from_secs(1), Sort::Iops);
+    for key in ['h', 'q', '?', 'n', ' ', 'x'] {
+        press(&mut app, KeyCode::Char('h'));
+        assert!(app.help);
+        let wish = app.press(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE));
+        assert!(!app.help && !wish.quit && wish.order.is_none(), "{key}");
+        assert!(app.sort == Sort::Iops && !app.paused, "{key}");
+    }
+    press(&mut app, KeyCode::Char('h'));
+    let end = app.press(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL));
+    assert!(end.quit, "but for Ctrl-C");
+}
