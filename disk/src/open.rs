@@ -4,11 +4,14 @@
 
 mod device;
 mod fence;
+mod image_lock;
 mod mount;
 pub(crate) mod probe;
 mod report;
 
 pub use device::Device;
+pub use fence::foreign_holder;
+pub use image_lock::{LockError, lock_image, unlock_image};
 pub use mount::Mount;
 pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
 

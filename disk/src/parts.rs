@@ -2,9 +2,10 @@
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
 use crate::locks::RangeLocks;
+use crate::open::{LockError, lock_image};
 use ringway_core::Geometry;
 use ringway_path::{PathBoard, PathKind};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
@@ -66,13 +67,18 @@ impl Disk {
     }
 
     /// Locks the file for this process, as opening it does: one writer, or any number of readers.
-    /// The lock of an open file names the process that took it, so whoever is handed one takes the
-    /// lock anew.
     ///
     /// # Errors
     /// That somebody else has it, or what the host says.
-    pub fn lock(&self) -> Result<(), TryLockError> {
-        if self.geometry.read_only { self.file.try_lock_shared() } else { self.file.try_lock() }
+    pub fn lock(&self) -> Result<(), LockError> {
+        lock_image(&self.file, self.geometry.read_only)
+    }
+
+    /// Prepares a file for being handed to another process, which has to lock it then: the kernel
+    /// names as the holder of an `flock` who has taken it. What QEMU looks at stays.
+    pub fn hand_over(&self) {
+        // Without a lock there is nothing to let go.
+        let _ = self.file.unlock();
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::disk::{Disk, EngineKind};
 use crate::open::probe::device_bytes;
+use crate::open::unlock_image;
 use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
@@ -121,10 +122,9 @@ impl Disk {
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
-    /// a disk that nobody uses any more and that has nothing in flight.
+    /// a disk that has nothing in flight.
     pub fn unlock(&self) {
-        // Without a lock there is nothing to let go.
-        let _ = self.file.unlock();
+        unlock_image(&self.file);
     }
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {

@@ -2,7 +2,8 @@
 //! refuse. Nothing is created, locked or opened for writing.
 
 use super::device::Device;
-use super::mount::{Locks, Mount};
+use super::image_lock::{LockError, marked_by_others};
+use super::mount::{Locks, Mount, process};
 use super::probe::{self as host, Kind};
 use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
@@ -173,21 +174,31 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
     let device = Device::below(&file);
     let mount = if kind == Kind::File { Mount::of(&file) } else { None };
     let locks = Locks::on(&file);
+    let holder = holder_of(&file, options.read_only, &locks);
     let below = device.as_ref().filter(|_| kind == Kind::BlockDevice);
     let verdict = may_open(path, options, below)
-        .and_then(|()| choose(path, options, &reading, kind, locks.holder.as_ref()));
+        .and_then(|()| choose(path, options, &reading, kind, holder.as_ref()));
     Report {
         bytes: host::size(path, &file, kind).ok(),
         // st_blocks counts 512 bytes each, whatever the file system's blocks are.
         allocated: file.metadata().ok().filter(|_| kind == Kind::File).map(|m| m.blocks() * 512),
         direct: Some(direct(path, &reading, kind)),
         blocks: Some(blocks(path, &file, kind, mount.as_ref(), device.as_ref())),
-        holder: locks.holder,
-        locked_otherwise: locks.foreign,
+        locked_otherwise: locks.foreign && holder.is_none(),
+        holder,
         mount,
         device,
         ..Report::new(Some(kind.into()), verdict)
     }
+}
+
+/// Who would keep `open` from it. The lock itself is not tried: that would get in the way.
+fn holder_of(file: &File, read_only: bool, locks: &Locks) -> Option<String> {
+    if let Some(pid) = locks.pid {
+        return Some(process(pid));
+    }
+    let byte = marked_by_others(file, read_only).ok()??;
+    Some(LockError::Marked(byte).holder(file))
 }
 
 impl From<Kind> for ImageKind {

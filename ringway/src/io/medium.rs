@@ -4,6 +4,7 @@ use super::disk;
 use super::target::Target;
 use anyhow::{Context, anyhow, bail};
 use ringway_core::mem::Mapping;
+use ringway_disk::{LockError, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
@@ -70,9 +71,14 @@ impl Medium {
                 if !block && !kind.is_file() {
                     bail!("{target} is neither a file nor a block device");
                 }
-                let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-                if let Err(std::fs::TryLockError::WouldBlock) = locked {
-                    bail!("{target} is in use by another process: use its socket, or stop it");
+                match lock_image(&file, read_only) {
+                    Ok(()) => {}
+                    // A block device or file system without locks can be used alone only.
+                    Err(LockError::Host(error)) => tracing::warn!("cannot lock {target}: {error}"),
+                    Err(error) => {
+                        let holder = error.holder(&file);
+                        bail!("{target} is in use by {holder}: use its socket, or stop it");
+                    }
                 }
                 let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
                 let memory = Mapping::anonymous(CHUNK)?;

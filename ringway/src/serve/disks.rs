@@ -77,6 +77,7 @@ impl Disks {
         let rings = rings(&opened, &options, &host)?;
         // Asked for now: the files that tell it cannot be read afterwards.
         cpus();
+        host.confine();
         enter()?;
         let bell = Bell::new()?;
         let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));

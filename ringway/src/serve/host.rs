@@ -25,12 +25,13 @@ use crate::sandbox::Account;
 use anyhow::{Context, bail};
 use client::{Client, HelpersFile};
 use local::{Local, OwnFile};
-use ringway_disk::{Disk, Source};
+use ringway_disk::open::foreign_holder;
+use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::xen::{Access, Here};
-use std::fs::TryLockError;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
@@ -40,6 +41,8 @@ const SNATCHED_MAX: u32 = 16;
 pub(crate) struct Host {
     local: Local,
     helper: Option<Arc<Client>>,
+    /// In the sandbox: from now on nothing is looked at but by the helper.
+    confined: AtomicBool,
     xen: Option<Arc<dyn Access>>,
 }
 
@@ -66,12 +69,12 @@ impl Host {
         // Another user could not come back to what was made as root.
         if mode == Sandbox::Off && duties.account.is_none() {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
-            return Ok(Self { local, helper: None, xen });
+            return Ok(Self { local, helper: None, confined: AtomicBool::new(false), xen });
         }
         let serves_xen = duties.xen.is_some();
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
-        Ok(Self { local, helper: Some(helper), xen })
+        Ok(Self { local, helper: Some(helper), confined: AtomicBool::new(false), xen })
     }
 
     /// What guests of this Xen host need, for a daemon that serves them.
@@ -95,6 +98,7 @@ impl Host {
             (Some(helper), Source::Path(path)) => (helper, path),
             _ => return self.local.open(&options),
         };
+        self.look_for_qemu(path, &options)?;
         for _ in 0..SNATCHED_MAX {
             let (disk, new) = helper.open(&options)?;
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
@@ -104,13 +108,36 @@ impl Host {
                 // Another file has its name by now, whose lock somebody else may have.
                 Ok(()) => {}
                 // Who has it serves the new image: it is not ours to remove any more.
-                Err(TryLockError::WouldBlock) => new.into_iter().for_each(NewImage::keep),
-                Err(TryLockError::Error(error)) => {
+                Err(LockError::Locked | LockError::Marked(_)) => {
+                    new.into_iter().for_each(NewImage::keep);
+                }
+                Err(LockError::Host(error)) => {
                     return Err(error).with_context(|| format!("{}: cannot lock it", disk.name()));
                 }
             }
         }
         bail!("{}: others lock it, or replace it, all the time", path.display())
+    }
+
+    /// The helper is confined from its start, and does not see whose QEMU's locks are; this process does
+    /// as long as it is not confined itself.
+    fn look_for_qemu(&self, path: &Path, options: &OpenOptions) -> anyhow::Result<()> {
+        if self.confined.load(SeqCst) {
+            return Ok(());
+        }
+        let Some(holder) = foreign_holder(path, options.read_only) else { return Ok(()) };
+        match options.lock_wait {
+            None => Err(OpenError::InUse { path: path.into(), holder }.into()),
+            Some(_) => {
+                tracing::warn!("{}: it is in use by {holder}", path.display());
+                Ok(())
+            }
+        }
+    }
+
+    /// This process is about to be confined.
+    pub(crate) fn confine(&self) {
+        self.confined.store(true, SeqCst);
     }
 
     /// Listens on a socket file; a private one is its owner's only.

@@ -2,7 +2,9 @@
 //! image but to try whether O_DIRECT works, starts nothing, and reaches no network.
 
 use super::super::HelperNeeds;
-use super::{BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, threads_only};
+use super::{
+    BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, record_locks, threads_only, wider,
+};
 
 /// From `linux/fs.h`: sizes of blocks.
 const BLKSSZGET: u32 = 0x1268;
@@ -69,7 +71,7 @@ fn files() -> Vec<Call> {
         call!(SYS_fallocate, "fallocate"),
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_flock, "flock"),
-        call!(SYS_fcntl, "fcntl", fcntl()),
+        call!(SYS_fcntl, "fcntl", wider(&fcntl(), record_locks())),
     ]
 }
 

@@ -202,7 +202,7 @@ impl Helper {
                 account.iter().try_for_each(Account::become_it)?;
                 let (disk, new) = open(&options, iopoll)?;
                 // The daemon takes the lock anew, in its own name.
-                disk.unlock();
+                disk.hand_over();
                 let (found, file) = Found::of(disk.into_parts());
                 let new = new.map(|file| lock(&things).add(file, account.clone()));
                 Ok((Answer::Opened { found: Box::new(found), new }, file))
