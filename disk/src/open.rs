@@ -13,7 +13,7 @@ pub use device::Device;
 pub use fence::foreign_holder;
 pub use image_lock::{LockError, lock_image, unlock_image};
 pub use mount::Mount;
-pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
+pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, holder, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::parts::Parts;
@@ -73,6 +73,9 @@ pub struct OpenOptions {
     /// How long to wait for whoever has the image. Without it a living process is not waited for,
     /// and the last writes of a killed one for 30 seconds.
     pub lock_wait: Option<Duration>,
+    /// The image is another daemon's until its guest arrives here: it is opened, and not locked. Who
+    /// serves it calls [`Disk::lock`] before the first request. It has to be there already.
+    pub incoming: bool,
     /// How requests travel.
     pub path: PathKind,
 }
@@ -91,6 +94,7 @@ impl OpenOptions {
             block_size: None,
             create_bytes: None,
             lock_wait: None,
+            incoming: false,
             path: PathKind::default(),
         }
     }
@@ -102,6 +106,12 @@ pub enum OpenError {
     /// No such file.
     #[error("{0}: there is no such file. Check the path, or add --size to create a sparse image")]
     Missing(PathBuf),
+    /// No such file, and none is to be made.
+    #[error(
+        "{0}: there is no such file. --incoming waits for an image that another daemon serves: check \
+         the path, and that its storage is mounted here"
+    )]
+    NothingIncoming(PathBuf),
     /// The folder it would be created in does not exist.
     #[error("{0}: cannot create it, because its folder does not exist")]
     NoFolder(PathBuf),
@@ -142,7 +152,8 @@ pub enum OpenError {
     /// Somebody else serves it.
     #[error(
         "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
-         other one, or serve it --read-only from both"
+         other one, serve it --read-only from both, or with --incoming if a guest is to be migrated \
+         here"
     )]
     InUse {
         /// The file.
@@ -277,6 +288,7 @@ fn open_unreal(
             CacheMode::Unsafe
         }),
         cache_why: "there is nothing to keep".into(),
+        incoming: false,
         engine,
         engine_why: engine_why.into(),
         alignment: Alignment::ANY,
@@ -321,7 +333,9 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     };
     let bytes = probe::size(path, &file, kind)?;
     check_size(path, bytes, options, alignment)?;
-    let host = probe::Host::of(path, &file, kind, options.read_only);
+    let writable = !options.read_only;
+    // Nothing of what is another daemon's is changed, however little.
+    let host = probe::Host::of(path, &file, kind, writable && !options.incoming);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
     let created = created.keep(Some(&file));
     Ok(Disk::from(Parts {
@@ -336,10 +350,11 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
             physical_block: host.physical_block.max(logical_block),
             optimal_io: host.optimal_io,
             read_only: options.read_only,
-            discard: host.discard && !options.read_only,
+            discard: host.discard && writable,
             discard_granularity: host.discard_granularity.max(logical_block),
         },
         serial,
+        incoming: options.incoming,
         cache,
         cache_why,
         engine,
@@ -491,7 +506,8 @@ fn open_file(
     flags: i32,
 ) -> Result<File, OpenError> {
     // A block device that is mounted must not be written behind the file system's back.
-    let exclusive = if kind == Kind::BlockDevice && !options.read_only { libc::O_EXCL } else { 0 };
+    let claims = kind == Kind::BlockDevice && !options.read_only;
+    let mut exclusive = if claims { libc::O_EXCL } else { 0 };
     let mut patience = fence::Patience::new(path, options);
     loop {
         let file = FileOptions::new()
@@ -504,6 +520,11 @@ fn open_file(
             Err(source) => source,
         };
         return Err(match source.raw_os_error() {
+            // The source of a migration on this very host.
+            Some(libc::EBUSY) if options.incoming && patience.is_claimed_by_a_process() => {
+                exclusive = 0;
+                continue;
+            }
             Some(libc::EBUSY) => {
                 patience.claimed()?;
                 continue;
@@ -568,6 +589,9 @@ impl Created {
             Err(source) => {
                 return Err(OpenError::Host { path: path.into(), what: "look at it", source });
             }
+        }
+        if options.incoming {
+            return Err(OpenError::NothingIncoming(path.into()));
         }
         let Some(bytes) = options.create_bytes else {
             return Err(OpenError::Missing(path.into()));

@@ -17,7 +17,7 @@ const LOCKS_MAX: usize = 4096;
 /// All that opening a disk has found out and decided.
 #[derive(Debug)]
 pub struct Parts {
-    /// The file, locked.
+    /// The file, locked unless it is incoming.
     pub file: Arc<File>,
     /// See [`Disk::name`].
     pub name: String,
@@ -25,6 +25,8 @@ pub struct Parts {
     pub created: bool,
     /// A block device, not a file.
     pub block_device: bool,
+    /// See [`Disk::is_incoming`].
+    pub incoming: bool,
     /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
     pub erase_block: u32,
     /// See [`Disk::geometry`].
@@ -55,6 +57,7 @@ impl Disk {
             name: self.name,
             created: self.created,
             block_device: self.block_device,
+            incoming: self.incoming,
             erase_block: self.erase_block,
             serial: self.serial,
             cache: self.cache,
@@ -89,6 +92,7 @@ impl From<Parts> for Disk {
             file: parts.file,
             created: parts.created,
             block_device: parts.block_device,
+            incoming: parts.incoming,
             erase_block: parts.erase_block,
             capacity: AtomicU64::new(parts.geometry.capacity),
             geometry: parts.geometry,

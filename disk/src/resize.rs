@@ -10,6 +10,7 @@ use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Why a disk cannot have another size: what is wrong, what to do.
@@ -119,6 +120,14 @@ impl Disk {
         }
         // The host tells a lost write-back once: the queues must learn of it.
         self.file.sync_data().inspect_err(|_| self.flush_failed.store(true, Relaxed))
+    }
+
+    /// Forgets what the host's page cache holds of the file, as far as nobody has changed it here:
+    /// others may have written since it was read.
+    pub fn forget_cached(&self) {
+        // Advice: what the host does not drop, it does not know to be old.
+        // SAFETY: no memory is involved.
+        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for

@@ -140,7 +140,9 @@ pub(super) fn locked<T>(
     let mut patience = Patience::new(path, options);
     for _ in 0..REPLACED_MAX {
         let (file, rest) = open().map_err(Fenced::Open)?;
-        patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+        if !options.incoming {
+            patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+        }
         if is_at(&file, path).map_err(Fenced::Theirs)? {
             return Ok((file, rest));
         }
@@ -183,6 +185,11 @@ impl<'a> Patience<'a> {
     /// A block device is claimed by somebody else: waits for a moment, or gives up.
     pub(super) fn claimed(&mut self) -> Result<(), OpenError> {
         self.wait(Holder::of_device(self.path))
+    }
+
+    /// A block device is claimed by a process, not by the host itself.
+    pub(super) fn is_claimed_by_a_process(&self) -> bool {
+        !matches!(Holder::of_device(self.path), Holder::Host)
     }
 
     /// Locks the open file: one writer, or any number of readers.

@@ -9,9 +9,9 @@ use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
 use crate::disk::{Alignment, CacheMode, EngineKind};
 use std::ffi::CString;
-use std::fs::File;
+use std::fs::{File, OpenOptions as FileOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// What a disk is made of.
@@ -192,6 +192,16 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
     }
 }
 
+/// Who has the image at `path` so that it cannot be opened, for reading or for writing; `None` if that
+/// is nobody, or cannot be found out.
+#[must_use]
+pub fn holder(path: &Path, read_only: bool) -> Option<String> {
+    let mut reading = FileOptions::new();
+    // A path may have become a pipe that nobody writes to.
+    let file = reading.read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    holder_of(&file, read_only, &Locks::on(&file))
+}
+
 /// Who would keep `open` from it. The lock itself is not tried: that would get in the way.
 fn holder_of(file: &File, read_only: bool, locks: &Locks) -> Option<String> {
     if let Some(pid) = locks.pid {
@@ -263,7 +273,7 @@ fn blocks(
     mount: Option<&Mount>,
     device: Option<&Device>,
 ) -> Blocks {
-    let found = host::Host::of(path, file, kind, true);
+    let found = host::Host::of(path, file, kind, false);
     Blocks {
         logical: found.logical_block,
         physical: found.physical_block,

@@ -191,6 +191,8 @@ pub(super) enum Event {
     Message,
     Alarm,
     Stop,
+    /// Nothing came in time.
+    Silence,
 }
 
 impl Channel {
@@ -199,15 +201,22 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm or the order to stop, for as long as it takes.
-    pub(super) fn wait(&self, stop: BorrowedFd<'_>, alarm: BorrowedFd<'_>) -> io::Result<Event> {
+    /// Waits for a message, an alarm or the order to stop: until `patience` is over, or without one
+    /// for as long as it takes.
+    pub(super) fn wait(
+        &self,
+        stop: BorrowedFd<'_>,
+        alarm: BorrowedFd<'_>,
+        patience: Option<&Timespec>,
+    ) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
         ];
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, patience) {
+                Ok(0) => return Ok(Event::Silence),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),

@@ -190,6 +190,8 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_fstat, "fstat"),
         call!(SYS_flock, "flock"),
         call!(SYS_fcntl, "fcntl", record_locks()),
+        // What others wrote before a guest was migrated here.
+        call!(SYS_fadvise64, "fadvise64"),
         // Resizing, and records of what is in flight.
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_memfd_create, "memfd_create"),

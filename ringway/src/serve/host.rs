@@ -17,6 +17,7 @@
 mod client;
 mod helper;
 mod local;
+mod names;
 mod wire;
 mod words;
 
@@ -25,8 +26,10 @@ use crate::sandbox::Account;
 use anyhow::{Context, bail};
 use client::{Client, HelpersFile};
 use local::{Local, OwnFile};
+use names::Looker;
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
+use ringway_export::Names;
 use ringway_export::xen::{Access, Here};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -101,6 +104,9 @@ impl Host {
         self.look_for_qemu(path, &options)?;
         for _ in 0..SNATCHED_MAX {
             let (disk, new) = helper.open(&options)?;
+            if disk.is_incoming() {
+                return Ok((disk, new));
+            }
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
             // after us waits as long as we live.
             match disk.lock() {
@@ -122,7 +128,7 @@ impl Host {
     /// The helper is confined from its start, and does not see whose QEMU's locks are; this process does
     /// as long as it is not confined itself.
     fn look_for_qemu(&self, path: &Path, options: &OpenOptions) -> anyhow::Result<()> {
-        if self.confined.load(SeqCst) {
+        if options.incoming || self.confined.load(SeqCst) {
             return Ok(());
         }
         let Some(holder) = foreign_holder(path, options.read_only) else { return Ok(()) };
@@ -168,6 +174,12 @@ impl Host {
             }),
             None => Location::of(path),
         }
+    }
+
+    /// Whom an export asks about the path of its disk; nobody if it has none.
+    pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
+        let Source::Path(path) = source else { return None };
+        Some(Arc::new(Looker { helper: self.helper.clone(), path: path.clone() }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

@@ -165,6 +165,11 @@ impl Helper {
                 let location = self.as_account(|| Location::of(&path))?;
                 Ok((Answer::Located(location), None))
             }
+            Request::Holder { path, read_only } => {
+                let path = PathBuf::from(path);
+                let holder = self.as_account(|| ringway_disk::open::holder(&path, read_only))?;
+                Ok((Answer::Holder(holder), None))
+            }
             Request::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
                 thing.into_iter().for_each(|thing| thing.file.keep());
