@@ -188,6 +188,8 @@ pub struct Disk {
     /// Made by [`crate::open()`]: there was no such file before.
     pub(crate) created: bool,
     pub(crate) block_device: bool,
+    /// Not locked when it was opened.
+    pub(crate) incoming: bool,
     /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
     pub(crate) erase_block: u32,
     pub(crate) geometry: Geometry,
@@ -230,6 +232,12 @@ impl Disk {
     #[must_use]
     pub fn is_real(&self) -> bool {
         !matches!(self.engine, EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_))
+    }
+
+    /// True if it was opened without its lock ([`crate::OpenOptions::incoming`]).
+    #[must_use]
+    pub fn is_incoming(&self) -> bool {
+        self.incoming
     }
 
     /// The shape of the disk. The capacity is the present one.

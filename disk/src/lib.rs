@@ -20,7 +20,10 @@ mod stats;
 mod watcher;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
-pub use open::{ForeignFormat, OpenError, OpenOptions, Report, Source, open, probe};
+pub use open::{
+    ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,
+    unlock_image,
+};
 pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};

@@ -5,14 +5,17 @@
 mod device;
 mod fence;
 mod format;
+mod image_lock;
 mod mount;
 pub(crate) mod probe;
 mod report;
 
 pub use device::Device;
+pub use fence::foreign_holder;
 pub use format::ForeignFormat;
+pub use image_lock::{LockError, lock_image, unlock_image};
 pub use mount::Mount;
-pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, probe};
+pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, holder, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
 use crate::parts::Parts;
@@ -72,6 +75,9 @@ pub struct OpenOptions {
     /// How long to wait for whoever has the image. Without it a living process is not waited for,
     /// and the last writes of a killed one for 30 seconds.
     pub lock_wait: Option<Duration>,
+    /// The image is another daemon's until its guest arrives here: it is opened, and not locked. Who
+    /// serves it calls [`Disk::lock`] before the first request. It has to be there already.
+    pub incoming: bool,
     /// How requests travel.
     pub path: PathKind,
     /// Its owner says that it is raw, whatever it begins or ends with.
@@ -92,6 +98,7 @@ impl OpenOptions {
             block_size: None,
             create_bytes: None,
             lock_wait: None,
+            incoming: false,
             path: PathKind::default(),
             raw: false,
         }
@@ -104,6 +111,12 @@ pub enum OpenError {
     /// No such file.
     #[error("{0}: there is no such file. Check the path; `serve --size SIZE` makes a sparse image")]
     Missing(PathBuf),
+    /// No such file, and none is to be made.
+    #[error(
+        "{0}: there is no such file. --incoming waits for an image that another daemon serves: check \
+         the path, and that its storage is mounted here"
+    )]
+    NothingIncoming(PathBuf),
     /// The folder it should be in does not exist.
     #[error("{0}: its folder does not exist. Check the path")]
     NoFolder(PathBuf),
@@ -157,7 +170,8 @@ pub enum OpenError {
     /// Somebody else serves it.
     #[error(
         "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
-         other one, or serve it --read-only from both"
+         other one, serve it --read-only from both, or with --incoming if a guest is to be migrated \
+         here"
     )]
     InUse {
         /// The file.
@@ -292,6 +306,7 @@ fn open_unreal(
             CacheMode::Unsafe
         }),
         cache_why: "there is nothing to keep".into(),
+        incoming: false,
         engine,
         engine_why: engine_why.into(),
         alignment: Alignment::ANY,
@@ -338,7 +353,9 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
     // First, as advice on its size would not help.
     format::check(path, &file, bytes, kind, options)?;
     check_size(path, bytes, options, alignment)?;
-    let host = probe::Host::of(path, &file, kind, options.read_only);
+    let writable = !options.read_only;
+    // Nothing of what is another daemon's is changed, however little.
+    let host = probe::Host::of(path, &file, kind, writable && !options.incoming);
     let logical_block = options.block_size.unwrap_or(host.logical_block);
     let created = created.keep(Some(&file));
     Ok(Disk::from(Parts {
@@ -353,10 +370,11 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
             physical_block: host.physical_block.max(logical_block),
             optimal_io: host.optimal_io,
             read_only: options.read_only,
-            discard: host.discard && !options.read_only,
+            discard: host.discard && writable,
             discard_granularity: host.discard_granularity.max(logical_block),
         },
         serial,
+        incoming: options.incoming,
         cache,
         cache_why,
         engine,
@@ -508,7 +526,8 @@ fn open_file(
     flags: i32,
 ) -> Result<File, OpenError> {
     // A block device that is mounted must not be written behind the file system's back.
-    let exclusive = if kind == Kind::BlockDevice && !options.read_only { libc::O_EXCL } else { 0 };
+    let claims = kind == Kind::BlockDevice && !options.read_only;
+    let mut exclusive = if claims { libc::O_EXCL } else { 0 };
     let mut patience = fence::Patience::new(path, options);
     loop {
         let file = FileOptions::new()
@@ -521,6 +540,11 @@ fn open_file(
             Err(source) => source,
         };
         return Err(match source.raw_os_error() {
+            // The source of a migration on this very host.
+            Some(libc::EBUSY) if options.incoming && patience.is_claimed_by_a_process() => {
+                exclusive = 0;
+                continue;
+            }
             Some(libc::EBUSY) => {
                 patience.claimed()?;
                 continue;
@@ -585,6 +609,9 @@ impl Created {
             Err(source) => {
                 return Err(OpenError::Host { path: path.into(), what: "look at it", source });
             }
+        }
+        if options.incoming {
+            return Err(OpenError::NothingIncoming(path.into()));
         }
         let Some(bytes) = options.create_bytes else {
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

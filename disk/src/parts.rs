@@ -2,9 +2,10 @@
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
 use crate::locks::RangeLocks;
+use crate::open::{LockError, lock_image};
 use ringway_core::Geometry;
 use ringway_path::{PathBoard, PathKind};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Instant;
@@ -16,7 +17,7 @@ const LOCKS_MAX: usize = 4096;
 /// All that opening a disk has found out and decided.
 #[derive(Debug)]
 pub struct Parts {
-    /// The file, locked.
+    /// The file, locked unless it is incoming.
     pub file: Arc<File>,
     /// See [`Disk::name`].
     pub name: String,
@@ -24,6 +25,8 @@ pub struct Parts {
     pub created: bool,
     /// A block device, not a file.
     pub block_device: bool,
+    /// See [`Disk::is_incoming`].
+    pub incoming: bool,
     /// The unit in which ranges can be discarded or zeroed by the file itself, in bytes.
     pub erase_block: u32,
     /// See [`Disk::geometry`].
@@ -54,6 +57,7 @@ impl Disk {
             name: self.name,
             created: self.created,
             block_device: self.block_device,
+            incoming: self.incoming,
             erase_block: self.erase_block,
             serial: self.serial,
             cache: self.cache,
@@ -66,13 +70,18 @@ impl Disk {
     }
 
     /// Locks the file for this process, as opening it does: one writer, or any number of readers.
-    /// The lock of an open file names the process that took it, so whoever is handed one takes the
-    /// lock anew.
     ///
     /// # Errors
     /// That somebody else has it, or what the host says.
-    pub fn lock(&self) -> Result<(), TryLockError> {
-        if self.geometry.read_only { self.file.try_lock_shared() } else { self.file.try_lock() }
+    pub fn lock(&self) -> Result<(), LockError> {
+        lock_image(&self.file, self.geometry.read_only)
+    }
+
+    /// Prepares a file for being handed to another process, which has to lock it then: the kernel
+    /// names as the holder of an `flock` who has taken it. What QEMU looks at stays.
+    pub fn hand_over(&self) {
+        // Without a lock there is nothing to let go.
+        let _ = self.file.unlock();
     }
 }
 
@@ -83,6 +92,7 @@ impl From<Parts> for Disk {
             file: parts.file,
             created: parts.created,
             block_device: parts.block_device,
+            incoming: parts.incoming,
             erase_block: parts.erase_block,
             capacity: AtomicU64::new(parts.geometry.capacity),
             geometry: parts.geometry,

@@ -5,11 +5,13 @@
 
 use crate::disk::{Disk, EngineKind};
 use crate::open::probe::device_bytes;
+use crate::open::unlock_image;
 use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
 use ringway_core::mem::{HostRange, Segment};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Why a disk cannot have another size: what is wrong, what to do.
@@ -124,11 +126,18 @@ impl Disk {
         synced
     }
 
+    /// Forgets what the host's page cache holds of the file, as far as nobody has changed it here:
+    /// others may have written since it was read.
+    pub fn forget_cached(&self) {
+        // Advice: what the host does not drop, it does not know to be old.
+        // SAFETY: no memory is involved.
+        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
+
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
-    /// a disk that nobody uses any more and that has nothing in flight.
+    /// a disk that has nothing in flight.
     pub fn unlock(&self) {
-        // Without a lock there is nothing to let go.
-        let _ = self.file.unlock();
+        unlock_image(&self.file);
     }
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {

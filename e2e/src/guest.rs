@@ -405,6 +405,12 @@ impl Guest {
         Running::start(self.command(qemu, files), self.name, self.limit)
     }
 
+    /// As [`Guest::boot`], beside the guest whose turn it is: for the destination of a migration.
+    pub fn boot_beside(self, _whose_turn: &Running) -> Result<Running> {
+        let (qemu, files) = (qemu()?, guest_files()?);
+        Running::start_now(self.command(qemu, files), self.name, self.limit, None)
+    }
+
     fn command(&self, qemu: &Qemu, files: &GuestFiles) -> Command {
         let memory = self.memory_mib;
         let mut command = Command::new(&qemu.program);
@@ -471,17 +477,25 @@ pub struct Running {
     limit: Duration,
     report: Report,
     /// Released when the guest is gone: the next guest's turn.
-    _turn: File,
+    turn: Option<File>,
 }
 
 impl Running {
     /// Waits for other guests to end, and starts QEMU.
-    pub(crate) fn start(mut command: Command, name: String, limit: Duration) -> Result<Self> {
-        let logs = target_dir().join("guest-logs");
-        std::fs::create_dir_all(&logs)?;
+    pub(crate) fn start(command: Command, name: String, limit: Duration) -> Result<Self> {
+        let logs = logs()?;
         let turn = File::create(logs.join("turn.lock"))?;
         turn.lock().context("wait for other guests")?;
+        Self::start_now(command, name, limit, Some(turn))
+    }
 
+    fn start_now(
+        mut command: Command,
+        name: String,
+        limit: Duration,
+        turn: Option<File>,
+    ) -> Result<Self> {
+        let logs = logs()?;
         let log_path = logs.join(format!("{name}.log"));
         let log = File::create(&log_path).with_context(|| log_path.display().to_string())?;
         writeln!(&log, "{command:?}\n")?;
@@ -503,7 +517,7 @@ impl Running {
             deadline: Instant::now() + limit,
             limit,
             report: Report::new(name, log_path),
-            _turn: turn,
+            turn,
         })
     }
 
@@ -545,6 +559,12 @@ impl Running {
         writeln!(self.stdin, "{line}").context("write to the guest's console")
     }
 
+    /// Ends QEMU, whose guest goes on at `to` now, and with it the turn.
+    pub fn gone_to(mut self, to: &mut Self) {
+        kill_and_wait(&mut self.child);
+        to.turn = self.turn.take();
+    }
+
     /// QEMU's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -571,6 +591,12 @@ impl Drop for Running {
     fn drop(&mut self) {
         kill_and_wait(&mut self.child);
     }
+}
+
+fn logs() -> Result<PathBuf> {
+    let logs = target_dir().join("guest-logs");
+    std::fs::create_dir_all(&logs)?;
+    Ok(logs)
 }
 
 /// Copies a guest's or QEMU's output, line by line, to the log and to the test.

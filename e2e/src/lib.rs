@@ -1,4 +1,5 @@
 //! Tests from outside: real guests and independent clients.
 
 pub mod guest;
+pub mod qmp;
 pub mod xen;

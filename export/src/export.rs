@@ -1,10 +1,14 @@
 //! A disk, offered to guests. `change.rs` changes it while they use it, `report.rs` tells how it is.
 
 mod change;
+mod image_lock;
+mod lock_state;
 mod offered;
 mod report;
 
 pub use change::{ChangeError, Resized, Told};
+pub(crate) use image_lock::LockWait;
+pub use image_lock::Names;
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
@@ -73,8 +77,10 @@ pub struct Export<Q = Queue> {
     /// Whether the guest's write cache is on. It outlives connections, because a front-end that
     /// reconnects does not say it again (QEMU) and its guest goes on in the old belief.
     writeback: AtomicBool,
+    /// The lock of the image: queues run only while it is held.
+    image_lock: image_lock::ImageLock,
     /// Held by whoever changes something; one change at a time.
-    changing: Mutex<()>,
+    changing: Arc<Mutex<()>>,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -98,6 +104,7 @@ impl<Q: RequestQueue> Export<Q> {
         Self {
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
             paused: AtomicBool::new(disk.was_paused()),
+            image_lock: image_lock::ImageLock::of(&disk),
             disk,
             options,
             workers,
@@ -109,7 +116,7 @@ impl<Q: RequestQueue> Export<Q> {
             running: Mutex::default(),
             gone: Mutex::default(),
             resizes: AtomicU64::new(0),
-            changing: Mutex::default(),
+            changing: Arc::default(),
         }
     }
 

@@ -21,7 +21,8 @@ pub use command::{
     Alarm, Findings, Handle, Inbox, LaneId, Looked, Raise, Rouse, Stopped, command_channel,
 };
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, Offered, QueueReport, Resized, Told,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, Names, Offered, QueueReport, Resized,
+    Told,
 };
 pub use polling::Polling;
 pub use pool::{

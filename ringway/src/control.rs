@@ -143,6 +143,8 @@ pub(crate) enum State {
     Paused,
     /// Requests of an ended connection are in flight: no queue starts before they are over.
     Stuck,
+    /// Its image is not locked by this daemon: a migration brings its guest here, or has taken it away.
+    Unlocked,
     /// It is being removed.
     Leaving,
 }
@@ -153,6 +155,7 @@ impl State {
             Self::Serving => "serving",
             Self::Paused => "paused",
             Self::Stuck => "stuck",
+            Self::Unlocked => "unlocked",
             Self::Leaving => "leaving",
         }
     }

@@ -230,8 +230,8 @@ fn a_foreign_server_is_copied_both_ways() {
     let path = dir.path();
     image(&path.join("d"), 20 * MIB + 4096, 9);
     let Some(_server) = qsd(path, "d") else { return };
-    refuses(path, &["--force", "a", "d"], 1, "in use by another program (QEMU");
-    refuses(path, &["d", "x"], 1, "in use by another program (QEMU");
+    refuses(path, &["--force", "a", "d"], 1, "(qemu-storage-da");
+    refuses(path, &["d", "x"], 1, "(qemu-storage-da");
     copies(path, &["--force", "--verify", "a", "vhost-user:q"]);
     copies(path, &["--verify", "vhost-user:q", "b"]);
     same(&a, &b);

@@ -70,6 +70,10 @@ fn fence_once(engine: &str) -> bool {
     let hasty = serve(&image, dir.path(), engine, &["--lock-wait", "1"]);
     let Some(refused) = until_ready(hasty) else { return false };
     let (waited, error) = (killed.elapsed(), text(&refused.stderr));
+    // What QEMU looks at is locked as long.
+    let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
+    let locked = ringway_disk::lock_image(&file, false);
+    drop(file);
     let late = store.log().iter().filter(|write| write.landed.is_none()).count();
     let threads = std::fs::read_dir(format!("/proc/{}/task", old.pid())).map_or(0, Iterator::count);
     println!(
@@ -80,6 +84,7 @@ fn fence_once(engine: &str) -> bool {
     if late == 0 {
         return false;
     }
+    assert!(matches!(locked, Err(ringway_disk::LockError::Marked(_))), "{locked:?}");
     assert_eq!(refused.status.code(), Some(1), "{error}");
     assert!(waited >= Duration::from_secs(1), "refused after {waited:?}: {error}");
     assert!(error.contains("in use by") && error.contains("last writes"), "{error}");

@@ -89,7 +89,7 @@ fn a_served_disk_takes_all_commands() {
     all_commands(dir.path(), "s");
     assert_eq!(does(dir.path(), "s", &["id"]), "IO-TEST\n");
     fails(dir.path(), "s", &["read 1 512"], 1, "must be multiples of 512");
-    fails(dir.path(), "disk.img", &["read 0 512"], 1, "in use by another process");
+    fails(dir.path(), "disk.img", &["read 0 512"], 1, "in use by process");
     daemon.stop();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--read-only"]);
     for change in ["write 0 512", "zero 0 512", "discard 0 4K"] {

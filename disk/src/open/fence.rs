@@ -2,10 +2,11 @@
 //! file, and every operation that the kernel still carries out holds that file. So the lock of a
 //! killed daemon is free only when its last write has landed (hazard C10).
 
+use super::image_lock::{LockError, is_marked, lock_image, marked_by_others};
 use super::{BY_HOST, OpenError, OpenOptions, mount};
-use std::fs::File;
+use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,30 +26,48 @@ const REPLACED_MAX: u32 = 16;
 /// Waiting goes on quietly for that long.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
+/// How long the name of a holder is believed while waiting: to find it can take a look at every
+/// descriptor of every process.
+const NAME_LASTS: Duration = Duration::from_millis(500);
+
 /// Who keeps us from an image.
-#[derive(Debug)]
-enum Holder {
+#[derive(Clone, Debug)]
+pub(super) enum Holder {
     /// The host itself: mounted, or part of another device.
     Host,
     /// A process that goes on.
     Living(String),
     /// A process that was killed and is not gone yet.
     Dying(String),
+    /// A program that locks as QEMU does and not as we do; its name, if it can be seen.
+    Foreign(Option<String>),
     /// The kernel names no process: it is gone but for its last operations, or cannot be seen from
     /// here.
     Unseen,
 }
 
 impl Holder {
-    fn of_lock(file: &File) -> Self {
-        match mount::Locks::on(file) {
-            mount::Locks { holder: Some(name), pid: Some(pid), .. } if mount::is_dying(pid) => {
-                Self::Dying(name)
+    /// Who it was that kept us from locking `file`.
+    pub(super) fn of(error: &LockError, file: &File) -> Self {
+        match error {
+            LockError::Marked(byte) if is_foreign(file, *byte) => {
+                Self::Foreign(mount::marker(file, *byte).map(mount::process))
             }
+            _ => Self::of_lock(file),
+        }
+    }
+
+    fn of_lock(file: &File) -> Self {
+        Self::of_pid(mount::Locks::on(file).pid)
+    }
+
+    fn of_pid(pid: Option<u32>) -> Self {
+        match pid.map(|pid| (pid, mount::process(pid))) {
+            Some((pid, name)) if mount::is_dying(pid) => Self::Dying(name),
             // The table goes on naming it until its last operation is over.
-            mount::Locks { pid: Some(pid), .. } if !mount::is_here(pid) => Self::Unseen,
-            mount::Locks { holder: Some(name), .. } => Self::Living(name),
-            _ => Self::Unseen,
+            Some((pid, _)) if !mount::is_here(pid) => Self::Unseen,
+            Some((_, name)) => Self::Living(name),
+            None => Self::Unseen,
         }
     }
 
@@ -63,15 +82,42 @@ impl Holder {
         }
     }
 
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
             Self::Host => BY_HOST.into(),
-            Self::Living(name) => name,
+            Self::Living(name) | Self::Foreign(Some(name)) => name,
+            Self::Foreign(None) => {
+                "a program of QEMU, by its locks, that cannot be seen from here (from the sandbox, \
+                 or of another user, container or host)"
+                    .into()
+            }
             Self::Dying(name) => format!("{name}, killed, whose last writes have not landed yet"),
             Self::Unseen => "a process that cannot be seen from here (of another container or \
                              host), or by the last writes of one that was killed"
                 .into(),
         }
+    }
+}
+
+/// True if whoever has marked this byte has no `flock`, which daemons of this kind hold as long, even
+/// dead ones whose last writes have not landed.
+fn is_foreign(file: &File, byte: i64) -> bool {
+    // A table would do, but does not show what other containers hold.
+    let free = file.try_lock().is_ok_and(|()| file.unlock().is_ok());
+    // Still there: so whoever it is did not let go of both meanwhile.
+    free && is_marked(file, byte).unwrap_or(false)
+}
+
+/// Who has the image at `path`, and is no daemon of this kind: `process 42 (qemu-system-x86)`.
+#[must_use]
+pub fn foreign_holder(path: &Path, read_only: bool) -> Option<String> {
+    let mut reading = FileOptions::new();
+    // A path may have become a pipe that nobody writes to.
+    let file = reading.read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    let byte = marked_by_others(&file, read_only).ok()??;
+    match Holder::of(&LockError::Marked(byte), &file) {
+        Holder::Foreign(name) => name,
+        _ => None,
     }
 }
 
@@ -94,7 +140,9 @@ pub(super) fn locked<T>(
     let mut patience = Patience::new(path, options);
     for _ in 0..REPLACED_MAX {
         let (file, rest) = open().map_err(Fenced::Open)?;
-        patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+        if !options.incoming {
+            patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+        }
         if is_at(&file, path).map_err(Fenced::Theirs)? {
             return Ok((file, rest));
         }
@@ -139,28 +187,43 @@ impl<'a> Patience<'a> {
         self.wait(Holder::of_device(self.path))
     }
 
+    /// A block device is claimed by a process, not by the host itself.
+    pub(super) fn is_claimed_by_a_process(&self) -> bool {
+        !matches!(Holder::of_device(self.path), Holder::Host)
+    }
+
     /// Locks the open file: one writer, or any number of readers.
     fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
+        let mut known: Option<(Instant, Holder)> = None;
         loop {
-            let result = if read_only { file.try_lock_shared() } else { file.try_lock() };
-            match result {
+            let error = match lock_image(file, read_only) {
                 Ok(()) => return Ok(()),
-                Err(std::fs::TryLockError::WouldBlock) => self.wait(Holder::of_lock(file))?,
-                Err(std::fs::TryLockError::Error(source)) => {
+                Err(LockError::Host(source)) => {
                     return Err(OpenError::Host {
                         path: self.path.into(),
                         what: "lock it",
                         source,
                     });
                 }
-            }
+                Err(error) => error,
+            };
+            let holder = match known.take() {
+                Some((at, holder))
+                    if at.elapsed() < NAME_LASTS && matches!(error, LockError::Marked(_)) =>
+                {
+                    known = Some((at, holder.clone()));
+                    holder
+                }
+                _ => known.insert((Instant::now(), Holder::of(&error, file))).1.clone(),
+            };
+            self.wait(holder)?;
         }
     }
 
     fn wait(&mut self, holder: Holder) -> Result<(), OpenError> {
         let patience = match &holder {
             Holder::Host => Duration::ZERO,
-            Holder::Living(_) => self.asked.unwrap_or(Duration::ZERO),
+            Holder::Living(_) | Holder::Foreign(_) => self.asked.unwrap_or(Duration::ZERO),
             Holder::Dying(_) | Holder::Unseen => self.asked.unwrap_or(LAST_WRITES),
         };
         let waited = self.begun.elapsed();

@@ -126,11 +126,9 @@ fn stat(file: &File) -> Option<libc::statfs> {
 /// daemon that starts.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
-    /// Who holds the kind of lock that `open` takes: `process 123 (ringway)`.
-    pub(super) holder: Option<String>,
-    /// Its number.
+    /// Who holds its `flock`, as daemons of this kind do.
     pub(super) pid: Option<u32>,
-    /// Somebody holds another kind (fcntl), as QEMU does.
+    /// Somebody holds record locks on it, as programs of QEMU do.
     pub(super) foreign: bool,
 }
 
@@ -148,7 +146,6 @@ impl Locks {
             match words[..] {
                 [_, "FLOCK", _, _, pid, file, ..] if file == identity => {
                     locks.pid = locks.pid.or_else(|| pid.parse().ok());
-                    locks.holder.get_or_insert_with(|| process(pid));
                 }
                 [_, "POSIX" | "OFDLCK", _, _, _, file, ..] if file == identity => {
                     locks.foreign = true;
@@ -169,7 +166,48 @@ fn identity(file: &File) -> Option<String> {
     Some(format!("{major:02x}:{minor:02x}:{}", meta.ino()))
 }
 
-fn process(pid: &str) -> String {
+/// A process that holds a record lock on this byte of the file; `None` if it is none that can be seen
+/// from here. The kernel's table has no number for a lock that belongs to an open file, so all open
+/// files of all processes are looked at.
+pub(super) fn marker(file: &File, byte: i64) -> Option<u32> {
+    let identity = identity(file)?;
+    // A lock that belongs to a process (old versions of QEMU) bears its number.
+    let table = read("/proc/locks");
+    let posix = table.lines().find_map(|line| marks(line, &identity, byte)?.try_into().ok());
+    posix.or_else(|| {
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let mut pids: Vec<u32> =
+            processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        pids.sort_unstable();
+        pids.into_iter().find(|&pid| has_marked(pid, &identity, byte))
+    })
+}
+
+fn has_marked(pid: u32, identity: &str, byte: i64) -> bool {
+    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return false };
+    files.flatten().any(|file| {
+        let info = std::fs::read_to_string(file.path()).unwrap_or_default();
+        let mut locks = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+        locks.any(|lock| marks(lock, identity, byte).is_some())
+    })
+}
+
+/// Whose record lock this is, if it is one on this byte: `1: OFDLCK ADVISORY READ -1 fe:00:1234 100
+/// 101`. An open file's is nobody's, -1.
+fn marks(line: &str, identity: &str, byte: i64) -> Option<i64> {
+    let words: Vec<_> = line.split_whitespace().collect();
+    match words[..] {
+        [_, "POSIX" | "OFDLCK", _, _, pid, file, first, last] if file == identity => {
+            let within = first.parse::<i64>().is_ok_and(|first| first <= byte)
+                && (last == "EOF" || last.parse::<i64>().is_ok_and(|last| byte <= last));
+            within.then(|| pid.parse().ok()).flatten()
+        }
+        _ => None,
+    }
+}
+
+/// `process 123 (ringway)`.
+pub(super) fn process(pid: u32) -> String {
     let name = read(&format!("/proc/{pid}/comm"));
     match name.trim() {
         "" => format!("process {pid}"),
@@ -238,10 +276,17 @@ mod tests {
 4: OFDLCK ADVISORY  READ -1 fe:00:78 100 101
 ";
         let of = |identity| Locks::among(table, identity);
-        assert_eq!(of("fe:00:34").holder.as_deref(), Some("process 999999992"));
-        assert_eq!(of("fe:00:56").holder, None);
-        assert!(of("fe:00:78").foreign && of("fe:00:78").holder.is_none());
+        assert_eq!(of("fe:00:34").pid, Some(999_999_992));
+        assert_eq!(process(999_999_992), "process 999999992");
+        assert_eq!(of("fe:00:56").pid, None);
+        assert!(of("fe:00:78").foreign && of("fe:00:78").pid.is_none());
         assert!(!of("fe:00:34").foreign);
+        let line = "4: OFDLCK ADVISORY  READ -1 fe:00:78 100 101";
+        assert_eq!(marks(line, "fe:00:78", 101), Some(-1));
+        assert_eq!(marks(line, "fe:00:78", 102).or(marks(line, "fe:00:78", 99)), None);
+        assert_eq!(marks(line, "fe:00:7", 101), None);
+        let line = "5: POSIX  ADVISORY  WRITE 42 fe:00:78 0 EOF";
+        assert_eq!(marks(line, "fe:00:78", 203), Some(42));
     }
 
     #[test]
@@ -262,9 +307,10 @@ mod tests {
         let path = std::env::temp_dir().join(format!("ringway-lock-{}", std::process::id()));
         let file = File::create(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(Locks::on(&file).holder.is_none());
+        assert!(Locks::on(&file).pid.is_none());
         file.try_lock().unwrap();
-        let holder = Locks::on(&file).holder.unwrap();
-        assert!(holder.starts_with(&format!("process {} (", std::process::id())), "{holder}");
+        let holder = Locks::on(&file).pid.unwrap();
+        assert_eq!(holder, std::process::id());
+        assert!(process(holder).starts_with(&format!("process {holder} (")));
     }
 }

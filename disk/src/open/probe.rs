@@ -136,14 +136,15 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn of(path: &Path, file: &File, kind: Kind, read_only: bool) -> Self {
+    /// Where nothing else tells, and if it `may_try`, it tries.
+    pub(super) fn of(path: &Path, file: &File, kind: Kind, may_try: bool) -> Self {
         match kind {
-            Kind::File => Self::of_file(file, read_only),
+            Kind::File => Self::of_file(file, may_try),
             Kind::BlockDevice => Self::of_device(path, file),
         }
     }
 
-    fn of_file(file: &File, read_only: bool) -> Self {
+    fn of_file(file: &File, may_try: bool) -> Self {
         let block = file.metadata().map_or(4096, |meta| meta.blksize());
         let block = u32::try_from(block).unwrap_or(4096).clamp(512, 65536).next_power_of_two();
         Self {
@@ -151,7 +152,7 @@ impl Host {
             logical_block: 512,
             physical_block: block.min(4096),
             optimal_io: 0,
-            discard: !read_only && punches_holes(file),
+            discard: punches_holes(file, may_try),
             discard_granularity: block,
         }
     }
@@ -173,9 +174,12 @@ impl Host {
 
 /// What is known of the file system decides; where nothing is, a hole is punched beyond the end of
 /// the file, which changes nothing but the file's times.
-fn punches_holes(file: &File) -> bool {
+fn punches_holes(file: &File, may_try: bool) -> bool {
     if Mount::of(file).and_then(|mount| mount.punches_holes()) == Some(true) {
         return true;
+    }
+    if !may_try {
+        return false;
     }
     let Ok(meta) = file.metadata() else { return false };
     let Ok(end) = libc::off_t::try_from(meta.len().next_multiple_of(65536)) else { return false };

@@ -3,15 +3,16 @@
 
 use super::device::Device;
 use super::format::{self, ForeignFormat};
-use super::mount::{Locks, Mount};
+use super::image_lock::{LockError, marked_by_others};
+use super::mount::{Locks, Mount, process};
 use super::probe::{self as host, Kind};
 use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
 use crate::disk::{Alignment, CacheMode, EngineKind};
 use std::ffi::CString;
-use std::fs::File;
+use std::fs::{File, OpenOptions as FileOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// What a disk is made of.
@@ -177,9 +178,10 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
     let device = Device::below(&file);
     let mount = if kind == Kind::File { Mount::of(&file) } else { None };
     let locks = Locks::on(&file);
+    let holder = holder_of(&file, options.read_only, &locks);
     let below = device.as_ref().filter(|_| kind == Kind::BlockDevice);
     let verdict = may_open(path, options, below)
-        .and_then(|()| choose(path, options, &reading, kind, locks.holder.as_ref()));
+        .and_then(|()| choose(path, options, &reading, kind, holder.as_ref()));
     let bytes = host::size(path, &file, kind).ok();
     Report {
         bytes,
@@ -188,12 +190,31 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
         allocated: file.metadata().ok().filter(|_| kind == Kind::File).map(|m| m.blocks() * 512),
         direct: Some(direct(path, &reading, kind)),
         blocks: Some(blocks(path, &file, kind, mount.as_ref(), device.as_ref())),
-        holder: locks.holder,
-        locked_otherwise: locks.foreign,
+        locked_otherwise: locks.foreign && holder.is_none(),
+        holder,
         mount,
         device,
         ..Report::new(Some(kind.into()), verdict)
     }
+}
+
+/// Who has the image at `path` so that it cannot be opened, for reading or for writing; `None` if that
+/// is nobody, or cannot be found out.
+#[must_use]
+pub fn holder(path: &Path, read_only: bool) -> Option<String> {
+    let mut reading = FileOptions::new();
+    // A path may have become a pipe that nobody writes to.
+    let file = reading.read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
+    holder_of(&file, read_only, &Locks::on(&file))
+}
+
+/// Who would keep `open` from it. The lock itself is not tried: that would get in the way.
+fn holder_of(file: &File, read_only: bool, locks: &Locks) -> Option<String> {
+    if let Some(pid) = locks.pid {
+        return Some(process(pid));
+    }
+    let byte = marked_by_others(file, read_only).ok()??;
+    Some(LockError::Marked(byte).holder(file))
 }
 
 impl From<Kind> for ImageKind {
@@ -260,7 +281,7 @@ fn blocks(
     mount: Option<&Mount>,
     device: Option<&Device>,
 ) -> Blocks {
-    let found = host::Host::of(path, file, kind, true);
+    let found = host::Host::of(path, file, kind, false);
     Blocks {
         logical: found.logical_block,
         physical: found.physical_block,

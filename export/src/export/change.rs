@@ -93,6 +93,12 @@ pub enum ChangeError {
     /// A queue that was stopped cannot be started again.
     #[error("the front-end's queues could not be started again: it was disconnected")]
     NotResumed,
+    /// Another daemon may have the image.
+    #[error(
+        "its image is not locked by this daemon, because no guest runs here yet, or because it was \
+         migrated: another daemon may have it. Ask the daemon that serves the guest"
+    )]
+    NotLocked,
     /// What was written cannot be made durable.
     #[error("cannot make it durable: {0}")]
     Sync(io::Error),
@@ -117,6 +123,9 @@ impl<Q: RequestQueue> Export<Q> {
     /// [`ChangeError`]; the size is as it was then.
     pub fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError> {
         let _alone = self.change()?;
+        if !self.is_locked() {
+            return Err(ChangeError::NotLocked);
+        }
         let (from, cut_file) = (self.disk.capacity(), to.is_some());
         let to = self.disk.next_size(to)?;
         if to < from {

@@ -34,6 +34,9 @@ pub trait Offered: Send + Sync {
     /// True once all queues of earlier connections have come back.
     fn is_clear(&self) -> bool;
 
+    /// True while the image is locked for it.
+    fn is_locked(&self) -> bool;
+
     /// As [`Export::report`].
     fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport;
 
@@ -81,6 +84,10 @@ impl<Q: RequestQueue> Offered for Export<Q> {
 
     fn is_clear(&self) -> bool {
         self.is_clear()
+    }
+
+    fn is_locked(&self) -> bool {
+        self.is_locked()
     }
 
     fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport {

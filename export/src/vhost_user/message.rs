@@ -198,6 +198,8 @@ pub(super) enum Event {
     Stop,
     /// The front-end answers something on the back-end's channel.
     Answer,
+    /// Nothing came in time.
+    Silence,
 }
 
 impl Channel {
@@ -206,13 +208,14 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm, the order to stop, or an answer on another channel, for as long
-    /// as it takes.
+    /// Waits for a message, an alarm, the order to stop, or an answer on another channel: until
+    /// `patience` is over, or without one for as long as it takes.
     pub(super) fn wait(
         &self,
         stop: BorrowedFd<'_>,
         alarm: BorrowedFd<'_>,
         answers: Option<BorrowedFd<'_>>,
+        patience: Option<&Timespec>,
     ) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
@@ -225,7 +228,8 @@ impl Channel {
             ),
         ];
         loop {
-            match poll(&mut fds, None) {
+            match poll(&mut fds, patience) {
+                Ok(0) => return Ok(Event::Silence),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),

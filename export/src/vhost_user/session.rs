@@ -20,17 +20,19 @@ use super::memory::{self, MemoryError};
 use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
 use crate::door::Door;
-use crate::export::Export;
+use crate::export::{Export, LockWait};
 use ringway_core::mem::GuestMap;
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
 use ringway_disk::DiskStats;
 use ringway_ring::virtqueue::LayoutError;
+use rustix::event::Timespec;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -160,6 +162,8 @@ pub struct Session<'a> {
     bounce_told: bool,
     refusals: u32,
     alarms_told: u32,
+    /// Queues are ready, and another daemon has the image.
+    lock_wait: Option<LockWait>,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
 }
@@ -197,6 +201,7 @@ impl<'a> Session<'a> {
             bounce_told: false,
             refusals: 0,
             alarms_told: 0,
+            lock_wait: None,
             stuck: false,
         };
         export.enter(door);
@@ -235,6 +240,8 @@ impl<'a> Session<'a> {
             }
         }
         self.leave_write_cache();
+        // Nobody wants the image's lock any more; one that is held stays held.
+        self.export.rings_stopped(false);
         self.tell_of_bounces();
         ended
     }
@@ -243,7 +250,16 @@ impl<'a> Session<'a> {
         loop {
             let asking = self.is_asking();
             let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
-            match self.channel.wait(self.stop, self.door.bell(), answers)? {
+            let again = self.lock_wait.as_ref().map(|wait| timespec(wait.pause()));
+            match self.channel.wait(self.stop, self.door.bell(), answers, again.as_ref())? {
+                // Only a guest that waits for the image's lock makes this wake up by itself.
+                Event::Silence => {
+                    let disk = self.export.disk().name();
+                    if let Err(refusal) = self.start_ready() {
+                        warn!(disk, "connection ended: {refusal}");
+                        return Ok(());
+                    }
+                }
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
                     if self.answer_door() {
@@ -415,6 +431,7 @@ impl<'a> Session<'a> {
         // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
         // configuration space over a reset), so its cache stays as it is. The next one asks anew.
         self.forgets_cache = true;
+        self.rings_may_have_stopped(false);
         Ok(Answer::Ack)
     }
 }
@@ -423,6 +440,12 @@ impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.export.leave(&self.door);
     }
+}
+
+/// A short time, as poll takes it.
+fn timespec(time: Duration) -> Timespec {
+    // A second at most.
+    Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
 fn fresh_vrings(export: &Export) -> Vec<Vring> {

@@ -61,6 +61,11 @@ pub(crate) struct DiskArgs {
     #[arg(long, value_name = "SECONDS", help_heading = "Disk")]
     #[serde(default)]
     pub(crate) lock_wait: Option<u32>,
+    /// Take over an image that another daemon still serves, as the destination of a live migration:
+    /// it is locked when the guest starts here, not before.
+    #[arg(long, help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) incoming: bool,
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub(crate) socket: Option<PathBuf>,
@@ -235,6 +240,8 @@ pub(crate) struct DiskSpec {
     pub(crate) read_only: bool,
     /// How long to wait for whoever has the image.
     pub(crate) lock_wait: Option<Duration>,
+    /// Lock the image when the guest starts, not before.
+    pub(crate) incoming: bool,
     /// What GET_ID answers.
     pub(crate) serial: Option<String>,
     /// Shown to the guest, in bytes.
@@ -264,6 +271,7 @@ impl DiskArgs {
             serial: self.serial.or_else(|| other.serial.clone()),
             block_size: self.block_size.or(other.block_size),
             lock_wait: self.lock_wait.or(other.lock_wait),
+            incoming: self.incoming || other.incoming,
             socket: self.socket.or_else(|| other.socket.clone()),
             queues: self.queues.or(other.queues),
             queue_size: self.queue_size.or(other.queue_size),
@@ -285,6 +293,7 @@ impl DiskArgs {
             create_bytes: self.size.map(|Size(bytes)| bytes),
             read_only: self.read_only,
             lock_wait: self.lock_wait.map(|seconds| Duration::from_secs(seconds.into())),
+            incoming: self.incoming,
             serial: self.serial,
             block_size: self.block_size,
             queues: self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO)),

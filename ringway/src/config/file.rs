@@ -138,6 +138,8 @@ mod tests {
             read-only = true
             serial = "A"
             block-size = 4096
+            lock-wait = 7
+            incoming = true
             queues = 8
             queue-size = 256
             engine = "threads"
@@ -160,6 +162,8 @@ mod tests {
         assert_eq!(a.source, Source::Path("conf/a.img".into()));
         assert_eq!((a.create_bytes, a.read_only, a.queues), (Some(10 << 30), true, 8));
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
+        assert_eq!(a.lock_wait, Some(std::time::Duration::from_secs(7)));
+        assert!(a.incoming && !b.incoming);
         assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
         assert_eq!(a.origin, "conf/disks.toml, line 12");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));

@@ -5,9 +5,9 @@ use super::journal::Identity;
 use crate::io::disk;
 use crate::io::target::{Target, missing_folder};
 use anyhow::{Context, bail};
+use ringway_disk::{LockError, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -170,48 +170,21 @@ fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
 fn lock(path: &Path, file: &File, source: bool) -> anyhow::Result<()> {
     let name = path.display();
     let begin = Instant::now();
-    let locked = loop {
-        let locked = if source { file.try_lock_shared() } else { file.try_lock() };
-        let busy = matches!(locked, Err(std::fs::TryLockError::WouldBlock));
-        if !busy || begin.elapsed() > DYING {
-            break locked;
+    let error = loop {
+        match lock_image(file, source) {
+            Ok(()) => return Ok(()),
+            Err(error) if matches!(error, LockError::Host(_)) || begin.elapsed() > DYING => {
+                break error;
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }
-        std::thread::sleep(Duration::from_millis(20));
     };
     let remedy = if source { "its content may change" } else { "it would be destroyed" };
-    match locked {
-        Ok(()) => {}
-        Err(std::fs::TryLockError::WouldBlock) => bail!(
-            "{name} is in use by another process that {}: {remedy}; copy from or to its socket, or \
-             stop it",
-            if source { "may write it" } else { "has it open" }
+    match error {
+        LockError::Host(error) => Err(error).with_context(|| format!("cannot lock {name}")),
+        LockError::Locked | LockError::Marked(_) => bail!(
+            "{name} is in use by {}: {remedy}; copy from or to its socket, or stop it",
+            error.holder(file)
         ),
-        Err(std::fs::TryLockError::Error(error)) => {
-            return Err(error).with_context(|| format!("cannot lock {name}"));
-        }
     }
-    // Programs of QEMU mark what they do by locks on bytes: 101 stands for writing, 100 to 299 for
-    // anything.
-    let marks = if source { 101..102 } else { 100..300 };
-    if is_marked(file, marks) {
-        bail!("{name} is in use by another program (QEMU, by its locks): {remedy}; stop it first");
-    }
-    Ok(())
-}
-
-/// True if somebody else holds a record lock on these bytes of the file.
-fn is_marked(file: &File, bytes: std::ops::Range<i64>) -> bool {
-    // SAFETY: a plain C struct for which zeroes are valid.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    // Both are small constants, of types that differ from target to target.
-    #[allow(clippy::cast_possible_truncation)]
-    {
-        // A test for a writer's lock meets any other; one to read needs no more than that.
-        lock.l_type = libc::F_WRLCK as _;
-        lock.l_whence = libc::SEEK_SET as _;
-    }
-    (lock.l_start, lock.l_len) = (bytes.start, bytes.end - bytes.start);
-    // SAFETY: the descriptor is open, the struct is ours.
-    let rc = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
-    rc == 0 && i32::from(lock.l_type) != libc::F_UNLCK
 }

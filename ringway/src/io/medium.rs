@@ -4,7 +4,7 @@ use super::disk;
 use super::target::{Target, missing_folder};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::mem::Mapping;
-use ringway_disk::ForeignFormat;
+use ringway_disk::{ForeignFormat, LockError, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
@@ -79,9 +79,14 @@ impl Medium {
                 if !block && !kind.is_file() {
                     bail!("{target} is neither a file nor a block device");
                 }
-                let locked = if read_only { file.try_lock_shared() } else { file.try_lock() };
-                if let Err(std::fs::TryLockError::WouldBlock) = locked {
-                    bail!("{target} is in use by another process: use its socket, or stop it");
+                match lock_image(&file, read_only) {
+                    Ok(()) => {}
+                    // A block device or file system without locks can be used alone only.
+                    Err(LockError::Host(error)) => tracing::warn!("cannot lock {target}: {error}"),
+                    Err(error) => {
+                        let holder = error.holder(&file);
+                        bail!("{target} is in use by {holder}: use its socket, or stop it");
+                    }
                 }
                 let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
                 let foreign = if raw { None } else { ForeignFormat::of(&file, bytes)? };

@@ -189,6 +189,9 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_ioctl, "ioctl", Rule::OneOf(1, ioctls)),
         call!(SYS_fstat, "fstat"),
         call!(SYS_flock, "flock"),
+        call!(SYS_fcntl, "fcntl", record_locks()),
+        // What others wrote before a guest was migrated here.
+        call!(SYS_fadvise64, "fadvise64"),
         // Resizing, and records of what is in flight.
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_memfd_create, "memfd_create"),
@@ -277,6 +280,11 @@ fn fcntl() -> Rule {
         libc::F_GET_SEALS,
     ];
     Rule::OneOf(1, commands.map(c_int::cast_unsigned).into())
+}
+
+/// The locks that QEMU looks at. Only those that wait for nobody.
+fn record_locks() -> Rule {
+    Rule::OneOf(1, [libc::F_OFD_GETLK, libc::F_OFD_SETLK].map(c_int::cast_unsigned).into())
 }
 
 /// `export/src/ring_bell.rs`.

@@ -77,6 +77,7 @@ impl Disks {
         let rings = rings(&opened, &options, &host)?;
         // Asked for now: the files that tell it cannot be read afterwards.
         cpus();
+        host.confine();
         enter()?;
         let bell = Bell::new()?;
         let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
@@ -187,6 +188,7 @@ impl Disks {
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec) -> anyhow::Result<Ready> {
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
+        let image_lock = (self.host.names(&spec.source), spec.lock_wait);
         let endpoint = Endpoint::open(spec.place, &self.host)?;
         let stop = event()?;
         let (workers, first, export) = {
@@ -195,7 +197,7 @@ impl Disks {
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
             self.paths.listen(&disk);
-            (engine.pool.len(), first, engine.pool.export(disk, options, first))
+            (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
         };
         let busy = workers.min(spec.queues.into());
         let place = (first, workers);

@@ -17,6 +17,7 @@
 mod client;
 mod helper;
 mod local;
+mod names;
 mod state;
 mod wire;
 mod words;
@@ -28,13 +29,16 @@ pub(crate) use state::StateDir;
 
 use client::{Client, HelpersFile};
 use local::{Local, OwnFile};
-use ringway_disk::{Disk, Source};
+use names::Looker;
+use ringway_disk::open::foreign_holder;
+use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
+use ringway_export::Names;
 use ringway_export::xen::{Access, Here};
 use state::StateKeeper;
-use std::fs::TryLockError;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
@@ -44,6 +48,8 @@ const SNATCHED_MAX: u32 = 16;
 pub(crate) struct Host {
     local: Local,
     helper: Option<Arc<Client>>,
+    /// In the sandbox: from now on nothing is looked at but by the helper.
+    confined: AtomicBool,
     xen: Option<Arc<dyn Access>>,
     /// For a daemon without a helper.
     state_dir: Option<StateDir>,
@@ -77,12 +83,14 @@ impl Host {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
             let state_dir = duties.state_dir;
             let keeps_state = state_dir.is_some();
-            return Ok(Self { local, helper: None, xen, state_dir, keeps_state });
+            let confined = AtomicBool::new(false);
+            return Ok(Self { local, helper: None, confined, xen, state_dir, keeps_state });
         }
         let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
-        Ok(Self { local, helper: Some(helper), xen, state_dir: None, keeps_state })
+        let confined = AtomicBool::new(false);
+        Ok(Self { local, helper: Some(helper), confined, xen, state_dir: None, keeps_state })
     }
 
     /// What guests of this Xen host need, for a daemon that serves them.
@@ -137,8 +145,12 @@ impl Host {
             (Some(helper), Source::Path(path)) => (helper, path),
             _ => return self.local.open(&options),
         };
+        self.look_for_qemu(path, &options)?;
         for _ in 0..SNATCHED_MAX {
             let (disk, new) = helper.open(&options)?;
+            if disk.is_incoming() {
+                return Ok((disk, new));
+            }
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
             // after us waits as long as we live.
             match disk.lock() {
@@ -146,13 +158,36 @@ impl Host {
                 // Another file has its name by now, whose lock somebody else may have.
                 Ok(()) => {}
                 // Who has it serves the new image: it is not ours to remove any more.
-                Err(TryLockError::WouldBlock) => new.into_iter().for_each(NewImage::keep),
-                Err(TryLockError::Error(error)) => {
+                Err(LockError::Locked | LockError::Marked(_)) => {
+                    new.into_iter().for_each(NewImage::keep);
+                }
+                Err(LockError::Host(error)) => {
                     return Err(error).with_context(|| format!("{}: cannot lock it", disk.name()));
                 }
             }
         }
         bail!("{}: others lock it, or replace it, all the time", path.display())
+    }
+
+    /// The helper is confined from its start, and does not see whose QEMU's locks are; this process does
+    /// as long as it is not confined itself.
+    fn look_for_qemu(&self, path: &Path, options: &OpenOptions) -> anyhow::Result<()> {
+        if options.incoming || self.confined.load(SeqCst) {
+            return Ok(());
+        }
+        let Some(holder) = foreign_holder(path, options.read_only) else { return Ok(()) };
+        match options.lock_wait {
+            None => Err(OpenError::InUse { path: path.into(), holder }.into()),
+            Some(_) => {
+                tracing::warn!("{}: it is in use by {holder}", path.display());
+                Ok(())
+            }
+        }
+    }
+
+    /// This process is about to be confined.
+    pub(crate) fn confine(&self) {
+        self.confined.store(true, SeqCst);
     }
 
     /// Listens on a socket file; a private one is its owner's only.
@@ -183,6 +218,12 @@ impl Host {
             }),
             None => Location::of(path),
         }
+    }
+
+    /// Whom an export asks about the path of its disk; nobody if it has none.
+    pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
+        let Source::Path(path) = source else { return None };
+        Some(Arc::new(Looker { helper: self.helper.clone(), path: path.clone() }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

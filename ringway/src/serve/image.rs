@@ -18,6 +18,14 @@ pub(super) fn open_disk(options: &OpenOptions) -> anyhow::Result<Disk> {
             disk.name()
         );
     }
+    if disk.is_incoming() && disk.is_real() && disk.cache() != CacheMode::None {
+        tracing::warn!(
+            "{}: --cache {} and --incoming: if the source is on another host, a daemon that is killed \
+             at the wrong moment can leave writes in that host's page cache. --cache none has none",
+            disk.name(),
+            disk.cache()
+        );
+    }
     let bytes = disk.geometry().capacity;
     if let Some(wanted) = options.create_bytes.filter(|&wanted| wanted != bytes) {
         tracing::warn!(

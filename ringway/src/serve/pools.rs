@@ -4,11 +4,12 @@ use super::served::Exported;
 use super::spread::Spread;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
-    Counts, Cpus, Export, ExportOptions, Handle, OnFailure, Pool, PoolOptions, RequestQueue, Rings,
-    xen,
+    Counts, Cpus, Export, ExportOptions, Handle, Names, OnFailure, Pool, PoolOptions, RequestQueue,
+    Rings, xen,
 };
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The workers of one engine, for the transport of the daemon.
 pub(super) enum Pools {
@@ -71,11 +72,18 @@ impl Pools {
     }
 
     /// Offers a disk that they serve, from worker `first` on.
-    pub(super) fn export(&self, disk: Arc<Disk>, options: ExportOptions, first: usize) -> Exported {
+    pub(super) fn export(
+        &self,
+        disk: Arc<Disk>,
+        options: ExportOptions,
+        first: usize,
+        (names, lock_wait): (Option<Arc<dyn Names>>, Option<Duration>),
+    ) -> Exported {
         match self {
-            Self::VhostUser(pool) => {
-                Exported::VhostUser(Export::new(disk, options, pool.handles().to_vec(), first))
-            }
+            Self::VhostUser(pool) => Exported::VhostUser(
+                Export::new(disk, options, pool.handles().to_vec(), first)
+                    .with_names(names, lock_wait),
+            ),
             Self::Xen(pool) => {
                 Exported::Xen(Export::new(disk, options, pool.handles().to_vec(), first))
             }

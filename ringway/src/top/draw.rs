@@ -172,7 +172,7 @@ fn row(app: &App, line: At, fits: &[usize], has_picture: bool) -> Row<'static> {
 fn tone(disk: &DiskFigures) -> Style {
     match columns::state(disk) {
         "stuck" | "overdue" => Style::new().fg(Color::Red).bold(),
-        "paused" | "leaving" => Style::new().fg(Color::Yellow),
+        "paused" | "unlocked" | "leaving" => Style::new().fg(Color::Yellow),
         "alone" => Style::new().fg(Color::DarkGray),
         _ => Style::new(),
     }

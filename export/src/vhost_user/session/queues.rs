@@ -91,6 +91,7 @@ impl Session<'_> {
         if !self.vrings.iter().any(Vring::is_running) {
             self.forget_translations();
         }
+        self.rings_may_have_stopped(self.logs());
         let mut payload = index.to_ne_bytes().to_vec();
         payload.extend_from_slice(&base.to_ne_bytes());
         kill_point!(Drained);
@@ -139,8 +140,18 @@ impl Session<'_> {
         vring.enabled = enable != 0;
         if enable == 0 {
             self.stop_some(|i| i == at)?;
+            self.rings_may_have_stopped(self.logs());
         }
         self.start_ready()
+    }
+
+    /// The front-end has stopped a queue. With the last one an image that goes elsewhere (`away`) is
+    /// given up: while written memory is logged a guest is being migrated.
+    pub(super) fn rings_may_have_stopped(&mut self, away: bool) {
+        if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
+            self.lock_wait = None;
+            self.export.rings_stopped(away);
+        }
     }
 
     /// What was negotiated about queues.
@@ -166,6 +177,10 @@ impl Session<'_> {
             }
             if !self.export.is_clear() {
                 return Err(Refusal::Fenced);
+            }
+            if !self.export.may_run(&mut self.lock_wait) {
+                // They start when the image's lock is ours.
+                return Ok(Answer::Ack);
             }
             let format = self.format(self.vrings[at].size);
             let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;

@@ -1,8 +1,11 @@
 //! The system calls of the helper process: files, and the sockets it makes. It reads and writes no
-//! image but to try whether O_DIRECT works, and to sync one whose daemon died in a flush; starts nothing, and reaches no network.
+//! image but to try whether O_DIRECT works, and to sync one whose daemon died in a flush; it starts
+//! nothing, and reaches no network.
 
 use super::super::HelperNeeds;
-use super::{BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, threads_only};
+use super::{
+    BLKGETSIZE64, Call, PR_SET_NAME, Rule, basics, fcntl, record_locks, threads_only, wider,
+};
 
 /// From `linux/fs.h`: sizes of blocks.
 const BLKSSZGET: u32 = 0x1268;
@@ -72,7 +75,7 @@ fn files() -> Vec<Call> {
         // Whether a daemon that died has lost data.
         call!(SYS_fdatasync, "fdatasync"),
         call!(SYS_sync_file_range, "sync_file_range"),
-        call!(SYS_fcntl, "fcntl", fcntl()),
+        call!(SYS_fcntl, "fcntl", wider(&fcntl(), record_locks())),
     ]
 }
 

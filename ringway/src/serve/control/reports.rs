@@ -68,6 +68,8 @@ pub(super) fn state(served: &Served) -> State {
         State::Paused
     } else if !served.export.is_clear() {
         State::Stuck
+    } else if !served.export.is_locked() {
+        State::Unlocked
     } else {
         State::Serving
     }

@@ -86,6 +86,13 @@ impl Client {
         }
     }
 
+    pub(super) fn holder(&self, path: &Path, read_only: bool) -> anyhow::Result<Option<String>> {
+        match self.ask(&Request::Holder { path: path.into(), read_only })? {
+            (Answer::Holder(holder), _) => Ok(holder),
+            _ => bail!(OUT_OF_TURN),
+        }
+    }
+
     pub(super) fn started(&self) -> anyhow::Result<()> {
         self.ask(&Request::Started).map(drop)
     }

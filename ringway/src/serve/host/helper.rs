@@ -184,6 +184,11 @@ impl Helper {
                 let location = self.as_account(|| Location::of(&path))?;
                 Ok((Answer::Located(location), None))
             }
+            Request::Holder { path, read_only } => {
+                let path = PathBuf::from(path);
+                let holder = self.as_account(|| ringway_disk::open::holder(&path, read_only))?;
+                Ok((Answer::Holder(holder), None))
+            }
             Request::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
                 thing.into_iter().for_each(|thing| thing.file.keep());
@@ -221,7 +226,7 @@ impl Helper {
                 account.iter().try_for_each(Account::become_it)?;
                 let (disk, new) = open(&options, iopoll)?;
                 // The daemon takes the lock anew, in its own name.
-                disk.unlock();
+                disk.hand_over();
                 let (found, file) = Found::of(disk.into_parts());
                 let new = new.map(|file| lock(&things).add(file, account.clone()));
                 Ok((Answer::Opened { found: Box::new(found), new }, file))

@@ -44,6 +44,7 @@ impl Local {
             block_size: spec.block_size,
             create_bytes: spec.create_bytes,
             lock_wait: spec.lock_wait,
+            incoming: spec.incoming,
             path: spec.path,
             raw: spec.raw,
         }

@@ -29,6 +29,8 @@ pub(super) enum Request {
     Stateless { number: u64 },
     /// Say what a path leads to.
     Locate { path: Name },
+    /// Say who has this image.
+    Holder { path: Name, read_only: bool },
     /// Let this file stay.
     Keep { number: u64 },
     /// Remove this file.
@@ -73,6 +75,8 @@ pub(super) enum Answer {
     Located(Location),
     /// Comes with its file.
     State { number: u64 },
+    /// As far as can be seen.
+    Holder(Option<String>),
     /// Comes with it, if there is one.
     Named { there: bool },
     /// It is done.
@@ -108,6 +112,7 @@ pub(super) struct Wanted {
     block_size: Option<u32>,
     create_bytes: Option<u64>,
     lock_wait: Option<Duration>,
+    incoming: bool,
     way: String,
     raw: bool,
 }
@@ -126,6 +131,7 @@ impl Wanted {
             block_size: options.block_size,
             create_bytes: options.create_bytes,
             lock_wait: options.lock_wait,
+            incoming: options.incoming,
             way: options.path.name().into(),
             raw: options.raw,
         })
@@ -146,6 +152,7 @@ impl Wanted {
             block_size: self.block_size,
             create_bytes: self.create_bytes,
             lock_wait: self.lock_wait,
+            incoming: self.incoming,
             path: self.way.parse()?,
             raw: self.raw,
         })
@@ -157,6 +164,7 @@ impl Wanted {
 pub(super) struct Found {
     name: String,
     created: bool,
+    incoming: bool,
     block_device: bool,
     erase_block: u32,
     capacity: u64,
@@ -181,6 +189,7 @@ impl Found {
         let found = Self {
             name: parts.name,
             created: parts.created,
+            incoming: parts.incoming,
             block_device: parts.block_device,
             erase_block: parts.erase_block,
             capacity: geometry.capacity,
@@ -209,6 +218,7 @@ impl Found {
             file: Arc::new(file.into()),
             name: self.name,
             created: self.created,
+            incoming: self.incoming,
             block_device: self.block_device,
             erase_block: self.erase_block,
             geometry: Geometry {
@@ -267,6 +277,7 @@ mod tests {
         options.block_size = Some(4096);
         options.create_bytes = Some(512);
         options.lock_wait = Some(Duration::from_millis(7));
+        options.incoming = true;
         options.path = PathKind::Request;
         let text = serde_json::to_vec(&Wanted::of(&options).unwrap()).unwrap();
         let wanted: Wanted = serde_json::from_slice(&text).unwrap();

@@ -178,6 +178,7 @@ fn states_that_need_a_look_stand_out() {
     for (state, word, color) in [
         (State::Stuck, "stuck", Color::Red),
         (State::Paused, "paused", Color::Yellow),
+        (State::Unlocked, "unlocked", Color::Yellow),
         (State::Leaving, "leaving", Color::Yellow),
     ] {
         let mut app = app();

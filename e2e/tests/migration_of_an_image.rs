@@ -1,0 +1,237 @@
+//! A stock Linux guest under verified writes is migrated between two QEMUs and two daemons, all on one
+//! host, with one image file: the lock of the image goes with the guest (hazard C17).
+#![allow(missing_docs)]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ringway_e2e::guest::{Daemon, Disk, Guest, Running, Serve, server_is_control, skip_reason};
+use ringway_e2e::qmp::Monitor;
+
+const QUEUES: u16 = 2;
+const LIMIT: Duration = Duration::from_secs(420);
+/// A loaded machine is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One QEMU and its daemon.
+struct Side {
+    name: String,
+    dir: PathBuf,
+    daemon: Option<Daemon>,
+    machine: Option<Running>,
+    monitor: Option<Monitor>,
+}
+
+impl Side {
+    fn path(&self, what: &str) -> PathBuf {
+        self.dir.join(format!("{}.{what}", self.name))
+    }
+
+    fn serve(&self, incoming: bool) -> Result<Daemon> {
+        let serve = Serve::new(self.dir.join("disk.img"), self.path("sock")).queues(QUEUES);
+        let serve = serve.arg("--control").arg(self.path("ctl"));
+        Daemon::serve(&if incoming { serve.arg("--incoming") } else { serve })
+    }
+
+    fn guest(&self, packed: bool) -> Guest {
+        let disk = Disk::new(self.path("sock")).queues(QUEUES).reconnect();
+        Guest::new("migrate")
+            .name(&format!("migrate-{}{}", self.name, if packed { "-packed" } else { "" }))
+            .disk(if packed { disk.packed() } else { disk })
+            .vcpus(2)
+            .limit(LIMIT)
+            .param("timeout", LIMIT.as_secs())
+            .qemu_arg("-qmp")
+            .qemu_arg(format!("unix:{},server=on,wait=off", self.path("qmp").display()))
+    }
+
+    /// The daemon and the QEMU that the guest starts in.
+    fn source(dir: &Path, packed: bool) -> Result<Self> {
+        let mut side = Self::named(dir, "a");
+        side.daemon = Some(side.serve(false)?);
+        side.machine = Some(side.guest(packed).boot()?);
+        side.monitor = Some(Monitor::connect(&side.path("qmp"))?);
+        Ok(side)
+    }
+
+    /// Those that it is to be migrated to.
+    fn target(dir: &Path, name: &str, packed: bool, source: &Self) -> Result<Self> {
+        let mut side = Self::named(dir, name);
+        side.daemon = Some(side.serve(true)?);
+        let incoming = format!("unix:{}", side.path("migration").display());
+        let guest = side.guest(packed).qemu_arg("-incoming").qemu_arg(incoming);
+        side.machine = Some(guest.boot_beside(source.machine.as_ref().context("a machine")?)?);
+        side.monitor = Some(Monitor::connect(&side.path("qmp"))?);
+        Ok(side)
+    }
+
+    fn named(dir: &Path, name: &str) -> Self {
+        let (name, dir) = (name.to_owned(), dir.to_owned());
+        Self { name, dir, daemon: None, machine: None, monitor: None }
+    }
+
+    fn ask(&mut self, command: &str, arguments: &str) -> Result<String> {
+        self.monitor.as_mut().context("a monitor")?.ask(command, arguments)
+    }
+
+    fn until(&mut self, command: &str, wanted: &str, unwanted: &str) -> Result<String> {
+        self.monitor.as_mut().context("a monitor")?.until(command, wanted, unwanted)
+    }
+
+    fn migrate_to(&mut self, target: &Self) -> Result<()> {
+        let uri = target.path("migration");
+        let uri = format!(r#"{{"uri": "unix:{}"}}"#, uri.display());
+        self.ask("migrate", &uri).map(drop)
+    }
+
+    /// Whether migrations wait for a word when all rings have stopped, before the target is told.
+    fn pause_before_switchover(&mut self, on: bool) -> Result<()> {
+        let capability = format!(
+            r#"{{"capabilities": [{{"capability": "pause-before-switchover", "state": {on}}}]}}"#
+        );
+        self.ask("migrate-set-capabilities", &capability).map(drop)
+    }
+
+    fn ctl(&self, args: &[&str]) -> Result<String> {
+        Daemon::ctl(&self.path("ctl"), args)
+    }
+
+    fn is_locked(&self) -> Result<bool> {
+        Ok(!self.ctl(&["list", "--json"])?.contains(r#""state": "unlocked""#))
+    }
+
+    fn until_locked(&self, locked: bool) -> Result<()> {
+        let begun = Instant::now();
+        while self.is_locked()? != locked {
+            ensure!(begun.elapsed() < PATIENCE, "{}: locked is not {locked}", self.name);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Writes that the daemon has carried out.
+    fn writes(&self) -> Result<u64> {
+        let stats = self.ctl(&["stats", "--json"])?;
+        let at = stats.find(r#""writes": "#).context("no count of writes")? + 10;
+        let end = stats[at..].find([',', '\n']).context("no number")?;
+        Ok(stats[at..at + end].parse()?)
+    }
+
+    /// The guest writes here.
+    fn goes_on(&self) -> Result<()> {
+        let (begun, before) = (Instant::now(), self.writes()?);
+        while self.writes()? < before + 200 {
+            ensure!(
+                begun.elapsed() < PATIENCE,
+                "no writes at {}:\n{}",
+                self.name,
+                self.daemon.as_ref().map(Daemon::output).unwrap_or_default()
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// After a migration in vain QEMU starts its guest again, or leaves that to whoever asked.
+    fn runs_again(&mut self) -> Result<()> {
+        if !self.ask("query-status", "{}")?.contains(r#""running": true"#) {
+            self.ask("cont", "{}")?;
+        }
+        self.until_locked(true)?;
+        self.goes_on()
+    }
+}
+
+fn migrated(packed: bool) -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server locks by its own rules.
+    }
+    let dir = tempfile::tempdir()?;
+    let dir = dir.path();
+    File::create(dir.join("disk.img"))?.set_len(256 << 20)?;
+    let mut a = Side::source(dir, packed)?;
+    a.machine.as_mut().context("a machine")?.wait_for_line("RINGWAY ASK migrate")?;
+    a.pause_before_switchover(true)?;
+    let stopped = r#""status": "pre-switchover""#;
+
+    // The target's daemon is killed when all rings have stopped, and so the migration is cancelled: the
+    // source takes its lock back. (QEMU 7.2 does not start a device whose back-end came back before
+    // its guest ran.)
+    let mut target = Side::target(dir, "cancelled", packed, &a)?;
+    ensure!(a.is_locked()? && !target.is_locked()?, "before the migration");
+    a.goes_on()?;
+    a.migrate_to(&target)?;
+    a.until("query-migrate", stopped, "failed")?;
+    a.until_locked(false)?;
+    target.daemon.take().context("a daemon")?.kill()?;
+    a.ask("migrate_cancel", "{}")?;
+    a.until("query-migrate", "cancelled", "completed")?;
+    a.runs_again()?;
+    drop(target);
+
+    // Failed: the target's QEMU dies before it has all.
+    let mut target = Side::target(dir, "failed", packed, &a)?;
+    a.migrate_to(&target)?;
+    a.until("query-migrate", stopped, "failed")?;
+    a.until_locked(false)?;
+    drop(target.machine.take());
+    // It may have noticed by now.
+    let _ = a.ask("migrate-continue", r#"{"state": "pre-switchover"}"#);
+    a.until("query-migrate", r#""status": "failed""#, "completed")?;
+    a.runs_again()?;
+    drop(target);
+
+    // The source's daemon is killed in between; the target's, when it has the guest.
+    let mut b = Side::target(dir, "b", packed, &a)?;
+    a.migrate_to(&b)?;
+    a.until("query-migrate", stopped, "failed")?;
+    a.until_locked(false)?;
+    a.daemon.take().context("a daemon")?.kill()?;
+    a.ask("migrate-continue", r#"{"state": "pre-switchover"}"#)?;
+    a.until("query-migrate", r#""status": "completed""#, "failed")?;
+    b.goes_on()?;
+    leave(a, &mut b)?;
+    b.daemon.take().context("a daemon")?.kill()?;
+    b.daemon = Some(b.serve(true)?);
+    b.until_locked(true)?;
+    b.goes_on()?;
+
+    // As it should be.
+    b.pause_before_switchover(false)?;
+    let mut c = Side::target(dir, "c", packed, &b)?;
+    b.goes_on()?;
+    b.migrate_to(&c)?;
+    let done = b.until("query-migrate", r#""status": "completed""#, "failed")?;
+    c.goes_on()?;
+    ensure!(!b.is_locked()? && c.is_locked()?, "after the migration");
+    let downtime = done.split_once(r#""downtime": "#).map_or("", |(_, rest)| rest);
+    let downtime = downtime.split([',', '}']).next().unwrap_or_default();
+    println!("packed: {packed}, QEMU says {downtime} ms of downtime");
+    leave(b, &mut c)?;
+
+    let mut machine = c.machine.take().context("a machine")?;
+    machine.send_line("ok")?;
+    let report = machine.finish()?;
+    report.expect_ok();
+    // What the guest said of its rings it said at the first QEMU; a packed one is no split one.
+    c.daemon.take().context("a daemon")?.stop()
+}
+
+/// The guest has left this side for another one.
+fn leave(mut from: Side, to: &mut Side) -> Result<()> {
+    let there = to.machine.as_mut().context("a machine")?;
+    from.machine.take().context("a machine")?.gone_to(there);
+    from.daemon.take().map_or(Ok(()), Daemon::stop)
+}
+
+#[test]
+fn c17_a_guest_is_migrated_with_its_image_split() -> Result<()> {
+    migrated(false)
+}
+
+#[test]
+fn c17_a_guest_is_migrated_with_its_image_packed() -> Result<()> {
+    migrated(true)
+}

@@ -1,0 +1,220 @@
+//! Taking and giving up the lock of an image, as `lock_state.rs` decides.
+
+use super::lock_state::{Before, LockState};
+use super::{Export, lock};
+use crate::queue::RequestQueue;
+use ringway_disk::{Disk, LockError};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tracing::{error, info, warn};
+
+/// How long a guest may wait for the lock before that is told as an error, unless said otherwise: as
+/// long as a daemon that starts waits for the last writes of one that was killed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waiting goes on quietly for that long: a source that is about to give the lock up takes less.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// How often to tell of a guest that waits.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+
+/// How long to wait before asking for the lock again: a part of what was waited for, within bounds.
+/// The guest stands still meanwhile.
+const ASK_AGAIN: (u32, Duration, Duration) =
+    (16, Duration::from_micros(250), Duration::from_millis(100));
+
+/// What an export asks of somebody who may look at paths: a daemon in a sandbox may not.
+pub trait Names: Send + Sync {
+    /// True if the path of a disk leads to the file that is open.
+    fn leads_to(&self, disk: &Disk) -> bool;
+
+    /// Who has the lock of a disk, as far as can be seen.
+    fn holder(&self, disk: &Disk) -> String;
+}
+
+/// The lock of an export's image.
+pub(super) struct ImageLock {
+    state: Arc<Mutex<LockState>>,
+    names: Option<Arc<dyn Names>>,
+    patience: Duration,
+}
+
+impl ImageLock {
+    /// As [`ringway_disk::open()`] has left it.
+    pub(super) fn of(disk: &Disk) -> Self {
+        let state = if disk.is_incoming() { LockState::Free } else { LockState::Held };
+        Self { state: Arc::new(Mutex::new(state)), names: None, patience: PATIENCE }
+    }
+}
+
+/// A guest that waits for the lock.
+#[derive(Debug)]
+pub(crate) struct LockWait {
+    begun: Instant,
+    tell_at: Duration,
+    told: bool,
+}
+
+impl LockWait {
+    pub(crate) fn new() -> Self {
+        Self { begun: Instant::now(), tell_at: QUIET, told: false }
+    }
+
+    /// When to ask again.
+    pub(crate) fn pause(&self) -> Duration {
+        let (part, least, most) = ASK_AGAIN;
+        (self.begun.elapsed() / part).clamp(least, most)
+    }
+}
+
+impl<Q: RequestQueue> Export<Q> {
+    /// With somebody to ask about paths, and with another time after which a guest that waits for the
+    /// lock is told as an error.
+    #[must_use]
+    pub fn with_names(mut self, names: Option<Arc<dyn Names>>, patience: Option<Duration>) -> Self {
+        self.image_lock.names = names;
+        self.image_lock.patience = patience.unwrap_or(PATIENCE);
+        self
+    }
+
+    /// True while the image is locked for this export.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        matches!(*lock(&self.image_lock.state), LockState::Held | LockState::Releasing { .. })
+    }
+
+    /// A queue is ready to run: true if it may. If not, whoever asks does so again after
+    /// [`LockWait::pause`].
+    pub(crate) fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
+        let mut state = lock(&self.image_lock.state);
+        let outcome = match state.ready() {
+            Before::Run => Ok(()),
+            Before::Wait => Err(None),
+            Before::Lock => self.take_lock().map_err(Some),
+        };
+        if outcome.is_ok() {
+            state.locked();
+        }
+        drop(state);
+        match outcome {
+            Ok(()) => {
+                let waited = wait.take().filter(|wait| wait.told);
+                if let Some(wait) = waited {
+                    let (disk, seconds) = (self.disk.name(), wait.begun.elapsed().as_secs_f32());
+                    info!(disk, seconds, "the image's lock is ours: its guest goes on");
+                }
+                true
+            }
+            Err(why) => {
+                self.tell_of_wait(wait.get_or_insert_with(LockWait::new), why.as_deref());
+                false
+            }
+        }
+    }
+
+    /// Takes the lock, and looks at what may have changed while others had it.
+    fn take_lock(&self) -> Result<(), String> {
+        self.disk.lock().map_err(|error| match error {
+            LockError::Host(error) => format!("it cannot be locked: {error}"),
+            LockError::Locked | LockError::Marked(_) => String::new(),
+        })?;
+        let looked = self.look_again();
+        looked.inspect_err(|_| self.disk.unlock())
+    }
+
+    fn look_again(&self) -> Result<(), String> {
+        // The lock of a file that nobody finds under its name keeps nobody away.
+        if self.image_lock.names.as_ref().is_some_and(|names| !names.leads_to(&self.disk)) {
+            return Err("another file has its name by now: start this daemon anew".into());
+        }
+        self.disk.forget_cached();
+        let bytes = self.disk.next_size(None).map_err(|error| format!("its size: {error}"))?;
+        let before = self.disk.capacity();
+        if bytes != before {
+            warn!(
+                disk = self.disk.name(),
+                "it has {bytes} bytes by now, not {before}: the guest is told"
+            );
+            self.disk.set_capacity(bytes);
+            self.resizes.fetch_add(1, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// Says that a guest waits, after a moment, after its patience and once a minute. Without a reason
+    /// the export's own release is not over yet; an empty one is that somebody else has the lock.
+    fn tell_of_wait(&self, wait: &mut LockWait, why: Option<&str>) {
+        let waited = wait.begun.elapsed();
+        if waited < wait.tell_at {
+            return;
+        }
+        wait.told = true;
+        let patience = self.image_lock.patience;
+        wait.tell_at = if waited < patience { patience } else { waited + TELL_AGAIN };
+        let why = match why {
+            None => "what was written is still being made durable".into(),
+            Some("") => match &self.image_lock.names {
+                Some(names) => format!("it is in use by {}", names.holder(&self.disk)),
+                None => "somebody else has it".into(),
+            },
+            Some(why) => why.to_owned(),
+        };
+        let (disk, seconds) = (self.disk.name(), waited.as_secs());
+        if waited < patience {
+            warn!(disk, "the guest's requests wait for the image's lock: {why}");
+        } else {
+            error!(
+                disk,
+                "the guest's requests have waited for the image's lock for {seconds} s: {why}. They \
+                 are carried out as soon as it is free"
+            );
+        }
+    }
+
+    /// No queue runs any more, and none is ready to. With `away` the guest is about to go on
+    /// elsewhere: the lock is given up once what was written is durable.
+    pub(crate) fn rings_stopped(&self, away: bool) {
+        // Requests of an earlier connection may be in flight still.
+        let away = away && self.disk.is_real() && self.is_clear();
+        if !lock(&self.image_lock.state).stopped(away) {
+            return;
+        }
+        if self.may_write_back() && !self.writeback() {
+            warn!(
+                disk = self.disk.name(),
+                "its guest has switched the write cache off, which QEMU does not tell the daemon it \
+                 migrates to: serve it there with --cache writethrough"
+            );
+        }
+        let (disk, state) = (Arc::clone(&self.disk), Arc::clone(&self.image_lock.state));
+        let changing = Arc::clone(&self.changing);
+        let release = move || release(&disk, &state, &changing);
+        // It can take its time, and the front-end waits for an answer.
+        let thread = std::thread::Builder::new().name("release".into()).spawn(release.clone());
+        if thread.is_err() {
+            release();
+        }
+    }
+}
+
+/// Makes durable what was written, then gives the lock up.
+fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>) {
+    let name = disk.name();
+    let synced = disk.sync();
+    if let Err(error) = &synced {
+        error!(
+            disk = name,
+            "the guest has left, but what it wrote cannot be made durable: {error}. The image stays \
+             locked, so that nobody goes on without it; end this daemon to let others have it as it is"
+        );
+    }
+    // A change of the size that is under way ends first.
+    let _alone = lock(changing);
+    let mut state = lock(state);
+    if state.synced(synced.is_ok()) {
+        disk.unlock();
+        drop(state);
+        info!(disk = name, "the guest has left during a migration: the image's lock is given up");
+    }
+}

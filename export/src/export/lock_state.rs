@@ -1,0 +1,78 @@
+//! Whether an export has the lock of its image: what follows what. `image_lock.rs` does it, and the
+//! model in `lock_state/model.rs` goes through every order in which two daemons can do it. [ADR 0017]
+//! has the reasons.
+//!
+//! [ADR 0017]: ../../../docs/adr/0017-live-migration.md
+
+/// Whether an export has the lock of its image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum LockState {
+    /// It has. Only now queues may run.
+    Held,
+    /// It has, and no queue runs. What was written is made durable; then the lock is given up, unless
+    /// a queue wants to run by then.
+    Releasing {
+        /// A queue wants to run.
+        wanted: bool,
+    },
+    /// It has not. Whoever wants a queue to run has to take it first.
+    Free,
+}
+
+/// What a queue that is ready to run has to do first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// Nothing.
+    Run,
+    /// Take the lock and say [`LockState::locked`]; if that fails ask again later.
+    Lock,
+    /// Ask again later.
+    Wait,
+}
+
+impl LockState {
+    /// A queue is ready to run.
+    pub(crate) fn ready(&mut self) -> Before {
+        match self {
+            Self::Held => Before::Run,
+            Self::Releasing { wanted } => {
+                *wanted = true;
+                Before::Wait
+            }
+            Self::Free => Before::Lock,
+        }
+    }
+
+    /// The lock was taken.
+    pub(crate) fn locked(&mut self) {
+        *self = Self::Held;
+    }
+
+    /// No queue runs any more, and none is ready to: with `away` because the guest goes elsewhere. If
+    /// true is returned, what was written has to be made durable, and the outcome told by
+    /// [`LockState::synced`].
+    pub(crate) fn stopped(&mut self, away: bool) -> bool {
+        match self {
+            Self::Held if away => {
+                *self = Self::Releasing { wanted: false };
+                true
+            }
+            Self::Releasing { wanted } => {
+                *wanted = false;
+                false
+            }
+            Self::Held | Self::Free => false,
+        }
+    }
+
+    /// What was written is durable, or cannot be made so. If true is returned the lock has to be given
+    /// up before anything else.
+    pub(crate) fn synced(&mut self, durable: bool) -> bool {
+        let gives_up = durable && *self == Self::Releasing { wanted: false };
+        *self = if gives_up { Self::Free } else { Self::Held };
+        gives_up
+    }
+}
+
+#[cfg(test)]
+mod model;
