@@ -6,6 +6,7 @@ use crate::cli::LogArgs;
 use crate::config::{DiskArgs, is_unreal};
 use crate::control::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
 use crate::logging;
+use crate::sandbox::group_number;
 use crate::size::Size;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
@@ -166,6 +167,10 @@ fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
     let socket = socket.ok_or_else(|| anyhow!("no place to serve it at: add --socket PATH"))?;
     let image = if is_unreal(&image) { image } else { std::path::absolute(image)? };
     (disk.image, disk.socket) = (Some(image), Some(std::path::absolute(socket)?));
+    if let Some(group) = &mut disk.socket_group {
+        let number = group_number(group).with_context(|| format!("--socket-group {group}"))?;
+        *group = number.to_string();
+    }
     Ok(disk)
 }
 

@@ -14,4 +14,4 @@ mod vring;
 
 pub use queue::{Queue, Token};
 pub use session::{Ended, Session};
-pub use socket::{BindError, bind, bind_private};
+pub use socket::{Access, BindError, bind};

@@ -1,6 +1,6 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
-use super::cpus;
+use super::{SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -60,6 +60,20 @@ pub(crate) struct DiskArgs {
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub(crate) socket: Option<PathBuf>,
+    /// Mode of the socket file: who may connect [default: 0600; 0660 with --user or --socket-group].
+    #[arg(long, value_name = "MODE", help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) socket_mode: Option<SocketMode>,
+    /// Group of the socket file, by name or number: that of the virtual machines.
+    #[arg(long, value_name = "GROUP", help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) socket_group: Option<String>,
+    /// Serve it by a process of its own: guests' memory counts, and the process dies, for this disk
+    /// alone. As an option of serve it holds for disks that are added later, too.
+    #[arg(long, value_name = "BOOL", help_heading = "Safety", num_args = 0..=1,
+          require_equals = true, default_missing_value = "true")]
+    #[serde(default)]
+    pub(crate) isolate: Option<bool>,
 
     /// Request queues, up to 256 [default: one per CPU, at most 16].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
@@ -237,6 +251,12 @@ pub(crate) struct DiskSpec {
     pub(crate) cache: Option<CacheMode>,
     /// How requests travel.
     pub(crate) path: PathKind,
+    /// Who may connect to its socket, where that was said.
+    pub(crate) access: SocketRule,
+    /// Whether it has a process of its own, where that was said.
+    pub(crate) isolate: Option<bool>,
+    /// All of this as it was said, with image and socket, for such a process.
+    pub(crate) words: Box<DiskArgs>,
 }
 
 impl DiskArgs {
@@ -250,6 +270,9 @@ impl DiskArgs {
             block_size: self.block_size.or(other.block_size),
             lock_wait: self.lock_wait.or(other.lock_wait),
             socket: self.socket.or_else(|| other.socket.clone()),
+            socket_mode: self.socket_mode.or(other.socket_mode),
+            socket_group: self.socket_group.or_else(|| other.socket_group.clone()),
+            isolate: self.isolate.or(other.isolate),
             queues: self.queues.or(other.queues),
             queue_size: self.queue_size.or(other.queue_size),
             engine: self.engine.or(other.engine),
@@ -263,6 +286,11 @@ impl DiskArgs {
     /// # Errors
     /// That `null:` or `sim:` is not followed by what belongs there.
     pub(crate) fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+        let socket = match &place {
+            Place::Socket(path) => Some(path.clone()),
+            _ => None,
+        };
+        let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         Ok(DiskSpec {
             source: source(image)?,
             place,
@@ -277,6 +305,9 @@ impl DiskArgs {
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,
             path: self.path.unwrap_or_default(),
+            access: SocketRule { mode: self.socket_mode, group: self.socket_group },
+            isolate: self.isolate,
+            words,
         })
     }
 }

@@ -17,15 +17,17 @@
 mod client;
 mod helper;
 mod local;
-mod wire;
+pub(super) mod wire;
 mod words;
 
 use crate::config::{DiskSpec, Location, Sandbox};
 use crate::sandbox::Account;
 use anyhow::{Context, bail};
 use client::{Client, HelpersFile};
+pub(super) use helper::settle;
 use local::{Local, OwnFile};
 use ringway_disk::{Disk, Source};
+use ringway_export::vhost_user::Access as SocketAccess;
 use ringway_export::xen::{Access, Here};
 use std::fs::TryLockError;
 use std::os::unix::net::UnixListener;
@@ -50,6 +52,8 @@ pub(crate) struct Duties {
     pub(crate) account: Option<Account>,
     /// Whether disks may be added later.
     pub(crate) adds: bool,
+    /// Whether sockets are given to other groups from the start.
+    pub(crate) groups: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
     /// What guests of this Xen host need.
@@ -113,7 +117,7 @@ impl Host {
         bail!("{}: others lock it, or replace it, all the time", path.display())
     }
 
-    /// Listens on a socket file; a private one is its owner's only.
+    /// Listens on a socket file; a private one stays with whoever started the daemon.
     ///
     /// # Errors
     /// What is wrong with the path.
@@ -121,11 +125,12 @@ impl Host {
         &self,
         path: &Path,
         private: bool,
+        access: SocketAccess,
     ) -> anyhow::Result<(UnixListener, SocketFile)> {
         match &self.helper {
-            Some(helper) => helper.listen(path, private),
+            Some(helper) => helper.listen(path, private, access),
             None => {
-                let (listener, file) = local::listen(path, private)?;
+                let (listener, file) = local::listen(path, private, access)?;
                 let path = file.path.clone();
                 Ok((listener, SocketFile { path, _made: Made::Here(file) }))
             }

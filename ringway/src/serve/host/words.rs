@@ -21,7 +21,7 @@ pub(super) enum Request {
     /// Open an image. The answer is `Wait`, then one on a line of its own.
     Open(Wanted),
     /// Make a socket file and listen.
-    Listen { path: Name, private: bool },
+    Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
     /// Say what a path leads to.
     Locate { path: Name },
     /// Let this file stay.
