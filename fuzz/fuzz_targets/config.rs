@@ -20,6 +20,8 @@ mod logging;
 mod plan;
 #[path = "../../ringway/src/size.rs"]
 mod size;
+#[path = "../../ringway/src/config/sockets.rs"]
+mod sockets;
 #[path = "../../ringway/src/config/xen.rs"]
 mod xen;
 #[path = "../../ringway/src/config/xen_args.rs"]
@@ -28,7 +30,8 @@ mod xen_args;
 use claim::{Claim, Location};
 use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place, is_unreal};
-use plan::{DaemonArgs, Plan, cpus};
+use plan::{DaemonArgs, EachDisk, Plan, cpus};
+use sockets::{SocketMode, SocketRule};
 use xen_args::{XenArgs, XenPlan};
 
 

@@ -21,13 +21,16 @@ mod logging;
 mod plan;
 #[path = "../../ringway/src/size.rs"]
 mod size;
+#[path = "../../ringway/src/config/sockets.rs"]
+mod sockets;
 #[path = "../../ringway/src/serve/control/words.rs"]
 mod words;
 
 use claim::{Claim, Location};
 use cpus_list::CpuList;
 use disk::{Choice, DiskArgs, DiskSpec, Place};
-use plan::{DaemonArgs, Plan, cpus};
+use plan::{DaemonArgs, EachDisk, Plan, cpus};
+use sockets::{SocketMode, SocketRule};
 
 mod config {
     pub(crate) use crate::disk::{DiskArgs, DiskSpec, Place, is_unreal};

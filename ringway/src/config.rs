@@ -7,6 +7,7 @@ mod cpus;
 mod disk;
 mod file;
 mod plan;
+mod sockets;
 mod xen;
 mod xen_args;
 
@@ -16,6 +17,7 @@ pub(crate) use disk::{
     Choice, DiskArgs, DiskSpec, Format, Place, cache_modes, engines, is_unreal, paths, source,
 };
 pub(crate) use file::read;
-pub(crate) use plan::{DaemonArgs, Plan, Sandbox, cpus};
+pub(crate) use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
+pub(crate) use sockets::{SocketMode, SocketRule};
 pub(crate) use xen::Attached;
 pub(crate) use xen_args::{XenArgs, XenPlan};

@@ -85,7 +85,7 @@ pub(crate) struct DaemonFacts {
 }
 
 /// A disk, as it is offered.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct DiskFacts {
     /// Never given to another disk of this daemon.
     pub(crate) id: u64,
@@ -110,6 +110,12 @@ pub(crate) struct DiskFacts {
     pub(crate) state: State,
     /// A front-end is there.
     pub(crate) connected: bool,
+    /// The process that serves it, if it has one of its own.
+    #[serde(default)]
+    pub(crate) process: Option<u32>,
+    /// How often that one has been started again.
+    #[serde(default)]
+    pub(crate) restarts: u64,
 }
 
 /// How a disk's requests travel.
@@ -147,6 +153,8 @@ pub(crate) enum State {
     Unlocked,
     /// It is being removed.
     Leaving,
+    /// Its process has ended and is being started again.
+    Restarting,
 }
 
 impl State {
@@ -157,6 +165,7 @@ impl State {
             Self::Stuck => "stuck",
             Self::Unlocked => "unlocked",
             Self::Leaving => "leaving",
+            Self::Restarting => "restarting",
         }
     }
 }

@@ -5,6 +5,7 @@ mod paper;
 use crate::cli::LogArgs;
 use crate::config::{DiskArgs, is_unreal};
 use crate::control::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
+use crate::sandbox::group_number;
 use crate::size::Size;
 use crate::{logging, output};
 use anyhow::{Context, anyhow, bail};
@@ -165,6 +166,10 @@ fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
     let socket = socket.ok_or_else(|| anyhow!("no place to serve it at: add --socket PATH"))?;
     let image = if is_unreal(&image) { image } else { std::path::absolute(image)? };
     (disk.image, disk.socket) = (Some(image), Some(std::path::absolute(socket)?));
+    if let Some(group) = &mut disk.socket_group {
+        let number = group_number(group).with_context(|| format!("--socket-group {group}"))?;
+        *group = number.to_string();
+    }
     Ok(disk)
 }
 

@@ -8,6 +8,7 @@ mod advice;
 mod engines;
 mod host;
 pub(crate) mod image;
+mod memory;
 pub(crate) mod paper;
 
 use crate::cli::LogArgs;
@@ -21,6 +22,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway doctor                 what this host can do
   ringway doctor disk.img        and how disk.img would be served, or why not
+  ringway doctor --control /run/ringway.sock  and a daemon's limits
   ringway doctor --json disk.img | jq .image.choice
 
 It opens nothing for writing, so it can look at a disk that is being served.
@@ -33,6 +35,10 @@ pub(crate) struct DoctorArgs {
     /// Also look at this disk: a raw image file, a block device, `null:…` or `sim:…` as for serve.
     #[arg(value_name = "IMAGE")]
     image: Option<PathBuf>,
+    /// Also look whether this daemon may use as much memory as its guests can make it use: its control
+    /// socket. With root's rights, as only those tell what is mapped.
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -43,6 +49,8 @@ pub(crate) struct DoctorArgs {
 struct Report {
     version: &'static str,
     host: host::Host,
+    /// What this program may use, or the daemon that was asked, and the processes of its disks.
+    memory: Vec<memory::Memory>,
     engines: Vec<engines::Engine>,
     io_uring: engines::Uring,
     image: Option<image::Image>,
@@ -52,13 +60,15 @@ struct Report {
 /// Carries out `ringway doctor`.
 ///
 /// # Errors
-/// Standard output that takes no more. A disk that cannot be served is part of the report.
+/// That there is no such daemon, or standard output that takes no more. A disk that cannot be served is
+/// part of the report.
 pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let engines = ringway_export::usable_engines();
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
         host: host::look(),
+        memory: memory::look(args.control.as_deref())?,
         engines: engines::list(&engines),
         io_uring: engines::uring(),
         image: args.image.as_ref().map(|path| image::look(path, &engines)),

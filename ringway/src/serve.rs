@@ -9,6 +9,8 @@ mod disks;
 mod endpoint;
 mod host;
 mod image;
+mod isolate;
+mod line;
 mod notify;
 mod numbers;
 mod paths;
@@ -22,7 +24,9 @@ mod watchdog;
 mod xen;
 
 use crate::cli::{Cli, LogArgs};
-use crate::config::{self, DaemonArgs, DiskArgs, Place, Plan, XenArgs, XenPlan};
+use crate::config::{
+    self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
+};
 use crate::{logging, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
@@ -43,13 +47,16 @@ Examples:
   ringway serve /dev/sdb --socket /run/old.sock --path request
   ringway serve base.img --read-only --socket /run/base.sock
   ringway serve null:1T --socket /run/null.sock
+  ringway serve /dev/vg0/vm2 --socket /run/vm2.sock --socket-group kvm
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
+  ringway serve --config disks.toml --isolate      a process for each disk
   ringway serve --xen --queues 4                   what Xen's toolstack attaches
   ringway serve --xen --user disks:disks           the same, as another user
 
 A file for --config; the words are those of the options, relative paths start
 at its folder:
   workers = 2
+  socket-group = \"kvm\"
   [[disk]]
   image = \"vm1.img\"
   socket = \"/run/vm1.sock\"
@@ -108,6 +115,10 @@ pub(crate) struct ServeArgs {
     /// Say in JSON what this back-end can do, and exit.
     #[arg(long, help_heading = "For managers of virtual machines")]
     print_capabilities: bool,
+    /// The line to the daemon that has started this process for one of its disks.
+    #[arg(long, hide = true, value_name = "N",
+          value_parser = clap::value_parser!(i32).range(3..))]
+    isolated: Option<i32>,
 }
 
 /// Carries out `ringway serve`.
@@ -120,12 +131,16 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     sandbox::prepare();
+    if let Some(fd) = args.isolated {
+        return isolate::run(fd, log);
+    }
     let options = args.daemon.clone();
     let mut plan = match &args.config {
         Some(path) => config::read(path).map_err(anyhow::Error::msg)?,
         None => plan_of(args)?,
     };
     plan.daemon = options.or(&plan.daemon);
+    plan.look_groups_up(sandbox::group_number).map_err(anyhow::Error::msg)?;
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
     logging::start(log, plan.log_format, plan.log_level);
     raise_open_files();
@@ -136,7 +151,7 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     // Only for people, as it takes a moment; and now, as the daemon cannot start anything later.
     let person = !log.quiet && std::io::stdout().is_terminal();
     let qemu = if person { QemuVersion::installed() } else { None };
-    let daemon = daemon::Daemon::start(plan, polling)?;
+    let daemon = daemon::Daemon::start(plan, polling, None, log)?;
     if !log.quiet {
         ready::print(&daemon, qemu);
     }
@@ -156,7 +171,17 @@ fn raise_open_files() {
 /// The plan of a command line without a file.
 fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
+    let each = EachDisk {
+        access: SocketRule { mode: disk.socket_mode, group: disk.socket_group.clone() },
+        isolate: disk.isolate,
+    };
     if args.xen.xen {
+        if each != EachDisk::default() {
+            usage(
+                "--socket-mode, --socket-group and --isolate are for disks with sockets, and --xen \
+                 has none",
+            );
+        }
         return Ok(Plan {
             xen: Some(XenPlan { args: args.xen, disk, disks: Vec::new() }),
             ..Plan::default()
@@ -165,7 +190,10 @@ fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     let Some(image) = disk.image.take().or(args.blk_file) else {
         if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {
             // Disks are added later.
-            return Ok(Plan::default());
+            return Ok(Plan {
+                daemon: DaemonArgs { each, ..DaemonArgs::default() },
+                ..Plan::default()
+            });
         }
         usage("no disk to serve: name an IMAGE, or a file with --config");
     };
@@ -175,7 +203,8 @@ fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
         (None, None) => usage("no place to serve it at: add --socket PATH"),
     };
     let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(&error));
-    Ok(Plan { disks: vec![spec], ..Plan::default() })
+    let daemon = DaemonArgs { each, ..DaemonArgs::default() };
+    Ok(Plan { disks: vec![spec], daemon, ..Plan::default() })
 }
 
 /// Ends the program as a wrong option would.

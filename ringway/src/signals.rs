@@ -38,14 +38,19 @@ impl Signals {
         })
     }
 
-    /// Listens, on a thread for each kind. `news` is called with each SIGUSR1.
+    /// Listens, on a thread for each kind. `news` is called with each SIGUSR1. If not `alone`, somebody
+    /// else says when to stop: the first SIGTERM or SIGINT is for that one, too, and goes unheard.
     ///
     /// The descriptor becomes readable, and stays so, with the first SIGTERM or SIGINT. The second one
     /// ends the process at once with 128 plus its number.
     ///
     /// # Errors
     /// What the host says.
-    pub(crate) fn listen(self, news: impl Fn() + Send + 'static) -> io::Result<Arc<OwnedFd>> {
+    pub(crate) fn listen(
+        self,
+        alone: bool,
+        news: impl Fn() + Send + 'static,
+    ) -> io::Result<Arc<OwnedFd>> {
         let stop = Arc::new(self.stopped);
         let event = Arc::clone(&stop);
         let signals = self.stop;
@@ -57,6 +62,9 @@ impl Signals {
                     unsafe { libc::_exit(128 + signal) };
                 }
                 asked = true;
+                if !alone {
+                    continue;
+                }
                 tracing::info!(
                     "stopping once all requests in flight are done; a second signal ends at once"
                 );

@@ -15,4 +15,4 @@ mod vring;
 
 pub use queue::{Queue, Token};
 pub use session::{Ended, Session};
-pub use socket::{BindError, bind, bind_private};
+pub use socket::{Access, BindError, bind};

@@ -1,12 +1,18 @@
 //! The socket file: that of a dead daemon is replaced, that of a living one is not.
 
-use rustix::fs::Mode;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::umask;
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+
+/// Front-ends that may wait to be accepted.
+const BACKLOG: i32 = 128;
 
 /// Why a socket could not be made: what is wrong, where, what to do.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +32,19 @@ pub enum BindError {
     /// Permission.
     #[error("{0}: no permission to make a socket here. Choose another path or user")]
     Permission(PathBuf),
+    /// It cannot belong to the group that was named.
+    #[error(
+        "{path}: this user may not give the socket to group {group}: {source}. Only root may name any \
+         group, others one that they are in, and a folder with the setgid bit has its own way"
+    )]
+    Group {
+        /// The path.
+        path: PathBuf,
+        /// The number of the group.
+        group: u32,
+        /// What the host says.
+        source: io::Error,
+    },
     /// Anything else the host says.
     #[error("{path}: cannot make the socket: {source}")]
     Host {
@@ -36,32 +55,109 @@ pub enum BindError {
     },
 }
 
-/// Listens on a socket file at `path`.
+/// Who may connect to a socket file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// Mode of the file, such as 0o660. To connect takes the right to write (unix(7)).
+    pub mode: u32,
+    /// Group of the file; `None` is whichever it gets by itself.
+    pub group: Option<u32>,
+}
+
+impl Access {
+    /// For its owner alone.
+    pub const PRIVATE: Self = Self { mode: 0o600, group: None };
+}
+
+/// Listens on a socket file at `path`. From its first moment nobody else can connect than `access`
+/// says, whatever the umask of this process is.
 ///
 /// # Errors
 /// [`BindError`]; a file that was there is untouched unless it is the socket of a dead process.
-pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
+pub fn bind(path: &Path, access: Access) -> Result<UnixListener, BindError> {
     make_room(path)?;
-    UnixListener::bind(path).map_err(|e| refused(path, e))
+    // The umask belongs to all threads of a process, and others may be making files. This one gets
+    // its own.
+    let bound = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: no other thread is affected, and this one has no files open by relative paths
+            // that it could lose: the folder it is in is copied.
+            if unsafe { unshare_unsafe(UnshareFlags::FS) }.is_ok() {
+                umask(Mode::empty());
+                return bind_here(path, access);
+            }
+            // A container may forbid that. The owner's rights survive any umask that makes sense.
+            if access.mode & 0o077 == 0 {
+                return bind_here(path, access);
+            }
+            let before = umask(Mode::from_raw_mode(!access.mode & 0o777));
+            let bound = bind_here(path, access);
+            umask(before);
+            bound
+        });
+        thread.join().unwrap_or(Err(Step::Bind(Errno::CANCELED)))
+    });
+    match bound {
+        Ok(socket) => Ok(socket.into()),
+        Err(Step::Bind(errno)) => Err(refused(path, errno.into())),
+        Err(Step::Group(errno)) => {
+            // It was made just now, and nobody could connect.
+            let _ = std::fs::remove_file(path);
+            let group = access.group.unwrap_or_default();
+            Err(BindError::Group { path: path.into(), group, source: errno.into() })
+        }
+    }
 }
 
-/// As [`bind`], with a socket file that nobody but its owner can connect to (mode 0600), from the
-/// first moment on.
-///
-/// # Errors
-/// As [`bind`].
-pub fn bind_private(path: &Path) -> Result<UnixListener, BindError> {
-    make_room(path)?;
-    let listen = || -> rustix::io::Result<OwnedFd> {
+/// Where it failed: before there was a file, or after.
+enum Step {
+    Bind(Errno),
+    Group(Errno),
+}
+
+fn bind_here(path: &Path, access: Access) -> Result<OwnedFd, Step> {
+    if let Some(group) = access.group {
+        // What this thread makes has the group from the first moment, if it may do so. It tells no
+        // errors: the file says what has become of it.
+        // SAFETY: it takes a number, and is for this thread alone, which ends with the socket.
+        unsafe { libc::syscall(libc::SYS_setfsgid, group) };
+    }
+    let made = || -> rustix::io::Result<OwnedFd> {
         let flags = SocketFlags::CLOEXEC;
         let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
         // The file takes its mode from the socket (Linux), so that there is no moment in between.
-        rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        rustix::fs::fchmod(&socket, Mode::from_raw_mode(access.mode))?;
         net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-        net::listen(&socket, 128)?;
         Ok(socket)
     };
-    listen().map(UnixListener::from).map_err(|e| refused(path, e.into()))
+    let socket = made().map_err(Step::Bind)?;
+    // Until somebody listens, nobody can connect.
+    if let Some(group) = access.group {
+        give_to_group(path, group).map_err(Step::Group)?;
+    }
+    net::listen(&socket, BACKLOG).map_err(Step::Bind)?;
+    Ok(socket)
+}
+
+/// A user who is no root may give it to the groups that the user is in, but only afterwards.
+fn give_to_group(path: &Path, group: u32) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = rustix::fs::openat(rustix::fs::CWD, path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    if stat.st_gid == group {
+        return Ok(());
+    }
+    // Root has made it with the group, unless its folder gives it another one, and gives nothing
+    // away.
+    if rustix::process::geteuid().is_root() {
+        return Err(Errno::PERM);
+    }
+    // By the file and not by its name, which may lead to another one by now.
+    if !FileType::from_raw_mode(stat.st_mode).is_socket() {
+        return Err(Errno::STALE);
+    }
+    let group = Some(Gid::from_raw(group));
+    rustix::fs::chownat(&file, "", None, group, AtFlags::EMPTY_PATH)
 }
 
 /// Takes the socket of a dead process away.
@@ -99,30 +195,76 @@ fn refused(path: &Path, source: io::Error) -> BindError {
 mod tests {
     use super::*;
 
+    use std::os::unix::fs::MetadataExt;
+
+    const ALL: Access = Access { mode: 0o666, group: None };
+
+    fn mode(path: &Path) -> u32 {
+        path.symlink_metadata().unwrap().mode() & 0o777
+    }
+
     #[test]
     fn the_socket_of_the_dead_is_replaced_and_that_of_the_living_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("v.sock");
-        let living = bind(&path).unwrap();
-        assert!(matches!(bind(&path), Err(BindError::Busy(_))));
+        let living = bind(&path, ALL).unwrap();
+        assert!(matches!(bind(&path, ALL), Err(BindError::Busy(_))));
         drop(living);
         assert!(path.exists(), "a killed daemon leaves its socket file behind");
-        bind(&path).unwrap();
+        bind(&path, ALL).unwrap();
+    }
+
+    /// The umask of the process stays what it is, and decides nothing.
+    #[test]
+    fn b17_a_socket_has_its_mode_whatever_the_umask_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let others = umask(Mode::from_raw_mode(0o022));
+        for mask in [0, 0o077, 0o777] {
+            umask(Mode::from_raw_mode(mask));
+            for wanted in [0o600, 0o660, 0o666] {
+                let path = dir.path().join(format!("{mask:o}.{wanted:o}"));
+                let listener = bind(&path, Access { mode: wanted, group: None });
+                let left = umask(Mode::from_raw_mode(mask));
+                assert_eq!(left.as_raw_mode(), mask, "it is put back");
+                listener.unwrap();
+                assert_eq!(mode(&path), wanted, "umask {mask:o}");
+            }
+        }
+        umask(others);
     }
 
     #[test]
-    fn a_private_socket_is_its_owners_alone() {
+    fn b17_a_socket_has_its_group_or_is_not_made() {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: needs root");
+            return;
+        }
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("ctl.sock");
-        let _listener = bind_private(&path).unwrap();
-        let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
-        assert_eq!(mode & 0o777, 0o600);
-        UnixStream::connect(&path).unwrap();
-        assert!(matches!(bind_private(&path), Err(BindError::Busy(_))));
-        assert!(matches!(
-            bind_private(&dir.path().join("x".repeat(200))),
-            Err(BindError::TooLong(_))
-        ));
+        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
+            .unwrap();
+        let path = dir.path().join("root's");
+        let access = Access { mode: 0o660, group: Some(54321) };
+        let _listener = bind(&path, access).unwrap();
+        assert_eq!((path.metadata().unwrap().gid(), mode(&path)), (54321, 0o660));
+        // One who is no root, but in a group: to that one, and to no other.
+        let refused = std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                let (user, group) = (rustix::process::Uid::from_raw(65534), Gid::from_raw(65534));
+                rustix::thread::set_thread_groups(&[Gid::from_raw(54321)]).unwrap();
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                let path = dir.path().join("its");
+                let _listener = bind(&path, access).unwrap();
+                assert_eq!((path.metadata().unwrap().gid(), mode(&path)), (54321, 0o660));
+                bind(&dir.path().join("none"), Access { group: Some(12345), ..access })
+            });
+            made.join().unwrap().unwrap_err()
+        });
+        assert!(
+            refused.to_string().contains("may not give the socket to group 12345"),
+            "{refused}"
+        );
+        assert!(!dir.path().join("none").exists());
     }
 
     #[test]
@@ -130,6 +272,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("precious");
         std::fs::write(&path, "data").unwrap();
+        let bind = |path: &Path| bind(path, ALL);
         assert!(matches!(bind(&path), Err(BindError::NotASocket(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"data");
         assert!(matches!(bind(&dir.path().join("no/v.sock")), Err(BindError::NoFolder(_))));

@@ -25,7 +25,7 @@ const DAEMON: [&str; 15] = [
     "# $",
     "$ = %",
 ];
-const DISK: [&str; 19] = [
+const DISK: [&str; 22] = [
     "size = '%K'",
     "size = %",
     "size = '$'",
@@ -43,6 +43,9 @@ const DISK: [&str; 19] = [
     "cache = 'none'",
     "cache = 'writeback'",
     "cache = '$'",
+    "socket-mode = '%'",
+    "socket-group = '%'",
+    "isolate = true",
     "\"serial\" = \"\"\"$\"\"\" # %",
     "$ = { a = %, b = [1, '$'] }",
 ];

@@ -1,8 +1,8 @@
 //! Lists of CPUs: `0,2-3`, as taskset and the kernel write them.
 
 use rustix::thread::{CpuSet, sched_getaffinity};
-use serde::Deserialize;
 use serde::de::{Deserializer, Error};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
@@ -14,6 +14,13 @@ impl CpuList {
     /// Their numbers.
     pub(crate) fn numbers(&self) -> &[usize] {
         &self.0
+    }
+
+    /// Begins with another one, so that processes which share the list do not all begin with the
+    /// first.
+    pub(crate) fn rotate(&mut self, by: usize) {
+        let by = by % self.0.len().max(1);
+        self.0.rotate_left(by);
     }
 
     /// The CPUs this process may use.
@@ -61,6 +68,12 @@ impl CpuList {
 fn list_in(name: &str) -> Option<CpuList> {
     let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{name}")).ok()?;
     text.trim().parse().ok()
+}
+
+impl Serialize for CpuList {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
 }
 
 impl FromStr for CpuList {

@@ -1,6 +1,6 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
-use super::cpus;
+use super::{SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -69,6 +69,20 @@ pub(crate) struct DiskArgs {
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub(crate) socket: Option<PathBuf>,
+    /// Mode of the socket file: who may connect [default: 0600; 0660 with --user or --socket-group].
+    #[arg(long, value_name = "MODE", help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) socket_mode: Option<SocketMode>,
+    /// Group of the socket file, by name or number: that of the virtual machines.
+    #[arg(long, value_name = "GROUP", help_heading = "Disk")]
+    #[serde(default)]
+    pub(crate) socket_group: Option<String>,
+    /// Serve it by a process of its own: guests' memory counts, and the process dies, for this disk
+    /// alone. As an option of serve it holds for disks that are added later, too.
+    #[arg(long, value_name = "BOOL", help_heading = "Safety", num_args = 0..=1,
+          require_equals = true, default_missing_value = "true")]
+    #[serde(default)]
+    pub(crate) isolate: Option<bool>,
 
     /// Request queues, up to 256 [default: one per CPU, at most 16].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
@@ -258,6 +272,12 @@ pub(crate) struct DiskSpec {
     pub(crate) path: PathKind,
     /// The user says that it is raw.
     pub(crate) raw: bool,
+    /// Who may connect to its socket, where that was said.
+    pub(crate) access: SocketRule,
+    /// Whether it has a process of its own, where that was said.
+    pub(crate) isolate: Option<bool>,
+    /// All of this as it was said, with image and socket, for such a process.
+    pub(crate) words: Box<DiskArgs>,
 }
 
 impl DiskArgs {
@@ -273,6 +293,9 @@ impl DiskArgs {
             lock_wait: self.lock_wait.or(other.lock_wait),
             incoming: self.incoming || other.incoming,
             socket: self.socket.or_else(|| other.socket.clone()),
+            socket_mode: self.socket_mode.or(other.socket_mode),
+            socket_group: self.socket_group.or_else(|| other.socket_group.clone()),
+            isolate: self.isolate.or(other.isolate),
             queues: self.queues.or(other.queues),
             queue_size: self.queue_size.or(other.queue_size),
             engine: self.engine.or(other.engine),
@@ -286,6 +309,11 @@ impl DiskArgs {
     /// # Errors
     /// That `null:` or `sim:` is not followed by what belongs there.
     pub(crate) fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+        let socket = match &place {
+            Place::Socket(path) => Some(path.clone()),
+            _ => None,
+        };
+        let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         Ok(DiskSpec {
             source: source(image)?,
             place,
@@ -302,6 +330,9 @@ impl DiskArgs {
             cache: self.cache,
             path: self.path.unwrap_or_default(),
             raw: self.format == Some(Format::Raw),
+            access: SocketRule { mode: self.socket_mode, group: self.socket_group },
+            isolate: self.isolate,
+            words,
         })
     }
 }

@@ -2,7 +2,9 @@
 
 use super::plan::{Poll, Sandbox};
 use super::xen::{self, XenTable};
-use super::{CpuList, DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use super::{
+    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, Place, Plan, SocketMode, SocketRule,
+};
 use crate::logging::{LogFormat, LogLevel};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -29,6 +31,9 @@ struct File {
     stats: bool,
     log_format: Option<LogFormat>,
     log_level: Option<LogLevel>,
+    socket_mode: Option<SocketMode>,
+    socket_group: Option<String>,
+    isolate: Option<bool>,
     #[serde(default)]
     disk: Vec<Spanned<DiskArgs>>,
     xen: Option<XenTable>,
@@ -65,6 +70,14 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
             at(disk.span().start)
         ));
     }
+    let for_sockets = file.socket_mode.is_some() || file.socket_group.is_some();
+    if file.xen.is_some() && (for_sockets || file.isolate == Some(true)) {
+        return Err(format!(
+            "{}: socket-mode, socket-group and isolate are for disks with sockets, and those of [xen] \
+             have none",
+            path.display()
+        ));
+    }
     let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
     let mut disks = Vec::new();
     for table in file.disk {
@@ -88,6 +101,10 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         state_dir: file.state_dir.map(|dir| folder.join(dir)),
         overdue: file.overdue,
         stats: file.stats,
+        each: EachDisk {
+            access: SocketRule { mode: file.socket_mode, group: file.socket_group },
+            isolate: file.isolate,
+        },
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
     let (log_format, log_level) = (file.log_format, file.log_level);
@@ -128,12 +145,18 @@ mod tests {
             control = "ctl.sock"
             sandbox = "log"
             user = "nobody"
+            socket-mode = "0600"
+            socket-group = "7"
+            isolate = true
             log-format = "json"
             log-level = "warn"
 
             [[disk]]
             image = "a.img"
             socket = "/run/a.sock"
+            socket-mode = "0666"
+            socket-group = "8"
+            isolate = false
             size = "10G"
             read-only = true
             serial = "A"
@@ -165,7 +188,16 @@ mod tests {
         assert_eq!(a.lock_wait, Some(std::time::Duration::from_secs(7)));
         assert!(a.incoming && !b.incoming);
         assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
-        assert_eq!(a.origin, "conf/disks.toml, line 12");
+        assert_eq!(a.origin, "conf/disks.toml, line 15");
+        let all = &plan.daemon.each;
+        assert_eq!((all.isolate, a.isolate, b.isolate), (Some(true), Some(false), None));
+        assert_eq!(all.access.settle(true), Ok((0o600, Some(7))));
+        assert_eq!(a.access.settle(true), Ok((0o666, Some(8))));
+        assert_eq!(b.access, SocketRule::default());
+        let again: DiskArgs =
+            serde_json::from_str(&serde_json::to_string(&a.words).unwrap()).unwrap();
+        assert_eq!(again.image.as_deref(), Some(Path::new("conf/a.img")));
+        assert_eq!(again.socket_mode.unwrap().to_string(), "0666");
         assert_eq!((&b.source, b.engine), (&Source::Null { bytes: 1 << 40, latency_us: 0 }, None));
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
     }
@@ -183,6 +215,9 @@ mod tests {
             (format!("{disk}engine = 'magic'\n"), "line 4", "'magic' is not one of"),
             (format!("{disk}path = 'scenic'\n"), "line 4", "'scenic' is not one of bio"),
             (format!("{disk}cache = 'warm'\n"), "line 4", "'warm' is not one of"),
+            (format!("{disk}socket-mode = 660\n"), "line 4", "is a text, such as \"0660\""),
+            (format!("{disk}socket-mode = '0444'\n"), "line 4", "nobody could connect"),
+            (format!("socket-mode = 'all'\n{disk}"), "line 1", "'all' is not the mode"),
             ("\n[[disk]]\nsocket = 's'\n".to_owned(), "line 2", "has no image"),
             ("[[disk]]\nimage = 'a'\n".to_owned(), "line 1", "has no socket"),
             (format!("{disk}\n[[disk]]\nimage = 'b'\nsocket = './s'\n"), "line 5", "line 1"),

@@ -1,16 +1,16 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec, Location, XenPlan};
+use super::{Claim, CpuList, DiskSpec, Location, SocketRule, XenPlan};
 use crate::logging::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 /// What concerns the daemon as a whole; options win over the file.
-#[derive(Clone, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
 #[command(next_help_heading = "Workers")]
 pub(crate) struct DaemonArgs {
     /// Threads that serve queues [default: one per queue, at most one per CPU].
@@ -58,10 +58,23 @@ pub(crate) struct DaemonArgs {
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
     pub(crate) stats: bool,
+    /// What holds for each disk that says nothing else. On the command line these are options of the
+    /// disk.
+    #[arg(skip)]
+    pub(crate) each: EachDisk,
+}
+
+/// What is said for all disks, and by a disk only if it is to differ.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct EachDisk {
+    /// Who may connect.
+    pub(crate) access: SocketRule,
+    /// Whether it has a process of its own.
+    pub(crate) isolate: Option<bool>,
 }
 
 /// Whether a worker spins before it sleeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Poll {
     // As long as it pays.
@@ -73,7 +86,7 @@ pub(crate) enum Poll {
 }
 
 /// Whether the daemon is confined.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Sandbox {
     // Whatever is not allowed ends the process.
@@ -101,6 +114,10 @@ impl DaemonArgs {
             state_dir: self.state_dir.or_else(|| other.state_dir.clone()),
             overdue: self.overdue.or(other.overdue),
             stats: self.stats || other.stats,
+            each: EachDisk {
+                access: self.each.access.or(&other.each.access),
+                isolate: self.each.isolate.or(other.each.isolate),
+            },
         }
     }
 
@@ -139,6 +156,36 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
+    /// Puts numbers in place of groups' names.
+    ///
+    /// # Errors
+    /// That there is no such group, and where it was named.
+    pub(crate) fn look_groups_up<E: std::fmt::Display>(
+        &mut self,
+        number: impl Fn(&str) -> Result<u32, E>,
+    ) -> Result<(), String> {
+        self.daemon.each.access.look_up(&number)?;
+        for disk in &mut self.disks {
+            disk.access.look_up(&number).map_err(|error| match disk.origin.as_str() {
+                "" => error,
+                origin => format!("{origin}: {error}"),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// True if a disk is to have a process of its own.
+    pub(crate) fn isolates(&self) -> bool {
+        let all = self.daemon.each.isolate == Some(true);
+        all || self.disks.iter().any(|disk| disk.isolate == Some(true))
+    }
+
+    /// True if a socket is to belong to a group that was named.
+    pub(crate) fn names_groups(&self) -> bool {
+        let each = &self.daemon.each;
+        each.access.group.is_some() || self.disks.iter().any(|disk| disk.access.group.is_some())
+    }
+
     /// Refuses two disks on one socket, and two on one image unless both only read it.
     ///
     /// # Errors

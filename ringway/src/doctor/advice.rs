@@ -2,6 +2,7 @@
 
 use super::Report;
 use super::image::{Choice, Image};
+use super::memory::{Memory, OWN_BYTES};
 use crate::size::Size;
 use serde::Serialize;
 
@@ -26,6 +27,7 @@ pub(crate) fn draw(report: &Report) -> Vec<Warning> {
         list.push(Warning { about, what, to_do: to_do.into() });
     };
     about_host(report, &mut warn);
+    report.memory.iter().for_each(|memory| about_memory(memory, &mut warn));
     if let Some(image) = &report.image {
         if let Some(choice) = &image.choice {
             about_choice(report, image, choice, &mut warn);
@@ -57,6 +59,33 @@ fn about_host(report: &Report, warn: &mut impl FnMut(&'static str, String, &str)
              a little slower",
         );
     }
+}
+
+fn about_memory(memory: &Memory, warn: &mut impl FnMut(&'static str, String, &str)) {
+    let Some(limit) = memory.limit_bytes else { return };
+    let place = memory.cgroup.as_ref().map(|cgroup| format!(" ({})", cgroup.display()));
+    let place = place.unwrap_or_default();
+    let what = match (memory.process, memory.guests_bytes) {
+        (Some(process), Some(guests)) if guests.saturating_add(OWN_BYTES) > limit => format!(
+            "process {process} may use {}{place}, and its guests have {} that its reads may fill: \
+             the kernel ends it when they do",
+            Size(limit),
+            Size(guests)
+        ),
+        (Some(_), Some(_)) => return,
+        (process, _) => format!(
+            "{} may use {}{place}. A guest's memory counts for a daemon that reads into it before \
+             the guest has touched it, so the limit must have room for all guests' memory",
+            process.map_or("what runs here".into(), |process| format!("process {process}")),
+            Size(limit)
+        ),
+    };
+    warn(
+        "memory",
+        what,
+        "raise the limit, have guests' memory allocated by the VM (QEMU: prealloc=on, or huge \
+         pages), or give disks processes of their own (isolate); see docs/sandbox.md",
+    );
 }
 
 fn about_choice(

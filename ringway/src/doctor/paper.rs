@@ -4,6 +4,7 @@ use super::Report;
 use super::engines::State;
 use super::host::Host;
 use super::image::{Device, Image};
+use super::memory::Memory;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
 use std::fmt::Write;
@@ -57,7 +58,7 @@ pub(crate) fn line(mark: Mark, name: &str, value: impl Into<String>) -> Line {
 /// The whole report; wrapped on a terminal, a line each otherwise.
 pub(super) fn write(report: &Report) -> String {
     let mut sections = vec![
-        ("Host".to_owned(), host(&report.host)),
+        ("Host".to_owned(), host(&report.host, &report.memory)),
         ("Engines, best first".to_owned(), engines(report)),
         ("io_uring".to_owned(), uring(report)),
     ];
@@ -138,7 +139,7 @@ fn wrap(value: &str, room: Option<usize>) -> Vec<String> {
     lines
 }
 
-fn host(host: &Host) -> Vec<Line> {
+fn host(host: &Host, memory: &[Memory]) -> Vec<Line> {
     let model = host.cpu_model.as_ref().map_or(String::new(), |model| format!(", {model}"));
     let mut lines = vec![
         line(Mark::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
@@ -152,6 +153,7 @@ fn host(host: &Host) -> Vec<Line> {
     let memlock = host.memlock_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
     let plenty = host.memlock_exempt || host.memlock_bytes.is_none_or(|limit| limit >= 1 << 30);
     lines.push(line(ok_if(plenty, Mark::Warn), "memlock", format!("{memlock}{exempt}")));
+    lines.extend(memory.iter().map(memory_line));
     for size in &host.huge_pages {
         let name = format!("{} pages", Size(size.page_bytes));
         lines.push(line(Mark::Fact, &name, format!("{} free of {}", size.free, size.total)));
@@ -174,10 +176,18 @@ fn host(host: &Host) -> Vec<Line> {
     let folder = host.socket_folder.display();
     let sockets = format!(
         "for example {folder}/disk.sock (at most 107 bytes); the VM's user must be allowed to \
-         write it, and the VM's memory must be shared"
+         write it (serve --socket-group), and the VM's memory must be shared"
     );
     lines.push(line(Mark::Fact, "sockets", sockets));
     lines
+}
+
+fn memory_line(memory: &Memory) -> Line {
+    let limit = memory.limit_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
+    let process = memory.process.map_or(String::new(), |pid| format!(" for process {pid}"));
+    let guests = memory.guests_bytes.map(|guests| format!("; guests have {}", Size(guests)));
+    let text = format!("{limit}{process}{}", guests.unwrap_or_default());
+    line(ok_if(memory.limit_bytes.is_none(), Mark::Fact), "memory", text)
 }
 
 fn engines(report: &Report) -> Vec<Line> {

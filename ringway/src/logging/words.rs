@@ -1,7 +1,17 @@
 //! What the log can be told. The fuzzers take this file by its path: it needs nothing of the program.
 
 /// How log lines look.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Deserialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Deserialize,
+    serde::Serialize,
+)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
     // One line each.
@@ -12,7 +22,7 @@ pub(crate) enum LogFormat {
 }
 
 /// What to log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogLevel {
     /// Failures.

@@ -10,6 +10,10 @@ pub(crate) struct HelperNeeds {
     pub(crate) account: bool,
     /// It tries whether a device can be polled, with a ring of io_uring.
     pub(crate) iopoll: bool,
+    /// It makes sockets for groups that are named.
+    pub(crate) groups: bool,
+    /// It may have to give them to those afterwards, because it is not root.
+    pub(crate) gives: bool,
 }
 
 /// To be called by its only thread.

@@ -62,6 +62,11 @@ impl Account {
         Ok(Self { word: word.to_owned(), user, group })
     }
 
+    /// The same user with another group.
+    pub(crate) fn with_group(&self, group: Option<u32>) -> Self {
+        Self { group: group.map_or(self.group, Gid::from_raw), ..self.clone() }
+    }
+
     /// Gives up all other identities and all capabilities, for this thread and those it starts.
     ///
     /// # Errors
@@ -131,14 +136,19 @@ fn known<T>(found: nix::Result<Option<T>>) -> nix::Result<Option<T>> {
     }
 }
 
-fn group_number(word: &str) -> anyhow::Result<u32> {
+/// The number of a group, by its name or its number. Not to be called in the sandbox.
+///
+/// # Errors
+/// That there is none.
+pub(crate) fn group_number(word: &str) -> anyhow::Result<u32> {
     let group = known(unistd::Group::from_name(word));
     let group = group.with_context(|| format!("cannot look for group '{word}'"))?;
-    match group {
-        Some(group) => Ok(group.gid.as_raw()),
-        None => word.parse().map_err(|_| {
-            anyhow!("there is no group '{word}'. Name one of this host, or give its number")
-        }),
+    let number = group.map_or_else(|| word.parse().ok(), |group| Some(group.gid.as_raw()));
+    match number {
+        // The kernel's word for leaving it as it is.
+        Some(u32::MAX) => bail!("{} is not the number of a user or group", u32::MAX),
+        Some(number) => Ok(number),
+        None => bail!("there is no group '{word}'. Name one of this host, or give its number"),
     }
 }
 

@@ -7,16 +7,16 @@
 #[cfg(any(test, fuzzing))]
 mod case;
 mod commands;
-mod line;
 mod reports;
 mod words;
 
 use super::disks::Disks;
 use super::host::{Host, SocketFile};
+use super::line::Line;
 use super::survive::survive;
 use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
-use line::Line;
 use ringway_core::panic_point;
+use ringway_export::vhost_user::Access;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,6 +26,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+pub(super) use commands::carry_out;
+pub(super) use reports::facts;
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 32;
@@ -64,7 +67,7 @@ impl Control {
     /// # Errors
     /// What is wrong with the path.
     pub(crate) fn listen(path: &Path, host: &Host) -> anyhow::Result<Self> {
-        let (listener, file) = host.listen(path, true)?;
+        let (listener, file) = host.listen(path, true, Access::PRIVATE)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, file })
     }

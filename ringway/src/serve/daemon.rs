@@ -1,14 +1,16 @@
 //! A daemon from its start to its end: disks, control socket, signals.
 
-use super::control::Control;
-use super::disks::{Disks, Ready};
+use super::control::{Control, facts};
+use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir};
+use super::isolate::{Inside, Spawner};
 use super::notify::Notify;
-use super::served::Served;
 use super::survive::survive;
 use super::watchdog::{self, Watchdog};
 use super::xen::Toolstack;
-use crate::config::{Plan, XenPlan};
+use crate::cli::LogArgs;
+use crate::config::{CpuList, Plan, XenPlan};
+use crate::control::DiskFacts;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
@@ -28,6 +30,8 @@ pub(crate) struct Daemon {
     ready: Vec<Ready>,
     control: Option<Control>,
     xen: Option<(Arc<XenPlan>, Toolstack)>,
+    /// The daemon that has its disk, if it is the process of one.
+    inside: Option<Inside>,
     notify: Notify,
     signals: Signals,
     print_stats: bool,
@@ -43,7 +47,12 @@ impl Daemon {
     ///
     /// # Errors
     /// One message; nothing was created or changed then.
-    pub(crate) fn start(plan: Plan, polling: Polling) -> anyhow::Result<Self> {
+    pub(crate) fn start(
+        plan: Plan,
+        polling: Polling,
+        mut inside: Option<Inside>,
+        log: &LogArgs,
+    ) -> anyhow::Result<Self> {
         let print_stats = plan.daemon.stats;
         let overdue =
             plan.daemon.overdue.map_or(watchdog::LIMIT, |s| Duration::from_secs(s.into()));
@@ -59,10 +68,12 @@ impl Daemon {
         let duties = Duties {
             account: account.clone(),
             adds: plan.daemon.control.is_some() || plan.xen.is_some(),
+            groups: plan.names_groups(),
             iopoll: plan.daemon.iopoll,
             xen: plan.xen.as_ref().map(XenPlan::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };
+        let spawner = plan.isolates().then(|| Spawner::fork(account.clone(), log)).transpose()?;
         let host = Host::start(mode, duties)?;
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
@@ -76,31 +87,43 @@ impl Daemon {
             Ok(())
         };
         let xen = plan.xen.map(Arc::new);
-        let (disks, ready) =
-            Disks::start(plan.disks, plan.daemon, polling, (host, xen.clone()), enter)?;
-        disks.host.started()?;
-        tracing::info!("{sandbox}");
+        let means = Means {
+            host,
+            xen: xen.clone(),
+            spawner: spawner.map(Arc::new),
+            log: (plan.log_format, plan.log_level),
+            sampled: inside.as_ref().is_some_and(|inside| inside.sampled),
+        };
+        let (disks, ready, new_images) =
+            Disks::start(plan.disks, plan.daemon, polling, means, enter)?;
+        disks.started()?;
+        let disk = inside.as_ref().map(|inside| inside.name.as_str());
+        tracing::info!(disk, "{sandbox}");
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);
         let xen = xen.map(|plan| {
             let toolstack = Toolstack::listen(&disks, &plan)?;
             anyhow::Ok((plan, toolstack))
         });
-        Ok(Self {
-            disks,
-            ready,
-            control,
-            xen: xen.transpose()?,
-            notify,
-            signals,
-            print_stats,
-            overdue,
-        })
+        let xen = xen.transpose()?;
+        if let Some(inside) = &mut inside {
+            inside.wait_for_go(&disks)?;
+        }
+        new_images.into_iter().for_each(|image| image.keep());
+        Ok(Self { disks, ready, control, xen, inside, notify, signals, print_stats, overdue })
     }
 
     /// The disks it starts with.
-    pub(crate) fn served(&self) -> Vec<Arc<Served>> {
-        self.disks.list()
+    pub(crate) fn disk_facts(&self) -> Vec<DiskFacts> {
+        let mut all: Vec<_> = self.disks.list().iter().map(|served| facts(served)).collect();
+        all.extend(self.disks.isolated().iter().map(|disk| disk.facts(None)));
+        all.sort_by_key(|disk| disk.id);
+        all
+    }
+
+    /// The CPUs of its workers.
+    pub(crate) fn cpus(&self) -> Option<&CpuList> {
+        self.disks.options().cpus.as_ref()
     }
 
     /// The toolstack that attaches disks.
@@ -119,18 +142,22 @@ impl Daemon {
     /// # Errors
     /// What the host says.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { disks, ready, control, xen, notify, signals, print_stats, overdue } = self;
+        let Self { disks, ready, control, xen, inside, notify, signals, print_stats, overdue } =
+            self;
+        let name = inside.as_ref().map(|inside| inside.name.clone());
         let asked = Arc::clone(&disks);
         let news = move || {
             survive("the answer to SIGUSR1", || {
                 panic_point!("news");
-                asked.workers().tell();
+                asked.tell_counts();
             });
         };
-        let stop = signals.listen(news)?;
+        let stop = signals.listen(inside.is_none(), news)?;
         notify.ready();
-        let stays = control.is_some() || xen.is_some();
+        let stays = control.is_some() || xen.is_some() || inside.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
+        let launched = launched.and_then(|()| disks.launch_isolated());
+        let farewell = inside.map(|inside| inside.attend(&disks, &stop)).transpose()?;
         let control = control.map(|control| control.run(&disks)).transpose();
         let watchdog = match overdue {
             Duration::ZERO => None,
@@ -142,15 +169,24 @@ impl Daemon {
         drop(control?);
         drop(xen);
         // Asked later, when all is counted; named now, while the disks are there.
-        let workers = disks.workers();
+        let (workers, list) = (disks.workers(), disks.list());
+        let has_own = !list.is_empty() || disks.isolated().is_empty();
         let stopped = disks.stop_all();
-        if print_stats {
+        let clear = list.iter().all(|served| served.export.is_clear());
+        drop(list);
+        if print_stats && has_own {
             workers.print();
         }
         drop((watchdog, workers));
         disks.end_workers();
-        served.and(stopped)?;
-        tracing::info!("stopped");
+        if let Some(farewell) = farewell {
+            farewell.say(clear);
+        }
+        served.and(stopped).map_err(|error| match &name {
+            Some(name) => error.context(name.clone()),
+            None => error,
+        })?;
+        tracing::info!(disk = name, "stopped");
         Ok(ExitCode::SUCCESS)
     }
 }

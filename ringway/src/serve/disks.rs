@@ -1,8 +1,12 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
+mod apart;
+mod crew;
+
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
-use super::host::Host;
+use super::host::{Host, NewImage};
+use super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::numbers::{rings, workers};
 use super::paths::Paths;
 use super::pools::{Engine, Pools};
@@ -11,8 +15,11 @@ use super::spread::Spread;
 use super::stats::Workers;
 use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use anyhow::{Context, anyhow, bail};
+pub(crate) use apart::{AnyDisk, Means};
+use apart::{is_isolated, wait_for_all};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
+use ringway_export::vhost_user::Access;
 use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -44,6 +51,11 @@ pub(crate) struct Disks {
     pins: Cpus,
     paths: Paths,
     list: Mutex<Vec<Arc<Served>>>,
+    /// Those with a process of their own.
+    isolated: Mutex<Vec<Arc<Isolated>>>,
+    spawner: Option<Arc<Spawner>>,
+    log: LogWords,
+    sampled: bool,
     next_id: AtomicU64,
     engines: Mutex<Vec<Engine>>,
     /// Held while a disk is added; false once none may be added any more.
@@ -55,7 +67,7 @@ pub(crate) struct Disks {
 impl Disks {
     /// Opens disks, starts workers, listens. From then on front-ends can connect; they are served
     /// after [`Disks::launch`]. `enter` is called before the first thread is started: from then on
-    /// nothing is opened but by `host`.
+    /// nothing is opened but by `host`. New images go again unless they are kept.
     ///
     /// # Errors
     /// One message; nothing was created or changed then.
@@ -63,17 +75,31 @@ impl Disks {
         specs: Vec<DiskSpec>,
         options: DaemonArgs,
         polling: Polling,
-        (host, xen): (Host, Option<Arc<XenPlan>>),
+        means: Means,
         enter: impl FnOnce() -> anyhow::Result<()>,
-    ) -> anyhow::Result<(Self, Vec<Ready>)> {
-        let mut opened = Vec::new();
-        let mut new_images = Vec::new();
+    ) -> anyhow::Result<(Self, Vec<Ready>, Vec<NewImage>)> {
+        let Means { host, xen, spawner, log, sampled } = means;
+        let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut new_images, mut turn) = (Vec::new(), 0);
+        let next_id = AtomicU64::new(0);
         for spec in specs {
+            let id = next_id.fetch_add(1, SeqCst);
+            if let Some(spawner) = spawner.as_ref().filter(|_| is_isolated(&spec, &options)) {
+                let origin = spec.origin.clone();
+                let queues = usize::from(spec.queues);
+                let started = Starting::new(spawner, spec, &options, log, turn);
+                starting.push((id, started.map_err(|error| with_origin(&origin, error))?));
+                turn += workers(&options, queues);
+                continue;
+            }
+            ids.push(id);
             let opening = host.open(&spec);
             let (disk, new_image) = opening.map_err(|error| with_origin(&spec.origin, error))?;
             opened.push((Arc::new(disk), spec));
             new_images.extend(new_image);
         }
+        // As long as signals still end this process: it may wait for somebody else's image.
+        let isolated = wait_for_all(starting, &host, spawner.as_ref())?;
         let rings = rings(&opened, &options, &host)?;
         // Asked for now: the files that tell it cannot be read afterwards.
         cpus();
@@ -90,7 +116,11 @@ impl Disks {
             pins,
             paths: Paths::start()?,
             list: Mutex::default(),
-            next_id: AtomicU64::new(0),
+            isolated: Mutex::new(isolated),
+            spawner,
+            log,
+            sampled,
+            next_id,
             engines: Mutex::default(),
             open: Mutex::new(true),
             bell: Arc::new(bell),
@@ -100,24 +130,13 @@ impl Disks {
         disks.start_pools(&opened)?;
         disks.warn_of_crowd(0);
         let mut ready = Vec::new();
-        for (disk, spec) in opened {
+        for ((disk, spec), id) in opened.into_iter().zip(ids) {
             let origin = spec.origin.clone();
-            ready.push(disks.prepare(disk, spec).map_err(|error| with_origin(&origin, error))?);
+            let prepared = disks.prepare(disk, spec, id);
+            ready.push(prepared.map_err(|error| with_origin(&origin, error))?);
         }
-        new_images.into_iter().for_each(|image| image.keep());
         kill_point!(Listening);
-        Ok((disks, ready))
-    }
-
-    /// One pool of workers for each engine in use.
-    fn start_pools(&self, opened: &[(Arc<Disk>, DiskSpec)]) -> anyhow::Result<()> {
-        for (disk, _) in opened {
-            let kind = disk.engine();
-            let of_this = opened.iter().filter(|(disk, _)| disk.engine() == kind);
-            let queues = of_this.map(|(_, spec)| usize::from(spec.queues)).sum();
-            self.provide(kind, queues)?;
-        }
-        Ok(())
+        Ok((disks, ready, new_images))
     }
 
     /// Workers with engine `kind` for `queues` queues; as many as there are already, at least.
@@ -150,7 +169,7 @@ impl Disks {
             harvest_at_once: true,
             pin_memory: self.options.pin_memory,
             iopoll: self.options.iopoll,
-            sample_latency: self.options.control.is_some(),
+            sample_latency: self.options.control.is_some() || self.sampled,
         };
         let bell = Arc::clone(&self.bell);
         let on_failure: OnFailure = Arc::new(move || {
@@ -167,29 +186,14 @@ impl Disks {
         Ok(())
     }
 
-    fn warn_of_crowd(&self, before: usize) {
-        let workers = self.count_workers();
-        if let Some(cpus) = &self.options.cpus
-            && self.polling == Polling::Always
-            && workers > before.max(cpus.numbers().len())
-        {
-            tracing::warn!(
-                "{workers} workers that never sleep share CPUs {cpus}: each gets its turn only \
-                 when the scheduler takes it from another. Give --cpus as many, or --workers fewer"
-            );
-        }
-    }
-
-    fn count_workers(&self) -> usize {
-        lock(&self.engines).iter().map(|engine| engine.pool.len()).sum()
-    }
-
     /// Gives an open disk its workers and its place.
-    fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec) -> anyhow::Result<Ready> {
+    fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, id: u64) -> anyhow::Result<Ready> {
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);
-        let endpoint = Endpoint::open(spec.place, &self.host)?;
+        let rule = spec.access.or(&self.options.each.access);
+        let (mode, group) = rule.settle(self.options.user.is_some()).map_err(anyhow::Error::msg)?;
+        let endpoint = Endpoint::open(spec.place, Access { mode, group }, &self.host)?;
         let stop = event()?;
         let (workers, first, export) = {
             let mut engines = lock(&self.engines);
@@ -202,13 +206,12 @@ impl Disks {
         let busy = workers.min(spec.queues.into());
         let place = (first, workers);
         let served = Arc::new(Served {
-            id: self.next_id.fetch_add(1, SeqCst),
+            id,
             export,
             claim,
             socket: endpoint.path().map(Path::to_path_buf),
             device: endpoint.device().map(str::to_owned),
             workers: busy,
-            cpus: self.options.cpus.clone(),
             place,
             stop,
             leaving: AtomicBool::new(false),
@@ -253,8 +256,11 @@ impl Disks {
     ///
     /// # Errors
     /// One message; nothing was created or changed then.
-    pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<Arc<Served>> {
+    pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<AnyDisk> {
         self.check_apart(&spec)?;
+        if is_isolated(&spec, &self.options) {
+            return self.add_isolated(spec).map(AnyDisk::Apart);
+        }
         if self.xen.is_some() != matches!(spec.place, Place::Xen(_)) {
             bail!(
                 "this daemon serves what the toolstack of Xen attaches (--xen), and nothing else"
@@ -271,7 +277,8 @@ impl Disks {
         let (queues, before) = (self.queues_now(disk.engine()), self.count_workers());
         self.provide(disk.engine(), queues + usize::from(spec.queues))?;
         self.warn_of_crowd(before);
-        let ready = self.prepare(Arc::new(disk), spec)?;
+        let id = self.next_id.fetch_add(1, SeqCst);
+        let ready = self.prepare(Arc::new(disk), spec, id)?;
         let served = Arc::clone(&ready.served);
         if let Err(error) = self.launch(ready) {
             self.forget(&served);
@@ -281,21 +288,7 @@ impl Disks {
             image.keep();
         }
         tracing::info!(disk = served.export.disk().name(), id = served.id, "disk added");
-        Ok(served)
-    }
-
-    fn check_apart(&self, spec: &DiskSpec) -> anyhow::Result<()> {
-        let claim = spec.claim(|path| self.host.locate(path));
-        let list = self.list();
-        list.iter()
-            .try_for_each(|other| claim.check_apart(&other.claim))
-            .map_err(anyhow::Error::msg)
-    }
-
-    fn queues_now(&self, kind: EngineKind) -> usize {
-        let list = lock(&self.list);
-        let same = list.iter().filter(|served| served.export.disk().engine() == kind);
-        same.map(|served| usize::from(served.export.options().queues)).sum()
+        Ok(AnyDisk::Here(served))
     }
 
     /// Drains a disk, disconnects its front-end, removes its socket file and closes it. True if all
@@ -339,6 +332,11 @@ impl Disks {
         }
     }
 
+    /// What holds for all of them.
+    pub(crate) fn options(&self) -> &DaemonArgs {
+        &self.options
+    }
+
     /// The disks, in the order they came.
     pub(crate) fn list(&self) -> Vec<Arc<Served>> {
         lock(&self.list).clone()
@@ -376,7 +374,7 @@ impl Disks {
                 outcome.transpose()?;
             }
         }
-        Ok(!lock(&self.list).is_empty())
+        Ok(!lock(&self.list).is_empty() || !lock(&self.isolated).is_empty())
     }
 
     /// Stops all disks at once and waits for them.
@@ -385,14 +383,18 @@ impl Disks {
     /// The first that a disk's thread met.
     pub(crate) fn stop_all(&self) -> anyhow::Result<()> {
         *lock(&self.open) = false;
-        let list = self.list();
+        let (list, isolated) = (self.list(), self.isolated());
         list.iter().for_each(|served| served.stop());
+        isolated.iter().for_each(|disk| disk.stop());
         let mut outcome = Ok(());
         for served in list {
             if let Some(Err(error)) = served.join() {
                 outcome = outcome.and(Err(error));
             }
             self.forget(&served);
+        }
+        for disk in isolated {
+            disk.join();
         }
         outcome
     }

@@ -2,7 +2,8 @@
 
 use super::host::{Host, SocketFile};
 use crate::config::Place;
-use anyhow::bail;
+use anyhow::{Context, bail};
+use ringway_export::vhost_user::Access;
 use ringway_export::xen::Address;
 use rustix::net::sockopt;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -14,9 +15,19 @@ use std::path::Path;
 /// # Errors
 /// That it is no Unix stream socket.
 pub(crate) fn inherit(fd: i32) -> anyhow::Result<Place> {
+    let socket = inherited(fd).with_context(|| format!("--fd {fd}"))?;
+    let listens = sockopt::socket_acceptconn(&socket)?;
+    Ok(Place::Inherited { fd: socket, listens })
+}
+
+/// Takes over an inherited socket.
+///
+/// # Errors
+/// That it is no Unix stream socket.
+pub(crate) fn inherited(fd: i32) -> anyhow::Result<OwnedFd> {
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     if !link.is_ok_and(|link| link.to_string_lossy().starts_with("socket:")) {
-        bail!("--fd {fd}: it is not an open socket. Pass the number of an inherited Unix socket");
+        bail!("it is not an open socket. Pass the number of an inherited Unix socket");
     }
     // SAFETY: it is open and a socket; this program has opened none by now, so it was inherited and
     // nothing else here owns it. Its number was given once, so it is taken over once.
@@ -24,11 +35,10 @@ pub(crate) fn inherit(fd: i32) -> anyhow::Result<Place> {
     if sockopt::socket_domain(&socket)? != rustix::net::AddressFamily::UNIX
         || sockopt::socket_type(&socket)? != rustix::net::SocketType::STREAM
     {
-        bail!("--fd {fd}: it is not a Unix stream socket, which vhost-user needs");
+        bail!("it is not a Unix stream socket, which vhost-user needs");
     }
     rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
-    let listens = sockopt::socket_acceptconn(&socket)?;
-    Ok(Place::Inherited { fd: socket, listens })
+    Ok(socket)
 }
 
 /// Where front-ends come in.
@@ -46,10 +56,10 @@ impl Endpoint {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn open(place: Place, host: &Host) -> anyhow::Result<Self> {
+    pub(crate) fn open(place: Place, access: Access, host: &Host) -> anyhow::Result<Self> {
         match place {
             Place::Socket(path) => {
-                let (listener, file) = host.listen(&path, false)?;
+                let (listener, file) = host.listen(&path, false, access)?;
                 Self::listening(listener, Some(file))
             }
             Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),

@@ -19,7 +19,7 @@ mod helper;
 mod local;
 mod names;
 mod state;
-mod wire;
+pub(super) mod wire;
 mod words;
 
 use crate::config::{DiskSpec, Location, Sandbox};
@@ -28,11 +28,13 @@ use anyhow::{Context, bail};
 pub(crate) use state::StateDir;
 
 use client::{Client, HelpersFile};
+pub(super) use helper::settle;
 use local::{Local, OwnFile};
 use names::Looker;
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::Names;
+use ringway_export::vhost_user::Access as SocketAccess;
 use ringway_export::xen::{Access, Here};
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
@@ -63,6 +65,8 @@ pub(crate) struct Duties {
     pub(crate) account: Option<Account>,
     /// Whether disks may be added later.
     pub(crate) adds: bool,
+    /// Whether sockets are given to other groups from the start.
+    pub(crate) groups: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
     /// What guests of this Xen host need.
@@ -190,7 +194,7 @@ impl Host {
         self.confined.store(true, SeqCst);
     }
 
-    /// Listens on a socket file; a private one is its owner's only.
+    /// Listens on a socket file; a private one stays with whoever started the daemon.
     ///
     /// # Errors
     /// What is wrong with the path.
@@ -198,11 +202,12 @@ impl Host {
         &self,
         path: &Path,
         private: bool,
+        access: SocketAccess,
     ) -> anyhow::Result<(UnixListener, SocketFile)> {
         match &self.helper {
-            Some(helper) => helper.listen(path, private),
+            Some(helper) => helper.listen(path, private, access),
             None => {
-                let (listener, file) = local::listen(path, private)?;
+                let (listener, file) = local::listen(path, private, access)?;
                 let path = file.path.clone();
                 Ok((listener, SocketFile { path, _made: Made::Here(file) }))
             }

@@ -2,15 +2,15 @@
 
 use super::attach::{self, Attach, QemuVersion};
 use super::daemon::Daemon;
-use super::served::Served;
 use super::xen;
+use crate::config::CpuList;
+use crate::control::DiskFacts;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
 use ringway_disk::PathKind;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::Path;
-use std::sync::Arc;
 
 const NAME: Style = AnsiColor::Green.on_default().bold();
 const TITLE: Style = Style::new().bold();
@@ -21,8 +21,8 @@ const INDENT: usize = 2;
 
 /// Prints one line per disk, and the lines that attach them.
 pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
-    let disks = daemon.served();
-    let mut text = disk_lines(&disks);
+    let disks = daemon.disk_facts();
+    let mut text = disk_lines(&disks, daemon.cpus());
     if let Some(plan) = daemon.xen() {
         let line = xen::attach_line(Path::new("/path/to/disk.img"));
         text.push_str(&format!(
@@ -35,10 +35,9 @@ pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
     }
     let attach: Vec<_> = disks
         .iter()
-        .filter_map(|served| {
-            let options = served.export.options();
-            let socket = served.socket.as_deref()?;
-            Some(Attach { socket, queues: options.queues, queue_size: options.queue_size })
+        .filter_map(|disk| {
+            let socket = disk.socket.as_deref()?;
+            Some(Attach { socket, queues: disk.queues, queue_size: disk.queue_size })
         })
         .collect();
     if !attach.is_empty() {
@@ -71,14 +70,10 @@ pub(crate) fn attach_lines(disks: &[Attach<'_>], qemu: Option<QemuVersion>) -> S
 }
 
 /// One line per disk, names in a column.
-fn disk_lines(disks: &[Arc<Served>]) -> String {
-    let names: Vec<_> = disks.iter().map(|served| served.export.disk().name()).collect();
-    let column = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    disks
-        .iter()
-        .zip(names)
-        .map(|(served, name)| disk_line(&format!("{name:column$}"), &facts(served)))
-        .collect()
+fn disk_lines(disks: &[DiskFacts], cpus: Option<&CpuList>) -> String {
+    let column = disks.iter().map(|disk| disk.image.chars().count()).max().unwrap_or(0);
+    let line = |disk: &DiskFacts| disk_line(&format!("{:column$}", disk.image), &facts(disk, cpus));
+    disks.iter().map(line).collect()
 }
 
 fn control_line(path: &Path) -> String {
@@ -113,20 +108,21 @@ pub(crate) fn disk_line(name: &str, facts: &[String]) -> String {
 }
 
 /// What is worth knowing of a disk, and why it is so.
-fn facts(served: &Served) -> Vec<String> {
-    let disk = served.export.disk();
-    let geometry = disk.geometry();
-    let mut facts = vec![Size(geometry.capacity).to_string()];
-    if geometry.read_only {
+fn facts(disk: &DiskFacts, cpus: Option<&CpuList>) -> Vec<String> {
+    let mut facts = vec![Size(disk.size).to_string()];
+    if disk.read_only {
         facts.push("read-only".into());
     }
-    facts.push(count(served.export.options().queues.into(), "queue"));
-    let cpus = served.cpus.as_ref().map_or(String::new(), |cpus| format!(" on CPUs {cpus}"));
-    facts.push(count(served.workers, "worker") + &cpus);
-    facts.push(format!("engine {} ({})", disk.engine(), disk.engine_why()));
-    facts.push(format!("cache {} ({})", disk.cache(), disk.cache_why()));
-    if disk.path().kind() != PathKind::Auto {
-        facts.push(format!("path {}", disk.path().kind()));
+    facts.push(count(disk.queues.into(), "queue"));
+    let cpus = cpus.map_or(String::new(), |cpus| format!(" on CPUs {cpus}"));
+    facts.push(count(disk.workers, "worker") + &cpus);
+    facts.push(format!("engine {} ({})", disk.engine, disk.engine_why));
+    facts.push(format!("cache {} ({})", disk.cache, disk.cache_why));
+    if disk.path.kind != PathKind::Auto.name() {
+        facts.push(format!("path {}", disk.path.kind));
+    }
+    if let Some(process) = disk.process {
+        facts.push(format!("process {process}"));
     }
     facts
 }

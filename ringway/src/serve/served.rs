@@ -3,7 +3,7 @@
 use super::accept;
 use super::endpoint::Endpoint;
 use super::xen;
-use crate::config::{Claim, CpuList};
+use crate::config::Claim;
 use anyhow::{Context, anyhow};
 use ringway_core::thread::panic_message;
 use ringway_export::xen::{Queue, SessionOptions};
@@ -48,8 +48,6 @@ pub(crate) struct Served {
     pub(crate) device: Option<String>,
     /// Threads that serve its queues.
     pub(crate) workers: usize,
-    /// The CPUs they are pinned to.
-    pub(crate) cpus: Option<CpuList>,
     /// The worker of its first queue, and how many there were.
     pub(super) place: (usize, usize),
     pub(super) stop: OwnedFd,

@@ -101,6 +101,8 @@ pub(super) fn sample(case: &Case) -> Sample {
         path: path.clone(),
         state: State::Serving,
         connected: id == 0,
+        process: None,
+        restarts: 0,
     };
     let disk = |id: u64| DiskStatsOf {
         id,

@@ -21,6 +21,12 @@ pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
     if needs.account {
         calls.extend(identities());
     }
+    if needs.groups && !needs.account {
+        calls.push(call!(SYS_setfsgid, "setfsgid"));
+    }
+    if needs.gives {
+        calls.push(give());
+    }
     if needs.iopoll {
         let rings = rings();
         calls.retain(|call| rings.iter().all(|wider| wider.number != call.number));
@@ -55,8 +61,10 @@ fn names() -> Vec<Call> {
     ];
     #[cfg(target_arch = "x86_64")]
     calls.extend([call!(SYS_readlink, "readlink"), call!(SYS_unlink, "unlink")]);
-    // The mode of sockets.
+    // The mode of sockets: on a thread with a umask of its own.
     calls.push(call!(SYS_umask, "umask"));
+    let own_folder = libc::CLONE_FS.cast_unsigned();
+    calls.push(call!(SYS_unshare, "unshare", Rule::OneOf(0, vec![own_folder])));
     calls
 }
 
@@ -108,6 +116,12 @@ fn identities() -> Vec<Call> {
         call!(SYS_capget, "capget"),
         call!(SYS_capset, "capset"),
     ]
+}
+
+/// The group of a socket, set by a user who may only name groups of its own: of an open file, not by
+/// a path.
+fn give() -> Call {
+    call!(SYS_fchownat, "fchownat", Rule::OneOf(4, vec![libc::AT_EMPTY_PATH.cast_unsigned()]))
 }
 
 /// For one read.

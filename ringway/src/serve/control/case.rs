@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 /// Names of fields, of a request and of a disk within one.
 const FIELDS: [&str; 8] = ["disk", "disk", "disk", "size", "shrink", "buckets", "id", "version"];
-const DISK_FIELDS: [&str; 16] = [
+const DISK_FIELDS: [&str; 19] = [
     "image",
     "image",
     "image",
@@ -25,6 +25,9 @@ const DISK_FIELDS: [&str; 16] = [
     "engine",
     "cache",
     "path",
+    "socket-mode",
+    "socket-group",
+    "isolate",
     "read_only",
 ];
 const WORDS: [&str; 24] = [
@@ -91,7 +94,7 @@ impl Choices<'_> {
             return self.any(depth);
         }
         match field {
-            "shrink" | "buckets" | "read-only" => json!(self.byte() & 1 != 0),
+            "shrink" | "buckets" | "read-only" | "isolate" => json!(self.byte() & 1 != 0),
             "version" => json!(u8::from(self.byte() < 240)),
             "queues" | "lock-wait" => json!(1 + self.byte() % 9),
             "queue-size" => json!(4u32 << (self.byte() % 15)),
@@ -104,6 +107,8 @@ impl Choices<'_> {
             },
             "engine" => json!(self.pick(&["auto", "threads", "io_uring", "linux-aio"])),
             "cache" => json!(self.pick(&["none", "writeback", "writethrough"])),
+            "socket-mode" => json!(self.pick(&["0600", "660", "0666", "0444"])),
+            "socket-group" => json!(self.pick(&["0", "36", "kvm"])),
             "path" => json!(self.pick(&["auto", "bio", "request"])),
             "serial" | "disk" => match self.byte() {
                 0..100 => self.number(),

@@ -1,6 +1,7 @@
 //! What clients ask for, carried out.
 
-use super::super::disks::Disks;
+use super::super::disks::{AnyDisk, Disks};
+use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::served::Served;
 use super::reports;
 use super::words::{self, Add, Asked, Name, Nothing, One, Request, Resize};
@@ -16,12 +17,17 @@ use std::time::Instant;
 type Outcome = Result<Value, Problem>;
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.
-pub(super) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
+pub(in crate::serve) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
     let (id, request) = words::parse(line);
     (id, request.and_then(|request| obey(disks, request)))
 }
 
 fn obey(disks: &Disks, request: Request) -> Outcome {
+    if let Some(name) = changed(&request)
+        && let AnyDisk::Apart(disk) = find(disks, name)?
+    {
+        return change_apart(&disk, request);
+    }
     match request {
         Request::List(Nothing {}) => answer(reports::list(disks)),
         Request::Stats(Asked { disk, buckets }) => {
@@ -37,11 +43,38 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
     }
 }
 
+/// The disk that a request changes, if its own process can do so.
+fn changed(request: &Request) -> Option<&Name> {
+    match request {
+        Request::Resize(Resize { disk, .. })
+        | Request::Drain(One { disk })
+        | Request::Pause(One { disk })
+        | Request::Resume(One { disk }) => Some(disk),
+        _ => None,
+    }
+}
+
+/// Has the process of a disk do it.
+fn change_apart(disk: &Isolated, request: Request) -> Outcome {
+    let pause = match &request {
+        Request::Pause(_) => Some(true),
+        Request::Resume(_) => Some(false),
+        _ => None,
+    };
+    let mut line = answer(request)?;
+    // It knows no other.
+    line["disk"] = 0.into();
+    let mut said = disk.ask(line).wait(CHANGE_MAX)?;
+    pause.into_iter().for_each(|pause| disk.set_paused(pause));
+    said["id"] = disk.id.into();
+    Ok(said)
+}
+
 fn answer(value: impl Serialize) -> Outcome {
     serde_json::to_value(value).map_err(|error| Problem::new(Kind::Failed, error))
 }
 
-fn find(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
+fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
     let place = match name {
         Name::Word(word) if Path::new(word).is_absolute() => {
             Some(disks.host.locate(Path::new(word)))
@@ -57,7 +90,18 @@ fn find(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
                 || place.as_ref().is_some_and(|place| served.claim.is_at(place))
         }
     };
-    let mut found = disks.list().into_iter().filter(|served| is_it(served));
+    let is_it_apart = |disk: &Isolated| match name {
+        Name::Id(id) => disk.id == *id,
+        Name::Word(word) => {
+            disk.id.to_string() == *word
+                || disk.image() == *word
+                || disk.is_at_socket(Path::new(word))
+                || place.as_ref().is_some_and(|place| disk.claim.is_at(place))
+        }
+    };
+    let here = disks.list().into_iter().filter(|served| is_it(served)).map(AnyDisk::Here);
+    let apart = disks.isolated().into_iter().filter(|disk| is_it_apart(disk));
+    let mut found = here.chain(apart.map(AnyDisk::Apart));
     let word = match name {
         Name::Id(id) => id.to_string(),
         Name::Word(word) => word.clone(),
@@ -77,20 +121,38 @@ fn find(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
     }
 }
 
+/// One that this process serves, as it did a moment ago.
+fn find_here(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
+    match find(disks, name)? {
+        AnyDisk::Here(served) => Ok(served),
+        AnyDisk::Apart(disk) => {
+            Err(Problem::new(Kind::Busy, format!("{}: it has just been added", disk.image())))
+        }
+    }
+}
+
 fn add(disks: &Disks, disk: Add) -> Outcome {
-    let served = disks.add(disk.into_spec()?).map_err(failed)?;
-    answer(reports::facts(&served))
+    match disks.add(disk.into_spec()?).map_err(failed)? {
+        AnyDisk::Here(served) => answer(reports::facts(&served)),
+        AnyDisk::Apart(disk) => answer(disk.facts(None)),
+    }
 }
 
 fn remove(disks: &Disks, One { disk }: One) -> Outcome {
-    let served = find(disks, &disk)?;
-    let (id, image) = (served.id, served.export.disk().name().to_owned());
-    let drained = disks.remove(served).map_err(failed)?;
+    let (id, image, drained) = match find(disks, &disk)? {
+        AnyDisk::Here(served) => {
+            let (id, image) = (served.id, served.export.disk().name().to_owned());
+            (id, image, disks.remove(served).map_err(failed)?)
+        }
+        AnyDisk::Apart(disk) => {
+            (disk.id, disk.image(), disks.remove_isolated(&disk).map_err(failed)?)
+        }
+    };
     answer(Removed { id, image, drained })
 }
 
 fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
-    let served = find(disks, &disk)?;
+    let served = find_here(disks, &disk)?;
     let image = served.export.disk().name().to_owned();
     let bytes = size.map(|Size(bytes)| bytes);
     let done = served.export.resize(bytes, shrink).map_err(|e| refused(&image, &e))?;
@@ -110,7 +172,7 @@ fn change(
     One { disk }: One,
     act: impl Fn(&dyn Offered) -> Result<(), ChangeError>,
 ) -> Outcome {
-    let served = find(disks, &disk)?;
+    let served = find_here(disks, &disk)?;
     let image = served.export.disk().name().to_owned();
     let begun = Instant::now();
     act(&*served.export).map_err(|error| refused(&image, &error))?;

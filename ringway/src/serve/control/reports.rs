@@ -1,6 +1,7 @@
 //! What clients are told: disks, and what workers have counted.
 
-use super::super::disks::Disks;
+use super::super::disks::{AnyDisk, Disks};
+use super::super::isolate::Isolated;
 use super::super::served::Served;
 use super::super::stats::Asked;
 use crate::control::{
@@ -9,24 +10,36 @@ use crate::control::{
 };
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{QueueReport, WorkerStats};
-use std::sync::Arc;
-use std::time::Duration;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// How long workers may take to tell their counts. They do between two turns.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) fn list(disks: &Disks) -> List {
+    let here = disks.list();
+    let mut all: Vec<_> = here.iter().map(|served| facts(served)).collect();
+    let isolated = disks.isolated();
+    // Asked all at once: who does not answer keeps the others waiting once.
+    let asked: Vec<_> = isolated.iter().map(|disk| disk.ask(json!({"command": "list"}))).collect();
+    let begun = Instant::now();
+    for (disk, answer) in isolated.iter().zip(asked) {
+        let answer = answer.wait(PATIENCE.saturating_sub(begun.elapsed())).ok();
+        let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
+        all.push(disk.facts(said.and_then(|said| said.disks.into_iter().next())));
+    }
+    all.sort_by_key(|disk| disk.id);
     List {
         daemon: DaemonFacts {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_us: micros(disks.begun.elapsed()),
         },
-        disks: disks.list().iter().map(|served| facts(served)).collect(),
+        disks: all,
     }
 }
 
-pub(super) fn facts(served: &Served) -> DiskFacts {
+pub(in crate::serve) fn facts(served: &Served) -> DiskFacts {
     let (disk, options) = (served.export.disk(), served.export.options());
     let geometry = disk.geometry();
     let serial = String::from_utf8_lossy(disk.serial());
@@ -49,6 +62,8 @@ pub(super) fn facts(served: &Served) -> DiskFacts {
         path: path(disk),
         state: state(served),
         connected: served.export.is_connected(),
+        process: None,
+        restarts: 0,
     }
 }
 
@@ -76,16 +91,45 @@ pub(super) fn state(served: &Served) -> State {
 }
 
 /// Of one disk and its workers, or of all; spreads with their `buckets`, if asked for.
-pub(super) fn stats(disks: &Disks, one: Option<Arc<Served>>, buckets: bool) -> Stats {
-    let list = one.map_or_else(|| disks.list(), |one| vec![one]);
+pub(super) fn stats(disks: &Disks, one: Option<AnyDisk>, buckets: bool) -> Stats {
+    let (list, isolated) = match one {
+        None => (disks.list(), disks.isolated()),
+        Some(AnyDisk::Here(one)) => (vec![one], Vec::new()),
+        Some(AnyDisk::Apart(one)) => (Vec::new(), vec![one]),
+    };
+    let request = json!({"command": "stats", "buckets": buckets});
+    let apart: Vec<_> = isolated.iter().map(|disk| disk.ask(request.clone())).collect();
+    let begun = Instant::now();
     let kinds: Vec<_> = list.iter().map(|served| served.export.disk().engine()).collect();
     let mut asked = disks.workers().ask_within(PATIENCE);
     asked.retain(|engine| kinds.contains(&engine.kind));
-    Stats {
-        uptime_us: micros(disks.begun.elapsed()),
-        disks: list.iter().map(|served| disk_stats(served, &asked, buckets)).collect(),
-        workers: asked.iter().flat_map(|engine| worker_stats(engine, buckets)).collect(),
+    let mut all: Vec<_> = list.iter().map(|served| disk_stats(served, &asked, buckets)).collect();
+    let mut workers: Vec<_> =
+        asked.iter().flat_map(|engine| worker_stats(engine, buckets)).collect();
+    for (disk, answer) in isolated.iter().zip(apart) {
+        // It waits that long for its own workers.
+        let answer = answer.wait((PATIENCE * 2).saturating_sub(begun.elapsed())).ok();
+        let (one, its) = apart_stats(disk, answer);
+        all.push(one);
+        workers.extend(its);
     }
+    all.sort_by_key(|disk| disk.id);
+    Stats { uptime_us: micros(disks.begun.elapsed()), disks: all, workers }
+}
+
+/// What the process of a disk has said, with the numbers and names of this daemon.
+fn apart_stats(disk: &Isolated, answer: Option<Value>) -> (DiskStatsOf, Vec<WorkerStatsOf>) {
+    let said = answer.and_then(|answer| serde_json::from_value::<Stats>(answer).ok());
+    let Some((mut one, mut workers)) =
+        said.and_then(|said| Some((said.disks.into_iter().next()?, said.workers)))
+    else {
+        return (disk.silent_stats(), Vec::new());
+    };
+    let name = |worker: &str| format!("{}:{worker}", disk.id);
+    one.id = disk.id;
+    one.queues.iter_mut().for_each(|queue| queue.worker = name(&queue.worker));
+    workers.iter_mut().for_each(|worker| worker.worker = name(&worker.worker));
+    (one, workers)
 }
 
 fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {

@@ -125,6 +125,11 @@ impl Add {
         if image_is_relative || !socket.is_absolute() {
             return Err(malformed("image and socket must be absolute paths"));
         }
+        if disk.socket_group.as_ref().is_some_and(|group| group.parse::<u32>().is_err()) {
+            return Err(malformed(
+                "socket-group is the number of a group: a daemon looks no names up",
+            ));
+        }
         disk.into_spec(&image, Place::Socket(socket)).map_err(|e| malformed(&e))
     }
 }

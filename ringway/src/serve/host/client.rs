@@ -7,7 +7,8 @@ use super::{Made, NewImage, SocketFile};
 use crate::config::Location;
 use anyhow::{anyhow, bail};
 use ringway_disk::{Disk, OpenOptions};
-use ringway_export::xen::{Access, Named};
+use ringway_export::vhost_user::Access;
+use ringway_export::xen::{self, Named};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -70,8 +71,9 @@ impl Client {
         self: &Arc<Self>,
         path: &Path,
         private: bool,
+        Access { mode, group }: Access,
     ) -> anyhow::Result<(UnixListener, SocketFile)> {
-        let asked = self.ask(&Request::Listen { path: path.into(), private })?;
+        let asked = self.ask(&Request::Listen { path: path.into(), private, mode, group })?;
         let (Answer::Listening { number, path }, Some(socket)) = asked else {
             bail!(OUT_OF_TURN);
         };
@@ -98,7 +100,7 @@ impl Client {
     }
 }
 
-impl Access for Client {
+impl xen::Access for Client {
     fn open(&self, what: Named) -> io::Result<Option<OwnedFd>> {
         // `{:#}`: with all reasons, as nobody below looks at more than one line.
         let answer = self.ask(&Request::Xen(what));

@@ -19,8 +19,8 @@ use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use ringway_core::panic_point;
-use ringway_export::xen::Access;
-use rustix::fs::Mode;
+use ringway_export::vhost_user::Access;
+use ringway_export::xen::Access as _;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -75,8 +75,12 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             drop(ours);
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
             let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
-            settle([Some(its.as_raw_fd()), records, states]);
-            let needs = HelperNeeds { account: duties.account.is_some(), iopoll: duties.iopoll };
+            settle([Some(its.as_raw_fd()), records, states], false);
+            let _ = rustix::thread::set_name(c"ringway-helper");
+            let (account, groups) = (duties.account.is_some(), duties.groups || duties.adds);
+            let root = rustix::process::geteuid().is_root();
+            let gives = groups && (account || !root);
+            let needs = HelperNeeds { account, iopoll: duties.iopoll, groups, gives };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
@@ -100,16 +104,18 @@ fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Lets go of what the daemon has, but for a few descriptors.
-fn settle(kept: [Option<RawFd>; 3]) {
+/// Lets go of what the daemon has, but for a few descriptors; `prints` is for one whose processes
+/// print.
+pub(in crate::serve) fn settle(kept: [Option<RawFd>; 3], prints: bool) {
     // All best effort: none of it is needed to serve.
-    let _ = rustix::thread::set_name(c"ringway-helper");
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
     let _ = signals.into_iter().collect::<SigSet>().thread_block();
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
-        let _ = rustix::stdio::dup2_stdout(&null);
+        if !prints {
+            let _ = rustix::stdio::dup2_stdout(&null);
+        }
     }
     let mut kept: Vec<RawFd> = kept.into_iter().flatten().collect();
     kept.sort_unstable();
@@ -173,11 +179,13 @@ impl Helper {
                 self.open(wanted, ours)?;
                 Ok((Answer::Wait, Some(its)))
             }
-            Request::Listen { path, private } => self.listen(&PathBuf::from(path), private),
             Request::State { name } => self.state(name, fd),
             Request::Stateless { number } => {
                 drop(lock(&self.things).states.remove(&number));
                 Ok((Answer::Done, None))
+            }
+            Request::Listen { path, private, mode, group } => {
+                self.listen(&PathBuf::from(path), private, Access { mode, group })
             }
             Request::Locate { path } => {
                 let path = PathBuf::from(path);
@@ -241,11 +249,16 @@ impl Helper {
         Ok(())
     }
 
-    fn listen(&self, path: &Path, private: bool) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn listen(
+        &self,
+        path: &Path,
+        private: bool,
+        access: Access,
+    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         let (listener, file) = match &self.duties.account {
             // What connects to the daemon's disks has its rights, not those of who started it.
-            Some(account) if !self.started && !private => for_account(account, path)?,
-            _ => self.as_account(|| listen(path, private))??,
+            Some(account) if !self.started && !private => for_account(account, path, access)?,
+            _ => self.as_account(|| listen(path, private, access))??,
         };
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
@@ -281,16 +294,16 @@ impl Helper {
     }
 }
 
-/// Listens on a socket that belongs to another user and group, and that both can connect to.
-fn for_account(account: &Account, path: &Path) -> anyhow::Result<(UnixListener, OwnFile)> {
+/// Listens on a socket that belongs to another user and group.
+fn for_account(
+    account: &Account,
+    path: &Path,
+    access: Access,
+) -> anyhow::Result<(UnixListener, OwnFile)> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            account.own_what_is_made()?;
-            // To connect takes the right to write. There is no other thread that makes files.
-            let before = rustix::process::umask(Mode::from_raw_mode(0o117));
-            let made = listen(path, false);
-            rustix::process::umask(before);
-            made
+            account.with_group(access.group).own_what_is_made()?;
+            listen(path, false, access)
         });
         thread.join().map_err(|_| anyhow!("the helper's thread panicked"))?
     })

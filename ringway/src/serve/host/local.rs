@@ -6,7 +6,7 @@ use crate::serve::image::{check_iopoll, open_disk};
 use anyhow::Context;
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 use ringway_export::engines_to_choose;
-use ringway_export::vhost_user::{bind, bind_private};
+use ringway_export::vhost_user::{Access, bind};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;
@@ -75,9 +75,13 @@ pub(super) fn open(options: &OpenOptions, iopoll: bool) -> anyhow::Result<(Disk,
 }
 
 /// Listens on a new socket file.
-pub(super) fn listen(path: &Path, private: bool) -> anyhow::Result<(UnixListener, OwnFile)> {
-    let listener =
-        if private { bind_private(path).context("the control socket")? } else { bind(path)? };
+pub(super) fn listen(
+    path: &Path,
+    private: bool,
+    access: Access,
+) -> anyhow::Result<(UnixListener, OwnFile)> {
+    let bound = bind(path, access);
+    let listener = if private { bound.context("the control socket")? } else { bound? };
     Ok((listener, OwnFile::new(path)?))
 }
 

@@ -19,7 +19,7 @@ const LONGEST: usize = 64 << 10;
 ///
 /// # Errors
 /// What the host says, such as that nobody is there.
-pub(super) fn send(
+pub(in crate::serve) fn send(
     line: impl AsFd,
     message: &impl Serialize,
     fd: Option<BorrowedFd<'_>>,
@@ -44,7 +44,7 @@ pub(super) fn send(
 ///
 /// # Errors
 /// What the host says, or that it is no such message.
-pub(super) fn receive<T: DeserializeOwned>(
+pub(in crate::serve) fn receive<T: DeserializeOwned>(
     line: impl AsFd,
 ) -> anyhow::Result<Option<(T, Option<OwnedFd>)>> {
     let mut bytes = vec![0; LONGEST];

@@ -22,7 +22,7 @@ pub(super) enum Request {
     /// Open an image. The answer is `Wait`, then one on a line of its own.
     Open(Wanted),
     /// Make a socket file and listen.
-    Listen { path: Name, private: bool },
+    Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
     /// Look after what outlives the daemon of a disk, whose image comes with it.
     State { name: StateName },
     /// Look after it no more.

@@ -1,4 +1,4 @@
-//! The line to one client: reading can be ended from outside, writing has an end.
+//! The line to one client, or to another process: reading can be ended from outside, writing has an end.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -9,20 +9,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connected socket.
-pub(super) struct Line {
+pub(in crate::serve) struct Line {
     stream: UnixStream,
     /// Readable once the client is given up.
     leave: Arc<OwnedFd>,
 }
 
 impl Line {
-    pub(super) fn new(stream: UnixStream, leave: Arc<OwnedFd>) -> io::Result<Self> {
+    pub(in crate::serve) fn new(stream: UnixStream, leave: Arc<OwnedFd>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self { stream, leave })
     }
 
     /// Writes all of it, or gives up: also a client that reads a byte now and then.
-    pub(super) fn write_within(&self, bytes: &[u8], patience: Duration) -> io::Result<()> {
+    pub(in crate::serve) fn write_within(
+        &self,
+        bytes: &[u8],
+        patience: Duration,
+    ) -> io::Result<()> {
         let begun = Instant::now();
         let mut rest = bytes;
         while !rest.is_empty() {

@@ -1,0 +1,398 @@
+//! Disks with a process of their own: what a guest makes this host pay for (its memory, a fault in
+//! what serves it) is paid by that process, and its end costs that disk alone.
+//!
+//! ```text
+//! daemon                            spawner (forked first)     one process for each such disk
+//!   spawner.start(order) ── Start ──▶  ringway serve --isolated N ──▶  opens, sandbox, listens
+//!                        ◀── line ──                                    Ready {facts}
+//!   isolated.ask(request) ───────────── line ──────────────────────▶  carries it out
+//!                                       end of the line: it has ended, and is started again
+//! ```
+//!
+//! The daemon has no guest of theirs. It keeps their numbers, forwards what its control socket is
+//! asked for, starts them again, and waits for them at the end. If it is killed they end at once, as
+//! if they were its threads, so that the next one can serve the same disks. Why it is built this
+//! way: docs/adr/0019-a-process-for-a-disk.md.
+
+mod inside;
+mod process;
+mod spawner;
+mod words;
+
+use super::bell::{Bell, event};
+use super::served::lock;
+use crate::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
+use crate::control::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
+use crate::logging::{LogFormat, LogLevel};
+use anyhow::{Context, bail};
+use process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::Value;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use words::{Order, Tell};
+
+pub(crate) use inside::{Inside, run};
+pub(crate) use spawner::Spawner;
+
+/// Seconds to wait for an image, unless the user says so: as for one who was killed.
+const LOCK_WAIT: u32 = 30;
+/// How long it may take to carry out a change, which may wait for the disk.
+pub(crate) const CHANGE_MAX: Duration = Duration::from_secs(100);
+/// How long it may take to end: it waits for its disk itself, for 30 seconds, and then for workers.
+const END_MAX: Duration = Duration::from_secs(60);
+/// Pauses before a process is started again: they double, and begin anew after a long life.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
+const LONG_LIFE: Duration = Duration::from_secs(60);
+/// How often to look whether something has come about.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// What the configuration says of the log.
+pub(crate) type LogWords = (Option<LogFormat>, Option<LogLevel>);
+
+/// A disk that another process serves.
+pub(crate) struct Isolated {
+    /// Its number: never given to another disk of this daemon.
+    pub(crate) id: u64,
+    /// What it takes for itself, which no other disk may have.
+    pub(crate) claim: Claim,
+    /// Its number at the spawner.
+    number: u64,
+    /// As they were told last.
+    facts: Mutex<DiskFacts>,
+    /// The one there is, unless it is being started again.
+    process: Mutex<Option<Arc<Process>>>,
+    restarts: AtomicU64,
+    paused: AtomicBool,
+    leaving: AtomicBool,
+    /// Nothing of it was in flight when it ended.
+    clear: AtomicBool,
+    stop: OwnedFd,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// One that was started and is not served yet.
+pub(crate) struct Starting {
+    process: Arc<Process>,
+    number: u64,
+    spec: DiskSpec,
+}
+
+impl Starting {
+    /// Starts the process of a disk. `turn` is how many workers others have on the CPUs they share.
+    ///
+    /// # Errors
+    /// That this disk cannot have one, or what the host says.
+    pub(crate) fn new(
+        spawner: &Spawner,
+        spec: DiskSpec,
+        options: &DaemonArgs,
+        log: LogWords,
+        turn: usize,
+    ) -> anyhow::Result<Self> {
+        if !matches!(spec.place, Place::Socket(_)) {
+            bail!(
+                "a disk with a process of its own needs a socket file: name one, or leave isolate out"
+            );
+        }
+        let rule = spec.access.clone().or(&options.each.access);
+        let mut disk = (*spec.words).clone();
+        (disk.socket_mode, disk.socket_group, disk.isolate) = (rule.mode, rule.group, None);
+        // The daemon before may have been killed just now, and its processes not have noticed yet.
+        disk.lock_wait.get_or_insert(LOCK_WAIT);
+        let mut daemon = options.clone();
+        let sampled = daemon.control.take().is_some();
+        daemon.each = EachDisk::default();
+        if let Some(cpus) = &mut daemon.cpus {
+            cpus.rotate(turn);
+        }
+        let (log_format, log_level) = log;
+        let name = spec.source_name();
+        let order = Order { disk, daemon, sampled, name, log_format, log_level };
+        let (number, process) = spawner.start(order)?;
+        Ok(Self { process: Arc::new(process), number, spec })
+    }
+
+    /// Waits until front-ends could connect.
+    ///
+    /// # Errors
+    /// What is wrong with the disk; nothing was created or changed then.
+    pub(crate) fn wait(self, id: u64, claim: Claim, spawner: &Spawner) -> anyhow::Result<Isolated> {
+        let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
+        Ok(Isolated {
+            id,
+            claim,
+            number: self.number,
+            facts: Mutex::new(DiskFacts { id, ..facts }),
+            process: Mutex::new(Some(self.process)),
+            restarts: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
+            clear: AtomicBool::new(false),
+            stop: event()?,
+            thread: Mutex::default(),
+        })
+    }
+
+    /// The disk.
+    pub(crate) fn spec(&self) -> &DiskSpec {
+        &self.spec
+    }
+}
+
+impl Isolated {
+    /// Lets it serve, and starts it again whenever it ends, on a thread of its own.
+    ///
+    /// # Errors
+    /// What the host says to a thread.
+    pub(crate) fn launch(
+        self: &Arc<Self>,
+        spawner: &Arc<Spawner>,
+        bell: &Arc<Bell>,
+    ) -> anyhow::Result<()> {
+        let process = lock(&self.process).clone().context("its process has not been started")?;
+        process.say(&Tell::Go { paused: false })?;
+        let (disk, spawner, bell) = (Arc::clone(self), Arc::clone(spawner), Arc::clone(bell));
+        let name = format!("disk-{}", self.id);
+        let thread = std::thread::Builder::new().name(name).spawn(move || {
+            disk.attend(&spawner, process);
+            spawner.forget(disk.number);
+            drop(disk);
+            bell.ring();
+        })?;
+        *lock(&self.thread) = Some(thread);
+        Ok(())
+    }
+
+    /// It is not to be served after all: what was made for it goes again.
+    pub(crate) fn abandon(&self, spawner: &Spawner) {
+        if let Some(process) = lock(&self.process).take() {
+            process.give_up();
+        }
+        spawner.forget(self.number);
+    }
+
+    fn attend(&self, spawner: &Spawner, mut process: Arc<Process>) {
+        let image = self.image();
+        let mut pause = PAUSE.0;
+        loop {
+            let begun = Instant::now();
+            if let Some(clear) = process.hear() {
+                self.clear.store(clear, SeqCst);
+            }
+            let pid = process.pid;
+            *lock(&self.process) = None;
+            let how = spawner.end_of(self.number, END_MAX);
+            if self.is_leaving() {
+                return;
+            }
+            if begun.elapsed() >= LONG_LIFE {
+                pause = PAUSE.0;
+            }
+            let why = how.unwrap_or_else(|error| format!("{error:#}"));
+            tracing::error!(
+                disk = image,
+                process = pid,
+                "its process has ended ({why}). It is started again; its guest waits, and goes on"
+            );
+            process = loop {
+                if self.rest(pause) {
+                    return;
+                }
+                pause = (pause * 2).min(PAUSE.1);
+                match self.begin_again(spawner) {
+                    Ok(process) => break process,
+                    Err(_) if self.is_leaving() => return,
+                    Err(error) => {
+                        tracing::error!(disk = image, "it cannot be served again yet: {error:#}");
+                    }
+                }
+            };
+            self.restarts.fetch_add(1, SeqCst);
+            tracing::info!(disk = image, process = process.pid, "it is served again");
+        }
+    }
+
+    fn begin_again(&self, spawner: &Spawner) -> anyhow::Result<Arc<Process>> {
+        let process = Arc::new(spawner.again(self.number)?);
+        *lock(&self.process) = Some(Arc::clone(&process));
+        let begun = || -> anyhow::Result<()> {
+            if self.is_leaving() {
+                bail!("it is being removed");
+            }
+            let facts = process.ready()?;
+            *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
+            process.say(&Tell::Go { paused: self.paused.load(SeqCst) })?;
+            if self.is_leaving() {
+                process.say(&Tell::Stop)?;
+            }
+            Ok(())
+        };
+        begun().inspect_err(|_| *lock(&self.process) = None)?;
+        Ok(process)
+    }
+
+    /// True if it is to end meanwhile.
+    fn rest(&self, time: Duration) -> bool {
+        let stop = self.stop.as_fd();
+        let time = Timespec::try_from(time).ok();
+        let mut polled = [PollFd::new(&stop, PollFlags::IN)];
+        // Interrupted is as good as rested.
+        let _ = poll(&mut polled, time.as_ref());
+        !polled[0].revents().is_empty() || self.is_leaving()
+    }
+
+    /// Tells it to end: in order, after what is in flight.
+    pub(crate) fn stop(&self) {
+        self.leaving.store(true, SeqCst);
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        if let Some(process) = &*lock(&self.process) {
+            match process.is_ready() {
+                // One that hears nothing any more is given up in the end.
+                true => drop(process.say(&Tell::Stop)),
+                false => process.give_up(),
+            }
+        }
+    }
+
+    /// It was told to go, or another one has told it before.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
+    }
+
+    /// As [`Isolated::stop`], if nobody has done so yet.
+    ///
+    /// # Errors
+    /// That somebody has.
+    pub(crate) fn stop_once(&self) -> anyhow::Result<()> {
+        if self.is_leaving() {
+            bail!("it is being removed already");
+        }
+        self.stop();
+        Ok(())
+    }
+
+    /// Waits for its end. True if nothing of it can still land on the disk.
+    pub(crate) fn join(&self) -> bool {
+        let Some(thread) = lock(&self.thread).take() else { return true };
+        let begun = Instant::now();
+        while !thread.is_finished() {
+            if begun.elapsed() > END_MAX {
+                tracing::error!(disk = self.image(), "its process does not end: it is left behind");
+                if let Some(process) = &*lock(&self.process) {
+                    process.give_up();
+                }
+                return false;
+            }
+            // Nobody unparks this thread.
+            std::thread::park_timeout(LOOK);
+        }
+        let _ = thread.join();
+        self.clear.load(SeqCst)
+    }
+
+    /// Asks its process, which knows one disk of the number 0. The answer comes later.
+    pub(crate) fn ask(&self, request: Value) -> Pending {
+        let process = lock(&self.process).clone();
+        let answer = process.filter(|process| process.is_ready()).map(|p| p.ask(request));
+        Pending { image: self.image(), answer: answer.unwrap_or_default() }
+    }
+
+    /// Its image, as it was named.
+    pub(crate) fn image(&self) -> String {
+        lock(&self.facts).image.clone()
+    }
+
+    /// True if this is its socket.
+    pub(crate) fn is_at_socket(&self, path: &std::path::Path) -> bool {
+        lock(&self.facts).socket.as_deref() == Some(path)
+    }
+
+    /// Whether it is paused is kept here, as its process may end.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, SeqCst);
+    }
+
+    /// As its process says now, or said last.
+    pub(crate) fn facts(&self, now: Option<DiskFacts>) -> DiskFacts {
+        if let Some(now) = now {
+            *lock(&self.facts) = DiskFacts { id: self.id, ..now };
+        }
+        let mut facts = lock(&self.facts).clone();
+        facts.process = lock(&self.process).as_ref().map(|process| process.pid);
+        facts.restarts = self.restarts.load(SeqCst);
+        if self.is_leaving() {
+            facts.state = State::Leaving;
+        } else if facts.process.is_none() {
+            (facts.state, facts.connected) = (State::Restarting, false);
+        }
+        facts
+    }
+
+    /// What is said of one whose process does not say anything.
+    pub(crate) fn silent_stats(&self) -> DiskStatsOf {
+        let facts = self.facts(None);
+        DiskStatsOf {
+            id: self.id,
+            image: facts.image,
+            size: facts.size,
+            engine: facts.engine,
+            cache: facts.cache,
+            path: facts.path,
+            state: facts.state,
+            connected: facts.connected,
+            write_cache: false,
+            in_flight: 0,
+            overdue: 0,
+            counts: Counts::default(),
+            latency: None,
+            queues: Vec::new(),
+        }
+    }
+
+    /// Has it print its counts.
+    pub(crate) fn tell_counts(&self) {
+        if let Some(process) = &*lock(&self.process) {
+            let _ = process.say(&Tell::Counts);
+        }
+    }
+}
+
+/// An answer that is to come.
+pub(crate) struct Pending {
+    image: String,
+    answer: Option<process::Answer>,
+}
+
+impl Pending {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// What the process finds wrong, or that it does not answer.
+    pub(crate) fn wait(self, patience: Duration) -> Result<Value, Problem> {
+        let silent = |what: &str| Problem::new(Kind::Failed, format!("{}: {what}", self.image));
+        let Some(answer) = self.answer else {
+            return Err(silent(
+                "its process has ended and is being started again: try again later",
+            ));
+        };
+        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+        match answer.recv_timeout(patience) {
+            Ok(outcome) => outcome,
+            Err(Timeout) => Err(silent("its process does not answer")),
+            Err(Disconnected) => Err(silent("its process has ended meanwhile: see list")),
+        }
+    }
+}
+
+impl DiskSpec {
+    /// Its image, as it was named.
+    fn source_name(&self) -> String {
+        let image = self.words.image.as_deref();
+        image.map(|image| image.display().to_string()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,140 @@
+//! The process of one disk, from inside: a daemon with one disk, whose control socket is a line to
+//! the daemon that has it.
+
+use super::lock;
+use super::process::{Ear, hear, say};
+use super::words::{Order, Tell, Told};
+use crate::cli::LogArgs;
+use crate::control::DiskFacts;
+use crate::logging;
+use crate::serve::bell::event;
+use crate::serve::control::{carry_out, facts};
+use crate::serve::daemon::Daemon;
+use crate::serve::disks::Disks;
+use crate::serve::endpoint::inherited;
+use crate::serve::line::Line;
+use anyhow::{Context, bail};
+use std::io::BufReader;
+use std::os::fd::OwnedFd;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+/// The line to the daemon that has the disk.
+pub(crate) struct Inside {
+    /// The disk, for log lines.
+    pub(crate) name: String,
+    /// Whether requests are timed.
+    pub(crate) sampled: bool,
+    ear: BufReader<Ear>,
+    mouth: Arc<Mouth>,
+}
+
+struct Mouth(Mutex<Arc<Line>>);
+
+impl Mouth {
+    /// The daemon may have gone, which is heard at the other end of the line.
+    fn say(&self, message: &Told) {
+        let _ = say(&lock(&self.0), message);
+    }
+}
+
+/// Serves one disk as a daemon says, by the inherited line `fd`.
+///
+/// # Errors
+/// What has ended it.
+pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    let stream = inherited(fd).context("--isolated is for processes that a daemon starts")?;
+    let _ = rustix::thread::set_name(c"ringway-disk");
+    // Nobody gives it up from this side.
+    let line = Arc::new(Line::new(stream.into(), Arc::new(event()?))?);
+    let mut ear = BufReader::new(Ear(Arc::clone(&line)));
+    let Some(order) = hear::<Order>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
+    logging::start(log, order.log_format, order.log_level);
+    let (name, sampled) = (order.name.clone(), order.sampled);
+    let mouth = Arc::new(Mouth(Mutex::new(line)));
+    let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };
+    let start = || {
+        let plan = order.into_plan()?;
+        let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;
+        Daemon::start(plan, polling, Some(inside), &LogArgs::default())
+    };
+    let daemon = match start() {
+        Ok(daemon) => daemon,
+        Err(error) => {
+            mouth.say(&Told::Failed(format!("{error:#}")));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    daemon.run()
+}
+
+impl Inside {
+    /// Says that front-ends can connect, and waits for the word to serve them, or to let them wait.
+    ///
+    /// # Errors
+    /// That there is none: what was made is to go again.
+    pub(crate) fn wait_for_go(&mut self, disks: &Disks) -> anyhow::Result<()> {
+        let served = disks.list().into_iter().next().context("there is no disk")?;
+        let process = Some(std::process::id());
+        let facts = DiskFacts { process, ..facts(&served) };
+        self.mouth.say(&Told::Ready(Box::new(facts)));
+        match hear(&mut self.ear)? {
+            Some(Tell::Go { paused: true }) => Ok(served.export.pause()?),
+            Some(Tell::Go { paused: false }) => Ok(()),
+            _ => bail!("the daemon does not go on"),
+        }
+    }
+
+    /// Does what the daemon says, on a thread of its own; `stop` is rung when it is to end.
+    ///
+    /// # Errors
+    /// What the host says to a thread.
+    pub(crate) fn attend(
+        self,
+        disks: &Arc<Disks>,
+        stop: &Arc<OwnedFd>,
+    ) -> std::io::Result<Farewell> {
+        let Self { mut ear, mouth, .. } = self;
+        let farewell = Farewell(Arc::clone(&mouth));
+        let (disks, stop) = (Arc::clone(disks), Arc::clone(stop));
+        std::thread::Builder::new().name("line".into()).spawn(move || {
+            while let Ok(Some(told)) = hear(&mut ear) {
+                match told {
+                    Tell::Go { .. } => {}
+                    // One write can not fill the counter.
+                    Tell::Stop => drop(rustix::io::write(&*stop, &1u64.to_ne_bytes())),
+                    Tell::Counts => disks.workers().tell(),
+                    Tell::Ask { number, request } => answer(&disks, &mouth, number, &request),
+                }
+            }
+            // The daemon was killed. What it had of its own has ended like that, and the next one
+            // waits for the last writes of whoever was killed, and for nobody who lives on.
+            // SAFETY: ends the process; nothing of it has to be put in order.
+            unsafe { libc::_exit(1) }
+        })?;
+        Ok(farewell)
+    }
+}
+
+/// A change may wait for the disk, so each request has a thread. The control socket has few
+/// clients, so they are few.
+fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_json::Value) {
+    let line = request.to_string();
+    let (disks, mouth) = (Arc::clone(disks), Arc::clone(mouth));
+    let thread = std::thread::Builder::new().name("request".into()).spawn(move || {
+        let (_, outcome) = carry_out(&disks, line.as_bytes());
+        drop(disks);
+        mouth.say(&Told::Answer { number, outcome });
+    });
+    // Whoever has asked gives up waiting.
+    let _ = thread.inspect_err(|error| tracing::warn!("a request is not carried out: {error}"));
+}
+
+/// What is said at the end.
+pub(crate) struct Farewell(Arc<Mouth>);
+
+impl Farewell {
+    pub(crate) fn say(self, clear: bool) {
+        self.0.say(&Told::Stopped { clear });
+    }
+}

@@ -1,0 +1,158 @@
+//! The daemon's side of one process.
+
+use super::lock;
+use super::words::{Tell, Told};
+use crate::control::{ANSWER_MAX, DiskFacts, Problem};
+use crate::serve::bell::event;
+use crate::serve::line::Line;
+use anyhow::{Context, anyhow, bail};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How long it may take to read what it is told: it has a thread for nothing else.
+const WRITE_MAX: Duration = Duration::from_secs(5);
+
+/// What comes in answer to a request.
+pub(super) type Answer = Receiver<Result<Value, Problem>>;
+
+/// A process that serves one disk.
+pub(crate) struct Process {
+    pub(super) pid: u32,
+    ear: Mutex<BufReader<Ear>>,
+    line: Arc<Line>,
+    /// Ends the line from this side.
+    leave: Arc<OwnedFd>,
+    /// Held while a line is written.
+    writing: Mutex<()>,
+    /// Who waits for which answer; `None` once none can come any more.
+    waiting: Mutex<Option<Waiting>>,
+    ready: AtomicBool,
+}
+
+#[derive(Default)]
+struct Waiting {
+    last: u64,
+    list: BTreeMap<u64, SyncSender<Result<Value, Problem>>>,
+}
+
+/// Reads a line that others write to.
+pub(super) struct Ear(pub(super) Arc<Line>);
+
+impl Read for Ear {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        (&*self.0).read(buffer)
+    }
+}
+
+/// Reads one message; `None` at the end of the line.
+pub(super) fn hear<T: serde::de::DeserializeOwned>(
+    ear: &mut BufReader<Ear>,
+) -> anyhow::Result<Option<T>> {
+    let mut bytes = Vec::new();
+    // A killed process ends in the middle of a word.
+    let got = ear.by_ref().take(ANSWER_MAX).read_until(b'\n', &mut bytes);
+    if got.is_err() || bytes.last() != Some(&b'\n') {
+        return Ok(None);
+    }
+    serde_json::from_slice(&bytes).map(Some).context("the other process is not understood")
+}
+
+/// Writes one message.
+pub(super) fn say(line: &Line, message: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut bytes = serde_json::to_vec(message)?;
+    bytes.push(b'\n');
+    line.write_within(&bytes, WRITE_MAX).context("cannot tell the other process")
+}
+
+impl Process {
+    pub(super) fn new(pid: u32, stream: UnixStream) -> anyhow::Result<Self> {
+        let leave = Arc::new(event()?);
+        let line = Arc::new(Line::new(stream, Arc::clone(&leave))?);
+        Ok(Self {
+            pid,
+            ear: Mutex::new(BufReader::new(Ear(Arc::clone(&line)))),
+            line,
+            leave,
+            writing: Mutex::default(),
+            waiting: Mutex::new(Some(Waiting::default())),
+            ready: AtomicBool::new(false),
+        })
+    }
+
+    /// Waits until it could serve.
+    pub(super) fn ready(&self) -> anyhow::Result<DiskFacts> {
+        let told = hear(&mut lock(&self.ear))?;
+        match told {
+            Some(Told::Ready(facts)) => {
+                self.ready.store(true, SeqCst);
+                Ok(*facts)
+            }
+            Some(Told::Failed(why)) => Err(anyhow!(why)),
+            Some(_) => bail!("its process says something else than that it is ready"),
+            None => bail!("its process has ended before it was ready; the log may say why"),
+        }
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready.load(SeqCst)
+    }
+
+    pub(super) fn say(&self, message: &Tell) -> anyhow::Result<()> {
+        let _writing = lock(&self.writing);
+        say(&self.line, message)
+    }
+
+    /// Sends a request; without an answer to come the receiver hears that it is alone.
+    pub(super) fn ask(&self, request: Value) -> Option<Answer> {
+        let (sender, receiver) = sync_channel(1);
+        let number = {
+            let mut waiting = lock(&self.waiting);
+            let waiting = waiting.as_mut()?;
+            waiting.last += 1;
+            waiting.list.insert(waiting.last, sender);
+            waiting.last
+        };
+        if self.say(&Tell::Ask { number, request }).is_err()
+            && let Some(waiting) = &mut *lock(&self.waiting)
+        {
+            waiting.list.remove(&number);
+        }
+        Some(receiver)
+    }
+
+    /// Hears answers until the process has ended or is given up. Gives back what it said of its end.
+    pub(super) fn hear(&self) -> Option<bool> {
+        let mut ear = lock(&self.ear);
+        let mut clear = None;
+        loop {
+            match hear(&mut ear) {
+                Ok(Some(Told::Answer { number, outcome })) => {
+                    let mut waiting = lock(&self.waiting);
+                    let waits = waiting.as_mut().and_then(|all| all.list.remove(&number));
+                    // Whoever has asked may have gone.
+                    let _ = waits.map(|waits| waits.send(outcome));
+                }
+                Ok(Some(Told::Stopped { clear: told })) => clear = Some(told),
+                Ok(Some(other)) => tracing::warn!("the process of a disk says {other:?}"),
+                Err(error) => tracing::warn!("the process of a disk: {error:#}"),
+                Ok(None) => break,
+            }
+        }
+        // Those who wait hear that nothing comes.
+        lock(&self.waiting).take();
+        clear
+    }
+
+    /// Ends the line from this side. The process ends then, if it can.
+    pub(super) fn give_up(&self) {
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&*self.leave, &1u64.to_ne_bytes());
+    }
+}

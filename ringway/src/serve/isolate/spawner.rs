@@ -1,0 +1,278 @@
+//! The process that starts processes: the daemon itself may not, in its sandbox.
+//!
+//! It is forked before there is a sandbox or a second thread, hears the daemon and nobody else, and
+//! starts one thing: this very program, to serve one disk as it is told. It ends with the daemon.
+//!
+//! Until the daemon has started, disks are opened with the rights it was started with. What is added
+//! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
+
+use super::process::Process;
+use super::words::Order;
+use super::{LOOK, lock};
+use crate::cli::LogArgs;
+use crate::sandbox::Account;
+use crate::serve::host::settle;
+use crate::serve::host::wire::{receive, send};
+use anyhow::{Context, anyhow, bail};
+use clap::ValueEnum;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// What the daemon asks for.
+#[derive(Debug, Deserialize, Serialize)]
+enum Request {
+    /// Start a process for a new disk.
+    Start(Box<Order>),
+    /// Start one for a disk whose process has ended.
+    Again { number: u64 },
+    /// Say how its process has ended, if it has.
+    End { number: u64 },
+    /// The disk is not served any more.
+    Forget { number: u64 },
+    /// From now on start them as the user that the daemon has become.
+    Started,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+enum Answer {
+    /// Comes with the line to the process.
+    Begun {
+        number: u64,
+        pid: u32,
+    },
+    /// How it ended; `None` if it has not.
+    Ended(Option<String>),
+    Done,
+    Refused(String),
+}
+
+/// What the spawner knows of one disk.
+struct Known {
+    order: Order,
+    /// Whose rights its process begins with; `None` is whoever started the daemon.
+    account: Option<Account>,
+    child: Child,
+}
+
+/// The daemon's line to the spawner.
+pub(crate) struct Spawner {
+    /// Held from a question to its answer, which never takes long.
+    line: Mutex<OwnedFd>,
+}
+
+impl Spawner {
+    /// Starts it. There must be no other thread.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn fork(account: Option<Account>, log: &LogArgs) -> anyhow::Result<Self> {
+        let (ours, its) = line(SocketType::SEQPACKET).context("cannot make a line to a process")?;
+        // SAFETY: there is one thread, so the child may do anything the parent may.
+        match unsafe { libc::fork() } {
+            -1 => Err(std::io::Error::last_os_error()).context("cannot start a process"),
+            0 => {
+                drop(ours);
+                let _ = rustix::thread::set_name(c"ringway-spawner");
+                settle([Some(its.as_raw_fd()), None, None], true);
+                let (known, forgotten) = (BTreeMap::new(), Vec::new());
+                Serving { account, log, started: false, known, forgotten, last: 0 }.serve(&its);
+                // SAFETY: ends the process. What belongs to the daemon is not put in order here.
+                unsafe { libc::_exit(0) }
+            }
+            _ => Ok(Self { line: Mutex::new(ours) }),
+        }
+    }
+
+    fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        let gone = || {
+            anyhow!(
+                "the process that starts others for this daemon has ended (ringway-spawner): start \
+                 the daemon anew"
+            )
+        };
+        let line = lock(&self.line);
+        send(&*line, request, None).map_err(|_| gone())?;
+        match receive(&*line)?.ok_or_else(gone)? {
+            (Answer::Refused(why), _) => Err(anyhow!(why)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Starts the process of a new disk; gives back the number of the disk here.
+    pub(super) fn start(&self, order: Order) -> anyhow::Result<(u64, Process)> {
+        self.begin(&Request::Start(Box::new(order)))
+    }
+
+    /// Starts the process of a disk again.
+    pub(super) fn again(&self, number: u64) -> anyhow::Result<Process> {
+        self.begin(&Request::Again { number }).map(|(_, process)| process)
+    }
+
+    fn begin(&self, request: &Request) -> anyhow::Result<(u64, Process)> {
+        let (Answer::Begun { number, pid }, Some(line)) = self.ask(request)? else {
+            bail!("the process that starts others answers something else");
+        };
+        Ok((number, Process::new(pid, UnixStream::from(line))?))
+    }
+
+    /// Waits for the end of a process that has closed its line: how it ended.
+    pub(super) fn end_of(&self, number: u64, patience: Duration) -> anyhow::Result<String> {
+        let begun = Instant::now();
+        loop {
+            match self.ask(&Request::End { number })? {
+                (Answer::Ended(Some(how)), _) => return Ok(how),
+                _ if begun.elapsed() > patience => {
+                    return Ok("it waits for its disk, and cannot end".into());
+                }
+                // Nobody unparks this thread.
+                _ => std::thread::park_timeout(LOOK),
+            }
+        }
+    }
+
+    pub(super) fn forget(&self, number: u64) {
+        // Without the spawner there is nothing to forget.
+        let _ = self.ask(&Request::Forget { number });
+    }
+
+    /// The daemon has started.
+    ///
+    /// # Errors
+    /// That the spawner is gone.
+    pub(crate) fn started(&self) -> anyhow::Result<()> {
+        self.ask(&Request::Started).map(drop)
+    }
+}
+
+/// How its processes log: as the daemon was told on its command line.
+fn log_words(log: &LogArgs) -> Vec<String> {
+    let mut words = vec!["-v".to_owned(); log.verbose.into()];
+    if log.quiet {
+        words.push("-q".into());
+    }
+    if let Some(format) = log.log_format.and_then(|format| format.to_possible_value()) {
+        words.push(format!("--log-format={}", format.get_name()));
+    }
+    words
+}
+
+fn line(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
+    socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)
+}
+
+struct Serving<'a> {
+    account: Option<Account>,
+    log: &'a LogArgs,
+    started: bool,
+    known: BTreeMap<u64, Known>,
+    /// They end, and nobody asks how.
+    forgotten: Vec<Child>,
+    last: u64,
+}
+
+impl Serving<'_> {
+    /// Until the daemon has ended. Its processes hear of that themselves.
+    fn serve(mut self, line: &OwnedFd) {
+        while let Ok(Some((request, _))) = receive(line) {
+            let (answer, fd) = match self.obey(request) {
+                Ok(answer) => answer,
+                Err(error) => (Answer::Refused(format!("{error:#}")), None),
+            };
+            if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+        self.forgotten.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        match request {
+            Request::Start(order) => {
+                let account = self.account.clone().filter(|_| self.started);
+                let (child, line) = begin(&order, account.as_ref(), self.log)?;
+                self.last += 1;
+                let (number, pid) = (self.last, child.id());
+                self.known.insert(number, Known { order: *order, account, child });
+                Ok((Answer::Begun { number, pid }, Some(line)))
+            }
+            Request::Again { number } => {
+                let log = self.log;
+                let known = self.get(number)?;
+                if known.child.try_wait()?.is_none() {
+                    bail!("process {} has not ended yet", known.child.id());
+                }
+                let (child, line) = begin(&known.order, known.account.as_ref(), log)?;
+                known.child = child;
+                Ok((Answer::Begun { number, pid: known.child.id() }, Some(line)))
+            }
+            Request::End { number } => {
+                let ended = self.get(number)?.child.try_wait()?;
+                Ok((Answer::Ended(ended.map(in_words)), None))
+            }
+            Request::Forget { number } => {
+                self.forgotten.extend(self.known.remove(&number).map(|known| known.child));
+                Ok((Answer::Done, None))
+            }
+            Request::Started => {
+                self.started = true;
+                Ok((Answer::Done, None))
+            }
+        }
+    }
+
+    fn get(&mut self, number: u64) -> anyhow::Result<&mut Known> {
+        self.known.get_mut(&number).with_context(|| format!("there is no disk {number} here"))
+    }
+}
+
+fn begin(
+    order: &Order,
+    account: Option<&Account>,
+    log: &LogArgs,
+) -> anyhow::Result<(Child, OwnedFd)> {
+    let (ours, its) = line(SocketType::STREAM).context("cannot make a line to a process")?;
+    let number = its.as_raw_fd();
+    let account = account.cloned();
+    // What runs now, whatever its file is by now.
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("ringway").args(["serve", "--isolated", &number.to_string()]).args(log_words(log));
+    // The daemon tells its service manager.
+    command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    let prepare = move || {
+        // SAFETY: it is open: `its` is dropped after the child was started.
+        let its = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        fcntl_setfd(its, FdFlags::empty())?;
+        account.iter().try_for_each(Account::become_it).map_err(std::io::Error::other)
+    };
+    // SAFETY: this process has one thread, so its child may do anything.
+    unsafe { command.pre_exec(prepare) };
+    let mut child = command.spawn().context("cannot start a process for the disk")?;
+    drop(its);
+    let mut stream = UnixStream::from(ours);
+    let mut bytes = serde_json::to_vec(order).context("its names must be valid UTF-8")?;
+    bytes.push(b'\n');
+    if let Err(error) = stream.write_all(&bytes) {
+        // It has gone again already.
+        let _ = child.wait();
+        return Err(error).context("cannot tell the process of the disk what to serve");
+    }
+    Ok((child, stream.into()))
+}
+
+fn in_words(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("status {code}"),
+        (_, Some(libc::SIGKILL)) => "killed by signal 9: by hand, or for lack of memory".into(),
+        (_, Some(signal)) => format!("killed by signal {signal}"),
+        _ => status.to_string(),
+    }
+}

@@ -1,0 +1,63 @@
+//! What a daemon and the process of one disk say to each other: a JSON value on each line. Both are
+//! this very program, so nothing here has to last.
+
+use crate::config::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use crate::control::{DiskFacts, Problem};
+use crate::logging::{LogFormat, LogLevel};
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The first line: the disk to serve.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Order {
+    pub(super) disk: DiskArgs,
+    pub(super) daemon: DaemonArgs,
+    /// The daemon has a control socket: requests are timed.
+    pub(super) sampled: bool,
+    /// For its log lines.
+    pub(super) name: String,
+    pub(super) log_format: Option<LogFormat>,
+    pub(super) log_level: Option<LogLevel>,
+}
+
+impl Order {
+    pub(super) fn into_plan(self) -> anyhow::Result<Plan> {
+        let mut disk = self.disk;
+        let image = disk.image.take().context("the order names no image")?;
+        let socket = disk.socket.take().context("the order names no socket")?;
+        let spec: DiskSpec =
+            disk.into_spec(&image, Place::Socket(socket)).map_err(anyhow::Error::msg)?;
+        Ok(Plan { disks: vec![spec], daemon: self.daemon, ..Plan::default() })
+    }
+}
+
+/// What the daemon tells the process.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Tell {
+    /// All else is in place: what was made stays, front-ends are served, or wait if it is paused.
+    Go { paused: bool },
+    /// End, in order.
+    Stop,
+    /// Print the counts.
+    Counts,
+    /// A request of the control socket; the answer has the same number.
+    Ask { number: u64, request: Value },
+}
+
+/// What the process tells the daemon.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Told {
+    /// Front-ends can connect; they are served once it is told to go.
+    Ready(Box<DiskFacts>),
+    /// The disk cannot be served, and nothing was created or changed.
+    Failed(String),
+    Answer {
+        number: u64,
+        outcome: Result<Value, Problem>,
+    },
+    /// It ends now; `clear` if nothing of it can still land on the disk.
+    Stopped {
+        clear: bool,
+    },
+}

@@ -1,0 +1,491 @@
+//! Disks with a process of their own: they look like others, and their end costs nobody else anything.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use ringway_driver::{BlkQueue, Device, Options};
+use serde_json::Value;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+
+fn options() -> Options {
+    Options::new().patience(PATIENCE).reconnect(PATIENCE)
+}
+
+fn connect(dir: &Path, socket: &str) -> Device {
+    options().connect(dir.join(socket)).unwrap()
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> Result<Value, String> {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl", "--json"]).args(args).current_dir(dir);
+    let output = run(command);
+    match output.status.success() {
+        true => Ok(serde_json::from_slice(&output.stdout).unwrap()),
+        false => Err(text(&output.stderr)),
+    }
+}
+
+/// The number of the process of a disk.
+fn process(dir: &Path, disk: usize) -> Option<i32> {
+    let list = ctl(dir, &["list"]).unwrap();
+    let number = list["disks"][disk]["process"].as_i64();
+    number.map(|number| number.try_into().unwrap())
+}
+
+fn is_there(process: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+}
+
+fn kill(process: i32, signal: i32) {
+    // SAFETY: a process of the daemon's, which was there a moment ago.
+    assert_eq!(unsafe { libc::kill(process, signal) }, 0);
+}
+
+fn until(what: &str, so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Three disks: two with processes of their own, and one without.
+fn three(dir: &Path) -> Daemon {
+    for image in ["a.img", "b.img", "c.img"] {
+        std::fs::write(dir.join(image), vec![0; 4 * MIB]).unwrap();
+    }
+    std::fs::write(
+        dir.join("c.toml"),
+        "control = 'ctl'\nisolate = true\n\
+         [[disk]]\nimage = 'a.img'\nsocket = 'a'\nqueues = 2\n\
+         [[disk]]\nimage = 'c.img'\nsocket = 'c'\nqueues = 1\nisolate = false\n\
+         [[disk]]\nimage = 'b.img'\nsocket = 'b'\nqueues = 1\n",
+    )
+    .unwrap();
+    Daemon::serve(dir, &["--config", "c.toml"])
+}
+
+/// A guest that writes each sector with a number of its own and reads it back, without a pause and
+/// without an error, until it is told to stop.
+struct Guest {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Guest {
+    fn start(mut device: Device) -> Self {
+        let mut queue: BlkQueue<()> = device.queue().unwrap();
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (told, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let thread = std::thread::spawn(move || {
+            let mut written = [0u8; 64];
+            while !told.load(SeqCst) {
+                let round = counted.load(SeqCst);
+                let sector = round % 64;
+                let byte = round.to_le_bytes()[0] ^ round.to_le_bytes()[1];
+                let at = usize::try_from(sector).unwrap();
+                assert_eq!(read(&device, &mut queue, sector), [written[at]; 512], "lost");
+                assert!(write(&device, &mut queue, sector, byte), "a write fails");
+                written[at] = byte;
+                counted.fetch_add(1, SeqCst);
+            }
+        });
+        Self { stop, rounds, thread }
+    }
+
+    /// Waits until it has got so much further.
+    fn goes_on(&self, by: u64) {
+        let before = self.rounds.load(SeqCst);
+        until("a guest stands still", || {
+            assert!(!self.thread.is_finished(), "a guest has failed");
+            self.rounds.load(SeqCst) >= before + by
+        });
+    }
+
+    fn stop(self) {
+        self.stop.store(true, SeqCst);
+        self.thread.join().unwrap();
+    }
+}
+
+#[test]
+fn e06_isolated_disks_are_reached_as_others_are() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let ctl = |args: &[&str]| ctl(dir.path(), args);
+    let list = ctl(&["list"]).unwrap();
+    let images: Vec<_> =
+        (0..3).map(|at| list["disks"][at]["image"].as_str().unwrap().to_owned()).collect();
+    assert!(images.iter().zip(["a.img", "c.img", "b.img"]).all(|(i, name)| i.ends_with(name)));
+    let processes: Vec<_> = (0..3).map(|at| list["disks"][at]["process"].as_u64()).collect();
+    assert!(processes[0].is_some() && processes[1].is_none() && processes[2].is_some());
+    for (at, number) in [(0, 0), (1, 1), (2, 2)] {
+        assert_eq!(list["disks"][at]["id"], number);
+    }
+    let mut devices: Vec<_> = ["a", "c", "b"].map(|socket| connect(dir.path(), socket)).into();
+    let mut queues: Vec<BlkQueue<()>> = devices.iter_mut().map(|d| d.queue().unwrap()).collect();
+    for (at, byte) in [(0, 7), (1, 8), (2, 9)] {
+        assert!(write(&devices[at], &mut queues[at], 3, byte));
+        assert_eq!(read(&devices[at], &mut queues[at], 3), [byte; 512]);
+    }
+    // One answer for all, and for one; queues name their workers.
+    let stats = ctl(&["stats"]).unwrap();
+    for at in 0..3 {
+        let disk = &stats["disks"][at];
+        assert_eq!((&disk["id"], &disk["counts"]["writes"]), (&at.into(), &1.into()));
+        assert_eq!(disk["connected"], true);
+        let worker = &disk["queues"][0]["worker"];
+        let found = stats["workers"].as_array().unwrap().iter().find(|w| &w["worker"] == worker);
+        assert!(found.is_some_and(|worker| worker["requests"].as_u64() >= Some(2)), "{stats}");
+    }
+    assert!(stats["disks"][2]["queues"][0]["worker"].as_str().unwrap().starts_with("2:"));
+    let one = ctl(&["stats", "b"]).unwrap();
+    assert_eq!(one["disks"].as_array().unwrap().len(), 1);
+    assert_eq!(one["disks"][0]["id"], 2);
+
+    // Changes.
+    assert_eq!(ctl(&["pause", "a.img"]).unwrap()["state"], "paused");
+    assert_eq!(ctl(&["list"]).unwrap()["disks"][0]["state"], "paused");
+    let resumed = ctl(&["resume", "0"]).unwrap();
+    assert_eq!((&resumed["state"], &resumed["id"]), (&"serving".into(), &0.into()));
+    assert_eq!(ctl(&["drain", "b"]).unwrap()["id"], 2);
+    let resized = ctl(&["resize", "b.img", "8M"]).unwrap();
+    assert_eq!((&resized["to"], &resized["id"]), (&(8 * MIB).into(), &2.into()));
+    let refused = ctl(&["resize", "b.img", "1M"]).unwrap_err();
+    assert!(refused.contains("--shrink"), "{refused}");
+    let refused = ctl(&["add", "a.img", "--socket", "d"]).unwrap_err();
+    assert!(refused.contains("is served"), "{refused}");
+    let added = ctl(&["add", "new.img", "--size", "2M", "--socket", "d"]).unwrap();
+    assert_eq!((&added["id"], &added["state"]), (&3.into(), &"serving".into()));
+    let its = i32::try_from(added["process"].as_i64().unwrap()).unwrap();
+    assert!(is_there(its) && dir.path().join("d").exists());
+    let here = ctl(&["add", "null:1G", "--socket", "e", "--isolate=false"]).unwrap();
+    assert_eq!(here["process"], Value::Null);
+    let removed = ctl(&["remove", "new.img"]).unwrap();
+    assert_eq!((&removed["id"], &removed["drained"]), (&3.into(), &true.into()));
+    assert!(
+        !is_there(its) && !dir.path().join("d").exists() && dir.path().join("new.img").exists()
+    );
+
+    // For people, and in top.
+    let mut top = ringway();
+    top.args(["top", "--control", "ctl", "--once"]).current_dir(dir.path());
+    let shown = text(&run(top).stdout);
+    assert!(
+        shown.contains("a.img") && shown.contains("b.img") && shown.contains("c.img"),
+        "{shown}"
+    );
+    // Counts on demand: of the daemon and of each process.
+    daemon.signal(libc::SIGUSR1);
+    until("no counts", || daemon.log().matches("syscalls/I/O").count() == 3);
+
+    drop((queues, devices));
+    let (log, number) = (daemon.log(), processes[0].unwrap());
+    assert!(log.lines().any(|line| line.contains("sandbox on") && line.contains("a.img")), "{log}");
+    daemon.stop();
+    until("a process stays", || !is_there(number.try_into().unwrap()));
+    assert!(["a", "b", "c", "ctl"].iter().all(|socket| !dir.path().join(socket).exists()));
+}
+
+#[test]
+fn e06_a_killed_process_costs_its_disk_a_moment_and_others_nothing() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let guests = ["a", "b", "c"].map(|socket| Guest::start(connect(dir.path(), socket)));
+    guests.iter().for_each(|guest| guest.goes_on(50));
+    let neighbour = process(dir.path(), 2).unwrap();
+    for round in 1..=5 {
+        let its = process(dir.path(), 0).unwrap();
+        kill(its, libc::SIGKILL);
+        until("it is not served again", || {
+            process(dir.path(), 0).is_some_and(|process| process != its)
+        });
+        guests.iter().for_each(|guest| guest.goes_on(50));
+        let list = ctl(dir.path(), &["list"]).unwrap();
+        assert_eq!(list["disks"][0]["restarts"], round);
+        assert_eq!(list["disks"][2]["restarts"], 0);
+    }
+    assert_eq!(process(dir.path(), 2), Some(neighbour));
+    let log = daemon.log();
+    assert_eq!(log.matches("its process has ended (killed by signal 9").count(), 5, "{log}");
+    assert!(log.contains("it is served again"), "{log}");
+    guests.into_iter().for_each(Guest::stop);
+    daemon.stop();
+}
+
+/// All that the daemon had ends with it, and the next one serves the same disks at once.
+#[test]
+fn e06_a_killed_daemon_leaves_nothing_that_keeps_the_next_one_away() {
+    let dir = folder();
+    let mut daemon = three(dir.path());
+    let guests = ["a", "b", "c"].map(|socket| Guest::start(connect(dir.path(), socket)));
+    for _ in 0..3 {
+        guests.iter().for_each(|guest| guest.goes_on(20));
+        let its = [0, 2].map(|disk| process(dir.path(), disk).unwrap());
+        daemon.kill();
+        let args = ["--config", "c.toml"];
+        daemon = Daemon::serve(dir.path(), &args);
+        until("a process stays", || its.iter().all(|&process| !is_there(process)));
+        guests.iter().for_each(|guest| guest.goes_on(20));
+    }
+    // Signals from a terminal are for the daemon; a disk is stopped by its control socket.
+    let its = process(dir.path(), 0).unwrap();
+    kill(its, libc::SIGTERM);
+    guests[0].goes_on(20);
+    assert_eq!(process(dir.path(), 0), Some(its));
+    guests.into_iter().for_each(Guest::stop);
+    daemon.stop();
+}
+
+#[test]
+fn e06_what_was_said_outlives_the_process() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    ctl(dir.path(), &["pause", "a"]).unwrap();
+    ctl(dir.path(), &["resize", "a", "6M"]).unwrap();
+    let its = process(dir.path(), 0).unwrap();
+    kill(its, libc::SIGKILL);
+    until("it is not served again", || process(dir.path(), 0).is_some_and(|p| p != its));
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert_eq!(list["disks"][0]["state"], "paused");
+    assert_eq!(list["disks"][0]["size"], 6 * MIB);
+    // A process that hears nothing keeps nobody waiting for long.
+    let other = process(dir.path(), 2).unwrap();
+    kill(other, libc::SIGSTOP);
+    let begun = Instant::now();
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(20));
+    assert_eq!(list["disks"].as_array().unwrap().len(), 3);
+    let stats = ctl(dir.path(), &["stats"]).unwrap();
+    assert_eq!(stats["disks"].as_array().unwrap().len(), 3);
+    kill(other, libc::SIGCONT);
+    daemon.stop();
+}
+
+#[test]
+fn e06_a_start_that_fails_leaves_nothing() {
+    let dir = folder();
+    std::fs::write(dir.path().join("taken"), "not a socket").unwrap();
+    let config = "isolate = true\n\
+                  [[disk]]\nimage = 'new.img'\nsize = '1M'\nsocket = 'a'\n\
+                  [[disk]]\nimage = 'disk.img'\nsocket = 'taken'\n";
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    let before = common::snapshot(dir.path());
+    let serve = |args: &[&str]| {
+        let mut command = ringway();
+        command.arg("serve").args(args).current_dir(dir.path());
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let error = serve(&["--config", "c.toml"]);
+    assert!(error.contains("c.toml, line 6") && error.contains("it is not a socket"), "{error}");
+    assert_eq!(error.matches("error:").count(), 1, "{error}");
+    until("something stays", || common::snapshot(dir.path()) == before);
+    let error = serve(&["none.img", "--socket", "a", "--isolate"]);
+    assert!(error.contains("none.img"), "{error}");
+    // A daemon that was not told to starts no processes.
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let refused = ctl(dir.path(), &["add", "null:1G", "--socket", "t", "--isolate"]).unwrap_err();
+    assert!(refused.contains("start it with --isolate"), "{refused}");
+    daemon.stop();
+}
+
+#[test]
+fn e06_the_service_manager_hears_of_one_daemon() {
+    let dir = folder();
+    let news = UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    news.set_nonblocking(true).unwrap();
+    let mut command = ringway();
+    command.args(["serve", "disk.img", "--socket", "s", "--isolate", "--stats"]);
+    command.env("NOTIFY_SOCKET", dir.path().join("notify")).current_dir(dir.path());
+    let daemon = Daemon::start(command);
+    assert!(daemon.ready.contains("disk.img") && daemon.ready.contains("process "));
+    let _device = connect(dir.path(), "s");
+    let printed = daemon.stop();
+    assert!(printed.contains("syscalls/I/O"), "{printed}");
+    let mut heard = Vec::new();
+    let mut buffer = [0; 64];
+    while let Ok(got) = news.recv(&mut buffer) {
+        heard.push(text(&buffer[..got]));
+    }
+    assert_eq!(heard, ["READY=1", "STOPPING=1"]);
+}
+
+#[test]
+fn e06_another_user_serves_what_root_has_opened() {
+    // SAFETY: it only tells.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: needs root");
+        return;
+    }
+    let dir = folder();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let image = dir.path().join("disk.img");
+    std::fs::set_permissions(&image, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let words = ["disk.img", "--socket", "s", "--control", "ctl", "--isolate", "--user", "nobody"];
+    let daemon = Daemon::serve(dir.path(), &words);
+    let guest = Guest::start(connect(dir.path(), "s"));
+    guest.goes_on(5);
+    let its = process(dir.path(), 0).unwrap();
+    let owner = |process: i32| std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    assert!(owner(its).contains("Uid:\t65534\t65534\t65534\t65534"));
+    assert_eq!(std::fs::metadata(dir.path().join("s")).unwrap().uid(), 65534);
+    // It is opened again as it was at the start.
+    kill(its, libc::SIGKILL);
+    guest.goes_on(5);
+    let its = process(dir.path(), 0).unwrap();
+    assert!(owner(its).contains("Uid:\t65534\t65534\t65534\t65534"));
+    // What is added is opened as that user.
+    std::fs::write(dir.path().join("roots.img"), vec![0; MIB]).unwrap();
+    let own = dir.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(65534), None).unwrap();
+    std::fs::set_permissions(dir.path().join("roots.img"), std::fs::Permissions::from_mode(0o600))
+        .unwrap();
+    let refused = ctl(dir.path(), &["add", "roots.img", "--socket", "own/t"]).unwrap_err();
+    assert!(refused.contains("ermission"), "{refused}");
+    ctl(dir.path(), &["add", "own/new.img", "--size", "1M", "--socket", "own/t"]).unwrap();
+    assert_eq!(std::fs::metadata(own.join("new.img")).unwrap().uid(), 65534);
+    guest.stop();
+    daemon.stop();
+}
+
+/// A memory cgroup, where one can be made.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(bytes: usize) -> Option<Self> {
+        let name = format!("ringway-test-{}-{bytes}", std::process::id());
+        let old = Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists();
+        let root = if old { "/sys/fs/cgroup/memory" } else { "/sys/fs/cgroup" };
+        let folder = Path::new(root).join(name);
+        std::fs::create_dir(&folder).ok()?;
+        let cgroup = Self(folder);
+        let limit = if old { "memory.limit_in_bytes" } else { "memory.max" };
+        cgroup.set(limit, bytes)?;
+        // Without swap, as far as there is any.
+        let _ = cgroup.set(
+            if old { "memory.memsw.limit_in_bytes" } else { "memory.swap.max" },
+            if old { bytes } else { 0 },
+        );
+        Some(cgroup)
+    }
+
+    fn set(&self, file: &str, value: usize) -> Option<()> {
+        std::fs::write(self.0.join(file), value.to_string()).ok()
+    }
+
+    fn take(&self, process: i32) {
+        self.set("cgroup.procs", process.try_into().unwrap()).unwrap();
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Not while the last one of it ends.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// What `ringway doctor` says of the daemon.
+fn doctor(dir: &Path) -> Value {
+    let mut command = ringway();
+    command.args(["doctor", "--json", "--control", "ctl"]).current_dir(dir);
+    serde_json::from_slice(&run(command).stdout).unwrap()
+}
+
+/// Reads into memory that was never touched until there is no more of it, or no daemon: how much.
+fn fill(device: &mut Device) -> usize {
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    let mut held = Vec::new();
+    while held.len() < 192 {
+        let Some(buffer) = device.pool().alloc(MIB) else { break };
+        if queue.read(0, buffer, ()).is_err() {
+            break;
+        }
+        if !matches!(queue.wait(Some(PATIENCE)), Ok(true)) {
+            break;
+        }
+        let Ok(Some(done)) = queue.pop() else { break };
+        assert!(done.is_ok());
+        held.push(done.into_buffer().unwrap());
+    }
+    held.len()
+}
+
+/// The memory of a guest counts for whoever touches it first, which is the daemon that reads into it.
+#[test]
+fn e06_memory_that_a_guest_makes_it_fill_ends_its_own_process_alone() {
+    const LIMIT: usize = 64 * MIB;
+    let Some(cgroup) = Cgroup::new(LIMIT) else {
+        println!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    let dir = folder();
+    for image in ["a.img", "b.img"] {
+        std::fs::write(dir.path().join(image), vec![0; 4 * MIB]).unwrap();
+    }
+    let config = "control = 'ctl'\n\
+                  [[disk]]\nimage = 'a.img'\nsocket = 'a'\nqueues = 1\n\
+                  [[disk]]\nimage = 'b.img'\nsocket = 'b'\nqueues = 1\n";
+    // Together: one guest ends both.
+    std::fs::write(dir.path().join("c.toml"), config).unwrap();
+    let mut daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    cgroup.take(daemon.pid().try_into().unwrap());
+    let memory = |device: Options| device.memory(256 * MIB).connect(dir.path().join("a")).unwrap();
+    let mut device = memory(Options::new().patience(PATIENCE));
+    let report = doctor(dir.path());
+    let guests = report["memory"][0]["guests_bytes"].as_u64().unwrap();
+    assert!((256 * MIB as u64..260 * MIB as u64).contains(&guests), "{report}");
+    assert_eq!(report["memory"][0]["limit_bytes"], LIMIT);
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("that its reads may fill"), "{warnings}");
+    let filled = fill(&mut device);
+    drop(device);
+    println!("one process, {} MiB: ended after {filled} MiB were read", LIMIT / MIB);
+    assert!(filled < 64, "it lives although {filled} MiB were read");
+    let (status, _) = daemon.wait();
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(status.signal(), Some(libc::SIGKILL));
+    drop((daemon, cgroup));
+
+    // Apart: it costs its own process, and its neighbour does not notice.
+    let cgroup = Cgroup::new(LIMIT + 4096).expect("as before");
+    std::fs::write(dir.path().join("c.toml"), format!("isolate = true\n{config}")).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    let neighbour = Guest::start(connect(dir.path(), "b"));
+    neighbour.goes_on(20);
+    let its = process(dir.path(), 0).unwrap();
+    cgroup.take(its);
+    let report = doctor(dir.path());
+    assert_eq!(report["memory"].as_array().unwrap().len(), 3, "the daemon and two processes");
+    assert_eq!(report["memory"][1]["process"], its);
+    assert_eq!(report["memory"][1]["limit_bytes"], LIMIT + 4096);
+    // It is started again outside of the limit, and the guest goes on where it was.
+    let filled = fill(&mut memory(options()));
+    assert_eq!(filled, 192, "its guest does not go on");
+    assert!(!is_there(its), "it was not ended");
+    neighbour.goes_on(20);
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert_eq!(
+        (&list["disks"][0]["restarts"], &list["disks"][1]["restarts"]),
+        (&1.into(), &0.into())
+    );
+    neighbour.stop();
+    daemon.stop();
+}

@@ -1,0 +1,173 @@
+//! Who may connect to the sockets of `ringway serve`, whatever the umask is.
+
+mod common;
+
+use common::{Daemon, folder, ringway, run, text};
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+fn with_umask(dir: &Path, mask: libc::mode_t, args: &[&str]) -> Command {
+    let mut command = ringway();
+    command.arg("serve").args(args).current_dir(dir);
+    let set = move || {
+        // SAFETY: it takes a number.
+        unsafe { libc::umask(mask) };
+        Ok(())
+    };
+    // SAFETY: one system call.
+    unsafe { command.pre_exec(set) };
+    command
+}
+
+fn mode(path: &Path) -> u32 {
+    path.symlink_metadata().unwrap().mode() & 0o777
+}
+
+fn group(path: &Path) -> u32 {
+    path.symlink_metadata().unwrap().gid()
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> (bool, String) {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+    let output = run(command);
+    (output.status.success(), text(&output.stderr))
+}
+
+fn root() -> bool {
+    // SAFETY: it only tells.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        println!("skipped: needs root");
+    }
+    root
+}
+
+#[test]
+fn b17_sockets_are_their_owners_alone_whatever_the_umask_is() {
+    for (mask, sandbox) in [(0, "on"), (0o077, "on"), (0, "off"), (0o077, "off")] {
+        let dir = folder();
+        let at = |name: &str| mode(&dir.path().join(name));
+        let words = ["new.img", "--size", "1M", "--socket", "s", "--control", "ctl"];
+        let args = [&words[..], &["--sandbox", sandbox]].concat();
+        let daemon = Daemon::start(with_umask(dir.path(), mask, &args));
+        assert_eq!((at("s"), at("ctl")), (0o600, 0o600), "umask {mask:o}, sandbox {sandbox}");
+        let add = |image: &str, socket: &str, more: &[&str]| {
+            let (done, error) =
+                ctl(dir.path(), &[&["add", image, "--socket", socket], more].concat());
+            assert!(done, "{error}");
+            at(socket)
+        };
+        assert_eq!(add("disk.img", "t", &[]), 0o600);
+        assert_eq!(add("null:1G", "u", &["--socket-mode", "0666"]), 0o666);
+        assert_eq!(add("null:1G", "v", &["--socket-mode", "660"]), 0o660);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn b17_a_mode_is_said_for_one_or_for_all() {
+    let dir = folder();
+    let text = "socket-mode = '0660'\ncontrol = 'ctl'\n\
+                [[disk]]\nimage = 'disk.img'\nsocket = 's'\n\
+                [[disk]]\nimage = 'null:1G'\nsocket = 't'\nsocket-mode = '0606'\n";
+    std::fs::write(dir.path().join("c.toml"), text).unwrap();
+    let daemon = Daemon::start(with_umask(dir.path(), 0o077, &["--config", "c.toml"]));
+    let at = |name: &str| mode(&dir.path().join(name));
+    assert_eq!((at("s"), at("t"), at("ctl")), (0o660, 0o606, 0o600));
+    assert!(ctl(dir.path(), &["add", "null:1G", "--socket", "u"]).0);
+    assert_eq!(at("u"), 0o660, "that of all");
+    daemon.stop();
+    // An option of the command line holds for what is added later.
+    let args = ["disk.img", "--socket", "s", "--socket-mode", "0666", "--control", "ctl"];
+    let daemon = Daemon::start(with_umask(dir.path(), 0o077, &args));
+    assert!(ctl(dir.path(), &["add", "null:1G", "--socket", "u"]).0);
+    assert_eq!((at("s"), at("u")), (0o666, 0o666));
+    daemon.stop();
+}
+
+/// As one of these numbers and no other, on a thread of its own.
+fn connect_as(user: u32, group: u32, also: &[u32], path: &Path) -> io::Result<()> {
+    let (also, path) = (also.to_vec(), path.to_path_buf());
+    let thread = std::thread::spawn(move || {
+        // By the system calls themselves: the C library would change all threads.
+        // SAFETY: they take numbers, and a list that is there.
+        unsafe {
+            assert_eq!(libc::syscall(libc::SYS_setgroups, also.len(), also.as_ptr()), 0);
+            assert_eq!(libc::syscall(libc::SYS_setresgid, group, group, group), 0);
+            assert_eq!(libc::syscall(libc::SYS_setresuid, user, user, user), 0);
+        }
+        UnixStream::connect(path).map(drop)
+    });
+    thread.join().unwrap()
+}
+
+#[test]
+fn b17_a_group_of_virtual_machines_may_connect_and_nobody_else() {
+    if !root() {
+        return;
+    }
+    let dir = folder();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (s, t) = (dir.path().join("s"), dir.path().join("t"));
+    for more in [&[][..], &["--sandbox", "off"], &["--user", "nobody"], &["--isolate"]] {
+        let words = ["disk.img", "--socket", "s", "--socket-group", "54321", "--control", "ctl"];
+        let args = [&words[..], more].concat();
+        let daemon = Daemon::start(with_umask(dir.path(), 0o077, &args));
+        assert_eq!((mode(&s), group(&s)), (0o660, 54321), "{more:?}");
+        // As libvirt runs QEMU: a user of its own, which is in the group.
+        connect_as(64055, 64055, &[54321], &s).unwrap();
+        let refused = connect_as(64055, 64055, &[], &s).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{more:?}");
+        // With --user that one makes what is added later, which is in no other group.
+        let (done, error) = ctl(dir.path(), &["add", "null:1G", "--socket", "t"]);
+        if more.contains(&"--user") {
+            assert!(error.contains("no permission"), "{error}");
+        } else {
+            assert!(done, "{more:?}: {error}");
+            assert_eq!((mode(&t), group(&t)), (0o660, 54321), "{more:?}");
+            let named = ["add", "null:1G", "--socket", "u", "--socket-group", "root"];
+            let (done, error) = ctl(dir.path(), &named);
+            assert!(done, "{error}");
+            assert_eq!(group(&dir.path().join("u")), 0, "a name");
+        }
+        daemon.stop();
+        assert!(!s.exists() && !t.exists());
+    }
+}
+
+#[test]
+fn b17_what_cannot_be_is_refused() {
+    let dir = folder();
+    for (words, what) in [
+        (["--socket-mode", "0444"], "nobody could connect"),
+        (["--socket-mode", "rw"], "is not the mode of a file"),
+        (["--socket-mode", "1777"], "more than rights"),
+        (["--socket-group", "no-such-group"], "there is no group 'no-such-group'"),
+        (["--socket-group", "4294967295"], "is not the number of"),
+    ] {
+        let mut command = ringway();
+        command.args(["serve", "disk.img", "--socket", "s"]).args(words).current_dir(dir.path());
+        let output = run(command);
+        let error = text(&output.stderr);
+        assert!(!output.status.success() && error.contains(what), "{words:?}: {error}");
+        assert!(!dir.path().join("s").exists());
+    }
+    std::fs::write(
+        dir.path().join("c.toml"),
+        "[[disk]]\nimage = 'disk.img'\nsocket = 's'\nsocket-group = 'no-such-group'\n",
+    )
+    .unwrap();
+    let mut command = ringway();
+    command.args(["serve", "--config", "c.toml"]).current_dir(dir.path());
+    let error = text(&run(command).stderr);
+    assert!(error.contains("c.toml, line 1: socket-group: there is no group"), "{error}");
+    let mut command = ringway();
+    command.args(["serve", "--xen", "--socket-mode", "0660"]).current_dir(dir.path());
+    let error = text(&run(command).stderr);
+    assert!(error.contains("--xen has none"), "{error}");
+}
