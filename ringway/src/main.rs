@@ -20,6 +20,7 @@ mod man;
 mod output;
 mod peer;
 mod random;
+mod reasons;
 mod sandbox;
 mod serve;
 mod short;
@@ -59,9 +60,9 @@ fn main() -> ExitCode {
 /// Says what went wrong: to the log if it is for machines, else to the person.
 fn complain(error: &anyhow::Error) {
     if logging::is_json() {
-        tracing::error!("{error:#}");
+        tracing::error!("{}", reasons::in_full(error));
         return;
     }
     let red: Style = AnsiColor::Red.on_default().bold();
-    anstream::eprintln!("{red}error:{red:#} {error:#}");
+    anstream::eprintln!("{red}error:{red:#} {}", reasons::in_full(error));
 }

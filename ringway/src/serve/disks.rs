@@ -9,6 +9,7 @@ use super::pools::{Engine, Pools};
 use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
+use crate::reasons::in_full;
 use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use anyhow::{Context, anyhow, bail};
 use ringway_core::kill_point;
@@ -405,5 +406,5 @@ impl Disks {
 }
 
 fn with_origin(origin: &str, error: anyhow::Error) -> anyhow::Error {
-    if origin.is_empty() { error } else { anyhow!("{origin}: {error:#}") }
+    if origin.is_empty() { error } else { anyhow!("{origin}: {}", in_full(&error)) }
 }

@@ -14,6 +14,7 @@ use super::local::{Local, OwnFile, listen, open};
 use super::state::{StateKeeper, StateName};
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
+use crate::reasons::in_full;
 use crate::config::{Location, Sandbox};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
@@ -138,7 +139,7 @@ impl Helper {
             let obeyed = survive("the helper", || self.obey(request, fd));
             let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(format!("{error:#}")), None),
+                Err(error) => (Answer::Refused(in_full(&error)), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -235,7 +236,7 @@ impl Helper {
             let opened = survive("the helper", opened);
             let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, file)) => send(line, &answer, Some(file.as_fd())),
-                Err(error) => send(line, &Answer::Refused(format!("{error:#}")), None),
+                Err(error) => send(line, &Answer::Refused(in_full(&error)), None),
             };
         })?;
         Ok(())
