@@ -25,12 +25,6 @@ const PIECE_MAX: u64 = 1 << 20;
 const RETRIES_MAX: u8 = 100;
 
 impl<C> DiskQueue<C> {
-    /// Requests that did not go the straight way, because of their memory or their length.
-    #[must_use]
-    pub fn bounces(&self) -> u64 {
-        self.stats.bounced + self.stats.split
-    }
-
     /// Begins a request that is not one plain operation.
     #[cold]
     pub(crate) fn start_rare<E: Engine>(&mut self, engine: &mut E, tag: u16) {

@@ -17,6 +17,7 @@ use super::survive::survive;
 use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use line::Line;
 use ringway_core::panic_point;
+use ringway_export::Limit;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -151,16 +152,24 @@ fn accept(listener: &UnixListener, disks: &Arc<Disks>, clients: &Arc<Clients>, s
                 panic_point!("control");
                 let number = clients.next.fetch_add(1, Relaxed);
                 if let Err(error) = attend(number, stream, disks, clients) {
-                    tracing::warn!("control client refused: {error}");
+                    tell("control client refused", &error);
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!("no control client accepted: {error}");
+                tell("no control client accepted", &error);
                 let stop = stop.as_fd();
                 let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&BREATH));
             }
         }
+    }
+}
+
+/// Tells the log of a client that is not served.
+fn tell(what: &str, error: &io::Error) {
+    static TOLD: Limit = Limit::new();
+    if let Some(pass) = TOLD.pass() {
+        tracing::warn!(suppressed = pass.suppressed, "{what}: {error}");
     }
 }
 
