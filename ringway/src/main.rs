@@ -48,13 +48,12 @@ fn main() -> ExitCode {
         cli::Command::Completions(args) => man::completions(&args),
         cli::Command::Man(args) => man::pages(&args),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let code = result.unwrap_or_else(|error| {
+        complain(&error);
+        ExitCode::FAILURE
+    });
+    logging::finish();
+    code
 }
 
 /// Says what went wrong: to the log if it is for machines, else to the person.
@@ -64,5 +63,5 @@ fn complain(error: &anyhow::Error) {
         return;
     }
     let red: Style = AnsiColor::Red.on_default().bold();
-    anstream::eprintln!("{red}error:{red:#} {}", reasons::in_full(error));
+    logging::say(&format!("{red}error:{red:#} {}", reasons::in_full(error)));
 }

@@ -9,6 +9,7 @@ use super::survive::survive;
 use super::watchdog::{self, Watchdog};
 use super::xen::Toolstack;
 use crate::config::{Plan, XenPlan};
+use crate::logging;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
@@ -73,7 +74,8 @@ impl Daemon {
             ringway_export::install_handlers()?;
             signals = Some(Signals::take()?);
             sandbox = sandbox::enter(mode, guests, account.as_ref())?;
-            Ok(())
+            // The first thread: before there is any, whoever logs writes as far as it does not block.
+            Ok(logging::start_thread()?)
         };
         let xen = plan.xen.map(Arc::new);
         let (disks, ready) =

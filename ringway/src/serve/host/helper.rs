@@ -15,6 +15,7 @@ use super::state::{StateKeeper, StateName};
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
 use crate::config::{Location, Sandbox};
+use crate::logging;
 use crate::reasons::in_full;
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
@@ -69,11 +70,15 @@ impl Things {
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     let (ours, its) = line().context("cannot make a line to a helper process")?;
+    // Nobody asks how it ended: so that the kernel keeps no record of it (a zombie).
+    // SAFETY: there is no handler to be run.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: there is one thread, so the child may do anything the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("cannot start a helper process"),
         0 => {
             drop(ours);
+            logging::after_fork();
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
             let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
             settle([Some(its.as_raw_fd()), records, states]);
@@ -82,14 +87,16 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
                 .and_then(|()| confine_helper(mode, needs));
-            if let Err(error) = confined {
+            if let Err(error) = confined.and_then(|()| Ok(logging::start_thread()?)) {
                 tracing::error!("the helper cannot be confined, so it ends: {error:#}");
+                logging::finish();
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }
             }
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
             Helper { local, duties, started: false, things }.serve(&its);
+            logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
             unsafe { libc::_exit(0) }
         }
@@ -108,6 +115,8 @@ fn settle(kept: [Option<RawFd>; 3]) {
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
     let _ = signals.into_iter().collect::<SigSet>().thread_block();
+    // SAFETY: there is no handler to be run.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
         let _ = rustix::stdio::dup2_stdout(&null);
