@@ -9,6 +9,7 @@ mod disks;
 mod endpoint;
 mod host;
 mod image;
+mod incidents;
 mod notify;
 mod numbers;
 mod paths;

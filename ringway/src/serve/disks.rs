@@ -3,6 +3,7 @@
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
 use super::host::Host;
+use super::incidents::Incidents;
 use super::numbers::{rings, workers};
 use super::paths::Paths;
 use super::pools::{Engine, Pools};
@@ -44,6 +45,7 @@ pub(crate) struct Disks {
     /// The CPUs of all workers, whatever their engine.
     pins: Cpus,
     paths: Paths,
+    incidents: Incidents,
     list: Mutex<Vec<Arc<Served>>>,
     next_id: AtomicU64,
     engines: Mutex<Vec<Engine>>,
@@ -90,6 +92,7 @@ impl Disks {
             polling,
             pins,
             paths: Paths::start()?,
+            incidents: Incidents::start()?,
             list: Mutex::default(),
             next_id: AtomicU64::new(0),
             engines: Mutex::default(),
@@ -198,6 +201,7 @@ impl Disks {
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
             self.paths.listen(&disk);
+            self.incidents.listen(&disk);
             (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
         };
         let busy = workers.min(spec.queues.into());
@@ -333,6 +337,7 @@ impl Disks {
         let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, served)) else { return };
         list.remove(at);
         drop(list);
+        self.incidents.forget(served.export.disk());
         let kind = served.export.disk().engine();
         if let Some(engine) = lock(&self.engines).iter_mut().find(|engine| engine.kind == kind) {
             let (first, workers) = served.place;
