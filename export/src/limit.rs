@@ -81,6 +81,10 @@ pub struct Limits {
     pub waiting: Limit,
     /// What a predecessor left is carried out.
     pub recovered: Limit,
+    /// What a guest has had set is not known, or is over.
+    pub settled: Limit,
+    /// The image's lock is waited for, comes or goes.
+    pub locked: Limit,
     /// A front-end does not hear what it is told.
     pub deaf: Limit,
     /// Something of the host fails, and is tried again.
