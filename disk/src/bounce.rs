@@ -25,12 +25,6 @@ const PIECE_MAX: u64 = 1 << 20;
 const RETRIES_MAX: u8 = 100;
 
 impl<C> DiskQueue<C> {
-    /// Requests that did not go the straight way, because of their memory or their length.
-    #[must_use]
-    pub fn bounces(&self) -> u64 {
-        self.stats.bounced + self.stats.split
-    }
-
     /// Begins a request that is not one plain operation.
     #[cold]
     pub(crate) fn start_rare<E: Engine>(&mut self, engine: &mut E, tag: u16) {
@@ -120,6 +114,7 @@ impl<C> DiskQueue<C> {
         if told && len < range.len() - slot.done && !cold.counted {
             cold.counted = true;
             self.stats.split += 1;
+            self.detours.look(&self.stats, &self.disk);
         }
         (cold.op, cold.offset, cold.len, cold.piece) = (op, range.offset() + slot.done, len, len);
         slot.stage = Stage::Part;
@@ -151,6 +146,7 @@ impl<C> DiskQueue<C> {
         if !cold.counted {
             cold.counted = true;
             self.stats.bounced += 1;
+            self.detours.look(&self.stats, &self.disk);
         }
         cold.piece = piece.len();
         (cold.offset, cold.len) = (blocks.offset(), blocks.len());
@@ -168,6 +164,13 @@ impl<C> DiskQueue<C> {
             unsafe { pages.bytes().fill(0) };
         }
         self.issue(engine, tag);
+    }
+
+    /// The disk failed a request, where it has got to.
+    fn note_failure(&self, tag: u16, errno: Option<i32>) {
+        let slot = &self.slots[usize::from(tag)];
+        let offset = slot.request.range.offset() + slot.done;
+        self.disk.incidents.failed(slot.request.op, errno, offset);
     }
 
     /// Puts the guest's bytes (or zeroes) into the bounce pages and writes them.
@@ -227,6 +230,7 @@ impl<C> DiskQueue<C> {
 
     fn sync<E: Engine>(&mut self, engine: &mut E, tag: u16) {
         if self.disk.flush_failed.load(Relaxed) {
+            self.note_failure(tag, None);
             return self.fail(tag, Status::IoError);
         }
         let slot = &mut self.slots[usize::from(tag)];
@@ -301,6 +305,9 @@ impl<C> DiskQueue<C> {
             Stage::Sync => {
                 // Of several syncs at a time the host tells only one that it failed.
                 let failed = self.disk.flush_failed.load(Relaxed);
+                if failed {
+                    self.note_failure(tag, None);
+                }
                 return Some(self.end(tag, if failed { Status::IoError } else { Status::Ok }));
             }
         };
@@ -313,6 +320,7 @@ impl<C> DiskQueue<C> {
                 return None;
             }
             // Nothing moved: the file ends here, or the disk takes nothing. Not again.
+            self.note_failure(tag, None);
             return Some(self.end(tag, Status::IoError));
         }
         slot.done += advanced;
@@ -398,6 +406,7 @@ impl<C> DiskQueue<C> {
                     // reopening the disk makes a later success mean anything.
                     self.disk.flush_has_failed();
                 }
+                self.note_failure(tag, Some(errno));
                 Some(self.end(tag, Status::IoError))
             }
         }

@@ -1,5 +1,6 @@
 //! What is known about a disk once it is open.
 
+use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
@@ -209,6 +210,7 @@ pub struct Disk {
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
     pub(crate) path: PathBoard,
+    pub(crate) incidents: Incidents,
     /// When the clock of the paths began.
     pub(crate) begun: Instant,
     /// The time, if it was told: see [`Disk::set_now`].
@@ -286,6 +288,12 @@ impl Disk {
     #[must_use]
     pub fn path(&self) -> &PathBoard {
         &self.path
+    }
+
+    /// What went wrong on it.
+    #[must_use]
+    pub fn incidents(&self) -> &Incidents {
+        &self.incidents
     }
 
     /// Nanoseconds since it was opened.

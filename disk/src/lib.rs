@@ -6,6 +6,7 @@
 mod arena;
 mod bounce;
 mod disk;
+mod incidents;
 mod locks;
 pub mod open;
 mod overdue;
@@ -20,6 +21,7 @@ mod stats;
 mod watcher;
 
 pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
+pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use open::{
     ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,
     unlock_image,

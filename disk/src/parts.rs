@@ -1,6 +1,7 @@
 //! An open disk in parts, so that one process can open it and another one serve it.
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
 use ringway_core::Geometry;
@@ -108,6 +109,7 @@ impl From<Parts> for Disk {
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             path: PathBoard::new(parts.path),
+            incidents: Incidents::default(),
             begun: Instant::now(),
             told: AtomicU64::new(u64::MAX),
         }

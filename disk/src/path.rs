@@ -200,6 +200,7 @@ impl<C> DiskQueue<C> {
             {
                 // As for any durable write: it may have been the sync (see `failed`).
                 self.disk.flush_has_failed();
+                self.disk.incidents.failed(Op::Write, Some(libc::EIO), cold.offset);
             }
         }
         let mut answer = None;

@@ -15,6 +15,7 @@
 
 use crate::arena::Arena;
 use crate::disk::{CacheMode, Disk};
+use crate::incidents::Stretch;
 use crate::path::Way;
 use crate::slot::{Cold, Slot, Stage};
 use crate::stats::DiskStats;
@@ -86,6 +87,7 @@ pub struct DiskQueue<C> {
     /// None if the path is bio by order.
     pub(crate) way: Option<Box<Way>>,
     pub(crate) stats: DiskStats,
+    pub(crate) detours: Stretch,
     watcher: Option<Watcher>,
     /// The memory of the slots' segment lists; the last to go.
     _arena: Arena,
@@ -136,6 +138,7 @@ impl<C> DiskQueue<C> {
             pool: Pool::new(POOL_BYTES)?,
             durable_writes: false,
             stats: DiskStats::default(),
+            detours: Stretch::default(),
             watcher: None,
             _arena: arena,
         };
@@ -183,6 +186,7 @@ impl<C> DiskQueue<C> {
     #[cold]
     pub fn count_refused(&mut self) {
         self.stats.errors += 1;
+        self.stats.refused += 1;
     }
 
     /// Bytes of bounce memory in use; 0 when nothing is in flight.
@@ -229,7 +233,7 @@ impl<C> DiskQueue<C> {
         slot.done = 0;
         let request = &self.slots[usize::from(tag)].request;
         if let Err(status) = self.disk.authorise(request) {
-            return self.refuse(tag, status);
+            return self.refuse_guest(tag, status);
         }
         if self.straight & 1 << request.op as u8 != 0 && self.takes_directly(request) {
             self.slots[usize::from(tag)].stage = Stage::Whole;
@@ -360,6 +364,13 @@ impl<C> DiskQueue<C> {
         self.tags.release(tag);
         // A chain describes less than 2^32 bytes.
         Finished { context, tag, status, written: u32::try_from(written).unwrap_or(u32::MAX) }
+    }
+
+    /// Answers a request that must not be carried out.
+    #[cold]
+    fn refuse_guest(&mut self, tag: u16, status: Status) {
+        self.stats.refused += 1;
+        self.refuse(tag, status);
     }
 
     /// Answers a request without an operation of the engine.

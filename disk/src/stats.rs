@@ -27,6 +27,8 @@ pub struct DiskStats {
     pub syncs: u64,
     /// Requests that ended in an error.
     pub errors: u64,
+    /// Those of them that were answered so without asking the disk: the guest's mistakes.
+    pub refused: u64,
     /// Requests that went through bounce buffers.
     pub bounced: u64,
     /// Requests that took more than one operation because of their size.
@@ -40,6 +42,12 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
+    /// Requests that the disk failed.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.errors - self.refused
+    }
+
     /// Adds the counts of another queue.
     pub fn add(&mut self, other: &Self) {
         self.reads += other.reads;
@@ -51,6 +59,7 @@ impl DiskStats {
         self.durable_bytes += other.durable_bytes;
         self.syncs += other.syncs;
         self.errors += other.errors;
+        self.refused += other.refused;
         self.bounced += other.bounced;
         self.split += other.split;
         self.continued += other.continued;

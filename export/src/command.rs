@@ -58,9 +58,6 @@ pub enum Alarm {
     /// The worker ends because its engine failed or it panicked: nothing of the queue will be
     /// answered any more.
     WorkerFailed,
-    /// Requests of it are bounced or split: told of the first one, and each time that their number
-    /// has doubled.
-    Bounces,
 }
 
 /// How a worker raises an alarm. It must not block.

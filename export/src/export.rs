@@ -14,6 +14,7 @@ pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, LaneId, Stopped};
 use crate::door::Door;
+use crate::limit::Limits;
 use crate::queue::RequestQueue;
 use crate::vhost_user::Queue;
 use ringway_core::Geometry;
@@ -81,6 +82,7 @@ pub struct Export<Q = Queue> {
     image_lock: image_lock::ImageLock,
     /// Held by whoever changes something; one change at a time.
     changing: Arc<Mutex<()>>,
+    limits: Limits,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -117,6 +119,7 @@ impl<Q: RequestQueue> Export<Q> {
             gone: Mutex::default(),
             resizes: AtomicU64::new(0),
             changing: Arc::default(),
+            limits: Limits::default(),
         }
     }
 
@@ -135,6 +138,12 @@ impl<Q: RequestQueue> Export<Q> {
     /// Keeps queues that a stuck disk holds.
     pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>) {
         lock(&self.fenced).extend(promises);
+    }
+
+    /// How often the log is told of its clients and its guest.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).

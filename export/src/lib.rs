@@ -6,6 +6,7 @@
 mod command;
 mod door;
 mod export;
+mod limit;
 mod pinned;
 mod polling;
 mod pool;
@@ -24,6 +25,7 @@ pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, Names, Offered, QueueReport, Resized,
     Told,
 };
+pub use limit::{Limit, Limits, Pass};
 pub use polling::Polling;
 pub use pool::{
     Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,

@@ -3,6 +3,7 @@
 //! A pinned page stays with the kernel for good: if the guest gives it back (a balloon, free page
 //! reporting), the guest and the kernel no longer mean the same page. So nobody gets this unasked.
 
+use crate::limit::Limit;
 use ringway_aio::Engine;
 use ringway_core::Segment;
 use ringway_core::mem::GuestMap;
@@ -46,9 +47,12 @@ impl Pinned {
         let named = submitted.and_then(|()| unsafe { engine.map_memory(&segments) });
         match named {
             Ok(()) => self.refused = false,
-            Err(error) if !self.refused => {
-                self.refused = true;
+            // A client can change its memory to and fro.
+            Err(error) if !std::mem::replace(&mut self.refused, true) => {
+                static TOLD: Limit = Limit::new();
+                let Some(pass) = TOLD.pass() else { return self.maps = now };
                 tracing::warn!(
+                    suppressed = pass.suppressed,
                     "guest memory is not pinned, requests go the plain way: {error}. Raise the \
                      memlock limit (ulimit -l), or leave --pin-memory out"
                 );

@@ -156,7 +156,6 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
             self.engine.look()?;
-            self.lanes.iter_mut().flatten().for_each(Lane::tell_of_bounces);
         }
         let commanded = self.inbox.is_pending();
         if commanded {
@@ -293,9 +292,6 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Sleeps for kicks, completions and commands alike.
     fn sleep(&mut self) -> io::Result<()> {
-        for &id in &self.active {
-            self.lanes[id as usize].iter_mut().for_each(Lane::tell_of_bounces);
-        }
         let lanes = self.active.iter().flat_map(|&id| &self.lanes[id as usize]);
         let patience = lanes.filter_map(|lane| {
             if lane.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { lane.disk.wake_in() }

@@ -201,10 +201,27 @@ pub(crate) struct DiskStatsOf {
     pub(crate) overdue: usize,
     /// All queues since the disk was added.
     pub(crate) counts: Counts,
+    /// What the host's disk has failed since it was added.
+    #[serde(default)]
+    pub(crate) failures: Vec<FailuresOf>,
     /// Of the queues that run.
     pub(crate) latency: Option<Latencies>,
     /// The queues that run.
     pub(crate) queues: Vec<QueueStatsOf>,
+}
+
+/// Failures of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct FailuresOf {
+    /// `read`, `write`, `flush`, `erase`.
+    pub(crate) operation: String,
+    pub(crate) count: u64,
+    /// Of the latest one; `None` if the host told none.
+    pub(crate) errno: Option<i32>,
+    /// The same in words.
+    pub(crate) error: String,
+    /// Where that was; `None` of flushes.
+    pub(crate) sector: Option<u64>,
 }
 
 /// One queue, since it was started.
@@ -280,6 +297,12 @@ pub(crate) struct Counts {
     pub(crate) syncs: u64,
     pub(crate) erases: u64,
     pub(crate) errors: u64,
+    /// The guest's mistakes among `errors`.
+    #[serde(default)]
+    pub(crate) refused: u64,
+    /// The disk's failures among `errors`.
+    #[serde(default)]
+    pub(crate) failed: u64,
     pub(crate) bounced: u64,
     pub(crate) split: u64,
     pub(crate) continued: u64,
@@ -308,6 +331,8 @@ impl From<&DiskStats> for Counts {
             syncs: stats.syncs,
             erases: stats.erases,
             errors: stats.errors,
+            refused: stats.refused,
+            failed: stats.failed(),
             bounced: stats.bounced,
             split: stats.split,
             continued: stats.continued,

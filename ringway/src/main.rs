@@ -20,6 +20,7 @@ mod man;
 mod output;
 mod peer;
 mod random;
+mod reasons;
 mod sandbox;
 mod serve;
 mod short;
@@ -47,21 +48,20 @@ fn main() -> ExitCode {
         cli::Command::Completions(args) => man::completions(&args),
         cli::Command::Man(args) => man::pages(&args),
     };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            complain(&error);
-            ExitCode::FAILURE
-        }
-    }
+    let code = result.unwrap_or_else(|error| {
+        complain(&error);
+        ExitCode::FAILURE
+    });
+    logging::finish();
+    code
 }
 
 /// Says what went wrong: to the log if it is for machines, else to the person.
 fn complain(error: &anyhow::Error) {
     if logging::is_json() {
-        tracing::error!("{error:#}");
+        tracing::error!("{}", reasons::in_full(error));
         return;
     }
     let red: Style = AnsiColor::Red.on_default().bold();
-    anstream::eprintln!("{red}error:{red:#} {error:#}");
+    logging::say(&format!("{red}error:{red:#} {}", reasons::in_full(error)));
 }

@@ -13,6 +13,7 @@ mod tests;
 mod user;
 
 use crate::config::Sandbox as Mode;
+use crate::logging;
 use anyhow::Context;
 use ringway_core::thread::{DataThread, on_data_thread};
 use rustix::process::{
@@ -76,8 +77,7 @@ pub(crate) fn enter(
         // A change of user may have switched them on again.
         forbid_core_dumps()?;
     }
-    // A backtrace would read the program's own file.
-    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+    logging::tell_panics();
     let (word, whose) = (if mode == Mode::Log { "log" } else { "on" }, whose(account));
     // Last, as it leaves nothing of the above possible.
     let calls = filter_calls(mode, guests)?;
@@ -134,6 +134,7 @@ fn narrow_data_thread(kind: DataThread) {
     let program = if kind == DataThread::Worker { worker } else { io };
     if let Err(error) = filter::install(program) {
         tracing::error!("a thread cannot be confined, so the daemon ends: {error:#}");
+        logging::finish();
         std::process::exit(1);
     }
 }

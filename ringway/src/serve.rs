@@ -9,6 +9,7 @@ mod disks;
 mod endpoint;
 mod host;
 mod image;
+mod incidents;
 mod isolate;
 mod line;
 mod notify;
@@ -81,6 +82,7 @@ guest's name, a virtual device or an image tells apart; the first that fits:
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
+SIGHUP: is ignored, and told in the log.
 Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
 signal N.";
 
@@ -143,6 +145,8 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     plan.look_groups_up(sandbox::group_number).map_err(anyhow::Error::msg)?;
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
     logging::start(log, plan.log_format, plan.log_level);
+    logging::serve_guests();
+    logging::tell_panics();
     raise_open_files();
     #[cfg(feature = "kill-points")]
     if ringway_core::kill_points::arm() {
@@ -152,6 +156,8 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let person = !log.quiet && std::io::stdout().is_terminal();
     let qemu = if person { QemuVersion::installed() } else { None };
     let daemon = daemon::Daemon::start(plan, polling, None, log)?;
+    // Whoever sees that it is ready finds in the log how it came to that.
+    logging::finish();
     if !log.quiet {
         ready::print(&daemon, qemu);
     }

@@ -1,5 +1,5 @@
 //! SIGTERM and SIGINT: the first one asks to stop, the second one does not ask. SIGUSR1 asks for
-//! news.
+//! news. SIGHUP asks to read the configuration anew, which this daemon does not: it says so.
 //!
 //! The signals are blocked in every thread and read from a descriptor, so that no thread that serves
 //! a queue is ever interrupted, and no handler runs anywhere.
@@ -33,7 +33,7 @@ impl Signals {
         };
         Ok(Self {
             stop: take(&[Signal::SIGTERM, Signal::SIGINT])?,
-            news: take(&[Signal::SIGUSR1])?,
+            news: take(&[Signal::SIGUSR1, Signal::SIGHUP])?,
             stopped: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }
@@ -74,8 +74,13 @@ impl Signals {
         })?;
         let signals = self.news;
         std::thread::Builder::new().name("usr1".into()).spawn(move || {
-            while next(&signals).is_some() {
-                news();
+            while let Some(signal) = next(&signals) {
+                match signal {
+                    libc::SIGHUP => tracing::warn!(
+                        "SIGHUP is ignored: a running daemon does not read its configuration anew"
+                    ),
+                    _ => news(),
+                }
             }
         })?;
         Ok(stop)

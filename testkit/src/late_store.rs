@@ -35,6 +35,7 @@ pub struct Landing {
 struct Shared {
     bytes: Vec<u8>,
     delay: Duration,
+    fails: Option<i32>,
     log: Vec<Landing>,
 }
 
@@ -160,6 +161,9 @@ impl Filesystem for Store {
         reply: ReplyWrite,
     ) {
         let mut shared = self.lock();
+        if let Some(errno) = shared.fails {
+            return reply.error(Errno::from_i32(errno));
+        }
         let (number, delay) = (shared.log.len(), shared.delay);
         let byte = data.first().copied().unwrap_or(0);
         let arrived = Instant::now();
@@ -198,7 +202,8 @@ impl LateStore {
     /// # Errors
     /// The reason to skip a test that needs one.
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, String> {
-        let shared = Shared { bytes: vec![0; bytes], delay: Duration::ZERO, log: Vec::new() };
+        let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
+        let shared = Shared { bytes, delay, fails: None, log: Vec::new() };
         let store = Store(Arc::new(Mutex::new(shared)));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("late".into())];
@@ -216,6 +221,11 @@ impl LateStore {
     /// How long each write that comes from now on is on its way.
     pub fn set_delay(&self, delay: Duration) {
         self.store.lock().delay = delay;
+    }
+
+    /// With which error each write fails that comes from now on, if with any. It is not in the log.
+    pub fn set_error(&self, errno: Option<i32>) {
+        self.store.lock().fails = errno;
     }
 
     /// All writes so far, in the order in which they came.

@@ -413,11 +413,21 @@ impl Drop for IoUring {
         if let Err(e) = self.drain() {
             // Only on a thread that does not own the ring. To go on would let the kernel write
             // into memory that is somebody else's by now.
-            eprintln!("io_uring dropped with {} operations in flight: {e}", self.in_flight);
-            std::process::abort();
+            // Told as panics are: standard error may be of no use.
+            let _abort = Abort;
+            panic!("io_uring dropped with {} operations in flight: {e}", self.in_flight);
         }
         // Closing a ring lets go of its files some time later; their locks must not live on.
         let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+/// Ends the process when it is dropped.
+struct Abort;
+
+impl Drop for Abort {
+    fn drop(&mut self) {
+        std::process::abort();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::lock_state::{Before, LockState};
 use super::{Export, lock};
+use crate::limit::Pass;
 use crate::queue::RequestQueue;
 use ringway_disk::{Disk, LockError};
 use std::sync::atomic::Ordering::SeqCst;
@@ -100,9 +101,16 @@ impl<Q: RequestQueue> Export<Q> {
         match outcome {
             Ok(()) => {
                 let waited = wait.take().filter(|wait| wait.told);
-                if let Some(wait) = waited {
+                if let Some(wait) = waited
+                    && let Some(pass) = self.limits.locked.pass()
+                {
                     let (disk, seconds) = (self.disk.name(), wait.begun.elapsed().as_secs_f32());
-                    info!(disk, seconds, "the image's lock is ours: its guest goes on");
+                    info!(
+                        disk,
+                        seconds,
+                        suppressed = pass.suppressed,
+                        "the image's lock is ours: its guest goes on"
+                    );
                 }
                 true
             }
@@ -160,12 +168,14 @@ impl<Q: RequestQueue> Export<Q> {
             },
             Some(why) => why.to_owned(),
         };
-        let (disk, seconds) = (self.disk.name(), waited.as_secs());
+        let Some(pass) = self.limits.locked.pass() else { return };
+        let (disk, seconds, suppressed) = (self.disk.name(), waited.as_secs(), pass.suppressed);
         if waited < patience {
-            warn!(disk, "the guest's requests wait for the image's lock: {why}");
+            warn!(disk, suppressed, "the guest's requests wait for the image's lock: {why}");
         } else {
             error!(
                 disk,
+                suppressed,
                 "the guest's requests have waited for the image's lock for {seconds} s: {why}. They \
                  are carried out as soon as it is free"
             );
@@ -180,16 +190,21 @@ impl<Q: RequestQueue> Export<Q> {
         if !lock(&self.image_lock.state).stopped(away) {
             return;
         }
-        if self.may_write_back() && !self.writeback() {
+        let pass = self.limits.locked.pass();
+        if self.may_write_back()
+            && !self.writeback()
+            && let Some(pass) = pass
+        {
             warn!(
                 disk = self.disk.name(),
+                suppressed = pass.suppressed,
                 "its guest has switched the write cache off, which QEMU does not tell the daemon it \
                  migrates to: serve it there with --cache writethrough"
             );
         }
         let (disk, state) = (Arc::clone(&self.disk), Arc::clone(&self.image_lock.state));
         let changing = Arc::clone(&self.changing);
-        let release = move || release(&disk, &state, &changing);
+        let release = move || release(&disk, &state, &changing, pass);
         // It can take its time, and the front-end waits for an answer.
         let thread = std::thread::Builder::new().name("release".into()).spawn(release.clone());
         if thread.is_err() {
@@ -199,7 +214,7 @@ impl<Q: RequestQueue> Export<Q> {
 }
 
 /// Makes durable what was written, then gives the lock up.
-fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>) {
+fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Option<Pass>) {
     let name = disk.name();
     let synced = disk.sync();
     if let Err(error) = &synced {
@@ -215,6 +230,9 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>) {
     if state.synced(synced.is_ok()) {
         disk.unlock();
         drop(state);
-        info!(disk = name, "the guest has left during a migration: the image's lock is given up");
+        if let Some(pass) = pass {
+            let (disk, suppressed) = (name, pass.suppressed);
+            info!(disk, suppressed, "the guest has left during a migration: its image is unlocked");
+        }
     }
 }

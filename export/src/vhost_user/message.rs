@@ -200,6 +200,8 @@ pub(super) enum Event {
     Answer,
     /// Nothing came in time.
     Silence,
+    /// Another front-end wants the disk.
+    AnotherWaits,
 }
 
 impl Channel {
@@ -208,24 +210,30 @@ impl Channel {
         Ok(Self { socket })
     }
 
-    /// Waits for a message, an alarm, the order to stop, or an answer on another channel: until
-    /// `patience` is over, or without one for as long as it takes.
+    /// Waits for a message, an alarm, the order to stop, an answer on another channel, or until `others`
+    /// is readable, where front-ends connect: until `patience` is over, or without one for as long as it
+    /// takes.
     pub(super) fn wait(
         &self,
         stop: BorrowedFd<'_>,
         alarm: BorrowedFd<'_>,
         answers: Option<BorrowedFd<'_>>,
+        others: Option<BorrowedFd<'_>>,
         patience: Option<&Timespec>,
     ) -> io::Result<Event> {
+        // A descriptor that is asked for nothing stands for none.
+        fn asked<'fd>(fd: &'fd Option<BorrowedFd<'_>>, none: BorrowedFd<'fd>) -> PollFd<'fd> {
+            fd.as_ref().map_or_else(
+                || PollFd::from_borrowed_fd(none, PollFlags::empty()),
+                |fd| PollFd::new(fd, PollFlags::IN),
+            )
+        }
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
-            // A descriptor that is asked for nothing stands for none.
-            answers.as_ref().map_or_else(
-                || PollFd::from_borrowed_fd(stop, PollFlags::empty()),
-                |answers| PollFd::new(answers, PollFlags::IN),
-            ),
+            asked(&answers, stop),
+            asked(&others, stop),
         ];
         loop {
             match poll(&mut fds, patience) {
@@ -235,14 +243,13 @@ impl Channel {
                 Err(e) => return Err(e.into()),
             }
         }
-        Ok(if !fds[0].revents().is_empty() {
-            Event::Stop
-        } else if !fds[1].revents().is_empty() {
-            Event::Alarm
-        } else if !fds[2].revents().is_empty() {
-            Event::Message
-        } else {
-            Event::Answer
+        let woke = fds.map(|fd| !fd.revents().is_empty());
+        Ok(match woke {
+            [true, ..] => Event::Stop,
+            [_, true, ..] => Event::Alarm,
+            [_, _, true, ..] => Event::Message,
+            [_, _, _, true, _] => Event::Answer,
+            _ => Event::AnotherWaits,
         })
     }
 

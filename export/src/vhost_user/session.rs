@@ -24,9 +24,9 @@ use crate::export::{Export, LockWait};
 use ringway_core::mem::GuestMap;
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
-use ringway_disk::DiskStats;
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -39,8 +39,6 @@ use vhost::vhost_user::message::{
 };
 use write_cache::Known;
 
-/// Refused messages that are logged, of one connection, and broken queues.
-const REFUSALS_TOLD: u32 = 10;
 /// Refused messages after which a connection ends.
 const REFUSALS_MAX: u32 = 1000;
 
@@ -128,6 +126,8 @@ pub struct Session<'a> {
     export: &'a Export,
     channel: Channel,
     stop: BorrowedFd<'a>,
+    /// Where others connect, until one was told of.
+    others: Option<BorrowedFd<'a>>,
     features: u64,
     protocol: Protocol,
     /// Whether the guest's write cache is on; known beyond the connection by the export.
@@ -157,11 +157,7 @@ pub struct Session<'a> {
     backend_channel: Option<UnixStream>,
     /// How often the disk had changed its size when the front-end last learned of it.
     resizes_known: u64,
-    /// Counts of queues that were stopped.
-    stopped_stats: DiskStats,
-    bounce_told: bool,
     refusals: u32,
-    alarms_told: u32,
     /// Queues are ready, and another daemon has the image.
     lock_wait: Option<LockWait>,
     /// A disk kept a queue from stopping: the connection has to end.
@@ -179,6 +175,7 @@ impl<'a> Session<'a> {
             export,
             channel: Channel::new(socket)?,
             stop,
+            others: None,
             features: 0,
             protocol: Protocol::empty(),
             writeback: export.may_write_back() && export.writeback(),
@@ -197,10 +194,7 @@ impl<'a> Session<'a> {
             idle_iommu: None,
             backend_channel: None,
             resizes_known: 0,
-            stopped_stats: DiskStats::default(),
-            bounce_told: false,
             refusals: 0,
-            alarms_told: 0,
             lock_wait: None,
             stuck: false,
         };
@@ -208,29 +202,38 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
+    /// With the socket where other front-ends connect: the log is told of the first that waits.
+    #[must_use]
+    pub fn with_others(mut self, listener: BorrowedFd<'a>) -> Self {
+        self.others = Some(listener);
+        self
+    }
+
     /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
     /// the connection, and nobody else (hazard E5).
     pub fn run(mut self) -> Ended {
-        let disk = self.export.disk().name();
+        let (disk, limits) = (self.export.disk().name(), self.export.limits());
         let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
             error!(disk, "a session panicked, its connection ends: {}", panic_message(&*panic));
             Ok(())
         });
         let ended = match served {
             Err(MessageError::Closed) => {
-                info!(disk, "front-end disconnected");
+                if let Some(pass) = limits.disconnected.pass() {
+                    info!(disk, suppressed = pass.suppressed, "front-end disconnected");
+                }
                 Ended::ByPeer
             }
             Err(MessageError::Stopped) => Ended::ByOrder,
             Err(error) => {
-                warn!(disk, "connection ended: {error}");
+                self.tell_end(format_args!("{error}"));
                 Ended::ByPeer
             }
             Ok(()) => Ended::ByPeer,
         };
         match catch_unwind(AssertUnwindSafe(|| self.stop_all())) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => warn!(disk, "could not stop all queues: {error}"),
+            Ok(Err(error)) => self.tell_end(format_args!("could not stop all queues: {error}")),
             Err(panic) => {
                 // Some may still run, and what they have in flight is known to nobody.
                 self.export.fail();
@@ -242,8 +245,26 @@ impl<'a> Session<'a> {
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
-        self.tell_of_bounces();
         ended
+    }
+
+    fn tell_of_another(&mut self) {
+        self.others = None;
+        if let Some(pass) = self.export.limits().waiting_clients.pass() {
+            warn!(
+                disk = self.export.disk().name(),
+                suppressed = pass.suppressed,
+                "another front-end waits for this disk: it is served once the present one has gone"
+            );
+        }
+    }
+
+    /// Says why the connection ends.
+    fn tell_end(&self, why: fmt::Arguments<'_>) {
+        if let Some(pass) = self.export.limits().ended.pass() {
+            let disk = self.export.disk().name();
+            warn!(disk, suppressed = pass.suppressed, "connection ended: {why}");
+        }
     }
 
     fn serve(&mut self) -> Result<(), MessageError> {
@@ -251,15 +272,16 @@ impl<'a> Session<'a> {
             let asking = self.is_asking();
             let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
             let again = self.lock_wait.as_ref().map(|wait| timespec(wait.pause()));
-            match self.channel.wait(self.stop, self.door.bell(), answers, again.as_ref())? {
+            let bell = self.door.bell();
+            match self.channel.wait(self.stop, bell, answers, self.others, again.as_ref())? {
                 // Only a guest that waits for the image's lock makes this wake up by itself.
                 Event::Silence => {
-                    let disk = self.export.disk().name();
                     if let Err(refusal) = self.start_ready() {
-                        warn!(disk, "connection ended: {refusal}");
+                        self.tell_end(format_args!("{refusal}"));
                         return Ok(());
                     }
                 }
+                Event::AnotherWaits => self.tell_of_another(),
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
                     if self.answer_door() {
@@ -281,32 +303,6 @@ impl<'a> Session<'a> {
                 }
             }
         }
-    }
-
-    /// Says once, with the counts, that requests of this guest do not go the straight way.
-    fn tell_of_bounces(&mut self) {
-        let mut stats = self.stopped_stats;
-        for (at, vring) in self.vrings.iter().enumerate() {
-            // A worker that has ended has told why in the log.
-            if let Some(Ok(lane)) = vring.lane.map(|lane| self.export.worker(at).lane_stats(lane)) {
-                stats.add(&lane);
-            }
-        }
-        if self.bounce_told || stats.bounced + stats.split == 0 {
-            return;
-        }
-        self.bounce_told = true;
-        let alignment = self.export.disk().alignment();
-        warn!(
-            disk = self.export.disk().name(),
-            bounced = stats.bounced,
-            split = stats.split,
-            requests = stats.reads + stats.writes,
-            "requests are bounced or split: the file takes memory aligned to {} and offsets aligned \
-             to {} bytes; a guest with block size 4096, or --cache writeback, avoids the copies",
-            alignment.memory,
-            alignment.offset
-        );
     }
 
     /// Carries out one message and answers it. False if the connection must end.
@@ -335,14 +331,12 @@ impl<'a> Session<'a> {
             }
             Err(refusal) => {
                 self.refusals += 1;
-                if self.refusals <= REFUSALS_TOLD {
-                    warn!(disk = self.export.disk().name(), request = ?message.request, "refused: {refusal}");
+                if let Some(pass) = self.export.limits().refused.pass() {
+                    let (disk, request) = (self.export.disk().name(), message.request);
+                    warn!(disk, ?request, suppressed = pass.suppressed, "refused: {refusal}");
                 }
                 if self.refusals == REFUSALS_MAX {
-                    warn!(
-                        disk = self.export.disk().name(),
-                        "{REFUSALS_MAX} messages refused: enough"
-                    );
+                    self.tell_end(format_args!("{REFUSALS_MAX} messages were refused"));
                     return Ok(false);
                 }
                 // No answer to these could be told from a refusal.

@@ -55,8 +55,6 @@ pub(super) struct Lane<Q: RequestQueue> {
     pub(super) forgotten: Option<u64>,
     /// What the last turns cost beyond [`BUDGET_COST`].
     debt: u64,
-    /// The number of bounced requests of which its session is told next.
-    bounces_told: u64,
 }
 
 /// Whether a lane takes new requests.
@@ -96,23 +94,12 @@ impl<Q: RequestQueue> Lane<Q> {
             overdue,
             forgotten,
             debt: 0,
-            bounces_told: 1,
         }
     }
 
     /// Forgets what earlier turns cost too much; true if there was something.
     pub(super) fn forgive(&mut self) -> bool {
         std::mem::take(&mut self.debt) > 0
-    }
-
-    /// Tells the session, if many more requests are bounced or split than when it was told last.
-    #[inline]
-    pub(super) fn tell_of_bounces(&mut self) {
-        let bounces = self.disk.bounces();
-        if bounces >= self.bounces_told {
-            self.bounces_told = 2 * bounces;
-            (self.alarm)(Alarm::Bounces);
-        }
     }
 
     /// Takes requests from the ring and starts them. Returns how many chains were taken.

@@ -31,9 +31,6 @@ const BREATH: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Refused connections of a front-end that are logged.
-const REFUSALS_TOLD: u32 = 10;
-
 /// Changes of state that are made before the store is heard again. A front-end that keeps changing
 /// its mind has its turns, and no more.
 const TURNS_MAX: u32 = 16;
@@ -101,8 +98,6 @@ pub struct Session<'a> {
     queues: Vec<Place>,
     /// How often the disk had changed its size when the front-end was last told.
     resizes_told: u64,
-    alarms_told: u32,
-    refusals: u32,
 }
 
 impl<'a> Session<'a> {
@@ -129,8 +124,6 @@ impl<'a> Session<'a> {
             door: Arc::clone(&door),
             queues: Vec::new(),
             resizes_told: export.resizes(),
-            alarms_told: 0,
-            refusals: 0,
         };
         export.enter(door);
         Ok(session)
@@ -151,7 +144,11 @@ impl<'a> Session<'a> {
                     return ended;
                 }
                 // Rings go on without a store.
-                Err(error) => warn!(disk, "{error}; trying again"),
+                Err(error) => {
+                    if let Some(pass) = self.export.limits().retried.pass() {
+                        warn!(disk, suppressed = pass.suppressed, "{error}; trying again");
+                    }
+                }
             }
             if self.breathe() {
                 self.stop_for_good();
@@ -219,8 +216,11 @@ impl<'a> Session<'a> {
                 Action::Connect => self.connect_or_close(false)?,
                 Action::Adopt => self.connect_or_close(true)?,
                 Action::Disconnect => {
-                    if let Err(refusal) = self.disconnect() {
-                        warn!(disk = self.export.disk().name(), "disconnected: {refusal}");
+                    if let Err(refusal) = self.disconnect()
+                        && let Some(pass) = self.export.limits().ended.pass()
+                    {
+                        let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                        warn!(disk, suppressed, "disconnected: {refusal}");
                     }
                 }
             }
@@ -288,17 +288,20 @@ impl<'a> Session<'a> {
         let disk = self.export.disk().name();
         match self.connect(adopt) {
             Ok(keys) => {
-                info!(
-                    disk,
-                    domain = self.at.domid,
-                    device = self.at.devid,
-                    queues = keys.rings.len(),
-                    ring_pages = 1 << keys.order,
-                    abi = keys.abi.name(),
-                    persistent = keys.persistent,
-                    adopted = adopt,
-                    "front-end connected"
-                );
+                if let Some(pass) = self.export.limits().connected.pass() {
+                    info!(
+                        disk,
+                        domain = self.at.domid,
+                        device = self.at.devid,
+                        queues = keys.rings.len(),
+                        ring_pages = 1 << keys.order,
+                        abi = keys.abi.name(),
+                        persistent = keys.persistent,
+                        adopted = adopt,
+                        suppressed = pass.suppressed,
+                        "front-end connected"
+                    );
+                }
                 // What was known when it was offered may have changed.
                 self.tell_size(State::Connected)
             }
@@ -308,9 +311,9 @@ impl<'a> Session<'a> {
                 Err(error)
             }
             Err(refusal) => {
-                self.refusals += 1;
-                if self.refusals <= REFUSALS_TOLD {
-                    warn!(disk, domain = self.at.domid, "front-end refused: {refusal}");
+                if let Some(pass) = self.export.limits().refused.pass() {
+                    let (domain, suppressed) = (self.at.domid, pass.suppressed);
+                    warn!(disk, domain, suppressed, "front-end refused: {refusal}");
                 }
                 let error = format!("error/{}/error", self.at.back);
                 // Where the toolstack looks; best effort.

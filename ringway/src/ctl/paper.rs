@@ -70,7 +70,7 @@ fn place(disk: &DiskFacts) -> String {
 
 fn stats(stats: &Stats) -> String {
     let mut text = String::new();
-    let counted = ["reads", "read", "writes", "written", "flushes", "erases", "errors"];
+    let counted = ["reads", "read", "writes", "written", "flushes", "erases", "refused", "failed"];
     let disks = stats.disks.iter().map(|disk| {
         let mut cells =
             vec![disk.id.to_string(), disk.image.clone(), in_flight(disk.in_flight, disk.overdue)];
@@ -92,6 +92,18 @@ fn stats(stats: &Stats) -> String {
     });
     let header = [&["queue", "worker", "ring", "in flight"], &counted[..]].concat();
     section(&mut text, 2, &header, queues.collect());
+
+    let failures = stats.disks.iter().flat_map(|disk| {
+        disk.failures.iter().map(|failures| {
+            vec![
+                format!("{} {}", disk.id, failures.operation),
+                failures.error.clone(),
+                failures.count.to_string(),
+                failures.sector.map_or("-".into(), |sector| sector.to_string()),
+            ]
+        })
+    });
+    section(&mut text, 2, &["failed", "error", "times", "last sector"], failures.collect());
 
     let timed = stats.disks.iter().filter_map(|disk| Some((disk.id, disk.latency.as_ref()?)));
     let rows = timed.flat_map(|(id, latency)| latencies(id, latency));
@@ -143,7 +155,9 @@ fn counts(counts: &Counts) -> Vec<String> {
         Size(counts.written_bytes).to_string(),
         counts.flushes.to_string(),
         counts.erases.to_string(),
-        counts.errors.to_string(),
+        // A daemon of before does not tell them apart.
+        counts.refused.to_string(),
+        counts.errors.saturating_sub(counts.refused).to_string(),
     ]
 }
 

@@ -3,6 +3,7 @@
 use super::dump::Dump;
 use super::medium::Medium;
 use super::pattern::{Difference, Pattern};
+use crate::reasons::in_full;
 use crate::size::Size;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
@@ -118,7 +119,7 @@ impl Failure {
     pub(crate) fn error(&self) -> anyhow::Error {
         match self {
             Self::Help(text) | Self::Usage(text) => anyhow::anyhow!("{}", text.trim_end()),
-            Self::Failed(error) => anyhow::anyhow!("{error:#}"),
+            Self::Failed(error) => anyhow::anyhow!(in_full(error)),
             Self::Differs(Difference { at, wanted, found, count }, len) => anyhow::anyhow!(
                 "byte {at} is {found:#04x} where {wanted:#04x} was expected; {count} of {len} bytes \
                  differ"

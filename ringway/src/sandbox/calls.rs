@@ -39,8 +39,8 @@ pub(super) enum Rule {
         set: u64,
         clear: u64,
     },
-    /// The first argument is the first value, the third one the second.
-    Both(u32, u32),
+    /// The first argument is the first value, the third one of the others.
+    Both(u32, Vec<u32>),
     /// Answered with ENOSYS: the C library asks, and does well without.
     Refused,
 }
@@ -103,11 +103,16 @@ fn wider(one: &Rule, other: Rule) -> Rule {
     match (one, other) {
         (Rule::Always, _) | (_, Rule::Always) => Rule::Always,
         (Rule::OneOf(argument, one), Rule::OneOf(_, other)) => {
-            let new = other.into_iter().filter(|value| !one.contains(value));
-            Rule::OneOf(*argument, one.iter().copied().chain(new).collect())
+            Rule::OneOf(*argument, union(one, other))
         }
+        (Rule::Both(first, one), Rule::Both(_, other)) => Rule::Both(*first, union(one, other)),
         (one, _) => one.clone(),
     }
+}
+
+fn union(one: &[u32], other: Vec<u32>) -> Vec<u32> {
+    let new = other.into_iter().filter(|value| !one.contains(value));
+    one.iter().copied().chain(new).collect()
 }
 
 /// What `isatty` asks in glibc 2.42 and newer: `_IOR('T', 0x2A, struct termios2)`.
@@ -134,6 +139,10 @@ fn basics() -> Vec<Call> {
         call!(SYS_restart_syscall, "restart_syscall"),
         call!(SYS_exit, "exit"),
         call!(SYS_exit_group, "exit_group"),
+        // abort: whoever asks how the process ended is told SIGABRT.
+        call!(SYS_getpid, "getpid"),
+        call!(SYS_gettid, "gettid"),
+        tgkill(libc::SIGABRT.cast_unsigned()),
     ];
     calls.extend(refused());
     calls
@@ -204,8 +213,7 @@ fn control(guests: Guests) -> Vec<Call> {
         // A thread's name, and its own filter.
         call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![PR_SET_NAME, PR_SET_SECCOMP])),
         // The watchdog interrupts a thread that a peer makes wait.
-        call!(SYS_getpid, "getpid"),
-        call!(SYS_tgkill, "tgkill", Rule::Both(std::process::id(), watchdog_signal())),
+        tgkill(watchdog_signal()),
     ]
 }
 
@@ -222,8 +230,6 @@ fn refused() -> Vec<Call> {
         call!(SYS_sigaltstack, "sigaltstack", Rule::Refused),
         // For mutexes of other processes; nobody has any.
         call!(SYS_set_robust_list, "set_robust_list", Rule::Refused),
-        // Told with a stack that overflows.
-        call!(SYS_gettid, "gettid", Rule::Refused),
         // For telling where a thread may run; nobody asks.
         call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Refused),
         // Channels of the standard library, behind a sender that was interrupted: it looks again.
@@ -285,6 +291,11 @@ fn fcntl() -> Rule {
 /// The locks that QEMU looks at. Only those that wait for nobody.
 fn record_locks() -> Rule {
     Rule::OneOf(1, [libc::F_OFD_GETLK, libc::F_OFD_SETLK].map(c_int::cast_unsigned).into())
+}
+
+/// One signal to a thread of this process.
+fn tgkill(signal: u32) -> Call {
+    call!(SYS_tgkill, "tgkill", Rule::Both(std::process::id(), vec![signal]))
 }
 
 /// `export/src/ring_bell.rs`.

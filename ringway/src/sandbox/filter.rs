@@ -48,9 +48,10 @@ fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, seccompiler::BackendError
             let mask = SeccompCmpOp::MaskedEq(set | clear);
             Ok(vec![SeccompRule::new(vec![SeccompCondition::new(*argument, Qword, mask, *set)?])?])
         }
-        Rule::Both(first, third) => {
-            Ok(vec![SeccompRule::new(vec![equal(0, *first)?, equal(2, *third)?])?])
-        }
+        Rule::Both(first, thirds) => thirds
+            .iter()
+            .map(|&third| SeccompRule::new(vec![equal(0, *first)?, equal(2, third)?]))
+            .collect(),
     }
 }
 

@@ -22,12 +22,12 @@ pub(crate) fn serve(export: &Export, endpoint: &Endpoint, stop: BorrowedFd<'_>) 
         // Served over its own transport.
         Endpoint::Xen(_) => return Ok(()),
         Endpoint::Connected(stream) => {
-            attend(export, stream.try_clone()?, stop)?;
+            attend(export, stream.try_clone()?, None, stop)?;
             return Ok(());
         }
     };
     while let Some(stream) = next(export, listener, stop)? {
-        if attend(export, stream, stop)? == Ended::ByOrder {
+        if attend(export, stream, Some(listener.as_fd()), stop)? == Ended::ByOrder {
             break;
         }
     }
@@ -49,7 +49,10 @@ fn next(
             Ok((stream, _)) => return Ok(Some(stream)),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!(disk = export.disk().name(), "no connection accepted: {error}");
+                if let Some(pass) = export.limits().retried.pass() {
+                    let (disk, suppressed) = (export.disk().name(), pass.suppressed);
+                    tracing::warn!(disk, suppressed, "no connection accepted: {error}");
+                }
                 if wait(&[stop], Some(&BREATH))?[0] {
                     return Ok(None);
                 }
@@ -58,15 +61,27 @@ fn next(
     }
 }
 
-fn attend(export: &Export, stream: UnixStream, stop: BorrowedFd<'_>) -> io::Result<Ended> {
+fn attend(
+    export: &Export,
+    stream: UnixStream,
+    others: Option<BorrowedFd<'_>>,
+    stop: BorrowedFd<'_>,
+) -> io::Result<Ended> {
     let disk = export.disk().name();
     // Accepted sockets block or not as they like; an inherited one comes as it was.
     stream.set_nonblocking(false)?;
-    tracing::info!(disk, "front-end connected");
+    if let Some(pass) = export.limits().connected.pass() {
+        tracing::info!(disk, suppressed = pass.suppressed, "front-end connected");
+    }
     match Session::new(export, stream, stop) {
-        Ok(session) => Ok(session.run()),
+        Ok(session) => match others {
+            Some(others) => Ok(session.with_others(others).run()),
+            None => Ok(session.run()),
+        },
         Err(error) => {
-            tracing::warn!(disk, "connection refused: {error}");
+            if let Some(pass) = export.limits().ended.pass() {
+                tracing::warn!(disk, suppressed = pass.suppressed, "connection refused: {error}");
+            }
             Ok(Ended::ByPeer)
         }
     }

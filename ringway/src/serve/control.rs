@@ -16,6 +16,7 @@ use super::line::Line;
 use super::survive::survive;
 use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
+use ringway_export::Limit;
 use ringway_export::vhost_user::Access;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::{self, BufRead, BufReader, Read};
@@ -154,16 +155,24 @@ fn accept(listener: &UnixListener, disks: &Arc<Disks>, clients: &Arc<Clients>, s
                 panic_point!("control");
                 let number = clients.next.fetch_add(1, Relaxed);
                 if let Err(error) = attend(number, stream, disks, clients) {
-                    tracing::warn!("control client refused: {error}");
+                    tell("control client refused", &error);
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::warn!("no control client accepted: {error}");
+                tell("no control client accepted", &error);
                 let stop = stop.as_fd();
                 let _ = poll(&mut [PollFd::new(&stop, PollFlags::IN)], Some(&BREATH));
             }
         }
+    }
+}
+
+/// Tells the log of a client that is not served.
+fn tell(what: &str, error: &io::Error) {
+    static TOLD: Limit = Limit::new();
+    if let Some(pass) = TOLD.pass() {
+        tracing::warn!(suppressed = pass.suppressed, "{what}: {error}");
     }
 }
 

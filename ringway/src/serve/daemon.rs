@@ -11,6 +11,7 @@ use super::xen::Toolstack;
 use crate::cli::LogArgs;
 use crate::config::{CpuList, Plan, XenPlan};
 use crate::control::DiskFacts;
+use crate::logging;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
@@ -84,7 +85,8 @@ impl Daemon {
             ringway_export::install_handlers()?;
             signals = Some(Signals::take()?);
             sandbox = sandbox::enter(mode, guests, account.as_ref())?;
-            Ok(())
+            // The first thread: before there is any, whoever logs writes as far as it does not block.
+            Ok(logging::start_thread()?)
         };
         let xen = plan.xen.map(Arc::new);
         let means = Means {

@@ -6,6 +6,7 @@ mod crew;
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
 use super::host::{Host, NewImage};
+use super::incidents::Incidents;
 use super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::numbers::{rings, workers};
 use super::paths::Paths;
@@ -14,6 +15,7 @@ use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
 use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
+use crate::reasons::in_full;
 use anyhow::{Context, anyhow, bail};
 pub(crate) use apart::{AnyDisk, Means};
 use apart::{is_isolated, wait_for_all};
@@ -50,6 +52,7 @@ pub(crate) struct Disks {
     /// The CPUs of all workers, whatever their engine.
     pins: Cpus,
     paths: Paths,
+    incidents: Incidents,
     list: Mutex<Vec<Arc<Served>>>,
     /// Those with a process of their own.
     isolated: Mutex<Vec<Arc<Isolated>>>,
@@ -115,6 +118,7 @@ impl Disks {
             polling,
             pins,
             paths: Paths::start()?,
+            incidents: Incidents::start()?,
             list: Mutex::default(),
             isolated: Mutex::new(isolated),
             spawner,
@@ -201,6 +205,7 @@ impl Disks {
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
             self.paths.listen(&disk);
+            self.incidents.listen(&disk);
             (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
         };
         let busy = workers.min(spec.queues.into());
@@ -325,6 +330,7 @@ impl Disks {
         let Some(at) = list.iter().position(|other| Arc::ptr_eq(other, served)) else { return };
         list.remove(at);
         drop(list);
+        self.incidents.forget(served.export.disk());
         let kind = served.export.disk().engine();
         if let Some(engine) = lock(&self.engines).iter_mut().find(|engine| engine.kind == kind) {
             let (first, workers) = served.place;
@@ -407,5 +413,5 @@ impl Disks {
 }
 
 fn with_origin(origin: &str, error: anyhow::Error) -> anyhow::Error {
-    if origin.is_empty() { error } else { anyhow!("{origin}: {error:#}") }
+    if origin.is_empty() { error } else { anyhow!("{origin}: {}", in_full(&error)) }
 }

@@ -23,6 +23,7 @@ pub(super) mod wire;
 mod words;
 
 use crate::config::{DiskSpec, Location, Sandbox};
+use crate::reasons::in_full;
 use crate::sandbox::Account;
 use anyhow::{Context, bail};
 pub(crate) use state::StateDir;
@@ -33,9 +34,9 @@ use local::{Local, OwnFile};
 use names::Looker;
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
-use ringway_export::Names;
 use ringway_export::vhost_user::Access as SocketAccess;
 use ringway_export::xen::{Access, Here};
+use ringway_export::{Limit, Names};
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -218,7 +219,11 @@ impl Host {
     pub(crate) fn locate(&self, path: &Path) -> Location {
         match &self.helper {
             Some(helper) => helper.locate(path).unwrap_or_else(|error| {
-                tracing::warn!("{}: {error:#}", path.display());
+                static TOLD: Limit = Limit::new();
+                if let Some(pass) = TOLD.pass() {
+                    let suppressed = pass.suppressed;
+                    tracing::warn!(suppressed, "{}: {}", path.display(), in_full(&error));
+                }
                 Location::unknown(path)
             }),
             None => Location::of(path),

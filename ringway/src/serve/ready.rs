@@ -5,11 +5,12 @@ use super::daemon::Daemon;
 use super::xen;
 use crate::config::CpuList;
 use crate::control::DiskFacts;
+use crate::logging;
 use crate::size::Size;
 use anstyle::{AnsiColor, Style};
 use ringway_disk::PathKind;
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::IsTerminal;
 use std::path::Path;
 
 const NAME: Style = AnsiColor::Green.on_default().bold();
@@ -44,9 +45,7 @@ pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
         text.push('\n');
         text.push_str(&attach_lines(&attach, qemu));
     }
-    // A reader that has gone is no failure.
-    let mut out = anstream::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    logging::print(&text);
 }
 
 /// How to attach disks to each kind of virtual machine.

@@ -7,7 +7,6 @@ use crate::table;
 use hdrhistogram::Histogram;
 use ringway_disk::{Disk, EngineKind, PathStats};
 use ringway_export::{Counts, Rouse, WorkerStats};
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
@@ -87,8 +86,7 @@ impl Workers {
 
     /// Prints their counts on standard output.
     pub(crate) fn print(&self) {
-        // A reader that has gone is no failure.
-        let _ = anstream::stdout().write_all(self.text(&self.ask()).as_bytes());
+        logging::print(&self.text(&self.ask()));
     }
 
     /// Tells their counts on standard error, in the format of the log if that is for machines.
@@ -98,7 +96,7 @@ impl Workers {
             counts.iter().for_each(|(worker, stats)| log(worker, stats));
             self.disks.iter().for_each(|disk| log_path(disk));
         } else {
-            let _ = anstream::stderr().write_all(self.text(&counts).as_bytes());
+            logging::say(&self.text(&counts));
         }
     }
 
@@ -135,6 +133,8 @@ fn log(worker: &str, stats: &WorkerStats) {
         flushes = disk.flushes,
         erases = disk.erases,
         errors = disk.errors,
+        refused = disk.refused,
+        failed = disk.failed(),
         overdue = disk.overdue,
         requests = stats.requests,
         bounced = disk.bounced,
@@ -162,16 +162,16 @@ type Row = fn(&WorkerStats) -> Vec<String>;
 
 fn tables(workers: &[(String, WorkerStats)]) -> String {
     let what =
-        ["worker", "reads", "read", "writes", "written", "flushes", "erases", "errors", "overdue"]
-            .as_slice();
-    let how = &["worker", "requests", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
+        ["worker", "reads", "read", "writes", "written", "flushes", "erases", "refused", "failed"];
+    let how =
+        ["worker", "requests", "overdue", "bounced", "split", "syscalls", "syscalls/I/O", "sleeps"];
     let merging = &["worker", "plugged", "merged", "operations", "split again", "deadlines"];
     let spread = ["times", "p1", "p10", "p50", "p90", "p99.99", "max"];
     let harvests = [&["completions per harvest"], &spread[..]].concat();
     let batches = [&["requests per submission"], &spread[..]].concat();
     let shown: [(&[&str], Row); 5] = [
-        (what, requests),
-        (how, effort),
+        (&what, requests),
+        (&how, effort),
         (merging, |stats| merges(&stats.disk.path)),
         (&harvests, |stats| percentiles(&stats.harvests)),
         (&batches, |stats| percentiles(&stats.batches)),
@@ -196,14 +196,15 @@ fn requests(stats: &WorkerStats) -> Vec<String> {
         Size(disk.written_bytes).to_string(),
         disk.flushes.to_string(),
         disk.erases.to_string(),
-        disk.errors.to_string(),
-        disk.overdue.to_string(),
+        disk.refused.to_string(),
+        disk.failed().to_string(),
     ]
 }
 
 fn effort(stats: &WorkerStats) -> Vec<String> {
     vec![
         stats.requests.to_string(),
+        stats.disk.overdue.to_string(),
         stats.disk.bounced.to_string(),
         stats.disk.split.to_string(),
         stats.engine.syscalls.to_string(),

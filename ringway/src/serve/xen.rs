@@ -6,8 +6,10 @@
 use super::disks::Disks;
 use super::survive::survive;
 use crate::config::{Attached, DiskArgs, Place, XenPlan};
+use crate::reasons::in_full;
 use anyhow::{Context, anyhow, bail};
 use ringway_export::Export;
+use ringway_export::Limit;
 use ringway_export::xen::{
     Access, Address, Ended, Here, Queue, Session, SessionOptions, Tx, Xenstore,
 };
@@ -116,6 +118,7 @@ struct Watch {
     access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
+    told: Limit,
 }
 
 impl Toolstack {
@@ -127,7 +130,8 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let mut watch = Watch { disks, plan, access, store, refused: HashMap::new() };
+        let (refused, told) = (HashMap::new(), Limit::new());
+        let mut watch = Watch { disks, plan, access, store, refused, told };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
@@ -153,8 +157,10 @@ impl Watch {
     fn run(&mut self, stop: &OwnedFd) {
         loop {
             let looked = self.look();
-            if let Err(error) = &looked {
-                tracing::warn!("xenstore: {error:#}; trying again");
+            if let Err(error) = &looked
+                && let Some(pass) = self.told.pass()
+            {
+                tracing::warn!(suppressed = pass.suppressed, "xenstore: {error:#}; trying again");
             }
             // Events that came between answers are in no socket any more.
             let patience = if looked.is_ok() && self.store.has_events() {
@@ -256,10 +262,11 @@ impl Watch {
             return;
         }
         refused.told = true;
-        tracing::error!("{back} is not served: {error:#}");
+        let words = in_full(error);
+        tracing::error!("{back} is not served: {words}");
         // Where the toolstack looks, and what ends its waiting; best effort.
-        let _ =
-            self.store.write(Tx::NONE, &format!("error/{back}/error"), &format!("22 {error:#}"));
+        let told = format!("22 {words}");
+        let _ = self.store.write(Tx::NONE, &format!("error/{back}/error"), &told);
         let _ = self.store.write(Tx::NONE, &format!("{back}/state"), "6");
     }
 }

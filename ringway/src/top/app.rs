@@ -2,6 +2,7 @@
 
 use super::figures::{DiskFigures, Figures, Sample, Samples};
 use super::watch::Order;
+use crate::reasons::in_full;
 use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
@@ -93,7 +94,7 @@ impl App {
         let sample = match answer {
             Ok(sample) => sample,
             Err(error) => {
-                self.link = Link::Lost(format!("{error:#}"));
+                self.link = Link::Lost(in_full(&error));
                 return;
             }
         };

@@ -117,6 +117,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         in_flight: if id == 0 { 32 } else { 0 },
         overdue: if id == 0 { case.overdue } else { 0 },
         counts: if id == 0 { counts.clone() } else { Counts::default() },
+        failures: Vec::new(),
         latency: (id == 0).then(latency),
         queues: Vec::new(),
     };

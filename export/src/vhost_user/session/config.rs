@@ -74,7 +74,10 @@ impl Session<'_> {
             debug!(disk, "front-end told that the configuration space has changed");
             return Told::Yes;
         }
-        info!(disk, "front-end cannot be told of a change: {sent:?}");
+        if let Some(pass) = self.export.limits().deaf.pass() {
+            let suppressed = pass.suppressed;
+            info!(disk, suppressed, "front-end cannot be told of a change: {sent:?}");
+        }
         // After half a message the rest would be misread.
         self.backend_channel = None;
         Told::Deaf

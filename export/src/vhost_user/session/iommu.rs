@@ -182,7 +182,13 @@ impl Session<'_> {
 
     fn lose_channel(&mut self, why: &str) {
         let disk = self.export.disk().name();
-        info!(disk, "the front-end cannot be asked for translations any more: {why}");
+        if let Some(pass) = self.export.limits().deaf.pass() {
+            let suppressed = pass.suppressed;
+            info!(
+                disk,
+                suppressed, "the front-end cannot be asked for translations any more: {why}"
+            );
+        }
         self.set_backend_channel(None);
     }
 
@@ -240,8 +246,15 @@ impl Session<'_> {
         let who = iommu.who_wants(miss);
         let for_a_ring = who.is_empty() && self.vrings.iter().any(Vring::is_ready);
         if for_a_ring && !std::mem::replace(&mut iommu.ring_fault_told, true) {
-            let (disk, page) = (self.export.disk().name(), format_args!("{:#x}", miss.page));
-            warn!(disk, "a ring cannot be reached: the front-end has no translation of {page}");
+            if let Some(pass) = self.export.limits().refused.pass() {
+                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                let page = format_args!("{:#x}", miss.page);
+                warn!(
+                    disk,
+                    suppressed,
+                    "a ring cannot be reached: the front-end has no translation of {page}"
+                );
+            }
         }
         for at in who {
             iommu.unwant(at);

@@ -1,6 +1,6 @@
 //! What workers tell a session, and what the control plane asks of it.
 
-use super::{REFUSALS_TOLD, Refusal, Session};
+use super::{Refusal, Session};
 use crate::command::Alarm;
 use crate::door::Order;
 use crate::queue::Broken;
@@ -24,17 +24,14 @@ impl Session<'_> {
     }
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
-        if *alarm == Alarm::Bounces {
-            self.tell_of_bounces();
-            return false;
-        }
         let disk = self.export.disk().name();
         let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MEMORY_GONE));
-        self.alarms_told += 1;
         match alarm {
-            Alarm::Broken(_) if self.alarms_told > REFUSALS_TOLD && !fatal => {}
-            Alarm::Broken(broken) => warn!(disk, queue, "queue stopped: {broken}"),
-            Alarm::Bounces => {}
+            Alarm::Broken(broken) => {
+                if let Some(pass) = self.export.limits().broken.pass() {
+                    warn!(disk, queue, suppressed = pass.suppressed, "queue stopped: {broken}");
+                }
+            }
             Alarm::WorkerFailed => {
                 self.export.fail();
                 error!(disk, queue, "the worker of this queue failed");
@@ -69,7 +66,7 @@ impl Session<'_> {
 
     fn fails(&self, what: &str, done: Result<(), Refusal>) -> bool {
         if let Err(refusal) = &done {
-            warn!(disk = self.export.disk().name(), "connection ended, cannot {what}: {refusal}");
+            self.tell_end(format_args!("cannot {what}: {refusal}"));
         }
         done.is_err()
     }

@@ -198,9 +198,16 @@ impl Session<'_> {
             queue.set_log(log);
             self.settle_write_cache(at, queue.goes_on())?;
             let durable = self.durable_writes();
-            if queue.backlog() > 0 {
-                let (disk, requests) = (self.export.disk().name(), queue.backlog());
-                info!(disk, queue = at, requests, "carrying out what a predecessor left in flight");
+            if queue.backlog() > 0
+                && let Some(pass) = self.export.limits().recovered.pass()
+            {
+                info!(
+                    disk = self.export.disk().name(),
+                    queue = at,
+                    requests = queue.backlog(),
+                    suppressed = pass.suppressed,
+                    "carrying out what a predecessor left in flight"
+                );
             }
             let door = Arc::clone(&self.door);
             let alarm = Box::new(move |alarm| door.raise(at, alarm));
@@ -259,7 +266,6 @@ impl Session<'_> {
                     continue;
                 }
             };
-            self.stopped_stats.add(&stopped.stats);
             self.export.stopped(&stopped.stats);
             self.vrings[at].take_back(stopped.ring);
             if let Some(iommu) = &mut self.iommu {
@@ -297,11 +303,14 @@ impl Session<'_> {
             match promise.recv_timeout(left.min(DRAIN_REPORT)) {
                 Ok(kept) => return Ok(Some(kept)),
                 Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
-                    warn!(
-                        disk = self.export.disk().name(),
-                        queue = at,
-                        "still waiting for the disk to finish what is in flight"
-                    );
+                    if let Some(pass) = self.export.limits().waiting.pass() {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            suppressed = pass.suppressed,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
                 }
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),

@@ -63,11 +63,14 @@ impl Session<'_> {
             || !self.has(VIRTIO_BLK_F_CONFIG_WCE)
             || !self.writeback;
         if first && !known {
-            info!(
-                disk = self.export.disk().name(),
-                "this guest was served before and nobody knows whether its write cache is on: every \
-                 write is durable, until the guest switches it on"
-            );
+            if let Some(pass) = self.export.limits().settled.pass() {
+                info!(
+                    disk = self.export.disk().name(),
+                    suppressed = pass.suppressed,
+                    "this guest was served before and nobody knows whether its write cache is on: \
+                     every write is durable, until the guest switches it on"
+                );
+            }
             self.cache_known = Known::Settled;
             self.forgets_cache = true;
             self.switch_off()?;
@@ -78,8 +81,14 @@ impl Session<'_> {
             self.resizes_known = u64::MAX;
         }
         let disk = self.export.disk();
-        if first && !goes_on && self.has_asked && disk.forgive_flush() {
-            info!(disk = disk.name(), "a guest begins afresh: that a flush had failed is over");
+        if first
+            && !goes_on
+            && self.has_asked
+            && disk.forgive_flush()
+            && let Some(pass) = self.export.limits().settled.pass()
+        {
+            let (disk, suppressed) = (disk.name(), pass.suppressed);
+            info!(disk, suppressed, "a guest begins afresh: that a flush had failed is over");
         }
         Ok(())
     }

@@ -8,9 +8,6 @@ use crate::xen::keys;
 use crate::xen::xenstore::StoreError;
 use tracing::{error, warn};
 
-/// Broken queues that are logged.
-const ALARMS_TOLD: u32 = 10;
-
 impl Session<'_> {
     /// Hears alarms and obeys orders. True if the session must end.
     pub(super) fn answer_door(&mut self) -> Result<bool, StoreError> {
@@ -18,12 +15,13 @@ impl Session<'_> {
         let mut fatal = false;
         let disk = self.export.disk().name();
         for (queue, alarm) in alarms {
-            self.alarms_told += 1;
             match alarm {
-                Alarm::Broken(broken) if self.alarms_told <= ALARMS_TOLD => {
-                    warn!(disk, queue, domain = self.at.domid, "ring stopped: {broken}");
+                Alarm::Broken(broken) => {
+                    if let Some(pass) = self.export.limits().broken.pass() {
+                        let (domain, suppressed) = (self.at.domid, pass.suppressed);
+                        warn!(disk, queue, domain, suppressed, "ring stopped: {broken}");
+                    }
                 }
-                Alarm::Broken(_) | Alarm::Bounces => {}
                 Alarm::WorkerFailed => {
                     self.export.fail();
                     error!(disk, queue, "the worker of this queue failed");
@@ -60,7 +58,10 @@ impl Session<'_> {
 
     fn close_unless(&mut self, what: &str, done: Result<(), Refusal>) -> Result<(), StoreError> {
         let Err(refusal) = done else { return Ok(()) };
-        warn!(disk = self.export.disk().name(), "front-end closed, cannot {what}: {refusal}");
+        if let Some(pass) = self.export.limits().ended.pass() {
+            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+            warn!(disk, suppressed, "front-end closed, cannot {what}: {refusal}");
+        }
         let _ = self.disconnect();
         self.switch(State::Closing)
     }

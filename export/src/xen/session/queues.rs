@@ -70,9 +70,16 @@ impl Session<'_> {
                 unsafe { Queue::new(setup, record) }
             }
             .map_err(|error| Refusal::Queue(at, error))?;
-            if queue.backlog() > 0 {
-                let (disk, requests) = (self.export.disk().name(), queue.backlog());
-                info!(disk, queue = at, requests, "carrying out what a predecessor left in flight");
+            if queue.backlog() > 0
+                && let Some(pass) = self.export.limits().recovered.pass()
+            {
+                info!(
+                    disk = self.export.disk().name(),
+                    queue = at,
+                    requests = queue.backlog(),
+                    suppressed = pass.suppressed,
+                    "carrying out what a predecessor left in flight"
+                );
             }
             queues.push(Place::Here(Box::new(queue)));
         }
@@ -86,10 +93,13 @@ impl Session<'_> {
         match Record::create_by(&self.options.access, identity) {
             Ok(record) => Ok(record),
             Err(error @ RecordError::Host { .. }) => {
-                warn!(
-                    disk = self.export.disk().name(),
-                    "if this process is killed its guests lose this disk: {error}"
-                );
+                if let Some(pass) = self.export.limits().retried.pass() {
+                    warn!(
+                        disk = self.export.disk().name(),
+                        suppressed = pass.suppressed,
+                        "if this process is killed its guests lose this disk: {error}"
+                    );
+                }
                 let record = Record::unkept(identity);
                 record.map_err(|error| Refusal::Queue(at, error.into()))
             }
@@ -170,11 +180,16 @@ impl Session<'_> {
             let left = most.saturating_sub(begun.elapsed());
             match promise.recv_timeout(left.min(DRAIN_REPORT)) {
                 Ok(stopped) => return Ok(Some(stopped)),
-                Err(RecvTimeoutError::Timeout) if begun.elapsed() < most => warn!(
-                    disk = self.export.disk().name(),
-                    queue = at,
-                    "still waiting for the disk to finish what is in flight"
-                ),
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < most => {
+                    if let Some(pass) = self.export.limits().waiting.pass() {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            suppressed = pass.suppressed,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
                 Err(gone) => return Err(io::Error::other(gone)),
             }
@@ -189,7 +204,10 @@ impl Session<'_> {
                 queue.discard_record();
             }
         }
-        info!(disk = self.export.disk().name(), domain = self.at.domid, "front-end disconnected");
+        if let Some(pass) = self.export.limits().disconnected.pass() {
+            let (disk, domain) = (self.export.disk().name(), self.at.domid);
+            info!(disk, domain, suppressed = pass.suppressed, "front-end disconnected");
+        }
         stopped
     }
 }

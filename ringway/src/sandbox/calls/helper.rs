@@ -39,8 +39,9 @@ pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
         call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![PR_SET_NAME])),
         // Waiting for a lock.
         call!(SYS_clock_nanosleep, "clock_nanosleep"),
-        call!(SYS_getpid, "getpid"),
         call!(SYS_geteuid, "geteuid"),
+        // Standard error that does not block.
+        call!(SYS_ppoll, "ppoll"),
     ]);
     calls
 }

@@ -6,6 +6,7 @@ use super::super::served::Served;
 use super::reports;
 use super::words::{self, Add, Asked, Name, Nothing, One, Request, Resize};
 use crate::control::{Done, Kind, Problem, Removed, ResizedTo};
+use crate::reasons::in_full;
 use crate::size::Size;
 use ringway_export::{ChangeError, Offered};
 use serde::Serialize;
@@ -192,5 +193,5 @@ fn refused(disk: &str, error: &ChangeError) -> Problem {
 // Passed by value as `map_err` does.
 #[allow(clippy::needless_pass_by_value)]
 fn failed(error: anyhow::Error) -> Problem {
-    Problem::new(Kind::Failed, format!("{error:#}"))
+    Problem::new(Kind::Failed, in_full(&error))
 }

@@ -5,10 +5,10 @@ use super::super::isolate::Isolated;
 use super::super::served::Served;
 use super::super::stats::Asked;
 use crate::control::{
-    DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread, State,
-    Stats, WorkerStatsOf,
+    DaemonFacts, DiskFacts, DiskStatsOf, FailuresOf, Latencies, List, PathFacts, QueueStatsOf,
+    Spread, State, Stats, WorkerStatsOf,
 };
-use ringway_disk::{Disk, EngineKind};
+use ringway_disk::{Disk, EngineKind, Failures, Incidents};
 use ringway_export::{QueueReport, WorkerStats};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -149,9 +149,22 @@ fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
         in_flight: report.queues.iter().map(|queue| queue.stats.in_flight).sum(),
         overdue: report.queues.iter().map(|queue| queue.stats.overdue).sum(),
         counts: (&report.counts).into(),
+        failures: failures(disk),
         latency: report.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
         queues: report.queues.iter().map(|q| queue_stats(q, disk.engine(), buckets)).collect(),
     }
+}
+
+fn failures(disk: &Disk) -> Vec<FailuresOf> {
+    let all = (0..Incidents::KINDS).filter_map(|kind| disk.incidents().all(kind));
+    let one = |failures: Failures| FailuresOf {
+        operation: failures.op.name().into(),
+        count: failures.count,
+        errno: (failures.errno != 0).then_some(failures.errno),
+        error: failures.reason(),
+        sector: failures.sector,
+    };
+    all.map(one).collect()
 }
 
 fn queue_stats(queue: &QueueReport, engine: EngineKind, buckets: bool) -> QueueStatsOf {

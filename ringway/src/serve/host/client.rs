@@ -5,6 +5,7 @@ use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
 use crate::config::Location;
+use crate::reasons::in_full;
 use anyhow::{anyhow, bail};
 use ringway_disk::{Disk, OpenOptions};
 use ringway_export::vhost_user::Access;
@@ -102,9 +103,9 @@ impl Client {
 
 impl xen::Access for Client {
     fn open(&self, what: Named) -> io::Result<Option<OwnedFd>> {
-        // `{:#}`: with all reasons, as nobody below looks at more than one line.
+        // With all reasons, as nobody below looks at more than one line.
         let answer = self.ask(&Request::Xen(what));
-        match answer.map_err(|error| io::Error::other(format!("{error:#}")))? {
+        match answer.map_err(|error| io::Error::other(in_full(&error)))? {
             (Answer::Named { there: true }, Some(file)) => Ok(Some(file)),
             (Answer::Named { there: false }, _) => Ok(None),
             _ => Err(io::Error::other(OUT_OF_TURN)),

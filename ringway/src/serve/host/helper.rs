@@ -15,6 +15,8 @@ use super::state::{StateKeeper, StateName};
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
 use crate::config::{Location, Sandbox};
+use crate::logging;
+use crate::reasons::in_full;
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
@@ -68,11 +70,15 @@ impl Things {
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     let (ours, its) = line().context("cannot make a line to a helper process")?;
+    // Nobody asks how it ended: so that the kernel keeps no record of it (a zombie).
+    // SAFETY: there is no handler to be run.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
     // SAFETY: there is one thread, so the child may do anything the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("cannot start a helper process"),
         0 => {
             drop(ours);
+            logging::after_fork();
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
             let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
             settle([Some(its.as_raw_fd()), records, states], false);
@@ -85,14 +91,16 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
                 .and_then(|()| confine_helper(mode, needs));
-            if let Err(error) = confined {
+            if let Err(error) = confined.and_then(|()| Ok(logging::start_thread()?)) {
                 tracing::error!("the helper cannot be confined, so it ends: {error:#}");
+                logging::finish();
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }
             }
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
             Helper { local, duties, started: false, things }.serve(&its);
+            logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
             unsafe { libc::_exit(0) }
         }
@@ -111,6 +119,8 @@ pub(in crate::serve) fn settle(kept: [Option<RawFd>; 3], prints: bool) {
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
     let _ = signals.into_iter().collect::<SigSet>().thread_block();
+    // SAFETY: there is no handler to be run.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdin(&null);
         if !prints {
@@ -144,7 +154,7 @@ impl Helper {
             let obeyed = survive("the helper", || self.obey(request, fd));
             let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(format!("{error:#}")), None),
+                Err(error) => (Answer::Refused(in_full(&error)), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -243,7 +253,7 @@ impl Helper {
             let opened = survive("the helper", opened);
             let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, file)) => send(line, &answer, Some(file.as_fd())),
-                Err(error) => send(line, &Answer::Refused(format!("{error:#}")), None),
+                Err(error) => send(line, &Answer::Refused(in_full(&error)), None),
             };
         })?;
         Ok(())

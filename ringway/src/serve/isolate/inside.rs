@@ -50,6 +50,8 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let mut ear = BufReader::new(Ear(Arc::clone(&line)));
     let Some(order) = hear::<Order>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
     logging::start(log, order.log_format, order.log_level);
+    logging::serve_guests();
+    logging::tell_panics();
     let (name, sampled) = (order.name.clone(), order.sampled);
     let mouth = Arc::new(Mouth(Mutex::new(line)));
     let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };

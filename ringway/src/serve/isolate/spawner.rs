@@ -10,6 +10,7 @@ use super::process::Process;
 use super::words::Order;
 use super::{LOOK, lock};
 use crate::cli::LogArgs;
+use crate::logging;
 use crate::sandbox::Account;
 use crate::serve::host::settle;
 use crate::serve::host::wire::{receive, send};
@@ -83,6 +84,7 @@ impl Spawner {
                 drop(ours);
                 let _ = rustix::thread::set_name(c"ringway-spawner");
                 settle([Some(its.as_raw_fd()), None, None], true);
+                logging::after_fork();
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
                 Serving { account, log, started: false, known, forgotten, last: 0 }.serve(&its);
                 // SAFETY: ends the process. What belongs to the daemon is not put in order here.
