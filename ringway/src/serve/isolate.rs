@@ -349,6 +349,7 @@ impl Isolated {
             in_flight: 0,
             overdue: 0,
             counts: Counts::default(),
+            failures: Vec::new(),
             latency: None,
             queues: Vec::new(),
         }
