@@ -281,6 +281,74 @@ fn a_stream_is_merged_up_to_the_most() {
     path.was_split();
     let stats = PathStats { plugged: 301, runs: 3, merged: 254, split: 1, expired: 0 };
     assert_eq!(path.stats(), stats);
+    // As long as another request like the last one would fit.
+    (301..384).for_each(|slot| plug(&mut path, slot));
+    assert_eq!(path.next(0), None);
+    plug(&mut path, 384);
+    assert_eq!(path.next(0).map(|run| path.range(run).len()), Some(1 << 20));
+}
+
+/// What becomes of requests that come together: the ranges of the runs, in sectors and in the order in
+/// which they go. Requests are given as sectors and segments.
+fn runs_of(limits: Limits, requests: &[(DataOp, std::ops::Range<u64>, usize)]) -> Vec<[u64; 2]> {
+    let mut path = RequestPath::new(DEPTH, limits);
+    for (slot, (op, sectors, segments)) in (0..).zip(requests) {
+        let (offset, len) = (sectors.start * SECTOR, (sectors.end - sectors.start) * SECTOR);
+        path.plug(slot, *op, ByteRange::new(offset, len).unwrap(), *segments, 0);
+    }
+    let runs = std::iter::from_fn(|| {
+        let run = path.next(0)?;
+        let range = path.range(run);
+        path.done(run);
+        Some([range.offset() / SECTOR, range.end() / SECTOR])
+    });
+    runs.collect()
+}
+
+#[test]
+fn segments_bound_what_is_merged() {
+    use DataOp::Read;
+    let limits = Limits { max_bytes: 1 << 20, max_segments: 6 };
+    // Behind a run, and before one.
+    let upward: Vec<_> = (100..108).map(|sector| (Read, sector..sector + 1, 1)).collect();
+    assert_eq!(runs_of(limits, &upward), [[100, 106], [106, 108]]);
+    let downward: Vec<_> = upward.iter().rev().cloned().collect();
+    assert_eq!(runs_of(limits, &downward), [[100, 102], [102, 108]]);
+    // A gap that is filled joins two runs, and counts the segments of both.
+    let joined = [(Read, 100..102, 2), (Read, 104..106, 2), (Read, 102..104, 1)];
+    assert_eq!(runs_of(limits, &joined), [[100, 106]]);
+    let more = [&joined[..], &[(Read, 106..107, 1)]].concat();
+    assert_eq!(runs_of(limits, &more), [[100, 107]]);
+    let most = [&more[..], &[(Read, 107..108, 1)]].concat();
+    assert_eq!(runs_of(limits, &most), [[100, 107], [107, 108]]);
+    // Unless that is too much.
+    let full = [(Read, 100..102, 3), (Read, 104..106, 3), (Read, 102..104, 1)];
+    assert_eq!(runs_of(limits, &full), [[100, 104], [104, 106]]);
+    let long = Limits { max_bytes: 5 * SECTOR, max_segments: 6 };
+    assert_eq!(runs_of(long, &joined), [[100, 104], [104, 106]]);
+}
+
+#[test]
+fn the_nearest_goes_first_whatever_its_kind() {
+    use DataOp::{Read, Write, WriteDurable};
+    // From the place where the last one ended, round and round.
+    let three = [(Write, 50..60, 1), (Read, 80..90, 1), (WriteDurable, 20..30, 1)];
+    assert_eq!(runs_of(LIMITS, &three), [[20, 30], [50, 60], [80, 90]]);
+    let reversed = [(Read, 50..60, 1), (Write, 20..30, 1), (WriteDurable, 80..90, 1)];
+    assert_eq!(runs_of(LIMITS, &reversed), [[20, 30], [50, 60], [80, 90]]);
+    // Somebody waits for a read.
+    let tie = [(Write, 20..40, 1), (Read, 20..30, 1)];
+    assert_eq!(runs_of(LIMITS, &tie), [[20, 30], [20, 40]]);
+    // What begins just there is not passed over.
+    let mut path = RequestPath::new(DEPTH, LIMITS);
+    let range = |sector| ByteRange::new(sector * SECTOR, 8 * SECTOR).unwrap();
+    path.plug(0, Write, range(0), 1, 0);
+    let first = path.next(0).unwrap();
+    path.done(first);
+    path.plug(1, Write, range(8), 1, 0);
+    path.plug(2, Write, range(100), 1, 0);
+    let next = path.next(0).unwrap();
+    assert_eq!(path.range(next), range(8));
 }
 
 #[test]
