@@ -30,15 +30,20 @@ need_components() {
     done
 }
 
+# missing_packages COMMAND=PACKAGE[,PACKAGE…] …: prints what belongs to commands that are missing.
+missing_packages() {
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair%%=*}" >/dev/null 2>&1 || missing+=("${pair#*=}")
+    done
+    printf '%s' "${missing[*]//,/ }"
+}
+
 # need_packages COMMAND=PACKAGE[,PACKAGE…] …: installs what belongs to commands that are missing,
 # where it may.
 need_packages() {
-    local pair packages missing=() sudo=()
-    for pair in "$@"; do
-        command -v "${pair%%=*}" >/dev/null 2>&1 && continue
-        IFS=, read -ra packages <<<"${pair#*=}"
-        missing+=("${packages[@]}")
-    done
+    local missing sudo=()
+    read -ra missing <<<"$(missing_packages "$@")"
     [ ${#missing[@]} -gt 0 ] || return 0
     command -v apt-get >/dev/null 2>&1 ||
         die "these programs are missing: ${missing[*]} (names of Debian packages). Install them, then run this again"

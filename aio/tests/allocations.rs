@@ -4,6 +4,7 @@ use ringway_aio::{
     Engine, Io, IoOp, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads, ThreadsSetup,
 };
 use ringway_core::Segment;
+use ringway_testkit::{Need, skip};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -110,7 +111,7 @@ fn threads() {
 fn io_uring() {
     match IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll: false }) {
         Ok(engine) => allocates_nothing(Box::new(engine), false),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(Need::IoUring, e),
     }
 }
 
@@ -118,6 +119,6 @@ fn io_uring() {
 fn linux_aio() {
     match LinuxAio::new(DEPTH) {
         Ok(engine) => allocates_nothing(Box::new(engine), true),
-        Err(e) => println!("skipped: {e}"),
+        Err(e) => skip(Need::LinuxAio, e),
     }
 }

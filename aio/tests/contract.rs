@@ -7,6 +7,7 @@ use ringway_aio::{
     Engine, Faulty, Io, IoUring, IoUringSetup, LinuxAio, Model, Null, Sim, SimSetup, Threads,
     ThreadsSetup,
 };
+use ringway_testkit::{Need, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,17 +20,17 @@ fn memory() -> &'static Path {
     Path::new("/dev/shm")
 }
 
-fn run(make: &dyn Fn(u32) -> Box<dyn Engine>, modes: &[Mode], syscalls_per_io_max: f64) {
+fn run(make: &dyn Fn(u32) -> Box<dyn Engine>, wanted: &[Mode], syscalls_per_io_max: f64) {
     let device = LoopDevice::new();
     let block_device = device.as_ref().map(|d| d.0.as_path());
     for dir in [disk(), memory()] {
-        let modes: Vec<_> = modes
+        let modes: Vec<_> = wanted
             .iter()
             .copied()
             .filter(|&mode| mode == Mode::Cached || takes_direct(dir))
             .collect();
-        if !modes.contains(&Mode::Direct) {
-            println!("no O_DIRECT in {}: skipped there", dir.display());
+        if modes.len() < wanted.len() {
+            skip(Need::Direct, dir.display());
         }
         let block_device = block_device.filter(|_| dir == disk());
         let modes = &modes;
@@ -51,7 +52,7 @@ impl LoopDevice {
                 Some(Self(PathBuf::from(name.trim())))
             }
             _ => {
-                println!("no loop device (root only): discard is not tried");
+                skip(Need::LoopDevice, "it takes root and losetup: discard is not tried");
                 None
             }
         }
@@ -96,8 +97,7 @@ fn threads_without_inline_reads() {
 #[test]
 fn linux_aio() {
     if let Err(e) = LinuxAio::new(1) {
-        println!("skipped: {e}");
-        return;
+        return skip(Need::LinuxAio, e);
     }
     run(&|depth| Box::new(LinuxAio::new(depth).unwrap()), &[Mode::Direct], 0.1);
     let cached = std::fs::File::open("/proc/self/exe").unwrap();
@@ -107,8 +107,7 @@ fn linux_aio() {
 
 fn io_uring_without(without: &[Feature]) {
     if let Err(e) = probe() {
-        println!("skipped: {e}");
-        return;
+        return skip(Need::IoUring, e);
     }
     println!("without {without:?}");
     let make = |depth| IoUring::new(IoUringSetup { depth, without, iopoll: false }).unwrap();
@@ -148,10 +147,10 @@ fn sim() {
 /// Set up here, used there: the ring is bound to a thread at its first use, not before.
 #[test]
 fn io_uring_moves_to_its_worker() {
-    let Ok(mut engine) = IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false })
-    else {
-        println!("skipped: no io_uring");
-        return;
+    let setup = IoUringSetup { depth: 4, without: &[], iopoll: false };
+    let mut engine = match IoUring::new(setup) {
+        Ok(engine) => engine,
+        Err(e) => return skip(Need::IoUring, e),
     };
     let file = std::sync::Arc::new(tempfile::tempfile_in(disk()).unwrap());
     file.set_len(512).unwrap();

@@ -180,6 +180,7 @@ mod tests {
     use super::*;
     use crate::{CacheMode, OpenOptions, Source, open};
     use ringway_core::{ByteRange, Op, Request, Status};
+    use ringway_testkit::{Need, skip};
 
     fn options(path: &std::path::Path) -> OpenOptions {
         let mut options = OpenOptions::new(Source::Path(path.into()));
@@ -243,7 +244,7 @@ mod tests {
             match losetup(&["--find", "--show", path.to_str().unwrap()]) {
                 Ok(name) => Some(Self(name.trim().to_owned())),
                 Err(why) => {
-                    println!("skipped: no loop device: {why}");
+                    skip(Need::LoopDevice, why);
                     None
                 }
             }

@@ -24,6 +24,7 @@
 //! - `RINGWAY_QEMU`: QEMU, if it is not `qemu-system-x86_64` in the search path.
 //! - `RINGWAY_GUEST_CACHE`, `RINGWAY_GUEST_KERNEL`: see `guest/build.sh`.
 
+use ringway_testkit::{Need, skip};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
@@ -47,7 +48,7 @@ pub fn skip_reason() -> Option<String> {
     if reason.is_empty() || reason == "0" {
         return None;
     }
-    eprintln!("skipped: RINGWAY_SKIP_GUEST={reason}");
+    skip(Need::Guest, format_args!("RINGWAY_SKIP_GUEST={reason}"));
     Some(reason)
 }
 

@@ -13,6 +13,7 @@
 //! `xen/build.sh` makes it of Debian packages; `xen/scenarios/` has what runs in dom0. It judges by
 //! itself and prints `RINGWAY CHECK` lines, as other guests do (see [`crate::guest`]).
 
+use ringway_testkit::{Need, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -83,12 +84,12 @@ impl Machine {
     }
 
     /// Builds the machine if needed, waits for other guests to end, and starts QEMU. `None`, with the
-    /// reason on stderr, where there is no QEMU, or where Xen cannot be had.
+    /// reason said, where there is no QEMU, or where Xen cannot be had.
     pub fn boot(self) -> Result<Option<Running>> {
         let qemu = match qemu() {
             Ok(qemu) => qemu,
             Err(error) => {
-                eprintln!("skipped: {error:#}");
+                skip(Need::Qemu, format_args!("{error:#}"));
                 return Ok(None);
             }
         };
@@ -107,7 +108,7 @@ impl Machine {
         let output = output.with_context(|| format!("start {}", script.display()))?;
         let said = String::from_utf8_lossy(&output.stderr);
         if output.status.code() == Some(UNFIT) {
-            eprintln!("skipped: {}", said.trim_end());
+            skip(Need::Xen, said);
             return Ok(None);
         }
         ensure!(output.status.success(), "the Xen host could not be built:\n{said}");

@@ -6,6 +6,7 @@ use ringway_disk::{CacheMode, EngineKind};
 use ringway_e2e::guest::{Daemon, Serve};
 use ringway_testkit::pattern;
 use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::{Need, skip};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -106,8 +107,8 @@ fn servers() -> Vec<(EngineKind, CacheMode)> {
     let works = |&(engine, cache): &(EngineKind, CacheMode)| {
         let engine_works = usable.iter().find(|(kind, _)| *kind == engine).map(|(_, works)| works);
         match (engine_works, &direct) {
-            (Some(Err(why)), _) => println!("skipped: {engine}: {why}"),
-            (_, Err(why)) if cache == CacheMode::None => println!("skipped: cache none: {why}"),
+            (Some(Err(why)), _) => skip(Need::IoUring, why),
+            (_, Err(why)) if cache == CacheMode::None => skip(Need::Direct, why),
             _ => return true,
         }
         false
@@ -297,7 +298,7 @@ fn it_discards_and_writes_zeroes() {
             ok(queue);
             assert!(scene.allocated() + (MIB as u64) <= unmapped, "{what}");
         } else {
-            println!("skipped: no holes in files here");
+            skip(Need::Holes, "the file system of the temporary folder");
         }
         queue.flush(1, NO_FLAGS);
         ok(queue);

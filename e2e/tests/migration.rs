@@ -5,6 +5,7 @@
 
 use ringway_disk::{EngineKind, Source};
 use ringway_testkit::rig::{Rig, RigOptions};
+use ringway_testkit::{Need, skip};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -116,7 +117,7 @@ fn a_machine_is_migrated(packed: bool) {
     let machine =
         |name: &str, more: &[&str]| Machine::start(folder.path(), name, &path(name), packed, more);
     let Some(mut source) = machine("here", &[]) else {
-        return println!("skipped: no qemu-system-x86_64 here");
+        return skip(Need::Qemu, "apt install qemu-system-x86");
     };
     let mut target = machine("there", &["-incoming", &incoming]).expect("a second QEMU");
     requests(&here, 0);

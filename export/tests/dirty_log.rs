@@ -12,6 +12,7 @@ use ringway_testkit::raw::{
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_testkit::seed::Rng;
+use ringway_testkit::{Need, skip};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::collections::BTreeSet;
@@ -345,7 +346,7 @@ fn every_page_written_with_io_uring_is_marked() {
     else {
         return every_written_page_is_marked(F_EVENT_IDX, EngineKind::IoUring);
     };
-    println!("skipped: {why}");
+    skip(Need::IoUring, why);
 }
 
 /// Requests taken before the log was switched on or off count as it is when they are answered.

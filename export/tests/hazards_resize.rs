@@ -9,6 +9,7 @@ use ringway_testkit::raw::{
     DATA, F_FLUSH, F_INDIRECT, F_VERSION_1, RawGuest, halves, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::{Need, skip};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -100,8 +101,9 @@ fn resized(from: u64, to: u64, told: Told) -> Resized {
 fn b12_resize_under_load() {
     for engine in [EngineKind::IoUring, EngineKind::Threads] {
         let usable = ringway_export::usable_engines();
-        if usable.iter().any(|(kind, works)| *kind == engine && works.is_err()) {
-            println!("skipped: no {engine} here");
+        let works = usable.iter().find(|(kind, _)| *kind == engine);
+        if let Some((_, Err(why))) = works {
+            skip(Need::IoUring, why);
             continue;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -140,7 +140,7 @@ pub struct Auto {
     home: Path,
     state: State,
     /// What was seen since it was last judged or cleared.
-    seen: Seen,
+    pub(crate) seen: Seen,
     since: u64,
     looked: u64,
     /// No trial before this.

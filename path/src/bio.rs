@@ -91,6 +91,28 @@ mod tests {
     }
 
     #[test]
+    fn a_probe_counts_its_requests_and_then_no_more() {
+        let mut probe = Probe::default();
+        let range = ByteRange::new(0, 512).unwrap();
+        for _ in 0..2 {
+            for _ in 0..PROBE {
+                assert!(!probe.is_full());
+                probe.started(DataOp::Read, range, 2);
+            }
+            assert!(probe.is_full());
+            probe.started(DataOp::Read, range, 2);
+            probe.finished(30);
+            probe.finished(12);
+            let sampled = PROBE as u64;
+            let seen =
+                Seen { sampled, in_flight: 3 * sampled, timed: 2, latency: 42, ..Seen::default() };
+            assert_eq!(probe.take(), seen);
+            assert_eq!(probe.take(), Seen::default(), "since the last call");
+            probe.restart();
+        }
+    }
+
+    #[test]
     fn reads_and_writes_are_no_neighbours() {
         let mut probe = Probe::default();
         for (i, op) in [DataOp::Read, DataOp::Write, DataOp::WriteDurable].into_iter().enumerate() {

@@ -20,7 +20,7 @@ pub struct PathBoard {
     chosen: AtomicU8,
     switches: AtomicU64,
     /// Held for some nanoseconds, fifty times a second; nobody waits for it.
-    auto: Mutex<Auto>,
+    pub(crate) auto: Mutex<Auto>,
     on_switch: OnceLock<OnSwitch>,
 }
 
@@ -95,4 +95,78 @@ impl PathBoard {
 
 fn path_of(word: &AtomicU8) -> Path {
     if word.load(Relaxed) == Path::Request as u8 { Path::Request } else { Path::Bio }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    const MS: u64 = 1_000_000;
+
+    /// A stream on a disk that carries three times as much if requests are merged.
+    fn stream(path: Path) -> Seen {
+        match path {
+            Path::Bio => Seen {
+                requests: 50,
+                bytes: 50 * 4096,
+                sampled: 50,
+                adjacent: 50,
+                in_flight: 50 * 32,
+                timed: 50,
+                latency: 50 * 100_000,
+                ..Seen::default()
+            },
+            Path::Request => Seen {
+                requests: 150,
+                bytes: 150 * 4096,
+                plugged: 150,
+                merged: 140,
+                ..Seen::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_choice_is_told_once_and_shown() {
+        let board = PathBoard::new(PathKind::Auto);
+        assert_eq!((board.present(), board.chosen(), board.switches()), (Path::Bio, Path::Bio, 0));
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let hears = Arc::clone(&told);
+        board.on_switch(Box::new(move |path| hears.lock().unwrap().push(path)));
+        let mut tried = false;
+        for step in 1..400 {
+            assert!(board.report(step * 5 * MS, &stream(board.present())));
+            tried |= board.present() == Path::Request && board.chosen() == Path::Bio;
+        }
+        assert!(tried, "the other path is tried before it is chosen");
+        assert_eq!((board.present(), board.chosen()), (Path::Request, Path::Request));
+        assert_eq!((board.switches(), &*told.lock().unwrap()), (1, &vec![Path::Request]));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_board_that_another_queue_reports_to() {
+        let board = PathBoard::new(PathKind::Auto);
+        let held = board.auto.lock().unwrap();
+        assert!(!board.report(1, &stream(Path::Bio)));
+        drop(held);
+        assert_eq!(board.auto.lock().unwrap().seen, Seen::default());
+        assert!(board.report(1, &stream(Path::Bio)));
+        assert_eq!(board.auto.lock().unwrap().seen, stream(Path::Bio));
+    }
+
+    #[test]
+    fn a_board_begins_as_it_was_asked_to() {
+        for (kind, path) in [
+            (PathKind::Bio, Path::Bio),
+            (PathKind::Request, Path::Request),
+            (PathKind::Auto, Path::Bio),
+        ] {
+            let board = PathBoard::new(kind);
+            assert_eq!((board.kind(), board.present(), board.chosen()), (kind, path, path));
+            assert_eq!(kind.name().parse(), Ok(kind));
+        }
+        assert_eq!((Path::Bio.name(), Path::Request.name()), ("bio", "request"));
+        assert_eq!(PathKind::ALL.map(PathKind::name), ["bio", "request", "auto"]);
+    }
 }

@@ -102,3 +102,80 @@ impl Follower {
         self.probes &= !self.plugs;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auto::Seen;
+    use crate::bio::PROBE;
+
+    fn path(plugged: u64, merged: u64) -> PathStats {
+        PathStats { plugged, merged, ..PathStats::default() }
+    }
+
+    #[test]
+    fn a_follower_does_as_its_board_says() {
+        for (kind, adapts, plugs) in [
+            (PathKind::Bio, false, false),
+            (PathKind::Request, false, true),
+            (PathKind::Auto, true, false),
+        ] {
+            let board = PathBoard::new(kind);
+            let follower = Follower::new(&board);
+            assert_eq!((follower.adapts(), follower.plugs()), (adapts, plugs), "{kind}");
+            assert!(!follower.probes(), "before the first report");
+        }
+        // Another path, taken up when it is asked for.
+        let bio = PathBoard::new(PathKind::Bio);
+        let mut follower = Follower::new(&PathBoard::new(PathKind::Auto));
+        follower.report(&bio, 1, (0, 0), path(0, 0));
+        follower.follow(&bio);
+        assert!(follower.probes() && !follower.plugs());
+        follower.follow(&PathBoard::new(PathKind::Request));
+        assert!(follower.plugs() && !follower.probes(), "what is plugged is not probed");
+    }
+
+    #[test]
+    fn a_follower_reports_what_came_since_its_last_report() {
+        let board = PathBoard::new(PathKind::Auto);
+        let mut follower = Follower::new(&board);
+        let seen = || board.auto.lock().unwrap().seen;
+        // All before the first look of the board, which adds up until then.
+        follower.report(&board, 1, (100, 4000), path(30, 20));
+        let first = Seen { requests: 100, bytes: 4000, plugged: 30, merged: 20, ..Seen::default() };
+        assert_eq!(seen(), first);
+        follower.started(DataOp::Read, ByteRange::new(0, 512).unwrap(), 2);
+        follower.finished(7);
+        follower.report(&board, 2, (150, 9000), path(37, 23));
+        let probed = Seen { sampled: 1, in_flight: 3, timed: 1, latency: 7, ..Seen::default() };
+        let sum = Seen { requests: 150, bytes: 9000, plugged: 37, merged: 23, ..probed };
+        assert_eq!(seen(), sum);
+        // A report that found the board taken is made up for.
+        let held = board.auto.lock().unwrap();
+        follower.report(&board, 3, (170, 9500), path(37, 23));
+        drop(held);
+        follower.report(&board, 4, (200, 9900), path(38, 23));
+        let sum = Seen { requests: 200, bytes: 9900, plugged: 38, merged: 23, ..probed };
+        assert_eq!(seen(), sum);
+    }
+
+    #[test]
+    fn a_report_is_due_after_each_look_and_begins_a_probe() {
+        let board = PathBoard::new(PathKind::Auto);
+        let mut follower = Follower::new(&board);
+        for at in [0, LOOK_NS, 2 * LOOK_NS + 5] {
+            assert!(!follower.is_due(at + LOOK_NS - 1) && follower.is_due(at + LOOK_NS));
+            let held = board.auto.lock().unwrap();
+            follower.report(&board, at + LOOK_NS, (0, 0), path(0, 0));
+            drop(held);
+            assert!(!follower.probes() && follower.is_due(at + LOOK_NS), "it did not come through");
+            let next = if at == LOOK_NS { at + LOOK_NS + 5 } else { at + LOOK_NS };
+            follower.report(&board, next, (0, 0), path(0, 0));
+            for _ in 0..PROBE {
+                assert!(follower.probes());
+                follower.started(DataOp::Write, ByteRange::new(0, 512).unwrap(), 0);
+            }
+            assert!(!follower.probes(), "it has seen enough");
+        }
+    }
+}

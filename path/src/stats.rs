@@ -25,3 +25,16 @@ impl PathStats {
         self.expired += other.expired;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_count_is_added_to_its_own() {
+        let one = PathStats { plugged: 2, runs: 3, merged: 5, split: 7, expired: 11 };
+        let mut sum = PathStats { plugged: 10, runs: 20, merged: 30, split: 40, expired: 50 };
+        sum.add(&one);
+        assert_eq!(sum, PathStats { plugged: 12, runs: 23, merged: 35, split: 47, expired: 61 });
+    }
+}

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use ringway_core::ByteRange;
 use ringway_path::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
-use ringway_path::{DataOp, Limits, RequestPath, RunId};
+use ringway_path::{DataOp, Limits, MERGED_MAX, PathStats, RequestPath, RunId};
 
 const DEPTH: u16 = 64;
 const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };
@@ -82,6 +82,8 @@ struct World {
     held: Vec<Option<Request>>,
     flying: Vec<(RunId, Vec<u16>, DataOp, ByteRange)>,
     last: [u64; 3],
+    /// All but `expired`.
+    stats: PathStats,
 }
 
 impl World {
@@ -93,6 +95,7 @@ impl World {
             held: vec![None; usize::from(DEPTH)],
             flying: Vec::new(),
             last: [0; 3],
+            stats: PathStats::default(),
         }
     }
 
@@ -108,6 +111,7 @@ impl World {
         let (born, epoch) = (self.now, self.epoch);
         self.held[usize::from(slot)] = Some(Request { op, range, segments, born, epoch });
         self.last[op as usize] = range.end();
+        self.stats.plugged += 1;
     }
 
     /// A run leaves: it is made of held requests, each once, end to end, of one kind, within limits.
@@ -129,6 +133,8 @@ impl World {
         if slots.len() > 1 {
             assert!(range.len() <= LIMITS.max_bytes && segments <= LIMITS.max_segments);
         }
+        self.stats.runs += 1;
+        self.stats.merged += slots.len() as u64 - 1;
         self.flying.push((run, slots, op, range));
     }
 
@@ -174,7 +180,8 @@ impl World {
         });
         let any = self.held.iter().any(Option::is_some);
         assert_eq!(any, waits, "nothing is held without a reason");
-        assert_eq!(self.path.wake_at().is_some(), any, "what is held is woken for");
+        let oldest = self.held.iter().flatten().map(|request| request.born).min();
+        assert_eq!(self.path.wake_at(), oldest.map(|born| born + HOLD_NS), "it is woken for");
         if let Some(at) = self.path.wake_at() {
             assert!(at > self.now && at <= self.now + HOLD_NS);
         }
@@ -210,6 +217,9 @@ impl World {
             Step::Barrier => self.barrier(),
             Step::Pass(ns) => self.now += ns,
         }
+        let held = self.held.iter().any(Option::is_some);
+        assert_eq!(self.path.holds(), held);
+        assert_eq!(self.path.is_empty(), !held && self.flying.is_empty());
     }
 }
 
@@ -232,8 +242,9 @@ proptest! {
         }
         prop_assert!(world.path.is_empty());
         prop_assert!(world.held.iter().all(Option::is_none));
-        let stats = world.path.stats();
-        prop_assert_eq!(stats.plugged, stats.runs + stats.merged);
+        let mut stats = world.path.stats();
+        stats.expired = 0;
+        prop_assert_eq!(stats, world.stats);
     }
 }
 
@@ -251,6 +262,93 @@ fn a_stream_that_queues_behind_its_own_operation_grows() {
     world.end(0);
     world.unplug();
     assert_eq!(world.flying[0].3, ByteRange::new(4096, 4 * 2048).unwrap(), "the others in one");
+}
+
+#[test]
+fn a_stream_is_merged_up_to_the_most() {
+    let limits = Limits { max_bytes: MERGED_MAX, max_segments: 4096 };
+    let mut path = RequestPath::new(512, limits);
+    let plug = |path: &mut RequestPath, slot: u16| {
+        let range = ByteRange::new(u64::from(slot) * 8192, 8192).unwrap();
+        path.plug(slot, DataOp::Read, range, 1, 0);
+    };
+    plug(&mut path, 0);
+    let first = path.next(0).expect("nothing to wait for");
+    (1..=300).for_each(|slot| plug(&mut path, slot));
+    path.done(first);
+    let lengths = std::iter::from_fn(|| path.next(0).map(|run| path.range(run).len()));
+    assert_eq!(lengths.collect::<Vec<_>>(), [1 << 20; 2], "the rest waits for more");
+    path.was_split();
+    let stats = PathStats { plugged: 301, runs: 3, merged: 254, split: 1, expired: 0 };
+    assert_eq!(path.stats(), stats);
+    // As long as another request like the last one would fit.
+    (301..384).for_each(|slot| plug(&mut path, slot));
+    assert_eq!(path.next(0), None);
+    plug(&mut path, 384);
+    assert_eq!(path.next(0).map(|run| path.range(run).len()), Some(1 << 20));
+}
+
+/// What becomes of requests that come together: the ranges of the runs, in sectors and in the order in
+/// which they go. Requests are given as sectors and segments.
+fn runs_of(limits: Limits, requests: &[(DataOp, std::ops::Range<u64>, usize)]) -> Vec<[u64; 2]> {
+    let mut path = RequestPath::new(DEPTH, limits);
+    for (slot, (op, sectors, segments)) in (0..).zip(requests) {
+        let (offset, len) = (sectors.start * SECTOR, (sectors.end - sectors.start) * SECTOR);
+        path.plug(slot, *op, ByteRange::new(offset, len).unwrap(), *segments, 0);
+    }
+    let runs = std::iter::from_fn(|| {
+        let run = path.next(0)?;
+        let range = path.range(run);
+        path.done(run);
+        Some([range.offset() / SECTOR, range.end() / SECTOR])
+    });
+    runs.collect()
+}
+
+#[test]
+fn segments_bound_what_is_merged() {
+    use DataOp::Read;
+    let limits = Limits { max_bytes: 1 << 20, max_segments: 6 };
+    // Behind a run, and before one.
+    let upward: Vec<_> = (100..108).map(|sector| (Read, sector..sector + 1, 1)).collect();
+    assert_eq!(runs_of(limits, &upward), [[100, 106], [106, 108]]);
+    let downward: Vec<_> = upward.iter().rev().cloned().collect();
+    assert_eq!(runs_of(limits, &downward), [[100, 102], [102, 108]]);
+    // A gap that is filled joins two runs, and counts the segments of both.
+    let joined = [(Read, 100..102, 2), (Read, 104..106, 2), (Read, 102..104, 1)];
+    assert_eq!(runs_of(limits, &joined), [[100, 106]]);
+    let more = [&joined[..], &[(Read, 106..107, 1)]].concat();
+    assert_eq!(runs_of(limits, &more), [[100, 107]]);
+    let most = [&more[..], &[(Read, 107..108, 1)]].concat();
+    assert_eq!(runs_of(limits, &most), [[100, 107], [107, 108]]);
+    // Unless that is too much.
+    let full = [(Read, 100..102, 3), (Read, 104..106, 3), (Read, 102..104, 1)];
+    assert_eq!(runs_of(limits, &full), [[100, 104], [104, 106]]);
+    let long = Limits { max_bytes: 5 * SECTOR, max_segments: 6 };
+    assert_eq!(runs_of(long, &joined), [[100, 104], [104, 106]]);
+}
+
+#[test]
+fn the_nearest_goes_first_whatever_its_kind() {
+    use DataOp::{Read, Write, WriteDurable};
+    // From the place where the last one ended, round and round.
+    let three = [(Write, 50..60, 1), (Read, 80..90, 1), (WriteDurable, 20..30, 1)];
+    assert_eq!(runs_of(LIMITS, &three), [[20, 30], [50, 60], [80, 90]]);
+    let reversed = [(Read, 50..60, 1), (Write, 20..30, 1), (WriteDurable, 80..90, 1)];
+    assert_eq!(runs_of(LIMITS, &reversed), [[20, 30], [50, 60], [80, 90]]);
+    // Somebody waits for a read.
+    let tie = [(Write, 20..40, 1), (Read, 20..30, 1)];
+    assert_eq!(runs_of(LIMITS, &tie), [[20, 30], [20, 40]]);
+    // What begins just there is not passed over.
+    let mut path = RequestPath::new(DEPTH, LIMITS);
+    let range = |sector| ByteRange::new(sector * SECTOR, 8 * SECTOR).unwrap();
+    path.plug(0, Write, range(0), 1, 0);
+    let first = path.next(0).unwrap();
+    path.done(first);
+    path.plug(1, Write, range(8), 1, 0);
+    path.plug(2, Write, range(100), 1, 0);
+    let next = path.next(0).unwrap();
+    assert_eq!(path.range(next), range(8));
 }
 
 #[test]
@@ -286,4 +384,5 @@ fn a_request_far_away_is_not_passed_over_for_ever() {
         world.end(0);
         world.unplug();
     }
+    assert_eq!(world.path.stats().expired, 1, "it alone went for its deadline");
 }

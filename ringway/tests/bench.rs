@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
+use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -404,8 +405,7 @@ fn qemus_storage_daemon_is_measured() {
         .current_dir(dir.path())
         .spawn()
     else {
-        eprintln!("skipped: there is no {QSD}");
-        return;
+        return skip(Need::StorageDaemon, "apt install qemu-system-common");
     };
     let begun = Instant::now();
     while !dir.path().join("s").exists() && begun.elapsed() < PATIENCE {
@@ -433,8 +433,7 @@ fn origins(which: &str, parts: &[&str]) {
     let output = run(command);
     let said = text(&output.stdout);
     if text(&output.stderr).contains("O_DIRECT") {
-        eprintln!("skipped: no O_DIRECT in {folder}");
-        return;
+        return skip(Need::Direct, folder);
     }
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
     for part in parts {

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Daemon, copies, copy, ringway, run, same, text, wait};
+use ringway_testkit::{Need, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
@@ -71,7 +72,7 @@ fn every_size_and_engine_copies_what_is_there() {
             });
             let error = text(&output.stderr);
             if index > 0 && error.contains("does not work here") {
-                eprintln!("skipped: {error}");
+                skip(Need::IoUring, error);
                 break;
             }
             assert_eq!(output.status.code(), Some(0), "{engine} {bytes}: {error}");
@@ -203,7 +204,7 @@ impl Drop for Qsd {
     }
 }
 
-/// Serves `image`; `None` if there is no qemu-storage-daemon here, which is an error in CI.
+/// Serves `image`; `None` if there is no qemu-storage-daemon here.
 fn qsd(dir: &Path, image: &str) -> Option<Qsd> {
     let export = "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path=q,writable=on";
     let child = Command::new("qemu-storage-daemon")
@@ -213,8 +214,7 @@ fn qsd(dir: &Path, image: &str) -> Option<Qsd> {
         .stdin(Stdio::null())
         .spawn();
     let Ok(child) = child else {
-        assert!(std::env::var_os("CI").is_none(), "CI needs qemu-storage-daemon");
-        eprintln!("skipped: no qemu-storage-daemon here (apt install qemu-system-common)");
+        skip(Need::StorageDaemon, "apt install qemu-system-common");
         return None;
     };
     let deadline = Instant::now() + Duration::from_secs(10);
@@ -252,6 +252,17 @@ fn kill_in_the_middle(dir: &Path, args: &[&str], journal: &Path, signal: i32) ->
     wait(&mut child, Duration::from_secs(20)).expect("it ends").code()
 }
 
+/// The same for a copy onto the new file `b`; again and again if it is done before the signal comes.
+fn interrupt(dir: &Path, args: &[&str], signal: i32) -> Option<i32> {
+    let b = dir.join("b");
+    let statuses = (0..20).map(|_| {
+        let _ = std::fs::remove_file(&b);
+        kill_in_the_middle(dir, args, &journal(&b), signal)
+    });
+    let mut interrupted = statuses.filter(|status| *status != Some(0));
+    interrupted.next().expect("a copy that is slow enough to be interrupted")
+}
+
 /// As long as the journal is there the destination is not complete, whatever was tried since.
 #[test]
 fn a_resume_that_cannot_begin_keeps_the_journal() {
@@ -259,13 +270,11 @@ fn a_resume_that_cannot_begin_keeps_the_journal() {
     let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
     image(&a, 256 * MIB, 5);
     let args = ["--in-flight", "1", "--reflink", "never", "a", "b"];
-    if kill_in_the_middle(path, &args, &journal(&b), libc::SIGKILL) == Some(0) {
-        return eprintln!("skipped: it was done before it could be killed");
-    }
+    assert_eq!(interrupt(path, &args, libc::SIGKILL), None);
     let mut command = ringway();
     command.args(["copy", "--resume", "--reflink", "always", "a", "b"]).current_dir(path);
     if run(command).status.code() == Some(0) {
-        return eprintln!("skipped: this file system shares blocks");
+        return skip(Need::OwnBlocks, path.display());
     }
     assert!(journal(&b).exists(), "{b:?} looks complete");
     copies(path, &["--resume", "--verify", "a", "b"]);
@@ -277,16 +286,8 @@ fn an_interrupted_copy_goes_on_where_it_was() {
     let dir = tempfile::tempdir().unwrap();
     let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
     image(&a, 256 * MIB, 5);
-    let mut interrupted = false;
     for signal in [libc::SIGKILL, libc::SIGINT, libc::SIGTERM] {
-        let status =
-            kill_in_the_middle(path, &["--in-flight", "1", "a", "b"], &journal(&b), signal);
-        if status == Some(0) {
-            eprintln!("the copy was faster than the signal");
-            std::fs::remove_file(&b).unwrap();
-            continue;
-        }
-        interrupted = true;
+        let status = interrupt(path, &["--in-flight", "1", "a", "b"], signal);
         let expected = if signal == libc::SIGKILL { None } else { Some(128 + signal) };
         assert_eq!(status, expected);
         assert!(journal(&b).exists(), "it is not complete");
@@ -298,21 +299,13 @@ fn an_interrupted_copy_goes_on_where_it_was() {
         assert!(!journal(&b).exists());
         std::fs::remove_file(&b).unwrap();
     }
-    assert!(interrupted, "no copy was slow enough to be interrupted");
 }
 
 /// Leaves an unfinished copy of `a` at `b`, 16 MiB of it durable as its journal says, the rest noise
 /// of another time.
 fn unfinished(dir: &Path) -> (PathBuf, PathBuf) {
     let (a, b) = (dir.join("a"), dir.join("b"));
-    let status = loop {
-        let status =
-            kill_in_the_middle(dir, &["--in-flight", "1", "a", "b"], &journal(&b), libc::SIGINT);
-        if status != Some(0) {
-            break status;
-        }
-        std::fs::remove_file(&b).unwrap();
-    };
+    let status = interrupt(dir, &["--in-flight", "1", "a", "b"], libc::SIGINT);
     assert_eq!(status, Some(130));
     (a, b)
 }
@@ -435,8 +428,7 @@ fn a_full_disk_is_an_error_and_the_copy_goes_on_when_there_is_room() {
         .stderr(Stdio::null())
         .status();
     if !mounted.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: a file system cannot be mounted here");
-        return;
+        return skip(Need::Mount, "tmpfs");
     }
     let unmount = || Command::new("umount").arg(&full).status();
     let output = copy(path, &["a", "full/b"]);
@@ -461,8 +453,7 @@ fn block_devices_are_written_in_place() {
     image(&disk, 24 * MIB, 8);
     let made = Command::new("losetup").args(["-f", "--show"]).arg(&disk).output();
     let Some(made) = made.ok().filter(|made| made.status.success()) else {
-        eprintln!("skipped: no loop devices here");
-        return;
+        return skip(Need::LoopDevice, "losetup fails");
     };
     let device = text(&made.stdout).trim().to_owned();
     let refused = copy(path, &["a", &device]);

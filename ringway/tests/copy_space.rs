@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Daemon, copies, copy, same, text};
+use ringway_testkit::{Need, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ fn mount(dir: &Path, name: &str, args: &[&str]) -> Option<Mount> {
     let at = dir.join(name);
     std::fs::create_dir(&at).unwrap();
     if !quiet(Command::new("mount").args(args).arg(&at).current_dir(dir)) {
-        eprintln!("skipped: cannot mount {args:?} here");
+        skip(Need::Mount, format_args!("cannot mount {args:?}"));
         return None;
     }
     Some(Mount(at))
@@ -44,7 +45,7 @@ fn file_system(dir: &Path, name: &str, options: &[&str]) -> Option<Mount> {
     let made =
         quiet(Command::new(format!("mkfs.{name}")).args(options).arg(&image).current_dir(dir));
     if !made {
-        eprintln!("skipped: there is no mkfs.{name} here");
+        skip(Need::Mount, format_args!("there is no mkfs.{name}"));
         return None;
     }
     mount(dir, name, &["-o", "loop", "-t", name, &image])

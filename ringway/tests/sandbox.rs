@@ -6,6 +6,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{Device, Options};
+use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -74,7 +75,7 @@ fn root() -> bool {
     // SAFETY: no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        println!("skipped: needs root");
+        skip(Need::Root, "to change the user");
     }
     root
 }
@@ -89,7 +90,8 @@ fn every_thread_is_confined_and_data_threads_more() {
         command.arg("serve").args(args).current_dir(dir.path());
         let daemon = Daemon::start(command);
         if daemon.log().contains("does not work here") {
-            println!("skipped: {engine}");
+            let need = if engine == "linux-aio" { Need::LinuxAio } else { Need::IoUring };
+            skip(need, daemon.log());
             continue;
         }
         assert!(

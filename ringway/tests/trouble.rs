@@ -19,7 +19,7 @@ fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
     let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
     let store = match LateStore::mount(mount.path(), 1 << 20) {
         Ok(store) => store,
-        Err(why) => return println!("skipped: {why}"),
+        Err(lack) => return lack.skip(),
     };
     let slow = store.path().display().to_string();
     let config = format!(

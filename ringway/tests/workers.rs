@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text};
 use ringway_driver::Options;
+use ringway_testkit::{Need, skip};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -38,7 +39,7 @@ fn field(path: PathBuf, name: &str) -> String {
 #[test]
 fn workers_are_pinned_to_one_cpu_each_in_turn() {
     let cpus = allowed();
-    let [a, .., b] = cpus[..] else { return println!("skipped: one CPU") };
+    let [a, .., b] = cpus[..] else { return skip(Need::Cpus, "there is one") };
     let list = format!("{b},{a}");
     let dir = folder();
     let args = ["--cpus", &list, "--workers", "3", "--queues", "4", "--engine", "threads"];
@@ -95,7 +96,7 @@ fn a_cpu_that_cannot_be_used_is_named() {
     assert!(error.contains("CPU 1000 does not exist. CPUs that can be used: "), "{error}");
     let error = refused("0-");
     assert!(error.contains("'0-' is not a CPU"), "{error}");
-    let [a, .., b] = allowed()[..] else { return println!("rest skipped: one CPU") };
+    let [a, .., b] = allowed()[..] else { return skip(Need::Cpus, "there is one") };
     // A child may run where the thread may that made it.
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -142,7 +143,7 @@ fn spent(pid: u32) -> (u64, u64) {
 #[test]
 fn a_daemon_without_load_sleeps() {
     if !PathBuf::from("/proc/self/schedstat").exists() {
-        return println!("skipped: this kernel keeps no schedstat");
+        return skip(Need::SchedStat, "this kernel keeps none");
     }
     for poll in ["adaptive", "never"] {
         let dir = folder();

@@ -6,6 +6,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, ringway, run, text};
 use ringway_testkit::FakeStore;
+use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -82,7 +83,7 @@ fn root() -> bool {
     // SAFETY: no preconditions.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        println!("skipped: needs root");
+        skip(Need::Root, "to change the user");
     }
     root
 }

@@ -1,6 +1,7 @@
 //! A disk image whose writes land late: a file system of one file in the test's own process (FUSE),
 //! which only root can mount.
 
+use crate::skip::{Lack, Need};
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
     FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags,
@@ -200,15 +201,16 @@ impl LateStore {
     /// An image of `bytes` bytes in a file system that is mounted on `folder`.
     ///
     /// # Errors
-    /// The reason to skip a test that needs one.
-    pub fn mount(folder: &Path, bytes: usize) -> Result<Self, String> {
+    /// What this machine lacks.
+    pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
         let shared = Shared { bytes, delay, fails: None, log: Vec::new() };
         let store = Store(Arc::new(Mutex::new(shared)));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("late".into())];
-        let session = fuser::spawn_mount(store.clone(), folder, &config)
-            .map_err(|error| format!("no FUSE, which takes root and /dev/fuse: {error}"))?;
+        let session = fuser::spawn_mount(store.clone(), folder, &config).map_err(|error| {
+            Lack::new(Need::Fuse, format_args!("it takes root and /dev/fuse: {error}"))
+        })?;
         Ok(Self { store, path: folder.join(NAME), _session: session })
     }
 

@@ -1,6 +1,6 @@
 //! Test tools: a back-end in the test's own process, a client that keeps no rule, content that
 //! proves itself, random numbers that can be repeated, a simulated disk whose power fails, a
-//! xenstore.
+//! xenstore, and the one way to leave a test out.
 
 pub mod late_store;
 pub mod loop_device;
@@ -9,10 +9,12 @@ pub mod power_cut;
 pub mod raw;
 pub mod rig;
 pub mod seed;
+pub mod skip;
 pub mod xenstore;
 
 pub use late_store::LateStore;
 pub use loop_device::LoopDevice;
 pub use rig::Rig;
 pub use seed::Rng;
+pub use skip::{Lack, Need, skip};
 pub use xenstore::FakeStore;

@@ -1,5 +1,6 @@
 //! Block devices for tests: loop devices, which only root gets.
 
+use crate::skip::{Lack, Need};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,8 +16,8 @@ impl LoopDevice {
     /// A device of `bytes` bytes in blocks of `block` bytes, over a new file in `folder`.
     ///
     /// # Errors
-    /// The reason to skip a test that needs one.
-    pub fn new(folder: &Path, bytes: u64, block: u32) -> Result<Self, String> {
+    /// What this machine lacks.
+    pub fn new(folder: &Path, bytes: u64, block: u32) -> Result<Self, Lack> {
         let backing = folder.join(format!("loop-{block}.img"));
         let make = || -> io::Result<String> {
             std::fs::File::create(&backing)?.set_len(bytes)?;
@@ -30,7 +31,9 @@ impl LoopDevice {
         };
         match make() {
             Ok(path) => Ok(Self { path: path.into(), backing }),
-            Err(error) => Err(format!("no loop device, which takes root and losetup: {error}")),
+            Err(error) => {
+                Err(Lack::new(Need::LoopDevice, format_args!("it takes root and losetup: {error}")))
+            }
         }
     }
 

@@ -286,10 +286,14 @@ fn unsupported(why: &str) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_testkit::{Need, skip};
 
     #[test]
     fn what_is_left_out_is_said_why() {
-        let Ok(all) = probe() else { return };
+        let all = match probe() {
+            Ok(all) => all,
+            Err(error) => return skip(Need::IoUring, error),
+        };
         assert!(!all.has(Feature::RegisteredBuffers), "no memory was named");
         for feature in Feature::ALL {
             println!("{:18} {:?}", feature.name(), all.why_not(feature));
@@ -301,9 +305,12 @@ mod tests {
 
     #[test]
     fn a_ring_refuses_what_the_engine_never_asks_for() {
-        let Ok((mut ring, features)) = set_up(8, &[]) else { return };
+        let (mut ring, features) = match set_up(8, &[]) {
+            Ok(made) => made,
+            Err(error) => return skip(Need::IoUring, error),
+        };
         if let Some(why) = features.why_not(Feature::Restrictions) {
-            return println!("skipped: {why}");
+            return skip(Need::IoUringFeature, why);
         }
         ring.submitter().register_enable_rings().unwrap();
         let at = io_uring::types::Fd(libc::AT_FDCWD);

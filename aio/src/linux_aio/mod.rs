@@ -265,13 +265,16 @@ fn transfer(io: &Io<'_>, fd: RawFd, [one, several]: [u16; 2], rw_flags: i32) -> 
 mod tests {
     use super::*;
     use crate::contract::{Mode, Suite, takes_direct};
+    use ringway_testkit::{Need, skip};
 
     #[test]
     fn works_without_the_ring() {
         let dir = std::env::temp_dir();
-        if !takes_direct(&dir) || LinuxAio::new(1).is_err() {
-            println!("skipped: needs Linux AIO, and O_DIRECT in {}", dir.display());
-            return;
+        if !takes_direct(&dir) {
+            return skip(Need::Direct, dir.display());
+        }
+        if let Err(error) = LinuxAio::new(1) {
+            return skip(Need::LinuxAio, error);
         }
         let make = |depth| {
             let mut engine = LinuxAio::new(depth).unwrap();

@@ -2,7 +2,7 @@
 
 use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
 use crate::disk::{CacheMode, Disk, EngineKind};
-use ringway_testkit::LoopDevice;
+use ringway_testkit::{LoopDevice, Need, skip};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
@@ -96,8 +96,7 @@ fn as_nobody(test: impl FnOnce() + Send) {
 /// nothing of it.
 fn with_mount(kind: &str, flags: libc::c_ulong, test: impl FnOnce(&Path) + Send) {
     if !is_root() {
-        println!("skipped: only root mounts file systems");
-        return;
+        return skip(Need::Root, "to mount file systems");
     }
     let folder = folder();
     let kind = CString::new(kind).unwrap();
@@ -120,9 +119,7 @@ fn with_mount(kind: &str, flags: libc::c_ulong, test: impl FnOnce(&Path) + Send)
                         == 0
             };
             if !mounted {
-                let why = std::io::Error::last_os_error();
-                println!("skipped: cannot mount {}: {why}", kind.to_string_lossy());
-                return;
+                return Err(std::io::Error::last_os_error());
             }
             let path = folder.path().join("disk.img");
             File::create(&path).unwrap().set_len(MIB).unwrap();
@@ -132,8 +129,12 @@ fn with_mount(kind: &str, flags: libc::c_ulong, test: impl FnOnce(&Path) + Send)
             };
             assert!(flags == 0 || done == 0, "remount: {}", std::io::Error::last_os_error());
             test(&path);
+            Ok(())
         });
-        run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let ran = run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if let Err(why) = ran {
+            skip(Need::Mount, format_args!("{}: {why}", kind.to_string_lossy()));
+        }
     });
 }
 
@@ -389,8 +390,7 @@ fn no_permission() {
     let mut reachable = false;
     as_nobody(|| reachable = path.metadata().is_ok());
     if !reachable {
-        println!("skipped: the folder of the tests is closed to others");
-        return;
+        return skip(Need::OpenFolder, folder.path().display());
     }
     let read_only = OpenOptions { read_only: true, ..options(&path) };
 
@@ -441,8 +441,7 @@ fn direct_is_taken_where_it_works() {
     let path = file(&folder, MIB);
     let disk = opens(&options(&path));
     if disk.cache() != CacheMode::None {
-        println!("skipped: {}", disk.cache_why());
-        return;
+        return skip(Need::Direct, disk.cache_why());
     }
     let alignment = disk.alignment();
     assert!(disk.cache_why().contains("O_DIRECT works"), "{}", disk.cache_why());
@@ -477,7 +476,7 @@ fn a_device_of_larger_blocks() {
     let folder = folder();
     let device = match LoopDevice::new(folder.path(), MIB, 4096) {
         Ok(device) => device,
-        Err(why) => return println!("skipped: {why}"),
+        Err(lack) => return lack.skip(),
     };
     let disk = opens(&options(device.path()));
     assert_eq!((disk.cache(), disk.alignment().offset), (CacheMode::None, 4096));

@@ -6,8 +6,8 @@ use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
     CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, PathKind, Source, open,
 };
-use ringway_testkit::LoopDevice;
 use ringway_testkit::rig::open_patiently;
+use ringway_testkit::{Lack, LoopDevice, Need};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,17 +23,17 @@ pub(crate) const SECTOR: u64 = 512;
 /// The engines, those included that only take some files.
 pub(crate) const ENGINES: [&str; 4] = ["null", "threads", "io_uring", "linux-aio"];
 
-/// An engine, or the reason why there is none.
-pub(crate) fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>, String> {
+/// An engine, or what this machine lacks for it.
+pub(crate) fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>, Lack> {
     let threads = ThreadsSetup { depth, threads: 2, cached_inline: true };
     Ok(match name {
         "null" => Box::new(Null::new(depth).expect("descriptors")),
         "threads" => Box::new(Threads::new(threads).expect("threads")),
         "io_uring" => Box::new(
             IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })
-                .map_err(|error| error.to_string())?,
+                .map_err(|error| Lack::new(Need::IoUring, error))?,
         ),
-        _ => Box::new(LinuxAio::new(depth).map_err(|error| error.to_string())?),
+        _ => Box::new(LinuxAio::new(depth).map_err(|error| Lack::new(Need::LinuxAio, error))?),
     })
 }
 
@@ -53,6 +53,11 @@ pub(crate) enum Surface {
 
 impl Surface {
     pub(crate) const ALL: [Self; 4] = [Self::Cached, Self::Direct, Self::Bounced, Self::Modify];
+
+    /// False for the engine that takes no file through the page cache, and such a file.
+    pub(crate) fn takes(self, engine: &str) -> bool {
+        engine != "linux-aio" || self != Self::Cached
+    }
 
     /// What the file takes in one piece, in bytes.
     pub(crate) fn granule(self) -> u32 {
@@ -79,8 +84,8 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A new disk of `bytes` bytes, or the reason why there is none.
-    pub(crate) fn new(surface: Surface, bytes: u64) -> Result<Self, String> {
+    /// A new disk of `bytes` bytes, or what this machine lacks for it.
+    pub(crate) fn new(surface: Surface, bytes: u64) -> Result<Self, Lack> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
         let mut device = None;
         let (path, image) = match surface {
@@ -101,7 +106,7 @@ impl Place {
         }
         let place = Self { image, options, _device: device, _folder: folder };
         match open(&place.options) {
-            Err(error @ OpenError::NoDirect { .. }) => Err(error.to_string()),
+            Err(error @ OpenError::NoDirect { .. }) => Err(Lack::new(Need::Direct, error)),
             // Anything else shows when the disk is opened for good.
             _ => Ok(place),
         }
@@ -189,8 +194,8 @@ pub(crate) struct Bench<E: Engine> {
 
 impl<E: Engine> Bench<E> {
     /// `Err` if the engine does not take this file.
-    pub(crate) fn new(mut engine: E, disk: Arc<Disk>, depth: u16) -> Result<Self, String> {
-        let file = engine.attach(disk.file()).map_err(|error| error.to_string())?;
+    pub(crate) fn new(mut engine: E, disk: Arc<Disk>, depth: u16) -> Result<Self, Lack> {
+        let file = engine.attach(disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
         let limits = engine.limits().clone();
         let queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
         Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 0) })

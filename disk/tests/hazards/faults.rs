@@ -6,7 +6,7 @@ use ringway_aio::faulty::seeded;
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Model, Sim, SimSetup};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{OpenOptions, PathKind, Source, open};
-use ringway_testkit::{Rng, pattern};
+use ringway_testkit::{Lack, Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -63,11 +63,11 @@ struct Scene {
 /// Calls `test` with every engine on every surface that takes it.
 fn everywhere(mut test: impl FnMut(&mut Scene)) {
     for surface in Surface::ALL {
-        for name in ENGINES {
+        for name in ENGINES.into_iter().filter(|name| surface.takes(name)) {
             for path in [PathKind::Bio, PathKind::Request] {
                 match Scene::new(name, surface, CAPACITY, path) {
                     Ok(mut scene) => test(&mut scene),
-                    Err(why) => println!("skipped: {name} on {surface:?}: {why}"),
+                    Err(lack) => lack.skip(),
                 }
             }
         }
@@ -79,7 +79,7 @@ fn faulty_bench(
     surface: Surface,
     disk: Arc<ringway_disk::Disk>,
     plan: &Arc<Mutex<Plan>>,
-) -> Result<FaultyBench, String> {
+) -> Result<FaultyBench, Lack> {
     let plan = Arc::clone(plan);
     let choose: Choice = Box::new(move |io| plan.lock().unwrap().choose(io));
     Bench::new(Faulty::new(engine(name, 64)?, surface.granule(), choose), disk, 16)
@@ -91,7 +91,7 @@ impl Scene {
         surface: Surface,
         capacity: u64,
         path: PathKind,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Lack> {
         let place = Place::new(surface, capacity)?.by(path);
         let plan = Arc::default();
         let bench = faulty_bench(name, surface, place.open(), &plan)?;
@@ -358,8 +358,8 @@ fn c02_faults_within_a_long_request() {
         for name in ["threads", "io_uring"] {
             let mut scene = match Scene::new(name, surface, 4 << 20, PathKind::default()) {
                 Ok(scene) => scene,
-                Err(why) => {
-                    println!("skipped: {name} on {surface:?}: {why}");
+                Err(lack) => {
+                    lack.skip();
                     continue;
                 }
             };
@@ -424,8 +424,8 @@ fn c02_random_faults_in_random_order() {
     for (surface, path) in both {
         let place = match Place::new(surface, 1 << 20) {
             Ok(place) => place.by(path),
-            Err(why) => {
-                println!("skipped: {surface:?}: {why}");
+            Err(lack) => {
+                lack.skip();
                 continue;
             }
         };
@@ -504,8 +504,8 @@ fn c03_writes_within_a_block_lose_nothing() {
     for name in ["threads", "io_uring", "linux-aio"] {
         let place = match Place::new(Surface::Modify, 64 << 10) {
             Ok(place) => place,
-            Err(why) => {
-                println!("skipped: {why}");
+            Err(lack) => {
+                lack.skip();
                 return;
             }
         };
@@ -514,7 +514,7 @@ fn c03_writes_within_a_block_lose_nothing() {
         for _ in 0..2 {
             match engine(name, 64).and_then(|e| Bench::new(e, Arc::clone(&disk), 128)) {
                 Ok(bench) => benches.push(bench),
-                Err(why) => println!("skipped: {name}: {why}"),
+                Err(lack) => lack.skip(),
             }
         }
         let [first, second] = &mut benches[..] else { continue };
@@ -561,13 +561,13 @@ fn c03_any_memory_does() {
         for offset in [0, 1, 2, 255, 511, 512, 513, 4095] {
             let place = match Place::new(Surface::Bounced, 256 << 10) {
                 Ok(place) => place,
-                Err(why) => return println!("skipped: {why}"),
+                Err(lack) => return lack.skip(),
             };
             let made = engine(name, 64).and_then(|engine| Bench::new(engine, place.open(), 4));
             let mut bench = match made {
                 Ok(bench) => bench,
-                Err(why) => {
-                    println!("skipped: {name}: {why}");
+                Err(lack) => {
+                    lack.skip();
                     break;
                 }
             };

@@ -5,7 +5,7 @@ use crate::bench::{Ask, Bench, Memory, Place, SECTOR, Surface, UNTOUCHED, engine
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{CacheMode, PathKind};
-use ringway_testkit::{Rng, pattern};
+use ringway_testkit::{Lack, Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
@@ -39,17 +39,18 @@ struct Scene {
 /// Calls `test` with every engine that moves bytes, through the page cache and past it.
 fn everywhere(mut test: impl FnMut(&mut Scene)) {
     for surface in [Surface::Cached, Surface::Direct] {
-        for name in ["threads", "io_uring", "linux-aio"] {
+        let engines = ["threads", "io_uring", "linux-aio"];
+        for name in engines.into_iter().filter(|name| surface.takes(name)) {
             match Scene::new(name, surface) {
                 Ok(mut scene) => test(&mut scene),
-                Err(why) => println!("skipped: {name} on {surface:?}: {why}"),
+                Err(lack) => lack.skip(),
             }
         }
     }
 }
 
 impl Scene {
-    fn new(name: &'static str, surface: Surface) -> Result<Self, String> {
+    fn new(name: &'static str, surface: Surface) -> Result<Self, Lack> {
         let place = Place::new(surface, CAPACITY)?.by(PathKind::Request);
         let watch: Arc<Mutex<Watch>> = Arc::default();
         let seer = Arc::clone(&watch);

@@ -21,8 +21,8 @@ impl Blocks {
         let folder = crate::scene::folder();
         let device = match LoopDevice::new(folder.path(), bytes, 4096) {
             Ok(device) => device,
-            Err(why) => {
-                println!("skipped: {why}");
+            Err(lack) => {
+                lack.skip();
                 return None;
             }
         };

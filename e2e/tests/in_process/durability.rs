@@ -5,6 +5,7 @@ use crate::scene::{Scene, done, flush, write};
 use ringway_disk::{CacheMode, EngineKind};
 use ringway_driver::{Options, Status};
 use ringway_testkit::raw::{DATA, F_FLUSH, F_VERSION_1, RawGuest, halves, request};
+use ringway_testkit::{Need, skip};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
@@ -66,8 +67,7 @@ const F_CONFIG_WCE: u64 = 1 << 11;
 #[test]
 fn c06_writes_are_durable_when_they_have_to_be() {
     if let Err(why) = shows_dirty_pages() {
-        println!("skipped: {why}");
-        return;
+        return skip(Need::DirtyPages, why);
     }
     for engine in [EngineKind::IoUring, EngineKind::Threads] {
         if !crate::scene::works(engine, CacheMode::Writeback) {
@@ -126,8 +126,7 @@ fn c06_writes_are_durable_when_they_have_to_be() {
 #[test]
 fn c05_a_flush_covers_all_queues() {
     if let Err(why) = shows_dirty_pages() {
-        println!("skipped: {why}");
-        return;
+        return skip(Need::DirtyPages, why);
     }
     let front = Options::new().queues(3);
     let mut scene = Scene::new(EngineKind::Threads, CacheMode::Writeback, 1 << 20, 3, &front);
@@ -150,8 +149,7 @@ fn c05_a_flush_covers_all_queues() {
 #[test]
 fn c06_a_write_cache_that_is_off_stays_off_over_a_reconnect() {
     if let Err(why) = shows_dirty_pages() {
-        println!("skipped: {why}");
-        return;
+        return skip(Need::DirtyPages, why);
     }
     let mut scene = Scene::with(1 << 20, &Options::new(), |_| {});
     let mut queue = scene.queue();

@@ -5,6 +5,7 @@ use ringway_disk::{CacheMode, EngineKind, Source};
 use ringway_driver::{Options, Piece, Refusal, Status};
 use ringway_testkit::pattern;
 use ringway_testkit::rig::RigOptions;
+use ringway_testkit::{Need, skip};
 use std::os::unix::fs::MetadataExt;
 
 const MIB: u64 = 1 << 20;
@@ -47,7 +48,7 @@ fn discard_frees_blocks() {
     for (engine, cache) in engines_and_caches() {
         let mut scene = Scene::new(engine, cache, 4 * MIB, 1, &Options::new());
         if scene.device.info().max_discard_sectors.is_none() {
-            println!("skipped: no holes in files here");
+            skip(Need::Holes, scene.image.display());
             continue;
         }
         let mut queue = scene.queue();

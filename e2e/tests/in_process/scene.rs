@@ -3,6 +3,7 @@
 use ringway_disk::{CacheMode, EngineKind, OpenError, OpenOptions, Source, open};
 use ringway_driver::{BlkQueue, Buffer, Completion, Device, Options, Rejected, Status};
 use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::{Need, skip};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -42,7 +43,7 @@ pub(crate) fn works(engine: EngineKind, cache: CacheMode) -> bool {
     if cache == CacheMode::None
         && let Err(why) = direct
     {
-        println!("skipped: cache none: {why}");
+        skip(Need::Direct, why);
         return false;
     }
     if engine.needs_direct() && cache != CacheMode::None {
@@ -51,7 +52,8 @@ pub(crate) fn works(engine: EngineKind, cache: CacheMode) -> bool {
     let usable = ringway_export::usable_engines();
     match usable.into_iter().find(|(kind, _)| *kind == engine) {
         Some((_, Err(why))) => {
-            println!("skipped: {engine}: {why}");
+            let need = if engine == EngineKind::LinuxAio { Need::LinuxAio } else { Need::IoUring };
+            skip(need, why);
             false
         }
         _ => true,

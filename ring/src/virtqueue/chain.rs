@@ -205,7 +205,7 @@ impl Chain {
         for index in 0..table.entries {
             // The flags are the last field of a packed descriptor, where split ones have `next`.
             let desc = table.read(index, mem)?;
-            self.add(Desc { flags: desc.next & DESC_F_WRITE, next: 0, ..desc })?;
+            self.add(Desc { flags: desc.next & DESC_F_WRITE, ..desc })?;
         }
         Ok(())
     }

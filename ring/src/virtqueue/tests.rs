@@ -182,6 +182,7 @@ fn a09_driver_and_device_agree_for_ever() {
                     device_sleeps &= !kick;
                 }
                 4 if !device_sleeps => {
+                    assert_eq!(device.has_work(), visible > 0, "{shape:?} at {round}");
                     while let Some((head, chain)) = device.pop(&mut translator).unwrap() {
                         let chain = chain.unwrap();
                         let (id, want, readable) = added.pop_front().expect("never added");

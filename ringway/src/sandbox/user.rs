@@ -155,6 +155,7 @@ pub(crate) fn group_number(word: &str) -> anyhow::Result<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_testkit::{Need, skip};
 
     impl Account {
         fn numbers(&self) -> (u32, u32) {
@@ -165,8 +166,7 @@ mod tests {
     #[test]
     fn users_are_found_by_name_and_number() {
         if !geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
+            return skip(Need::Root, "to change the user");
         }
         let nobody = Account::find("nobody").unwrap();
         assert_eq!(nobody, Account { word: "nobody".into(), ..Account::find("nobody").unwrap() });
@@ -205,8 +205,7 @@ mod tests {
     fn a_socket_is_born_with_its_owner() {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         if !geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
+            return skip(Need::Root, "to change the user");
         }
         let folder = tempfile::tempdir().unwrap();
         let closed = std::fs::Permissions::from_mode(0o700);
