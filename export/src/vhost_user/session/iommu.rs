@@ -245,16 +245,16 @@ impl Session<'_> {
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         let who = iommu.who_wants(miss);
         let for_a_ring = who.is_empty() && self.vrings.iter().any(Vring::is_ready);
-        if for_a_ring && !std::mem::replace(&mut iommu.ring_fault_told, true) {
-            if let Some(pass) = self.export.limits().refused.pass() {
-                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
-                let page = format_args!("{:#x}", miss.page);
-                warn!(
-                    disk,
-                    suppressed,
-                    "a ring cannot be reached: the front-end has no translation of {page}"
-                );
-            }
+        if for_a_ring
+            && !std::mem::replace(&mut iommu.ring_fault_told, true)
+            && let Some(pass) = self.export.limits().refused.pass()
+        {
+            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+            let page = format_args!("{:#x}", miss.page);
+            warn!(
+                disk,
+                suppressed, "a ring cannot be reached: the front-end has no translation of {page}"
+            );
         }
         for at in who {
             iommu.unwant(at);
