@@ -120,7 +120,7 @@ pub const FAULTS: &str = "RINGWAY_FAULTS";
 #[macro_export]
 macro_rules! injected {
     ($result:expr, $what:expr) => {
-        $result
+        ::core::convert::identity($result)
     };
 }
 

@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, Device, Options};
+use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
@@ -325,8 +326,7 @@ fn e06_the_service_manager_hears_of_one_daemon() {
 fn e06_another_user_serves_what_root_has_opened() {
     // SAFETY: it only tells.
     if unsafe { libc::geteuid() } != 0 {
-        println!("skipped: needs root");
-        return;
+        return skip(Need::Root, "to serve as another user");
     }
     let dir = folder();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -433,8 +433,7 @@ fn fill(device: &mut Device) -> usize {
 fn e06_memory_that_a_guest_makes_it_fill_ends_its_own_process_alone() {
     const LIMIT: usize = 64 * MIB;
     let Some(cgroup) = Cgroup::new(LIMIT) else {
-        println!("skipped: no memory cgroup can be made here");
-        return;
+        return skip(Need::MemoryCgroup, "none can be made here");
     };
     let dir = folder();
     for image in ["a.img", "b.img"] {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
-use ringway_testkit::LateStore;
+use ringway_testkit::{LateStore, Need, skip};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -118,7 +118,7 @@ fn e01_a_log_that_was_full_goes_on() {
         .stderr(Stdio::null())
         .status();
     if !mounted.is_ok_and(|status| status.success()) {
-        return println!("skipped: no file system can be mounted, which takes root");
+        return skip(Need::Mount, "tmpfs");
     }
     let ballast = mount.path().join("ballast");
     let log = File::options().create_new(true).append(true).open(mount.path().join("log")).unwrap();
@@ -247,7 +247,7 @@ fn e07_errors_of_the_disk_are_told() {
     let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
     let store = match LateStore::mount(mount.path(), 1 << 20) {
         Ok(store) => store,
-        Err(why) => return println!("skipped: {why}"),
+        Err(lack) => return lack.skip(),
     };
     let image = store.path().display().to_string();
     let args = [&image, "--socket", "s", "--control", "ctl", "--cache", "none", "--path", "bio"];

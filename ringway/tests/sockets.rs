@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Daemon, folder, ringway, run, text};
+use ringway_testkit::{Need, skip};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
@@ -42,7 +43,7 @@ fn root() -> bool {
     // SAFETY: it only tells.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
-        println!("skipped: needs root");
+        skip(Need::Root, "to be another user");
     }
     root
 }

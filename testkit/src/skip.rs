@@ -40,9 +40,11 @@ pub enum Need {
     SchedStat,
     /// Two CPUs.
     Cpus,
+    /// A memory cgroup of the test's own.
+    MemoryCgroup,
     /// groff, which reads manual pages.
     Groff,
-    /// qemu-system-x86_64.
+    /// QEMU's programs: qemu-system-x86_64, qemu-img, qemu-io.
     Qemu,
     /// qemu-storage-daemon.
     StorageDaemon,
@@ -72,6 +74,7 @@ impl Need {
             Self::Landlock => "landlock",
             Self::SchedStat => "schedstat",
             Self::Cpus => "cpus",
+            Self::MemoryCgroup => "memory-cgroup",
             Self::Groff => "groff",
             Self::Qemu => "qemu",
             Self::StorageDaemon => "storage-daemon",

@@ -236,8 +236,7 @@ mod tests {
     #[test]
     fn b17_a_socket_has_its_group_or_is_not_made() {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: needs root");
-            return;
+            return ringway_testkit::skip(ringway_testkit::Need::Root, "to give a group away");
         }
         let dir = tempfile::tempdir().unwrap();
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))

@@ -22,6 +22,7 @@ mod origins;
 // Shared with `ringway bench`.
 #[path = "../../../ringway/src/bench/fill.rs"]
 mod bytes;
+#[allow(dead_code)]
 #[path = "../../../ringway/src/peer.rs"]
 mod peer;
 #[path = "../../../ringway/src/short.rs"]

@@ -157,8 +157,8 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
 
 fn head() -> String {
     let mut head = format!(
-        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9}",
-        "engine", "ring", "kills", "early", "requests", "overtaken"
+        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>7}",
+        "engine", "ring", "kills", "early", "requests", "overtaken", "refused", "durable"
     );
     for wrong in Wrong::ALL {
         let _ = write!(head, " {:>9}", format!("{wrong:?}").to_lowercase());
@@ -168,9 +168,10 @@ fn head() -> String {
 
 fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
     let Outcome { kills, early, requests, overtaken, findings, reattach, elapsed, .. } = outcome;
+    let Outcome { refused, durable_lives, .. } = outcome;
     let _ = write!(
         table,
-        "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9}",
+        "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9} {refused:>7} {durable_lives:>7}",
         plan.engine,
         plan.ring(),
     );

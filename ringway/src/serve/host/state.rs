@@ -224,7 +224,7 @@ fn lost_data(file: &File) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_testkit::LoopDevice;
+    use ringway_testkit::{LoopDevice, Need, skip};
     use std::os::unix::fs::{FileExt, symlink};
     use std::process::Command;
 
@@ -276,17 +276,13 @@ mod tests {
         let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
         if !mount(&["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).is_ok_and(|status| status.success())
         {
-            println!("skipped: a file system cannot be mounted here, which takes root");
-            return;
+            return skip(Need::Mount, "tmpfs");
         }
         let _mounted = Mounted(&small);
         for flushing in [false, true] {
             let device = match LoopDevice::new(&small, 1 << 20, 512) {
                 Ok(device) => device,
-                Err(why) => {
-                    println!("skipped: {why}");
-                    return;
-                }
+                Err(lack) => return lack.skip(),
             };
             let open = || File::options().read(true).write(true).open(device.path()).unwrap();
             let (daemons, state) = (open(), dir(&folder.path().join("state")));
