@@ -8,7 +8,7 @@ use campaign::oracle::Wrong;
 use campaign::{End, Harm, Plan, Points};
 use common::{Daemon, PATIENCE, folder};
 use ringway_driver::{Device, Error, Options, PathKind};
-use ringway_testkit::{Need, Rng, skip};
+use ringway_testkit::Rng;
 use std::path::Path;
 use std::time::Duration;
 
@@ -155,7 +155,10 @@ fn takes_direct() -> bool {
         .open(dir.path().join("direct"))
         .is_ok();
     if !takes {
-        skip(Need::Direct, "this folder takes no O_DIRECT: cache none is left out");
+        ringway_testkit::skip(
+            ringway_testkit::Need::Direct,
+            "this folder takes no O_DIRECT: cache none is left out",
+        );
     }
     takes
 }

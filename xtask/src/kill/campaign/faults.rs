@@ -93,8 +93,8 @@ impl Killer<'_> {
         }
         self.look_at_durability();
         if self.random.below(RECONNECTED) == 0 {
-            // Killed meanwhile it is reconnected by its keeper.
-            let _ = device.stop().and_then(|()| device.reconnect());
+            // If the daemon dies meanwhile, its successor is connected to.
+            self.stopped = device.stop().and_then(|()| device.reconnect()).is_err();
         }
         if self.random.below(SWITCHED) == 0 {
             self.switch_cache(device);

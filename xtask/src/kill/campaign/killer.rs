@@ -92,6 +92,8 @@ pub(super) struct Killer<'a> {
     /// What the guest has set its write cache to, if the daemon has acknowledged it.
     pub(super) cache: Option<bool>,
     pub(super) durable_lives: u64,
+    /// The device was stopped, and its daemon died before it was connected again.
+    pub(super) stopped: bool,
 }
 
 impl Killer<'_> {
@@ -126,6 +128,7 @@ impl Killer<'_> {
             let faults = (plan.faults && kill < plan.kills)
                 .then(|| Faults::of(plan).variable(life, &mut self.random));
             daemon = Daemon::start(plan, self.dir, life, dies, faults)?;
+            self.reconnect(device, &mut daemon)?;
             if harm == Some(Harm::Missing) {
                 daemon.signal(libc::SIGSTOP)?;
             }
@@ -136,6 +139,16 @@ impl Killer<'_> {
         self.resume(&mut daemon)?;
         self.note();
         Ok(daemon)
+    }
+
+    /// Connects a device that was stopped, as long as this daemon lives.
+    fn reconnect(&mut self, device: &mut Device, daemon: &mut Daemon) -> Result<()> {
+        let deadline = Instant::now() + self.plan.patience;
+        while self.stopped && !daemon.has_died()? && Instant::now() < deadline {
+            self.stopped = device.reconnect().is_err();
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     fn next_strike(&mut self, kill: u64) -> Strike {

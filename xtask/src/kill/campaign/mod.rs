@@ -273,6 +273,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         killed: None,
         cache: None,
         durable_lives: 0,
+        stopped: false,
     };
     // How the last daemons end: while they are told to stop their queues, and in good order.
     let ends: &[_] =
