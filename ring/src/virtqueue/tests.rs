@@ -144,6 +144,42 @@ pub(super) fn rounds() -> usize {
     if cfg!(miri) { 60 } else { 60_000 }
 }
 
+/// What a device tells of itself, chain by chain.
+#[test]
+fn a_device_tells_where_it_is() {
+    let mut rng = Rng::seeded("where");
+    for shape in shapes() {
+        let memory = Memory::new(shape);
+        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
+        let mut translator = memory.translator();
+        assert_eq!(device.size(), shape.size);
+        assert!(device.goes_on());
+        // One descriptor each.
+        for chains in 0..2 {
+            let at = shape.first + chains;
+            let base = if shape.packed { PackedBase::after(at, shape.size).0 } else { at.into() };
+            assert_eq!(device.base(), base, "{shape:?}");
+            assert!(!device.has_work());
+            driver.add(&[rng.piece()], &[]).unwrap();
+            assert!(!device.has_work(), "not published");
+            let _ = driver.publish();
+            assert!(device.has_work());
+            let (head, _) = device.pop(&mut translator).unwrap().unwrap();
+            assert!(!device.has_work());
+            assert_eq!(device.unpublished().count, 0);
+            device.push(head, 0);
+            let unpublished = device.unpublished();
+            assert_eq!((unpublished.first, unpublished.count), (at % shape.size, 1), "{shape:?}");
+            let _ = device.publish();
+            assert_eq!(device.unpublished().count, 0);
+            assert!(driver.pop_used().unwrap().is_some());
+        }
+        let begins = Shape { first: 0, ..shape };
+        let memory = Memory::new(begins);
+        assert!(!memory.device(begins).goes_on());
+    }
+}
+
 /// Both sides take random steps. Chains arrive as they were added, come back with the length that
 /// was pushed, in any order; and whoever was told `Quiet` is notified of the next news.
 #[test]
