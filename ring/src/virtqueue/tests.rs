@@ -180,6 +180,33 @@ fn a_device_tells_where_it_is() {
     }
 }
 
+/// A record may name an indirect table that this connection has not negotiated, or one among others.
+#[test]
+fn b04_a_table_in_a_record_is_alone_and_negotiated() {
+    let indirect = |bytes| packed::Copied {
+        addr: GUEST,
+        word: packed_layout::Word::new(bytes, 0, DESC_F_INDIRECT),
+    };
+    let shape = |entries| {
+        let (packed, size, event_idx) = (true, 8, false);
+        Shape { packed, size, first: 0, event_idx, entries, when_scarce: false }
+    };
+    for (entries, records, refused) in [
+        (0, &[indirect(16)][..], true),
+        (5, &[indirect(16), indirect(16)], true),
+        // An empty descriptor in the table, which is read, then.
+        (5, &[indirect(16)], false),
+    ] {
+        let shape = shape(entries);
+        let memory = Memory::new(shape);
+        let Device::Packed(mut device) = memory.device(shape) else { panic!("packed") };
+        let mut translator = memory.translator();
+        let (_, verdict) = device.retake(0, records, &mut translator);
+        let wanted = if refused { ChainError::BadIndirect } else { ChainError::ZeroLength };
+        assert_eq!(verdict.unwrap_err(), wanted, "{entries}");
+    }
+}
+
 /// Both sides take random steps. Chains arrive as they were added, come back with the length that
 /// was pushed, in any order; and whoever was told `Quiet` is notified of the next news.
 #[test]
