@@ -58,10 +58,13 @@ mutants() { # mutants OPTION…: cargo-mutants in the copy
     nice -n 19 cargo mutants --dir "$tree" "$@"
 }
 
-only() { # only NAME…: sets `exactly`, options that choose these mutants
+# only NAME…: sets `exactly`, options that choose these mutants. cargo-mutants 27.1 lets all mutants
+# pass that leave out the field of a struct, whatever their names, so files are chosen, too.
+only() {
     local name
     exactly=()
     for name; do
+        exactly+=(--file "${name%%:*}")
         # shellcheck disable=SC2001 # a class of characters
         exactly+=(--re "^$(sed 's/[][\.*^$+?(){}|]/\\&/g' <<<"$name")\$")
     done
@@ -106,6 +109,8 @@ try() {
         [ "$limit" -gt 0 ] || return 0
     fi
     round "$out.1" "$limit" "$crate" quick "$@"
+    # Stopped before it began.
+    [ -f "$out.1/mutants.out/unviable.txt" ] || return 0
     for kind in caught timeout unviable; do
         sed "s/^/$kind /" "$out.1/mutants.out/$kind.txt" >>"$base/result"
     done
@@ -117,6 +122,9 @@ try() {
         sed "s/^/$kind /" "$out.2/mutants.out/$kind.txt" >>"$base/result"
     done
 }
+
+# One line for each mutant: what became of it last.
+once() { awk '{ name = $0; sub(/^[^ ]* /, "", name); last[name] = $0 } END { for (n in last) print last[n] }'; }
 
 cargo mutants --version >/dev/null 2>&1 || die "there is no cargo-mutants: cargo install cargo-mutants --locked"
 copy_tree
@@ -133,7 +141,7 @@ if [ -n "$size" ]; then
         only "${chosen[@]}"
         try "sample-$crate" "$crate" "${exactly[@]}"
     done
-    ran=$(wc -l <"$base/result")
+    ran=$(once <"$base/result" | wc -l)
     [ "$ran" -ge "$size" ] || printf 'warning: stopped after %s s, %d of %d were tried\n' \
         "$seconds" "$ran" "$size"
 else
@@ -144,10 +152,11 @@ fi
 
 # --- what was found: per file, then what nothing noticed
 
+once <"$base/result" | sort >"$base/final"
 awk '{ split($2, place, ":"); file[place[1]]; n[place[1], $1]++ }
     END { for (f in file) printf "%s: %d caught, %d never ended, %d missed, %d did not compile\n", f,
-        n[f, "caught"], n[f, "timeout"], n[f, "missed"], n[f, "unviable"] }' "$base/result" | sort
-sed -n 's/^missed //p' "$base/result" | unplaced | sort >"$base/missed"
+        n[f, "caught"], n[f, "timeout"], n[f, "missed"], n[f, "unviable"] }' "$base/final" | sort
+sed -n 's/^missed //p' "$base/final" | unplaced | sort >"$base/missed"
 listed | sort >"$base/listed"
 status=0
 while IFS= read -r mutant; do

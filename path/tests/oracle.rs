@@ -310,22 +310,22 @@ fn segments_bound_what_is_merged() {
     use DataOp::Read;
     let limits = Limits { max_bytes: 1 << 20, max_segments: 6 };
     // Behind a run, and before one.
-    let upward: Vec<_> = (100..108).map(|sector| (Read, sector..sector + 1, 1)).collect();
-    assert_eq!(runs_of(limits, &upward), [[100, 106], [106, 108]]);
+    let upward: Vec<_> = (10_100..10_108).map(|sector| (Read, sector..sector + 1, 1)).collect();
+    assert_eq!(runs_of(limits, &upward), [[10_100, 10_106], [10_106, 10_108]]);
     let downward: Vec<_> = upward.iter().rev().cloned().collect();
-    assert_eq!(runs_of(limits, &downward), [[100, 102], [102, 108]]);
+    assert_eq!(runs_of(limits, &downward), [[10_100, 10_102], [10_102, 10_108]]);
     // A gap that is filled joins two runs, and counts the segments of both.
-    let joined = [(Read, 100..102, 2), (Read, 104..106, 2), (Read, 102..104, 1)];
-    assert_eq!(runs_of(limits, &joined), [[100, 106]]);
-    let more = [&joined[..], &[(Read, 106..107, 1)]].concat();
-    assert_eq!(runs_of(limits, &more), [[100, 107]]);
-    let most = [&more[..], &[(Read, 107..108, 1)]].concat();
-    assert_eq!(runs_of(limits, &most), [[100, 107], [107, 108]]);
+    let joined = [(Read, 10_100..10_102, 2), (Read, 10_104..10_106, 2), (Read, 10_102..10_104, 1)];
+    assert_eq!(runs_of(limits, &joined), [[10_100, 10_106]]);
+    let more = [&joined[..], &[(Read, 10_106..10_107, 1)]].concat();
+    assert_eq!(runs_of(limits, &more), [[10_100, 10_107]]);
+    let most = [&more[..], &[(Read, 10_107..10_108, 1)]].concat();
+    assert_eq!(runs_of(limits, &most), [[10_100, 10_107], [10_107, 10_108]]);
     // Unless that is too much.
-    let full = [(Read, 100..102, 3), (Read, 104..106, 3), (Read, 102..104, 1)];
-    assert_eq!(runs_of(limits, &full), [[100, 104], [104, 106]]);
+    let full = [(Read, 10_100..10_102, 3), (Read, 10_104..10_106, 3), (Read, 10_102..10_104, 1)];
+    assert_eq!(runs_of(limits, &full), [[10_100, 10_104], [10_104, 10_106]]);
     let long = Limits { max_bytes: 5 * SECTOR, max_segments: 6 };
-    assert_eq!(runs_of(long, &joined), [[100, 104], [104, 106]]);
+    assert_eq!(runs_of(long, &joined), [[10_100, 10_104], [10_104, 10_106]]);
 }
 
 #[test]

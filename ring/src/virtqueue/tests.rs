@@ -144,6 +144,69 @@ pub(super) fn rounds() -> usize {
     if cfg!(miri) { 60 } else { 60_000 }
 }
 
+/// What a device tells of itself, chain by chain.
+#[test]
+fn a_device_tells_where_it_is() {
+    let mut rng = Rng::seeded("where");
+    for shape in shapes() {
+        let memory = Memory::new(shape);
+        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
+        let mut translator = memory.translator();
+        assert_eq!(device.size(), shape.size);
+        assert!(device.goes_on());
+        // One descriptor each.
+        for chains in 0..2 {
+            let at = shape.first + chains;
+            let base = if shape.packed { PackedBase::after(at, shape.size).0 } else { at.into() };
+            assert_eq!(device.base(), base, "{shape:?}");
+            assert!(!device.has_work());
+            driver.add(&[rng.piece()], &[]).unwrap();
+            assert!(!device.has_work(), "not published");
+            let _ = driver.publish();
+            assert!(device.has_work());
+            let (head, _) = device.pop(&mut translator).unwrap().unwrap();
+            assert!(!device.has_work());
+            assert_eq!(device.unpublished().count, 0);
+            device.push(head, 0);
+            let unpublished = device.unpublished();
+            assert_eq!((unpublished.first, unpublished.count), (at % shape.size, 1), "{shape:?}");
+            let _ = device.publish();
+            assert_eq!(device.unpublished().count, 0);
+            assert!(driver.pop_used().unwrap().is_some());
+        }
+        let begins = Shape { first: 0, ..shape };
+        let memory = Memory::new(begins);
+        assert!(!memory.device(begins).goes_on());
+    }
+}
+
+/// A record may name an indirect table that this connection has not negotiated, or one among others.
+#[test]
+fn b04_a_table_in_a_record_is_alone_and_negotiated() {
+    let indirect = |bytes| packed::Copied {
+        addr: GUEST,
+        word: packed_layout::Word::new(bytes, 0, DESC_F_INDIRECT),
+    };
+    let shape = |entries| {
+        let (packed, size, event_idx) = (true, 8, false);
+        Shape { packed, size, first: 0, event_idx, entries, when_scarce: false }
+    };
+    for (entries, records, refused) in [
+        (0, &[indirect(16)][..], true),
+        (5, &[indirect(16), indirect(16)], true),
+        // An empty descriptor in the table, which is read, then.
+        (5, &[indirect(16)], false),
+    ] {
+        let shape = shape(entries);
+        let memory = Memory::new(shape);
+        let Device::Packed(mut device) = memory.device(shape) else { panic!("packed") };
+        let mut translator = memory.translator();
+        let (_, verdict) = device.retake(0, records, &mut translator);
+        let wanted = if refused { ChainError::BadIndirect } else { ChainError::ZeroLength };
+        assert_eq!(verdict.unwrap_err(), wanted, "{entries}");
+    }
+}
+
 /// Both sides take random steps. Chains arrive as they were added, come back with the length that
 /// was pushed, in any order; and whoever was told `Quiet` is notified of the next news.
 #[test]
