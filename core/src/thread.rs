@@ -2,6 +2,7 @@
 //! what it may do, for example.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::sync::OnceLock;
 
 /// The kinds of threads that carry data.
@@ -33,8 +34,19 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
+thread_local! {
+    static CARRIES_DATA: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread has begun to carry data: it must not block, and its sandbox allows it little.
+#[must_use]
+pub fn carries_data() -> bool {
+    CARRIES_DATA.get()
+}
+
 /// For a thread that begins to carry data.
 pub fn data_thread_starts(kind: DataThread) {
+    CARRIES_DATA.set(true);
     if let Some(act) = ON_START.get() {
         act(kind);
     }

@@ -332,7 +332,7 @@ fn requests_that_make_no_sense_are_answered() {
         (
             r#"{"command":"add","disk":{"image":"/no/x","socket":"/no/y"}}"#,
             "failed",
-            "no such file",
+            "its folder does not exist",
         ),
     ] {
         let reply = client.say(line);

@@ -175,8 +175,9 @@ fn the_helper_ends_with_the_daemon_and_the_daemon_goes_on_without_it() {
     let args = ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "1"];
     let daemon = Daemon::serve(dir.path(), &args);
     let its = helper(daemon.pid()).expect("there is a helper");
-    // It holds nothing of the daemon's: its line, standard input and outputs.
-    assert_eq!(std::fs::read_dir(format!("/proc/{its}/fd")).unwrap().count(), 4);
+    // Its line, standard input and outputs; for the disk the folder of states, its file, the image with
+    // the daemon's lock, and the image opened by itself.
+    assert_eq!(std::fs::read_dir(format!("/proc/{its}/fd")).unwrap().count(), 8);
     assert_eq!(status(&its.to_string(), "NoNewPrivs"), "1");
     daemon.kill();
     until("the helper stays behind", || !Path::new(&format!("/proc/{its}")).exists());

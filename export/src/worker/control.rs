@@ -119,15 +119,18 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
 
     /// Gives back the ring of a lane with nothing in flight.
     fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
-        let Some(mut lane) = self.lanes[id as usize].take() else { return };
+        let Some(lane) = self.lanes[id as usize].take() else { return };
+        let Lane { mut ring, disk, .. } = lane;
         // What completed in this very turn was published at its end.
-        let _ = lane.ring.publish();
-        self.engine.detach(lane.disk.file());
-        let stats = lane.disk.stats();
+        let _ = ring.publish();
+        self.engine.detach(disk.file());
+        let stats = disk.stats();
         self.stats.gone.add(&stats);
         self.active.retain(|&active| active != id);
         self.name_memory();
-        let _ = reply.send(Stopped { ring: lane.ring, stats });
+        // First: whoever asked may let the disk go next, which is not for this thread to do.
+        drop(disk);
+        let _ = reply.send(Stopped { ring, stats });
     }
 
     /// Looks at every queue, and wakes those whose kick was lost.

@@ -310,7 +310,7 @@ const DUTIES: &[(&str, Deed, &[Who])] = &[
     (
         "sync a file",
         || raw(libc::SYS_fdatasync, [number(-1), 0, 0, 0, 0, 0]),
-        &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo],
+        &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo, Who::Helper],
     ),
     (
         "punch a hole",

@@ -101,6 +101,12 @@ impl Daemon {
         disks.started()?;
         let disk = inside.as_ref().map(|inside| inside.name.as_str());
         tracing::info!(disk, "{sandbox}");
+        if !disks.host.keeps_state() {
+            tracing::info!(
+                disk,
+                "no --state-dir: a failed flush and a pause will not outlive this daemon"
+            );
+        }
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);
         let xen = xen.map(|plan| {

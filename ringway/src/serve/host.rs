@@ -124,6 +124,11 @@ impl Host {
         Ok((disk, new))
     }
 
+    /// Whether there is a folder for what must outlive the daemon.
+    pub(crate) fn keeps_state(&self) -> bool {
+        self.keeps_state
+    }
+
     /// Has what must outlive the daemon kept, now that the image is ours.
     fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
         if !self.keeps_state || !disk.is_real() || disk.geometry().read_only {

@@ -1,12 +1,12 @@
 //! The daemon's side: asks the helper.
 
-use super::state::StateName;
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
 use crate::config::Location;
 use crate::reasons::in_full;
 use anyhow::{anyhow, bail};
+use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
 use ringway_export::vhost_user::Access;
 use ringway_export::xen::{self, Named};
@@ -21,11 +21,14 @@ use std::sync::{Arc, Mutex};
 pub(super) struct Client {
     /// Held from a question to its answer, which never takes long.
     line: Mutex<OwnedFd>,
+    /// States of disks whose last hold was a worker's, which asks nobody for anything: the helper is
+    /// told with the next question.
+    let_go: Mutex<Vec<u64>>,
 }
 
 impl Client {
     pub(super) fn new(line: OwnedFd) -> Self {
-        Self { line: Mutex::new(line) }
+        Self { line: Mutex::new(line), let_go: Mutex::default() }
     }
 
     /// A refusal becomes an error.
@@ -39,13 +42,18 @@ impl Client {
         fd: Option<BorrowedFd<'_>>,
     ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
+        let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
+        for number in let_go {
+            send(&*line, &Request::Stateless { number }, None).map_err(|_| gone())?;
+            answer(&line)?;
+        }
         send(&*line, request, fd).map_err(|_| gone())?;
         answer(&line)
     }
 
     /// The state of a disk, and who has the helper let it go.
     pub(super) fn state(self: &Arc<Self>, image: &File) -> anyhow::Result<(File, HelpersState)> {
-        let request = Request::State { name: StateName::of(image)? };
+        let request = Request::State;
         let (Answer::State { number }, Some(file)) =
             self.ask_with(&request, Some(image.as_fd()))?
         else {
@@ -137,6 +145,11 @@ pub(super) struct HelpersState {
 
 impl Drop for HelpersState {
     fn drop(&mut self) {
+        if carries_data() {
+            let mut let_go = self.helper.let_go.lock().unwrap_or_else(|e| e.into_inner());
+            let_go.push(self.number);
+            return;
+        }
         // If the helper has gone, so has what it held.
         let _ = self.helper.ask(&Request::Stateless { number: self.number });
     }

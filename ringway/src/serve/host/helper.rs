@@ -11,7 +11,7 @@ use super::super::survive::survive;
 use super::Duties;
 use super::client::Client;
 use super::local::{Local, OwnFile, listen, open};
-use super::state::{StateKeeper, StateName};
+use super::state::StateKeeper;
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
 use crate::config::{Location, Sandbox};
@@ -189,7 +189,7 @@ impl Helper {
                 self.open(wanted, ours)?;
                 Ok((Answer::Wait, Some(its)))
             }
-            Request::State { name } => self.state(name, fd),
+            Request::State => self.state(fd),
             Request::Stateless { number } => {
                 drop(lock(&self.things).states.remove(&number));
                 Ok((Answer::Done, None))
@@ -277,15 +277,11 @@ impl Helper {
 
     /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
     /// nothing, and reaches its own folder only.
-    fn state(
-        &self,
-        name: StateName,
-        image: Option<OwnedFd>,
-    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn state(&self, image: Option<OwnedFd>) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         let (Some(dir), Some(image)) = (&self.duties.state_dir, image) else {
             bail!("this daemon keeps no state of its disks");
         };
-        let keeper = StateKeeper::beside(dir, name, image.into())?;
+        let keeper = StateKeeper::beside(dir, image.into())?;
         let file = keeper.file().try_clone()?;
         let mut things = lock(&self.things);
         things.next += 1;

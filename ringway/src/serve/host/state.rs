@@ -11,7 +11,6 @@ use ringway_core::mem::Mapping;
 use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, mkdirat, openat, statx, unlinkat};
 use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -36,10 +35,7 @@ impl StateDir {
     /// What is wrong with the one that was asked for.
     pub(crate) fn open(asked: Option<&Path>) -> anyhow::Result<Option<Self>> {
         let without = "a failed flush and a pause will not outlive this daemon";
-        let Some(path) = asked.map(Path::to_path_buf).or_else(usual) else {
-            tracing::info!("no --state-dir, and no XDG_RUNTIME_DIR: {without}");
-            return Ok(None);
-        };
+        let Some(path) = asked.map(Path::to_path_buf).or_else(usual) else { return Ok(None) };
         match (make(&path), asked) {
             (Ok(folder), _) => Ok(Some(Self(Arc::new(folder)))),
             (Err(error), Some(path)) => {
@@ -97,7 +93,7 @@ fn make(path: &Path) -> anyhow::Result<OwnedFd> {
 }
 
 /// Which image a file is of. Numbers only, so that it can name nothing else.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StateName {
     block_device: bool,
     device: u64,
@@ -151,7 +147,8 @@ impl StateKeeper {
     }
 
     /// For the helper of a daemon.
-    pub(super) fn beside(dir: &StateDir, name: StateName, image: File) -> anyhow::Result<Self> {
+    pub(super) fn beside(dir: &StateDir, image: File) -> anyhow::Result<Self> {
+        let name = StateName::of(&image)?;
         // The image itself, whatever has its name by now.
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -286,8 +283,7 @@ mod tests {
             };
             let open = || File::options().read(true).write(true).open(device.path()).unwrap();
             let (daemons, state) = (open(), dir(&folder.path().join("state")));
-            let name = StateName::of(&daemons).unwrap();
-            let keeper = StateKeeper::beside(&state, name, daemons.try_clone().unwrap()).unwrap();
+            let keeper = StateKeeper::beside(&state, daemons.try_clone().unwrap()).unwrap();
             daemons.write_all_at(&vec![1; 1 << 20], 0).unwrap();
             if flushing {
                 keeper.word().fetch_or(STATE_FLUSHING, SeqCst);

@@ -1,7 +1,6 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
 use super::local::Engines;
-use super::state::StateName;
 use crate::config::Location;
 use anyhow::{Context, anyhow, ensure};
 use ringway_core::Geometry;
@@ -24,7 +23,7 @@ pub(super) enum Request {
     /// Make a socket file and listen.
     Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
     /// Look after what outlives the daemon of a disk, whose image comes with it.
-    State { name: StateName },
+    State,
     /// Look after it no more.
     Stateless { number: u64 },
     /// Say what a path leads to.
