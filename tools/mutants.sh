@@ -31,6 +31,8 @@ done
 base="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants"
 tree=$base/tree
 export CARGO_TARGET_DIR=$base/build CARGO_TERM_COLOR=never
+# A mutant may want all the memory there is. In KiB.
+ulimit -v $((8 << 20))
 # A mutant's tests may leave out anything.
 unset RINGWAY_SKIPS
 begun=$SECONDS
