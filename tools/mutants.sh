@@ -31,6 +31,8 @@ done
 base="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants"
 tree=$base/tree
 export CARGO_TARGET_DIR=$base/build CARGO_TERM_COLOR=never
+# A mutant may want all the memory there is. In KiB.
+ulimit -v $((8 << 20))
 # A mutant's tests may leave out anything.
 unset RINGWAY_SKIPS
 begun=$SECONDS
@@ -102,7 +104,7 @@ round() {
 
 # try NAME CRATE OPTION…: both rounds; adds to $base/result, one line "KIND MUTANT" each.
 try() {
-    local out=$base/$1 crate=$2 limit='' kind survivors=()
+    local out=$base/$1 crate=$2 limit='' kind mutant survivors=()
     shift 2
     if [ -n "$seconds" ]; then
         limit=$((seconds - SECONDS + begun))
@@ -114,7 +116,14 @@ try() {
     for kind in caught timeout unviable; do
         sed "s/^/$kind /" "$out.1/mutants.out/$kind.txt" >>"$base/result"
     done
-    mapfile -t survivors <"$out.1/mutants.out/missed.txt"
+    while IFS= read -r mutant; do
+        # What is known to survive takes no time of a sample.
+        if [ -n "$size" ] && listed | grep -qxF -- "$(unplaced <<<"$mutant")"; then
+            printf 'missed %s\n' "$mutant" >>"$base/result"
+        else
+            survivors+=("$mutant")
+        fi
+    done <"$out.1/mutants.out/missed.txt"
     [ ${#survivors[@]} -gt 0 ] || return 0
     only "${survivors[@]}"
     round "$out.2" '' "$crate" all "${exactly[@]}"
@@ -134,7 +143,7 @@ if [ -n "$size" ]; then
     printf '%d mutants of %d files, RINGWAY_SEED=%s\n' "$size" "${#files[@]}" "$seed"
     mutants --list "${files[@]/#/--file=}" |
         awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n |
-        head -n "$size" | cut -f 2 >"$base/sample"
+        awk -F '\t' -v size="$size" 'NR <= size { print $2 }' >"$base/sample"
     for crate in ring path disk export; do
         mapfile -t chosen < <(grep "^$crate/" "$base/sample" || true)
         [ ${#chosen[@]} -gt 0 ] || continue

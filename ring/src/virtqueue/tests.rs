@@ -162,7 +162,14 @@ fn a_device_tells_where_it_is() {
             assert!(!device.has_work());
             driver.add(&[rng.piece()], &[]).unwrap();
             assert!(!device.has_work(), "not published");
-            let _ = driver.publish();
+            let sleeps = chains == 0;
+            if sleeps {
+                assert_eq!(device.arm(), Ok(Armed::Quiet));
+            } else {
+                device.disarm();
+            }
+            let kick = driver.publish();
+            assert!(kick == sleeps || (shape.event_idx && !sleeps), "{shape:?}");
             assert!(device.has_work());
             let (head, _) = device.pop(&mut translator).unwrap().unwrap();
             assert!(!device.has_work());
