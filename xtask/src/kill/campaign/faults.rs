@@ -29,11 +29,13 @@ const TOLD: u64 = 4;
 pub(super) struct Faults {
     /// The first life in which writes and syncs fail with EIO; flushes may fail for good then.
     broken: u64,
+    /// The first life in which no write or sync fails: the last ones have to end well.
+    healthy: u64,
 }
 
 impl Faults {
     pub(super) fn of(plan: &Plan) -> Self {
-        Self { broken: plan.kills / 2 + 1 }
+        Self { broken: plan.kills / 2 + 1, healthy: plan.kills + 1 }
     }
 
     /// The environment of a daemon.
@@ -56,6 +58,9 @@ impl Faults {
             (bytes.start / sector..bytes.end.div_ceil(sector)).any(|number| number % every == at)
         };
         match (hit(ENOSPC), hit(EIO)) {
+            _ if issued >= self.healthy => Some(false),
+            (true, _) if answered >= self.healthy => None,
+            (_, true) if answered >= self.healthy && issued >= self.broken => None,
             (true, _) => Some(true),
             (false, true) if issued >= self.broken => Some(true),
             (false, true) if answered >= self.broken => None,

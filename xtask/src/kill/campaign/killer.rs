@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 /// A blind kill comes within so many microseconds after traffic has resumed, or after the start.
@@ -105,7 +105,7 @@ impl Killer<'_> {
         last: Option<Point>,
     ) -> Result<Daemon> {
         let plan = self.plan;
-        let mut strike = self.blind(1);
+        let (mut strike, mut forgotten) = (self.blind(1), false);
         for kill in 1..=plan.kills {
             if self.shared.fatal.load(Relaxed) {
                 break;
@@ -116,7 +116,12 @@ impl Killer<'_> {
             self.killed = Some(at);
             // From here on nothing is completed but by a successor.
             let life = self.shared.life.fetch_add(1, Relaxed) + 1;
-            let harm = plan.harm.filter(|_| kill == plan.kills.div_ceil(2));
+            let harm = plan.harm.filter(|harm| match harm {
+                // There has to be a failed flush to forget.
+                Harm::Forgotten => !forgotten && self.shared.flush_failed.load(SeqCst),
+                _ => kill == plan.kills.div_ceil(2),
+            });
+            forgotten |= harm == Some(Harm::Forgotten);
             self.spoil(harm)?;
             self.forget(harm)?;
             strike = self.next_strike(kill + 1);

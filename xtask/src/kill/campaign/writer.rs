@@ -9,7 +9,10 @@ use ringway_driver::{BlkQueue, Buffer, Device, Error};
 use ringway_testkit::Rng;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long to wait before a device that is stopped is looked at again.
+const STOPPED: Duration = Duration::from_millis(1);
 
 /// Sectors of one request.
 const SIZES: [usize; 8] = [1, 1, 2, 3, 8, 8, 16, MOST];
@@ -286,9 +289,16 @@ impl Writer {
     fn check<T>(
         &mut self,
         shared: &Shared,
-        step: impl FnOnce(&mut BlkQueue<Request>) -> Result<T, Error>,
+        mut step: impl FnMut(&mut BlkQueue<Request>) -> Result<T, Error>,
     ) -> Result<T, Over> {
-        step(&mut self.queue).map_err(|error| {
+        let deadline = Instant::now() + self.patience;
+        let mut outcome = step(&mut self.queue);
+        // The campaign stops the device at times, and connects it again.
+        while matches!(outcome, Err(Error::NotConnected)) && Instant::now() < deadline {
+            std::thread::sleep(STOPPED);
+            outcome = step(&mut self.queue);
+        }
+        outcome.map_err(|error| {
             let (wrong, count) = match error {
                 // A completion of no request in flight.
                 Error::Device(_) => (Wrong::Duplicate, 1),
