@@ -29,7 +29,7 @@ mod xen_args;
 
 use claim::{Claim, Location};
 use cpus_list::CpuList;
-use disk::{Choice, DiskArgs, DiskSpec, Place, is_unreal};
+use disk::{Choice, DiskArgs, DiskSpec, Format, Place, is_unreal};
 use plan::{DaemonArgs, EachDisk, Plan, cpus};
 use sockets::{SocketMode, SocketRule};
 use xen_args::{XenArgs, XenPlan};

@@ -216,7 +216,7 @@ pub enum Tracked {
 }
 
 impl super::sides::Device {
-    /// How many descriptors the last [`Device::pop`] has read, also of a chain that it refused.
+    /// How many descriptors the last `pop` has read, also of a chain that it refused.
     #[must_use]
     pub fn walked(&self) -> usize {
         match self {
