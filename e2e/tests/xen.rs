@@ -4,7 +4,6 @@
 use anyhow::Result;
 use ringway_e2e::guest::skip_reason;
 use ringway_e2e::xen::Machine;
-use ringway_testkit::{Need, skip};
 use std::time::Duration;
 
 /// Every number of queues with every length of ring, direct and indirect requests and every way to
@@ -45,29 +44,25 @@ fn guest_verifies_every_kind_of_ring() -> Result<()> {
     Ok(())
 }
 
-/// The back-end is killed six times and stopped once under a guest that verifies what it writes; what
-/// was in flight at each kill is counted, and at some of them it was something. The disk grows, is
-/// trimmed, is read-only; the guest dies.
+/// The back-end is killed six times and stopped once under a guest that verifies what it writes, and
+/// three times or more once it offers no persistent grants; what was in flight at each kill is counted,
+/// and at some of them it was something. The disk grows, is trimmed, is read-only; the guest
+/// dies.
 #[test]
 fn guest_survives_its_back_ends() -> Result<()> {
     if skip_reason().is_some() {
-        return Ok(());
-    }
-    // A guest of a real Xen was seen to hang after its back-end was killed: to be found, not forgotten.
-    if std::env::var_os("RINGWAY_XEN_LIFE").is_none() {
-        skip(Need::Xen, "known to hang after a kill; RINGWAY_XEN_LIFE=1 runs it");
         return Ok(());
     }
     let Some(running) = Machine::new("life").boot()? else { return Ok(()) };
     let report = running.finish()?;
     report.expect_ok();
     let counts: Vec<u32> = report
-        .infos_with("in_flight_at_kill_")
-        .values()
-        .map(|count| count.parse())
+        .infos
+        .iter()
+        .filter(|(key, _)| key.contains("in_flight_at_kill_"))
+        .map(|(_, count)| count.parse())
         .collect::<std::result::Result<_, _>>()?;
     println!("requests in flight at each kill: {counts:?}");
-    assert_eq!(counts.len(), 6);
-    assert!(counts.iter().any(|&count| count > 0), "no kill met a request: {counts:?}");
+    assert!(counts.len() >= 9 && counts.iter().any(|&count| count > 0), "{counts:?}");
     Ok(())
 }

@@ -158,10 +158,11 @@ fn number(store: &mut Xenstore, key: &str) -> Result<Option<u32>, KeyError> {
 }
 
 impl FrontKeys {
-    /// Reads and judges what is said in the folder `front`, after `saying` was said.
+    /// Reads and judges what is said in the folder `front`, after `saying` was said in `back`.
     pub(super) fn read(
         store: &mut Xenstore,
         front: &str,
+        back: &str,
         saying: &Saying,
     ) -> Result<Self, KeyError> {
         let key = format!("{front}/multi-queue-num-queues");
@@ -190,7 +191,11 @@ impl FrontKeys {
             let folder = if queues == 1 { front.into() } else { format!("{front}/queue-{queue}") };
             rings.push(RingKeys::read(store, &folder, order)?);
         }
-        let persistent = persistent && saying.persistent;
+        // Linux says that it would use the same pages again even to a back-end that does not, and then
+        // takes a page that is still mapped at the end of a request for a fault of its device. What
+        // counts is what was offered, by a predecessor perhaps; no answer says no.
+        let told = number(store, &format!("{back}/feature-persistent"))?.unwrap_or(0) != 0;
+        let persistent = persistent && told && saying.persistent;
         Ok(Self { abi, order: order.unwrap_or(0), persistent, rings })
     }
 

@@ -337,7 +337,7 @@ impl<'a> Session<'a> {
             // As many as the predecessor had offered.
             saying.queues = u16::MAX;
         }
-        let keys = FrontKeys::read(&mut self.store, &self.at.front, &saying)?;
+        let keys = FrontKeys::read(&mut self.store, &self.at.front, &self.at.back, &saying)?;
         self.make_queues(&keys, &saying, adopt)?;
         if let Err(refusal) = self.start_stopped() {
             let _ = self.disconnect();

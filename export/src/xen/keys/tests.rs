@@ -51,9 +51,35 @@ fn b15_a_guest_is_told_what_it_can_bear() {
 }
 
 fn front(keys: &[(&str, &str)]) -> Result<FrontKeys, KeyError> {
+    front_of("1", keys, &saying())
+}
+
+/// What is read of a front-end whose back-end has `told` it of persistent grants.
+fn front_of(told: &str, keys: &[(&str, &str)], saying: &Saying) -> Result<FrontKeys, KeyError> {
     let fake = FakeStore::default();
     keys.iter().for_each(|(key, value)| fake.set(&format!("f/{key}"), value));
-    FrontKeys::read(&mut over(&fake), "f", &saying())
+    fake.set("b/feature-persistent", told);
+    FrontKeys::read(&mut over(&fake), "f", "b", saying)
+}
+
+/// Linux writes `feature-persistent` for itself, whatever its back-end offers, and gives its disk up
+/// when a page that it does not keep is still mapped at the end of a request.
+#[test]
+fn b15_persistent_grants_are_used_if_both_ends_said_so() {
+    let both = [("ring-ref", "8"), ("event-channel", "5"), ("feature-persistent", "1")];
+    let persistent = |told, keys: &[_], saying: &Saying| {
+        front_of(told, keys, saying).map(|keys| keys.persistent)
+    };
+    assert!(persistent("1", &both, &saying()).unwrap());
+    // Not offered: to this guest, or by a predecessor with other options.
+    assert!(!persistent("0", &both, &saying()).unwrap());
+    assert!(!persistent("1", &both[..2], &saying()).unwrap());
+    // A successor that does not want them need not use what was offered.
+    assert!(!persistent("1", &both, &Saying { persistent: false, ..saying() }).unwrap());
+    let fake = FakeStore::default();
+    both.iter().for_each(|(key, value)| fake.set(&format!("f/{key}"), value));
+    let unsaid = FrontKeys::read(&mut over(&fake), "f", "b", &saying()).unwrap();
+    assert!(!unsaid.persistent, "nothing said is no offer");
 }
 
 #[test]
