@@ -7,11 +7,11 @@ use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
 use crate::info::InfoArgs;
 use crate::io::IoArgs;
-use crate::logging::LogFormat;
 use crate::man::{CompletionsArgs, ManArgs};
 use crate::serve::ServeArgs;
 use crate::top::TopArgs;
-use clap::{ArgAction, Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
+use ringway_control::log::LogArgs;
 use std::ffi::OsString;
 
 const EXAMPLES: &str = "\
@@ -65,21 +65,6 @@ pub(crate) enum Command {
     Completions(CompletionsArgs),
     /// Write manual pages.
     Man(ManArgs),
-}
-
-/// How much to say, and how.
-#[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Output")]
-pub(crate) struct LogArgs {
-    /// Log more; twice for everything.
-    #[arg(short, long, global = true, action = ArgAction::Count)]
-    pub(crate) verbose: u8,
-    /// Log warnings and errors only, and print nothing when ready.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    pub(crate) quiet: bool,
-    /// How log lines look (they go to standard error).
-    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
-    pub(crate) log_format: Option<LogFormat>,
 }
 
 /// The options by which managers of virtual machines start any vhost-user back-end.

@@ -2,14 +2,14 @@
 
 mod paper;
 
-use crate::cli::LogArgs;
-use crate::config::{DiskArgs, is_unreal};
-use crate::control::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
 use crate::sandbox::group_number;
-use crate::size::Size;
 use crate::{logging, output};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
+use ringway_control::config::{DiskArgs, is_unreal};
+use ringway_control::log::LogArgs;
+use ringway_control::protocol::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
+use ringway_control::size::Size;
 use serde_json::{Map, Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;

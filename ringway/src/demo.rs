@@ -5,15 +5,15 @@ mod daemon;
 mod pump;
 mod verify;
 
-use crate::cli::LogArgs;
-use crate::config::{self, Choice};
 use crate::serve::{Attach, QemuVersion, attach_lines, disk_line};
-use crate::size::Size;
 use crate::{logging, output, table};
 use anyhow::{Context, bail};
 use clap::Args;
 use daemon::Daemon;
 use pump::{Interrupted, Queues};
+use ringway_control::config::{self, Choice};
+use ringway_control::log::LogArgs;
+use ringway_control::size::Size;
 use ringway_disk::{CacheMode, EngineKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};

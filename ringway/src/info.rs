@@ -4,10 +4,10 @@ mod image;
 mod paper;
 mod server;
 
-use crate::cli::LogArgs;
 use crate::io::target::Target;
 use crate::{logging, output};
 use clap::{Args, ValueHint};
+use ringway_control::log::LogArgs;
 use serde::Serialize;
 use std::process::ExitCode;
 

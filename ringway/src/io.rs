@@ -11,12 +11,12 @@ mod pattern;
 mod prompt;
 pub(crate) mod target;
 
-use crate::cli::LogArgs;
-use crate::config::Format;
 use crate::logging;
 use clap::{Args, ValueHint};
 use command::{Failure, Next, Session};
 use medium::{Medium, Open};
+use ringway_control::config::Format;
+use ringway_control::log::LogArgs;
 use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
 use target::Target;

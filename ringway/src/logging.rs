@@ -3,11 +3,10 @@
 
 mod lines;
 mod output;
-mod words;
 
-use crate::cli::LogArgs;
 use anstream::{AutoStream, ColorChoice, adapter::strip_str};
 use lines::{Lines, Writer};
+use ringway_control::log::LogArgs;
 use std::fmt::Write as _;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -20,7 +19,7 @@ use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 pub(crate) use output::print;
-pub(crate) use words::{LogFormat, LogLevel};
+use ringway_control::log::{LogFormat, LogLevel};
 
 static JSON: AtomicBool = AtomicBool::new(false);
 static LINES: Lines = Lines::new();

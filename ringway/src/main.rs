@@ -6,9 +6,7 @@
 
 mod bench;
 mod cli;
-mod config;
 mod content;
-mod control;
 mod copy;
 mod ctl;
 mod demo;
@@ -25,7 +23,6 @@ mod sandbox;
 mod serve;
 mod short;
 mod signals;
-mod size;
 mod table;
 mod top;
 

@@ -12,9 +12,9 @@ mod helper;
 mod tests;
 mod user;
 
-use crate::config::Sandbox as Mode;
 use crate::logging;
 use anyhow::Context;
+use ringway_control::config::Sandbox as Mode;
 use ringway_core::thread::{DataThread, on_data_thread};
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,

@@ -24,13 +24,14 @@ mod survive;
 mod watchdog;
 mod xen;
 
-use crate::cli::{Cli, LogArgs};
-use crate::config::{
-    self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
-};
+use crate::cli::Cli;
 use crate::{logging, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
+use ringway_control::config::{
+    self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
+};
+use ringway_control::log::LogArgs;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::path::PathBuf;

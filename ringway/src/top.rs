@@ -14,7 +14,6 @@ mod tally;
 mod watch;
 
 use crate::bench::seconds;
-use crate::cli::LogArgs;
 use crate::{ctl, logging};
 use anyhow::{Context, ensure};
 use app::{App, OFTEN, SELDOM, Sort};
@@ -22,6 +21,7 @@ use clap::Args;
 use figures::{Figures, Samples};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ringway_control::log::LogArgs;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};

@@ -3,7 +3,7 @@
 use crate::bench::port::Ask;
 use crate::bench::round::{Order, Round};
 use crate::random::Random;
-use crate::size::Size;
+use ringway_control::size::Size;
 use std::ops::Range;
 use std::str::FromStr;
 

@@ -3,11 +3,11 @@
 use crate::bench::fill;
 use crate::bench::inside::{Inside, Serving};
 use crate::bench::options::{AccessArgs, Load};
-use crate::config::{Choice, Format, cpus, source};
 use crate::io::target::missing_folder;
 use crate::peer;
-use crate::size::Size;
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use ringway_control::config::{Choice, Format, cpus, source};
+use ringway_control::size::Size;
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, PathKind};
 use ringway_export::usable_engines;

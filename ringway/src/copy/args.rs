@@ -1,8 +1,8 @@
 //! The options of `ringway copy`.
 
-use crate::config::Format;
 use crate::io::target::Target;
 use clap::{Args, ValueEnum, ValueHint};
+use ringway_control::config::Format;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;

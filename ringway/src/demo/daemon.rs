@@ -1,9 +1,9 @@
 //! The demo's daemon: this very program, as a child that ends with its only front-end.
 
 use super::DemoArgs;
-use crate::cli::LogArgs;
-use crate::config::Choice;
 use anyhow::{Context, bail};
+use ringway_control::config::Choice;
+use ringway_control::log::LogArgs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;

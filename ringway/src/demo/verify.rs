@@ -3,8 +3,8 @@
 use super::pump::{Part, Queues, Sent};
 use crate::content::{Mark, SECTOR};
 use crate::random::Random;
-use crate::size::Size;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use ringway_control::size::Size;
 use std::sync::Mutex;
 use std::time::Instant;
 

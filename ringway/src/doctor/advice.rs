@@ -3,7 +3,7 @@
 use super::Report;
 use super::image::{Choice, Image};
 use super::memory::{Memory, OWN_BYTES};
-use crate::size::Size;
+use ringway_control::size::Size;
 use serde::Serialize;
 
 /// A guest smaller than this is rare; its memory should fit the limit.

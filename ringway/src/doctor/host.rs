@@ -1,6 +1,6 @@
 //! What the host is and has.
 
-use crate::config::{CpuList, cpus};
+use ringway_control::config::{CpuList, cpus};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! What a disk is, and how it would be served.
 
-use crate::config::{DiskArgs, Place, cpus};
+use ringway_control::config::{DiskArgs, Place, cpus};
 use ringway_disk::open::{ImageKind, Mount, Origin};
 use ringway_disk::{EngineKind, ForeignFormat, OpenOptions, probe};
 use serde::Serialize;

@@ -3,9 +3,9 @@
 //! A page of a guest's memory counts for whoever touches it first. A daemon that reads into pages
 //! which its guest has never touched pays for them.
 
-use crate::control::List;
 use crate::ctl::ask;
 use anyhow::Context;
+use ringway_control::protocol::List;
 use serde::Serialize;
 use serde_json::Map;
 use std::path::{Path, PathBuf};

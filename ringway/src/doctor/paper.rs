@@ -5,8 +5,8 @@ use super::engines::State;
 use super::host::Host;
 use super::image::{Device, Image};
 use super::memory::Memory;
-use crate::size::Size;
 use anstyle::{AnsiColor, Style};
+use ringway_control::size::Size;
 use std::fmt::Write;
 
 const TITLE: Style = Style::new().bold();

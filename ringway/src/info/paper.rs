@@ -4,7 +4,7 @@ use super::Info;
 use super::image::Facts;
 use super::server::{Feature, Process, Served};
 use crate::doctor::paper::{Line, Mark, disk, lay_out, line, ok_if, width};
-use crate::size::Size;
+use ringway_control::size::Size;
 
 /// The whole report; wrapped on a terminal, a line each otherwise.
 pub(super) fn write(info: &Info) -> String {

@@ -4,9 +4,9 @@ use super::dump::Dump;
 use super::medium::Medium;
 use super::pattern::{Difference, Pattern};
 use crate::reasons::in_full;
-use crate::size::Size;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
+use ringway_control::size::Size;
 use std::time::{Duration, Instant};
 
 /// One line of a script, or typed.

@@ -107,7 +107,11 @@ impl Medium {
             }
         };
         let read_only = if self.read_only { ", read-only" } else { "" };
-        format!("{} ({} bytes), {kind}{read_only}", crate::size::Size(self.bytes), self.bytes)
+        format!(
+            "{} ({} bytes), {kind}{read_only}",
+            ringway_control::size::Size(self.bytes),
+            self.bytes
+        )
     }
 
     fn check(&self, offset: u64, len: u64, writes: bool) -> anyhow::Result<()> {

@@ -1,8 +1,8 @@
 //! From lists of calls to filters of the kernel (seccomp).
 
 use super::calls::{Call, Rule};
-use crate::config::Sandbox as Mode;
 use anyhow::{Context, anyhow};
+use ringway_control::config::Sandbox as Mode;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,

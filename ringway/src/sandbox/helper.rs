@@ -1,7 +1,7 @@
 //! What the helper process gives up: it opens what it is told to, and does nothing else.
 
 use super::{calls, files, filter, filters};
-use crate::config::Sandbox as Mode;
+use ringway_control::config::Sandbox as Mode;
 
 /// What only some helpers do.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,9 +3,9 @@
 
 use super::calls::{Call, Guests, Kind, Rule, helper, of};
 use super::{HelperNeeds, confine_helper, enter, prepare};
-use crate::cli::LogArgs;
-use crate::config::Sandbox as Mode;
 use crate::logging;
+use ringway_control::config::Sandbox as Mode;
+use ringway_control::log::LogArgs;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_testkit::{Need, skip};
 use std::collections::BTreeSet;

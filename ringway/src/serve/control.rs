@@ -4,17 +4,14 @@
 //! are few, one that does not read is given up, and the one that has been silent longest makes room
 //! for the next.
 
-#[cfg(any(test, fuzzing))]
-mod case;
 mod commands;
 mod reports;
-mod words;
 
 use super::disks::Disks;
 use super::host::{Host, SocketFile};
 use super::line::Line;
 use super::survive::survive;
-use crate::control::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
+use ringway_control::protocol::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
 use ringway_export::Limit;
 use ringway_export::vhost_user::Access;

@@ -8,13 +8,13 @@ use super::notify::Notify;
 use super::survive::survive;
 use super::watchdog::{self, Watchdog};
 use super::xen::Toolstack;
-use crate::cli::LogArgs;
-use crate::config::{CpuList, Plan, XenPlan};
-use crate::control::DiskFacts;
 use crate::logging;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
+use ringway_control::config::{CpuList, Plan, XenPlan};
+use ringway_control::log::LogArgs;
+use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
 use ringway_export::Polling;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -71,7 +71,7 @@ impl Daemon {
             adds: plan.daemon.control.is_some() || plan.xen.is_some(),
             groups: plan.names_groups(),
             iopoll: plan.daemon.iopoll,
-            xen: plan.xen.as_ref().map(XenPlan::prepare).transpose()?,
+            xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };
         let spawner = plan.isolates().then(|| Spawner::fork(account.clone(), log)).transpose()?;

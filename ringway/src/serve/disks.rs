@@ -14,11 +14,11 @@ use super::pools::{Engine, Pools};
 use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
-use crate::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use crate::reasons::in_full;
 use anyhow::{Context, anyhow, bail};
 pub(crate) use apart::{AnyDisk, Means};
 use apart::{is_isolated, wait_for_all};
+use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::vhost_user::Access;
@@ -240,7 +240,8 @@ impl Disks {
     pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
         let Ready { served, endpoint } = ready;
         let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
-        let xen = self.xen.as_ref().zip(self.host.xen()).map(|(plan, access)| plan.session(access));
+        let xen = self.xen.as_ref().zip(self.host.xen());
+        let xen = xen.map(|(plan, access)| super::xen::session(plan, access));
         let name = format!("disk-{}", served.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             // A panic ends this disk as an error does: it is heard of, and the daemon ends in order.

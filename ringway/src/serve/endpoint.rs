@@ -1,8 +1,8 @@
 //! Where front-ends come in: a socket file of ours, or an inherited socket.
 
 use super::host::{Host, SocketFile};
-use crate::config::Place;
 use anyhow::{Context, bail};
+use ringway_control::config::Place;
 use ringway_export::vhost_user::Access;
 use ringway_export::xen::Address;
 use rustix::net::sockopt;

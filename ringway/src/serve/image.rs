@@ -1,8 +1,8 @@
 //! From what was said about a disk to the open disk.
 
-use crate::size::Size;
 use anyhow::{Context, bail};
 use ringway_aio::io_uring::can_poll;
+use ringway_control::size::Size;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, open};
 
 /// Opens the disk of a plan, and says what its user should know.

@@ -21,11 +21,11 @@ mod words;
 
 use super::bell::{Bell, event};
 use super::served::lock;
-use crate::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
-use crate::control::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
-use crate::logging::{LogFormat, LogLevel};
 use anyhow::{Context, bail};
 use process::Process;
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
+use ringway_control::log::{LogFormat, LogLevel};
+use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
@@ -110,7 +110,7 @@ impl Starting {
             cpus.rotate(turn);
         }
         let (log_format, log_level) = log;
-        let name = spec.source_name();
+        let name = source_name(&spec);
         let order = Order { disk, daemon, sampled, name, log_format, log_level };
         let (number, process) = spawner.start(order)?;
         Ok(Self { process: Arc::new(process), number, spec })
@@ -390,10 +390,8 @@ impl Pending {
     }
 }
 
-impl DiskSpec {
-    /// Its image, as it was named.
-    fn source_name(&self) -> String {
-        let image = self.words.image.as_deref();
-        image.map(|image| image.display().to_string()).unwrap_or_default()
-    }
+/// The image of a disk, as it was named.
+fn source_name(spec: &DiskSpec) -> String {
+    let image = spec.words.image.as_deref();
+    image.map(|image| image.display().to_string()).unwrap_or_default()
 }

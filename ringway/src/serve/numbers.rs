@@ -1,9 +1,9 @@
 //! How many workers a daemon has, and how many rings it sets up for them.
 
 use super::host::Host;
-use crate::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use crate::sandbox;
 use anyhow::Context;
+use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::Rings;
 use std::sync::Arc;

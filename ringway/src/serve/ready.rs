@@ -3,11 +3,11 @@
 use super::attach::{self, Attach, QemuVersion};
 use super::daemon::Daemon;
 use super::xen;
-use crate::config::CpuList;
-use crate::control::DiskFacts;
 use crate::logging;
-use crate::size::Size;
 use anstyle::{AnsiColor, Style};
+use ringway_control::config::CpuList;
+use ringway_control::protocol::DiskFacts;
+use ringway_control::size::Size;
 use ringway_disk::PathKind;
 use std::fmt::Write as _;
 use std::io::IsTerminal;

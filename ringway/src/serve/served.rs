@@ -3,8 +3,8 @@
 use super::accept;
 use super::endpoint::Endpoint;
 use super::xen;
-use crate::config::Claim;
 use anyhow::{Context, anyhow};
+use ringway_control::config::Claim;
 use ringway_core::thread::panic_message;
 use ringway_export::xen::{Queue, SessionOptions};
 use ringway_export::{Export, Offered};

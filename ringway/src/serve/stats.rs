@@ -2,9 +2,9 @@
 
 use super::watchdog::{Owes, Promises};
 use crate::logging;
-use crate::size::Size;
 use crate::table;
 use hdrhistogram::Histogram;
+use ringway_control::size::Size;
 use ringway_disk::{Disk, EngineKind, PathStats};
 use ringway_export::{Counts, Rouse, WorkerStats};
 use std::sync::Arc;

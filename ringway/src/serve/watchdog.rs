@@ -7,7 +7,7 @@
 
 use super::disks::Disks;
 use super::survive::survive;
-use crate::size::Size;
+use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
 use ringway_disk::{EngineKind, Overdue};
 use ringway_export::{Findings, Looked, Rouse};

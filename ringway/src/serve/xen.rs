@@ -5,9 +5,9 @@
 
 use super::disks::Disks;
 use super::survive::survive;
-use crate::config::{Attached, DiskArgs, Place, XenPlan};
 use crate::reasons::in_full;
 use anyhow::{Context, anyhow, bail};
+use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
 use ringway_export::Export;
 use ringway_export::Limit;
 use ringway_export::xen::{
@@ -32,27 +32,26 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-impl XenPlan {
-    pub(super) fn session(&self, access: Arc<dyn Access>) -> SessionOptions {
-        SessionOptions { movement: self.args.xen_data, access }
-    }
+/// What the sessions of this plan have in common.
+pub(super) fn session(plan: &XenPlan, access: Arc<dyn Access>) -> SessionOptions {
+    SessionOptions { movement: plan.args.xen_data, access }
+}
 
-    /// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
-    ///
-    /// # Errors
-    /// That somebody else could write to it.
-    pub(super) fn prepare(&self) -> anyhow::Result<Here> {
-        let dir = &self.args.xen_records;
-        let cannot = || format!("--xen-records {}", dir.display());
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.with_context(cannot)?;
-        let folder = File::open(dir).with_context(cannot)?;
-        let meta = folder.metadata().with_context(cannot)?;
-        if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
-            bail!("{}: others can write to it. Give a folder of this user alone", cannot());
-        }
-        Ok(Here::new(self.args.xen_store.clone(), folder.into()))
+/// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
+///
+/// # Errors
+/// That somebody else could write to it.
+pub(super) fn prepare(plan: &XenPlan) -> anyhow::Result<Here> {
+    let dir = &plan.args.xen_records;
+    let cannot = || format!("--xen-records {}", dir.display());
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.with_context(cannot)?;
+    let folder = File::open(dir).with_context(cannot)?;
+    let meta = folder.metadata().with_context(cannot)?;
+    if meta.uid() != rustix::process::geteuid().as_raw() || meta.mode() & 0o022 != 0 {
+        bail!("{}: others can write to it. Give a folder of this user alone", cannot());
     }
+    Ok(Here::new(plan.args.xen_store.clone(), folder.into()))
 }
 
 /// Serves one disk until it is removed.

@@ -1,7 +1,7 @@
 //! Answers as a daemon gives them, for tests.
 
 use super::figures::Sample;
-use crate::control::{
+use ringway_control::protocol::{
     Counts, DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread,
     State, Stats, WorkerStatsOf,
 };

@@ -2,8 +2,8 @@
 
 use super::figures::{DiskFigures, Effort, QueueFigures, Rates};
 use super::tally::Percentiles;
-use crate::control::State;
 use crate::short::count;
+use ringway_control::protocol::State;
 
 /// A column.
 pub(super) struct Column {

@@ -2,7 +2,7 @@
 //! rates; latencies are of the last [`WINDOW`] answers, because few requests are timed.
 
 use super::tally::{Percentiles, Tally};
-use crate::control::{
+use ringway_control::protocol::{
     Counts, DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread,
     State, Stats, WorkerStatsOf,
 };

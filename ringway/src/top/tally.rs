@@ -1,6 +1,6 @@
 //! Values in buckets, as the control socket tells them, and the difference of two tellings.
 
-use crate::control::{Latencies, Spread};
+use ringway_control::protocol::{Latencies, Spread};
 use serde::Serialize;
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! Asks a daemon again and again, on a thread of its own: the screen never waits for it.
 
 use super::figures::Sample;
-use crate::control::{List, Stats};
 use crate::ctl::ask;
 use anyhow::{Context, bail};
+use ringway_control::protocol::{List, Stats};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

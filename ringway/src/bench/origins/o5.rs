@@ -6,9 +6,9 @@
 
 use crate::bench::origins::{Finding, Interrupted, Lab};
 use crate::bench::versus::median;
-use crate::config::cpus;
 use crate::short::count;
 use anyhow::{Context, Result, anyhow};
+use ringway_control::config::cpus;
 use ringway_driver::blkif::{BackEnd, BlkifQueue, LocalRing};
 use ringway_driver::{Buffer, BufferPool};
 use rustix::thread::{CpuSet, sched_setaffinity};

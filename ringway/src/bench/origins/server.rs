@@ -3,8 +3,8 @@
 use crate::bench::options::{AccessArgs, Load};
 use crate::bench::origins::on_server_cpus;
 use crate::bench::target::{Opened, Target};
-use crate::config::is_unreal;
 use anyhow::{Context, Result, bail};
+use ringway_control::config::is_unreal;
 use ringway_disk::{EngineKind, PathKind};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use std::fs::File;

@@ -4,10 +4,10 @@ use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::served::Served;
 use super::reports;
-use super::words::{self, Add, Asked, Name, Nothing, One, Request, Resize};
-use crate::control::{Done, Kind, Problem, Removed, ResizedTo};
 use crate::reasons::in_full;
-use crate::size::Size;
+use ringway_control::protocol::{Done, Kind, Problem, Removed, ResizedTo};
+use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize};
+use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
 use serde::Serialize;
 use serde_json::Value;
@@ -19,7 +19,7 @@ type Outcome = Result<Value, Problem>;
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.
 pub(in crate::serve) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
-    let (id, request) = words::parse(line);
+    let (id, request) = request::parse(line);
     (id, request.and_then(|request| obey(disks, request)))
 }
 

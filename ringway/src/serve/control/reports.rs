@@ -4,7 +4,7 @@ use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::Isolated;
 use super::super::served::Served;
 use super::super::stats::Asked;
-use crate::control::{
+use ringway_control::protocol::{
     DaemonFacts, DiskFacts, DiskStatsOf, FailuresOf, Latencies, List, PathFacts, QueueStatsOf,
     Spread, State, Stats, WorkerStatsOf,
 };

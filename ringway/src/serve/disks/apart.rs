@@ -4,8 +4,8 @@ use super::super::host::Host;
 use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::super::served::{Served, lock};
 use super::{Disks, with_origin};
-use crate::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
 use anyhow::anyhow;
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 

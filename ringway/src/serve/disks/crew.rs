@@ -2,7 +2,7 @@
 
 use super::super::served::lock;
 use super::Disks;
-use crate::config::DiskSpec;
+use ringway_control::config::DiskSpec;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::Polling;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
-use crate::config::Location;
 use crate::reasons::in_full;
 use anyhow::{anyhow, bail};
+use ringway_control::config::Location;
 use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
 use ringway_export::vhost_user::Access;

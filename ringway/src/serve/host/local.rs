@@ -1,9 +1,9 @@
 //! Names, looked up by this very process.
 
 use super::{Made, NewImage};
-use crate::config::DiskSpec;
 use crate::serve::image::{check_iopoll, open_disk};
 use anyhow::Context;
+use ringway_control::config::DiskSpec;
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 use ringway_export::engines_to_choose;
 use ringway_export::vhost_user::{Access, bind};

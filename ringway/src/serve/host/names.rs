@@ -1,7 +1,7 @@
 //! What exports ask about the paths of their disks while a guest is migrated.
 
 use super::client::Client;
-use crate::config::Location;
+use ringway_control::config::Location;
 use ringway_disk::Disk;
 use ringway_disk::open::holder;
 use ringway_export::Names;

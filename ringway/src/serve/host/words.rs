@@ -1,8 +1,8 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
 use super::local::Engines;
-use crate::config::Location;
 use anyhow::{Context, anyhow, ensure};
+use ringway_control::config::Location;
 use ringway_core::Geometry;
 use ringway_disk::{Alignment, Disk, EngineKind, OpenOptions, Parts, Source};
 use ringway_export::xen::{Named, RecordName};

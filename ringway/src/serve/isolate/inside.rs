@@ -4,8 +4,6 @@
 use super::lock;
 use super::process::{Ear, hear, say};
 use super::words::{Order, Tell, Told};
-use crate::cli::LogArgs;
-use crate::control::DiskFacts;
 use crate::logging;
 use crate::serve::bell::event;
 use crate::serve::control::{carry_out, facts};
@@ -14,6 +12,8 @@ use crate::serve::disks::Disks;
 use crate::serve::endpoint::inherited;
 use crate::serve::line::Line;
 use anyhow::{Context, bail};
+use ringway_control::log::LogArgs;
+use ringway_control::protocol::DiskFacts;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;

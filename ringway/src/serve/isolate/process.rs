@@ -2,10 +2,10 @@
 
 use super::lock;
 use super::words::{Tell, Told};
-use crate::control::{ANSWER_MAX, DiskFacts, Problem};
 use crate::serve::bell::event;
 use crate::serve::line::Line;
 use anyhow::{Context, anyhow, bail};
+use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Problem};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};

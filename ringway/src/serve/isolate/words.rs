@@ -1,10 +1,10 @@
 //! What a daemon and the process of one disk say to each other: a JSON value on each line. Both are
 //! this very program, so nothing here has to last.
 
-use crate::config::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
-use crate::control::{DiskFacts, Problem};
-use crate::logging::{LogFormat, LogLevel};
 use anyhow::Context;
+use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use ringway_control::log::{LogFormat, LogLevel};
+use ringway_control::protocol::{DiskFacts, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 

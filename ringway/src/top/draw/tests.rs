@@ -5,12 +5,12 @@ use super::super::case::{Case, sample};
 use super::super::figures::Rates;
 use super::super::watch::Order;
 use super::*;
-use crate::control::State;
 use anyhow::anyhow;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
+use ringway_control::protocol::State;
 use std::time::Duration;
 
 fn app() -> App {

@@ -15,11 +15,11 @@ const RECORDS: &str = "/run/ringway";
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Xen")]
-pub(crate) struct XenArgs {
+pub struct XenArgs {
     /// Serve the disks that the toolstack of this Xen host attaches (xl: backendtype=tap); options
     /// of disks are those of all of them ([[xen.disk]] of --config can differ).
     #[arg(long, conflicts_with_all = ["image", "socket", "config", "blk_file", "fd", "serial", "queue_size"])]
-    pub(crate) xen: bool,
+    pub xen: bool,
     /// The kind of device to serve: the folder backend/NAME in xenstore [default: vbd3].
     #[arg(
         long,
@@ -28,12 +28,12 @@ pub(crate) struct XenArgs {
         default_value = NAME,
         hide_default_value = true
     )]
-    pub(crate) xen_name: String,
+    pub xen_name: String,
     /// How data gets to guests and back: copied by the hypervisor, in pages mapped for each request,
     /// in pages that stay mapped, or whichever costs less [default: auto].
     #[arg(long, value_name = "HOW", requires = "xen", default_value = "auto", hide_default_value = true,
           value_parser = PossibleValuesParser::new(Movement::ALL.map(Movement::name)).try_map(|w| w.parse::<Movement>()))]
-    pub(crate) xen_data: Movement,
+    pub xen_data: Movement,
     /// Where to record what is in flight, so that guests survive a kill of this process: a folder in
     /// memory (tmpfs) [default: /run/ringway].
     #[arg(
@@ -43,21 +43,22 @@ pub(crate) struct XenArgs {
         default_value = RECORDS,
         hide_default_value = true
     )]
-    pub(crate) xen_records: PathBuf,
+    pub xen_records: PathBuf,
     /// How to reach xenstore: the socket of its daemon, or the device /dev/xen/xenbus [default: the
     /// first of them that answers].
     #[arg(long, value_name = "PATH", requires = "xen")]
-    pub(crate) xen_store: Option<PathBuf>,
+    pub xen_store: Option<PathBuf>,
 }
 
 /// What a daemon knows of its host's toolstack.
 #[derive(Debug)]
-pub(crate) struct XenPlan {
-    pub(crate) args: XenArgs,
+pub struct XenPlan {
+    /// What was said of all disks.
+    pub args: XenArgs,
     /// The options of each disk.
-    pub(crate) disk: DiskArgs,
+    pub disk: DiskArgs,
     /// What is special to some of them; the first that fits counts.
-    pub(crate) disks: Vec<XenDisk>,
+    pub disks: Vec<XenDisk>,
 }
 
 impl Default for XenArgs {
@@ -74,13 +75,13 @@ impl Default for XenArgs {
 
 impl XenPlan {
     /// The folder that is watched.
-    pub(crate) fn folder(&self) -> String {
+    pub fn folder(&self) -> String {
         format!("backend/{}", self.args.xen_name)
     }
 
     /// The options of a disk, and where they were said; `is_image` tells whether a path leads to its
     /// image.
-    pub(crate) fn words(
+    pub fn words(
         &self,
         disk: Attached<'_>,
         is_image: impl Fn(&Path) -> bool,

@@ -7,7 +7,7 @@ use std::str::FromStr;
 /// Mode of a socket file; in words its octal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "Word", into = "String")]
-pub(crate) struct SocketMode(u32);
+pub struct SocketMode(u32);
 
 /// As it is written in a file or a request.
 #[derive(Deserialize)]
@@ -63,15 +63,16 @@ impl fmt::Display for SocketMode {
 
 /// What was said about one socket, or about all of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct SocketRule {
-    pub(crate) mode: Option<SocketMode>,
+pub struct SocketRule {
+    /// Who may connect, as of a file.
+    pub mode: Option<SocketMode>,
     /// A name or a number.
-    pub(crate) group: Option<String>,
+    pub group: Option<String>,
 }
 
 impl SocketRule {
     /// `self`, and where it says nothing `other`.
-    pub(crate) fn or(self, other: &Self) -> Self {
+    pub fn or(self, other: &Self) -> Self {
         Self { mode: self.mode.or(other.mode), group: self.group.or_else(|| other.group.clone()) }
     }
 
@@ -80,7 +81,7 @@ impl SocketRule {
     ///
     /// # Errors
     /// That there is no such group.
-    pub(crate) fn look_up<E: fmt::Display>(
+    pub fn look_up<E: fmt::Display>(
         &mut self,
         number: impl Fn(&str) -> Result<u32, E>,
     ) -> Result<(), String> {
@@ -94,7 +95,7 @@ impl SocketRule {
     ///
     /// # Errors
     /// That the group is a name still.
-    pub(crate) fn settle(&self, has_user: bool) -> Result<(u32, Option<u32>), String> {
+    pub fn settle(&self, has_user: bool) -> Result<(u32, Option<u32>), String> {
         let group = self.group.as_deref().map(|group| {
             group.parse().map_err(|_| format!("socket-group: '{group}' is not a number"))
         });

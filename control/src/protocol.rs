@@ -3,6 +3,8 @@
 //! One JSON object per line and direction; `docs/control.md` is the contract. Names of fields are
 //! keys of the JSON and stay as they are; new ones may come.
 
+#![allow(missing_docs, reason = "docs/control.md says what each field means, for all programs")]
+
 use hdrhistogram::iterators::IterationValue;
 use hdrhistogram::{Counter, Histogram};
 use ringway_disk::DiskStats;
@@ -12,40 +14,40 @@ use serde_json::Value;
 use std::path::PathBuf;
 
 /// The version of the contract. It goes up when a program that knew the last one would go wrong.
-pub(crate) const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// The longest line that is read, in bytes: a request, or an answer about some thousand queues.
-pub(crate) const REQUEST_MAX: u64 = 64 << 10;
+pub const REQUEST_MAX: u64 = 64 << 10;
 /// As [`REQUEST_MAX`], of an answer.
-pub(crate) const ANSWER_MAX: u64 = 64 << 20;
+pub const ANSWER_MAX: u64 = 64 << 20;
 
 /// An answer: `answer` if `ok`, else `error`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Reply {
-    pub(crate) version: u32,
+pub struct Reply {
+    pub version: u32,
     /// What the request had there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) id: Option<Value>,
-    pub(crate) ok: bool,
+    pub id: Option<Value>,
+    pub ok: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) answer: Option<Value>,
+    pub answer: Option<Value>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) error: Option<Problem>,
+    pub error: Option<Problem>,
 }
 
 /// Why a request was not carried out.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Problem {
+pub struct Problem {
     /// For programs.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
     /// For people: what was wrong, where, what to do.
-    pub(crate) message: String,
+    pub message: String,
 }
 
 /// Kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Kind {
+pub enum Kind {
     /// The line is no request.
     Malformed,
     /// The request is of a version that this daemon does not speak.
@@ -63,75 +65,75 @@ pub(crate) enum Kind {
 }
 
 impl Problem {
-    pub(crate) fn new(kind: Kind, message: impl ToString) -> Self {
+    pub fn new(kind: Kind, message: impl ToString) -> Self {
         Self { kind, message: message.to_string() }
     }
 }
 
 /// `list`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct List {
-    pub(crate) daemon: DaemonFacts,
-    pub(crate) disks: Vec<DiskFacts>,
+pub struct List {
+    pub daemon: DaemonFacts,
+    pub disks: Vec<DiskFacts>,
 }
 
 /// The daemon.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct DaemonFacts {
+pub struct DaemonFacts {
     /// Of the program.
-    pub(crate) version: String,
-    pub(crate) pid: u32,
-    pub(crate) uptime_us: u64,
+    pub version: String,
+    pub pid: u32,
+    pub uptime_us: u64,
 }
 
 /// A disk, as it is offered.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct DiskFacts {
+pub struct DiskFacts {
     /// Never given to another disk of this daemon.
-    pub(crate) id: u64,
-    pub(crate) image: String,
-    pub(crate) socket: Option<PathBuf>,
+    pub id: u64,
+    pub image: String,
+    pub socket: Option<PathBuf>,
     /// Its folder in xenstore, if a Xen host's toolstack has attached it.
     #[serde(default)]
-    pub(crate) device: Option<String>,
-    pub(crate) size: u64,
-    pub(crate) read_only: bool,
-    pub(crate) serial: String,
-    pub(crate) block_size: u32,
-    pub(crate) queues: u16,
-    pub(crate) queue_size: u16,
-    pub(crate) workers: usize,
-    pub(crate) engine: String,
-    pub(crate) engine_why: String,
-    pub(crate) cache: String,
-    pub(crate) cache_why: String,
+    pub device: Option<String>,
+    pub size: u64,
+    pub read_only: bool,
+    pub serial: String,
+    pub block_size: u32,
+    pub queues: u16,
+    pub queue_size: u16,
+    pub workers: usize,
+    pub engine: String,
+    pub engine_why: String,
+    pub cache: String,
+    pub cache_why: String,
     #[serde(default)]
-    pub(crate) path: PathFacts,
-    pub(crate) state: State,
+    pub path: PathFacts,
+    pub state: State,
     /// A front-end is there.
-    pub(crate) connected: bool,
+    pub connected: bool,
     /// The process that serves it, if it has one of its own.
     #[serde(default)]
-    pub(crate) process: Option<u32>,
+    pub process: Option<u32>,
     /// How often that one has been started again.
     #[serde(default)]
-    pub(crate) restarts: u64,
+    pub restarts: u64,
 }
 
 /// How a disk's requests travel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct PathFacts {
+pub struct PathFacts {
     /// What was asked for: `bio`, `request`, `auto`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// What is in use: `bio`, `request`.
-    pub(crate) in_use: String,
+    pub in_use: String,
     /// How often that has changed.
-    pub(crate) switches: u64,
+    pub switches: u64,
 }
 
 impl PathFacts {
     /// `bio`, or `auto: bio` if it was chosen.
-    pub(crate) fn words(&self) -> String {
+    pub fn words(&self) -> String {
         match self.kind == self.in_use {
             true => self.kind.clone(),
             false => format!("{}: {}", self.kind, self.in_use),
@@ -142,7 +144,7 @@ impl PathFacts {
 /// What a disk does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum State {
+pub enum State {
     /// Takes them.
     Serving,
     /// Lets them wait.
@@ -158,7 +160,7 @@ pub(crate) enum State {
 }
 
 impl State {
-    pub(crate) fn word(self) -> &'static str {
+    pub fn word(self) -> &'static str {
         match self {
             Self::Serving => "serving",
             Self::Paused => "paused",
@@ -173,150 +175,150 @@ impl State {
 /// `stats`. All counts begin with the daemon or the disk and only grow: two answers and the
 /// difference of their `uptime_us` make rates.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Stats {
-    pub(crate) uptime_us: u64,
-    pub(crate) disks: Vec<DiskStatsOf>,
-    pub(crate) workers: Vec<WorkerStatsOf>,
+pub struct Stats {
+    pub uptime_us: u64,
+    pub disks: Vec<DiskStatsOf>,
+    pub workers: Vec<WorkerStatsOf>,
 }
 
 /// One disk.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct DiskStatsOf {
-    pub(crate) id: u64,
-    pub(crate) image: String,
-    pub(crate) size: u64,
-    pub(crate) engine: String,
+pub struct DiskStatsOf {
+    pub id: u64,
+    pub image: String,
+    pub size: u64,
+    pub engine: String,
     #[serde(default)]
-    pub(crate) cache: String,
+    pub cache: String,
     #[serde(default)]
-    pub(crate) path: PathFacts,
-    pub(crate) state: State,
-    pub(crate) connected: bool,
+    pub path: PathFacts,
+    pub state: State,
+    pub connected: bool,
     /// The guest's write cache is on.
-    pub(crate) write_cache: bool,
+    pub write_cache: bool,
     /// Requests begun and not answered.
-    pub(crate) in_flight: usize,
+    pub in_flight: usize,
     /// Those of them that have been under way for longer than the daemon's `overdue`.
     #[serde(default)]
-    pub(crate) overdue: usize,
+    pub overdue: usize,
     /// All queues since the disk was added.
-    pub(crate) counts: Counts,
+    pub counts: Counts,
     /// What the host's disk has failed since it was added.
     #[serde(default)]
-    pub(crate) failures: Vec<FailuresOf>,
+    pub failures: Vec<FailuresOf>,
     /// Of the queues that run.
-    pub(crate) latency: Option<Latencies>,
+    pub latency: Option<Latencies>,
     /// The queues that run.
-    pub(crate) queues: Vec<QueueStatsOf>,
+    pub queues: Vec<QueueStatsOf>,
 }
 
 /// Failures of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct FailuresOf {
+pub struct FailuresOf {
     /// `read`, `write`, `flush`, `erase`.
-    pub(crate) operation: String,
-    pub(crate) count: u64,
+    pub operation: String,
+    pub count: u64,
     /// Of the latest one; `None` if the host told none.
-    pub(crate) errno: Option<i32>,
+    pub errno: Option<i32>,
     /// The same in words.
-    pub(crate) error: String,
+    pub error: String,
     /// Where that was; `None` of flushes.
-    pub(crate) sector: Option<u64>,
+    pub sector: Option<u64>,
 }
 
 /// One queue, since it was started.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct QueueStatsOf {
-    pub(crate) queue: usize,
-    pub(crate) worker: String,
-    pub(crate) queue_size: u16,
-    pub(crate) in_flight: usize,
+pub struct QueueStatsOf {
+    pub queue: usize,
+    pub worker: String,
+    pub queue_size: u16,
+    pub in_flight: usize,
     #[serde(default)]
-    pub(crate) overdue: usize,
+    pub overdue: usize,
     /// Its guest has broken it; it takes no requests.
-    pub(crate) broken: bool,
+    pub broken: bool,
     /// Times its guest has called.
     #[serde(default)]
-    pub(crate) kicks: u64,
+    pub kicks: u64,
     /// Times its guest was called.
     #[serde(default)]
-    pub(crate) calls: u64,
-    pub(crate) counts: Counts,
-    pub(crate) latency: Option<Latencies>,
+    pub calls: u64,
+    pub counts: Counts,
+    pub latency: Option<Latencies>,
 }
 
 /// One worker.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct WorkerStatsOf {
+pub struct WorkerStatsOf {
     /// `io_uring/0`
-    pub(crate) worker: String,
-    pub(crate) engine: String,
+    pub worker: String,
+    pub engine: String,
     /// False if it did not answer in time; all else is 0 then.
-    pub(crate) answers: bool,
-    pub(crate) age_us: u64,
+    pub answers: bool,
+    pub age_us: u64,
     /// CPU time, spinning included.
-    pub(crate) cpu_us: u64,
+    pub cpu_us: u64,
     /// Rounds of its loop.
-    pub(crate) turns: u64,
+    pub turns: u64,
     /// Rounds that found nothing and were followed by another one at once.
-    pub(crate) spins: u64,
+    pub spins: u64,
     /// The part of `cpu_us` that went to those.
     #[serde(default)]
-    pub(crate) spin_us: u64,
-    pub(crate) sleeps: u64,
-    pub(crate) queues: usize,
+    pub spin_us: u64,
+    pub sleeps: u64,
+    pub queues: usize,
     /// Chains taken from rings.
-    pub(crate) requests: u64,
+    pub requests: u64,
     /// Operations given to the engine.
     #[serde(default)]
-    pub(crate) operations: u64,
-    pub(crate) syscalls: u64,
-    pub(crate) lost_calls: u64,
+    pub operations: u64,
+    pub syscalls: u64,
+    pub lost_calls: u64,
     /// Kicks that never came although requests did.
     #[serde(default)]
-    pub(crate) lost_kicks: u64,
+    pub lost_kicks: u64,
     /// Requests per submission.
-    pub(crate) batches: Spread,
+    pub batches: Spread,
     /// Completions per harvest.
-    pub(crate) harvests: Spread,
+    pub harvests: Spread,
 }
 
 /// Counts of requests; sizes in bytes.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Counts {
-    pub(crate) reads: u64,
-    pub(crate) read_bytes: u64,
-    pub(crate) writes: u64,
-    pub(crate) written_bytes: u64,
-    pub(crate) flushes: u64,
+pub struct Counts {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
     /// Of writes that had to be durable when they were done.
     #[serde(default)]
-    pub(crate) durable_bytes: u64,
+    pub durable_bytes: u64,
     /// Of the file.
     #[serde(default)]
-    pub(crate) syncs: u64,
-    pub(crate) erases: u64,
-    pub(crate) errors: u64,
+    pub syncs: u64,
+    pub erases: u64,
+    pub errors: u64,
     /// The guest's mistakes among `errors`.
     #[serde(default)]
-    pub(crate) refused: u64,
+    pub refused: u64,
     /// The disk's failures among `errors`.
     #[serde(default)]
-    pub(crate) failed: u64,
-    pub(crate) bounced: u64,
-    pub(crate) split: u64,
-    pub(crate) continued: u64,
+    pub failed: u64,
+    pub bounced: u64,
+    pub split: u64,
+    pub continued: u64,
     #[serde(default)]
-    pub(crate) plugged: u64,
+    pub plugged: u64,
     #[serde(default)]
-    pub(crate) merged: u64,
+    pub merged: u64,
     #[serde(default)]
-    pub(crate) merged_split: u64,
+    pub merged_split: u64,
     #[serde(default)]
-    pub(crate) deadlines: u64,
+    pub deadlines: u64,
     /// Requests that were found under way for longer than the daemon's `overdue`.
     #[serde(default)]
-    pub(crate) overdue: u64,
+    pub overdue: u64,
 }
 
 impl From<&DiskStats> for Counts {
@@ -347,16 +349,16 @@ impl From<&DiskStats> for Counts {
 
 /// Latencies in nanoseconds, of the one request in about sixty that is timed.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Latencies {
-    pub(crate) reads: Spread,
-    pub(crate) writes: Spread,
+pub struct Latencies {
+    pub reads: Spread,
+    pub writes: Spread,
     /// Flushes, discards, write-zeroes.
-    pub(crate) others: Spread,
+    pub others: Spread,
 }
 
 impl Latencies {
     /// With their buckets, if asked for.
-    pub(crate) fn of(latency: &Latency, buckets: bool) -> Self {
+    pub fn of(latency: &Latency, buckets: bool) -> Self {
         Self {
             reads: Spread::new(&latency.reads, buckets),
             writes: Spread::new(&latency.writes, buckets),
@@ -367,23 +369,23 @@ impl Latencies {
 
 /// How values are spread; all 0 if there are none.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Spread {
+pub struct Spread {
     /// How many there are.
-    pub(crate) count: u64,
-    pub(crate) p50: u64,
-    pub(crate) p90: u64,
-    pub(crate) p99: u64,
-    pub(crate) p999: u64,
-    pub(crate) max: u64,
+    pub count: u64,
+    pub p50: u64,
+    pub p90: u64,
+    pub p99: u64,
+    pub p999: u64,
+    pub max: u64,
     /// If asked for: pairs of the highest value of a bucket and how many are in it, rising. The
     /// difference of two answers is the spread of what came in between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) buckets: Option<Vec<(u64, u64)>>,
+    pub buckets: Option<Vec<(u64, u64)>>,
 }
 
 impl Spread {
     /// With its buckets, if asked for.
-    pub(crate) fn new<C: Counter>(histogram: &Histogram<C>, buckets: bool) -> Self {
+    pub fn new<C: Counter>(histogram: &Histogram<C>, buckets: bool) -> Self {
         let pair =
             |step: IterationValue<C>| (step.value_iterated_to(), step.count_since_last_iteration());
         let buckets = buckets.then(|| histogram.iter_recorded().map(pair).collect());
@@ -405,31 +407,31 @@ impl Spread {
 
 /// `add` answers with [`DiskFacts`], `remove` with this.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Removed {
-    pub(crate) id: u64,
-    pub(crate) image: String,
+pub struct Removed {
+    pub id: u64,
+    pub image: String,
     /// False if the disk is stuck: what was in flight may still land.
-    pub(crate) drained: bool,
+    pub drained: bool,
 }
 
 /// `resize`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct ResizedTo {
-    pub(crate) id: u64,
-    pub(crate) image: String,
+pub struct ResizedTo {
+    pub id: u64,
+    pub image: String,
     /// Bytes before.
-    pub(crate) from: u64,
+    pub from: u64,
     /// Bytes now.
-    pub(crate) to: u64,
+    pub to: u64,
     /// `yes`, `nobody-there`, `not-listening`, `deaf`, `later`.
-    pub(crate) told: String,
+    pub told: String,
 }
 
 /// `drain`, `pause`, `resume`.
 #[derive(Debug, Deserialize, Serialize)]
-pub(crate) struct Done {
-    pub(crate) id: u64,
-    pub(crate) image: String,
-    pub(crate) state: State,
-    pub(crate) took_us: u64,
+pub struct Done {
+    pub id: u64,
+    pub image: String,
+    pub state: State,
+    pub took_us: u64,
 }

@@ -5,7 +5,7 @@ use super::xen::{self, XenTable};
 use super::{
     CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, Place, Plan, SocketMode, SocketRule,
 };
-use crate::logging::{LogFormat, LogLevel};
+use crate::log::{LogFormat, LogLevel};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -43,7 +43,7 @@ struct File {
 ///
 /// # Errors
 /// The message, with file and line.
-pub(crate) fn read(path: &Path) -> Result<Plan, String> {
+pub fn read(path: &Path) -> Result<Plan, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{}: cannot read the configuration: {error}", path.display()))?;
     parse(&text, path)

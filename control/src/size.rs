@@ -7,14 +7,14 @@ use std::str::FromStr;
 
 /// A number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 /// A word that is no size.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "'{0}' is not a size: give a number with K, M, G or T (powers of 1024), such as 512, 64K or 10G"
 )]
-pub(crate) struct NotASize(String);
+pub struct NotASize(String);
 
 impl FromStr for Size {
     type Err = NotASize;

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The image and the socket of a disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Claim {
+pub struct Claim {
     origin: String,
     socket: Option<PathBuf>,
     image: Option<(PathBuf, Identity)>,
@@ -19,7 +19,7 @@ pub(crate) struct Claim {
 
 impl DiskSpec {
     /// What this disk takes for itself; `locate` looks paths up.
-    pub(crate) fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
+    pub fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
         let socket = match &self.place {
             Place::Socket(path) => Some(locate(path).real),
             Place::Inherited { .. } | Place::Xen(_) => None,
@@ -34,7 +34,7 @@ impl DiskSpec {
 
 impl Claim {
     /// True if this is its image or its socket, whatever they are called.
-    pub(crate) fn is_at(&self, place: &Location) -> bool {
+    pub fn is_at(&self, place: &Location) -> bool {
         let image = self.image.as_ref().is_some_and(|(_, image)| *image == place.identity);
         image || self.socket.as_ref() == Some(&place.real)
     }
@@ -43,7 +43,7 @@ impl Claim {
     ///
     /// # Errors
     /// The message, with both places.
-    pub(crate) fn check_apart(&self, earlier: &Self) -> Result<(), String> {
+    pub fn check_apart(&self, earlier: &Self) -> Result<(), String> {
         let said = |claim: &Self| match claim.origin.as_str() {
             "" => "that is served already".to_owned(),
             origin => format!("at {origin}"),
@@ -75,7 +75,7 @@ impl Claim {
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct Location {
+pub struct Location {
     identity: Identity,
     /// The path without links in its folder.
     #[serde(with = "bytes")]
@@ -84,17 +84,17 @@ pub(crate) struct Location {
 
 impl Location {
     /// Looks it up.
-    pub(crate) fn of(path: &Path) -> Self {
+    pub fn of(path: &Path) -> Self {
         Self { identity: identity(path), real: real(path) }
     }
 
     /// True if both lead to one file or device.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         self.identity == other.identity
     }
 
     /// True if it leads to what `file` is.
-    pub(crate) fn leads_to(&self, file: &File) -> bool {
+    pub fn leads_to(&self, file: &File) -> bool {
         // By fstat, as the standard library asks by a call that takes paths as well.
         let Ok(stat) = rustix::fs::fstat(file) else { return false };
         let here = if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
@@ -106,7 +106,7 @@ impl Location {
     }
 
     /// Of a path that cannot be looked up.
-    pub(crate) fn unknown(path: &Path) -> Self {
+    pub fn unknown(path: &Path) -> Self {
         Self { identity: Identity::Path(path.into()), real: path.into() }
     }
 }

@@ -1,7 +1,7 @@
 //! All that one daemon does.
 
 use super::{Claim, CpuList, DiskSpec, Location, SocketRule, XenPlan};
-use crate::logging::{LogFormat, LogLevel};
+use crate::log::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
 use serde::{Deserialize, Serialize};
@@ -12,71 +12,71 @@ use std::time::Duration;
 /// What concerns the daemon as a whole; options win over the file.
 #[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
 #[command(next_help_heading = "Workers")]
-pub(crate) struct DaemonArgs {
+pub struct DaemonArgs {
     /// Threads that serve queues [default: one per queue, at most one per CPU].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
-    pub(crate) workers: Option<u16>,
+    pub workers: Option<u16>,
     /// CPUs for workers, such as 0,2-3: each is pinned to one, in turn [default: any].
     #[arg(long, value_name = "LIST")]
-    pub(crate) cpus: Option<CpuList>,
+    pub cpus: Option<CpuList>,
     /// Whether workers look for work before they sleep: as long as it pays, always (least latency,
     /// a whole CPU each), or never (least CPU time) [default: adaptive].
     #[arg(long, value_enum, value_name = "WHEN")]
-    pub(crate) poll: Option<Poll>,
+    pub poll: Option<Poll>,
     /// The longest adaptive look, in microseconds [default: 50].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    pub(crate) poll_max_us: Option<u32>,
+    pub poll_max_us: Option<u32>,
     /// Let io_uring pin guest memory: less CPU time per byte. Not with a balloon or free page
     /// reporting in the guest, which would corrupt its data.
     #[arg(long)]
-    pub(crate) pin_memory: bool,
+    pub pin_memory: bool,
     /// Let io_uring ask the device for completions instead of waiting for its interrupt: less
     /// latency, a busy CPU while requests are under way. Needs a device with poll queues.
     #[arg(long)]
-    pub(crate) iopoll: bool,
+    pub iopoll: bool,
     /// Listen on this Unix socket for `ringway ctl` and `ringway top`: disks come and go and change
     /// their size while the daemon runs. Only this user can connect.
     #[arg(long, value_name = "PATH", help_heading = "Control")]
-    pub(crate) control: Option<PathBuf>,
+    pub control: Option<PathBuf>,
     /// Whether the daemon gives up, before it meets a guest, all that it does not need: whatever it
     /// should not do then ends it (on), happens (off), or happens and is told in the kernel's audit
     /// log (log) [default: on].
     #[arg(long, value_enum, value_name = "WHEN", help_heading = "Safety")]
-    pub(crate) sandbox: Option<Sandbox>,
+    pub sandbox: Option<Sandbox>,
     /// Run as this user once images and sockets are open; only for root. Names or numbers.
     #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
-    pub(crate) user: Option<String>,
+    pub user: Option<String>,
     /// Keep here what must outlive this daemon and is not in guests' memory: failed flushes, pauses.
     /// A folder in memory [default: /run/ringway for root, $XDG_RUNTIME_DIR/ringway for others].
     #[arg(long, value_name = "DIR", help_heading = "Safety")]
-    pub(crate) state_dir: Option<PathBuf>,
+    pub state_dir: Option<PathBuf>,
     /// Warn of requests that have been under way for so long, of lost kicks and of stuck workers; 0
     /// for no such watchdog [default: 30].
     #[arg(long, value_name = "SECONDS", help_heading = "Output",
           value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub(crate) overdue: Option<u32>,
+    pub overdue: Option<u32>,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]
-    pub(crate) stats: bool,
+    pub stats: bool,
     /// What holds for each disk that says nothing else. On the command line these are options of the
     /// disk.
     #[arg(skip)]
-    pub(crate) each: EachDisk,
+    pub each: EachDisk,
 }
 
 /// What is said for all disks, and by a disk only if it is to differ.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct EachDisk {
+pub struct EachDisk {
     /// Who may connect.
-    pub(crate) access: SocketRule,
+    pub access: SocketRule,
     /// Whether it has a process of its own.
-    pub(crate) isolate: Option<bool>,
+    pub isolate: Option<bool>,
 }
 
 /// Whether a worker spins before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Poll {
+pub enum Poll {
     // As long as it pays.
     Adaptive,
     // Never sleeps.
@@ -88,7 +88,8 @@ pub(crate) enum Poll {
 /// Whether the daemon is confined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Sandbox {
+#[allow(missing_docs, reason = "a doc comment would be a line of the help")]
+pub enum Sandbox {
     // Whatever is not allowed ends the process.
     #[default]
     On,
@@ -100,7 +101,7 @@ pub(crate) enum Sandbox {
 
 impl DaemonArgs {
     /// `self`, and where it says nothing `other`.
-    pub(crate) fn or(self, other: &Self) -> Self {
+    pub fn or(self, other: &Self) -> Self {
         Self {
             workers: self.workers.or(other.workers),
             cpus: self.cpus.or_else(|| other.cpus.clone()),
@@ -125,7 +126,7 @@ impl DaemonArgs {
     ///
     /// # Errors
     /// A limit for something that is switched off.
-    pub(crate) fn polling(&self) -> Result<Polling, String> {
+    pub fn polling(&self) -> Result<Polling, String> {
         match (self.poll, self.poll_max_us) {
             (Some(Poll::Always | Poll::Never), Some(_)) => {
                 Err("poll-max-us is the limit of adaptive polling: leave it out, or choose \
@@ -142,17 +143,17 @@ impl DaemonArgs {
 
 /// All that one daemon does.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// The disks; at least one, unless there is a control socket to add some.
-    pub(crate) disks: Vec<DiskSpec>,
+    pub disks: Vec<DiskSpec>,
     /// The toolstack that attaches more of them, if it is one of Xen's.
-    pub(crate) xen: Option<XenPlan>,
+    pub xen: Option<XenPlan>,
     /// What concerns all of them.
-    pub(crate) daemon: DaemonArgs,
+    pub daemon: DaemonArgs,
     /// How log lines look.
-    pub(crate) log_format: Option<LogFormat>,
+    pub log_format: Option<LogFormat>,
     /// What is logged.
-    pub(crate) log_level: Option<LogLevel>,
+    pub log_level: Option<LogLevel>,
 }
 
 impl Plan {
@@ -160,7 +161,7 @@ impl Plan {
     ///
     /// # Errors
     /// That there is no such group, and where it was named.
-    pub(crate) fn look_groups_up<E: std::fmt::Display>(
+    pub fn look_groups_up<E: std::fmt::Display>(
         &mut self,
         number: impl Fn(&str) -> Result<u32, E>,
     ) -> Result<(), String> {
@@ -175,13 +176,13 @@ impl Plan {
     }
 
     /// True if a disk is to have a process of its own.
-    pub(crate) fn isolates(&self) -> bool {
+    pub fn isolates(&self) -> bool {
         let all = self.daemon.each.isolate == Some(true);
         all || self.disks.iter().any(|disk| disk.isolate == Some(true))
     }
 
     /// True if a socket is to belong to a group that was named.
-    pub(crate) fn names_groups(&self) -> bool {
+    pub fn names_groups(&self) -> bool {
         let each = &self.daemon.each;
         each.access.group.is_some() || self.disks.iter().any(|disk| disk.access.group.is_some())
     }
@@ -190,7 +191,7 @@ impl Plan {
     ///
     /// # Errors
     /// The message, with both places.
-    pub(crate) fn check_apart(&self) -> Result<(), String> {
+    pub fn check_apart(&self) -> Result<(), String> {
         let claims: Vec<Claim> = self.disks.iter().map(|disk| disk.claim(Location::of)).collect();
         for (number, claim) in claims.iter().enumerate() {
             for earlier in &claims[..number] {
@@ -204,7 +205,7 @@ impl Plan {
 /// The CPUs this process may use.
 ///
 /// Asked once: it is told by files that cannot be read later.
-pub(crate) fn cpus() -> u16 {
+pub fn cpus() -> u16 {
     static CPUS: OnceLock<u16> = OnceLock::new();
     *CPUS.get_or_init(|| {
         std::thread::available_parallelism()

@@ -1,7 +1,7 @@
 //! Configuration files from arbitrary bytes: mostly well formed, with mistakes anywhere.
 //!
 //! [`check`] is one function for two uses: the corpus test below, and the target `config` of
-//! cargo-fuzz, which takes this folder by its path.
+//! cargo-fuzz.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -66,7 +66,7 @@ const IMAGES: [&str; 10] = [
 
 /// What became of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// A plan for so many disks.
     Plan(usize),
     /// A message.
@@ -165,7 +165,7 @@ fn word(text: &mut String, byte: &mut impl FnMut() -> Option<u8>) {
 
 /// Reads the file that `data` describes. Panics if what comes out is neither a plan that can be
 /// carried out nor a message that names the file.
-pub(crate) fn check(data: &[u8]) -> Outcome {
+pub fn check(data: &[u8]) -> Outcome {
     let text = text(data);
     let path = Path::new("conf/disks.toml");
     match super::file::parse(&text, path) {

@@ -78,28 +78,28 @@ table! {
 
 /// Which disks are meant, and what is special to them.
 #[derive(Clone, Debug)]
-pub(crate) struct XenDisk {
+pub struct XenDisk {
     /// Where this was said: `xen.toml, line 3`.
-    pub(crate) origin: String,
+    pub origin: String,
     guest: Option<String>,
     vdev: Option<Vdev>,
     image: Option<PathBuf>,
     /// Its options; those of `[xen]` fill the gaps.
-    pub(crate) words: DiskArgs,
+    pub words: DiskArgs,
 }
 
 /// A disk that the toolstack attaches.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attached<'a> {
+pub struct Attached<'a> {
     /// The name of the guest.
-    pub(crate) guest: &'a str,
+    pub guest: &'a str,
     /// The number of the virtual device.
-    pub(crate) device: u32,
+    pub device: u32,
 }
 
 impl XenDisk {
     /// True if `disk` is meant; `is_image` tells whether a path leads to its image.
-    pub(crate) fn fits(&self, disk: Attached<'_>, is_image: impl FnOnce(&Path) -> bool) -> bool {
+    pub fn fits(&self, disk: Attached<'_>, is_image: impl FnOnce(&Path) -> bool) -> bool {
         self.guest.as_ref().is_none_or(|guest| guest == disk.guest)
             && self.vdev.is_none_or(|vdev| vdev.0 == disk.device)
             && self.image.as_deref().is_none_or(is_image)

@@ -1,20 +1,25 @@
 //! What clients can ask for: one line, parsed and judged before any disk is looked at.
 
+#![allow(missing_docs, reason = "docs/control.md says what each word means, for all programs")]
+
+#[cfg(any(test, fuzzing))]
+pub mod case;
+
 use crate::config::{DiskArgs, DiskSpec, Place, is_unreal};
-use crate::control::{Kind, Problem, VERSION};
+use crate::protocol::{Kind, Problem, VERSION};
 use crate::size::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The commands there are.
-pub(super) const COMMANDS: [&str; 8] =
+pub const COMMANDS: [&str; 8] =
     ["list", "stats", "add", "remove", "resize", "drain", "pause", "resume"];
 
 /// A request whose form is right; as JSON, the fields it was made of.
 #[derive(Debug, Serialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
-pub(super) enum Request {
+pub enum Request {
     List(Nothing),
     Stats(Asked),
     Add(Box<Add>),
@@ -27,48 +32,48 @@ pub(super) enum Request {
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Nothing {}
+pub struct Nothing {}
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Asked {
-    pub(super) disk: Option<Name>,
+pub struct Asked {
+    pub disk: Option<Name>,
     #[serde(default)]
-    pub(super) buckets: bool,
+    pub buckets: bool,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct One {
-    pub(super) disk: Name,
+pub struct One {
+    pub disk: Name,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Add {
+pub struct Add {
     disk: DiskArgs,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Resize {
-    pub(super) disk: Name,
-    pub(super) size: Option<Size>,
+pub struct Resize {
+    pub disk: Name,
+    pub size: Option<Size>,
     #[serde(default)]
-    pub(super) shrink: bool,
+    pub shrink: bool,
 }
 
 /// How a client names a disk: its number, its image as it was given, or an absolute path of its
 /// image or socket.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(untagged)]
-pub(super) enum Name {
+pub enum Name {
     Id(u64),
     Word(String),
 }
 
 /// Reads one line. Also gives back the request's `id`, if it has one.
-pub(super) fn parse(line: &[u8]) -> (Option<Value>, Result<Request, Problem>) {
+pub fn parse(line: &[u8]) -> (Option<Value>, Result<Request, Problem>) {
     let mut fields: Map<String, Value> = match serde_json::from_slice(line) {
         Ok(fields) => fields,
         Err(error) => {
@@ -116,7 +121,7 @@ fn arguments<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Probl
 
 impl Add {
     /// The disk that is asked for.
-    pub(super) fn into_spec(self) -> Result<DiskSpec, Problem> {
+    pub fn into_spec(self) -> Result<DiskSpec, Problem> {
         let malformed = |message: &str| Problem::new(Kind::Malformed, message);
         let mut disk = self.disk;
         let image = disk.image.take().ok_or_else(|| malformed("the disk has no image"))?;

@@ -1,10 +1,10 @@
 //! Requests from arbitrary bytes: mostly well formed, with mistakes anywhere.
 //!
 //! [`check`] is one function for two uses: the corpus test below, and the target `control` of
-//! cargo-fuzz, which takes this file by its path.
+//! cargo-fuzz.
 
-use super::words::{COMMANDS, Request, parse};
-use crate::control::Kind;
+use super::{COMMANDS, Request, parse};
+use crate::protocol::Kind;
 use serde_json::{Map, Value, json};
 
 /// Names of fields, of a request and of a disk within one.
@@ -59,7 +59,7 @@ const WORDS: [&str; 24] = [
 
 /// What became of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// A request, with nothing left to be judged but what the disks are.
     Good,
     /// A problem of this kind.
@@ -193,7 +193,7 @@ impl Choices<'_> {
 
 /// Reads the request that `data` describes, or `data` itself if it begins with a brace. Panics if
 /// what comes out is neither a request that says the same once more nor a problem with a message.
-pub(crate) fn check(data: &[u8]) -> Outcome {
+pub fn check(data: &[u8]) -> Outcome {
     let line = if data.starts_with(b"{") { data.to_vec() } else { Choices(data).line() };
     let text = String::from_utf8_lossy(&line);
     let (id, request) = parse(&line);

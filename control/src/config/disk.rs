@@ -33,92 +33,93 @@ const QUEUE_SIZE: u16 = 1024;
 /// What one disk is served from, and how.
 #[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
-pub(crate) struct DiskArgs {
+pub struct DiskArgs {
     /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
     /// data, and sim:ram|ssd|hdd:SIZE, which is in memory and as slow as its model.
     #[arg(value_name = "IMAGE")]
-    pub(crate) image: Option<PathBuf>,
+    pub image: Option<PathBuf>,
     /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
     #[arg(long, value_name = "SIZE", help_heading = "Disk")]
-    pub(crate) size: Option<Size>,
+    pub size: Option<Size>,
     /// The format of IMAGE. Only raw is served; to say so serves what looks like another format, such as
     /// a disk whose guest has written that. Say it wherever guests may not wait for an answer.
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Disk")]
-    pub(crate) format: Option<Format>,
+    pub format: Option<Format>,
     /// Refuse everything that changes the disk.
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
-    pub(crate) read_only: bool,
+    pub read_only: bool,
     /// Serial number shown to the guest, up to 20 characters.
     #[arg(long, value_name = "TEXT", help_heading = "Disk")]
-    pub(crate) serial: Option<String>,
+    pub serial: Option<String>,
     /// Block size shown to the guest [default: what the disk has].
     #[arg(long, value_name = "BYTES", help_heading = "Disk",
           value_parser = PossibleValuesParser::new(["512", "4096"]).map(|w| w.parse::<u32>().unwrap_or(512)))]
-    pub(crate) block_size: Option<u32>,
+    pub block_size: Option<u32>,
     /// Seconds to wait for another daemon that has the image [default: 0, but 30 for the last writes
     /// of one that was killed].
     #[arg(long, value_name = "SECONDS", help_heading = "Disk")]
     #[serde(default)]
-    pub(crate) lock_wait: Option<u32>,
+    pub lock_wait: Option<u32>,
     /// Take over an image that another daemon still serves, as the destination of a live migration:
     /// it is locked when the guest starts here, not before.
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
-    pub(crate) incoming: bool,
+    pub incoming: bool,
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
-    pub(crate) socket: Option<PathBuf>,
+    pub socket: Option<PathBuf>,
     /// Mode of the socket file: who may connect [default: 0600; 0660 with --user or --socket-group].
     #[arg(long, value_name = "MODE", help_heading = "Disk")]
     #[serde(default)]
-    pub(crate) socket_mode: Option<SocketMode>,
+    pub socket_mode: Option<SocketMode>,
     /// Group of the socket file, by name or number: that of the virtual machines.
     #[arg(long, value_name = "GROUP", help_heading = "Disk")]
     #[serde(default)]
-    pub(crate) socket_group: Option<String>,
+    pub socket_group: Option<String>,
     /// Serve it by a process of its own: guests' memory counts, and the process dies, for this disk
     /// alone. As an option of serve it holds for disks that are added later, too.
     #[arg(long, value_name = "BOOL", help_heading = "Safety", num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     #[serde(default)]
-    pub(crate) isolate: Option<bool>,
+    pub isolate: Option<bool>,
 
     /// Request queues, up to 256 [default: one per CPU, at most 16].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
     #[serde(default, deserialize_with = "queues_in_file")]
-    pub(crate) queues: Option<u16>,
+    pub queues: Option<u16>,
     /// Largest ring a guest may set up, in descriptors, a power of two [default: 1024].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queue_size)]
     #[serde(default, deserialize_with = "queue_size_in_file")]
-    pub(crate) queue_size: Option<u16>,
+    pub queue_size: Option<u16>,
     /// How to talk to the host's disk [default: auto, the best that works].
     #[arg(long, help_heading = "Speed", value_parser = engines())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
-    pub(crate) engine: Option<Choice<EngineKind>>,
+    pub engine: Option<Choice<EngineKind>>,
     /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works,
     /// else writeback].
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
-    pub(crate) cache: Option<CacheMode>,
+    pub cache: Option<CacheMode>,
     /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
     /// whichever carries more, found by trying [default: auto].
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
-    pub(crate) path: Option<PathKind>,
+    pub path: Option<PathKind>,
 }
 
 /// A format of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Format {
+#[allow(missing_docs, reason = "a doc comment would be a line of the help")]
+pub enum Format {
     // The bytes of the file are those of the disk.
     Raw,
 }
 
 /// A choice that can be left to the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Choice<T> {
+pub enum Choice<T> {
     /// The program chooses.
     Auto,
     /// The user has chosen.
@@ -127,7 +128,7 @@ pub(crate) enum Choice<T> {
 
 impl<T> Choice<T> {
     /// What the user has chosen.
-    pub(crate) fn given(self) -> Option<T> {
+    pub fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
             Self::Is(choice) => Some(choice),
@@ -147,18 +148,18 @@ impl<T: FromStr<Err: Display>> FromStr for Choice<T> {
 }
 
 /// The words for an engine, for the command line.
-pub(crate) fn engines() -> impl TypedValueParser<Value = Choice<EngineKind>> {
+pub fn engines() -> impl TypedValueParser<Value = Choice<EngineKind>> {
     let words = std::iter::once("auto").chain(EngineKind::ALL.map(EngineKind::name));
     PossibleValuesParser::new(words).try_map(|word| word.parse())
 }
 
 /// The words for a cache mode, for the command line.
-pub(crate) fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
+pub fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
     PossibleValuesParser::new(CacheMode::ALL.map(CacheMode::name)).try_map(|word| word.parse())
 }
 
 /// The words for a path, for the command line.
-pub(crate) fn paths() -> impl TypedValueParser<Value = PathKind> {
+pub fn paths() -> impl TypedValueParser<Value = PathKind> {
     PossibleValuesParser::new(PathKind::ALL.map(PathKind::name)).try_map(|word| word.parse())
 }
 
@@ -225,7 +226,7 @@ impl<T: Display> Display for Choice<T> {
 
 /// Where a disk meets its front-end.
 #[derive(Debug)]
-pub(crate) enum Place {
+pub enum Place {
     /// A socket file to listen on.
     Socket(PathBuf),
     /// A socket that was inherited.
@@ -241,48 +242,48 @@ pub(crate) enum Place {
 
 /// A disk to serve, nothing left open but what the disk itself decides.
 #[derive(Debug)]
-pub(crate) struct DiskSpec {
+pub struct DiskSpec {
     /// What to serve.
-    pub(crate) source: Source,
+    pub source: Source,
     /// Where.
-    pub(crate) place: Place,
+    pub place: Place,
     /// Where this was said: `disks.toml, line 3`. Empty on the command line.
-    pub(crate) origin: String,
+    pub origin: String,
     /// Size of the file if it is to be made, in bytes.
-    pub(crate) create_bytes: Option<u64>,
+    pub create_bytes: Option<u64>,
     /// Refuse changes.
-    pub(crate) read_only: bool,
+    pub read_only: bool,
     /// How long to wait for whoever has the image.
-    pub(crate) lock_wait: Option<Duration>,
+    pub lock_wait: Option<Duration>,
     /// Lock the image when the guest starts, not before.
-    pub(crate) incoming: bool,
+    pub incoming: bool,
     /// What GET_ID answers.
-    pub(crate) serial: Option<String>,
+    pub serial: Option<String>,
     /// Shown to the guest, in bytes.
-    pub(crate) block_size: Option<u32>,
+    pub block_size: Option<u32>,
     /// Request queues.
-    pub(crate) queues: u16,
+    pub queues: u16,
     /// Descriptors of the largest ring.
-    pub(crate) queue_size: u16,
+    pub queue_size: u16,
     /// The engine, unless the disk chooses.
-    pub(crate) engine: Option<EngineKind>,
+    pub engine: Option<EngineKind>,
     /// The cache mode, unless the disk chooses.
-    pub(crate) cache: Option<CacheMode>,
+    pub cache: Option<CacheMode>,
     /// How requests travel.
-    pub(crate) path: PathKind,
+    pub path: PathKind,
     /// The user says that it is raw.
-    pub(crate) raw: bool,
+    pub raw: bool,
     /// Who may connect to its socket, where that was said.
-    pub(crate) access: SocketRule,
+    pub access: SocketRule,
     /// Whether it has a process of its own, where that was said.
-    pub(crate) isolate: Option<bool>,
+    pub isolate: Option<bool>,
     /// All of this as it was said, with image and socket, for such a process.
-    pub(crate) words: Box<DiskArgs>,
+    pub words: Box<DiskArgs>,
 }
 
 impl DiskArgs {
     /// `self`, and where it says nothing `other`.
-    pub(crate) fn or(self, other: &Self) -> Self {
+    pub fn or(self, other: &Self) -> Self {
         Self {
             image: self.image.or_else(|| other.image.clone()),
             size: self.size.or(other.size),
@@ -308,7 +309,7 @@ impl DiskArgs {
     ///
     /// # Errors
     /// That `null:` or `sim:` is not followed by what belongs there.
-    pub(crate) fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+    pub fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
         let socket = match &place {
             Place::Socket(path) => Some(path.clone()),
             _ => None,
@@ -338,13 +339,13 @@ impl DiskArgs {
 }
 
 /// True for the words that name no file: `null:…` and `sim:…`.
-pub(crate) fn is_unreal(image: &Path) -> bool {
+pub fn is_unreal(image: &Path) -> bool {
     image.to_str().is_some_and(|word| word.starts_with("null:") || word.starts_with("sim:"))
 }
 
 /// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
 /// `./null:1G`.
-pub(crate) fn source(image: &Path) -> Result<Source, String> {
+pub fn source(image: &Path) -> Result<Source, String> {
     let word = image.to_str().unwrap_or_default();
     let size = |text: &str| match text.parse() {
         Ok(Size(bytes)) => Ok(bytes),

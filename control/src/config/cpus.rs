@@ -8,23 +8,23 @@ use std::str::FromStr;
 
 /// CPUs in the order they were named; at least one, none twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct CpuList(Vec<usize>);
+pub struct CpuList(Vec<usize>);
 
 impl CpuList {
     /// Their numbers.
-    pub(crate) fn numbers(&self) -> &[usize] {
+    pub fn numbers(&self) -> &[usize] {
         &self.0
     }
 
     /// Begins with another one, so that processes which share the list do not all begin with the
     /// first.
-    pub(crate) fn rotate(&mut self, by: usize) {
+    pub fn rotate(&mut self, by: usize) {
         let by = by % self.0.len().max(1);
         self.0.rotate_left(by);
     }
 
     /// The CPUs this process may use.
-    pub(crate) fn allowed() -> Self {
+    pub fn allowed() -> Self {
         let set = sched_getaffinity(None).unwrap_or_default();
         Self((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
     }
@@ -33,7 +33,7 @@ impl CpuList {
     ///
     /// # Errors
     /// The message: which CPU cannot be used, why, and which can.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    pub fn check(&self) -> Result<(), String> {
         self.check_against(
             list_in("online").as_ref(),
             list_in("present").as_ref(),
