@@ -27,8 +27,6 @@ mod usage;
 mod versus;
 
 use crate::cli::Cli;
-use crate::logging;
-use crate::output;
 use anyhow::{Context, Result};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
@@ -39,6 +37,8 @@ use options::{AccessArgs, Load, Special};
 pub(crate) use options::{BenchArgs, seconds};
 use ringway_control::log::LogArgs;
 use ringway_control::log::LogLevel;
+use ringway_terminal::logging;
+use ringway_terminal::output;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::cell::Cell;
 use std::path::Path;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: BenchArgs, log: &LogArgs) -> Result<ExitCode> {
     } else if let Some(target) = &args.target {
         match measure_and_tell(target, &args, log, &signal) {
             Err(error) if error.is::<WrongData>() => {
-                crate::complain(&error);
+                ringway_terminal::logging::complain(&error);
                 return Ok(ExitCode::from(3));
             }
             done => done?,

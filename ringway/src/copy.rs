@@ -16,7 +16,6 @@ mod space;
 mod zero;
 
 use crate::io::target::Target;
-use crate::logging;
 use anyhow::{Context, bail};
 use args::{CopyArgs, EngineArg, Prealloc};
 use end::{DIRECT, End};
@@ -28,6 +27,7 @@ use open::Buffers;
 use ringway_aio::{Engine, IoUring, IoUringSetup, Threads, ThreadsSetup};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
+use ringway_terminal::logging;
 use share::Shared;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::process::ExitCode;
@@ -57,12 +57,13 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     match copy.carry_out(args, &signal)? {
         Outcome::Done(line) => {
             if !log.quiet {
-                crate::output::print(&(line + "\n")).context("the copy is complete, but")?;
+                ringway_terminal::output::print(&(line + "\n"))
+                    .context("the copy is complete, but")?;
             }
             Ok(ExitCode::SUCCESS)
         }
         Outcome::Differs(at) => {
-            crate::complain(&anyhow::anyhow!(
+            ringway_terminal::logging::complain(&anyhow::anyhow!(
                 "{} differs from {} at byte {at}: the copy is not good",
                 args.destination,
                 args.source

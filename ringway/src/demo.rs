@@ -6,7 +6,6 @@ mod pump;
 mod verify;
 
 use crate::serve::{Attach, QemuVersion, attach_lines, disk_line};
-use crate::{logging, output, table};
 use anyhow::{Context, bail};
 use clap::Args;
 use daemon::Daemon;
@@ -15,6 +14,7 @@ use ringway_control::config::{self, Choice};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::{CacheMode, EngineKind};
+use ringway_terminal::{logging, output, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -11,9 +11,9 @@ pub(crate) mod image;
 mod memory;
 pub(crate) mod paper;
 
-use crate::{logging, output};
 use clap::Args;
 use ringway_control::log::LogArgs;
+use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -5,9 +5,9 @@ mod paper;
 mod server;
 
 use crate::io::target::Target;
-use crate::{logging, output};
 use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
+use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::process::ExitCode;
 

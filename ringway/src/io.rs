@@ -11,12 +11,12 @@ mod pattern;
 mod prompt;
 pub(crate) mod target;
 
-use crate::logging;
 use clap::{Args, ValueHint};
 use command::{Failure, Next, Session};
 use medium::{Medium, Open};
 use ringway_control::config::Format;
 use ringway_control::log::LogArgs;
+use ringway_terminal::logging;
 use std::io::{BufRead, IsTerminal};
 use std::process::ExitCode;
 use target::Target;
@@ -103,7 +103,9 @@ fn script(
             Err(failure) => {
                 let line = line.trim();
                 let place = if args.commands.is_empty() { "line" } else { "command" };
-                crate::complain(&failure.error().context(format!("{place} {number}: {line}")));
+                ringway_terminal::logging::complain(
+                    &failure.error().context(format!("{place} {number}: {line}")),
+                );
                 first.get_or_insert(failure.status());
                 if !args.keep_going {
                     break;
@@ -122,7 +124,7 @@ fn misspelt(line: &str, failure: &Failure) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         failure => {
-            crate::complain(&failure.error().context(line.to_owned()));
+            ringway_terminal::logging::complain(&failure.error().context(line.to_owned()));
             Ok(ExitCode::from(2))
         }
     }

@@ -13,21 +13,16 @@ mod demo;
 mod doctor;
 mod info;
 mod io;
-mod logging;
 mod man;
-mod output;
 mod peer;
 mod random;
-mod reasons;
 mod sandbox;
 mod serve;
-mod short;
 mod signals;
-mod table;
 mod top;
 
-use anstyle::{AnsiColor, Style};
 use clap::Parser;
+use ringway_terminal::logging::{self, complain};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -51,14 +46,4 @@ fn main() -> ExitCode {
     });
     logging::finish();
     code
-}
-
-/// Says what went wrong: to the log if it is for machines, else to the person.
-fn complain(error: &anyhow::Error) {
-    if logging::is_json() {
-        tracing::error!("{}", reasons::in_full(error));
-        return;
-    }
-    let red: Style = AnsiColor::Red.on_default().bold();
-    logging::say(&format!("{red}error:{red:#} {}", reasons::in_full(error)));
 }

@@ -50,7 +50,7 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "ringway", &mut script);
-    crate::output::print(&String::from_utf8(script)?)?;
+    ringway_terminal::output::print(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -12,10 +12,10 @@ mod helper;
 mod tests;
 mod user;
 
-use crate::logging;
 use anyhow::Context;
 use ringway_control::config::Sandbox as Mode;
 use ringway_core::thread::{DataThread, on_data_thread};
+use ringway_terminal::logging;
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
 };

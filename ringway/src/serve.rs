@@ -25,13 +25,14 @@ mod watchdog;
 mod xen;
 
 use crate::cli::Cli;
-use crate::{logging, sandbox};
+use crate::sandbox;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory};
 use ringway_control::config::{
     self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
 };
 use ringway_control::log::LogArgs;
+use ringway_terminal::logging;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -130,7 +131,9 @@ pub(crate) struct ServeArgs {
 /// One message: what is wrong, where, what to do.
 pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     if args.print_capabilities {
-        crate::output::print("{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n")?;
+        ringway_terminal::output::print(
+            "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n",
+        )?;
         return Ok(ExitCode::SUCCESS);
     }
     sandbox::prepare();

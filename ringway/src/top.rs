@@ -14,7 +14,7 @@ mod tally;
 mod watch;
 
 use crate::bench::seconds;
-use crate::{ctl, logging};
+use crate::ctl;
 use anyhow::{Context, ensure};
 use app::{App, OFTEN, SELDOM, Sort};
 use clap::Args;
@@ -22,6 +22,7 @@ use figures::{Figures, Samples};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ringway_control::log::LogArgs;
+use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -89,7 +90,7 @@ pub(crate) fn run(args: TopArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
             true => serde_json::to_string_pretty(&figures)? + "\n",
             false => plain::text(&figures),
         };
-        crate::output::print(&text)?;
+        ringway_terminal::output::print(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     // Who names the wrong socket should not have to look at an empty screen.

@@ -45,7 +45,8 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-export", &["core", "ring", "aio", "path", "disk"]),
     ("ringway-driver", &["core", "ring", "path"]),
     ("ringway-control", &["core", "aio", "disk", "export"]),
-    ("ringway", &["core", "aio", "disk", "export", "driver", "control"]),
+    ("ringway-terminal", &["control"]),
+    ("ringway", &["core", "aio", "disk", "export", "driver", "control", "terminal"]),
 ];
 /// For development; no crate of the floors may use them but in its tests.
 const DEV_ONLY: &[&str] = &["ringway-testkit", "ringway-e2e", "xtask"];

@@ -9,9 +9,9 @@ use crate::bench::options::Load;
 use crate::bench::summary::{self, duration};
 use crate::bench::tally::{Frames, Tick};
 use crate::bench::{usage, versus};
-use crate::short::count;
 use anyhow::Result;
 use page::Page;
+use ringway_terminal::short::count;
 
 const DISTRIBUTION: &str =
     "Share of requests by latency, on a logarithmic scale; further left is better.";

@@ -7,11 +7,11 @@ use crate::bench::options::Load;
 use crate::bench::port::Effort;
 use crate::bench::tally::Side;
 use crate::bench::versus;
-use crate::short::count;
-use crate::table;
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
 use ringway_driver::PathStats;
+use ringway_terminal::short::count;
+use ringway_terminal::table;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

@@ -3,8 +3,8 @@
 use crate::bench::Measured;
 use crate::bench::crew::Outcome;
 use crate::bench::summary::micros;
-use crate::short::count;
-use crate::table;
+use ringway_terminal::short::count;
+use ringway_terminal::table;
 use serde_json::{Value, json};
 
 /// Something that is compared: its name, its unit in the JSON, how to get it, how to show it, and

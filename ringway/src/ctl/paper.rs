@@ -1,10 +1,10 @@
 //! Answers as people read them.
 
-use crate::table;
 use ringway_control::protocol::{
     Counts, DiskFacts, Done, Latencies, List, Removed, ResizedTo, Spread, Stats, WorkerStatsOf,
 };
 use ringway_control::size::Size;
+use ringway_terminal::table;
 use serde_json::{Result, Value, from_value};
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -3,10 +3,10 @@
 use super::dump::Dump;
 use super::medium::Medium;
 use super::pattern::{Difference, Pattern};
-use crate::reasons::in_full;
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
 use ringway_control::size::Size;
+use ringway_terminal::reasons::in_full;
 use std::time::{Duration, Instant};
 
 /// One line of a script, or typed.
@@ -273,9 +273,9 @@ fn report(word: &str, range: Option<Range>, took: Duration) -> String {
 /// Prints a line, if there is one.
 ///
 /// # Errors
-/// As of [`crate::output::print`].
+/// As of [`ringway_terminal::output::print`].
 pub(crate) fn say(line: &str) -> anyhow::Result<()> {
-    if line.is_empty() { Ok(()) } else { crate::output::print(&format!("{line}\n")) }
+    if line.is_empty() { Ok(()) } else { ringway_terminal::output::print(&format!("{line}\n")) }
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ pub(crate) fn run(session: &mut Session, target: &Target) -> anyhow::Result<()> 
             Ok(line) => match session.line(&line) {
                 Ok(Next::GoOn) => {}
                 Ok(Next::Quit) => return Ok(()),
-                Err(failure) => crate::complain(&failure.error()),
+                Err(failure) => ringway_terminal::logging::complain(&failure.error()),
             },
             // The line is given up, as in a shell.
             Err(ReadlineError::Interrupted) => {}

@@ -3,10 +3,10 @@
 
 use super::calls::{Call, Guests, Kind, Rule, helper, of};
 use super::{HelperNeeds, confine_helper, enter, prepare};
-use crate::logging;
 use ringway_control::config::Sandbox as Mode;
 use ringway_control::log::LogArgs;
 use ringway_core::thread::{DataThread, data_thread_starts};
+use ringway_terminal::logging;
 use ringway_testkit::{Need, skip};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_long};

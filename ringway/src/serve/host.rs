@@ -22,10 +22,10 @@ mod state;
 pub(super) mod wire;
 mod words;
 
-use crate::reasons::in_full;
 use crate::sandbox::Account;
 use anyhow::{Context, bail};
 use ringway_control::config::{DiskSpec, Location, Sandbox};
+use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
 
 use client::{Client, HelpersFile};

@@ -3,12 +3,12 @@
 use super::attach::{self, Attach, QemuVersion};
 use super::daemon::Daemon;
 use super::xen;
-use crate::logging;
 use anstyle::{AnsiColor, Style};
 use ringway_control::config::CpuList;
 use ringway_control::protocol::DiskFacts;
 use ringway_control::size::Size;
 use ringway_disk::PathKind;
+use ringway_terminal::logging;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::Path;

@@ -1,12 +1,12 @@
 //! What the workers have counted: at the end, or whenever SIGUSR1 asks.
 
 use super::watchdog::{Owes, Promises};
-use crate::logging;
-use crate::table;
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
 use ringway_disk::{Disk, EngineKind, PathStats};
 use ringway_export::{Counts, Rouse, WorkerStats};
+use ringway_terminal::logging;
+use ringway_terminal::table;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};

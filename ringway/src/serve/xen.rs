@@ -5,7 +5,6 @@
 
 use super::disks::Disks;
 use super::survive::survive;
-use crate::reasons::in_full;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
 use ringway_export::Export;
@@ -13,6 +12,7 @@ use ringway_export::Limit;
 use ringway_export::xen::{
     Access, Address, Ended, Here, Queue, Session, SessionOptions, Tx, Xenstore,
 };
+use ringway_terminal::reasons::in_full;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::fs::File;

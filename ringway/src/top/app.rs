@@ -2,10 +2,10 @@
 
 use super::figures::{DiskFigures, Figures, Sample, Samples};
 use super::watch::Order;
-use crate::reasons::in_full;
 use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
+use ringway_terminal::reasons::in_full;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 

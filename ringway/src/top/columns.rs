@@ -2,8 +2,8 @@
 
 use super::figures::{DiskFigures, Effort, QueueFigures, Rates};
 use super::tally::Percentiles;
-use crate::short::count;
 use ringway_control::protocol::State;
+use ringway_terminal::short::count;
 
 /// A column.
 pub(super) struct Column {

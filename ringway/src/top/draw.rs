@@ -4,13 +4,13 @@ use super::app::{App, HISTORY, Line as At, Link};
 use super::columns::{self, BAR, COLUMNS, Column, PICTURE_OF_WORKER, WORKERS, age, fitting, room};
 use super::figures::{DiskFigures, Effort, WorkerFigures};
 use super::plain::{self, latencies};
-use crate::short::count;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Clear, Paragraph, Row, Table, Wrap};
 use ringway_control::size::Size;
+use ringway_terminal::short::count;
 
 const KEYS: &str = " q quit  ↑↓ select  ⏎ queues  i m l n sort  + - interval  space pause  h help";
 

@@ -2,7 +2,7 @@
 
 use super::columns::{self, COLUMNS, PICTURE_OF_WORKER, WORKERS, age, percent, time};
 use super::figures::{Effort, Figures, WorkerFigures};
-use crate::table;
+use ringway_terminal::table;
 
 /// All disks with their queues, and all workers.
 pub(super) fn text(figures: &Figures) -> String {
@@ -32,7 +32,7 @@ pub(super) fn text(figures: &Figures) -> String {
 /// The line of a worker.
 pub(super) fn worker(worker: &WorkerFigures) -> [String; WORKERS.len()] {
     let mean = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
-    let rate = |value: Option<f64>| value.map_or("-".into(), crate::short::count);
+    let rate = |value: Option<f64>| value.map_or("-".into(), ringway_terminal::short::count);
     let effort = worker.effort.as_ref();
     let part = |of: fn(&Effort) -> f64| effort.map_or("-".into(), |effort| percent(of(effort)));
     let name = match worker.answers {

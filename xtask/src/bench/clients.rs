@@ -10,9 +10,9 @@ use crate::bench::daemon::Server;
 use crate::bench::image::Device;
 use crate::bench::options::{Client, Waiting};
 use crate::bench::report::{Report, Table};
-use crate::bench::short::count;
 use anyhow::{Result, bail};
 use clap::Args;
+use ringway_terminal::short::count;
 use serde_json::json;
 
 /// Which cells.

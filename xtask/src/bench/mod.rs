@@ -25,8 +25,6 @@ mod bytes;
 #[allow(dead_code)]
 #[path = "../../../ringway/src/peer.rs"]
 mod peer;
-#[path = "../../../ringway/src/short.rs"]
-mod short;
 // What the kernel counts, shared with `ringway bench`.
 #[allow(dead_code)]
 #[path = "../../../ringway/src/bench/usage.rs"]

@@ -1,9 +1,9 @@
 //! Tables on standard output, aligned or as Markdown, and everything as JSON.
 
 use crate::bench::contest::Series;
-use crate::bench::short::count;
 use crate::bench::{Lab, fio, proc};
 use anyhow::{Context, Result};
+use ringway_terminal::short::count;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

@@ -8,10 +8,10 @@
 use crate::bench::Lab;
 use crate::bench::contest::median;
 use crate::bench::report::{Report, Table};
-use crate::bench::short::count;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use ringway_e2e::xen::Machine;
+use ringway_terminal::short::count;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -11,11 +11,11 @@ use crate::bench::pattern::{Rw, Sizes};
 use crate::bench::summary::micros;
 use crate::bench::target::served_here;
 use crate::bench::versus::median;
-use crate::short::count;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use ringway_disk::EngineKind;
 use ringway_export::{WorkerStats, usable_engines};
+use ringway_terminal::short::count;
 use serde_json::json;
 
 const QUEUES: u16 = 8;

@@ -5,9 +5,9 @@ use crate::bench::origins::server::{Kind, Running};
 use crate::bench::origins::{Finding, IMAGE, Lab};
 use crate::bench::pattern::{Rw, Sizes};
 use crate::bench::versus::median;
-use crate::short::count;
 use anyhow::Result;
 use ringway_disk::PathKind;
+use ringway_terminal::short::count;
 use serde_json::json;
 use std::time::Duration;
 

@@ -6,11 +6,11 @@
 
 use crate::bench::origins::{Finding, Interrupted, Lab};
 use crate::bench::versus::median;
-use crate::short::count;
 use anyhow::{Context, Result, anyhow};
 use ringway_control::config::cpus;
 use ringway_driver::blkif::{BackEnd, BlkifQueue, LocalRing};
 use ringway_driver::{Buffer, BufferPool};
+use ringway_terminal::short::count;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::json;
 use std::ops::Range;

@@ -3,13 +3,13 @@
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
-use crate::reasons::in_full;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
 use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
 use ringway_export::vhost_user::Access;
 use ringway_export::xen::{self, Named};
+use ringway_terminal::reasons::in_full;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

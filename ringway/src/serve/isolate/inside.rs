@@ -4,7 +4,6 @@
 use super::lock;
 use super::process::{Ear, hear, say};
 use super::words::{Order, Tell, Told};
-use crate::logging;
 use crate::serve::bell::event;
 use crate::serve::control::{carry_out, facts};
 use crate::serve::daemon::Daemon;
@@ -14,6 +13,7 @@ use crate::serve::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
+use ringway_terminal::logging;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;

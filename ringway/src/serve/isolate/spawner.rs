@@ -9,13 +9,13 @@
 use super::process::Process;
 use super::words::Order;
 use super::{LOOK, lock};
-use crate::logging;
 use crate::sandbox::Account;
 use crate::serve::host::settle;
 use crate::serve::host::wire::{receive, send};
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use ringway_control::log::LogArgs;
+use ringway_terminal::logging;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};

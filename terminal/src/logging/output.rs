@@ -11,7 +11,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Prints; goes on after a second at most. A reader that has gone is no failure.
-pub(crate) fn print(text: &str) {
+pub fn print(text: &str) {
     let colored = AutoStream::choice(&io::stdout()) != ColorChoice::Never;
     let text = if colored { text.to_owned() } else { strip_str(text).to_string() };
     let (done, is_done) = sync_channel(1);

@@ -4,7 +4,9 @@
 mod lines;
 mod output;
 
+use crate::reasons::in_full;
 use anstream::{AutoStream, ColorChoice, adapter::strip_str};
+use anstyle::{AnsiColor, Style};
 use lines::{Lines, Writer};
 use ringway_control::log::LogArgs;
 use std::fmt::Write as _;
@@ -18,7 +20,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
-pub(crate) use output::print;
+pub use output::print;
 use ringway_control::log::{LogFormat, LogLevel};
 
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -31,12 +33,12 @@ const LAST_LINES: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
 /// True once machines read the log.
-pub(crate) fn is_json() -> bool {
+pub fn is_json() -> bool {
     JSON.load(Relaxed)
 }
 
 /// Starts logging. Options win over the file, and the environment's RUST_LOG over both.
-pub(crate) fn start(args: &LogArgs, format: Option<LogFormat>, level: Option<LogLevel>) {
+pub fn start(args: &LogArgs, format: Option<LogFormat>, level: Option<LogLevel>) {
     let level = match (args.quiet, args.verbose) {
         (true, _) => Level::WARN,
         (_, 1) => Level::DEBUG,
@@ -69,12 +71,12 @@ pub(crate) fn start(args: &LogArgs, format: Option<LogFormat>, level: Option<Log
 
 /// This process is to serve guests: from now on logging blocks nobody. Until [`start_thread`] is
 /// called, what standard error does not take at once waits.
-pub(crate) fn serve_guests() {
+pub fn serve_guests() {
     LINES.set_writer(Writer::CallerNow);
 }
 
 /// This process was forked: what its parent has logged is not its own to write.
-pub(crate) fn after_fork() {
+pub fn after_fork() {
     LINES.forget();
 }
 
@@ -82,14 +84,14 @@ pub(crate) fn after_fork() {
 ///
 /// # Errors
 /// What the host says to a thread.
-pub(crate) fn start_thread() -> io::Result<()> {
+pub fn start_thread() -> io::Result<()> {
     let write = || LINES.write_all(standard_error(), notice);
     std::thread::Builder::new().name("log".into()).spawn(write).map(drop)
 }
 
 /// Has panics told as lines of the log, on one line each and without a backtrace, which would read
 /// the program's own file.
-pub(crate) fn tell_panics() {
+pub fn tell_panics() {
     std::panic::set_hook(Box::new(tell_panic));
 }
 
@@ -111,8 +113,18 @@ fn tell_panic(panic: &PanicHookInfo<'_>) {
     }
 }
 
+/// Says what went wrong: to the log if it is for machines, else to the person.
+pub fn complain(error: &anyhow::Error) {
+    if is_json() {
+        tracing::error!("{}", in_full(error));
+        return;
+    }
+    let red: Style = AnsiColor::Red.on_default().bold();
+    say(&format!("{red}error:{red:#} {}", in_full(error)));
+}
+
 /// Puts text of its own form between the lines.
-pub(crate) fn say(text: &str) {
+pub fn say(text: &str) {
     let mut text = if is_colored() { text.to_owned() } else { strip_str(text).to_string() };
     if !text.ends_with('\n') {
         text.push('\n');
@@ -122,7 +134,7 @@ pub(crate) fn say(text: &str) {
 
 /// Waits a moment for all lines to be written: to be called before the process ends, or says that it
 /// is ready.
-pub(crate) fn finish() {
+pub fn finish() {
     LINES.flush(LAST_LINES, standard_error(), notice);
 }
 

@@ -2,7 +2,7 @@
 
 /// The words of an error and of what lies behind it, each told once: many errors name their cause
 /// themselves.
-pub(crate) fn in_full(error: &anyhow::Error) -> String {
+pub fn in_full(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         let words = cause.to_string();

@@ -7,7 +7,7 @@ use std::io::{ErrorKind, Write};
 ///
 /// # Errors
 /// Standard output that takes no more: a full disk, say.
-pub(crate) fn print(text: &str) -> anyhow::Result<()> {
+pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {

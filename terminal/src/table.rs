@@ -7,17 +7,17 @@ use comfy_table::{CellAlignment, Table, presets};
 ///
 /// # Errors
 /// As of [`output::print`].
-pub(crate) fn print(header: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
+pub fn print(header: &[&str], rows: Vec<Vec<String>>) -> anyhow::Result<()> {
     output::print(&(text(header, rows) + "\n"))
 }
 
 /// The lines of a table; all columns but the first hold numbers.
-pub(crate) fn text(header: &[&str], rows: Vec<Vec<String>>) -> String {
+pub fn text(header: &[&str], rows: Vec<Vec<String>>) -> String {
     with_words(1, header, rows)
 }
 
 /// The lines of a table; all columns but the first `words` hold numbers.
-pub(crate) fn with_words(words: usize, header: &[&str], rows: Vec<Vec<String>>) -> String {
+pub fn with_words(words: usize, header: &[&str], rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.style_mut().row_separator = Default::default();
