@@ -1,6 +1,5 @@
 //! What can be said on the command line.
 
-use crate::bench::BenchArgs;
 use crate::copy::args::CopyArgs;
 use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
@@ -10,7 +9,8 @@ use crate::io::IoArgs;
 use crate::man::{CompletionsArgs, ManArgs};
 use crate::serve::ServeArgs;
 use crate::top::TopArgs;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
 use std::ffi::OsString;
 
@@ -85,10 +85,19 @@ pub(crate) fn with_command(args: impl Iterator<Item = OsString>) -> Vec<OsString
     args
 }
 
+/// One subcommand, for errors that look like those of its options.
+///
+/// # Panics
+/// If there is none of this name.
+pub(crate) fn of(name: &str) -> clap::Command {
+    let mut cli = Cli::command();
+    cli.build();
+    cli.find_subcommand(name).expect("it is a subcommand").clone()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_sound() {

@@ -4,9 +4,7 @@
 //! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
 //! file.
 
-mod bench;
 mod cli;
-mod content;
 mod copy;
 mod ctl;
 mod demo;
@@ -14,8 +12,6 @@ mod doctor;
 mod info;
 mod io;
 mod man;
-mod peer;
-mod random;
 mod sandbox;
 mod serve;
 mod signals;
@@ -29,7 +25,7 @@ fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
         cli::Command::Serve(args) => serve::run(*args, &cli.log),
-        cli::Command::Bench(args) => bench::run(*args, &cli.log),
+        cli::Command::Bench(args) => ringway_bench::run(*args, &cli.log, &mut cli::of("bench")),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log),
         cli::Command::Top(args) => top::run(args, &cli.log),

@@ -13,7 +13,6 @@ mod plain;
 mod tally;
 mod watch;
 
-use crate::bench::seconds;
 use crate::ctl;
 use anyhow::{Context, ensure};
 use app::{App, OFTEN, SELDOM, Sort};
@@ -21,6 +20,7 @@ use clap::Args;
 use figures::{Figures, Samples};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ringway_bench::seconds;
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};

@@ -46,7 +46,8 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-driver", &["core", "ring", "path"]),
     ("ringway-control", &["core", "aio", "disk", "export"]),
     ("ringway-terminal", &["control"]),
-    ("ringway", &["core", "aio", "disk", "export", "driver", "control", "terminal"]),
+    ("ringway-bench", &["core", "aio", "disk", "export", "driver", "control", "terminal"]),
+    ("ringway", &["core", "aio", "disk", "export", "driver", "control", "terminal", "bench"]),
 ];
 /// For development; no crate of the floors may use them but in its tests.
 const DEV_ONLY: &[&str] = &["ringway-testkit", "ringway-e2e", "xtask"];

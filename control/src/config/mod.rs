@@ -21,3 +21,11 @@ pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
 pub use sockets::{SocketMode, SocketRule};
 pub use xen::Attached;
 pub use xen_args::{XenArgs, XenPlan};
+
+use std::path::Path;
+
+/// The folder that a path needs and that is not there.
+pub fn missing_folder(path: &Path) -> Option<std::path::Display<'_>> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
+    (!folder.exists()).then(|| folder.display())
+}

@@ -3,8 +3,9 @@
 use super::end::{DiskEnd, End, FileEnd, Flight};
 use super::journal::Identity;
 use crate::io::disk;
-use crate::io::target::{Target, missing_folder};
+use crate::io::target::Target;
 use anyhow::{Context, bail};
+use ringway_control::config::missing_folder;
 use ringway_disk::{LockError, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -87,7 +88,7 @@ fn disk_end(socket: &Path, buffers: Buffers) -> anyhow::Result<Opened> {
     let Buffers { slots, chunk } = buffers;
     let room = (slots + 1) * chunk + (1 << 20);
     let options = ringway_driver::Options::new().queue_size(1024).memory(room);
-    let device = options.over(crate::peer::connect(socket)?)?;
+    let device = options.over(ringway_bench::peer::connect(socket)?)?;
     let mut end = DiskEnd::new(device)?;
     let serial = disk::serial(&mut end.queue, &end.device.pool(), Flight::NONE)?;
     let identity = Identity {

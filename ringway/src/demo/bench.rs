@@ -1,9 +1,9 @@
 //! Random reads and writes of 4 KiB: how many, how fast.
 
 use super::pump::{Part, Queues, Sent};
-use crate::random::Random;
 use hdrhistogram::Histogram;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use ringway_bench::random::Random;
 use std::time::{Duration, Instant};
 
 /// Bytes of each request.

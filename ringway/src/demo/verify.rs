@@ -1,9 +1,9 @@
 //! Fills the disk, writes parts of it again, reads all of it back.
 
 use super::pump::{Part, Queues, Sent};
-use crate::content::{Mark, SECTOR};
-use crate::random::Random;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use ringway_bench::content::{Mark, SECTOR};
+use ringway_bench::random::Random;
 use ringway_control::size::Size;
 use std::sync::Mutex;
 use std::time::Instant;

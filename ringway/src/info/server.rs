@@ -1,7 +1,7 @@
 //! A served disk: what its server says in the handshake and the configuration space.
 
 use crate::io::disk;
-use crate::peer;
+use ringway_bench::peer;
 use ringway_driver::{Device, Options, vhost_user_feature_name, virtio_feature_name};
 use serde::Serialize;
 use std::collections::HashMap;

@@ -1,8 +1,9 @@
 //! What `ringway io` works on, one request after the other.
 
 use super::disk;
-use super::target::{Target, missing_folder};
+use super::target::Target;
 use anyhow::{Context, anyhow, bail};
+use ringway_control::config::missing_folder;
 use ringway_core::mem::Mapping;
 use ringway_disk::{ForeignFormat, LockError, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
@@ -54,7 +55,7 @@ impl Medium {
         let Open { read_only, direct, raw } = how;
         match target {
             Target::VhostUser(socket) => {
-                let mut device = Options::new().over(crate::peer::connect(socket)?)?;
+                let mut device = Options::new().over(ringway_bench::peer::connect(socket)?)?;
                 let queue = device.queue()?;
                 let info = device.info();
                 let most = info.size_max.map_or(usize::MAX, |max| max as usize).max(512);

@@ -53,12 +53,6 @@ impl Target {
     }
 }
 
-/// The folder that a path needs and that is not there.
-pub(crate) fn missing_folder(path: &Path) -> Option<std::path::Display<'_>> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty())?;
-    (!folder.exists()).then(|| folder.display())
-}
-
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -7,8 +7,8 @@ use crate::bench::engine::{self, Direct};
 use crate::bench::fio;
 use crate::bench::image::Device;
 use crate::bench::options::{Client, Waiting};
-use crate::bench::proc::Usage;
 use anyhow::{Context, Result};
+use ringway_bench::usage::Usage;
 use serde::Serialize;
 use std::time::Duration;
 

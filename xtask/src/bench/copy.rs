@@ -38,7 +38,7 @@ const CONTESTANTS: [&str; 4] = ["ringway copy", "qemu-img convert", "cp", "cp, t
 /// Measures and tabulates.
 pub(crate) fn run(lab: &Lab, args: &CopyArgs) -> Result<Report> {
     // Not only on the core of a client.
-    crate::bench::options::pin(&(0..crate::bench::proc::machine().1).collect::<Vec<_>>())?;
+    crate::bench::options::pin(&(0..ringway_bench::usage::machine().1).collect::<Vec<_>>())?;
     let home = tempfile::Builder::new().prefix("ringway-copy-").tempdir_in(&args.folder)?;
     let (source, copy) = (home.path().join("source"), home.path().join("copy"));
     make(&source, args.mib).context("cannot make the image")?;

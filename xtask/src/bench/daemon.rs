@@ -2,9 +2,9 @@
 
 use crate::bench::Lab;
 use crate::bench::image::Device;
-use crate::bench::peer;
-use crate::bench::proc::Usage;
+
 use anyhow::{Context, Result, bail};
+use ringway_bench::usage::Usage;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::os::unix::net::UnixStream;
@@ -192,7 +192,8 @@ impl Running {
     fn adopt(socket: &Path, folder: TempDir) -> Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("no one listens at {}", socket.display()))?;
-        let pid = peer::server(&stream).context("its process cannot be seen from here")?;
+        let pid =
+            ringway_bench::peer::server(&stream).context("its process cannot be seen from here")?;
         Ok(Self { child: None, pid, socket: socket.to_path_buf(), folder })
     }
 

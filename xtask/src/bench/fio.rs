@@ -1,13 +1,10 @@
 //! The bare file through fio: the judge that is not ours.
 
-// How fio is run and read, shared with `ringway bench origins`.
-#[path = "../../../ringway/src/bench/origins/fio.rs"]
-mod shared;
-
 use crate::bench::Lab;
 use crate::bench::client::Load;
 use crate::bench::contest::{Latency, Sample};
 use anyhow::Result;
+use ringway_bench::origins::fio as shared;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;

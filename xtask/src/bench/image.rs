@@ -1,6 +1,6 @@
 //! The files that are measured.
 
-use crate::bench::{Lab, bytes};
+use crate::bench::Lab;
 use anyhow::{Context, Result};
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;
@@ -90,7 +90,8 @@ fn fill(path: &Path, bytes: u64) -> Result<()> {
     eprintln!("filling {name} with {} MiB, once", bytes / MIB);
     let options = OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = options.with_context(|| format!("cannot create {name}"))?;
-    let written = bytes::fill(&file, bytes).with_context(|| format!("cannot fill {name}"));
+    let written =
+        ringway_bench::fill::fill(&file, bytes).with_context(|| format!("cannot fill {name}"));
     if written.is_err() {
         let _ = std::fs::remove_file(path);
     }

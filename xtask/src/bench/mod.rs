@@ -19,16 +19,6 @@ mod lane;
 mod matrix;
 mod options;
 mod origins;
-// Shared with `ringway bench`.
-#[path = "../../../ringway/src/bench/fill.rs"]
-mod bytes;
-#[allow(dead_code)]
-#[path = "../../../ringway/src/peer.rs"]
-mod peer;
-// What the kernel counts, shared with `ringway bench`.
-#[allow(dead_code)]
-#[path = "../../../ringway/src/bench/usage.rs"]
-mod proc;
 mod report;
 mod tmpfs;
 mod xen;

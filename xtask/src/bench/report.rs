@@ -1,7 +1,7 @@
 //! Tables on standard output, aligned or as Markdown, and everything as JSON.
 
 use crate::bench::contest::Series;
-use crate::bench::{Lab, fio, proc};
+use crate::bench::{Lab, fio};
 use anyhow::{Context, Result};
 use ringway_terminal::short::count;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ pub(crate) struct Table {
 impl Report {
     /// Prints the tables; writes the JSON if it was asked for.
     pub(crate) fn deliver(&self, lab: &Lab) -> Result<()> {
-        let (cpu, cores, kernel) = proc::machine();
+        let (cpu, cores, kernel) = ringway_bench::usage::machine();
         let command: Vec<_> = std::env::args().skip(1).collect();
         let command = format!("cargo run --release -p xtask -- {}", command.join(" "));
         let qsd = fio::said(&lab.common.qsd.to_string_lossy());

@@ -1,0 +1,178 @@
+//! One call of `ringway bench`: its targets in turn, progress, reports.
+
+use crate::crew::{self, Outcome, Progress};
+use crate::ledger::WrongData;
+use crate::measured::Measured;
+use crate::options::BenchArgs;
+use crate::options::{AccessArgs, Load, Special};
+use crate::target::Target;
+use crate::{html, origins, summary};
+use anyhow::{Context, Result};
+use clap::Command;
+use clap::error::ErrorKind;
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+use ringway_control::log::LogArgs;
+use ringway_control::log::LogLevel;
+use ringway_terminal::logging;
+use ringway_terminal::output;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::cell::Cell;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+/// Carries out `ringway bench`. Options that do not go together end the process as wrong ones of
+/// `command` do.
+///
+/// # Errors
+/// A target that cannot be opened, a request that failed, data that is wrong.
+pub fn run(args: BenchArgs, log: &LogArgs, command: &mut Command) -> Result<ExitCode> {
+    // The back-end in this process has little to tell.
+    logging::start(log, None, Some(LogLevel::Warn));
+    let signal = Arc::new(AtomicUsize::new(0));
+    let asked = Arc::new(AtomicBool::new(false));
+    for number in [SIGINT, SIGTERM, SIGHUP] {
+        let as_usize = usize::try_from(number)?;
+        // The first one asks, the second one does not.
+        signal_hook::flag::register_conditional_shutdown(number, 128 + number, asked.clone())?;
+        signal_hook::flag::register(number, asked.clone())?;
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), as_usize)?;
+    }
+    if let Some(Special::Origins(origins)) = &args.special {
+        origins::run(origins, log, &signal)?;
+    } else if let Some(target) = &args.target {
+        match measure_and_tell(target, &args, log, &signal, command) {
+            Err(error) if error.is::<WrongData>() => {
+                ringway_terminal::logging::complain(&error);
+                return Ok(ExitCode::from(3));
+            }
+            done => done?,
+        }
+    }
+    Ok(match signal.load(Relaxed) {
+        0 => ExitCode::SUCCESS,
+        number => ExitCode::from(u8::try_from(128 + number).unwrap_or(1)),
+    })
+}
+
+fn measure_and_tell(
+    target: &Target,
+    args: &BenchArgs,
+    log: &LogArgs,
+    signal: &AtomicUsize,
+    command: &mut Command,
+) -> Result<()> {
+    let show = &args.show;
+    let load = Load::new(&args.load, &args.access, show.vs.is_some());
+    let load = load.unwrap_or_else(|error| {
+        command.error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
+    });
+    // What cannot be written would be a pity to find out at the end.
+    let page = show.html.as_deref().map(html::create).transpose()?;
+    let mut all = Vec::new();
+    for target in std::iter::once(target).chain(&show.vs) {
+        all.push(Measured { name: target.to_string(), facts: String::new(), rounds: Vec::new() });
+    }
+    let rounds = if show.vs.is_some() { show.rounds } else { 1 };
+    let targets: Vec<&Target> = std::iter::once(target).chain(&show.vs).collect();
+    let bar = Bar::new(&load, rounds, targets.len(), log);
+    for round in 0..usize::from(rounds) {
+        // There and back, so that a drift favours nobody.
+        let mut order: Vec<usize> = (0..targets.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for at in order {
+            if signal.load(Relaxed) != 0 && !all[at].rounds.is_empty() {
+                continue;
+            }
+            let target = targets[at];
+            bar.begin(target, round);
+            let (facts, outcome) = one(target, &load, &args.access, signal, &bar)?;
+            all[at].facts = facts;
+            all[at].rounds.push(outcome);
+        }
+    }
+    bar.end();
+    if show.json {
+        let json = summary::json(&load, &all);
+        output::print(&(serde_json::to_string_pretty(&json)? + "\n"))?;
+    } else {
+        output::print(&summary::text(&load, &all))?;
+    }
+    if let Some(path) = page {
+        let text = html::report(&load, &all)?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        if !log.quiet && !show.json {
+            output::print(&format!("report: {}\n", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens a target, measures it, closes it.
+fn one(
+    target: &Target,
+    load: &Load,
+    access: &AccessArgs,
+    signal: &AtomicUsize,
+    bar: &Bar,
+) -> Result<(String, Outcome)> {
+    let mut opened = target.open(load, access)?;
+    bar.set_budget(load.budget_of(&load.region(opened.capacity, opened.block)?));
+    let facts = opened.facts.clone();
+    let outcome = crew::run(&mut opened, load, signal, &mut || Ok(()), &mut |at| bar.tell(at));
+    Ok((facts, outcome.with_context(|| target.to_string())?))
+}
+
+/// Progress on a terminal.
+struct Bar {
+    bar: ProgressBar,
+    runtime: Option<f64>,
+    budget: Cell<Option<u64>>,
+    alternating: bool,
+}
+
+impl Bar {
+    fn new(load: &Load, rounds: u16, targets: usize, log: &LogArgs) -> Self {
+        let style = ProgressStyle::with_template("{prefix}  {bar:32.green/dim}  {msg}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("━╸━");
+        let bar = if log.quiet { ProgressBar::hidden() } else { ProgressBar::new(1000) };
+        Self {
+            bar: bar.with_style(style),
+            runtime: load.runtime.map(|time| time.as_secs_f64()),
+            budget: Cell::new(None),
+            alternating: targets > 1 || rounds > 1,
+        }
+    }
+
+    /// Bytes to be done in all, once that is known.
+    fn set_budget(&self, bytes: Option<u64>) {
+        self.budget.set(bytes);
+    }
+
+    fn begin(&self, target: &Target, round: usize) {
+        let round = if self.alternating { format!(" ({})", round + 1) } else { String::new() };
+        self.bar.set_prefix(format!("{target}{round}"));
+        self.bar.set_position(0);
+    }
+
+    fn tell(&self, at: Progress) {
+        let part = match (self.runtime, self.budget.get()) {
+            (Some(runtime), _) => at.seconds / runtime,
+            (None, Some(budget)) => at.bytes as f64 / budget as f64,
+            (None, None) => 0.0,
+        };
+        // A position on the bar, and a rate without its fraction.
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let (position, iops) =
+            ((part.clamp(0.0, 1.0) * 1000.0) as u64, (at.done as f64 / at.seconds) as u64);
+        self.bar.set_position(position);
+        let mb_s = at.bytes as f64 / at.seconds / 1e6;
+        self.bar.set_message(format!("{} IOPS  {mb_s:.1} MB/s", HumanCount(iops)));
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,146 @@
+//! The end of a job: what is in flight comes back, what was written is read once more.
+
+use super::{Counted, Lane, NAP_NS, News};
+use crate::content::SECTOR;
+use crate::ledger::{Judged, Ledger, WrongData};
+use crate::port::{Ask, Port};
+use crate::record::Record;
+use anyhow::{Result, bail, ensure};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// How long requests may take to come back at the end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+impl<P: Port> Lane<'_, P> {
+    /// Waits for what is in flight. It is counted only if all requests are to be counted.
+    pub(super) fn drain(&mut self) -> Result<()> {
+        let counts = self.job.budget.is_some();
+        if !counts {
+            self.close();
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while self.in_flight > 0 {
+            if self.reap()? == 0 {
+                if Instant::now() > deadline {
+                    bail!(
+                        "{} requests were not answered within {} s",
+                        self.in_flight,
+                        PATIENCE.as_secs()
+                    );
+                }
+                self.port.wait(Duration::from_nanos(NAP_NS))?;
+            }
+        }
+        if counts {
+            if !self.job.timed {
+                self.last_done = self.job.schedule.now();
+            }
+            self.close();
+        }
+        Ok(())
+    }
+
+    /// Counts no more.
+    fn close(&mut self) {
+        self.send();
+        self.job.schedule.begin_ns = u64::MAX;
+    }
+
+    pub(super) fn hand_over(&mut self) {
+        let effort = self.port.counted().zip(self.base).map(|(now, base)| now.since(&base));
+        // A job without a budget ends with the schedule.
+        let ended_ns = self.job.budget.map(|_| self.last_done);
+        let _ = self.job.news.send(News::Counted(Counted { ended_ns, effort }));
+    }
+
+    /// Reads what was written once more, untimed, and judges it.
+    pub(super) fn read_back(&mut self) -> Result<()> {
+        let Some(ledger) = &self.job.ledger else { return Ok(()) };
+        ledger.all_settled()?;
+        let most = self.asks.iter().map(|ask| ask.len).max().unwrap_or(0);
+        let mut from = self.job.pattern.start();
+        loop {
+            while let (Some(slot), Some(ledger)) = (self.free.last().copied(), &mut self.job.ledger)
+            {
+                let Some(ask) = ledger.written(from, most) else { break };
+                from = ask.offset + u64::from(ask.len);
+                ledger.take(&ask);
+                self.free.pop();
+                self.start(slot, ask, 0)?;
+            }
+            self.fresh.clear();
+            self.port.submit()?;
+            if self.in_flight == 0 || self.job.stop.load(Relaxed) {
+                break;
+            }
+            if self.reap()? == 0 {
+                self.port.wait(Duration::from_nanos(NAP_NS))?;
+            }
+        }
+        // What was stopped comes back all the same: the slots are needed once more.
+        while self.in_flight > 0 {
+            if self.reap()? == 0 {
+                self.port.wait(Duration::from_nanos(NAP_NS))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says on the target how far it came, for those who read it later, and returns what was judged.
+    pub(super) fn leave_record(mut self) -> Result<Judged> {
+        let mut judged = self.job.ledger.as_ref().map(Ledger::judged).unwrap_or_default();
+        let Some((mut record, round)) = self.job.record.take().zip(self.job.pattern.round()) else {
+            return Ok(judged);
+        };
+        record.reached = round.reached(self.held.is_some());
+        judged.covered = round.order().behind(record.reached);
+        let part = record.part();
+        judged.whole = part.end - part.start;
+        if judged.covered == 0 {
+            return Ok(judged);
+        }
+        let Some(ledger) = &self.job.ledger else { return Ok(judged) };
+        let unit = ledger.unit();
+        for place in Record::places(&part) {
+            // The rest of its block stays as it is.
+            let offset = part.start + (place - part.start) / unit * unit;
+            let ask = Ask { write: false, offset, len: u32::try_from(unit)? };
+            carry_out(&mut self.port, &ask)?;
+            let at = usize::try_from(place - offset)?;
+            let memory = self.port.memory(0);
+            record.fill(&mut memory[at..at + SECTOR]);
+            let content = memory[..ask.len as usize].to_vec();
+            carry_out(&mut self.port, &Ask { write: true, ..ask })?;
+            self.port.memory(0)[..content.len()].fill(0);
+            carry_out(&mut self.port, &ask)?;
+            if self.port.memory(0)[..content.len()] != content {
+                let wrong = format!(
+                    "verify: wrong data: {unit} bytes at offset {offset} of the target do not hold \
+                     what was written last"
+                );
+                return Err(WrongData(wrong).into());
+            }
+        }
+        Ok(judged)
+    }
+}
+
+/// Carries out one request in the first slot while nothing else is in flight.
+///
+/// # Errors
+/// That it fails, or is not answered.
+pub(crate) fn carry_out<P: Port>(port: &mut P, ask: &Ask) -> Result<()> {
+    port.start(0, ask)?;
+    port.submit()?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some((_, ok)) = port.pop()? {
+            let Ask { offset, len, .. } = ask;
+            ensure!(ok, "{len} bytes at offset {offset}: {}", port.complaint());
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "not answered within {} s", PATIENCE.as_secs());
+        port.wait(Duration::from_nanos(NAP_NS))?;
+    }
+}
