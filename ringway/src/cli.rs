@@ -7,11 +7,11 @@ use crate::doctor::DoctorArgs;
 use crate::info::InfoArgs;
 use crate::io::IoArgs;
 use crate::man::{CompletionsArgs, ManArgs};
-use crate::serve::ServeArgs;
 use crate::top::TopArgs;
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
+use ringway_server::ServeArgs;
 use std::ffi::OsString;
 
 const EXAMPLES: &str = "\

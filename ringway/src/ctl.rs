@@ -2,13 +2,13 @@
 
 mod paper;
 
-use crate::sandbox::group_number;
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
 use ringway_control::config::{DiskArgs, is_unreal};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
 use ringway_control::size::Size;
+use ringway_server::sandbox::group_number;
 use ringway_terminal::{logging, output};
 use serde_json::{Map, Value, json};
 use std::io::{self, BufRead, BufReader, Read, Write};

@@ -5,7 +5,6 @@ mod daemon;
 mod pump;
 mod verify;
 
-use crate::serve::{Attach, QemuVersion, attach_lines, disk_line};
 use anyhow::{Context, bail};
 use clap::Args;
 use daemon::Daemon;
@@ -14,6 +13,7 @@ use ringway_control::config::{self, Choice};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::{CacheMode, EngineKind};
+use ringway_server::{Attach, QemuVersion, attach_lines, disk_line};
 use ringway_terminal::{logging, output, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::{Path, PathBuf};

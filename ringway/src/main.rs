@@ -1,8 +1,7 @@
 //! Ringway: block I/O between virtual machines and disks, in user space.
 //!
-//! Floor 3 of the house, the one program. `cli.rs` is what can be said on the command line, each
-//! command has its file, and `config.rs` is what a daemon is told to do whether by options or by a
-//! file.
+//! Floor 4 of the house, the one program. `cli.rs` is what can be said on the command line; the daemon is
+//! `ringway-server`, the benchmark `ringway-bench`, and each other command has its file here.
 
 mod cli;
 mod copy;
@@ -12,9 +11,6 @@ mod doctor;
 mod info;
 mod io;
 mod man;
-mod sandbox;
-mod serve;
-mod signals;
 mod top;
 
 use clap::Parser;
@@ -24,7 +20,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
     let result = match cli.command {
-        cli::Command::Serve(args) => serve::run(*args, &cli.log),
+        cli::Command::Serve(args) => ringway_server::run(*args, &cli.log, &mut cli::of("serve")),
         cli::Command::Bench(args) => ringway_bench::run(*args, &cli.log, &mut cli::of("bench")),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log),

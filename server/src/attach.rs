@@ -5,13 +5,13 @@ use std::path::Path;
 
 /// One disk, as a virtual machine sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attach<'a> {
+pub struct Attach<'a> {
     /// Its socket file.
-    pub(crate) socket: &'a Path,
+    pub socket: &'a Path,
     /// Request queues.
-    pub(crate) queues: u16,
+    pub queues: u16,
     /// Descriptors of the largest ring.
-    pub(crate) queue_size: u16,
+    pub queue_size: u16,
 }
 
 /// The largest ring cloud-hypervisor is told of; larger ones gain nothing there.
@@ -19,15 +19,15 @@ const RING: u16 = 256;
 
 /// Which QEMU is installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QemuVersion(u32, u32);
+pub struct QemuVersion(u32, u32);
 
 impl QemuVersion {
     /// The first version that counts the time to reconnect in milliseconds.
-    pub(crate) const RECONNECT_MS: Self = Self(9, 2);
+    pub const RECONNECT_MS: Self = Self(9, 2);
 
     /// Asks the QEMU for this architecture that is found by its name, if there is one. Starts a
     /// process.
-    pub(crate) fn installed() -> Option<Self> {
+    pub fn installed() -> Option<Self> {
         let program = format!("qemu-system-{}", std::env::consts::ARCH);
         let mut command = std::process::Command::new(program);
         let asked = command.arg("--version").stdin(std::process::Stdio::null()).output().ok()?;

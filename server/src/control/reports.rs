@@ -39,7 +39,7 @@ pub(super) fn list(disks: &Disks) -> List {
     }
 }
 
-pub(in crate::serve) fn facts(served: &Served) -> DiskFacts {
+pub(crate) fn facts(served: &Served) -> DiskFacts {
     let (disk, options) = (served.export.disk(), served.export.options());
     let geometry = disk.geometry();
     let serial = String::from_utf8_lossy(disk.serial());

@@ -1,33 +1,9 @@
-//! `ringway serve`: disks, from their files to their sockets.
+//! One call of `ringway serve`: its options, its plan, its daemon.
 
-mod accept;
-mod attach;
-mod bell;
-mod control;
-mod daemon;
-mod disks;
-mod endpoint;
-mod host;
-mod image;
-mod incidents;
-mod isolate;
-mod line;
-mod notify;
-mod numbers;
-mod paths;
-mod pools;
-mod ready;
-mod served;
-mod spread;
-mod stats;
-mod survive;
-mod watchdog;
-mod xen;
-
-use crate::cli::Cli;
-use crate::sandbox;
+use crate::attach::QemuVersion;
+use crate::{daemon, endpoint, isolate, ready, sandbox};
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use ringway_control::config::{
     self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
 };
@@ -37,9 +13,6 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
-
-pub(crate) use attach::{Attach, QemuVersion};
-pub(crate) use ready::{attach_lines, disk_line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -91,7 +64,7 @@ signal N.";
 /// What `ringway serve` is told.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(crate) struct ServeArgs {
+pub struct ServeArgs {
     #[command(flatten)]
     disk: DiskArgs,
     /// Serve the disks of a TOML file; see below.
@@ -125,11 +98,12 @@ pub(crate) struct ServeArgs {
     isolated: Option<i32>,
 }
 
-/// Carries out `ringway serve`.
+/// Carries out `ringway serve`. Options that do not go together end the process as wrong ones of
+/// `command` do.
 ///
 /// # Errors
 /// One message: what is wrong, where, what to do.
-pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Result<ExitCode> {
     if args.print_capabilities {
         ringway_terminal::output::print(
             "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n",
@@ -143,11 +117,11 @@ pub(crate) fn run(args: ServeArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let options = args.daemon.clone();
     let mut plan = match &args.config {
         Some(path) => config::read(path).map_err(anyhow::Error::msg)?,
-        None => plan_of(args)?,
+        None => plan_of(args, command)?,
     };
     plan.daemon = options.or(&plan.daemon);
     plan.look_groups_up(sandbox::group_number).map_err(anyhow::Error::msg)?;
-    let polling = plan.daemon.polling().unwrap_or_else(|error| usage(&error));
+    let polling = plan.daemon.polling().unwrap_or_else(|error| usage(command, &error));
     logging::start(log, plan.log_format, plan.log_level);
     logging::serve_guests();
     logging::tell_panics();
@@ -179,7 +153,7 @@ fn raise_open_files() {
 }
 
 /// The plan of a command line without a file.
-fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
+fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
     let mut disk = args.disk;
     let each = EachDisk {
         access: SocketRule { mode: disk.socket_mode, group: disk.socket_group.clone() },
@@ -188,6 +162,7 @@ fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
     if args.xen.xen {
         if each != EachDisk::default() {
             usage(
+                command,
                 "--socket-mode, --socket-group and --isolate are for disks with sockets, and --xen \
                  has none",
             );
@@ -205,22 +180,19 @@ fn plan_of(args: ServeArgs) -> anyhow::Result<Plan> {
                 ..Plan::default()
             });
         }
-        usage("no disk to serve: name an IMAGE, or a file with --config");
+        usage(command, "no disk to serve: name an IMAGE, or a file with --config");
     };
     let place = match (disk.socket.take(), args.fd) {
         (Some(path), _) => Place::Socket(path),
         (None, Some(fd)) => endpoint::inherit(fd)?,
-        (None, None) => usage("no place to serve it at: add --socket PATH"),
+        (None, None) => usage(command, "no place to serve it at: add --socket PATH"),
     };
-    let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(&error));
+    let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(command, &error));
     let daemon = DaemonArgs { each, ..DaemonArgs::default() };
     Ok(Plan { disks: vec![spec], daemon, ..Plan::default() })
 }
 
 /// Ends the program as a wrong option would.
-fn usage(message: &str) -> ! {
-    let mut cli = Cli::command();
-    cli.build();
-    let serve = cli.find_subcommand_mut("serve").expect("serve is a subcommand");
-    serve.error(ErrorKind::ValueValidation, message).exit()
+fn usage(command: &mut Command, message: &str) -> ! {
+    command.error(ErrorKind::ValueValidation, message).exit()
 }

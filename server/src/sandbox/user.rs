@@ -140,7 +140,7 @@ fn known<T>(found: nix::Result<Option<T>>) -> nix::Result<Option<T>> {
 ///
 /// # Errors
 /// That there is none.
-pub(crate) fn group_number(word: &str) -> anyhow::Result<u32> {
+pub fn group_number(word: &str) -> anyhow::Result<u32> {
     let group = known(unistd::Group::from_name(word));
     let group = group.with_context(|| format!("cannot look for group '{word}'"))?;
     let number = group.map_or_else(|| word.parse().ok(), |group| Some(group.gid.as_raw()));

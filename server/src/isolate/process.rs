@@ -2,8 +2,8 @@
 
 use super::lock;
 use super::words::{Tell, Told};
-use crate::serve::bell::event;
-use crate::serve::line::Line;
+use crate::bell::event;
+use crate::line::Line;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Problem};
 use serde_json::Value;

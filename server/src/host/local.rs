@@ -1,7 +1,7 @@
 //! Names, looked up by this very process.
 
 use super::{Made, NewImage};
-use crate::serve::image::{check_iopoll, open_disk};
+use crate::image::{check_iopoll, open_disk};
 use anyhow::Context;
 use ringway_control::config::DiskSpec;
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};

@@ -49,7 +49,7 @@ pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
 }
 
 /// How to attach disks to each kind of virtual machine.
-pub(crate) fn attach_lines(disks: &[Attach<'_>], qemu: Option<QemuVersion>) -> String {
+pub fn attach_lines(disks: &[Attach<'_>], qemu: Option<QemuVersion>) -> String {
     let note =
         if qemu.is_none() { "before 9.2 write reconnect=1 for reconnect-ms=1000" } else { "" };
     let mut text = String::new();
@@ -83,7 +83,7 @@ fn control_line(path: &Path) -> String {
 }
 
 /// One line; on a terminal that is too narrow it goes on below, indented.
-pub(crate) fn disk_line(name: &str, facts: &[String]) -> String {
+pub fn disk_line(name: &str, facts: &[String]) -> String {
     let width = std::io::stdout()
         .is_terminal()
         .then(terminal_size::terminal_size)

@@ -9,9 +9,9 @@
 use super::process::Process;
 use super::words::Order;
 use super::{LOOK, lock};
+use crate::host::settle;
+use crate::host::wire::{receive, send};
 use crate::sandbox::Account;
-use crate::serve::host::settle;
-use crate::serve::host::wire::{receive, send};
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use ringway_control::log::LogArgs;

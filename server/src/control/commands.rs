@@ -18,7 +18,7 @@ use std::time::Instant;
 type Outcome = Result<Value, Problem>;
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.
-pub(in crate::serve) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
+pub(crate) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
     let (id, request) = request::parse(line);
     (id, request.and_then(|request| obey(disks, request)))
 }

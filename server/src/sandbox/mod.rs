@@ -23,7 +23,8 @@ use std::sync::OnceLock;
 
 pub(crate) use calls::Guests;
 pub(crate) use helper::{HelperNeeds, confine_helper};
-pub(crate) use user::{Account, group_number};
+pub(crate) use user::Account;
+pub use user::group_number;
 
 /// True if system calls are filtered, on this machine.
 pub(crate) fn filters(mode: Mode) -> bool {

@@ -114,7 +114,7 @@ fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 
 /// Lets go of what the daemon has, but for a few descriptors; `prints` is for one whose processes
 /// print.
-pub(in crate::serve) fn settle(kept: [Option<RawFd>; 3], prints: bool) {
+pub(crate) fn settle(kept: [Option<RawFd>; 3], prints: bool) {
     // All best effort: none of it is needed to serve.
     // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
     let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];

@@ -19,7 +19,7 @@ const LONGEST: usize = 64 << 10;
 ///
 /// # Errors
 /// What the host says, such as that nobody is there.
-pub(in crate::serve) fn send(
+pub(crate) fn send(
     line: impl AsFd,
     message: &impl Serialize,
     fd: Option<BorrowedFd<'_>>,
@@ -44,7 +44,7 @@ pub(in crate::serve) fn send(
 ///
 /// # Errors
 /// What the host says, or that it is no such message.
-pub(in crate::serve) fn receive<T: DeserializeOwned>(
+pub(crate) fn receive<T: DeserializeOwned>(
     line: impl AsFd,
 ) -> anyhow::Result<Option<(T, Option<OwnedFd>)>> {
     let mut bytes = vec![0; LONGEST];

@@ -9,24 +9,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connected socket.
-pub(in crate::serve) struct Line {
+pub(crate) struct Line {
     stream: UnixStream,
     /// Readable once the client is given up.
     leave: Arc<OwnedFd>,
 }
 
 impl Line {
-    pub(in crate::serve) fn new(stream: UnixStream, leave: Arc<OwnedFd>) -> io::Result<Self> {
+    pub(crate) fn new(stream: UnixStream, leave: Arc<OwnedFd>) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self { stream, leave })
     }
 
     /// Writes all of it, or gives up: also a client that reads a byte now and then.
-    pub(in crate::serve) fn write_within(
-        &self,
-        bytes: &[u8],
-        patience: Duration,
-    ) -> io::Result<()> {
+    pub(crate) fn write_within(&self, bytes: &[u8], patience: Duration) -> io::Result<()> {
         let begun = Instant::now();
         let mut rest = bytes;
         while !rest.is_empty() {

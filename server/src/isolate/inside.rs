@@ -4,12 +4,12 @@
 use super::lock;
 use super::process::{Ear, hear, say};
 use super::words::{Order, Tell, Told};
-use crate::serve::bell::event;
-use crate::serve::control::{carry_out, facts};
-use crate::serve::daemon::Daemon;
-use crate::serve::disks::Disks;
-use crate::serve::endpoint::inherited;
-use crate::serve::line::Line;
+use crate::bell::event;
+use crate::control::{carry_out, facts};
+use crate::daemon::Daemon;
+use crate::disks::Disks;
+use crate::endpoint::inherited;
+use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;

@@ -1,0 +1,32 @@
+//! The daemon: disks, from their files to their sockets, in a sandbox. `ringway serve` is this.
+
+mod accept;
+mod attach;
+mod bell;
+mod command;
+mod control;
+mod daemon;
+mod disks;
+mod endpoint;
+mod host;
+mod image;
+mod incidents;
+mod isolate;
+mod line;
+mod notify;
+mod numbers;
+mod paths;
+mod pools;
+mod ready;
+pub mod sandbox;
+mod served;
+mod signals;
+mod spread;
+mod stats;
+mod survive;
+mod watchdog;
+mod xen;
+
+pub use attach::{Attach, QemuVersion};
+pub use command::{ServeArgs, run};
+pub use ready::{attach_lines, disk_line};
