@@ -1,10 +1,8 @@
 //! Whole vhost-user sessions from arbitrary bytes: those that the fuzzer found worth keeping, and
 //! some more.
 
-mod session_case;
-
 use ringway_testkit::Rng;
-use session_case::{Tally, check};
+use ringway_testkit::session_case::{Tally, check};
 use std::path::{Path, PathBuf};
 
 #[test]

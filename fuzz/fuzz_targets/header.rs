@@ -3,10 +3,6 @@
 
 #![no_main]
 
-#[path = "../../ring/tests/oracle/mod.rs"]
-#[allow(dead_code)]
-mod oracle;
-
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    oracle::header::check(data);
+    ringway_ring_oracle::header::check(data);
 });

@@ -3,9 +3,6 @@
 
 #![no_main]
 
-#[path = "../../export/tests/session_case/mod.rs"]
-mod session_case;
-
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    session_case::check(data);
+    ringway_testkit::session_case::check(data);
 });

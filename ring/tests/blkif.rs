@@ -1,12 +1,9 @@
 //! The back side of Xen's block rings against an oracle written from the C headers, for arbitrary
 //! front-ends that mostly keep the rules. The same check runs under cargo-fuzz (target `blkif`).
 
-#[allow(dead_code)]
-mod oracle;
-
-use oracle::blkif::{Tally, check};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
+use ringway_ring_oracle::blkif::{Tally, check};
 use std::path::Path;
 
 fn config() -> Config {

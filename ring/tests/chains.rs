@@ -5,8 +5,6 @@
 //! checks run under cargo-fuzz (targets `chain`, `packed`, `header`,
 //! `inflight`); their corpora are replayed here.
 
-#[allow(dead_code)]
-mod oracle;
 mod vmm;
 
 use proptest::prelude::*;
@@ -16,6 +14,7 @@ use ringway_ring::virtqueue::{
     Chain, ChainError, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, SplitAddresses,
     SplitDevice,
 };
+use ringway_ring_oracle as oracle;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

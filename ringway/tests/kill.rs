@@ -1,21 +1,16 @@
 //! The daemon is killed again and again under verified writes, and started again: the front-end
-//! reconnects, and nothing is lost, done twice, or late.
+//! reconnects, and nothing is lost, done twice, or late. `xtask kill` runs the same in any number.
 #![allow(missing_docs)]
 
 mod common;
 
-use campaign::oracle::Wrong;
-use campaign::{End, Harm, Plan, Points};
 use common::{Daemon, PATIENCE, folder};
 use ringway_driver::{Device, Error, Options, PathKind};
 use ringway_testkit::Rng;
+use ringway_testkit::kill::oracle::Wrong;
+use ringway_testkit::kill::{self as campaign, End, Harm, Plan, Points};
 use std::path::Path;
 use std::time::Duration;
-
-/// `xtask kill` runs the same in any number.
-#[allow(dead_code)] // Part of it is for the table.
-#[path = "../../xtask/src/kill/campaign/mod.rs"]
-mod campaign;
 
 /// Deaths of the daemon in one test.
 fn deaths() -> u64 {

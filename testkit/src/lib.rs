@@ -1,7 +1,8 @@
 //! Test tools: a back-end in the test's own process, a client that keeps no rule, content that
 //! proves itself, random numbers that can be repeated, a simulated disk whose power fails, a
-//! xenstore, and the one way to leave a test out.
+//! xenstore, campaigns that kill a daemon, and the one way to leave a test out.
 
+pub mod kill;
 pub mod late_store;
 pub mod loop_device;
 pub mod pattern;
@@ -9,6 +10,7 @@ pub mod power_cut;
 pub mod raw;
 pub mod rig;
 pub mod seed;
+pub mod session_case;
 pub mod skip;
 pub mod xenstore;
 

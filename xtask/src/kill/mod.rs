@@ -1,12 +1,10 @@
 //! `xtask kill`: campaigns over engines and formats of rings, and one table of what came of them.
 
-mod campaign;
-
 use anyhow::{Result, bail};
-use campaign::oracle::Wrong;
-use campaign::{End, Harm, Outcome, Plan, Points};
 use clap::{Args, ValueEnum};
 use ringway_driver::PathKind;
+use ringway_testkit::kill::oracle::Wrong;
+use ringway_testkit::kill::{self as campaign, End, Harm, Outcome, Plan, Points};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;

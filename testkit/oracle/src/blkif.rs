@@ -15,17 +15,17 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// How often each kind of thing happened: a generator that reaches nothing proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) requests: u64,
-    pub(crate) indirect: u64,
-    pub(crate) discards: u64,
-    pub(crate) failed: u64,
-    pub(crate) unsupported: u64,
-    pub(crate) broken: u64,
-    pub(crate) calls: u64,
-    pub(crate) silences: u64,
-    pub(crate) laps: u64,
-    pub(crate) longest: usize,
+pub struct Tally {
+    pub requests: u64,
+    pub indirect: u64,
+    pub discards: u64,
+    pub failed: u64,
+    pub unsupported: u64,
+    pub broken: u64,
+    pub calls: u64,
+    pub silences: u64,
+    pub laps: u64,
+    pub longest: usize,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -44,7 +44,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     let mut bench = Bench::new(Choices::new(data));
     for _ in 0..400 {
         match bench.choices.below(8) {

@@ -65,15 +65,15 @@ impl<'a> Choices<'a> {
 
 /// A case: a queue with its memory, and the heads that a driver will make available.
 pub(crate) struct Case<'a> {
-    pub(crate) memory: Memory,
-    pub(crate) queue: Queue,
+    pub memory: Memory,
+    pub queue: Queue,
     /// The first available entry.
-    pub(crate) first: u16,
+    pub first: u16,
     /// Room for data segments.
-    pub(crate) segments: usize,
-    pub(crate) heads: Vec<u16>,
+    pub segments: usize,
+    pub heads: Vec<u16>,
     /// What is left decides about the order of things.
-    pub(crate) choices: Choices<'a>,
+    pub choices: Choices<'a>,
     /// Guest address of every descriptor written, to do damage to.
     descs: Vec<u64>,
     free: Vec<u16>,

@@ -1,38 +1,23 @@
-//! The code under test against an oracle, on a driver made from arbitrary bytes.
-//!
-//! [`check`], [`packed::check`], [`header::check`], [`inflight::check`] and [`blkif::check`] are each one
-//! function for three uses: property tests and the corpus tests beside this folder, and the targets
-//! `chain`, `packed`, `header`, `inflight` and `blkif` of cargo-fuzz, which take this folder by its
-//! path.
+//! Split queues and the decoder.
 
-pub(crate) mod blkif;
-mod case;
-mod device;
-pub(crate) mod header;
-pub(crate) mod inflight;
-pub(crate) mod memory;
-pub(crate) mod packed;
-
-use case::{Case, Choices};
-use device::{Device, Fault, Pieces, Wanted, understand, walk};
-use memory::Memory;
+use crate::case::{Case, Choices};
+use crate::device::{Buffer, Device, Fault, Pieces, Queue, Wanted, understand, walk};
+use crate::memory::Memory;
 use ringway_core::mem::{Segments, Translator};
 use ringway_core::{Op, Request, Status};
 use ringway_ring::virtio_blk::{StatusByte, decode, status_byte};
 use ringway_ring::virtqueue::{Armed, Broken, Chain, Head, SplitAddresses, SplitDevice};
 
-pub(crate) use device::{Buffer, Queue};
-
 /// How often each kind of thing happened: a generator that reaches nothing proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    pub(crate) chains: u64,
-    pub(crate) malformed: u64,
-    pub(crate) requests: u64,
-    pub(crate) refused: u64,
-    pub(crate) broken: u64,
-    pub(crate) calls: u64,
-    pub(crate) longest: usize,
+pub struct Tally {
+    pub chains: u64,
+    pub malformed: u64,
+    pub requests: u64,
+    pub refused: u64,
+    pub broken: u64,
+    pub calls: u64,
+    pub longest: usize,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -48,12 +33,12 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     check_with(data, |_, _, _, _| {})
 }
 
 /// As [`check`]; `third` is shown each head and what the oracle makes of it.
-pub(crate) fn check_with(
+pub fn check_with(
     data: &[u8],
     mut third: impl FnMut(&Memory, Queue, u16, &Result<Vec<Buffer>, Vec<Fault>>),
 ) -> Tally {
@@ -309,7 +294,7 @@ impl Bench {
     }
 }
 
-fn listed(chain: &Chain) -> Vec<Buffer> {
+pub(crate) fn listed(chain: &Chain) -> Vec<Buffer> {
     let side = |writable| {
         let descs = if writable { chain.writable() } else { chain.readable() };
         descs.iter().map(move |desc| Buffer { addr: desc.addr, len: desc.len, writable })
@@ -318,7 +303,7 @@ fn listed(chain: &Chain) -> Vec<Buffer> {
 }
 
 /// The guest addresses of segments; panics if one is not guest memory.
-fn named(memory: &Memory, segments: &Segments) -> Pieces {
+pub(crate) fn named(memory: &Memory, segments: &Segments) -> Pieces {
     let name = |segment: &ringway_core::Segment| {
         let addr = memory.guest_of(segment.base, segment.len);
         (addr.expect("every segment lies in guest memory"), segment.len as u64)

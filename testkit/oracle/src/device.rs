@@ -10,38 +10,38 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Where the parts of the queue lie, as guest addresses, and what was negotiated.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Queue {
-    pub(crate) size: u16,
-    pub(crate) desc: u64,
-    pub(crate) avail: u64,
-    pub(crate) used: u64,
-    pub(crate) event_idx: bool,
-    pub(crate) indirect: bool,
+pub struct Queue {
+    pub size: u16,
+    pub desc: u64,
+    pub avail: u64,
+    pub used: u64,
+    pub event_idx: bool,
+    pub indirect: bool,
 }
 
 impl Queue {
     /// §2.7.6: flags, idx, ring[size], used_event.
-    pub(crate) fn avail_entry(&self, counter: u16) -> u64 {
+    pub fn avail_entry(&self, counter: u16) -> u64 {
         self.avail + 4 + 2 * u64::from(counter % self.size)
     }
 
     /// §2.7.8: flags, idx, ring[size] of {id, len}, avail_event.
-    pub(crate) fn used_entry(&self, counter: u16) -> u64 {
+    pub fn used_entry(&self, counter: u16) -> u64 {
         self.used + 4 + 8 * u64::from(counter % self.size)
     }
 }
 
 /// One buffer of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Buffer {
-    pub(crate) addr: u64,
-    pub(crate) len: u32,
-    pub(crate) writable: bool,
+pub struct Buffer {
+    pub addr: u64,
+    pub len: u32,
+    pub writable: bool,
 }
 
 /// [`ChainError`] without its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     OutOfRange,
     TooLong,
     ZeroLength,
@@ -129,11 +129,11 @@ pub(crate) type Pieces = Vec<(u64, u64)>;
 /// A request, understood.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    pub(crate) op: Op,
-    pub(crate) unmap: bool,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    pub(crate) data: Pieces,
+    pub op: Op,
+    pub unmap: bool,
+    pub offset: u64,
+    pub len: u64,
+    pub data: Pieces,
 }
 
 /// What a chain asks for (§5.2.6), and the address of its status byte.
@@ -243,7 +243,7 @@ fn cut(mem: &Bytes, buffers: impl Iterator<Item = Buffer>, skip: u64, len: u64) 
 
 /// What a device does next, and what it writes.
 pub(crate) struct Device {
-    pub(crate) queue: Queue,
+    pub queue: Queue,
     next_avail: u16,
     known: u16,
     used: u16,

@@ -1,21 +1,21 @@
 //! What each sector has to hold, known from requests and answers only.
 
-use ringway_testkit::pattern;
+use crate::pattern;
 use std::fmt;
 use std::ops::Range;
 
 /// Bytes of a sector.
-pub(crate) const SECTOR: usize = 512;
+pub const SECTOR: usize = 512;
 /// What memory holds that was given back: whoever carries a write out again writes this.
-pub(crate) const SCRAMBLE: u8 = 0xee;
+pub const SCRAMBLE: u8 = 0xee;
 /// What the buffer of a read holds before: an answer without a read leaves it.
-pub(crate) const UNREAD: u8 = 0x11;
+pub const UNREAD: u8 = 0x11;
 /// How many writes back an old content is recognised.
 const MEMORY: u64 = 4096;
 
 /// What can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wrong {
+pub enum Wrong {
     /// A sector holds what it held before an acknowledged write.
     Lost,
     /// A sector holds, or the server wrote, what only a request carried out once more gives.
@@ -34,7 +34,7 @@ pub(crate) enum Wrong {
 
 impl Wrong {
     /// All of them, in the order of the table.
-    pub(crate) const ALL: [Self; 7] = [
+    pub const ALL: [Self; 7] = [
         Self::Lost,
         Self::Replayed,
         Self::Duplicate,
@@ -47,42 +47,42 @@ impl Wrong {
 
 /// What was found wrong: how often, and the first few in words.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Findings {
+pub struct Findings {
     counts: [u64; Wrong::ALL.len()],
     notes: Vec<String>,
 }
 
 impl Findings {
     /// Counts `how_many` and keeps the words of the first few.
-    pub(crate) fn add(&mut self, wrong: Wrong, how_many: u64, words: impl fmt::Display) {
+    pub fn add(&mut self, wrong: Wrong, how_many: u64, words: impl fmt::Display) {
         self.counts[wrong as usize] += how_many;
         self.note(format!("{wrong:?}: {words}"));
     }
 
     /// Keeps words, if they are among the first few.
-    pub(crate) fn note(&mut self, words: String) {
+    pub fn note(&mut self, words: String) {
         if self.notes.len() < 10 {
             self.notes.push(words);
         }
     }
 
     /// Adds what was found elsewhere.
-    pub(crate) fn append(&mut self, more: Self) {
+    pub fn append(&mut self, more: Self) {
         for wrong in Wrong::ALL {
             self.counts[wrong as usize] += more.count(wrong);
         }
         more.notes.into_iter().for_each(|words| self.note(words));
     }
 
-    pub(crate) fn count(&self, wrong: Wrong) -> u64 {
+    pub fn count(&self, wrong: Wrong) -> u64 {
         self.counts[wrong as usize]
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.counts == [0; Wrong::ALL.len()]
     }
 
-    pub(crate) fn notes(&self) -> &[String] {
+    pub fn notes(&self) -> &[String] {
         &self.notes
     }
 }
@@ -101,7 +101,7 @@ struct State {
 /// The sectors of one queue. A sector has one write in flight or any number of reads, never both,
 /// so that exactly one content is right for each read.
 #[derive(Debug)]
-pub(crate) struct Oracle {
+pub struct Oracle {
     disk: u64,
     first: u64,
     sectors: Vec<State>,
@@ -110,31 +110,31 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     /// For `count` sectors from `first` on, full of zeroes; `disk` makes their content their own.
-    pub(crate) fn new(disk: u64, first: u64, count: usize) -> Self {
+    pub fn new(disk: u64, first: u64, count: usize) -> Self {
         Self { disk, first, sectors: vec![State::default(); count], sequence: 0 }
     }
 
     /// The bytes on the disk where `at` begins.
-    pub(crate) fn offset(&self, at: &Range<usize>) -> u64 {
+    pub fn offset(&self, at: &Range<usize>) -> u64 {
         (self.first + at.start as u64) * SECTOR as u64
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.sectors.len()
     }
 
     /// True if nothing in flight forbids a write there.
-    pub(crate) fn is_writable(&self, at: &Range<usize>) -> bool {
+    pub fn is_writable(&self, at: &Range<usize>) -> bool {
         self.is_readable(at) && self.sectors[at.clone()].iter().all(|sector| sector.reads == 0)
     }
 
     /// True if nothing in flight forbids a read there.
-    pub(crate) fn is_readable(&self, at: &Range<usize>) -> bool {
+    pub fn is_readable(&self, at: &Range<usize>) -> bool {
         self.sectors[at.clone()].iter().all(|sector| sector.issued == sector.acknowledged)
     }
 
     /// A write of `at` is issued: fills its buffer, gives its number.
-    pub(crate) fn write(&mut self, at: &Range<usize>, bytes: &mut [u8]) -> u64 {
+    pub fn write(&mut self, at: &Range<usize>, bytes: &mut [u8]) -> u64 {
         self.sequence += 1;
         for sector in &mut self.sectors[at.clone()] {
             sector.issued = self.sequence;
@@ -144,7 +144,7 @@ impl Oracle {
     }
 
     /// A write is acknowledged.
-    pub(crate) fn written(&mut self, at: &Range<usize>, sequence: u64, found: &mut Findings) {
+    pub fn written(&mut self, at: &Range<usize>, sequence: u64, found: &mut Findings) {
         for (number, sector) in (self.first..).zip(&mut self.sectors).skip(at.start).take(at.len())
         {
             if sector.issued != sequence || sector.acknowledged >= sequence {
@@ -159,28 +159,28 @@ impl Oracle {
     }
 
     /// A write failed: nobody knows what is there now.
-    pub(crate) fn unknown(&mut self, at: &Range<usize>) {
+    pub fn unknown(&mut self, at: &Range<usize>) {
         for sector in &mut self.sectors[at.clone()] {
             *sector = State { acknowledged: sector.issued, reported: true, ..*sector };
         }
     }
 
     /// A read is issued.
-    pub(crate) fn read(&mut self, at: &Range<usize>) {
+    pub fn read(&mut self, at: &Range<usize>) {
         for sector in &mut self.sectors[at.clone()] {
             sector.reads += 1;
         }
     }
 
     /// A read is answered; [`Oracle::judge`] says what its bytes are worth.
-    pub(crate) fn was_read(&mut self, at: &Range<usize>) {
+    pub fn was_read(&mut self, at: &Range<usize>) {
         for sector in &mut self.sectors[at.clone()] {
             sector.reads -= 1;
         }
     }
 
     /// Compares what was read from `at`, in which no write is in flight.
-    pub(crate) fn judge(&mut self, at: &Range<usize>, bytes: &[u8], found: &mut Findings) {
+    pub fn judge(&mut self, at: &Range<usize>, bytes: &[u8], found: &mut Findings) {
         assert_eq!(bytes.len(), at.len() * SECTOR);
         let mut want = [0; SECTOR];
         for (index, have) in at.clone().zip(bytes.chunks_exact(SECTOR)) {

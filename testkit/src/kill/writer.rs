@@ -4,9 +4,9 @@
 use super::Shared;
 use super::faults::Faults;
 use super::oracle::{Findings, Oracle, SCRAMBLE, SECTOR, UNREAD, Wrong};
+use crate::Rng;
 use anyhow::Result;
 use ringway_driver::{BlkQueue, Buffer, Device, Error};
-use ringway_testkit::Rng;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};

@@ -3,22 +3,22 @@
 use super::case::Choices;
 use super::device::{Buffer, understand};
 use super::memory::Memory;
-use super::named;
+use crate::chain::named;
 use ringway_core::{Op, Request, Status};
 use ringway_ring::virtio_blk::{decode, status_byte};
 use ringway_ring::virtqueue::Chain;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) requests: u64,
-    pub(crate) failed: u64,
-    pub(crate) unsupported: u64,
-    pub(crate) without_answer: u64,
+pub struct Tally {
+    pub requests: u64,
+    pub failed: u64,
+    pub unsupported: u64,
+    pub without_answer: u64,
 }
 
 /// Runs the case that `data` describes: one request after the other.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     let mut choices = Choices::new(data);
     let mut memory = Memory::new();
     let mut tally = Tally::default();

@@ -5,8 +5,8 @@
 
 use super::case::Choices;
 use super::device::{Buffer, Fault};
-use super::listed;
 use super::memory::{Bytes, Memory, RINGS};
+use crate::chain::listed;
 use ringway_core::mem::Translator;
 use ringway_ring::virtqueue::{
     Armed, Broken, Chain, Head, PackedAddresses, PackedBase, PackedDevice,
@@ -26,14 +26,14 @@ const SIZE_MAX: usize = 300;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) chains: u64,
-    pub(crate) malformed: u64,
-    pub(crate) tables: u64,
-    pub(crate) broken: u64,
-    pub(crate) calls: u64,
-    pub(crate) silences: u64,
-    pub(crate) laps: u32,
+pub struct Tally {
+    pub chains: u64,
+    pub malformed: u64,
+    pub tables: u64,
+    pub broken: u64,
+    pub calls: u64,
+    pub silences: u64,
+    pub laps: u32,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -49,7 +49,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     let mut choices = Choices::new(data);
     let mut bench = Bench::new(&mut choices);
     for _ in 0..400 {

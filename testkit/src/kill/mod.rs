@@ -1,12 +1,15 @@
 //! A campaign: the daemon is killed again and again under verified traffic, and started again; the
 //! front-end reconnects and goes on.
 
+#![allow(missing_docs, reason = "a tool of tests; its counts are named")]
+
 mod daemon;
 mod faults;
 mod killer;
-pub(crate) mod oracle;
+pub mod oracle;
 mod writer;
 
+use crate::Rng;
 use anyhow::{Context, Result, bail};
 use daemon::Daemon;
 use faults::Faults;
@@ -15,7 +18,6 @@ use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
 use ringway_core::kill_points::Point;
 use ringway_driver::{Options, PathKind};
-use ringway_testkit::Rng;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -33,7 +35,7 @@ const BYTES: u64 = 64 << 20;
 const SECTORS: usize = 2048;
 /// How a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub enum End {
     /// SIGKILL.
     Killed,
     /// SIGTERM.
@@ -43,7 +45,7 @@ pub(crate) enum End {
 /// How many of the kills strike at a named point of the protocol
 /// ([`kill_points`](ringway_core::kill_points)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Points {
+pub enum Points {
     /// None: any daemon will do.
     Never,
     /// Every other one.
@@ -54,7 +56,7 @@ pub(crate) enum Points {
 
 impl Points {
     /// The word for it.
-    pub(crate) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Never => "never",
             Self::Half => "half",
@@ -65,7 +67,7 @@ impl Points {
 
 /// A mistake made on purpose half-way, which has to be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Harm {
+pub enum Harm {
     /// The sectors of one queue are what they were in the beginning.
     Lost,
     /// The sectors of one queue are what memory given back holds.
@@ -80,40 +82,40 @@ pub(crate) enum Harm {
 
 impl Harm {
     /// All of them.
-    pub(crate) const ALL: [Self; 5] =
+    pub const ALL: [Self; 5] =
         [Self::Lost, Self::Replayed, Self::Missing, Self::Volatile, Self::Forgotten];
 }
 
 /// What to run.
 #[derive(Clone, Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// The program.
-    pub(crate) ringway: PathBuf,
-    pub(crate) engine: String,
-    pub(crate) cache: String,
-    pub(crate) packed: bool,
+    pub ringway: PathBuf,
+    pub engine: String,
+    pub cache: String,
+    pub packed: bool,
     /// Of the front-end.
-    pub(crate) path: PathKind,
-    pub(crate) kills: u64,
-    pub(crate) end: End,
-    pub(crate) points: Points,
+    pub path: PathKind,
+    pub kills: u64,
+    pub end: End,
+    pub points: Points,
     /// Requests in flight on each of two queues.
-    pub(crate) depth: u16,
-    pub(crate) seed: u64,
+    pub depth: u16,
+    pub seed: u64,
     /// Where image and socket are put, in a folder of their own [temporary files' place].
-    pub(crate) dir: Option<PathBuf>,
+    pub dir: Option<PathBuf>,
     /// How long anything may take.
-    pub(crate) patience: Duration,
-    pub(crate) harm: Option<Harm>,
+    pub patience: Duration,
+    pub harm: Option<Harm>,
     /// Other faults between kills: see `faults.rs`. Needs points.
-    pub(crate) faults: bool,
+    pub faults: bool,
     /// Called now and then with the number of kills so far.
-    pub(crate) progress: fn(&Plan, u64),
+    pub progress: fn(&Plan, u64),
 }
 
 impl Plan {
     /// The name of the ring's format.
-    pub(crate) fn ring(&self) -> &'static str {
+    pub fn ring(&self) -> &'static str {
         if self.packed { "packed" } else { "split" }
     }
 }
@@ -142,28 +144,28 @@ impl fmt::Display for Plan {
 
 /// What came of it.
 #[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) kills: u64,
+pub struct Outcome {
+    pub kills: u64,
     /// How many of them before traffic had resumed.
-    pub(crate) early: u64,
+    pub early: u64,
     /// How many of them at each point, those at the start and the end of the campaign included.
-    pub(crate) at: BTreeMap<Point, u64>,
+    pub at: BTreeMap<Point, u64>,
     /// How many were to strike at a point that was not reached.
-    pub(crate) missed: u64,
-    pub(crate) requests: u64,
+    pub missed: u64,
+    pub requests: u64,
     /// How many requests completed after one that was issued later.
-    pub(crate) overtaken: u64,
+    pub overtaken: u64,
     /// Requests that failed, as they had to.
-    pub(crate) refused: u64,
+    pub refused: u64,
     /// Lives that served a guest without a write cache from their first request on, and were asked
     /// whether all was durable.
-    pub(crate) durable_lives: u64,
-    pub(crate) findings: Findings,
+    pub durable_lives: u64,
+    pub findings: Findings,
     /// From the last kill to the first completion of a request issued after it, in microseconds.
-    pub(crate) reattach: Histogram<u64>,
-    pub(crate) elapsed: Duration,
+    pub reattach: Histogram<u64>,
+    pub elapsed: Duration,
     /// The image and the last logs, if something was wrong.
-    pub(crate) kept: Option<PathBuf>,
+    pub kept: Option<PathBuf>,
 }
 
 /// Between the queues' threads and the one that kills.
@@ -208,7 +210,7 @@ impl Shared {
 
 /// Runs it. What is wrong with the daemon is in the outcome; an error means that it could not be
 /// carried out, or that a daemon ended by itself.
-pub(crate) fn run(plan: &Plan) -> Result<Outcome> {
+pub fn run(plan: &Plan) -> Result<Outcome> {
     let mut folder = tempfile::Builder::new();
     let folder = folder.prefix("ringway-kill-");
     let folder = match &plan.dir {

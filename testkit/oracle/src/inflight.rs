@@ -17,14 +17,14 @@ use std::sync::Arc;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
+pub struct Tally {
     /// Records nobody touched, and the chains recovered from them.
-    pub(crate) plain: u64,
-    pub(crate) recovered: u64,
+    pub plain: u64,
+    pub recovered: u64,
     /// Records torn or damaged that were taken all the same, and the chains recovered from them.
-    pub(crate) taken: u64,
-    pub(crate) hostile: u64,
-    pub(crate) refused: u64,
+    pub taken: u64,
+    pub hostile: u64,
+    pub refused: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -38,7 +38,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where recovery does what it must not.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     let mut choices = Choices::new(data);
     let mut world = World::new(&mut choices);
     let mut tally = Tally::default();

@@ -7,8 +7,8 @@ use super::daemon::ask;
 use super::killer::Killer;
 use super::oracle::{SECTOR, Wrong};
 use super::{End, Plan};
+use crate::Rng;
 use ringway_driver::Device;
-use ringway_testkit::Rng;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 

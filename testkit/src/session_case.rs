@@ -1,18 +1,20 @@
 //! One vhost-user session from arbitrary bytes: mostly what a front-end would say, in an order and
 //! with details that no front-end would choose.
 //!
-//! [`check`] is one function for two uses: the corpus test beside this folder, and the target
-//! `session` of cargo-fuzz, which takes this folder by its path. The session runs on the caller's
+//! [`check`] is one function for two uses: a test of its corpus in `export`, and the target
+//! `session` of cargo-fuzz. The session runs on the caller's
 //! thread, with all that the client will ever say in its socket; the workers live as long as the
 //! process.
 
-use ringway_disk::{EngineKind, OpenOptions, Source, open};
-use ringway_export::vhost_user::Session;
-use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions};
-use ringway_testkit::raw::{
+#![allow(missing_docs, reason = "a tool of tests; its counts are named")]
+
+use crate::raw::{
     F_EVENT_IDX, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, NEED_REPLY, RawClient,
     halves, request as ask, words,
 };
+use ringway_disk::{EngineKind, OpenOptions, Source, open};
+use ringway_export::vhost_user::Session;
+use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
@@ -35,11 +37,11 @@ const MESSAGES_MAX: usize = 48;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) sent: u64,
-    pub(crate) answered: u64,
-    pub(crate) refused: u64,
-    pub(crate) requests: u64,
+pub struct Tally {
+    pub sent: u64,
+    pub answered: u64,
+    pub refused: u64,
+    pub requests: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -135,7 +137,7 @@ struct Message {
 }
 
 /// Runs the session that `data` describes. Panics if an answer is none, or anything is left behind.
-pub(crate) fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Tally {
     let mut c = Choices(data);
     let bench = &*BENCH;
     let open = descriptors();
