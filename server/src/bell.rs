@@ -11,14 +11,16 @@ use std::sync::atomic::AtomicBool;
 pub(super) struct Bell {
     pub(super) event: OwnedFd,
     pub(super) worker_failed: AtomicBool,
+    /// The thread of a disk has panicked.
+    pub(super) disk_panicked: AtomicBool,
     /// Called when there are new disks, and perhaps new workers.
     pub(super) on_change: OnceLock<Rouse>,
 }
 
 impl Bell {
     pub(super) fn new() -> io::Result<Self> {
-        let (worker_failed, on_change) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { event: event()?, worker_failed, on_change })
+        let (worker_failed, disk_panicked, on_change) = Default::default();
+        Ok(Self { event: event()?, worker_failed, disk_panicked, on_change })
     }
 
     pub(super) fn changed(&self) {

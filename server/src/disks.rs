@@ -250,6 +250,7 @@ impl Disks {
             drop(endpoint);
             disk.ended.store(true, SeqCst);
             drop(disk);
+            bell.disk_panicked.fetch_or(ended.is_err(), SeqCst);
             bell.ring();
             ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
@@ -380,6 +381,9 @@ impl Disks {
                 self.forget(&served);
                 outcome.transpose()?;
             }
+        }
+        if self.bell.disk_panicked.load(SeqCst) {
+            bail!("the thread of a disk that was being removed panicked; the log says why");
         }
         Ok(!lock(&self.list).is_empty() || !lock(&self.isolated).is_empty())
     }

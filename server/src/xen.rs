@@ -57,7 +57,7 @@ pub(super) fn prepare(plan: &XenPlan) -> anyhow::Result<Here> {
 /// Serves one disk until it is removed.
 ///
 /// # Errors
-/// That a worker failed.
+/// That a worker failed, or the disk's session.
 pub(super) fn serve(
     export: &Export<Queue>,
     at: &Address,
@@ -84,7 +84,9 @@ pub(super) fn serve(
     };
     match session.run() {
         Ended::Removed | Ended::ByOrder => Ok(()),
-        Ended::Failed => Err(std::io::Error::other("a worker failed")),
+        Ended::Failed => {
+            Err(std::io::Error::other("a worker or its session failed; the log says why"))
+        }
     }
 }
 

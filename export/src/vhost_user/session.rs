@@ -30,7 +30,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, error, info, warn};
@@ -211,6 +211,10 @@ impl<'a> Session<'a> {
 
     /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
     /// the connection, and nobody else (hazard E5).
+    ///
+    /// # Panics
+    /// If stopping the queues panicked: the disk serves nobody from then on, which nobody would notice
+    /// otherwise.
     pub fn run(mut self) -> Ended {
         let (disk, limits) = (self.export.disk().name(), self.export.limits());
         let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
@@ -231,13 +235,14 @@ impl<'a> Session<'a> {
             }
             Ok(()) => Ended::ByPeer,
         };
-        match catch_unwind(AssertUnwindSafe(|| self.stop_all())) {
+        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
+        match &stopped {
             Ok(Ok(())) => {}
             Ok(Err(error)) => self.tell_end(format_args!("could not stop all queues: {error}")),
             Err(panic) => {
                 // Some may still run, and what they have in flight is known to nobody.
                 self.export.fail();
-                let said = panic_message(&*panic);
+                let said = panic_message(&**panic);
                 error!(disk, "stopping queues panicked, the disk is served no more: {said}");
                 self.abandon_queues(Vec::new());
             }
@@ -245,7 +250,10 @@ impl<'a> Session<'a> {
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
-        ended
+        match stopped {
+            Err(panic) => resume_unwind(panic),
+            Ok(_) => ended,
+        }
     }
 
     fn tell_of_another(&mut self) {
