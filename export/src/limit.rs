@@ -71,6 +71,8 @@ pub struct Limits {
     pub disconnected: Limit,
     /// A connection could not be taken, or was given up.
     pub ended: Limit,
+    /// Less is offered to a guest than there is.
+    pub offered: Limit,
     /// A message or a ring was refused.
     pub refused: Limit,
     /// A queue was broken by its guest.

@@ -294,6 +294,11 @@ fn e06_a_start_that_fails_leaves_nothing() {
     until("something stays", || common::snapshot(dir.path()) == before);
     let error = serve(&["none.img", "--socket", "a", "--isolate"]);
     assert!(error.contains("none.img"), "{error}");
+    // It says the same as a daemon that opens the disk itself.
+    let odd = ["disk.img/inner", "--socket", "a"];
+    let error = serve(&[&odd[..], &["--isolate"]].concat());
+    assert!(error.contains("Not a directory"), "{error}");
+    assert_eq!(error, serve(&odd));
     // A daemon that was not told to starts no processes.
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
     let refused = ctl(dir.path(), &["add", "null:1G", "--socket", "t", "--isolate"]).unwrap_err();

@@ -118,7 +118,8 @@ impl Host {
         if let Err(error) = self.keep_state(&mut disk) {
             tracing::warn!(
                 disk = disk.name(),
-                "a failed flush and a pause will not outlive this daemon: {error:#}"
+                "a failed flush and a pause will not outlive this daemon: {}",
+                in_full(&error)
             );
         }
         Ok((disk, new))
@@ -238,7 +239,8 @@ impl Host {
     /// Whom an export asks about the path of its disk; nobody if it has none.
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
-        Some(Arc::new(Looker { helper: self.helper.clone(), path: path.clone() }))
+        let (helper, path) = (self.helper.clone(), path.clone());
+        Some(Arc::new(Looker { helper, path, told: Limit::new() }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

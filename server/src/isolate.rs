@@ -26,6 +26,8 @@ use process::Process;
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
+use ringway_export::Limits;
+use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
@@ -72,6 +74,8 @@ pub(crate) struct Isolated {
     clear: AtomicBool,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Its guest may be able to end its process, again and again.
+    limits: Limits,
 }
 
 /// One that was started and is not served yet.
@@ -134,6 +138,7 @@ impl Starting {
             clear: AtomicBool::new(false),
             stop: event()?,
             thread: Mutex::default(),
+            limits: Limits::default(),
         })
     }
 
@@ -180,7 +185,7 @@ impl Isolated {
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear() {
+            if let Some(clear) = process.hear(|what| tell_odd(&self.limits, &image, what)) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -192,12 +197,15 @@ impl Isolated {
             if begun.elapsed() >= LONG_LIFE {
                 pause = PAUSE.0;
             }
-            let why = how.unwrap_or_else(|error| format!("{error:#}"));
-            tracing::error!(
-                disk = image,
-                process = pid,
-                "its process has ended ({why}). It is started again; its guest waits, and goes on"
-            );
+            let why = how.unwrap_or_else(|error| in_full(&error));
+            if let Some(pass) = self.limits.ended.pass() {
+                tracing::error!(
+                    disk = image,
+                    process = pid,
+                    suppressed = pass.suppressed,
+                    "its process has ended ({why}). It is started again; its guest waits, and goes on"
+                );
+            }
             process = loop {
                 if self.rest(pause) {
                     return;
@@ -207,12 +215,22 @@ impl Isolated {
                     Ok(process) => break process,
                     Err(_) if self.is_leaving() => return,
                     Err(error) => {
-                        tracing::error!(disk = image, "it cannot be served again yet: {error:#}");
+                        if let Some(pass) = self.limits.retried.pass() {
+                            let (suppressed, why) = (pass.suppressed, in_full(&error));
+                            tracing::error!(
+                                disk = image,
+                                suppressed,
+                                "it cannot be served again yet: {why}"
+                            );
+                        }
                     }
                 }
             };
             self.restarts.fetch_add(1, SeqCst);
-            tracing::info!(disk = image, process = process.pid, "it is served again");
+            if let Some(pass) = self.limits.recovered.pass() {
+                let (process, suppressed) = (process.pid, pass.suppressed);
+                tracing::info!(disk = image, process, suppressed, "it is served again");
+            }
         }
     }
 
@@ -363,6 +381,13 @@ impl Isolated {
     }
 }
 
+/// The process of a disk says what it should not.
+fn tell_odd(limits: &Limits, disk: &str, what: &str) {
+    if let Some(pass) = limits.refused.pass() {
+        tracing::warn!(disk, suppressed = pass.suppressed, "its process is not understood: {what}");
+    }
+}
+
 /// An answer that is to come.
 pub(crate) struct Pending {
     image: String,
@@ -394,4 +419,31 @@ impl Pending {
 fn source_name(spec: &DiskSpec) -> String {
     let image = spec.words.image.as_deref();
     image.map(|image| image.display().to_string()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heard::heard;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    /// In wrong hands it may say anything, as often as it likes, and be started again.
+    #[test]
+    fn e04_a_process_that_talks_nonsense_is_told_ten_times() {
+        let limits = Limits::default();
+        let live = || {
+            let (ours, mut its) = UnixStream::pair().unwrap();
+            let process = Process::new(1, ours).unwrap();
+            std::thread::spawn(move || {
+                let nonsense = ["{\"Failed\":\"again\"}\n", "nonsense\n"].repeat(500).concat();
+                its.write_all(nonsense.as_bytes()).unwrap();
+                its.write_all(b"{\"Stopped\":{\"clear\":true}}\n").unwrap();
+            });
+            assert_eq!(process.hear(|what| tell_odd(&limits, "disk.img", what)), Some(true));
+        };
+        let lines = heard(|| (0..3).for_each(|_| live()));
+        assert_eq!(lines.len(), 10, "{lines:?}");
+        assert!(lines[0].contains("it says twice that it has started"), "{lines:?}");
+    }
 }

@@ -161,7 +161,8 @@ impl Watch {
             if let Err(error) = &looked
                 && let Some(pass) = self.told.pass()
             {
-                tracing::warn!(suppressed = pass.suppressed, "xenstore: {error:#}; trying again");
+                let (suppressed, why) = (pass.suppressed, in_full(error));
+                tracing::warn!(suppressed, "xenstore: {why}; trying again");
             }
             // Events that came between answers are in no socket any more.
             let patience = if looked.is_ok() && self.store.has_events() {

@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
                 }
                 Event::Answer => {
                     if let Err(refusal) = self.hear_answers() {
-                        warn!(disk = self.export.disk().name(), "connection ended: {refusal}");
+                        self.tell_end(format_args!("{refusal}"));
                         return Ok(());
                     }
                 }

@@ -92,7 +92,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
                 .map_err(anyhow::Error::from)
                 .and_then(|()| confine_helper(mode, needs));
             if let Err(error) = confined.and_then(|()| Ok(logging::start_thread()?)) {
-                tracing::error!("the helper cannot be confined, so it ends: {error:#}");
+                tracing::error!("the helper cannot be confined, so it ends: {}", in_full(&error));
                 logging::finish();
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }

@@ -13,7 +13,9 @@ use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
+use ringway_export::Limit;
 use ringway_terminal::logging;
+use ringway_terminal::reasons::in_full;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
@@ -63,7 +65,7 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let daemon = match start() {
         Ok(daemon) => daemon,
         Err(error) => {
-            mouth.say(&Told::Failed(format!("{error:#}")));
+            mouth.say(&Told::Failed(in_full(&error)));
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -129,7 +131,12 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
         mouth.say(&Told::Answer { number, outcome });
     });
     // Whoever has asked gives up waiting.
-    let _ = thread.inspect_err(|error| tracing::warn!("a request is not carried out: {error}"));
+    if let Err(error) = thread {
+        static TOLD: Limit = Limit::new();
+        if let Some(pass) = TOLD.pass() {
+            tracing::warn!(suppressed = pass.suppressed, "a request is not carried out: {error}");
+        }
+    }
 }
 
 /// What is said at the end.

@@ -16,6 +16,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
+use ringway_terminal::reasons::in_full;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
@@ -187,7 +188,7 @@ impl Serving<'_> {
         while let Ok(Some((request, _))) = receive(line) {
             let (answer, fd) = match self.obey(request) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(format!("{error:#}")), None),
+                Err(error) => (Answer::Refused(in_full(&error)), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
