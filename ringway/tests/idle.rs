@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, threads, write};
+use common::{Daemon, PATIENCE, children, folder, read, threads, write};
 use ringway_driver::Options;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,7 @@ const SETTLING: Duration = Duration::from_secs(6);
 
 /// A process and its children: the daemon and its helper.
 fn family(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|word| word.parse().ok());
-    std::iter::once(pid).chain(children).collect()
+    std::iter::once(pid).chain(children(pid)).collect()
 }
 
 /// How often each thread has given a CPU up, by itself or not.

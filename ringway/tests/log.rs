@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, wait, write};
+use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{LateStore, Need, skip};
 use std::fs::File;
@@ -334,14 +334,10 @@ fn a_second_client_of_a_held_disk_is_told_of() {
 fn a_dead_helper_is_no_zombie() {
     let dir = folder();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
-    let children = || {
-        let pid = daemon.pid();
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        text.unwrap().split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<i32>>()
-    };
+    let children = || children(daemon.pid());
     let [helper] = children()[..] else { panic!("{:?}", children()) };
     // SAFETY: a child of our child, which lives.
-    assert_eq!(unsafe { libc::kill(helper, libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(helper.cast_signed(), libc::SIGKILL) }, 0);
     let begun = Instant::now();
     while !children().is_empty() {
         assert!(begun.elapsed() < PATIENCE, "{helper} is a zombie");

@@ -29,7 +29,7 @@ use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
 
 use client::{Client, HelpersFile};
-pub(super) use helper::settle;
+pub(super) use helper::{leave_no_zombie, settle};
 use local::{Local, OwnFile};
 use names::Looker;
 use ringway_disk::open::foreign_holder;

@@ -243,6 +243,12 @@ pub(crate) fn same(one: &Path, other: &Path) {
     }
 }
 
+/// The children of a process; one that has ended is among them until somebody has asked how.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
 /// A thread of a process, as /proc tells of it.
 pub(crate) struct Thread {
     /// Its folder.
