@@ -209,7 +209,7 @@ fn e03_a_reader_that_comes_back_is_told_what_it_missed() {
 #[test]
 fn e04_a_storm_of_connections_leaves_a_short_log() {
     let dir = folder();
-    let daemon = Daemon::start(two_disks(dir.path()));
+    let mut daemon = Daemon::start(two_disks(dir.path()));
     let mut device = connect(dir.path(), "a");
     let mut queue = device.queue().unwrap();
     for round in 0..20u8 {
@@ -222,7 +222,11 @@ fn e04_a_storm_of_connections_leaves_a_short_log() {
     // Ten a minute of each kind: connected, disconnected, ended. It may take minutes.
     println!("{} lines, {} bytes", log.lines().count(), log.len());
     assert!(log.lines().count() < 200, "{log}");
-    daemon.stop();
+    daemon.signal(libc::SIGTERM);
+    daemon.wait();
+    let (log, told) = (daemon.log(), "lines were left out: front-ends that connected");
+    let count = log.lines().filter(|line| line.contains(told)).count();
+    assert!(count > 0 && log.lines().count() < 220, "what is left out is told at the end: {log}");
 }
 
 /// It has nothing to read anew, says so, and goes on.

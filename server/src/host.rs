@@ -40,8 +40,11 @@ use ringway_export::{Limit, Names};
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
+
+/// What a limited warning tells of.
+const PATHS: &str = "paths that cannot be looked at";
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
@@ -225,7 +228,7 @@ impl Host {
     pub(crate) fn locate(&self, path: &Path) -> Location {
         match &self.helper {
             Some(helper) => helper.locate(path).unwrap_or_else(|error| {
-                static TOLD: Limit = Limit::new();
+                static TOLD: LazyLock<Limit> = LazyLock::new(|| Limit::warnings(None, PATHS));
                 if let Some(pass) = TOLD.pass() {
                     let suppressed = pass.suppressed;
                     tracing::warn!(suppressed, "{}: {}", path.display(), in_full(&error));
@@ -240,7 +243,8 @@ impl Host {
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
         let (helper, path) = (self.helper.clone(), path.clone());
-        Some(Arc::new(Looker { helper, path, told: Limit::new() }))
+        let told = Limit::warnings(path.to_str(), PATHS);
+        Some(Arc::new(Looker { helper, path, told }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

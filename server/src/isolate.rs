@@ -26,7 +26,8 @@ use process::Process;
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
-use ringway_export::Limits;
+use ringway_export::Limit;
+use ringway_export::Limit;
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -75,7 +76,7 @@ pub(crate) struct Isolated {
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Its guest may be able to end its process, again and again.
-    limits: Limits,
+    told: Told,
 }
 
 /// One that was started and is not served yet.
@@ -126,6 +127,7 @@ impl Starting {
     /// What is wrong with the disk; nothing was created or changed then.
     pub(crate) fn wait(self, id: u64, claim: Claim, spawner: &Spawner) -> anyhow::Result<Isolated> {
         let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
+        let told = Told::new(&facts.image);
         Ok(Isolated {
             id,
             claim,
@@ -138,7 +140,7 @@ impl Starting {
             clear: AtomicBool::new(false),
             stop: event()?,
             thread: Mutex::default(),
-            limits: Limits::default(),
+            told,
         })
     }
 
@@ -185,7 +187,7 @@ impl Isolated {
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear(|what| tell_odd(&self.limits, &image, what)) {
+            if let Some(clear) = process.hear(|what| tell_odd(&self.told, &image, what)) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -198,7 +200,7 @@ impl Isolated {
                 pause = PAUSE.0;
             }
             let why = how.unwrap_or_else(|error| in_full(&error));
-            if let Some(pass) = self.limits.ended.pass() {
+            if let Some(pass) = self.told.ended.pass() {
                 tracing::error!(
                     disk = image,
                     process = pid,
@@ -215,7 +217,7 @@ impl Isolated {
                     Ok(process) => break process,
                     Err(_) if self.is_leaving() => return,
                     Err(error) => {
-                        if let Some(pass) = self.limits.retried.pass() {
+                        if let Some(pass) = self.told.retried.pass() {
                             let (suppressed, why) = (pass.suppressed, in_full(&error));
                             tracing::error!(
                                 disk = image,
@@ -227,7 +229,7 @@ impl Isolated {
                 }
             };
             self.restarts.fetch_add(1, SeqCst);
-            if let Some(pass) = self.limits.recovered.pass() {
+            if let Some(pass) = self.told.again.pass() {
                 let (process, suppressed) = (process.pid, pass.suppressed);
                 tracing::info!(disk = image, process, suppressed, "it is served again");
             }
@@ -381,9 +383,29 @@ impl Isolated {
     }
 }
 
+/// How often the log is told of a disk's process.
+struct Told {
+    ended: Limit,
+    retried: Limit,
+    again: Limit,
+    odd: Limit,
+}
+
+impl Told {
+    fn new(disk: &str) -> Self {
+        let disk = Some(disk);
+        Self {
+            ended: Limit::warnings(disk, "ends of its process"),
+            retried: Limit::warnings(disk, "why it cannot be served again yet"),
+            again: Limit::notes(disk, "processes that serve it again"),
+            odd: Limit::warnings(disk, "what its process should not say"),
+        }
+    }
+}
+
 /// The process of a disk says what it should not.
-fn tell_odd(limits: &Limits, disk: &str, what: &str) {
-    if let Some(pass) = limits.refused.pass() {
+fn tell_odd(told: &Told, disk: &str, what: &str) {
+    if let Some(pass) = told.odd.pass() {
         tracing::warn!(disk, suppressed = pass.suppressed, "its process is not understood: {what}");
     }
 }
@@ -431,7 +453,7 @@ mod tests {
     /// In wrong hands it may say anything, as often as it likes, and be started again.
     #[test]
     fn e04_a_process_that_talks_nonsense_is_told_ten_times() {
-        let limits = Limits::default();
+        let told = Told::new("disk.img");
         let live = || {
             let (ours, mut its) = UnixStream::pair().unwrap();
             let process = Process::new(1, ours).unwrap();
@@ -440,7 +462,7 @@ mod tests {
                 its.write_all(nonsense.as_bytes()).unwrap();
                 its.write_all(b"{\"Stopped\":{\"clear\":true}}\n").unwrap();
             });
-            assert_eq!(process.hear(|what| tell_odd(&limits, "disk.img", what)), Some(true));
+            assert_eq!(process.hear(|what| tell_odd(&told, "disk.img", what)), Some(true));
         };
         let lines = heard(|| (0..3).for_each(|_| live()));
         assert_eq!(lines.len(), 10, "{lines:?}");

@@ -53,7 +53,10 @@ impl Paths {
         if disk.path().kind() != PathKind::Auto {
             return;
         }
-        let listened = Arc::new(Listened { name: disk.name().into(), told: Limit::new() });
+        let listened = Arc::new(Listened {
+            name: disk.name().into(),
+            told: Limit::notes(Some(disk.name()), "changes of its path"),
+        });
         let changed = self.changed.clone();
         disk.path().on_switch(Box::new(move |path| {
             // A worker does not wait for the log; the counts tell of a word that is lost.

@@ -131,7 +131,7 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let (refused, told) = (HashMap::new(), Limit::new());
+        let (refused, told) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
         let mut watch = Watch { disks, plan, access, store, refused, told };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

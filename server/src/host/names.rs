@@ -57,7 +57,8 @@ mod tests {
     fn e04_a_path_that_nobody_can_look_at_is_told_ten_times() {
         let (ours, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let helper = Some(Arc::new(Client::new(ours.into())));
-        let looker = Looker { helper, path: "disk.img".into(), told: Limit::new() };
+        let looker =
+            Looker { helper, path: "disk.img".into(), told: Limit::warnings(None, "tests") };
         let disk = open(&OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 })).unwrap();
         let lines = heard(|| (0..1000).for_each(|_| assert!(looker.leads_to(&disk))));
         assert_eq!(lines.len(), 10, "{lines:?}");

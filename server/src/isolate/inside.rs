@@ -19,7 +19,7 @@ use ringway_terminal::reasons::in_full;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// The line to the daemon that has the disk.
 pub(crate) struct Inside {
@@ -132,7 +132,8 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
     });
     // Whoever has asked gives up waiting.
     if let Err(error) = thread {
-        static TOLD: Limit = Limit::new();
+        static TOLD: LazyLock<Limit> =
+            LazyLock::new(|| Limit::warnings(None, "requests that are not carried out"));
         if let Some(pass) = TOLD.pass() {
             tracing::warn!(suppressed = pass.suppressed, "a request is not carried out: {error}");
         }
