@@ -5,7 +5,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// What rings when a disk's thread or a worker has ended.
 pub(super) struct Bell {
@@ -27,6 +27,18 @@ impl Bell {
         if let Some(changed) = self.on_change.get() {
             changed();
         }
+    }
+
+    /// The thread of a disk has ended.
+    pub(super) fn ended(&self, panicked: bool) {
+        self.disk_panicked.fetch_or(panicked, SeqCst);
+        self.ring();
+    }
+
+    pub(super) fn silence(&self) {
+        let mut counter = [0; 8];
+        // Empty already is as good as emptied.
+        let _ = rustix::io::read(&self.event, &mut counter);
     }
 
     pub(super) fn ring(&self) {

@@ -250,8 +250,7 @@ impl Disks {
             drop(endpoint);
             disk.ended.store(true, SeqCst);
             drop(disk);
-            bell.disk_panicked.fetch_or(ended.is_err(), SeqCst);
-            bell.ring();
+            bell.ended(ended.is_err());
             ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
         *lock(&served.thread) = Some(thread);
@@ -368,9 +367,7 @@ impl Disks {
     /// # Errors
     /// That a worker failed, or a disk's thread.
     pub(crate) fn clear_up(&self) -> anyhow::Result<bool> {
-        let mut counter = [0; 8];
-        // Empty already is as good as emptied.
-        let _ = rustix::io::read(&self.bell.event, &mut counter);
+        self.bell.silence();
         if self.bell.worker_failed.load(SeqCst) {
             bail!("a worker failed, and its queues with it; the log says why");
         }

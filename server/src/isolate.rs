@@ -17,6 +17,7 @@
 mod inside;
 mod process;
 mod spawner;
+mod told;
 mod words;
 
 use super::bell::{Bell, event};
@@ -26,8 +27,6 @@ use process::Process;
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
-use ringway_export::Limit;
-use ringway_export::Limit;
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -36,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use told::Told;
 use words::{Order, Tell};
 
 pub(crate) use inside::{Inside, run};
@@ -75,7 +75,6 @@ pub(crate) struct Isolated {
     clear: AtomicBool,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Its guest may be able to end its process, again and again.
     told: Told,
 }
 
@@ -183,11 +182,10 @@ impl Isolated {
     }
 
     fn attend(&self, spawner: &Spawner, mut process: Arc<Process>) {
-        let image = self.image();
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear(|what| tell_odd(&self.told, &image, what)) {
+            if let Some(clear) = process.hear(|what| self.told.odd(what)) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -200,14 +198,7 @@ impl Isolated {
                 pause = PAUSE.0;
             }
             let why = how.unwrap_or_else(|error| in_full(&error));
-            if let Some(pass) = self.told.ended.pass() {
-                tracing::error!(
-                    disk = image,
-                    process = pid,
-                    suppressed = pass.suppressed,
-                    "its process has ended ({why}). It is started again; its guest waits, and goes on"
-                );
-            }
+            self.told.ended(pid, &why);
             process = loop {
                 if self.rest(pause) {
                     return;
@@ -216,23 +207,11 @@ impl Isolated {
                 match self.begin_again(spawner) {
                     Ok(process) => break process,
                     Err(_) if self.is_leaving() => return,
-                    Err(error) => {
-                        if let Some(pass) = self.told.retried.pass() {
-                            let (suppressed, why) = (pass.suppressed, in_full(&error));
-                            tracing::error!(
-                                disk = image,
-                                suppressed,
-                                "it cannot be served again yet: {why}"
-                            );
-                        }
-                    }
+                    Err(error) => self.told.not_yet(&error),
                 }
             };
             self.restarts.fetch_add(1, SeqCst);
-            if let Some(pass) = self.told.again.pass() {
-                let (process, suppressed) = (process.pid, pass.suppressed);
-                tracing::info!(disk = image, process, suppressed, "it is served again");
-            }
+            self.told.again(process.pid);
         }
     }
 
@@ -383,33 +362,6 @@ impl Isolated {
     }
 }
 
-/// How often the log is told of a disk's process.
-struct Told {
-    ended: Limit,
-    retried: Limit,
-    again: Limit,
-    odd: Limit,
-}
-
-impl Told {
-    fn new(disk: &str) -> Self {
-        let disk = Some(disk);
-        Self {
-            ended: Limit::warnings(disk, "ends of its process"),
-            retried: Limit::warnings(disk, "why it cannot be served again yet"),
-            again: Limit::notes(disk, "processes that serve it again"),
-            odd: Limit::warnings(disk, "what its process should not say"),
-        }
-    }
-}
-
-/// The process of a disk says what it should not.
-fn tell_odd(told: &Told, disk: &str, what: &str) {
-    if let Some(pass) = told.odd.pass() {
-        tracing::warn!(disk, suppressed = pass.suppressed, "its process is not understood: {what}");
-    }
-}
-
 /// An answer that is to come.
 pub(crate) struct Pending {
     image: String,
@@ -441,31 +393,4 @@ impl Pending {
 fn source_name(spec: &DiskSpec) -> String {
     let image = spec.words.image.as_deref();
     image.map(|image| image.display().to_string()).unwrap_or_default()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::heard::heard;
-    use std::io::Write;
-    use std::os::unix::net::UnixStream;
-
-    /// In wrong hands it may say anything, as often as it likes, and be started again.
-    #[test]
-    fn e04_a_process_that_talks_nonsense_is_told_ten_times() {
-        let told = Told::new("disk.img");
-        let live = || {
-            let (ours, mut its) = UnixStream::pair().unwrap();
-            let process = Process::new(1, ours).unwrap();
-            std::thread::spawn(move || {
-                let nonsense = ["{\"Failed\":\"again\"}\n", "nonsense\n"].repeat(500).concat();
-                its.write_all(nonsense.as_bytes()).unwrap();
-                its.write_all(b"{\"Stopped\":{\"clear\":true}}\n").unwrap();
-            });
-            assert_eq!(process.hear(|what| tell_odd(&told, "disk.img", what)), Some(true));
-        };
-        let lines = heard(|| (0..3).for_each(|_| live()));
-        assert_eq!(lines.len(), 10, "{lines:?}");
-        assert!(lines[0].contains("it says twice that it has started"), "{lines:?}");
-    }
 }

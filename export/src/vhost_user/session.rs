@@ -213,8 +213,7 @@ impl<'a> Session<'a> {
     /// the connection, and nobody else (hazard E5).
     ///
     /// # Panics
-    /// If stopping the queues panicked: the disk serves nobody from then on, which nobody would notice
-    /// otherwise.
+    /// If stopping the queues panicked: the disk serves nobody from then on.
     pub fn run(mut self) -> Ended {
         let (disk, limits) = (self.export.disk().name(), self.export.limits());
         let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
@@ -236,24 +235,19 @@ impl<'a> Session<'a> {
             Ok(()) => Ended::ByPeer,
         };
         let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
-        match &stopped {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.tell_end(format_args!("could not stop all queues: {error}")),
-            Err(panic) => {
-                // Some may still run, and what they have in flight is known to nobody.
-                self.export.fail();
-                let said = panic_message(&**panic);
-                error!(disk, "stopping queues panicked, the disk is served no more: {said}");
-                self.abandon_queues(Vec::new());
-            }
+        if let Ok(Err(error)) = &stopped {
+            self.tell_end(format_args!("could not stop all queues: {error}"));
+        } else if let Err(panic) = &stopped {
+            // Some may still run, and what they have in flight is known to nobody.
+            self.export.fail();
+            let said = panic_message(&**panic);
+            error!(disk, "stopping queues panicked, the disk is served no more: {said}");
+            self.abandon_queues(Vec::new());
         }
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
-        match stopped {
-            Err(panic) => resume_unwind(panic),
-            Ok(_) => ended,
-        }
+        stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
     }
 
     fn tell_of_another(&mut self) {
