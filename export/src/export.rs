@@ -104,6 +104,7 @@ impl<Q: RequestQueue> Export<Q> {
     ) -> Self {
         assert!(!workers.is_empty(), "an export needs a worker");
         Self {
+            limits: Limits::new(disk.name()),
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
             paused: AtomicBool::new(disk.was_paused()),
             image_lock: image_lock::ImageLock::of(&disk),
@@ -119,7 +120,6 @@ impl<Q: RequestQueue> Export<Q> {
             gone: Mutex::default(),
             resizes: AtomicU64::new(0),
             changing: Arc::default(),
-            limits: Limits::default(),
         }
     }
 

@@ -25,7 +25,7 @@ pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, Names, Offered, QueueReport, Resized,
     Told,
 };
-pub use limit::{Limit, Limits, Pass};
+pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use polling::Polling;
 pub use pool::{
     Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,

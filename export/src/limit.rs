@@ -1,7 +1,9 @@
 //! How often the log is told of what clients and guests can provoke.
 
-use std::sync::{Mutex, PoisonError};
+use crate::command::Rouse;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+use tracing::{Level, info, warn};
 
 /// Lines of one kind in a minute.
 const LINES_MAX: u32 = 10;
@@ -11,13 +13,23 @@ const MINUTE: Duration = Duration::from_secs(60);
 ///
 /// ```
 /// # use ringway_export::Limit;
-/// static REFUSED: Limit = Limit::new();
+/// # use std::sync::LazyLock;
+/// static REFUSED: LazyLock<Limit> = LazyLock::new(|| Limit::warnings(None, "what was refused"));
 /// if let Some(pass) = REFUSED.pass() {
 ///     tracing::warn!(suppressed = pass.suppressed, "refused");
 /// }
 /// ```
-#[derive(Debug, Default)]
-pub struct Limit(Mutex<Window>);
+#[derive(Debug)]
+pub struct Limit(Arc<Kind>);
+
+#[derive(Debug)]
+struct Kind {
+    disk: Option<Box<str>>,
+    level: Level,
+    /// What its lines tell of.
+    what: &'static str,
+    window: Mutex<Window>,
+}
 
 #[derive(Debug, Default)]
 struct Window {
@@ -29,31 +41,112 @@ struct Window {
 /// Leave to log one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Lines of this kind that were not written since the last one that was; `None` if there were
-    /// none.
+    /// Lines of this kind that were not written since the last one that was, and not told of since;
+    /// `None` if there were none.
     pub suppressed: Option<u64>,
 }
 
+/// Kinds with lines that nobody has been told of yet, if there is somebody to tell of them.
+struct Owed {
+    kinds: Mutex<Vec<Arc<Kind>>>,
+    rouse: OnceLock<Rouse>,
+}
+
+static OWED: Owed = Owed::new();
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on `rouse` is called when [`tell_suppressed`] has something to do. Only the first call of a
+/// process counts.
+pub fn on_suppressed(rouse: Rouse) {
+    let _ = OWED.rouse.set(rouse);
+}
+
+/// Tells the log of suppressed lines whose minute is over, or of `all`: no line of their kind has told
+/// the count. In how long there is more to tell, if there is.
+pub fn tell_suppressed(now: Instant, all: bool) -> Option<Duration> {
+    OWED.tell(now, all)
+}
+
+impl Owed {
+    const fn new() -> Self {
+        Self { kinds: Mutex::new(Vec::new()), rouse: OnceLock::new() }
+    }
+
+    #[cold]
+    fn add(&self, kind: &Arc<Kind>) {
+        let Some(rouse) = self.rouse.get() else { return };
+        let mut kinds = lock(&self.kinds);
+        if !kinds.iter().any(|other| Arc::ptr_eq(other, kind)) {
+            kinds.push(Arc::clone(kind));
+        }
+        drop(kinds);
+        rouse();
+    }
+
+    fn tell(&self, now: Instant, all: bool) -> Option<Duration> {
+        let (mut next, mut due) = (None::<Duration>, Vec::new());
+        lock(&self.kinds).retain(|kind| {
+            let mut window = lock(&kind.window);
+            let over = window.begun.map_or(now, |begun| begun + MINUTE);
+            let left = over.saturating_duration_since(now);
+            if window.suppressed > 0 && !left.is_zero() && !all {
+                next = Some(next.map_or(left, |next| next.min(left)));
+                return true;
+            }
+            due.push((Arc::clone(kind), std::mem::take(&mut window.suppressed)));
+            false
+        });
+        for (kind, suppressed) in due.into_iter().filter(|(_, suppressed)| *suppressed > 0) {
+            let (disk, what) = (kind.disk.as_deref(), kind.what);
+            if kind.level == Level::INFO {
+                info!(disk, suppressed, "lines were left out: {what}");
+            } else {
+                warn!(disk, suppressed, "lines were left out: {what}");
+            }
+        }
+        next
+    }
+}
+
 impl Limit {
-    /// A limit that nothing has met yet.
+    /// A limit of warnings that nothing has met yet; `what` they tell of, in a few words.
     #[must_use]
-    pub const fn new() -> Self {
-        Self(Mutex::new(Window { begun: None, passed: 0, suppressed: 0 }))
+    pub fn warnings(disk: Option<&str>, what: &'static str) -> Self {
+        Self::new(disk, Level::WARN, what)
+    }
+
+    /// As [`Limit::warnings`], of what is no reason to worry.
+    #[must_use]
+    pub fn notes(disk: Option<&str>, what: &'static str) -> Self {
+        Self::new(disk, Level::INFO, what)
+    }
+
+    fn new(disk: Option<&str>, level: Level, what: &'static str) -> Self {
+        let (disk, window) = (disk.map(Box::from), Mutex::default());
+        Self(Arc::new(Kind { disk, level, what, window }))
     }
 
     /// Asks to log one line.
     #[must_use]
     pub fn pass(&self) -> Option<Pass> {
-        self.pass_at(Instant::now())
+        self.pass_at(Instant::now(), &OWED)
     }
 
-    fn pass_at(&self, now: Instant) -> Option<Pass> {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    fn pass_at(&self, now: Instant, owed: &Owed) -> Option<Pass> {
+        let mut window = lock(&self.0.window);
         if window.begun.is_none_or(|begun| now.saturating_duration_since(begun) >= MINUTE) {
             (window.begun, window.passed) = (Some(now), 0);
         }
         if window.passed == LINES_MAX {
             window.suppressed += 1;
+            let first = window.suppressed == 1;
+            drop(window);
+            if first {
+                owed.add(&self.0);
+            }
             return None;
         }
         window.passed += 1;
@@ -63,7 +156,7 @@ impl Limit {
 }
 
 /// The kinds of lines that the clients and the guest of one disk can provoke.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Limits {
     /// A front-end is there.
     pub connected: Limit,
@@ -71,6 +164,8 @@ pub struct Limits {
     pub disconnected: Limit,
     /// A connection could not be taken, or was given up.
     pub ended: Limit,
+    /// Less is offered to a guest than there is.
+    pub offered: Limit,
     /// A message or a ring was refused.
     pub refused: Limit,
     /// A queue was broken by its guest.
@@ -91,18 +186,80 @@ pub struct Limits {
     pub retried: Limit,
 }
 
+impl Limits {
+    /// Of one disk.
+    #[must_use]
+    pub fn new(disk: &str) -> Self {
+        let note = |what| Limit::notes(Some(disk), what);
+        let warning = |what| Limit::warnings(Some(disk), what);
+        Self {
+            connected: note("front-ends that connected"),
+            disconnected: note("front-ends that disconnected"),
+            ended: warning("connections that were not taken, or given up"),
+            offered: note("what is offered to a guest"),
+            refused: warning("what was refused"),
+            broken: warning("queues that their guest broke"),
+            waiting_clients: warning("front-ends that wait for another to go"),
+            waiting: warning("queues that wait for the disk"),
+            recovered: note("what a predecessor left in flight"),
+            settled: note("what the guest has had set"),
+            locked: warning("the image's lock"),
+            deaf: note("front-ends that do not hear what they are told"),
+            retried: warning("what fails on this host, and is tried again"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 
     #[test]
     fn e04_ten_lines_a_minute_pass_and_the_rest_is_counted() {
-        let (limit, begun) = (Limit::new(), Instant::now());
-        let passed = |seconds| limit.pass_at(begun + Duration::from_secs(seconds));
+        let (limit, begun) = (Limit::notes(None, "tests"), Instant::now());
+        let owed = Owed::new();
+        let passed = |seconds| limit.pass_at(begun + Duration::from_secs(seconds), &owed);
         let first: Vec<_> = (0..10_000).filter_map(|_| passed(0)).collect();
         assert_eq!(first, [Pass { suppressed: None }; 10]);
         assert_eq!(passed(59), None);
         assert_eq!(passed(60), Some(Pass { suppressed: Some(9991) }));
         assert_eq!(passed(61), Some(Pass { suppressed: None }));
+    }
+
+    /// What no line of its kind has told is told when the minute is over, or at the end, once.
+    #[test]
+    fn e04_the_count_is_told_without_another_line() {
+        let roused = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&roused);
+        let owed = Owed::new();
+        let rouse: Rouse = Arc::new(move || {
+            counter.fetch_add(1, SeqCst);
+        });
+        assert!(owed.rouse.set(rouse).is_ok());
+        let begun = Instant::now();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let limit = Limit::warnings(Some("disk.img"), "tests");
+        let suppressed = || lock(&limit.0.window).suppressed;
+        let meet = |times, seconds| {
+            let passes = (0..times).filter(|_| limit.pass_at(at(seconds), &owed).is_some());
+            passes.count()
+        };
+        assert_eq!(meet(10, 0), 10);
+        assert_eq!((roused.load(SeqCst), owed.tell(at(0), false)), (0, None));
+        assert_eq!(meet(5, 20), 0);
+        assert_eq!(roused.load(SeqCst), 1, "once, and not for each");
+        assert_eq!(owed.tell(at(20), false), Some(Duration::from_secs(40)));
+        assert_eq!((suppressed(), owed.tell(at(60), false)), (5, None), "told");
+        assert_eq!(suppressed(), 0);
+        assert_eq!(limit.pass_at(at(61), &owed), Some(Pass { suppressed: None }), "not twice");
+        // A line tells it first.
+        assert_eq!(meet(10, 61), 9);
+        assert_eq!((roused.load(SeqCst), suppressed()), (2, 1));
+        assert_eq!(limit.pass_at(at(130), &owed), Some(Pass { suppressed: Some(1) }));
+        assert_eq!(owed.tell(at(130), false), None);
+        // The end comes before the minute is over.
+        assert_eq!(meet(10, 130), 9);
+        assert_eq!((owed.tell(at(131), true), suppressed()), (None, 0));
     }
 }

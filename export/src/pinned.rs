@@ -7,7 +7,7 @@ use crate::limit::Limit;
 use ringway_aio::Engine;
 use ringway_core::Segment;
 use ringway_core::mem::GuestMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// The maps whose memory the engine has been told of.
 #[derive(Debug, Default)]
@@ -49,7 +49,8 @@ impl Pinned {
             Ok(()) => self.refused = false,
             // A client can change its memory to and fro.
             Err(error) if !std::mem::replace(&mut self.refused, true) => {
-                static TOLD: Limit = Limit::new();
+                static TOLD: LazyLock<Limit> =
+                    LazyLock::new(|| Limit::warnings(None, "guest memory that is not pinned"));
                 let Some(pass) = TOLD.pass() else { return self.maps = now };
                 tracing::warn!(
                     suppressed = pass.suppressed,

@@ -2,8 +2,9 @@
 //! of docs/hazards.md. The front-end here keeps a page table by hand, and answers when a test lets it.
 #![allow(missing_docs)]
 
-use ringway_disk::{EngineKind, SimModel, Source};
+use ringway_disk::{Alignment, CacheMode, EngineKind, PathKind, SimModel, Simulated, Source};
 use ringway_export::Polling;
+use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY,
     RawGuest, USER_DELTA, halves, request, words,
@@ -17,6 +18,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const F_ACCESS_PLATFORM: u64 = 1 << 33;
@@ -396,6 +398,80 @@ fn a22_nothing_is_written_after_an_invalidation_split() {
 #[test]
 fn a22_nothing_is_written_after_an_invalidation_packed() {
     invalidated_under_load(true);
+}
+
+/// A disk of 1 MiB with this content, behind an engine that does nothing before the test says so.
+fn held(content: &[u8]) -> (SimulatedDisk, Rig) {
+    let bytes = content.len() as u64;
+    let disk = SimulatedDisk::new(
+        SimulatedSetup {
+            bytes: content.len(),
+            granule: 512,
+            erase_granule: 512,
+            failed_flush_loses: false,
+            faults: Faults::default(),
+            lie: None,
+            seed: 1,
+        },
+        content,
+    );
+    let shape = Simulated {
+        bytes,
+        cache: CacheMode::None,
+        alignment: Alignment { memory: 512, offset: 512 },
+        block_device: false,
+        path: PathKind::Bio,
+    };
+    let source = Source::Sim { model: SimModel::Ram, bytes };
+    let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram));
+    let of_worker = disk.clone();
+    let rig = Rig::with_engines(shape.open().unwrap(), &options, move || {
+        PowerCutEngine::by_hand(&of_worker)
+    });
+    (disk, rig)
+}
+
+/// Whatever part of a request in flight is taken away: its data, the place of its status, the ring.
+#[test]
+fn a22_an_invalidation_waits_for_what_is_in_flight() {
+    let content = content_of(6, 1 << 20);
+    let (ring, other) = (GUEST_BASE + USER_DELTA, IOVA + 9 * PAGE);
+    for packed in [false, true] {
+        for (part, taken) in [("data", IOVA + PAGE), ("status", IOVA), ("ring", ring)] {
+            for kind in [IN, OUT] {
+                let what = format!("{part} of {kind}, packed: {packed}");
+                let (disk, mut rig) = held(&content);
+                let mut vm = Vm::start(&mut rig, 1, packed);
+                let pages = scattered(3);
+                vm.map(IOVA, &pages, 3);
+                vm.put(0, 0, kind, 0, (IOVA, pages[0]), (IOVA + PAGE, 4096));
+                vm.guest.offer(0, 0);
+                let end = Instant::now() + SOON;
+                while rig.stats()[0].lanes.first().is_none_or(|lane| lane.in_flight == 0) {
+                    assert!(Instant::now() < end, "{what}: it does not begin");
+                    vm.settle();
+                }
+                // Memory that it does not use goes at once.
+                assert!(vm.update(other, pages[2], 3) && vm.invalidate(other, PAGE), "{what}");
+                let held = AtomicBool::new(true);
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        std::thread::sleep(A_WHILE);
+                        held.store(false, SeqCst);
+                        while disk.step() {}
+                    });
+                    assert!(vm.invalidate(taken, PAGE), "{what}");
+                    assert!(!held.load(SeqCst), "{what}: answered while it is in flight");
+                });
+                if kind == IN {
+                    let here = vm.guest.peek(pages[1], 4096);
+                    assert!(here == content[..4096], "{what}: not all of it has come");
+                }
+                assert_eq!(vm.used(0), Some((0, if kind == IN { 4097 } else { 1 })), "{what}");
+                assert_eq!(vm.status(pages[0]), OK, "{what}");
+            }
+        }
+    }
 }
 
 /// Guests invalidate more than they unmap: a page that was told may be asked for once more before the

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, ringway, run, text, write};
+use common::{Daemon, PATIENCE, folder, ringway, run, text, threads, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -457,14 +457,9 @@ fn added_disks_are_pinned_and_waited_for() {
     });
     connect(dir.path(), "t");
     let mut pinned = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
-        let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
-        let field = |name: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-            line.trim().to_owned()
-        };
-        if field("Name:").starts_with("worker-") {
-            pinned.push(field("Cpus_allowed_list:"));
+    for thread in threads(daemon.pid()) {
+        if thread.name().starts_with("worker-") {
+            pinned.push(thread.field("Cpus_allowed_list"));
         }
     }
     // One or two of the null disks' engine, as many of the other one's, in turn.

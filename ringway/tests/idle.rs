@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, write};
+use common::{Daemon, PATIENCE, children, folder, read, threads, write};
 use ringway_driver::Options;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,26 +19,17 @@ const SETTLING: Duration = Duration::from_secs(6);
 
 /// A process and its children: the daemon and its helper.
 fn family(pid: u32) -> Vec<u32> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-    let children = children.unwrap_or_default();
-    let children = children.split_whitespace().filter_map(|word| word.parse().ok());
-    std::iter::once(pid).chain(children).collect()
+    std::iter::once(pid).chain(children(pid)).collect()
 }
 
 /// How often each thread has given a CPU up, by itself or not.
 fn switches(pids: &[u32]) -> BTreeMap<String, u64> {
     let mut found = BTreeMap::new();
     for pid in pids {
-        for task in std::fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
-            let path = task.unwrap().path();
-            let status = std::fs::read_to_string(path.join("status")).unwrap();
-            let field = |name: &str| {
-                let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-                line.trim_start_matches(':').trim().to_owned()
-            };
+        for thread in threads(*pid) {
             let count = ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"]
-                .map(|name| field(name).parse::<u64>().unwrap());
-            let name = format!("{} of {}", field("Name"), path.display());
+                .map(|name| thread.field(name).parse::<u64>().unwrap());
+            let name = format!("{} of {}", thread.name(), thread.path.display());
             found.insert(name, count.iter().sum());
         }
     }
@@ -52,6 +43,12 @@ fn sleeps(daemon: &Daemon, when: &str) {
     let before = switches(&pids);
     std::thread::sleep(watched());
     let after = switches(&pids);
+    // Threads that have ended since are not judged; these stay.
+    for lasting in ["ringway of", "ringway-helper", "worker-", "disk-"] {
+        let judged =
+            after.keys().any(|name| name.starts_with(lasting) && before.contains_key(name));
+        assert!(judged, "{when}: no {lasting} among {:?}", after.keys());
+    }
     let woken: Vec<_> = after
         .iter()
         .map(|(thread, count)| (thread, count - before.get(thread).unwrap_or(&0)))

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
@@ -294,6 +294,11 @@ fn e06_a_start_that_fails_leaves_nothing() {
     until("something stays", || common::snapshot(dir.path()) == before);
     let error = serve(&["none.img", "--socket", "a", "--isolate"]);
     assert!(error.contains("none.img"), "{error}");
+    // It says the same as a daemon that opens the disk itself.
+    let odd = ["disk.img/inner", "--socket", "a"];
+    let error = serve(&[&odd[..], &["--isolate"]].concat());
+    assert!(error.contains("Not a directory"), "{error}");
+    assert_eq!(error, serve(&odd));
     // A daemon that was not told to starts no processes.
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
     let refused = ctl(dir.path(), &["add", "null:1G", "--socket", "t", "--isolate"]).unwrap_err();
@@ -487,4 +492,29 @@ fn e06_memory_that_a_guest_makes_it_fill_ends_its_own_process_alone() {
     );
     neighbour.stop();
     daemon.stop();
+}
+
+/// With a helper or without one: the kernel keeps no record of a spawner that has ended, nor does the
+/// spawner of a process that nobody asks for any more.
+#[test]
+fn what_has_ended_is_no_zombie() {
+    for sandbox in ["on", "off"] {
+        let dir = folder();
+        let args = ["disk.img", "--socket", "s", "--isolate", "--control", "ctl"];
+        let daemon = Daemon::serve(dir.path(), &[&args[..], &["--sandbox", sandbox]].concat());
+        let is_spawner = |pid: &u32| {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+            name.is_ok_and(|name| name.trim() == "ringway-spawner")
+        };
+        let spawner = children(daemon.pid()).into_iter().find(is_spawner).unwrap();
+        assert_eq!(children(spawner).len(), 1, "the disk's");
+        let add = ["add", "disk.img/inner", "--socket", "t", "--isolate"];
+        let refused = ctl(dir.path(), &add).unwrap_err();
+        assert!(refused.contains("Not a directory"), "{refused}");
+        until("the process of a disk is a zombie", || children(spawner).len() == 1);
+        kill(spawner.cast_signed(), libc::SIGKILL);
+        until("the spawner is a zombie", || !children(daemon.pid()).contains(&spawner));
+        drop(connect(dir.path(), "s"));
+        daemon.stop();
+    }
 }

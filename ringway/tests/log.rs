@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, wait, write};
+use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{LateStore, Need, skip};
 use std::fs::File;
@@ -209,7 +209,7 @@ fn e03_a_reader_that_comes_back_is_told_what_it_missed() {
 #[test]
 fn e04_a_storm_of_connections_leaves_a_short_log() {
     let dir = folder();
-    let daemon = Daemon::start(two_disks(dir.path()));
+    let mut daemon = Daemon::start(two_disks(dir.path()));
     let mut device = connect(dir.path(), "a");
     let mut queue = device.queue().unwrap();
     for round in 0..20u8 {
@@ -222,7 +222,11 @@ fn e04_a_storm_of_connections_leaves_a_short_log() {
     // Ten a minute of each kind: connected, disconnected, ended. It may take minutes.
     println!("{} lines, {} bytes", log.lines().count(), log.len());
     assert!(log.lines().count() < 200, "{log}");
-    daemon.stop();
+    daemon.signal(libc::SIGTERM);
+    daemon.wait();
+    let (log, told) = (daemon.log(), "lines were left out: front-ends that connected");
+    let count = log.lines().filter(|line| line.contains(told)).count();
+    assert!(count > 0 && log.lines().count() < 220, "what is left out is told at the end: {log}");
 }
 
 /// It has nothing to read anew, says so, and goes on.
@@ -334,14 +338,10 @@ fn a_second_client_of_a_held_disk_is_told_of() {
 fn a_dead_helper_is_no_zombie() {
     let dir = folder();
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
-    let children = || {
-        let pid = daemon.pid();
-        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        text.unwrap().split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<i32>>()
-    };
+    let children = || children(daemon.pid());
     let [helper] = children()[..] else { panic!("{:?}", children()) };
     // SAFETY: a child of our child, which lives.
-    assert_eq!(unsafe { libc::kill(helper, libc::SIGKILL) }, 0);
+    assert_eq!(unsafe { libc::kill(helper.cast_signed(), libc::SIGKILL) }, 0);
     let begun = Instant::now();
     while !children().is_empty() {
         assert!(begun.elapsed() < PATIENCE, "{helper} is a zombie");

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use common::{Daemon, PATIENCE, Thread, folder, read, ringway, run, text, threads, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{Need, skip};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -25,25 +25,11 @@ fn ctl(dir: &Path, args: &[&str]) -> Output {
     run(command)
 }
 
-/// A line of /proc/PID/…/status.
-fn status(place: &str, field: &str) -> String {
-    let text = std::fs::read_to_string(format!("/proc/{place}/status")).unwrap_or_default();
+/// A line of /proc/PID/status; nothing if the process has ended.
+fn status(pid: &str, field: &str) -> String {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{field}:")));
     line.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Number and name of each thread.
-fn threads(pid: u32) -> Vec<(String, String)> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let number = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
-    tasks
-        .map(|entry| number(entry.unwrap()))
-        .map(|tid| {
-            let name =
-                std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm")).unwrap_or_default();
-            (tid, name.trim().to_owned())
-        })
-        .collect()
 }
 
 /// The helper of a daemon.
@@ -109,18 +95,19 @@ fn every_thread_is_confined_and_data_threads_more() {
         );
         assert!(added.status.success(), "{}\n{}", text(&added.stderr), daemon.log());
         let threads = threads(daemon.pid());
-        let named = |word: &str| threads.iter().filter(|(_, name)| name.starts_with(word)).count();
-        assert!(named("worker-") >= 1 && named("disk-") == 2, "{threads:?}");
-        assert_eq!(named("io-") > 0, engine != "io_uring", "{threads:?}");
+        let names: Vec<_> = threads.iter().map(Thread::name).collect();
+        let named = |word: &str| names.iter().filter(|name| name.starts_with(word)).count();
+        assert!(named("worker-") >= 1 && named("disk-") == 2, "{names:?}");
+        assert_eq!(named("io-") > 0, engine != "io_uring", "{names:?}");
         // io_uring may have threads of the kernel's own, which make no calls.
-        for (tid, name) in threads.iter().filter(|(_, name)| !name.starts_with("iou-")) {
-            let place = format!("{}/task/{tid}", daemon.pid());
-            assert_eq!(status(&place, "NoNewPrivs"), "1", "{name}");
-            assert_eq!(status(&place, "Seccomp"), "2", "{name}");
+        for thread in threads.iter().filter(|thread| !thread.name().starts_with("iou-")) {
+            let name = thread.name();
+            assert_eq!(thread.field("NoNewPrivs"), "1", "{name}");
+            assert_eq!(thread.field("Seccomp"), "2", "{name}");
             let filters =
                 if name.starts_with("worker-") || name.starts_with("io-") { "3" } else { "2" };
-            assert_eq!(status(&place, "Seccomp_filters"), filters, "{name}");
-            let blocked = u64::from_str_radix(&status(&place, "SigBlk"), 16).unwrap();
+            assert_eq!(thread.field("Seccomp_filters"), filters, "{name}");
+            let blocked = u64::from_str_radix(&thread.field("SigBlk"), 16).unwrap();
             for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
                 assert_ne!(blocked & (1 << (signal - 1)), 0, "{name}: {signal}");
             }
@@ -244,13 +231,20 @@ fn another_user_has_none_of_roots_rights() {
     let daemon = Daemon::serve(dir.path(), &args);
     assert!(daemon.log().contains(", user nobody"), "{}", daemon.log());
     let group = status(&daemon.pid().to_string(), "Gid");
-    for (tid, name) in threads(daemon.pid()) {
-        let place = format!("{}/task/{tid}", daemon.pid());
-        assert_eq!(status(&place, "Uid"), format!("{NOBODY} {NOBODY} {NOBODY} {NOBODY}"), "{name}");
-        assert_eq!(status(&place, "Groups"), "", "{name}");
-        for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
-            assert_eq!(status(&place, set), "0000000000000000", "{name}: {set}");
-        }
+    let judged: Vec<_> = threads(daemon.pid())
+        .into_iter()
+        .map(|thread| {
+            let name = thread.name();
+            assert_eq!(thread.field("Uid"), [NOBODY.to_string().as_str(); 4].join(" "), "{name}");
+            assert_eq!(thread.field("Groups"), "", "{name}");
+            for set in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+                assert_eq!(thread.field(set), "0000000000000000", "{name}: {set}");
+            }
+            name
+        })
+        .collect();
+    for lasting in ["ringway", "worker-", "disk-", "control"] {
+        assert!(judged.iter().any(|name| name.starts_with(lasting)), "{lasting}: {judged:?}");
     }
     let owner =
         |name: &str| std::fs::metadata(dir.path().join(name)).map(|meta| (meta.uid(), meta.gid()));

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, text};
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, threads};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -19,23 +19,6 @@ fn allowed() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect()
 }
 
-/// The threads of a process: folder in /proc and name.
-fn threads(pid: u32) -> Vec<(PathBuf, String)> {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let named = tasks.map(|task| {
-        let path = task.unwrap().path();
-        let name = std::fs::read_to_string(path.join("comm")).unwrap_or_default();
-        (path, name.trim().to_owned())
-    });
-    named.collect()
-}
-
-fn field(path: PathBuf, name: &str) -> String {
-    let text = std::fs::read_to_string(path).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-    line.trim_start_matches(':').trim().to_owned()
-}
-
 #[test]
 fn workers_are_pinned_to_one_cpu_each_in_turn() {
     let cpus = allowed();
@@ -50,8 +33,8 @@ fn workers_are_pinned_to_one_cpu_each_in_turn() {
     // A thread bears the name of the one that made it until it has named itself.
     std::thread::sleep(Duration::from_millis(300));
     let mut pinned = BTreeMap::new();
-    for (path, name) in threads(daemon.pid()) {
-        let cpus = field(path.join("status"), "Cpus_allowed_list");
+    for thread in threads(daemon.pid()) {
+        let (name, cpus) = (thread.name(), thread.field("Cpus_allowed_list"));
         if name.starts_with("worker-") {
             pinned.insert(name, cpus);
         } else if name.starts_with("io-") {
@@ -118,7 +101,8 @@ fn as_many_files_can_be_open_as_the_host_allows() {
     command.args(["-c", script, "sh", env!("CARGO_BIN_EXE_ringway"), "serve"]);
     command.args([&NULL[..], &["--queues", "64"]].concat()).current_dir(dir.path());
     let daemon = Daemon::start(command);
-    let limits = field(format!("/proc/{}/limits", daemon.pid()).into(), "Max open files");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.pid())).unwrap();
+    let limits = limits.lines().find_map(|line| line.strip_prefix("Max open files")).unwrap();
     let words: Vec<_> = limits.split_whitespace().collect();
     assert_eq!(words[0], words[1], "soft and hard: {limits}");
     // 64 queues have 128 descriptors.
@@ -131,8 +115,8 @@ fn as_many_files_can_be_open_as_the_host_allows() {
 /// Nanoseconds on a CPU, and turns on one, of all threads of a process.
 fn spent(pid: u32) -> (u64, u64) {
     let mut sum = (0, 0);
-    for (path, _) in threads(pid) {
-        let text = std::fs::read_to_string(path.join("schedstat")).unwrap_or_default();
+    for thread in threads(pid) {
+        let text = std::fs::read_to_string(thread.path.join("schedstat")).unwrap_or_default();
         let numbers: Vec<u64> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
         let [cpu, _, turns] = numbers[..] else { continue };
         sum = (sum.0 + cpu, sum.1 + turns);

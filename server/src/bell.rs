@@ -5,26 +5,40 @@ use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// What rings when a disk's thread or a worker has ended.
 pub(super) struct Bell {
     pub(super) event: OwnedFd,
     pub(super) worker_failed: AtomicBool,
+    /// The thread of a disk has panicked.
+    pub(super) disk_panicked: AtomicBool,
     /// Called when there are new disks, and perhaps new workers.
     pub(super) on_change: OnceLock<Rouse>,
 }
 
 impl Bell {
     pub(super) fn new() -> io::Result<Self> {
-        let (worker_failed, on_change) = (AtomicBool::new(false), OnceLock::new());
-        Ok(Self { event: event()?, worker_failed, on_change })
+        let (worker_failed, disk_panicked, on_change) = Default::default();
+        Ok(Self { event: event()?, worker_failed, disk_panicked, on_change })
     }
 
     pub(super) fn changed(&self) {
         if let Some(changed) = self.on_change.get() {
             changed();
         }
+    }
+
+    /// The thread of a disk has ended.
+    pub(super) fn ended(&self, panicked: bool) {
+        self.disk_panicked.fetch_or(panicked, SeqCst);
+        self.ring();
+    }
+
+    pub(super) fn silence(&self) {
+        let mut counter = [0; 8];
+        // Empty already is as good as emptied.
+        let _ = rustix::io::read(&self.event, &mut counter);
     }
 
     pub(super) fn ring(&self) {

@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -167,7 +167,8 @@ fn accept(listener: &UnixListener, disks: &Arc<Disks>, clients: &Arc<Clients>, s
 
 /// Tells the log of a client that is not served.
 fn tell(what: &str, error: &io::Error) {
-    static TOLD: Limit = Limit::new();
+    static TOLD: LazyLock<Limit> =
+        LazyLock::new(|| Limit::warnings(None, "control clients that were not served"));
     if let Some(pass) = TOLD.pass() {
         tracing::warn!(suppressed = pass.suppressed, "{what}: {error}");
     }

@@ -15,14 +15,14 @@ use ringway_control::config::{CpuList, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
-use ringway_export::Polling;
+use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// All parts of a daemon.
 pub(crate) struct Daemon {
@@ -187,6 +187,7 @@ impl Daemon {
         }
         drop((watchdog, workers));
         disks.end_workers();
+        tell_suppressed(Instant::now(), true);
         if let Some(farewell) = farewell {
             farewell.say(clear);
         }

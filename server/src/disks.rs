@@ -250,7 +250,7 @@ impl Disks {
             drop(endpoint);
             disk.ended.store(true, SeqCst);
             drop(disk);
-            bell.ring();
+            bell.ended(ended.is_err());
             ended.unwrap_or_else(|panic| resume_unwind(panic))
         })?;
         *lock(&served.thread) = Some(thread);
@@ -367,9 +367,7 @@ impl Disks {
     /// # Errors
     /// That a worker failed, or a disk's thread.
     pub(crate) fn clear_up(&self) -> anyhow::Result<bool> {
-        let mut counter = [0; 8];
-        // Empty already is as good as emptied.
-        let _ = rustix::io::read(&self.bell.event, &mut counter);
+        self.bell.silence();
         if self.bell.worker_failed.load(SeqCst) {
             bail!("a worker failed, and its queues with it; the log says why");
         }
@@ -380,6 +378,9 @@ impl Disks {
                 self.forget(&served);
                 outcome.transpose()?;
             }
+        }
+        if self.bell.disk_panicked.load(SeqCst) {
+            bail!("the thread of a disk that was being removed panicked; the log says why");
         }
         Ok(!lock(&self.list).is_empty() || !lock(&self.isolated).is_empty())
     }

@@ -29,7 +29,7 @@ use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
 
 use client::{Client, HelpersFile};
-pub(super) use helper::settle;
+pub(super) use helper::{leave_no_zombie, settle};
 use local::{Local, OwnFile};
 use names::Looker;
 use ringway_disk::open::foreign_holder;
@@ -40,8 +40,11 @@ use ringway_export::{Limit, Names};
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
+
+/// What a limited warning tells of.
+const PATHS: &str = "paths that cannot be looked at";
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
@@ -118,7 +121,8 @@ impl Host {
         if let Err(error) = self.keep_state(&mut disk) {
             tracing::warn!(
                 disk = disk.name(),
-                "a failed flush and a pause will not outlive this daemon: {error:#}"
+                "a failed flush and a pause will not outlive this daemon: {}",
+                in_full(&error)
             );
         }
         Ok((disk, new))
@@ -224,7 +228,7 @@ impl Host {
     pub(crate) fn locate(&self, path: &Path) -> Location {
         match &self.helper {
             Some(helper) => helper.locate(path).unwrap_or_else(|error| {
-                static TOLD: Limit = Limit::new();
+                static TOLD: LazyLock<Limit> = LazyLock::new(|| Limit::warnings(None, PATHS));
                 if let Some(pass) = TOLD.pass() {
                     let suppressed = pass.suppressed;
                     tracing::warn!(suppressed, "{}: {}", path.display(), in_full(&error));
@@ -238,7 +242,9 @@ impl Host {
     /// Whom an export asks about the path of its disk; nobody if it has none.
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
-        Some(Arc::new(Looker { helper: self.helper.clone(), path: path.clone() }))
+        let (helper, path) = (self.helper.clone(), path.clone());
+        let told = Limit::warnings(path.to_str(), PATHS);
+        Some(Arc::new(Looker { helper, path, told }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

@@ -1,11 +1,13 @@
 //! Says in the log what went wrong on disks: the errors of the host, and requests that go a costly
 //! way. Once a minute for each disk and kind, with the count since.
 //!
-//! Workers only write counters and ring: a daemon whose disks are well sleeps here for ever.
+//! Workers only write counters and ring: a daemon whose disks are well sleeps here for ever. Lines that
+//! were left out of the log are told of here, too, if no line of their kind does.
 
 use super::bell::event;
 use super::served::lock;
 use ringway_disk::{Disk, Failures, Incidents as Record};
+use ringway_export::{on_suppressed, tell_suppressed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -46,7 +48,8 @@ impl Incidents {
     pub(super) fn start() -> io::Result<Self> {
         let (stop, disks) = (AtomicBool::new(false), Mutex::default());
         let shared = Arc::new(Shared { bell: Arc::new(event()?), stop, disks });
-        let all = Arc::clone(&shared);
+        let (all, bell) = (Arc::clone(&shared), Arc::clone(&shared.bell));
+        on_suppressed(Arc::new(move || ring(&bell)));
         let thread = std::thread::Builder::new().name("incidents".into());
         let thread = Some(thread.spawn(move || all.run())?);
         Ok(Self { shared, thread })
@@ -87,8 +90,9 @@ fn ring(bell: &OwnedFd) {
 impl Shared {
     fn run(&self) {
         while !self.stop.load(SeqCst) {
-            let wait = self.tell_what_is_due(Instant::now());
-            let wait = wait.map(|wait| Timespec {
+            let now = Instant::now();
+            let waits = [self.tell_what_is_due(now), tell_suppressed(now, false)];
+            let wait = waits.into_iter().flatten().min().map(|wait| Timespec {
                 tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: wait.subsec_nanos().into(),
             });

@@ -17,6 +17,7 @@
 mod inside;
 mod process;
 mod spawner;
+mod told;
 mod words;
 
 use super::bell::{Bell, event};
@@ -26,6 +27,7 @@ use process::Process;
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
+use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,6 +35,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use told::Told;
 use words::{Order, Tell};
 
 pub(crate) use inside::{Inside, run};
@@ -72,6 +75,7 @@ pub(crate) struct Isolated {
     clear: AtomicBool,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
+    told: Told,
 }
 
 /// One that was started and is not served yet.
@@ -122,6 +126,7 @@ impl Starting {
     /// What is wrong with the disk; nothing was created or changed then.
     pub(crate) fn wait(self, id: u64, claim: Claim, spawner: &Spawner) -> anyhow::Result<Isolated> {
         let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
+        let told = Told::new(&facts.image);
         Ok(Isolated {
             id,
             claim,
@@ -134,6 +139,7 @@ impl Starting {
             clear: AtomicBool::new(false),
             stop: event()?,
             thread: Mutex::default(),
+            told,
         })
     }
 
@@ -176,11 +182,10 @@ impl Isolated {
     }
 
     fn attend(&self, spawner: &Spawner, mut process: Arc<Process>) {
-        let image = self.image();
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear() {
+            if let Some(clear) = process.hear(|what| self.told.odd(what)) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -192,12 +197,8 @@ impl Isolated {
             if begun.elapsed() >= LONG_LIFE {
                 pause = PAUSE.0;
             }
-            let why = how.unwrap_or_else(|error| format!("{error:#}"));
-            tracing::error!(
-                disk = image,
-                process = pid,
-                "its process has ended ({why}). It is started again; its guest waits, and goes on"
-            );
+            let why = how.unwrap_or_else(|error| in_full(&error));
+            self.told.ended(pid, &why);
             process = loop {
                 if self.rest(pause) {
                     return;
@@ -206,13 +207,11 @@ impl Isolated {
                 match self.begin_again(spawner) {
                     Ok(process) => break process,
                     Err(_) if self.is_leaving() => return,
-                    Err(error) => {
-                        tracing::error!(disk = image, "it cannot be served again yet: {error:#}");
-                    }
+                    Err(error) => self.told.not_yet(&error),
                 }
             };
             self.restarts.fetch_add(1, SeqCst);
-            tracing::info!(disk = image, process = process.pid, "it is served again");
+            self.told.again(process.pid);
         }
     }
 

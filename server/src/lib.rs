@@ -8,6 +8,8 @@ mod control;
 mod daemon;
 mod disks;
 mod endpoint;
+#[cfg(test)]
+mod heard;
 mod host;
 mod image;
 mod incidents;

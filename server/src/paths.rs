@@ -3,6 +3,7 @@
 use super::survive::survive;
 use ringway_core::panic_point;
 use ringway_disk::{Disk, Path, PathKind};
+use ringway_export::Limit;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,7 +13,14 @@ const ROOM: usize = 64;
 
 /// Listens to disks whose path may change. Workers only leave a word; a thread writes the log.
 pub(crate) struct Paths {
-    changed: SyncSender<(Arc<str>, Path)>,
+    changed: SyncSender<(Arc<Listened>, Path)>,
+}
+
+/// A disk whose path may change.
+struct Listened {
+    name: String,
+    /// The guest's load decides how often it does.
+    told: Limit,
 }
 
 impl Paths {
@@ -21,16 +29,19 @@ impl Paths {
     /// # Errors
     /// What the host says to a thread.
     pub(crate) fn start() -> io::Result<Self> {
-        let (changed, changes) = sync_channel::<(Arc<str>, Path)>(ROOM);
+        let (changed, changes) = sync_channel::<(Arc<Listened>, Path)>(ROOM);
         std::thread::Builder::new().name("paths".into()).spawn(move || {
-            for (name, path) in changes {
+            for (disk, path) in changes {
                 let why = match path {
                     Path::Bio => "merging does not win with this load",
                     Path::Request => "merging carried more in a trial",
                 };
                 survive("the thread that tells of paths", || {
                     panic_point!("paths");
-                    tracing::info!("{name}: path {path} ({why})");
+                    if let Some(pass) = disk.told.pass() {
+                        let (name, suppressed) = (&disk.name, pass.suppressed);
+                        tracing::info!(suppressed, "{name}: path {path} ({why})");
+                    }
                 });
             }
         })?;
@@ -42,10 +53,14 @@ impl Paths {
         if disk.path().kind() != PathKind::Auto {
             return;
         }
-        let (name, changed) = (Arc::from(disk.name()), self.changed.clone());
+        let listened = Arc::new(Listened {
+            name: disk.name().into(),
+            told: Limit::notes(Some(disk.name()), "changes of its path"),
+        });
+        let changed = self.changed.clone();
         disk.path().on_switch(Box::new(move |path| {
             // A worker does not wait for the log; the counts tell of a word that is lost.
-            let _ = changed.try_send((Arc::clone(&name), path));
+            let _ = changed.try_send((Arc::clone(&listened), path));
         }));
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn prepare(plan: &XenPlan) -> anyhow::Result<Here> {
 /// Serves one disk until it is removed.
 ///
 /// # Errors
-/// That a worker failed.
+/// That a worker failed, or the disk's session.
 pub(super) fn serve(
     export: &Export<Queue>,
     at: &Address,
@@ -84,7 +84,9 @@ pub(super) fn serve(
     };
     match session.run() {
         Ended::Removed | Ended::ByOrder => Ok(()),
-        Ended::Failed => Err(std::io::Error::other("a worker failed")),
+        Ended::Failed => {
+            Err(std::io::Error::other("a worker or its session failed; the log says why"))
+        }
     }
 }
 
@@ -129,7 +131,7 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let (refused, told) = (HashMap::new(), Limit::new());
+        let (refused, told) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
         let mut watch = Watch { disks, plan, access, store, refused, told };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -159,7 +161,8 @@ impl Watch {
             if let Err(error) = &looked
                 && let Some(pass) = self.told.pass()
             {
-                tracing::warn!(suppressed = pass.suppressed, "xenstore: {error:#}; trying again");
+                let (suppressed, why) = (pass.suppressed, in_full(error));
+                tracing::warn!(suppressed, "xenstore: {why}; trying again");
             }
             // Events that came between answers are in no socket any more.
             let patience = if looked.is_ok() && self.store.has_events() {

@@ -217,9 +217,12 @@ impl<Q: RequestQueue> Export<Q> {
 fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Option<Pass>) {
     let name = disk.name();
     let synced = disk.sync();
-    if let Err(error) = &synced {
+    if let Err(error) = &synced
+        && let Some(pass) = pass
+    {
         error!(
             disk = name,
+            suppressed = pass.suppressed,
             "the guest has left, but what it wrote cannot be made durable: {error}. The image stays \
              locked, so that nobody goes on without it; end this daemon to let others have it as it is"
         );

@@ -30,7 +30,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, error, info, warn};
@@ -211,6 +211,9 @@ impl<'a> Session<'a> {
 
     /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
     /// the connection, and nobody else (hazard E5).
+    ///
+    /// # Panics
+    /// If stopping the queues panicked: the disk serves nobody from then on.
     pub fn run(mut self) -> Ended {
         let (disk, limits) = (self.export.disk().name(), self.export.limits());
         let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
@@ -231,21 +234,20 @@ impl<'a> Session<'a> {
             }
             Ok(()) => Ended::ByPeer,
         };
-        match catch_unwind(AssertUnwindSafe(|| self.stop_all())) {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => self.tell_end(format_args!("could not stop all queues: {error}")),
-            Err(panic) => {
-                // Some may still run, and what they have in flight is known to nobody.
-                self.export.fail();
-                let said = panic_message(&*panic);
-                error!(disk, "stopping queues panicked, the disk is served no more: {said}");
-                self.abandon_queues(Vec::new());
-            }
+        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
+        if let Ok(Err(error)) = &stopped {
+            self.tell_end(format_args!("could not stop all queues: {error}"));
+        } else if let Err(panic) = &stopped {
+            // Some may still run, and what they have in flight is known to nobody.
+            self.export.fail();
+            let said = panic_message(&**panic);
+            error!(disk, "stopping queues panicked, the disk is served no more: {said}");
+            self.abandon_queues(Vec::new());
         }
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
-        ended
+        stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
     }
 
     fn tell_of_another(&mut self) {
@@ -290,7 +292,7 @@ impl<'a> Session<'a> {
                 }
                 Event::Answer => {
                     if let Err(refusal) = self.hear_answers() {
-                        warn!(disk = self.export.disk().name(), "connection ended: {refusal}");
+                        self.tell_end(format_args!("{refusal}"));
                         return Ok(());
                     }
                 }

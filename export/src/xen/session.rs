@@ -161,8 +161,11 @@ impl<'a> Session<'a> {
     }
 
     fn stop_for_good(&mut self) {
-        if let Err(refusal) = self.stop_all() {
-            warn!(disk = self.export.disk().name(), "could not stop all queues: {refusal}");
+        if let Err(refusal) = self.stop_all()
+            && let Some(pass) = self.export.limits().ended.pass()
+        {
+            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+            warn!(disk, suppressed, "could not stop all queues: {refusal}");
         }
     }
 
@@ -249,7 +252,9 @@ impl<'a> Session<'a> {
             _ => None,
         };
         saying.limits = Limits::bearable(saying.queues, saying.persistent, memory);
-        if saying.limits != Limits::all(saying.persistent) {
+        if saying.limits != Limits::all(saying.persistent)
+            && let Some(pass) = self.export.limits().offered.pass()
+        {
             info!(
                 disk = self.export.disk().name(),
                 domain = self.at.domid,
@@ -257,6 +262,7 @@ impl<'a> Session<'a> {
                 ring_pages_max = 1 << saying.limits.ring_order,
                 indirect_segments = saying.limits.indirect_segments,
                 persistent = saying.limits.persistent,
+                suppressed = pass.suppressed,
                 "less is offered than there is: the guest has not the memory for it"
             );
         }

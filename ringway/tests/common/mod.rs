@@ -3,7 +3,7 @@
 
 use ringway_driver::{BlkQueue, Device};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
@@ -241,4 +241,50 @@ pub(crate) fn same(one: &Path, other: &Path) {
     if let Some(at) = one.iter().zip(&other).position(|(a, b)| a != b) {
         panic!("they differ at byte {at}");
     }
+}
+
+/// The children of a process; one that has ended is among them until somebody has asked how.
+pub(crate) fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+}
+
+/// A thread of a process, as /proc tells of it.
+pub(crate) struct Thread {
+    /// Its folder.
+    pub(crate) path: PathBuf,
+    status: String,
+}
+
+impl Thread {
+    /// What it calls itself.
+    pub(crate) fn name(&self) -> String {
+        self.field("Name")
+    }
+
+    /// A field of its `status`, with single spaces between its words.
+    #[track_caller]
+    pub(crate) fn field(&self, name: &str) -> String {
+        let line = self.status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let line = line.unwrap_or_else(|| panic!("no {name} in:\n{}", self.status));
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The threads of a process that live. One that ends while this looks is left out, because what the
+/// kernel still says of it has holes.
+pub(crate) fn threads(pid: u32) -> Vec<Thread> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let living = tasks.filter_map(|task| {
+        let path = task.unwrap().path();
+        let status = match std::fs::read_to_string(path.join("status")) {
+            Err(e) if e.kind() == ErrorKind::NotFound => return None,
+            Err(e) if e.raw_os_error() == Some(libc::ESRCH) => return None,
+            status => status.unwrap(),
+        };
+        let thread = Thread { path, status };
+        let dead = thread.field("State").starts_with(['X', 'Z']) || !thread.path.exists();
+        (!dead).then_some(thread)
+    });
+    living.collect()
 }

@@ -70,9 +70,7 @@ impl Things {
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     let (ours, its) = line().context("cannot make a line to a helper process")?;
-    // Nobody asks how it ended: so that the kernel keeps no record of it (a zombie).
-    // SAFETY: there is no handler to be run.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
+    leave_no_zombie();
     // SAFETY: there is one thread, so the child may do anything the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("cannot start a helper process"),
@@ -92,7 +90,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
                 .map_err(anyhow::Error::from)
                 .and_then(|()| confine_helper(mode, needs));
             if let Err(error) = confined.and_then(|()| Ok(logging::start_thread()?)) {
-                tracing::error!("the helper cannot be confined, so it ends: {error:#}");
+                tracing::error!("the helper cannot be confined, so it ends: {}", in_full(&error));
                 logging::finish();
                 // SAFETY: ends the process.
                 unsafe { libc::_exit(1) }
@@ -106,6 +104,12 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
         }
         _ => Ok(Client::new(ours)),
     }
+}
+
+/// Nobody asks how a child of this process ended: so that the kernel keeps no record of it (a zombie).
+pub(crate) fn leave_no_zombie() {
+    // SAFETY: there is no handler to be run.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
 fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {

@@ -4,7 +4,8 @@ use super::client::Client;
 use ringway_control::config::Location;
 use ringway_disk::Disk;
 use ringway_disk::open::holder;
-use ringway_export::Names;
+use ringway_export::{Limit, Names};
+use ringway_terminal::reasons::in_full;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ use std::sync::Arc;
 pub(super) struct Looker {
     pub(super) helper: Option<Arc<Client>>,
     pub(super) path: PathBuf,
+    /// A guest can have it asked as often as it likes.
+    pub(super) told: Limit,
 }
 
 impl Names for Looker {
@@ -21,7 +24,10 @@ impl Names for Looker {
             Some(helper) => match helper.locate(&self.path) {
                 Ok(location) => location,
                 Err(error) => {
-                    tracing::warn!("{}: {error:#}", disk.name());
+                    if let Some(pass) = self.told.pass() {
+                        let (disk, suppressed) = (disk.name(), pass.suppressed);
+                        tracing::warn!(disk, suppressed, "its path: {}", in_full(&error));
+                    }
                     return true;
                 }
             },
@@ -37,5 +43,25 @@ impl Names for Looker {
             None => holder(&self.path, read_only),
         };
         found.unwrap_or_else(|| "a process that cannot be seen from here".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heard::heard;
+    use ringway_disk::{OpenOptions, Source, open};
+
+    /// A guest that is migrated to and fro, and a helper that has died.
+    #[test]
+    fn e04_a_path_that_nobody_can_look_at_is_told_ten_times() {
+        let (ours, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let helper = Some(Arc::new(Client::new(ours.into())));
+        let looker =
+            Looker { helper, path: "disk.img".into(), told: Limit::warnings(None, "tests") };
+        let disk = open(&OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 })).unwrap();
+        let lines = heard(|| (0..1000).for_each(|_| assert!(looker.leads_to(&disk))));
+        assert_eq!(lines.len(), 10, "{lines:?}");
+        assert!(lines[0].contains("its path: ") && lines[0].contains("has ended"), "{lines:?}");
     }
 }

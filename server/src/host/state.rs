@@ -9,6 +9,7 @@
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+use ringway_terminal::reasons::in_full;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, mkdirat, openat, statx, unlinkat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -42,7 +43,7 @@ impl StateDir {
                 Err(error).with_context(|| format!("--state-dir {}", path.display()))
             }
             (Err(error), None) => {
-                tracing::warn!("{}: {error:#}: {without}", path.display());
+                tracing::warn!("{}: {}: {without}", path.display(), in_full(&error));
                 Ok(None)
             }
         }

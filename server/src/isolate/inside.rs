@@ -13,11 +13,13 @@ use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
+use ringway_export::Limit;
 use ringway_terminal::logging;
+use ringway_terminal::reasons::in_full;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// The line to the daemon that has the disk.
 pub(crate) struct Inside {
@@ -63,7 +65,7 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let daemon = match start() {
         Ok(daemon) => daemon,
         Err(error) => {
-            mouth.say(&Told::Failed(format!("{error:#}")));
+            mouth.say(&Told::Failed(in_full(&error)));
             return Ok(ExitCode::FAILURE);
         }
     };
@@ -129,7 +131,13 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
         mouth.say(&Told::Answer { number, outcome });
     });
     // Whoever has asked gives up waiting.
-    let _ = thread.inspect_err(|error| tracing::warn!("a request is not carried out: {error}"));
+    if let Err(error) = thread {
+        static TOLD: LazyLock<Limit> =
+            LazyLock::new(|| Limit::warnings(None, "requests that are not carried out"));
+        if let Some(pass) = TOLD.pass() {
+            tracing::warn!(suppressed = pass.suppressed, "a request is not carried out: {error}");
+        }
+    }
 }
 
 /// What is said at the end.

@@ -6,6 +6,7 @@ use crate::bell::event;
 use crate::line::Line;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Problem};
+use ringway_terminal::reasons::in_full;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -128,7 +129,8 @@ impl Process {
     }
 
     /// Hears answers until the process has ended or is given up. Gives back what it said of its end.
-    pub(super) fn hear(&self) -> Option<bool> {
+    /// `odd` is told of what it should not say: it may be in wrong hands.
+    pub(super) fn hear(&self, odd: impl Fn(&str)) -> Option<bool> {
         let mut ear = lock(&self.ear);
         let mut clear = None;
         loop {
@@ -140,8 +142,10 @@ impl Process {
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
                 Ok(Some(Told::Stopped { clear: told })) => clear = Some(told),
-                Ok(Some(other)) => tracing::warn!("the process of a disk says {other:?}"),
-                Err(error) => tracing::warn!("the process of a disk: {error:#}"),
+                Ok(Some(Told::Ready(_) | Told::Failed(_))) => {
+                    odd("it says twice that it has started")
+                }
+                Err(error) => odd(&in_full(&error)),
                 Ok(None) => break,
             }
         }

@@ -9,14 +9,18 @@
 use super::process::Process;
 use super::words::Order;
 use super::{LOOK, lock};
-use crate::host::settle;
 use crate::host::wire::{receive, send};
+use crate::host::{leave_no_zombie, settle};
 use crate::sandbox::Account;
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
-use rustix::io::{FdFlags, fcntl_setfd};
+use ringway_terminal::reasons::in_full;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -77,6 +81,7 @@ impl Spawner {
     /// What the host says.
     pub(crate) fn fork(account: Option<Account>, log: &LogArgs) -> anyhow::Result<Self> {
         let (ours, its) = line(SocketType::SEQPACKET).context("cannot make a line to a process")?;
+        leave_no_zombie();
         // SAFETY: there is one thread, so the child may do anything the parent may.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()).context("cannot start a process"),
@@ -176,7 +181,7 @@ struct Serving<'a> {
     log: &'a LogArgs,
     started: bool,
     known: BTreeMap<u64, Known>,
-    /// They end, and nobody asks how.
+    /// They end, and nobody asks how: each is waited for here, so that no record of it stays.
     forgotten: Vec<Child>,
     last: u64,
 }
@@ -184,10 +189,13 @@ struct Serving<'a> {
 impl Serving<'_> {
     /// Until the daemon has ended. Its processes hear of that themselves.
     fn serve(mut self, line: &OwnedFd) {
-        while let Ok(Some((request, _))) = receive(line) {
+        let ends = ends_of_children();
+        while self.wait(line, ends.as_ref())
+            && let Ok(Some((request, _))) = receive(line)
+        {
             let (answer, fd) = match self.obey(request) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(format!("{error:#}")), None),
+                Err(error) => (Answer::Refused(in_full(&error)), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -195,8 +203,25 @@ impl Serving<'_> {
         }
     }
 
+    /// Waits for something on the line, and for forgotten children meanwhile. False if it cannot.
+    fn wait(&mut self, line: &OwnedFd, ends: Option<&SignalFd>) -> bool {
+        loop {
+            self.forgotten.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            // Without the descriptor they are looked for with each request.
+            let fds = [Some(line.as_fd()), ends.map(AsFd::as_fd)].into_iter().flatten();
+            let mut polled: Vec<_> =
+                fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+            match poll(&mut polled, None) {
+                Ok(_) if !polled[0].revents().is_empty() => return true,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+            // One may stand for several.
+            let _ = ends.map(SignalFd::read_signal);
+        }
+    }
+
     fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
-        self.forgotten.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
         match request {
             Request::Start(order) => {
                 let account = self.account.clone().filter(|_| self.started);
@@ -234,6 +259,13 @@ impl Serving<'_> {
     fn get(&mut self, number: u64) -> anyhow::Result<&mut Known> {
         self.known.get_mut(&number).with_context(|| format!("there is no disk {number} here"))
     }
+}
+
+/// Readable when a child has ended.
+fn ends_of_children() -> Option<SignalFd> {
+    let set = SigSet::from(Signal::SIGCHLD);
+    set.thread_block().ok()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).ok()
 }
 
 fn begin(

@@ -16,6 +16,7 @@ use anyhow::Context;
 use ringway_control::config::Sandbox as Mode;
 use ringway_core::thread::{DataThread, on_data_thread};
 use ringway_terminal::logging;
+use ringway_terminal::reasons::in_full;
 use rustix::process::{
     DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit,
 };
@@ -134,7 +135,8 @@ fn narrow_data_thread(kind: DataThread) {
     let Some([worker, io]) = DATA_FILTERS.get() else { return };
     let program = if kind == DataThread::Worker { worker } else { io };
     if let Err(error) = filter::install(program) {
-        tracing::error!("a thread cannot be confined, so the daemon ends: {error:#}");
+        let why = in_full(&error);
+        tracing::error!("a thread cannot be confined, so the daemon ends: {why}");
         logging::finish();
         std::process::exit(1);
     }
