@@ -108,6 +108,12 @@ fn e05_a_call_that_panics_fails_its_request_alone() {
     queue.submit().unwrap();
     assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
     assert!(!queue.pop().unwrap().unwrap().is_ok(), "nobody knows whether it was flushed");
+    for _ in 0..2 {
+        queue.flush(()).unwrap();
+        queue.submit().unwrap();
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        assert!(!queue.pop().unwrap().unwrap().is_ok(), "what was lost is lost");
+    }
     assert_eq!(read(&device, &mut queue, 7), [0; 512], "and the others are well");
     hear(&daemon, "told to panic at io");
     daemon.stop();
@@ -144,6 +150,35 @@ fn e05_a_session_that_panics_costs_its_connection() {
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     assert!(write(&device, &mut queue, 3, 0x33), "the next one is served");
+    daemon.stop();
+}
+
+/// What is in flight when a session panics is answered, in the guest's memory, before the connection
+/// ends: nothing is written to it afterwards.
+#[test]
+fn e05_a_session_that_panics_drains_its_queues() {
+    let dir = folder();
+    let disk = ["null:1G,latency=1000ms", "--socket", "s"];
+    // More messages than a connection begins with.
+    let daemon = Daemon::start(told(dir.path(), "session:60", &disk));
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue::<u64>().unwrap();
+    for number in 0..8 {
+        queue.read(number * 4096, device.pool().alloc(4096).unwrap(), number).unwrap();
+    }
+    queue.submit().unwrap();
+    let begun = Instant::now();
+    let mut messages = 0;
+    // It is on, so that nothing has to be done for it.
+    while device.set_writeback(true).is_ok() {
+        messages += 1;
+        assert!(messages < 60, "it goes on and on");
+    }
+    hear(&daemon, "a session panicked, its connection ends: told to panic at session");
+    assert!(messages > 0 && begun.elapsed() >= Duration::from_millis(900), "{messages} messages");
+    let done = queue.completions().filter(|done| done.is_ok()).count();
+    assert_eq!(done, 8, "they were answered before the connection ended");
+    drop((queue, device));
     daemon.stop();
 }
 
