@@ -283,6 +283,44 @@ fn e05_the_helper_outlives_panics() {
     panic!("it never starts");
 }
 
+/// Reads one behind the other on a disk that seeks, 32 in flight, until the log says `what`: merging
+/// carries more of them, and the disk changes its path.
+fn read_in_order(dir: &Path, socket: &str, daemon: &Daemon, what: &str) {
+    let mut device = connect(dir, socket);
+    let mut queue = device.queue::<()>().unwrap();
+    let (begun, mut looked, mut next) = (Instant::now(), Instant::now(), 0);
+    loop {
+        while queue.in_flight() < 32 {
+            let buffer = device.pool().alloc(4096).unwrap();
+            queue.read(next % 100_000 * 4096, buffer, ()).unwrap();
+            next += 1;
+        }
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        while queue.pop().unwrap().is_some() {}
+        if looked.elapsed() > Duration::from_millis(50) {
+            looked = Instant::now();
+            if daemon.log().contains(what) {
+                return;
+            }
+        }
+        assert!(begun.elapsed() < PATIENCE, "no {what}:\n{}", daemon.log());
+    }
+}
+
+/// The first word of a disk that it gets costs it a panic; it tells of the next disk all the same.
+#[test]
+fn e05_who_tells_of_paths_outlives_panics() {
+    let dir = folder();
+    let disk = |socket| format!("[[disk]]\nimage = 'sim:hdd:1G'\nsocket = '{socket}'\n");
+    std::fs::write(dir.path().join("two.toml"), disk("s") + &disk("t")).unwrap();
+    let daemon = Daemon::start(told(dir.path(), "paths:1", &["--config", "two.toml"]));
+    let why = "the thread that tells of paths panicked: told to panic at paths";
+    read_in_order(dir.path(), "s", &daemon, why);
+    assert!(!daemon.log().contains(": path "), "{}", daemon.log());
+    read_in_order(dir.path(), "t", &daemon, ": path request (");
+    daemon.stop();
+}
+
 #[test]
 fn e05_the_watchdog_and_the_counts_outlive_panics() {
     let dir = folder();
