@@ -172,7 +172,7 @@ impl Incidents {
 
     /// A request failed at byte `offset` of the disk, with an error of the host or with none.
     #[cold]
-    pub(crate) fn failed(&self, op: Op, errno: Option<i32>, offset: u64) {
+    pub fn failed(&self, op: Op, errno: Option<i32>, offset: u64) {
         let errno = errno.unwrap_or(0);
         let record = &self.records[FailedOp::of(op) as usize][class(errno)];
         let errno = u64::from(u16::try_from(errno).unwrap_or(u16::MAX));

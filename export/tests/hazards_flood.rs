@@ -3,16 +3,16 @@
 //! counted here, so one test runs at a time.
 #![allow(missing_docs)]
 
-use ringway_disk::EngineKind;
-use ringway_testkit::Rng;
+use ringway_disk::{CacheMode, EngineKind};
 use ringway_testkit::raw::{
     DATA, Desc, F_EVENT_IDX, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE, RawClient, RawGuest,
     halves, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
+use ringway_testkit::{Need, Rng, skip};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -344,4 +344,54 @@ fn a19_full_queues_do_not_starve_a_neighbour() {
         done.store(true, SeqCst);
         println!("{} answers to the hog meanwhile", refill.join().unwrap());
     });
+}
+
+/// Reads of 340 MiB at once into memory that O_DIRECT does not take, so that each needs memory of ours:
+/// that of a queue is made when it starts, and the rest waits.
+#[test]
+fn a15_requests_wait_for_bounce_memory() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    count_warnings();
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), 16 << 20);
+    let mut options = RigOptions::buffered(&path, EngineKind::Threads);
+    options.disk.cache = Some(CacheMode::None);
+    if ringway_disk::open(&options.disk).is_err() {
+        return skip(Need::Direct, "this folder takes no O_DIRECT");
+    }
+    let mut rig = Rig::start(&options);
+    let mut guest = RawGuest::start(rig.connect(), 1, 1024, F_VERSION_1);
+    let data = DATA + 1;
+    assert_eq!(guest.simple(0, READ, 0, data, 1 << 20).0, OK);
+    let bounced = |rig: &Rig| rig.stats()[0].disk.bounced;
+    assert_eq!(bounced(&rig), 1, "it needs memory of ours");
+    guest.put_header(DATA - 64, READ, 0);
+    let chain = [
+        Desc { addr: DATA - 64, len: 16, ..Desc::default() },
+        Desc { addr: data, len: 1 << 20, flags: 2, next: 0 },
+        Desc { addr: DATA - 32, len: 1, flags: 2, next: 0 },
+    ];
+    (0..340).for_each(|number| guest.put_chain(0, 3 * number, &chain));
+    let (before, over) = (memory_used(), AtomicBool::new(false));
+    let most = std::thread::scope(|scope| {
+        let watcher = scope.spawn(|| {
+            let mut most = 0;
+            while !over.load(SeqCst) {
+                most = most.max(memory_used());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            most
+        });
+        (0..340).for_each(|number| guest.offer_quietly(0, 3 * number));
+        guest.kick(0);
+        for _ in 0..340 {
+            let (_, len) = guest.next_used(0, Duration::from_secs(20)).expect("it is answered");
+            assert_eq!(len, (1 << 20) + 1);
+        }
+        over.store(true, SeqCst);
+        watcher.join().unwrap()
+    });
+    assert_eq!(bounced(&rig), 341);
+    let grown = most.saturating_sub(before) >> 20;
+    assert!(grown <= 16, "{grown} MiB for requests that want 340 at once");
 }

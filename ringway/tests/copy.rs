@@ -301,6 +301,43 @@ fn an_interrupted_copy_goes_on_where_it_was() {
     }
 }
 
+/// Killed while the journal is being written: it has no name yet, so nothing can be resumed; what is left
+/// of it keeps nobody from beginning anew, and goes then.
+#[test]
+fn a_copy_that_is_killed_before_its_journal_is_there_can_begin_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
+    image(&a, 4 * MIB, 5);
+    let fresh = path.join("b.ringway-copy.new");
+    let struck = (0..500).any(|_| {
+        let _ = std::fs::remove_file(&b);
+        let mut command = ringway();
+        command.args(["copy", "a", "b"]).current_dir(path);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while !fresh.exists() && child.try_wait().unwrap().is_none() {
+            std::hint::spin_loop();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let struck = fresh.exists() && !journal(&b).exists();
+        if !struck {
+            let _ = std::fs::remove_file(journal(&b));
+        }
+        struck
+    });
+    println!("struck: {struck}");
+    if !struck {
+        // This file system is too quick: what such a kill leaves.
+        std::fs::write(&fresh, "{\"for").unwrap();
+        std::fs::write(&b, "").unwrap();
+    }
+    refuses(path, &["--resume", "a", "b"], 1, "--force");
+    refuses(path, &["a", "b"], 1, "--force");
+    copies(path, &["--force", "--verify", "a", "b"]);
+    same(&a, &b);
+    assert!(!fresh.exists() && !journal(&b).exists(), "something is left");
+}
+
 /// Leaves an unfinished copy of `a` at `b`, 16 MiB of it durable as its journal says, the rest noise
 /// of another time.
 fn unfinished(dir: &Path) -> (PathBuf, PathBuf) {

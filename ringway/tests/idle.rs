@@ -4,7 +4,9 @@ mod common;
 
 use common::{Daemon, PATIENCE, children, folder, read, threads, write};
 use ringway_driver::Options;
+use ringway_testkit::{Need, skip};
 use std::collections::BTreeMap;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -68,7 +70,9 @@ fn twenty(dir: &Path, engine: &str) -> Vec<String> {
         std::fs::write(dir.join(&image), vec![0; 1 << 20]).unwrap();
         toml += &format!(
             "[[disk]]\nimage = '{image}'\nsocket = 's{number}'\nqueues = 2\nengine = '{engine}'\n\
-             cache = 'writeback'\n"
+             cache = '{}'\n",
+            // Without O_DIRECT the kernel would carry requests out while they are submitted.
+            if engine == "linux-aio" { "none" } else { "writeback" }
         );
         sockets.push(format!("s{number}"));
     }
@@ -109,6 +113,17 @@ fn wakes_for_nothing(engine: &str) {
 #[test]
 fn e08_a_daemon_without_load_wakes_for_nothing_io_uring() {
     wakes_for_nothing("io_uring");
+}
+
+#[test]
+fn e08_a_daemon_without_load_wakes_for_nothing_linux_aio() {
+    let dir = folder();
+    let mut direct = std::fs::File::options();
+    direct.read(true).custom_flags(libc::O_DIRECT);
+    if direct.open(dir.path().join("disk.img")).is_err() {
+        return skip(Need::Direct, "this folder takes no O_DIRECT");
+    }
+    wakes_for_nothing("linux-aio");
 }
 
 #[test]

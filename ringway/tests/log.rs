@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, wait, write};
+use common::{Daemon, PATIENCE, children, finish, folder, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::{LateStore, Need, skip};
 use std::fs::File;
@@ -270,15 +270,16 @@ fn e07_errors_of_the_disk_are_told() {
         }
     };
     store.set_error(Some(libc::ENOSPC));
-    for number in 0..64 {
-        assert!(!write(&device, &mut queue, 8 + number % 4, 1));
-    }
+    assert!(!write(&device, &mut queue, 8, 1));
     let lines = log(1);
     let [line] = &lines[..] else { panic!("{lines:?}") };
     for word in ["write failed: No space left on device (os error 28)", "errno=28", "sector=8"] {
         assert!(line.contains(word), "{word}: {line}");
     }
     assert!(line.contains(&image), "{line}");
+    for number in 1..64 {
+        assert!(!write(&device, &mut queue, 8 + number % 4, 1));
+    }
     store.set_error(Some(libc::EIO));
     assert!(!write(&device, &mut queue, 16, 1));
     let lines = log(2);
@@ -307,7 +308,71 @@ fn e07_errors_of_the_disk_are_told() {
     assert!(table.contains("No space left on device"), "{table}");
     assert_eq!(log(2).len(), 2, "the rest is told at the minute's end, or at the daemon's");
     drop((queue, device));
-    daemon.stop();
+    let lines = failures_at_the_end(daemon);
+    let enospc: Vec<_> = lines.iter().filter(|line| line.contains("errno=28")).collect();
+    assert_eq!((enospc.len(), counted(&enospc)), (2, 64), "all are counted: {lines:?}");
+    assert_eq!(lines.len(), 3, "{lines:?}");
+}
+
+/// Stops a daemon. The lines of its log that tell of failures.
+fn failures_at_the_end(mut daemon: Daemon) -> Vec<String> {
+    daemon.signal(libc::SIGTERM);
+    assert_eq!(daemon.wait().0.code(), Some(0), "{}", daemon.log());
+    let log = daemon.log();
+    log.lines().filter(|line| line.contains("failed: ")).map(str::to_owned).collect()
+}
+
+/// The sum of what lines count.
+fn counted(lines: &[&String]) -> u64 {
+    let count = |line: &&String| {
+        let mut fields = line.split_whitespace();
+        fields.find_map(|word| word.strip_prefix("count=")?.parse::<u64>().ok()).unwrap()
+    };
+    lines.iter().map(count).sum()
+}
+
+/// The real program's reads and flushes fail: by what the host says, by the two kinds of cache, and the
+/// flushes that follow a failed one are told apart from it.
+#[test]
+fn e07_reads_and_flushes_that_fail_are_told() {
+    for (cache, engine) in [("none", "io_uring"), ("writeback", "threads")] {
+        let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
+        let store = match LateStore::mount(mount.path(), 1 << 20) {
+            Ok(store) => store,
+            Err(lack) => return lack.skip(),
+        };
+        let image = store.path().display().to_string();
+        let args = [&image, "--socket", "s", "--cache", cache, "--engine", engine];
+        let daemon = Daemon::serve(dir.path(), &args);
+        let mut device = connect(dir.path(), "s");
+        let mut queue = device.queue().unwrap();
+        store.set_read_error(Some(libc::EIO));
+        for sector in 24..30 {
+            let buffer = device.pool().alloc(512).unwrap();
+            queue.read(sector * 512, buffer, ()).unwrap();
+            assert!(!finish(&mut queue).0, "{cache}");
+        }
+        store.set_read_error(None);
+        assert!(write(&device, &mut queue, 8, 7));
+        store.set_sync_error(Some(libc::EIO));
+        for _ in 0..5 {
+            queue.flush(()).unwrap();
+            assert!(!finish(&mut queue).0, "{cache}");
+        }
+        drop((queue, device));
+        let lines = failures_at_the_end(daemon);
+        let of = |word: &str| lines.iter().filter(|line| line.contains(word)).collect::<Vec<_>>();
+        let reads = of("read failed: Input/output error (os error 5)");
+        assert_eq!(counted(&reads), 6, "{cache}: {lines:?}");
+        assert!(reads.iter().all(|line| line.contains("errno=5 ") && line.contains(&image)));
+        assert!(reads.last().unwrap().contains("sector=29"), "{cache}: {lines:?}");
+        let flushes = of("flush failed: Input/output error (os error 5)");
+        assert!(flushes.iter().all(|line| !line.contains("sector=")), "{cache}: {lines:?}");
+        let later = of("flush failed: an earlier one has failed");
+        assert!(later.iter().all(|line| !line.contains("errno=")), "{cache}: {lines:?}");
+        assert_eq!((counted(&flushes), counted(&later)), (1, 4), "{cache}: {lines:?}");
+        assert_eq!(lines.len(), reads.len() + flushes.len() + later.len(), "{cache}: {lines:?}");
+    }
 }
 
 /// It waits, as before; whoever wonders why finds it in the log, once for each connection.

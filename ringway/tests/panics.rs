@@ -108,6 +108,12 @@ fn e05_a_call_that_panics_fails_its_request_alone() {
     queue.submit().unwrap();
     assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
     assert!(!queue.pop().unwrap().unwrap().is_ok(), "nobody knows whether it was flushed");
+    for _ in 0..2 {
+        queue.flush(()).unwrap();
+        queue.submit().unwrap();
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        assert!(!queue.pop().unwrap().unwrap().is_ok(), "what was lost is lost");
+    }
     assert_eq!(read(&device, &mut queue, 7), [0; 512], "and the others are well");
     hear(&daemon, "told to panic at io");
     daemon.stop();
@@ -144,6 +150,35 @@ fn e05_a_session_that_panics_costs_its_connection() {
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     assert!(write(&device, &mut queue, 3, 0x33), "the next one is served");
+    daemon.stop();
+}
+
+/// What is in flight when a session panics is answered, in the guest's memory, before the connection
+/// ends: nothing is written to it afterwards.
+#[test]
+fn e05_a_session_that_panics_drains_its_queues() {
+    let dir = folder();
+    let disk = ["null:1G,latency=1000ms", "--socket", "s"];
+    // More messages than a connection begins with.
+    let daemon = Daemon::start(told(dir.path(), "session:60", &disk));
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue::<u64>().unwrap();
+    for number in 0..8 {
+        queue.read(number * 4096, device.pool().alloc(4096).unwrap(), number).unwrap();
+    }
+    queue.submit().unwrap();
+    let begun = Instant::now();
+    let mut messages = 0;
+    // It is on, so that nothing has to be done for it.
+    while device.set_writeback(true).is_ok() {
+        messages += 1;
+        assert!(messages < 60, "it goes on and on");
+    }
+    hear(&daemon, "a session panicked, its connection ends: told to panic at session");
+    assert!(messages > 0 && begun.elapsed() >= Duration::from_millis(900), "{messages} messages");
+    let done = queue.completions().filter(|done| done.is_ok()).count();
+    assert_eq!(done, 8, "they were answered before the connection ended");
+    drop((queue, device));
     daemon.stop();
 }
 
@@ -272,6 +307,44 @@ fn e05_the_helper_outlives_panics() {
         assert!(!dir.path().join("s").exists() && !dir.path().join("ctl").exists(), "{place}");
     }
     panic!("it never starts");
+}
+
+/// Reads one behind the other on a disk that seeks, 32 in flight, until the log says `what`: merging
+/// carries more of them, and the disk changes its path.
+fn read_in_order(dir: &Path, socket: &str, daemon: &Daemon, what: &str) {
+    let mut device = connect(dir, socket);
+    let mut queue = device.queue::<()>().unwrap();
+    let (begun, mut looked, mut next) = (Instant::now(), Instant::now(), 0);
+    loop {
+        while queue.in_flight() < 32 {
+            let buffer = device.pool().alloc(4096).unwrap();
+            queue.read(next % 100_000 * 4096, buffer, ()).unwrap();
+            next += 1;
+        }
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        while queue.pop().unwrap().is_some() {}
+        if looked.elapsed() > Duration::from_millis(50) {
+            looked = Instant::now();
+            if daemon.log().contains(what) {
+                return;
+            }
+        }
+        assert!(begun.elapsed() < PATIENCE, "no {what}:\n{}", daemon.log());
+    }
+}
+
+/// The first word of a disk that it gets costs it a panic; it tells of the next disk all the same.
+#[test]
+fn e05_who_tells_of_paths_outlives_panics() {
+    let dir = folder();
+    let disk = |socket| format!("[[disk]]\nimage = 'sim:hdd:1G'\nsocket = '{socket}'\n");
+    std::fs::write(dir.path().join("two.toml"), disk("s") + &disk("t")).unwrap();
+    let daemon = Daemon::start(told(dir.path(), "paths:1", &["--config", "two.toml"]));
+    let why = "the thread that tells of paths panicked: told to panic at paths";
+    read_in_order(dir.path(), "s", &daemon, why);
+    assert!(!daemon.log().contains(": path "), "{}", daemon.log());
+    read_in_order(dir.path(), "t", &daemon, ": path request (");
+    daemon.stop();
 }
 
 #[test]

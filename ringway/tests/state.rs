@@ -4,7 +4,8 @@
 mod common;
 
 use common::{Daemon, folder, ringway, write};
-use ringway_driver::Options;
+use ringway_driver::{BlkQueue, Device, Options};
+use ringway_testkit::LoopDevice;
 use std::path::Path;
 use std::time::Duration;
 
@@ -58,6 +59,91 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
         ctl(dir, &["remove", "0"]);
         assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0);
         daemon.kill();
+    }
+}
+
+/// The daemon dies when it has noted a pause and its queues still run: whoever asked for it got no
+/// answer, and finds the disk paused, or would take a snapshot of one that runs.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c15_a_pause_that_was_noted_outlives_its_daemon() {
+    let dir = folder();
+    let dir = dir.path();
+    let mut command = ringway();
+    command.arg("serve").args(ARGS).current_dir(dir);
+    command.env(ringway_core::kill_points::VARIABLE, "pausing:1");
+    let mut daemon = Daemon::start(command);
+    let mut pause = ringway();
+    pause.args(["ctl", "--control", "c", "pause", "0"]).current_dir(dir);
+    assert_ne!(common::run(pause).status.code(), Some(0), "nobody can have answered");
+    assert_eq!(daemon.wait().0.code(), None, "it was killed");
+    let daemon = serve(dir, &[]);
+    assert!(ctl(dir, &["list", "--json"]).contains("\"paused\""), "{}", daemon.log());
+    ctl(dir, &["resume", "0"]);
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 1, 7));
+    daemon.stop();
+}
+
+/// What a loop device has been told to flush while `count` writes were made, one after the other.
+fn flushes_of(
+    device: &Device,
+    queue: &mut BlkQueue<()>,
+    disk: &LoopDevice,
+    (count, byte): (u64, u8),
+) -> u64 {
+    let before = disk.flushes();
+    (0..count).for_each(|sector| assert!(write(device, queue, 8 * sector, byte)));
+    disk.flushes() - before
+}
+
+/// The device itself counts how often it is told to flush, whatever the daemons say of themselves. A
+/// guest that has switched its write cache off has every write flushed before the answer, by each
+/// daemon that serves it; and when it is on, by none.
+#[test]
+fn c06_what_the_device_counts_while_daemons_come_and_go() {
+    const WRITES: u64 = 16;
+    for (cache, engine) in [
+        ("none", "io_uring"),
+        ("none", "threads"),
+        ("writeback", "io_uring"),
+        ("writeback", "threads"),
+    ] {
+        let dir = folder();
+        let disk = match LoopDevice::new(dir.path(), 1 << 20, 512) {
+            Ok(disk) => disk,
+            Err(lack) => return lack.skip(),
+        };
+        let dir = dir.path();
+        let image = disk.path().to_str().unwrap();
+        let args = [image, "--socket", "s", "--cache", cache, "--engine", engine];
+        let serve = || Daemon::serve(dir, &args);
+        let daemon = serve();
+        let options = Options::new().reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        let mut flushes =
+            |device: &Device, byte| flushes_of(device, &mut queue, &disk, (WRITES, byte));
+        assert_eq!(flushes(&device, 1), 0, "{cache}, {engine}: the cache is on");
+        device.set_writeback(false).unwrap();
+        let first = flushes(&device, 2);
+        assert!(first >= WRITES, "{cache}, {engine}: {first} flushes in the first daemon");
+        daemon.kill();
+        let daemon = serve();
+        let killed = flushes(&device, 3);
+        assert!(killed >= WRITES, "{cache}, {engine}: {killed} flushes after SIGKILL");
+        daemon.stop();
+        let daemon = serve();
+        let told = flushes(&device, 4);
+        assert!(told >= WRITES, "{cache}, {engine}: {told} flushes after SIGTERM");
+        device.set_writeback(true).unwrap();
+        assert_eq!(flushes(&device, 5), 0, "{cache}, {engine}: it is on again");
+        daemon.kill();
+        let daemon = serve();
+        assert_eq!(flushes(&device, 6), 0, "{cache}, {engine}: it stays on");
+        drop((queue, device));
+        daemon.stop();
     }
 }
 
@@ -132,5 +218,65 @@ fn c04_a_failed_flush_outlives_the_daemon() {
             assert!(daemon.log().contains("begins afresh"), "{}", daemon.log());
             daemon.stop();
         }
+    }
+}
+
+/// Unmounts when dropped.
+#[cfg(feature = "kill-points")]
+struct Mounted(std::path::PathBuf);
+
+#[cfg(feature = "kill-points")]
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// The host has really lost what was written (a device over a file system that is full), has told the
+/// daemon so, and would not tell anybody again. The daemon dies before it has noted that, or after: the
+/// flush is carried out once more by the next one, and fails.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
+    for point in ["flush-failing:1", "flush-failed:1"] {
+        let dir = folder();
+        let dir = dir.path();
+        let small = dir.join("small");
+        std::fs::create_dir(&small).unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&small);
+        if !mount.status().is_ok_and(|status| status.success()) {
+            return ringway_testkit::skip(ringway_testkit::Need::Mount, "tmpfs");
+        }
+        let _mounted = Mounted(small.clone());
+        let disk = match LoopDevice::new(&small, 1 << 20, 512) {
+            Ok(disk) => disk,
+            Err(lack) => return lack.skip(),
+        };
+        let mut args = ARGS.to_vec();
+        args[0] = disk.path().to_str().unwrap();
+        let mut command = ringway();
+        command.arg("serve").args(&args).current_dir(dir);
+        command.env(ringway_core::kill_points::VARIABLE, point);
+        let mut daemon = Daemon::start(command);
+        let mut device = Options::new().reconnect(common::PATIENCE).connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        for at in 0..16u64 {
+            let mut buffer = device.pool().alloc(65_536).unwrap();
+            buffer.fill(1);
+            queue.write(at * 65_536, buffer, ()).unwrap();
+            assert!(common::finish(&mut queue).0, "{point}: it is in the page cache");
+        }
+        queue.flush(()).unwrap();
+        queue.submit().unwrap();
+        assert_eq!(daemon.wait().0.code(), None, "{point}: it was killed: {}", daemon.log());
+        let daemon = Daemon::serve(dir, &args);
+        assert!(!common::finish(&mut queue).0, "{point}: what was lost was said to be durable");
+        queue.flush(()).unwrap();
+        assert!(!common::finish(&mut queue).0, "{point}: and now");
+        assert!(daemon.log().contains("a flush had failed"), "{point}: {}", daemon.log());
+        drop((queue, device));
+        daemon.stop();
+        std::fs::remove_file(disk.backing()).unwrap();
     }
 }

@@ -129,6 +129,31 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
     says(dir.path(), &["serve", "vm.img", "--socket", "t", "--format", "qcow2"], 2, &["raw"]);
 }
 
+/// Who only looks at an image needs no lock, and is told who has it.
+#[test]
+fn an_image_that_is_locked_can_be_looked_at() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
+    let holder = format!("process {} (ringway", daemon.pid());
+    let before = std::fs::read(dir.path().join("disk.img")).unwrap();
+    says(dir.path(), &["info", "disk.img"], 0, &["1 MiB", &holder]);
+    let json = says(dir.path(), &["info", "--json", "disk.img"], 0, &[]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["bytes"], 1 << 20);
+    assert!(json["in_use_by"].as_str().unwrap().contains(&holder), "{json}");
+    assert!(json["extents"].is_object(), "{json}");
+    // Looking has neither taken the lock nor lost it for its holder.
+    let other = ["serve", "disk.img", "--socket", "t"];
+    says(dir.path(), &other, 1, &["in use by", &holder]);
+    let device = Options::new().connect(dir.path().join("s")).unwrap();
+    drop(device);
+    assert!(std::fs::read(dir.path().join("disk.img")).unwrap() == before);
+    daemon.stop();
+    let json = says(dir.path(), &["info", "--json", "disk.img"], 0, &[]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["in_use_by"].is_null(), "{json}");
+}
+
 /// Who asks a server that serves somebody else is told so, and by whom, and need not wait.
 #[test]
 fn a_busy_server_is_told_of_at_once() {

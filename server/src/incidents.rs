@@ -65,10 +65,7 @@ impl Incidents {
 
     /// Tells what is left to be told of a disk, and forgets it.
     pub(super) fn forget(&self, disk: &Arc<Disk>) {
-        lock(&self.shared.disks).retain(|watched| watched.disk.as_ptr() != Arc::as_ptr(disk));
-        let record = disk.incidents();
-        let rest = (0..Record::KINDS).filter_map(|kind| record.take(kind));
-        rest.for_each(|failures| tell(disk, &failures));
+        self.shared.forget(disk, &mut |failures| tell(disk, failures));
     }
 }
 
@@ -91,7 +88,7 @@ impl Shared {
     fn run(&self) {
         while !self.stop.load(SeqCst) {
             let now = Instant::now();
-            let waits = [self.tell_what_is_due(now), tell_suppressed(now, false)];
+            let waits = [self.tell_what_is_due(now, &mut tell), tell_suppressed(now, false)];
             let wait = waits.into_iter().flatten().min().map(|wait| Timespec {
                 tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: wait.subsec_nanos().into(),
@@ -104,7 +101,11 @@ impl Shared {
     }
 
     /// Tells what may be told now; in how long there is more, if there is.
-    fn tell_what_is_due(&self, now: Instant) -> Option<Duration> {
+    fn tell_what_is_due(
+        &self,
+        now: Instant,
+        tell: &mut dyn FnMut(&Disk, &Failures),
+    ) -> Option<Duration> {
         let mut next: Option<Duration> = None;
         let mut disks = lock(&self.disks);
         for watched in disks.iter_mut() {
@@ -129,6 +130,13 @@ impl Shared {
             }
         }
         next
+    }
+
+    fn forget(&self, disk: &Arc<Disk>, tell: &mut dyn FnMut(&Failures)) {
+        lock(&self.disks).retain(|watched| watched.disk.as_ptr() != Arc::as_ptr(disk));
+        let record = disk.incidents();
+        let rest = (0..Record::KINDS).filter_map(|kind| record.take(kind));
+        rest.for_each(|failures| tell(&failures));
     }
 }
 
@@ -159,4 +167,108 @@ fn tell_detours(disk: &Disk) -> bool {
         alignment.offset
     );
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_core::Op;
+    use ringway_disk::{FailedOp, OpenOptions, Source, open};
+
+    fn disk() -> Arc<Disk> {
+        Arc::new(open(&OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 })).unwrap())
+    }
+
+    /// Told at `seconds` after the beginning: disk, operation, error, sector and count of each; and in
+    /// how many seconds there is more.
+    type Told = (Vec<(usize, FailedOp, i32, Option<u64>, u64)>, Option<u64>);
+
+    struct Scene {
+        incidents: Incidents,
+        disks: [Arc<Disk>; 2],
+        begun: Instant,
+    }
+
+    impl Scene {
+        /// No thread tells anything here.
+        fn new() -> Self {
+            let (bell, stop) = (Arc::new(event().unwrap()), AtomicBool::new(false));
+            let shared = Arc::new(Shared { bell, stop, disks: Mutex::default() });
+            let incidents = Incidents { shared, thread: None };
+            let disks = [disk(), disk()];
+            disks.iter().for_each(|disk| incidents.listen(disk));
+            Self { incidents, disks, begun: Instant::now() }
+        }
+
+        fn at(&self, seconds: u64) -> Told {
+            let mut told = Vec::new();
+            let now = self.begun + Duration::from_secs(seconds);
+            let next = self.incidents.shared.tell_what_is_due(now, &mut |disk, failures| {
+                let same = |other: &Arc<Disk>| std::ptr::eq(Arc::as_ptr(other), disk);
+                let Failures { op, errno, sector, count } = *failures;
+                told.push((self.disks.iter().position(same).unwrap(), op, errno, sector, count));
+            });
+            (told, next.map(|wait| wait.as_secs()))
+        }
+
+        /// How often the bell was rung since this was asked last.
+        fn rung(&self) -> u64 {
+            let mut counter = [0; 8];
+            match rustix::io::read(&self.incidents.shared.bell, &mut counter) {
+                Ok(_) => u64::from_ne_bytes(counter),
+                Err(_) => 0,
+            }
+        }
+    }
+
+    #[test]
+    fn e07_each_kind_is_told_at_once_and_then_once_a_minute_with_the_count() {
+        use FailedOp::{Flush, Read, Write};
+        let scene = Scene::new();
+        let [one, other] = &scene.disks;
+        let fail = |disk: &Disk, op, errno, sectors: std::ops::Range<u64>| {
+            sectors.for_each(|sector| disk.incidents().failed(op, Some(errno), 512 * sector));
+        };
+        assert_eq!(scene.at(0), (vec![], None));
+        fail(one, Op::Write, libc::ENOSPC, 8..72);
+        assert_eq!(scene.rung(), 1);
+        assert_eq!(scene.at(5), (vec![(0, Write, libc::ENOSPC, Some(71), 64)], None));
+        fail(one, Op::Write, libc::ENOSPC, 80..90);
+        assert_eq!(scene.rung(), 1, "or nobody would sleep until the minute is over");
+        assert_eq!(scene.at(6), (vec![], Some(59)), "told in this minute");
+        fail(one, Op::Write, libc::ENOSPC, 90..91);
+        assert_eq!(scene.rung(), 0);
+        // Another operation, another error, another disk: each has a line of its own.
+        fail(one, Op::Read, libc::EIO, 7..8);
+        fail(one, Op::Write, libc::EIO, 9..10);
+        fail(other, Op::Flush, libc::EIO, 0..3);
+        let told = [
+            (0, Read, libc::EIO, Some(7), 1),
+            (0, Write, libc::EIO, Some(9), 1),
+            (1, Flush, libc::EIO, None, 3),
+        ];
+        assert_eq!(scene.at(20), (told.to_vec(), Some(45)));
+        fail(other, Op::Flush, libc::EIO, 0..1);
+        assert_eq!(scene.at(64), (vec![], Some(1)), "the next one is due, not the last one");
+        let rest = (0, Write, libc::ENOSPC, Some(90), 11);
+        assert_eq!(scene.at(65), (vec![rest], Some(15)));
+        assert_eq!(scene.at(80), (vec![(1, Flush, libc::EIO, None, 1)], None));
+        assert_eq!(scene.at(1000), (vec![], None), "nothing more has failed");
+    }
+
+    #[test]
+    fn e07_what_was_not_told_is_told_at_a_disks_end() {
+        let scene = Scene::new();
+        let [one, other] = &scene.disks;
+        let fail = |disk: &Disk| disk.incidents().failed(Op::Read, Some(libc::EIO), 512);
+        fail(one);
+        assert_eq!(scene.at(0).0.len(), 1);
+        (0..4).for_each(|_| fail(one));
+        fail(other);
+        let mut told = Vec::new();
+        scene.incidents.shared.forget(one, &mut |failures| told.push(failures.count));
+        assert_eq!(told, [4]);
+        fail(one);
+        assert_eq!(scene.at(60).0, [(1, FailedOp::Read, libc::EIO, Some(1), 1)], "it is forgotten");
+    }
 }

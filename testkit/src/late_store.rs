@@ -32,11 +32,19 @@ pub struct Landing {
     pub landed: Option<Instant>,
 }
 
+/// With which error each operation of a kind fails, if with any.
+#[derive(Clone, Copy, Debug, Default)]
+struct Failing {
+    read: Option<i32>,
+    write: Option<i32>,
+    sync: Option<i32>,
+}
+
 #[derive(Debug)]
 struct Shared {
     bytes: Vec<u8>,
     delay: Duration,
-    fails: Option<i32>,
+    fails: Failing,
     log: Vec<Landing>,
 }
 
@@ -144,6 +152,9 @@ impl Filesystem for Store {
         reply: ReplyData,
     ) {
         let shared = self.lock();
+        if let Some(errno) = shared.fails.read {
+            return reply.error(Errno::from_i32(errno));
+        }
         let bytes = shared.bytes.get(usize::try_from(offset).unwrap_or(usize::MAX)..);
         let bytes = bytes.unwrap_or(&[]);
         reply.data(&bytes[..bytes.len().min(size as usize)]);
@@ -162,7 +173,7 @@ impl Filesystem for Store {
         reply: ReplyWrite,
     ) {
         let mut shared = self.lock();
-        if let Some(errno) = shared.fails {
+        if let Some(errno) = shared.fails.write {
             return reply.error(Errno::from_i32(errno));
         }
         let (number, delay) = (shared.log.len(), shared.delay);
@@ -185,6 +196,9 @@ impl Filesystem for Store {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        if let Some(errno) = self.lock().fails.sync {
+            return reply.error(Errno::from_i32(errno));
+        }
         reply.ok();
     }
 }
@@ -204,7 +218,7 @@ impl LateStore {
     /// What this machine lacks.
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
-        let shared = Shared { bytes, delay, fails: None, log: Vec::new() };
+        let shared = Shared { bytes, delay, fails: Failing::default(), log: Vec::new() };
         let store = Store(Arc::new(Mutex::new(shared)));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("late".into())];
@@ -227,7 +241,17 @@ impl LateStore {
 
     /// With which error each write fails that comes from now on, if with any. It is not in the log.
     pub fn set_error(&self, errno: Option<i32>) {
-        self.store.lock().fails = errno;
+        self.store.lock().fails.write = errno;
+    }
+
+    /// The same for reads.
+    pub fn set_read_error(&self, errno: Option<i32>) {
+        self.store.lock().fails.read = errno;
+    }
+
+    /// The same for fsync and fdatasync.
+    pub fn set_sync_error(&self, errno: Option<i32>) {
+        self.store.lock().fails.sync = errno;
     }
 
     /// All writes so far, in the order in which they came.

@@ -22,6 +22,8 @@ for n in $(seq 8); do
     answer=$(ask migrate)
     [ "$answer" = timeout ] || break
 done
+# Said once more: this QEMU's own log has no word of what the first one was told.
+info vda.packed "$(feature vda 34)"
 equals migrated ok "$answer"
 before=$(wc -l </tmp/rounds)
 sleep 5

@@ -191,17 +191,6 @@ impl<Q: RequestQueue> Export<Q> {
             return;
         }
         let pass = self.limits.locked.pass();
-        if self.may_write_back()
-            && !self.writeback()
-            && let Some(pass) = pass
-        {
-            warn!(
-                disk = self.disk.name(),
-                suppressed = pass.suppressed,
-                "its guest has switched the write cache off, which QEMU does not tell the daemon it \
-                 migrates to: serve it there with --cache writethrough"
-            );
-        }
         let (disk, state) = (Arc::clone(&self.disk), Arc::clone(&self.image_lock.state));
         let changing = Arc::clone(&self.changing);
         let release = move || release(&disk, &state, &changing, pass);

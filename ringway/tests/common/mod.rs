@@ -187,7 +187,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 }
 
 /// Carries out one request that has been queued.
-fn finish(queue: &mut BlkQueue<()>) -> (bool, Vec<u8>) {
+pub(crate) fn finish(queue: &mut BlkQueue<()>) -> (bool, Vec<u8>) {
     assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
     let done = queue.pop().unwrap().unwrap();
     (done.is_ok(), done.into_buffer().map(|buffer| buffer.to_vec()).unwrap_or_default())

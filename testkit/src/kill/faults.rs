@@ -6,21 +6,23 @@
 use super::daemon::ask;
 use super::killer::Killer;
 use super::oracle::{SECTOR, Wrong};
-use super::{End, Plan};
+use super::{End, Plan, Shared};
 use crate::Rng;
 use ringway_driver::Device;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Writes that touch a sector whose number leaves the second when divided by the first fail.
 const EIO: (u64, u64) = (509, 7);
 const ENOSPC: (u64, u64) = (701, 11);
 /// In one life in so many a sync fails, once the second half of the campaign has begun.
 const SYNC_FAILS: u64 = 6;
+/// How a sync that fails is told to a daemon.
+pub(super) const SYNC: &str = ",sync=";
 /// The guest switches its write cache in one life in so many.
 const SWITCHED: u64 = 3;
 /// The client disconnects and comes back in one life in so many.
-const RECONNECTED: u64 = 8;
+const RECONNECTED: u64 = 3;
 /// One life in so many is told to end.
 const TOLD: u64 = 4;
 
@@ -31,11 +33,13 @@ pub(super) struct Faults {
     broken: u64,
     /// The first life in which no write or sync fails: the last ones have to end well.
     healthy: u64,
+    /// What a durable write could not write may be lost, so that later flushes fail, too.
+    loses: bool,
 }
 
 impl Faults {
     pub(super) fn of(plan: &Plan) -> Self {
-        Self { broken: plan.kills / 2 + 1, healthy: plan.kills + 1 }
+        Self { broken: plan.kills / 2 + 1, healthy: plan.kills + 1, loses: plan.cache != "none" }
     }
 
     /// The environment of a daemon.
@@ -44,7 +48,7 @@ impl Faults {
         if life >= self.broken {
             word += &format!(",eio={}:{}", EIO.0, EIO.1);
             if random.below(SYNC_FAILS) == 0 {
-                word += &format!(",sync={}", 1 + random.below(4));
+                word += &format!("{SYNC}{}", 1 + random.below(4));
             }
         }
         word
@@ -68,9 +72,10 @@ impl Faults {
         }
     }
 
-    /// True if a flush may fail that is answered in this life.
-    pub(super) fn flush_may_fail(self, answered: u64) -> bool {
-        answered >= self.broken
+    /// True if there is a reason for a flush to fail that is answered in this life.
+    pub(super) fn flush_may_fail(self, answered: u64, shared: &Shared) -> bool {
+        let durable_write = self.loses && shared.cache_off.load(SeqCst);
+        answered >= self.broken && (durable_write || shared.sync_fails.load(SeqCst))
     }
 }
 
@@ -99,7 +104,10 @@ impl Killer<'_> {
         self.look_at_durability();
         if self.random.below(RECONNECTED) == 0 {
             // If the daemon dies meanwhile, its successor is connected to.
+            // Whoever begins to serve it may not know that its cache is on.
+            self.shared.cache_off.store(true, SeqCst);
             self.stopped = device.stop().and_then(|()| device.reconnect()).is_err();
+            self.disconnects += u64::from(!self.stopped);
         }
         if self.random.below(SWITCHED) == 0 {
             self.switch_cache(device);
@@ -109,6 +117,7 @@ impl Killer<'_> {
     /// The guest switches its write cache on or off, more often off.
     pub(super) fn switch_cache(&mut self, device: &mut Device) {
         let on = self.random.below(3) == 0;
+        self.shared.cache_off.fetch_or(!on, SeqCst);
         // A guest that gets no answer believes anything until it is told.
         self.cache = device.set_writeback(on).ok().map(|()| on);
     }

@@ -1,7 +1,7 @@
 //! The thread that kills: at moments of no choice, and at chosen points of the protocol.
 
 use super::daemon::{Daemon, resize};
-use super::faults::Faults;
+use super::faults::{Faults, SYNC};
 use super::oracle::{SCRAMBLE, SECTOR};
 use super::{BYTES, End, Harm, Plan, Points, SECTORS, Shared, first_sector};
 use crate::Rng;
@@ -92,6 +92,8 @@ pub(super) struct Killer<'a> {
     /// What the guest has set its write cache to, if the daemon has acknowledged it.
     pub(super) cache: Option<bool>,
     pub(super) durable_lives: u64,
+    pub(super) resizes: u64,
+    pub(super) disconnects: u64,
     /// The device was stopped, and its daemon died before it was connected again.
     pub(super) stopped: bool,
 }
@@ -132,6 +134,9 @@ impl Killer<'_> {
             // The last one has no faults: it has to end well.
             let faults = (plan.faults && kill < plan.kills)
                 .then(|| Faults::of(plan).variable(life, &mut self.random));
+            if faults.as_ref().is_some_and(|faults| faults.contains(SYNC)) {
+                self.shared.sync_fails.store(true, SeqCst);
+            }
             daemon = Daemon::start(plan, self.dir, life, dies, faults)?;
             self.reconnect(device, &mut daemon)?;
             if harm == Some(Harm::Missing) {
@@ -246,7 +251,9 @@ impl Killer<'_> {
 
     /// Gives the disk any size that holds what is written.
     fn resize(&mut self) -> Option<std::os::unix::net::UnixStream> {
-        resize(self.dir, BYTES + (self.random.below(32) << 20))
+        let asked = resize(self.dir, BYTES + (self.random.below(32) << 20));
+        self.resizes += u64::from(asked.is_some());
+        asked
     }
 
     /// Waits until traffic has resumed.

@@ -160,6 +160,12 @@ pub struct Outcome {
     /// Lives that served a guest without a write cache from their first request on, and were asked
     /// whether all was durable.
     pub durable_lives: u64,
+    /// Flushes that failed, each with a reason.
+    pub flushes_failed: u64,
+    /// Sizes that daemons were asked for.
+    pub resizes: u64,
+    /// Times the client disconnected in order and came back.
+    pub disconnects: u64,
     pub findings: Findings,
     /// From the last kill to the first completion of a request issued after it, in microseconds.
     pub reattach: Histogram<u64>,
@@ -179,6 +185,10 @@ struct Shared {
     findings: Mutex<Findings>,
     /// A flush was answered with an error: no later one may succeed.
     flush_failed: AtomicBool,
+    /// A daemon was told to have a sync fail.
+    sync_fails: AtomicBool,
+    /// The guest's write cache may have been off, so that writes were durable.
+    cache_off: AtomicBool,
     /// The latest life in which a request was issued and completed, and when.
     resumed: Mutex<(u64, Option<Instant>)>,
     has_resumed: Condvar,
@@ -275,6 +285,8 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         killed: None,
         cache: None,
         durable_lives: 0,
+        resizes: 0,
+        disconnects: 0,
         stopped: false,
     };
     // How the last daemons end: while they are told to stop their queues, and in good order.
@@ -319,7 +331,8 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
             Ok(daemon)
         });
     }
-    let Killer { early, kills, at, missed, reattach, durable_lives, .. } = killer;
+    let Killer { early, kills, at, missed, reattach, durable_lives, resizes, disconnects, .. } =
+        killer;
     let first = u64::from(has_points);
     let findings = shared.findings().clone();
     Ok(Outcome {
@@ -331,6 +344,9 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         overtaken: writers.iter().map(|writer| writer.overtaken).sum(),
         refused: writers.iter().map(|writer| writer.refused).sum(),
         durable_lives,
+        flushes_failed: writers.iter().map(|writer| writer.flushes_failed).sum(),
+        resizes,
+        disconnects,
         findings,
         reattach,
         elapsed: begun.elapsed(),

@@ -62,6 +62,7 @@ pub(super) struct Writer {
     pub(super) overtaken: u64,
     /// Requests that failed as they had to.
     pub(super) refused: u64,
+    pub(super) flushes_failed: u64,
     /// What goes wrong besides kills.
     pub(super) faults: Option<Faults>,
 }
@@ -93,6 +94,7 @@ impl Writer {
             done,
             overtaken,
             refused: 0,
+            flushes_failed: 0,
             faults: None,
         })
     }
@@ -262,8 +264,9 @@ impl Writer {
             What::Flush if is_ok && after_failure => Err(Wrong::Forgotten),
             What::Flush if is_ok => Ok(()),
             What::Flush => {
+                self.flushes_failed += 1;
                 shared.flush_failed.store(true, SeqCst);
-                if faults.flush_may_fail(now) { Ok(()) } else { Err(Wrong::Failed) }
+                if faults.flush_may_fail(now, shared) { Ok(()) } else { Err(Wrong::Failed) }
             }
         }
     }

@@ -155,8 +155,18 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
 
 fn head() -> String {
     let mut head = format!(
-        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>7}",
-        "engine", "ring", "kills", "early", "requests", "overtaken", "refused", "durable"
+        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>7} {:>9} {:>7} {:>10}",
+        "engine",
+        "ring",
+        "kills",
+        "early",
+        "requests",
+        "overtaken",
+        "refused",
+        "durable",
+        "no flush",
+        "resizes",
+        "disconnect"
     );
     for wrong in Wrong::ALL {
         let _ = write!(head, " {:>9}", format!("{wrong:?}").to_lowercase());
@@ -166,10 +176,11 @@ fn head() -> String {
 
 fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
     let Outcome { kills, early, requests, overtaken, findings, reattach, elapsed, .. } = outcome;
-    let Outcome { refused, durable_lives, .. } = outcome;
+    let Outcome { refused, durable_lives, flushes_failed, resizes, disconnects, .. } = outcome;
     let _ = write!(
         table,
-        "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9} {refused:>7} {durable_lives:>7}",
+        "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9} {refused:>7} {durable_lives:>7} \
+         {flushes_failed:>9} {resizes:>7} {disconnects:>10}",
         plan.engine,
         plan.ring(),
     );

@@ -1,6 +1,6 @@
-//! The system calls of the helper process: files, and the sockets it makes. It reads and writes no
-//! image but to try whether O_DIRECT works, and to sync one whose daemon died in a flush; it starts
-//! nothing, and reaches no network.
+//! The system calls of the helper process: files, and the sockets it makes. It reads an image only to
+//! see whether it begins or ends as another format does and whether O_DIRECT works, and syncs one whose
+//! daemon died in a flush; it writes none, starts nothing, and reaches no network.
 
 use super::super::HelperNeeds;
 use super::{
