@@ -14,7 +14,7 @@ pub use device::Device;
 pub use fence::foreign_holder;
 pub use format::ForeignFormat;
 pub use image_lock::{LockError, lock_image, unlock_image};
-pub use mount::Mount;
+pub use mount::{Mount, is_dying, parent};
 pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, holder, probe};
 
 use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};

@@ -46,7 +46,7 @@ fn fence_once(engine: &str) -> bool {
         }
     };
     let image = store.path().to_owned();
-    let mut old = Daemon::start(serve(&image, dir.path(), engine, &[]));
+    let mut old = Daemon::start(serve(&image, dir.path(), engine, &["--control", "c"]));
     store.set_delay(LATE);
     // Kept to the end: a process that waits for its writes keeps its sockets open.
     let mut front_end = connect(dir.path());
@@ -89,8 +89,8 @@ fn fence_once(engine: &str) -> bool {
     assert!(waited >= Duration::from_secs(1), "refused after {waited:?}: {error}");
     assert!(error.contains("in use by") && error.contains("last writes"), "{error}");
 
-    // Its successor waits.
-    let new = Daemon::start(serve(&image, dir.path(), engine, &[]));
+    // Its successor waits, for the control socket, too: the dead one still listens.
+    let new = Daemon::start(serve(&image, dir.path(), engine, &["--control", "c"]));
     let ready = Instant::now();
     let writes = store.log();
     assert!(

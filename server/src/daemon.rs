@@ -15,14 +15,18 @@ use ringway_control::config::{CpuList, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
-use ringway_export::{Polling, tell_suppressed};
+use ringway_export::{Polling, tell_suppressed, vhost_user};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// How long the control socket of a daemon that was killed is waited for: as long as an image's lock.
+const DYING_MAX: Duration = Duration::from_secs(30);
 
 /// All parts of a daemon.
 pub(crate) struct Daemon {
@@ -79,6 +83,7 @@ impl Daemon {
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref();
+        control.inspect(|path| wait_for_the_dying(path));
         let control = control.map(|path| Control::listen(path, &host)).transpose()?;
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
@@ -216,4 +221,16 @@ fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// A daemon that was killed listens until its last write has landed. What is waited for with its
+/// disks is their images.
+fn wait_for_the_dying(control: &Path) {
+    vhost_user::wait_for_the_dying(control, Instant::now() + DYING_MAX, || {
+        let (path, seconds) = (control.display(), DYING_MAX.as_secs());
+        tracing::info!(
+            "{path}: waiting up to {seconds} s for it: who listens there was killed, and its last \
+             writes have not landed yet"
+        );
+    });
 }

@@ -217,7 +217,7 @@ pub(super) fn process(pid: u32) -> String {
 
 /// True if a process was killed or is ending, and only what it had begun keeps it: a daemon whose
 /// threads wait for the disk stays in this state until the last write has landed.
-pub(super) fn is_dying(pid: u32) -> bool {
+pub fn is_dying(pid: u32) -> bool {
     let stat = read(&format!("/proc/{pid}/stat"));
     let status = read(&format!("/proc/{pid}/status"));
     ends(&stat) || is_killed(&status)
@@ -227,6 +227,12 @@ pub(super) fn is_dying(pid: u32) -> bool {
 /// between two questions.
 pub(super) fn is_here(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The process of which `pid` is a child; `None` if that cannot be seen from here.
+pub fn parent(pid: u32) -> Option<u32> {
+    let status = read(&format!("/proc/{pid}/status"));
+    status.lines().find_map(|line| line.strip_prefix("PPid:"))?.trim().parse().ok()
 }
 
 /// `4242 (ring way) Z 1 …`, proc(5): a zombie, or `PF_EXITING` of `linux/sched.h` in the ninth word.

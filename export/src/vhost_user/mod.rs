@@ -15,4 +15,4 @@ mod vring;
 
 pub use queue::{Queue, Token};
 pub use session::{Ended, Session};
-pub use socket::{Access, BindError, bind};
+pub use socket::{Access, BindError, bind, wait_for_the_dying};
