@@ -510,3 +510,66 @@ fn a_drained_queue_begins_where_it_is_told() {
         assert!(matches!(error, InflightError::Base { .. }), "{error}");
     }
 }
+
+/// What sessions and workers ask of a queue with a record.
+#[test]
+fn a_queue_with_a_record_tells_of_itself() {
+    // Headers of 16 and 32 bytes, entries as large, to the next multiple of 64 (vhost-user, "Inflight I/O
+    // tracking").
+    let bytes = [(false, 1), (false, 128), (true, 1), (true, 128)]
+        .map(|(packed, n)| inflight_bytes(packed, n));
+    assert_eq!(bytes, [64, 2112, 64, 4160]);
+    for packed in [false, true] {
+        let shape =
+            Shape { packed, size: 8, first: 0, event_idx: true, entries: 0, when_scarce: false };
+        let (order, batches) = (vec![], vec![]);
+        let case = Case {
+            shape,
+            entries: 8,
+            lengths: &[1, 2],
+            order,
+            batches,
+            most: 0,
+            late: false,
+            hesitant: false,
+        };
+        let memory = Memory::new(shape);
+        let region = Mapping::anonymous(inflight_bytes(packed, 8)).unwrap();
+        let mut world = World::new(&case, &memory, &region);
+        let base = |chains| if packed { PackedBase::after(chains, 8).0 } else { chains.into() };
+        let mut translator = memory.translator();
+
+        let mut device = world.start();
+        assert_eq!((device.size(), device.base(), device.backlog()), (8, base(0), 0));
+        assert!(!device.goes_on() && !device.has_work());
+        world.add();
+        world.add();
+        for (descriptors, next, more) in [(1, 1, true), (2, if packed { 3 } else { 2 }, false)] {
+            assert!(device.has_work());
+            let _ = device.pop(&mut translator).unwrap().unwrap().1.unwrap();
+            // Of a packed ring, the lower half is what is available next.
+            let at = |base: u32| base & 0xffff;
+            assert_eq!((device.walked(), at(device.base())), (descriptors, at(base(next))));
+            assert_eq!(device.has_work(), more);
+        }
+        assert!(device.goes_on(), "it is not where it began");
+        drop(device);
+
+        // Its successor has what was in flight, and nothing that is new.
+        let mut device = world.start();
+        assert_eq!(device.backlog(), 2);
+        assert!(device.goes_on());
+        for left in [1, 0] {
+            assert!(device.has_work());
+            let (head, _) = device.pop(&mut translator).unwrap().unwrap();
+            device.push(head, 0);
+            assert_eq!((device.backlog(), device.has_work()), (left, left > 0));
+        }
+        drop(device);
+
+        // One that took up a record and found nothing goes on, too, though it is where rings begin.
+        let world = World::new(&case, &memory, &region);
+        assert!(!world.start().goes_on(), "the record is new");
+        assert!(world.start().goes_on(), "and now it is not");
+    }
+}
