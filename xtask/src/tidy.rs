@@ -19,9 +19,12 @@ const LIB_LINES: usize = 60;
 /// Files that are longer, each with its own bound. Bounds may go down, and up only with a reason.
 const LONGER: &[(&str, usize)] = &[
     ("aio/src/io_uring/mod.rs", 440), // one engine in the order of its trait
+    ("aio/src/sim.rs", 401),          // one engine, three models
     ("disk/src/bounce.rs", 460),      // one predicate, two copies, their fault cases
     ("disk/src/open.rs", 660),        // the only place that probes the host and chooses
     ("disk/src/queue.rs", 415),       // slots from acquire to finish
+    ("driver/src/queue.rs", 510),     // a queue from submission to completion
+    ("driver/src/lib.rs", 63),        // its front page is a doc test
     ("driver/src/device.rs", 440),    // set-up and teardown of one connection
     ("driver/src/vhost_user.rs", 410), // one function per message
     ("e2e/src/guest.rs", 840),        // a test tool
@@ -29,6 +32,7 @@ const LONGER: &[(&str, usize)] = &[
     ("export/src/vhost_user/session.rs", 450), // one match arm per message
     ("ring/src/virtqueue/inflight/packed.rs", 405), // each step of one protocol
     ("ring/src/virtqueue/packed.rs", 410), // one ring, all its verbs on private fields
+    ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/sides.rs", 420), // one match for each verb of both formats
     ("control/src/protocol.rs", 440), // each word of the control socket
     ("server/src/disks.rs", 420),     // the life of a list
@@ -38,6 +42,40 @@ const LONGER: &[(&str, usize)] = &[
     ("testkit/src/raw.rs", 530),      // a test tool
     ("testkit/src/session_case.rs", 440), // a test tool
 ];
+
+/// The longest a function may be, in lines, and those that are longer, each with its own bound.
+const FUNCTION_LINES: usize = 70;
+const LONGER_FUNCTIONS: &[(&str, &str, usize)] = &[
+    ("bench/src/crew.rs", "run", 90),
+    ("bench/src/origins/o2.rs", "findings", 74),
+    ("bench/src/origins/o4.rs", "run", 78),
+    ("disk/src/bounce.rs", "finish_rare", 85),
+    ("driver/tests/qemu_storage_daemon.rs", "every_operation_on_a_file_with_verified_content", 71),
+    ("e2e/tests/migration_of_an_image.rs", "migrated", 75),
+    ("export/tests/two_drivers.rs", "theirs", 86),
+    ("ring/src/blkif/tests.rs", "a09_front_and_back_agree_for_ever", 90),
+    ("ring/src/blkif/tests.rs", "slots_are_those_of_blkif_h", 83),
+    ("ring/src/blkif/tests/hostile.rs", "a03_a04_b13_malformed_requests_are_refused_alone", 72),
+    ("ring/src/virtqueue/tests.rs", "a09_driver_and_device_agree_for_ever", 95),
+    ("ringway/src/copy.rs", "prepare", 77),
+    ("ringway/src/doctor/image.rs", "look", 71),
+    ("ringway/src/top/case.rs", "sample", 94),
+    ("ringway/tests/fence.rs", "fence_once", 93),
+    ("ringway/tests/isolate.rs", "e06_isolated_disks_are_reached_as_others_are", 77),
+    ("ringway/tests/sandbox.rs", "another_user_has_none_of_roots_rights", 71),
+    ("server/src/daemon.rs", "start", 73),
+    ("testkit/oracle/src/chain.rs", "pop", 73),
+    ("testkit/src/kill/mod.rs", "run_in", 115),
+    ("testkit/src/xenstore.rs", "serve", 89),
+];
+
+/// Code is shared by crates, not by the paths of its files.
+const BY_PATH: &str = concat!("#[pa", "th =");
+/// Nor is what nobody uses kept because somebody might.
+const DEAD: &str = concat!("allow(dead_", "code)");
+/// But where the compiler cannot see who uses it: each test takes its part of what is shared by those
+/// of a crate; a macro of another crate decides by a feature of that crate.
+const DEAD_ALLOWED: &[&str] = &["disk/src/stats.rs", "ringway/tests/common/mod.rs"];
 
 /// Which crates of the workspace a crate may use (dev-dependencies are free): arrows go down only.
 const FLOORS: &[(&str, &[&str])] = &[
@@ -111,6 +149,7 @@ fn check(root: &Path) -> Result<Vec<String>> {
     for file in &files {
         letters(file, &mut found);
         length(file, &mut found);
+        functions_of(file, &mut found);
     }
     for (path, _) in LONGER {
         if !files.iter().any(|file| file.path == *path) {
@@ -170,15 +209,95 @@ fn length(file: &Text, found: &mut Vec<String>) {
     if !path.ends_with(".rs") || !path.contains("/src/") || path.ends_with("/tests.rs") {
         return;
     }
-    let is_test = |line: &&str| line.starts_with("#[cfg(") && line.contains("test");
-    let lines = file.text.lines().take_while(|line| !is_test(line)).count();
+    let lines = without_tests(&file.text).len();
     let most = match LONGER.iter().find(|(longer, _)| *longer == path) {
         Some((_, most)) => *most,
         None if path.ends_with("/lib.rs") => LIB_LINES,
         None => LINES,
     };
     if lines > most {
-        found.push(format!("{path}: {lines} lines before its tests, {most} is the most"));
+        found.push(format!("{path}: {lines} lines without its tests, {most} is the most"));
+    }
+}
+
+/// The lines of a file but those of what is built for tests only: `#[cfg(test)]` and the item that follows.
+fn without_tests(text: &str) -> Vec<&str> {
+    let mut lines = text.lines();
+    let mut kept = Vec::new();
+    while let Some(line) = lines.next() {
+        let tests = line.trim_start().strip_prefix("#[cfg(").is_some_and(|condition| {
+            condition.split(|c: char| !c.is_alphanumeric()).any(|word| word == "test")
+                && !condition.contains("not(test")
+        });
+        if !tests {
+            kept.push(line);
+            continue;
+        }
+        let indent = line.len() - line.trim_start().len();
+        let mut head = true;
+        for line in lines.by_ref() {
+            let (deep, word) = (line.len() - line.trim_start().len(), line.trim());
+            // Of one line, or to the bracket that closes it; attributes may come between.
+            let single = head && word.ends_with([';', ',']);
+            if single || (deep == indent && word.starts_with(['}', ')', ']'])) {
+                break;
+            }
+            head &= word.starts_with("#[");
+        }
+    }
+    kept
+}
+
+/// Functions are flat and short; code is shared by crates.
+fn functions_of(file: &Text, found: &mut Vec<String>) {
+    let path = file.path.as_str();
+    if !path.ends_with(".rs") {
+        return;
+    }
+    let lines: Vec<_> = file.text.lines().collect();
+    for (at, line) in lines.iter().enumerate() {
+        if line.trim_start().starts_with(BY_PATH) {
+            found.push(format!("{path}:{}: takes a file by its path", at + 1));
+        }
+        let unseen = DEAD_ALLOWED.contains(&path);
+        if line.trim_start().starts_with('#') && line.contains(DEAD) && !unseen {
+            found.push(format!("{path}:{}: keeps what nobody uses", at + 1));
+        }
+        let Some(name) = function_name(line) else { continue };
+        let indent = line.len() - line.trim_start().len();
+        let ends = |line: &&str| line.trim_end() == format!("{}}}", " ".repeat(indent));
+        // One without a body ends before.
+        let bodiless = lines[at..].iter().position(|line| line.ends_with(';'));
+        let opens = lines[at..].iter().position(|line| line.ends_with('{'));
+        let Some(length) = lines[at..].iter().position(|line| ends(&line)) else { continue };
+        if opens.is_none() || bodiless.is_some_and(|ended| Some(ended) < opens) {
+            continue;
+        }
+        let most = LONGER_FUNCTIONS.iter().find(|(of, longer, _)| *of == path && *longer == name);
+        let most = most.map_or(FUNCTION_LINES, |(_, _, most)| *most);
+        if length + 1 > most {
+            let length = length + 1;
+            found.push(format!("{path}:{}: {name} has {length} lines, {most} is the most", at + 1));
+        }
+    }
+}
+
+/// The name of the function that begins on this line.
+fn function_name(line: &str) -> Option<&str> {
+    let mut rest = line.trim_start();
+    if rest.starts_with("//") {
+        return None;
+    }
+    loop {
+        if let Some(name) = rest.strip_prefix("fn ") {
+            return name.split(['(', '<']).next();
+        }
+        let (word, more) = rest.split_once(' ')?;
+        let before = ["pub", "const", "async", "unsafe", "extern", "\"C\""];
+        if !before.contains(&word) && !word.starts_with("pub(") {
+            return None;
+        }
+        rest = more;
     }
 }
 
@@ -277,6 +396,40 @@ mod tests {
         letters(&file, &mut found);
         length(&file, &mut found);
         assert_eq!(found.len(), 6, "{found:?}");
+    }
+
+    #[test]
+    fn whole_files_are_counted_but_their_tests() {
+        let text = "use a;\n#[cfg(test)]\nmod tests;\n#[cfg(any(test, fuzzing))]\n#[derive(Debug)]\n\
+                    struct A {\n    a: u8,\n}\nfn b() {\n    #[cfg(not(test))]\n    c();\n}\n\
+                    #[cfg(test)]\nmod tests {\n    fn d() {}\n}\nfn e() {}\n";
+        let kept = without_tests(text);
+        assert_eq!(
+            kept,
+            ["use a;", "fn b() {", "    #[cfg(not(test))]", "    c();", "}", "fn e() {}"]
+        );
+        let path = "core/src/long.rs".to_owned();
+        let text = format!("#[cfg(test)]\nmod tests;\n{}", "// x\n".repeat(LINES + 1));
+        let mut found = Vec::new();
+        length(&Text { path, text }, &mut found);
+        assert_eq!(found, ["core/src/long.rs: 401 lines without its tests, 400 is the most"]);
+    }
+
+    #[test]
+    fn long_functions_and_what_is_shared_by_path_are_found() {
+        let body = "        a();\n".repeat(FUNCTION_LINES - 1);
+        let text = format!(
+            "trait T {{\n    fn none(&self);\n}}\nimpl T {{\n    pub(crate) const unsafe fn long(\n    \
+             ) {{\n{body}    }}\n}}\n{BY_PATH} \"x.rs\"]\nmod x;\n#![{DEAD}]\n"
+        );
+        let mut found = Vec::new();
+        functions_of(&Text { path: "core/src/a.rs".into(), text }, &mut found);
+        let want = [
+            "core/src/a.rs:5: long has 72 lines, 70 is the most",
+            "core/src/a.rs:78: takes a file by its path",
+            "core/src/a.rs:80: keeps what nobody uses",
+        ];
+        assert_eq!(found, want);
     }
 
     #[test]
