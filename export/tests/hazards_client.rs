@@ -1,5 +1,5 @@
 //! What a hostile front-end may send, and that a neighbour on the same worker is served meanwhile and
-//! afterwards. Rows B1–B10 of the table in docs/hazards.md, each a test of its name.
+//! afterwards. Rows B1–B10 and B20 of the table in docs/hazards.md, each a test of its name.
 #![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
@@ -373,6 +373,49 @@ fn b09_a_full_call_eventfd() {
     for i in 0..20 {
         assert_eq!(guest.simple(0, IN, i, DATA, 512), (OK, 513));
     }
+    s.neighbour_lives();
+}
+
+/// A sparse file costs its owner nothing, but mapping it takes address space that all disks of a daemon
+/// share, and a process without any dies of its next allocation.
+#[test]
+fn b20_a_client_cannot_take_all_address_space() {
+    const TIB: u64 = 1 << 40;
+    let mut s = scene();
+    let huge = memory(1 << 62);
+    let client = s.client();
+    let add = |client: &RawClient, at: u64, bytes: u64| {
+        let payload = words(&[0, at, bytes, at, 0]);
+        client.acked(request::ADD_MEM_REG, &payload, &[huge.as_fd()]).unwrap()
+    };
+    let (mut at, mut bytes, mut taken) = (1 << 48, 1 << 46, 0);
+    while bytes >= 4096 {
+        if add(&client, at, bytes) {
+            (at, taken) = (at + bytes, taken + bytes);
+        } else {
+            bytes /= 2;
+        }
+    }
+    // Other tests of this process have a little as well.
+    assert!((47 * TIB..=48 * TIB).contains(&taken), "{taken:#x} bytes");
+    s.neighbour_lives();
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    assert_eq!(guest.simple(0, IN, 0, DATA, 4096).0, OK);
+    // What comes next has half of what is left, and the dirty log counts like memory.
+    let next = RawClient::new(s.rig.connect());
+    next.send(request::SET_FEATURES, 0, &words(&[BASIC | F_PROTOCOL]), &[]).unwrap();
+    let protocol = words(&[1 | 1 << 1 | 1 << 3 | 1 << 15]);
+    next.send(request::SET_PROTOCOL_FEATURES, 0, &protocol, &[]).unwrap();
+    assert!(!add(&next, 1 << 48, 25 * TIB));
+    let log = words(&[16 * TIB, 0]);
+    next.send(request::SET_LOG_BASE, 0, &log, &[huge.as_fd()]).unwrap();
+    assert_eq!(next.receive().unwrap().0, request::SET_LOG_BASE);
+    assert!(!add(&next, 1 << 48, 9 * TIB) && add(&next, 1 << 48, 7 * TIB));
+    // All of it comes back.
+    drop((client, next, guest));
+    s.rig.join_some();
+    let again = s.client();
+    assert!(add(&again, 1 << 48, 47 * TIB));
     s.neighbour_lives();
 }
 

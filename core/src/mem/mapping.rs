@@ -1,11 +1,13 @@
 //! Memory shared with another process, mapped here.
 
+use super::quota::{Quota, Taken};
 use super::{page_size, sigbus};
 use crate::file::FileShape;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Why memory could not be mapped.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +32,19 @@ pub enum MappingError {
     /// take for ever.
     #[error("the file is served by a process, not by the kernel, and cannot be guest memory")]
     Fuse,
+    /// A peer has mapped, or would have, more than its part of this process's address space.
+    #[error(
+        "{asked} bytes of address space are too much for a peer that has {have} mapped already: it \
+         may have {room} more, because as much must be left for all others as it has then"
+    )]
+    Quota {
+        /// Bytes it would have taken.
+        asked: u64,
+        /// Bytes that the peer has mapped.
+        have: u64,
+        /// Bytes it may have in addition.
+        room: u64,
+    },
     /// The kernel refused.
     #[error("cannot map the memory: {0}")]
     Host(#[from] io::Error),
@@ -50,6 +65,8 @@ pub struct Mapping {
     whole: NonNull<u8>,
     whole_len: usize,
     guard: Option<sigbus::Guard>,
+    /// Its part of a quota, until it is unmapped.
+    _taken: Option<Taken>,
 }
 
 // SAFETY: a mapping is plain shared memory; all access goes through raw pointers whose users
@@ -64,6 +81,28 @@ impl Mapping {
     /// # Errors
     /// [`MappingError`]: a range that cannot be, a file that is too short, a refusal of the kernel.
     pub fn of_file(file: &File, offset: u64, len: u64) -> Result<Self, MappingError> {
+        Self::shared(None, file, offset, len)
+    }
+
+    /// The same for the file of a peer, who decides how much of it there is.
+    ///
+    /// # Errors
+    /// As [`Mapping::of_file`], and that it would be more than the peer may have mapped.
+    pub fn of_peer(
+        quota: &Arc<Quota>,
+        file: &File,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, MappingError> {
+        Self::shared(Some(quota), file, offset, len)
+    }
+
+    fn shared(
+        quota: Option<&Arc<Quota>>,
+        file: &File,
+        offset: u64,
+        len: u64,
+    ) -> Result<Self, MappingError> {
         let bad = MappingError::BadRange { offset, len };
         let Some(need) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
         if on_fuse(file)? {
@@ -89,9 +128,11 @@ impl Mapping {
         else {
             return Err(bad);
         };
-        Self::map(whole_len, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd(), from)
-            .map(|mapping| mapping.narrowed(skip, len))
-            .map_err(MappingError::from)
+        let taken = quota.map(|quota| quota.take(whole_len as u64)).transpose()?;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let mut mapping = Self::map(whole_len, flags, file.as_raw_fd(), from)?;
+        mapping._taken = taken;
+        Ok(mapping.narrowed(skip, len))
     }
 
     /// Maps `len` bytes of zeroed memory that no other process sees.
@@ -120,7 +161,7 @@ impl Mapping {
                 return Err(e);
             }
         };
-        Ok(Self { start: base, len, whole: base, whole_len: len, guard })
+        Ok(Self { start: base, len, whole: base, whole_len: len, guard, _taken: None })
     }
 
     fn narrowed(mut self, skip: usize, len: usize) -> Self {

@@ -4,6 +4,7 @@ mod iotlb;
 mod map;
 mod mapping;
 mod pool;
+mod quota;
 mod segment;
 mod sigbus;
 
@@ -11,6 +12,7 @@ pub use iotlb::{Access, HostRange, IOMMU_PAGE, Iotlb, Miss, Permission, Pieces, 
 pub use map::{GuestMap, MISSES_MAX, MapError, Region, Translator};
 pub use mapping::{Mapping, MappingError};
 pub use pool::{Pool, PoolPages};
+pub use quota::{MAPPED_MAX, Quota};
 pub use segment::{Segment, Segments};
 pub use sigbus::{install as install_sigbus_handler, poison_epoch};
 

@@ -8,7 +8,7 @@
 use super::message::Message;
 use crate::ring_bell::ring_bell;
 use ringway_core::Segment;
-use ringway_core::mem::{GuestMap, Mapping, MappingError};
+use ringway_core::mem::{GuestMap, Mapping, MappingError, Quota};
 use ringway_ring::virtio_blk::StatusByte;
 use ringway_ring::virtqueue::{Areas, Format, Unpublished};
 use std::fs::File;
@@ -46,9 +46,9 @@ pub(super) struct LogArea {
 
 impl LogArea {
     /// The log that a SET_LOG_BASE message describes: size and offset in bytes, and a file.
-    pub(super) fn of(message: &mut Message) -> Result<Self, LogError> {
+    pub(super) fn of(message: &mut Message, quota: &Arc<Quota>) -> Result<Self, LogError> {
         let file = message.take_fd().ok_or(LogError::NotShared)?;
-        let mapping = Mapping::of_file(&File::from(file), message.u64(8), message.u64(0))?;
+        let mapping = Mapping::of_peer(quota, &File::from(file), message.u64(8), message.u64(0))?;
         Ok(Self { mapping })
     }
 

@@ -8,7 +8,7 @@
 use super::message::Message;
 use super::vring::StartError;
 use crate::export::ExportOptions;
-use ringway_core::mem::{Mapping, MappingError};
+use ringway_core::mem::{Mapping, MappingError, Quota};
 use ringway_ring::virtqueue::{QUEUE_SIZE_MAX, inflight_bytes, renew_inflight};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -107,6 +107,7 @@ impl Inflight {
     pub(super) fn take(
         message: &mut Message,
         options: ExportOptions,
+        quota: &Arc<Quota>,
     ) -> Result<Self, InflightRefusal> {
         let about = Described::read(message, options)?;
         let Described { bytes: have, offset, queues, entries } = about;
@@ -121,7 +122,7 @@ impl Inflight {
         let file = message.take_fd().map(File::from);
         let file = file.ok_or(InflightRefusal::Unaligned(offset))?;
         let len = have.min(about.need(true) + NOTE_BYTES);
-        let mapping = Arc::new(Mapping::of_file(&file, offset, len)?);
+        let mapping = Arc::new(Mapping::of_peer(quota, &file, offset, len)?);
         let note = usize::try_from(about.need(true)).ok();
         let note = note.filter(|_| len == about.need(true) + NOTE_BYTES);
         Ok(Self { mapping, queues, entries, note })

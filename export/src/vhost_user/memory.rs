@@ -1,7 +1,7 @@
 //! The memory table of a connection: SET_MEM_TABLE, ADD_MEM_REG, REM_MEM_REG.
 
 use super::message::Message;
-use ringway_core::mem::{GuestMap, MapError, Mapping, MappingError, Region};
+use ringway_core::mem::{GuestMap, MapError, Mapping, MappingError, Quota, Region};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,6 +17,8 @@ pub(super) enum MemoryError {
              (QEMU: memory-backend-memfd,share=on)"
     )]
     Mapping { guest: u64, source: MappingError },
+    #[error("guest memory at {guest:#x}: {source}")]
+    Quota { guest: u64, source: MappingError },
     #[error("{0}")]
     Map(#[from] MapError),
     #[error("all {SLOTS_MAX} memory slots are taken")]
@@ -42,32 +44,43 @@ fn described(message: &Message, offset: usize) -> Described {
     }
 }
 
-fn map(about: &Described, fd: OwnedFd) -> Result<Region, MemoryError> {
-    let mapping = Mapping::of_file(&File::from(fd), about.file_offset, about.len)
-        .map_err(|source| MemoryError::Mapping { guest: about.guest, source })?;
+fn map(about: &Described, fd: OwnedFd, quota: &Arc<Quota>) -> Result<Region, MemoryError> {
+    let mapping = Mapping::of_peer(quota, &File::from(fd), about.file_offset, about.len)
+        .map_err(|source| refused(about.guest, source))?;
     Ok(Region { guest: about.guest, user: about.user, len: about.len, mapping: Arc::new(mapping) })
 }
 
+fn refused(guest: u64, source: MappingError) -> MemoryError {
+    match source {
+        MappingError::Quota { .. } => MemoryError::Quota { guest, source },
+        _ => MemoryError::Mapping { guest, source },
+    }
+}
+
 /// The map that a SET_MEM_TABLE message describes.
-pub(super) fn table(message: &mut Message) -> Result<GuestMap, MemoryError> {
+pub(super) fn table(message: &mut Message, quota: &Arc<Quota>) -> Result<GuestMap, MemoryError> {
     let fds = std::mem::take(&mut message.fds);
     let regions = fds
         .into_iter()
         .enumerate()
-        .map(|(i, fd)| map(&described(message, 8 + 32 * i), fd))
+        .map(|(i, fd)| map(&described(message, 8 + 32 * i), fd, quota))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(GuestMap::new(regions)?)
 }
 
 /// `old` with the region that an ADD_MEM_REG message describes.
-pub(super) fn with_region(old: &GuestMap, message: &mut Message) -> Result<GuestMap, MemoryError> {
+pub(super) fn with_region(
+    old: &GuestMap,
+    message: &mut Message,
+    quota: &Arc<Quota>,
+) -> Result<GuestMap, MemoryError> {
     if old.regions().len() >= SLOTS_MAX {
         return Err(MemoryError::Full);
     }
     let about = described(message, 8);
     let Some(fd) = message.take_fd() else { return Err(MemoryError::NoSuchRegion(about.guest)) };
     let mut regions = old.regions().to_vec();
-    regions.push(map(&about, fd)?);
+    regions.push(map(&about, fd, quota)?);
     Ok(GuestMap::new(regions)?)
 }
 

@@ -21,7 +21,7 @@ use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
 use crate::door::Door;
 use crate::export::{Export, LockWait};
-use ringway_core::mem::GuestMap;
+use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
 use ringway_ring::virtqueue::LayoutError;
@@ -142,6 +142,8 @@ pub struct Session<'a> {
     /// The front-end was told of a change of the configuration space.
     announced: bool,
     map: Arc<GuestMap>,
+    /// What it has mapped: guest memory, dirty log, record of what is in flight.
+    quota: Arc<Quota>,
     /// Where to record what is in flight, if the front-end has given a place.
     inflight: Option<Inflight>,
     vrings: Vec<Vring>,
@@ -185,6 +187,7 @@ impl<'a> Session<'a> {
             switching_on: false,
             announced: false,
             map: Arc::new(GuestMap::default()),
+            quota: Arc::default(),
             inflight: None,
             vrings: fresh_vrings(export),
             door: Arc::clone(&door),
@@ -370,11 +373,11 @@ impl<'a> Session<'a> {
             R::GET_QUEUE_NUM => Ok(Answer::u64(self.vrings.len() as u64)),
             R::GET_MAX_MEM_SLOTS => Ok(Answer::u64(memory::SLOTS_MAX as u64)),
             R::SET_MEM_TABLE => {
-                let map = memory::table(message)?;
+                let map = memory::table(message, &self.quota)?;
                 self.change_memory(map)
             }
             R::ADD_MEM_REG => {
-                let map = memory::with_region(&self.map, message)?;
+                let map = memory::with_region(&self.map, message, &self.quota)?;
                 self.change_memory(map)
             }
             R::REM_MEM_REG => {

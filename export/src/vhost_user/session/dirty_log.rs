@@ -15,7 +15,7 @@ impl Session<'_> {
         if !self.protocol.contains(Protocol::LOG_SHMFD) {
             return Err(LogError::NotShared.into());
         }
-        let area = Arc::new(LogArea::of(message)?);
+        let area = Arc::new(LogArea::of(message, &self.quota)?);
         let before = self.log.replace(area);
         self.pass_log_on().inspect_err(|_| self.log = before)?;
         // Queues that had to wait for a log of this size can start now.

@@ -20,7 +20,7 @@ impl Session<'_> {
         if let Some(running) = self.vrings.iter().position(Vring::is_running) {
             return Err(Refusal::Running(running));
         }
-        self.inflight = Some(Inflight::take(message, self.export.options())?);
+        self.inflight = Some(Inflight::take(message, self.export.options(), &self.quota)?);
         self.write_cache_of_region();
         kill_point!(RecordTaken);
         self.start_ready()

@@ -1,0 +1,98 @@
+//! How much of this process's address space its peers may have mapped.
+//!
+//! A sparse file is as long as its owner says and costs nothing, but mapping it takes address space
+//! here, and a process without any dies of its next allocation, with everybody it serves.
+
+use super::MappingError;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes that all peers of a process may have mapped together: three quarters of the 2^47 bytes that a
+/// process has on x86-64.
+///
+/// No bound for a single peer is fixed beside it, because the largest guests (16 TiB, and twice that
+/// for the moment in which a new memory table takes the place of the old one) are as large as thousands
+/// of ordinary ones. A peer may have as much as is left for all others then: 48 TiB if it is the only
+/// one, and three of these guests side by side. However greedy k of them are, the next one may map
+/// 96 TiB / 2^(k+1), so it takes many clients that agree with each other to shut out a guest of an
+/// ordinary size, and none of them ends the process.
+pub const MAPPED_MAX: u64 = 96 << 40;
+
+/// What all peers have mapped, in bytes. Maps are made and dropped by control threads only.
+static MAPPED: Mutex<u64> = Mutex::new(0);
+
+/// What one peer has mapped.
+#[derive(Debug, Default)]
+pub struct Quota {
+    /// In bytes. Changed under the lock of [`MAPPED`].
+    mine: AtomicU64,
+}
+
+/// A part of a quota, given back when dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Quota {
+    /// Takes `bytes` of it.
+    pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Taken, MappingError> {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine = self.mine.load(Relaxed);
+        let room = room(*mapped, mine);
+        if bytes > room {
+            return Err(MappingError::Quota { asked: bytes, have: mine, room });
+        }
+        *mapped += bytes;
+        self.mine.store(mine + bytes, Relaxed);
+        Ok(Taken { quota: Arc::clone(self), bytes })
+    }
+}
+
+/// What a peer that has `mine` of the `mapped` bytes may have in addition, so that as much is left as it
+/// has then.
+fn room(mapped: u64, mine: u64) -> u64 {
+    MAPPED_MAX.saturating_sub(mapped).saturating_sub(mine) / 2
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        *mapped -= self.bytes;
+        self.quota.mine.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIB: u64 = 1 << 40;
+
+    #[test]
+    fn large_guests_fit_and_nobody_takes_all() {
+        assert_eq!(room(0, 0), 48 * TIB);
+        // Three guests of 16 TiB, the last of which gets a new memory table.
+        assert!(room(2 * 16 * TIB, 0) >= 16 * TIB && room(3 * 16 * TIB, 16 * TIB) >= 16 * TIB);
+        let greedy = (0..6).fold(0, |mapped, _| mapped + room(mapped, 0));
+        assert_eq!(room(greedy, 0), 3 * TIB / 4);
+        assert_eq!((room(MAPPED_MAX, 1), room(1, MAPPED_MAX), room(u64::MAX, u64::MAX)), (0, 0, 0));
+        // Little by little is no way around it.
+        let bit_by_bit = (0..1000).fold(0, |mine, _| mine + room(mine, mine));
+        assert_eq!(bit_by_bit, 48 * TIB);
+    }
+
+    #[test]
+    fn what_was_taken_is_given_back() {
+        let (one, other) = (Arc::new(Quota::default()), Arc::new(Quota::default()));
+        let some = one.take(40 * TIB).unwrap();
+        let refused = one.take(40 * TIB).unwrap_err();
+        assert!(refused.to_string().contains(&(40 * TIB).to_string()), "{refused}");
+        let theirs = other.take(20 * TIB).unwrap();
+        drop(some);
+        drop(theirs);
+        drop(one.take(40 * TIB).unwrap());
+        assert_eq!(one.mine.load(Relaxed), 0);
+    }
+}
