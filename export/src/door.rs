@@ -6,7 +6,7 @@ use ringway_core::mem::Miss;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Mutex, MutexGuard};
 
@@ -31,14 +31,16 @@ pub(crate) struct Door {
     misses: Mutex<Vec<(usize, Miss)>>,
     /// A front-end is there.
     attended: AtomicBool,
+    /// The front-end has made a notification block.
+    blocked: AtomicBool,
 }
 
 impl Door {
     pub(crate) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let attended = AtomicBool::new(true);
-        let (alarms, orders, misses) = Default::default();
-        Ok(Self { bell, alarms, orders, misses, attended })
+        let (alarms, orders, misses, blocked) = Default::default();
+        Ok(Self { bell, alarms, orders, misses, attended, blocked })
     }
 
     /// A session may begin before its front-end is there, and outlive it.
@@ -49,6 +51,19 @@ impl Door {
     /// A front-end is there.
     pub(crate) fn is_attended(&self) -> bool {
         self.attended.load(SeqCst)
+    }
+
+    /// The front-end has made a notification block: it is called no more, and its connection ends.
+    #[cold]
+    pub(crate) fn block(&self) {
+        self.blocked.store(true, SeqCst);
+        self.ring();
+    }
+
+    /// Looked at before each notification.
+    #[inline]
+    pub(crate) fn was_blocked(&self) -> bool {
+        self.blocked.load(Relaxed)
     }
 
     /// Readable when there is something to take.

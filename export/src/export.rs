@@ -15,6 +15,7 @@ pub use report::{ExportReport, QueueReport};
 use crate::command::{Handle, LaneId, Stopped};
 use crate::door::Door;
 use crate::limit::Limits;
+use crate::penalty::Penalty;
 use crate::queue::RequestQueue;
 use crate::vhost_user::Queue;
 use ringway_core::Geometry;
@@ -29,7 +30,7 @@ use ringway_ring::virtio_blk::{
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest segment offered to guests, in bytes. Far above what a guest's own limits make.
 const SIZE_MAX: u32 = 4 << 20;
@@ -83,6 +84,8 @@ pub struct Export<Q = Queue> {
     /// Held by whoever changes something; one change at a time.
     changing: Arc<Mutex<()>>,
     limits: Limits,
+    /// For front-ends that hold up other disks.
+    penalty: Mutex<Penalty>,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -119,6 +122,7 @@ impl<Q: RequestQueue> Export<Q> {
             running: Mutex::default(),
             gone: Mutex::default(),
             resizes: AtomicU64::new(0),
+            penalty: Mutex::default(),
             changing: Arc::default(),
         }
     }
@@ -144,6 +148,18 @@ impl<Q: RequestQueue> Export<Q> {
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// A front-end has held up other disks: in how long the next one may be served.
+    pub(crate) fn offended(&self) -> Duration {
+        lock(&self.penalty).offended(Instant::now())
+    }
+
+    /// How long whoever accepts front-ends has to wait before it takes the next one, because the last
+    /// ones have held up other disks; zero as a rule.
+    #[must_use]
+    pub fn pause_before_next(&self) -> Duration {
+        lock(&self.penalty).left(Instant::now())
     }
 
     /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).

@@ -7,6 +7,7 @@ mod command;
 mod door;
 mod export;
 mod limit;
+mod penalty;
 mod pinned;
 mod polling;
 mod pool;

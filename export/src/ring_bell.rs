@@ -3,15 +3,25 @@
 //! The peer can make the descriptor blocking again behind our back and fill its counter: the write
 //! would then sleep for as long as the peer likes, and everything else this thread serves with it.
 //! So each thread marks when it begins and ends such a write, and a watchdog interrupts a thread
-//! that stays in one. The interrupted write fails, and whoever asked for it gives the descriptor up.
+//! that stays in one. The interrupted write fails. No honest peer fills a counter of 64 bits, and every
+//! such write costs all that the thread serves up to 200 ms: so the peer is rung no more, by whatever
+//! descriptor and whatever thread, its connection ends, and the next one has to wait
+//! ([`crate::penalty`]).
 //!
 //! The watchdog looks as long as there are such writes, and sleeps without a time limit as soon as
-//! none has begun or ended from one look to the next. Whoever begins one then wakes it. (A write that
-//! cannot block would need none of this, but pwritev2 refuses RWF_NOWAIT for an eventfd.)
+//! none has begun or ended from one look to the next. Whoever begins one then wakes it.
+//!
+//! A write that cannot block would need none of this. On Linux 6.18 there is none at this price: pwritev2
+//! refuses RWF_NOWAIT for an eventfd, io_uring hands such a write to a thread that blocks, an eventfd
+//! cannot be opened a second time to get flags of our own, and asking poll(2) first costs a system call
+//! more and leaves a moment to fill it. The kernel itself rings without blocking, at the end of an
+//! operation of Linux AIO or as the bell of a whole io_uring, which would cost every notification of
+//! honest guests an operation more.
 
+use crate::door::Door;
 use rustix::io::Errno;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Once, OnceLock, Weak};
 use std::thread::Thread;
@@ -72,11 +82,37 @@ thread_local! {
     static MARK: Registered = Registered::new();
 }
 
-/// Writes 1 to an eventfd. A full counter has rung already.
-///
-/// # Errors
-/// What the host says; `Interrupted` if the peer made the write block.
-pub(crate) fn ring_bell(bell: impl AsFd) -> io::Result<()> {
+/// An eventfd of a peer, and the door of the session that has the peer's connection.
+#[derive(Debug)]
+pub(crate) struct Bell {
+    fd: OwnedFd,
+    door: Arc<Door>,
+}
+
+impl Bell {
+    pub(crate) fn new(fd: OwnedFd, door: &Arc<Door>) -> Self {
+        Self { fd, door: Arc::clone(door) }
+    }
+
+    /// Writes 1 to the eventfd. A full counter has rung already.
+    ///
+    /// # Errors
+    /// What the host says; `Interrupted` if the peer made this write block, or an earlier one to any of
+    /// its descriptors.
+    pub(crate) fn ring(&self) -> io::Result<()> {
+        // Written once in the life of a connection.
+        if self.door.was_blocked() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        write_one(&self.fd).inspect_err(|error| {
+            if error.kind() == io::ErrorKind::Interrupted {
+                self.door.block();
+            }
+        })
+    }
+}
+
+fn write_one(bell: &OwnedFd) -> io::Result<()> {
     MARK.with(|mark| {
         let writes = &mark.0.writes;
         let begun = writes.load(Relaxed).wrapping_add(1);
@@ -179,29 +215,44 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
 
+    fn bell() -> Bell {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        Bell::new(fd, &Arc::new(Door::new().unwrap()))
+    }
+
     #[test]
     fn a_write_that_blocks_is_interrupted() {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        ring_bell(&bell).unwrap();
-        rustix::io::write(&bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
-        let error = ring_bell(&bell).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        let bell = bell();
+        bell.ring().unwrap();
+        rustix::io::write(&bell.fd, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        assert_eq!(bell.ring().unwrap_err().kind(), io::ErrorKind::Interrupted);
+    }
+
+    /// Neither by another descriptor of the same peer nor by another thread.
+    #[test]
+    fn b21_who_made_a_write_block_is_rung_no_more() {
+        let door = Arc::new(Door::new().unwrap());
+        let new = || Bell::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap(), &door);
+        let (one, other) = (new(), new());
+        rustix::io::write(&one.fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        other.ring().unwrap();
+        assert!(!door.was_blocked() && one.ring().is_err() && door.was_blocked());
+        let there = std::thread::scope(|scope| scope.spawn(|| other.ring()).join().unwrap());
+        assert_eq!(there.unwrap_err().kind(), io::ErrorKind::Interrupted);
+        let mut counter = [0; 8];
+        rustix::io::read(&other.fd, &mut counter).unwrap();
+        assert_eq!(u64::from_ne_bytes(counter), 1, "it was written again");
     }
 
     #[test]
     fn a_write_that_blocks_wakes_the_watchdog() {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         for _ in 0..5 {
-            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
-            ring_bell(&bell).unwrap();
+            let bell = bell();
+            bell.ring().unwrap();
             // Long enough for it to fall asleep, if no other test rings meanwhile.
             std::thread::sleep(5 * WATCH_EVERY);
-            let mut counter = [0; 8];
-            rustix::io::read(&bell, &mut counter).unwrap();
-            rustix::io::write(&bell, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-            let error = ring_bell(&bell).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::Interrupted);
-            rustix::io::read(&bell, &mut counter).unwrap();
+            rustix::io::write(&bell.fd, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+            assert_eq!(bell.ring().unwrap_err().kind(), io::ErrorKind::Interrupted);
         }
     }
 }

@@ -455,6 +455,29 @@ fn b10_the_log_descriptor_must_be_an_eventfd() {
     assert!(!m.guest.client.acked(request::SET_LOG_FD, &[], &[file.as_fd()]).unwrap());
 }
 
+/// As for the call of a queue: no second descriptor is tried.
+#[test]
+fn b21_a_log_bell_that_blocks_ends_the_connection() {
+    let (_folder, mut rig, mut m) = scene();
+    let mut neighbour = RawGuest::start(rig.connect(), 1, 16, BASIC);
+    assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true));
+    let bell: OwnedFd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    assert!(m.guest.client.acked(request::SET_LOG_FD, &[], &[bell.as_fd()]).unwrap());
+    rustix::fs::fcntl_setfl(&bell, rustix::fs::OFlags::empty()).unwrap();
+    // It may have been rung already.
+    rustix::io::write(&bell, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+    for _ in 0..2 {
+        m.offer_read(0, DATA, 512);
+        m.guest.kick(0);
+        assert!(m.guest.next_used(0, SOON).is_some(), "answered");
+        if m.guest.client.ask_u64(request::GET_QUEUE_NUM).is_err() {
+            break;
+        }
+    }
+    assert!(m.guest.client.is_closed());
+    assert_eq!(neighbour.simple(0, IN, 0, DATA, 512), (OK, 513));
+}
+
 #[test]
 fn b03_a_hostile_dirty_log() {
     let (_folder, mut rig, mut m) = scene();

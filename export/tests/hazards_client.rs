@@ -1,5 +1,5 @@
 //! What a hostile front-end may send, and that a neighbour on the same worker is served meanwhile and
-//! afterwards. Rows B1–B10 and B20 of the table in docs/hazards.md, each a test of its name.
+//! afterwards. Rows B1–B10, B20 and B21 of the table in docs/hazards.md, each a test of its name.
 #![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
@@ -419,20 +419,66 @@ fn b20_a_client_cannot_take_all_address_space() {
     s.neighbour_lives();
 }
 
-/// The descriptor's flags belong to both sides: the client can make it blocking again at any time.
+/// Makes the next call of queue 0 sleep. The descriptor's flags belong to both sides: the client can make
+/// it blocking again at any time.
+fn block_the_next_call(guest: &RawGuest) {
+    let call = bell();
+    assert!(guest.client.acked(request::SET_VRING_CALL, &words(&[0]), &[call.as_fd()]).unwrap());
+    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+    // A running queue was called once already.
+    rustix::io::write(&call, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+}
+
 #[test]
 fn b09_a_call_eventfd_made_blocking_and_full() {
     let mut s = scene();
     let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
-    let call = bell();
-    assert!(guest.client.acked(request::SET_VRING_CALL, &words(&[0]), &[call.as_fd()]).unwrap());
-    rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
-    rustix::io::write(&call, &(u64::MAX - 2).to_ne_bytes()).unwrap();
-    // The first call fills the counter, the second would sleep for ever.
-    for i in 0..4 {
-        assert_eq!(guest.simple(0, IN, i, DATA, 512), (OK, 513));
+    block_the_next_call(&guest);
+    assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513), "answered, and called afterwards");
+    s.neighbour_lives();
+    assert!(guest.client.is_closed());
+    s.neighbour_lives();
+}
+
+/// Else a client could go on with a new descriptor, or a new connection, for each request.
+#[test]
+fn b21_who_holds_up_others_waits_longer_each_time() {
+    let mut s = scene();
+    assert_eq!(s.rig.export().pause_before_next(), Duration::ZERO);
+    for _ in 0..6 {
+        let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+        block_the_next_call(&guest);
+        assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513));
+        assert!(guest.client.is_closed());
+        s.rig.join_some();
         s.neighbour_lives();
     }
+    let pause = s.rig.export().pause_before_next().as_secs();
+    assert!((9..=32).contains(&pause), "{pause} s after six times");
+}
+
+/// The connection is over when the call blocks, and nobody is left who could end it.
+#[test]
+fn b21_who_leaves_before_the_call_blocks_is_not_forgotten() {
+    let _shared = ALONE.read().unwrap_or_else(|e| e.into_inner());
+    let slow = Source::Null { bytes: CAPACITY, latency_us: 200_000 };
+    let options = RigOptions::new(slow, EngineKind::NullAfter(200_000));
+    let mut rig = Rig::start(&options);
+    for _ in 0..5 {
+        let mut guest = RawGuest::start(rig.connect(), 1, 64, BASIC);
+        block_the_next_call(&guest);
+        let header = DATA - 0x1000;
+        guest.put_header(header, IN, 0);
+        let data = Desc { addr: DATA, len: 512, flags: 2, next: 0 };
+        let status = Desc { addr: header + 64, len: 1, flags: 2, next: 0 };
+        guest.put_chain(0, 0, &[Desc { addr: header, len: 16, ..Desc::default() }, data, status]);
+        guest.offer(0, 0);
+        rig.wait_in_flight(1);
+        drop(guest);
+        rig.join_sessions();
+    }
+    let pause = rig.export().pause_before_next().as_secs();
+    assert!((5..=16).contains(&pause), "{pause} s after five times");
 }
 
 #[test]

@@ -6,6 +6,10 @@ mod common;
 use common::{Daemon, PATIENCE, folder, read, ringway, write};
 use ringway_driver::{Device, Options};
 use ringway_testkit::LateStore;
+use ringway_testkit::raw::{DATA, F_VERSION_1, RawGuest, request, words};
+use rustix::event::{EventfdFlags, eventfd};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -98,6 +102,38 @@ fn c08_what_takes_too_long_is_told() {
     }
     assert_eq!(stats().0, 0, "none is any more");
     drop((queue, device));
+    daemon.stop();
+}
+
+/// A client fills its call eventfd and makes it blocking, again and again. It costs the worker, and with
+/// it everybody there, a moment each time, so the next connection waits.
+#[test]
+fn b21_who_held_up_others_is_served_again_after_a_pause() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--queues", "1"]);
+    let connect = || {
+        let socket = UnixStream::connect(dir.path().join("s")).unwrap();
+        RawGuest::start(socket, 1, 64, F_VERSION_1)
+    };
+    let mut guest = connect();
+    for pause in [1, 2, 4] {
+        let call = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let queue = words(&[0]);
+        assert!(guest.client.acked(request::SET_VRING_CALL, &queue, &[call.as_fd()]).unwrap());
+        rustix::fs::fcntl_setfl(&call, rustix::fs::OFlags::empty()).unwrap();
+        // The queue was called once.
+        rustix::io::write(&call, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        let begun = Instant::now();
+        assert_eq!(guest.simple(0, 0, 0, DATA, 512), (0, 513));
+        assert!(guest.client.is_closed());
+        guest = connect();
+        let served = begun.elapsed();
+        assert!(served >= Duration::from_secs(pause), "after {served:?}");
+        let told = format!("The next connection is taken in {pause} s");
+        assert!(daemon.log().contains(&told), "{}", daemon.log());
+    }
+    assert_eq!(guest.simple(0, 0, 0, DATA, 512), (0, 513));
+    drop(guest);
     daemon.stop();
 }
 

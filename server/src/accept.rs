@@ -40,6 +40,14 @@ fn next(
     listener: &UnixListener,
     stop: BorrowedFd<'_>,
 ) -> io::Result<Option<UnixStream>> {
+    // Those who connect meanwhile wait with it.
+    let mut pause = export.pause_before_next();
+    while !pause.is_zero() {
+        if wait(&[stop], Timespec::try_from(pause).ok().as_ref())?[0] {
+            return Ok(None);
+        }
+        pause = export.pause_before_next();
+    }
     loop {
         if wait(&[stop, listener.as_fd()], None)?[0] {
             return Ok(None);

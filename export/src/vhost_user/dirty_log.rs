@@ -6,13 +6,12 @@
 //! too seldom.
 
 use super::message::Message;
-use crate::ring_bell::ring_bell;
+use crate::ring_bell::Bell;
 use ringway_core::Segment;
 use ringway_core::mem::{GuestMap, Mapping, MappingError, Quota};
 use ringway_ring::virtio_blk::StatusByte;
 use ringway_ring::virtqueue::{Areas, Format, Unpublished};
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU8, fence};
@@ -99,7 +98,7 @@ pub(super) struct QueueLog {
     /// Where the ring is written, as logged; `None` if writes to the ring are not to be logged. For
     /// a packed ring: the descriptors and the device area.
     ring: Option<(u64, u64)>,
-    bell: Option<Arc<OwnedFd>>,
+    bell: Option<Arc<Bell>>,
     bell_lost: AtomicBool,
 }
 
@@ -116,7 +115,7 @@ pub(super) struct Logged<'a> {
     /// which.
     pub(super) behind_iommu: bool,
     /// Rung when marks were made (SET_LOG_FD).
-    pub(super) bell: Option<Arc<OwnedFd>>,
+    pub(super) bell: Option<Arc<Bell>>,
 }
 
 impl QueueLog {
@@ -217,9 +216,9 @@ impl QueueLog {
     fn ring_bell(&self) {
         if let Some(bell) = &self.bell
             && !self.bell_lost.load(Relaxed)
-            && ring_bell(bell).is_err()
+            && bell.ring().is_err()
         {
-            // Whatever the peer has done to it, it is done to itself.
+            // As for the bells of queues.
             self.bell_lost.store(true, Relaxed);
         }
     }

@@ -4,7 +4,7 @@ use super::dirty_log::QueueLog;
 use super::inflight::Part;
 use crate::door::Door;
 use crate::queue::{Broken, Pop, RequestQueue};
-use crate::ring_bell::ring_bell;
+use crate::ring_bell::Bell;
 use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
@@ -32,7 +32,7 @@ pub struct Queue {
     memory: Translator,
     inflight: Option<Part>,
     kick: OwnedFd,
-    call: Option<OwnedFd>,
+    call: Option<Bell>,
     calls: u64,
     /// Descriptors of the last chain.
     effort: u32,
@@ -66,7 +66,7 @@ impl Queue {
         map: Arc<GuestMap>,
         inflight: Option<Part>,
         kick: OwnedFd,
-        call: Option<OwnedFd>,
+        call: Option<Bell>,
     ) -> Result<Self, InflightError> {
         // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
         // mapped and aligned, belongs to this queue alone, and is kept as well.
@@ -156,7 +156,7 @@ impl Queue {
     }
 
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.
-    pub(super) fn set_call(&mut self, call: Option<OwnedFd>) {
+    pub(super) fn set_call(&mut self, call: Option<Bell>) {
         self.call = call;
         let _ = self.call();
     }
@@ -178,17 +178,17 @@ impl Queue {
     }
 
     /// Gives the eventfds back.
-    pub(super) fn into_fds(self) -> (OwnedFd, Option<OwnedFd>) {
+    pub(super) fn into_fds(self) -> (OwnedFd, Option<Bell>) {
         (self.kick, self.call)
     }
 
     fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
         self.calls += 1;
-        let rung = ring_bell(call);
+        let rung = call.ring();
         kill_point!(Called);
         if rung.is_err() {
-            // Whatever the peer has done to it, it is done to itself.
+            // Whatever the peer has done to it, this one is done with. If it blocked, so are all others.
             self.call = None;
         }
         rung

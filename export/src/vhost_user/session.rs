@@ -21,6 +21,7 @@ use super::message::{Channel, Event, Message, MessageError};
 use super::vring::{StartError, Vring};
 use crate::door::Door;
 use crate::export::{Export, LockWait};
+use crate::ring_bell::Bell;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
@@ -150,7 +151,7 @@ pub struct Session<'a> {
     door: Arc<Door>,
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
-    log_bell: Option<Arc<OwnedFd>>,
+    log_bell: Option<Arc<Bell>>,
     /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
     iommu: Option<Box<Iommu>>,
     /// What was known when they were not any more.
@@ -247,21 +248,12 @@ impl<'a> Session<'a> {
             error!(disk, "stopping queues panicked, the disk is served no more: {said}");
             self.abandon_queues(Vec::new());
         }
+        // The last answers ring as well, so only now.
+        self.punish_if_blocked();
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
         stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
-    }
-
-    fn tell_of_another(&mut self) {
-        self.others = None;
-        if let Some(pass) = self.export.limits().waiting_clients.pass() {
-            warn!(
-                disk = self.export.disk().name(),
-                suppressed = pass.suppressed,
-                "another front-end waits for this disk: it is served once the present one has gone"
-            );
-        }
     }
 
     /// Says why the connection ends.

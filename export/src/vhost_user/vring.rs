@@ -5,6 +5,7 @@ use super::iommu::IommuError;
 use super::queue::Queue;
 use crate::command::LaneId;
 use crate::queue::RequestQueue;
+use crate::ring_bell::Bell;
 use ringway_core::mem::GuestMap;
 use ringway_ring::virtqueue::{Areas, Format, InflightError};
 use std::os::fd::OwnedFd;
@@ -49,8 +50,8 @@ pub(super) struct Vring {
     /// Where the queue goes on, while it does not run; `None` at the start.
     pub(super) base: Option<u32>,
     pub(super) kick: Option<OwnedFd>,
-    pub(super) call: Option<OwnedFd>,
-    pub(super) err: Option<OwnedFd>,
+    pub(super) call: Option<Bell>,
+    pub(super) err: Option<Bell>,
     pub(super) enabled: bool,
     /// Guest address under which writes to the used ring are logged, if they are.
     pub(super) log_at: Option<u64>,

@@ -2,6 +2,7 @@
 
 use super::queues::check_eventfd;
 use super::{Answer, Refusal, Session};
+use crate::ring_bell::Bell;
 use crate::vhost_user::dirty_log::{LogArea, LogError, Logged, QueueLog, check_memory};
 use crate::vhost_user::message::Message;
 use ringway_core::mem::GuestMap;
@@ -27,7 +28,7 @@ impl Session<'_> {
     pub(super) fn set_log_fd(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
         let bell = message.take_fd().ok_or(Refusal::NotAnEventfd("log"))?;
         check_eventfd(&bell, "log")?;
-        self.log_bell = Some(Arc::new(bell));
+        self.log_bell = Some(Arc::new(Bell::new(bell, &self.door)));
         self.pass_log_on()?;
         Ok(Answer::Ack)
     }

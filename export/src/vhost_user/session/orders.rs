@@ -1,17 +1,16 @@
-//! What workers tell a session, and what the control plane asks of it.
+//! What workers tell a session, what the control plane asks of it, and who else wants the disk.
 
 use super::{Refusal, Session};
 use crate::command::Alarm;
 use crate::door::Order;
 use crate::queue::Broken;
-use crate::ring_bell::ring_bell;
 use tracing::{error, warn};
 
 impl Session<'_> {
     /// Hears alarms and obeys orders. True if the connection must end.
     pub(super) fn answer_door(&mut self) -> bool {
         let (alarms, orders) = self.door.take();
-        let mut fatal = false;
+        let mut fatal = self.door.was_blocked();
         for (queue, alarm) in alarms {
             fatal |= self.hear(queue, &alarm);
         }
@@ -21,6 +20,32 @@ impl Session<'_> {
         }
         // Vanished memory may show as a broken queue first.
         fatal || self.map.is_poisoned()
+    }
+
+    /// Has the next connection wait if the front-end has made a notification block, and with it all that
+    /// its worker serves.
+    pub(super) fn punish_if_blocked(&self) {
+        if !self.door.was_blocked() {
+            return;
+        }
+        let pause = self.export.offended().as_secs();
+        self.tell_end(format_args!(
+            "a notification did not return. The front-end has filled the counter of a call or log \
+             eventfd and made it blocking, which holds up other disks. The next connection is taken \
+             in {pause} s"
+        ));
+    }
+
+    /// Another front-end waits for the disk.
+    pub(super) fn tell_of_another(&mut self) {
+        self.others = None;
+        if let Some(pass) = self.export.limits().waiting_clients.pass() {
+            warn!(
+                disk = self.export.disk().name(),
+                suppressed = pass.suppressed,
+                "another front-end waits for this disk: it is served once the present one has gone"
+            );
+        }
     }
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
@@ -39,7 +64,7 @@ impl Session<'_> {
         }
         if let Some(err) = self.vrings.get(queue).and_then(|vring| vring.err.as_ref()) {
             // Best effort: the front-end may not listen.
-            let _ = ring_bell(err);
+            let _ = err.ring();
         }
         fatal
     }

@@ -3,6 +3,7 @@
 use super::{Answer, Refusal, Session, fresh_vrings};
 use crate::command::Stopped;
 use crate::queue::RequestQueue;
+use crate::ring_bell::Bell;
 use crate::vhost_user::message::{Message, VRING_NO_FD};
 use crate::vhost_user::queue::Queue;
 use crate::vhost_user::vring::{StartError, UserAddresses, Vring};
@@ -113,6 +114,7 @@ impl Session<'_> {
         if let Some(call) = &call {
             check_eventfd(call, "call")?;
         }
+        let call = call.map(|call| Bell::new(call, &self.door));
         // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
         match self.vrings[at].lane {
             Some(lane) => self
@@ -131,6 +133,7 @@ impl Session<'_> {
         if let Some(err) = &err {
             check_eventfd(err, "error")?;
         }
+        let err = err.map(|err| Bell::new(err, &self.door));
         self.vring(index)?.1.err = err;
         Ok(Answer::Ack)
     }
