@@ -768,7 +768,9 @@ fn a22_odd_answers_end_the_channel_only() {
     let folder = tempfile::tempdir().unwrap();
     let (options, _) = disk(&folder);
     let mut rig = Rig::start(&options);
-    for odd in [vec![0xff; 20], [1u32, 1, 8, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect()] {
+    let bytes = |words: [u32; 5]| words.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
+    // The last are in order, but more than there are questions.
+    for odd in [vec![0xff; 20], bytes([1, 1, 8, 0, 0]), bytes([1, 1 | 4, 8, 1, 0]).repeat(200)] {
         let mut vm = Vm::start(&mut rig, 1, false);
         let end = Instant::now() + SOON;
         while vm.question().is_none() {
@@ -794,6 +796,70 @@ fn a22_odd_answers_end_the_channel_only() {
         drop(vm);
         rig.join_sessions();
     }
+}
+
+/// A front-end that promises for ever what it does not tell is asked no more.
+#[test]
+fn a22_answers_without_translations_end_the_channel() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut neighbour = RawGuest::start(rig.connect(), 1, 16, F_VERSION_1);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    vm.settle();
+    vm.put(0, 0, IN, 0, (IOVA, DATA), (IOVA + PAGE, 512));
+    vm.guest.offer(0, 0);
+    let answer: Vec<u8> = [1u32, 1 | 4, 8, 0, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+    let end = Instant::now() + SOON;
+    let (mut answers, mut question) = (0, [0; 44]);
+    let closed = loop {
+        assert!(Instant::now() < end, "the channel is silent");
+        match vm.channel.read(&mut question) {
+            Ok(0) => break true,
+            Ok(_) if answers == 5000 => break false,
+            Ok(_) => answers += usize::from(vm.channel.write_all(&answer).is_ok()),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(_) => break true,
+        }
+    };
+    assert!(closed, "{answers} answers, and it is still asked");
+    assert_eq!(
+        vm.guest.client.ask_u64(request::GET_QUEUE_NUM).unwrap(),
+        1,
+        "the connection goes on"
+    );
+    assert_eq!(neighbour.simple(0, IN, 0, DATA, 512), (OK, 513));
+    assert!(neighbour.peek(DATA, 512) == content[..512]);
+}
+
+/// Nobody needs to know where a ring was. What is asked is bounded, however often it moves, and in the
+/// end what is needed is asked.
+#[test]
+fn a22_questions_for_a_ring_that_has_moved_are_not_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::connect(&mut rig, false, PROTOCOL);
+    // It starts as soon as it is known where it is.
+    let addresses = |at: u64| {
+        let mut payload = halves(&[0, 0]);
+        payload.extend(words(&[at, at + 0x8000, at + 0x6000, 0]));
+        payload
+    };
+    assert!(vm.guest.start_queue(0).unwrap());
+    for round in 0..1000 {
+        let payload = addresses(IOVA + (round << 20));
+        assert!(vm.guest.client.acked(request::SET_VRING_ADDR, &payload, &[]).unwrap());
+    }
+    let (table, _, _) = vm.guest.rings(0);
+    let payload = addresses(table + USER_DELTA);
+    assert!(vm.guest.client.acked(request::SET_VRING_ADDR, &payload, &[]).unwrap());
+    vm.put(0, 0, IN, 0, (IOVA, DATA), (IOVA + PAGE, 512));
+    vm.map(IOVA, &[DATA, DATA + PAGE], 3);
+    vm.guest.offer(0, 0);
+    assert_eq!(vm.used(0), Some((0, 513)));
+    assert!(vm.guest.peek(DATA + PAGE, 512) == content[..512]);
+    assert!(vm.asked.len() < 200, "{} questions", vm.asked.len());
 }
 
 /// A guest goes on after its daemon: the new one knows no translation, and asks again.

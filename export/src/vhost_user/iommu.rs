@@ -16,7 +16,14 @@ use std::collections::VecDeque;
 pub(super) const TRANSLATIONS_MAX: usize = 32_768;
 
 /// Questions that the front-end has not answered yet; others wait until it does.
-const ASKED_MAX: usize = 64;
+pub(super) const ASKED_MAX: usize = 64;
+
+/// Questions of one queue that were not sent yet: what a request or a ring needs is asked for in steps.
+const UNSENT_MAX: usize = MISSES_MAX;
+
+/// Answers in a row that promise a translation that was not told. An invalidation may take away what was
+/// told a moment ago, for all questions that are open; the next message about the IOMMU begins anew.
+const FUTILE_MAX: usize = ASKED_MAX;
 
 /// Bytes of `struct vhost_iotlb_msg`: address, size and user address of 8 bytes, permission and type
 /// of 1. Compilers pad it.
@@ -49,6 +56,15 @@ pub(super) enum IommuError {
          one region of the memory table"
     )]
     Outside { iova: u64, size: u64, user: u64 },
+}
+
+/// Why nothing more is asked on a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Nonsense {
+    #[error("it answers what was not asked")]
+    NotAsked,
+    #[error("it answers {FUTILE_MAX} times in a row that a translation was told, and none was")]
+    Futile,
 }
 
 /// What an IOTLB message says.
@@ -97,10 +113,16 @@ pub(super) fn question(miss: Miss) -> [u8; IOTLB_BYTES_PADDED] {
 #[derive(Debug)]
 pub(super) struct Iommu {
     pub(super) table: Iotlb,
-    /// Questions sent, in order; answers come in the same order. `None`: nobody needs it any more.
-    asked: VecDeque<Option<Miss>>,
-    /// Questions that were not sent yet.
-    to_ask: VecDeque<Miss>,
+    /// Questions sent, in order, and for which queue; answers come in the same order. `None`: nobody
+    /// needs it any more.
+    asked: VecDeque<Option<(usize, Miss)>>,
+    /// Questions of each queue that were not sent yet, at most [`UNSENT_MAX`]. A queue that stops, or
+    /// whose ring moves, has none any more.
+    unsent: Vec<VecDeque<Miss>>,
+    /// The queue whose turn it is to ask.
+    turn: usize,
+    /// Answers in a row that promised what was not told.
+    futile: usize,
     /// What the next request of each queue waits for. Bounded: a queue waits for one request.
     wanted: Vec<Vec<Miss>>,
     /// A ring has no translation, and that was told.
@@ -114,7 +136,9 @@ impl Iommu {
         Self {
             table: Iotlb::with_capacity(TRANSLATIONS_MAX),
             asked: VecDeque::with_capacity(ASKED_MAX),
-            to_ask: VecDeque::new(),
+            unsent: vec![VecDeque::new(); queues],
+            turn: 0,
+            futile: 0,
             wanted: vec![Vec::new(); queues],
             ring_fault_told: false,
             answer: Vec::new(),
@@ -137,33 +161,62 @@ impl Iommu {
     /// Queue `at` waits for nothing any more.
     pub(super) fn unwant(&mut self, at: usize) {
         self.wanted[at].clear();
+        self.unsent[at].clear();
     }
 
-    /// The front-end is to be asked for this page, unless it was.
-    pub(super) fn ask(&mut self, miss: Miss) {
-        let asked = self.asked.contains(&Some(miss)) || self.to_ask.contains(&miss);
-        if !asked && !self.knows(&miss) {
-            self.to_ask.push_back(miss);
+    /// The front-end is to be asked for this page for queue `at`, unless it was.
+    pub(super) fn ask(&mut self, at: usize, miss: Miss) {
+        if self.unsent[at].contains(&miss) || self.has_asked(miss) || self.knows(&miss) {
+            return;
+        }
+        if self.unsent[at].len() == UNSENT_MAX {
+            // Of these some may have been told before anybody could ask.
+            let mut unsent = std::mem::take(&mut self.unsent[at]);
+            unsent.retain(|miss| !self.knows(miss));
+            self.unsent[at] = unsent;
+        }
+        if self.unsent[at].len() < UNSENT_MAX {
+            self.unsent[at].push_back(miss);
         }
     }
 
-    /// The next question to send, unless too many wait for an answer.
-    pub(super) fn next_question(&self) -> Option<Miss> {
-        self.to_ask.front().copied().filter(|_| self.asked.len() < ASKED_MAX)
+    fn has_asked(&self, miss: Miss) -> bool {
+        self.asked.iter().flatten().any(|&(_, asked)| asked == miss)
+    }
+
+    /// The next question to send, unless too many wait for an answer. Queues take turns.
+    pub(super) fn next_question(&mut self) -> Option<Miss> {
+        if self.asked.len() >= ASKED_MAX {
+            return None;
+        }
+        let queues = self.unsent.len();
+        for at in (0..queues).map(|step| (self.turn + step) % queues) {
+            while let Some(&miss) = self.unsent[at].front() {
+                // Another queue may have asked the same meanwhile.
+                if !self.has_asked(miss) && !self.knows(&miss) {
+                    self.turn = at;
+                    return Some(miss);
+                }
+                self.unsent[at].pop_front();
+            }
+        }
+        None
     }
 
     /// The question was sent.
     pub(super) fn was_sent(&mut self) {
-        if let Some(miss) = self.to_ask.pop_front() {
-            self.asked.push_back(Some(miss));
+        if let Some(miss) = self.unsent[self.turn].pop_front() {
+            self.asked.push_back(Some((self.turn, miss)));
         }
+        self.turn = (self.turn + 1) % self.unsent.len();
     }
 
     /// Nothing is known and nobody waits. Answers that are on their way belong to what was asked
     /// before: the same pages may be elsewhere by now.
     pub(super) fn restart(&mut self) {
         self.table.clear();
-        self.to_ask.clear();
+        self.unsent.iter_mut().for_each(VecDeque::clear);
+        self.futile = 0;
         self.asked.iter_mut().for_each(|miss| *miss = None);
         self.wanted.iter_mut().for_each(Vec::clear);
         self.ring_fault_told = false;
@@ -172,29 +225,39 @@ impl Iommu {
     /// Questions go to another channel from now on; what the old one owes will not come.
     pub(super) fn renew_channel(&mut self) {
         self.answer.clear();
-        let again: Vec<Miss> = self.asked.drain(..).flatten().collect();
-        again.into_iter().for_each(|miss| self.ask(miss));
+        let again: Vec<(usize, Miss)> = self.asked.drain(..).flatten().collect();
+        again.into_iter().for_each(|(at, miss)| self.ask(at, miss));
+        self.futile = 0;
     }
 
     /// The front-end has answered the oldest question: the page that it knows no translation of. An
     /// answer without a translation that comes after an invalidation is asked for once more.
-    pub(super) fn was_answered(&mut self, found: bool) -> Option<Miss> {
-        let miss = self.asked.pop_front()??;
-        if self.knows(&miss) {
-            return None;
-        }
+    pub(super) fn was_answered(&mut self, found: bool) -> Result<Option<Miss>, Nonsense> {
+        let answered = self.asked.pop_front().ok_or(Nonsense::NotAsked)?;
+        let Some((_, miss)) = answered.filter(|(_, miss)| !self.knows(miss)) else {
+            return Ok(None);
+        };
         if !found {
-            return Some(miss);
+            return Ok(Some(miss));
         }
-        if self.wanted.iter().any(|wanted| wanted.contains(&miss)) {
-            self.ask(miss);
+        if self.futile == FUTILE_MAX {
+            return Err(Nonsense::Futile);
         }
-        None
+        self.futile += 1;
+        if let Some(&at) = self.who_wants(miss).first() {
+            self.ask(at, miss);
+        }
+        Ok(None)
+    }
+
+    /// The front-end has told something about the IOMMU.
+    pub(super) fn was_told(&mut self) {
+        self.futile = 0;
     }
 
     /// Questions that wait for an answer or to be sent.
     pub(super) fn is_asking(&self) -> bool {
-        !self.asked.is_empty() || !self.to_ask.is_empty()
+        !self.asked.is_empty() || self.unsent.iter().any(|unsent| !unsent.is_empty())
     }
 
     /// Queues whose next request waits for this page.
@@ -229,16 +292,20 @@ impl Iommu {
     pub(super) fn forget(&mut self, first: u64, last: u64) -> Vec<HostRange> {
         let hosts = self.table.hosts(first, last);
         self.table.remove(first, last);
-        let lost = |miss: &&Miss| miss.page <= last && miss.page + (IOMMU_PAGE - 1) >= first;
-        let lost: Vec<Miss> = self.wanted.iter().flatten().filter(lost).copied().collect();
-        lost.into_iter().for_each(|miss| self.ask(miss));
+        let lost = |miss: &Miss| miss.page <= last && miss.page + (IOMMU_PAGE - 1) >= first;
+        for at in 0..self.wanted.len() {
+            let lost: Vec<Miss> =
+                self.wanted[at].iter().filter(|&miss| lost(miss)).copied().collect();
+            lost.into_iter().for_each(|miss| self.ask(at, miss));
+        }
         hosts
     }
 
-    /// Where the ring at these I/O virtual addresses is here: `None` until all of it is known, which
-    /// is asked for.
+    /// Where the ring of queue `queue` at these I/O virtual addresses is here: `None` until all of it is
+    /// known, which is asked for.
     pub(super) fn areas(
         &mut self,
+        queue: usize,
         at: UserAddresses,
         format: Format,
     ) -> Result<Option<Areas>, StartError> {
@@ -246,7 +313,7 @@ impl Iommu {
         for (place, (name, iova, len, access)) in places.iter_mut().zip(ring_parts(at, format)) {
             let found = self.table.pieces(iova, len, access, MISSES_MAX);
             if !found.missed.is_empty() {
-                found.missed.into_iter().for_each(|miss| self.ask(miss));
+                found.missed.into_iter().for_each(|miss| self.ask(queue, miss));
                 continue;
             }
             let adjoin = |pair: &[(*mut u8, u64)]| {

@@ -59,16 +59,15 @@ impl Session<'_> {
         if !self.protocol.contains(needed) || self.backend_channel.is_none() {
             return Err(StartError::Iommu(IommuError::NoChannel));
         }
-        let areas = iommu.areas(addresses, format)?;
+        let areas = iommu.areas(at, addresses, format)?;
         self.ask_front_end();
         Ok(areas)
     }
 
     /// IOTLB_MSG. The answer to an invalidation means that no request uses the memory any more.
     pub(super) fn iotlb_msg(&mut self, message: &Message) -> Result<Answer, Refusal> {
-        if self.iommu.is_none() {
-            return Err(IommuError::NotNegotiated.into());
-        }
+        let Some(iommu) = &mut self.iommu else { return Err(IommuError::NotNegotiated.into()) };
+        iommu.was_told();
         match iommu::read(message, &self.map)? {
             Told::Update(new) => self.learn(new)?,
             Told::Invalidate(first, last) => self.invalidate(first, last)?,
@@ -145,7 +144,7 @@ impl Session<'_> {
         for (at, miss) in misses {
             if self.vrings.get(at).is_some_and(Vring::is_running) {
                 iommu.want(at, miss);
-                iommu.ask(miss);
+                iommu.ask(at, miss);
             }
         }
         for (at, learned) in iommu.satisfied() {
@@ -197,9 +196,13 @@ impl Session<'_> {
         self.iommu.as_ref().is_some_and(|iommu| iommu.is_asking())
     }
 
-    /// Reads answers to what was asked.
+    /// Reads answers to what was asked: as many as there can be questions. A front-end that goes on
+    /// answering is heard again after its messages, and after an order to stop.
     pub(super) fn hear_answers(&mut self) -> Result<(), Refusal> {
-        while let (Some(channel), Some(iommu)) = (&self.backend_channel, &mut self.iommu) {
+        for _ in 0..iommu::ASKED_MAX {
+            let (Some(channel), Some(iommu)) = (&self.backend_channel, &mut self.iommu) else {
+                break;
+            };
             let mut room = [0; ANSWER_BYTES];
             let have = iommu.answer.len();
             let mut control = RecvAncillaryBuffer::default();
@@ -233,8 +236,10 @@ impl Session<'_> {
         }
         let found = answer[12..] == [0; 8];
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
-        if let Some(miss) = iommu.was_answered(found) {
-            self.deny(miss)?;
+        match iommu.was_answered(found) {
+            Ok(Some(miss)) => self.deny(miss)?,
+            Ok(None) => {}
+            Err(nonsense) => self.lose_channel(&nonsense.to_string()),
         }
         self.ask_front_end();
         Ok(())
