@@ -5,8 +5,8 @@
 use ringway_disk::EngineKind;
 use ringway_ring::virtqueue::inflight_bytes;
 use ringway_testkit::raw::{
-    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawGuest, halves, inflight_payload,
-    request,
+    DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_VERSION_1, RawClient, RawGuest, halves,
+    inflight_payload, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::event::{EventfdFlags, eventfd};
@@ -296,6 +296,29 @@ fn set_cache(guest: &RawGuest, on: bool) {
     let mut payload = halves(&[32, 1, 0]);
     payload.push(on.into());
     assert!(guest.client.acked(request::SET_CONFIG, &payload, &[]).unwrap());
+}
+
+/// A front-end may say so before it tells of features: its guest need not run yet.
+#[test]
+fn c06_a_cache_is_switched_off_before_features_are_negotiated() {
+    let (mut rig, _folder) = rig();
+    let socket = rig.connect();
+    let early = RawClient::new(socket.try_clone().unwrap());
+    let protocol = words(&[1 | 1 << 3 | 1 << 9]);
+    early.send(request::SET_PROTOCOL_FEATURES, 0, &protocol, &[]).unwrap();
+    let mut payload = halves(&[32, 1, 0]);
+    payload.push(0);
+    // It reads that there is one.
+    early.send(request::GET_CONFIG, 0, &payload, &[]).unwrap();
+    assert_eq!(early.receive().unwrap().1[12], 1);
+    assert!(early.acked(request::SET_CONFIG, &payload, &[]).unwrap(), "off is always safe");
+    payload[12] = 1;
+    assert!(!early.acked(request::SET_CONFIG, &payload, &[]).unwrap(), "on was not negotiated");
+    let mut guest = RawGuest::start(socket, 1, SIZE, BASIC | WCE);
+    assert!(!cache_is_on(&guest));
+    assert_eq!(durable(&rig, &mut guest, 512), 512);
+    set_cache(&guest, true);
+    assert_eq!(durable(&rig, &mut guest, 512), 0);
 }
 
 /// The next daemon has a guest whose front-end says nothing, as QEMU when it reconnects: what the last

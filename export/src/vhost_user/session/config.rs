@@ -31,14 +31,19 @@ impl Session<'_> {
     /// Only `writeback` can be written, with CONFIG_WCE.
     ///
     /// What is written holds beyond this connection: for the guest a reconnection is none. A front-end
-    /// that is new reads the configuration space and finds the truth there.
+    /// that is new reads the configuration space and finds the truth there. That it is off can be said at
+    /// any time, also before features are negotiated: a guest may switch it off before its front-end
+    /// tells of them (QEMU), and durable writes are right for whatever comes.
     pub(super) fn set_config(&mut self, message: &Message) -> Result<Answer, Refusal> {
         let (offset, size) = (message.u32(0), message.u32(4));
         let range = config_range(offset, size)?;
-        if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !self.has(VIRTIO_BLK_F_CONFIG_WCE) {
+        let on = message.payload().get(12).is_some_and(|&byte| byte != 0);
+        let offered = self.export.features() >> VIRTIO_BLK_F_CONFIG_WCE & 1 != 0;
+        let may = self.has(VIRTIO_BLK_F_CONFIG_WCE) || (offered && !on);
+        if range != (WRITEBACK_OFFSET..WRITEBACK_OFFSET + 1) || !may {
             return Err(Refusal::Config(size, offset));
         }
-        self.set_write_cache(message.payload()[12] != 0)?;
+        self.set_write_cache(on)?;
         Ok(Answer::Ack)
     }
 
