@@ -20,7 +20,7 @@ impl Session<'_> {
             fatal |= self.carry_out(&order);
         }
         // Vanished memory may show as a broken queue first.
-        fatal || self.map.is_poisoned()
+        fatal || self.door.is_over() || self.map.is_poisoned()
     }
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
