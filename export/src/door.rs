@@ -26,21 +26,25 @@ pub(crate) enum Order {
 pub(crate) struct Door {
     bell: OwnedFd,
     alarms: Mutex<Vec<(usize, Alarm)>>,
-    orders: Mutex<Vec<Order>>,
+    /// `None` once the session has ended: what comes then is dropped, and whoever waits hears it.
+    orders: Mutex<Option<Vec<Order>>>,
     /// Pages behind an IOMMU that queues need; a queue that has asked waits for the answer.
     misses: Mutex<Vec<(usize, Miss)>>,
     /// A front-end is there.
     attended: AtomicBool,
     /// The front-end has made a notification block.
     blocked: AtomicBool,
+    /// The session is to end.
+    is_over: AtomicBool,
 }
 
 impl Door {
     pub(crate) fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let attended = AtomicBool::new(true);
-        let (alarms, orders, misses, blocked) = Default::default();
-        Ok(Self { bell, alarms, orders, misses, attended, blocked })
+        let (alarms, misses, is_over, blocked) = Default::default();
+        let orders = Mutex::new(Some(Vec::new()));
+        Ok(Self { bell, alarms, orders, misses, attended, is_over, blocked })
     }
 
     /// A session may begin before its front-end is there, and outlive it.
@@ -90,8 +94,25 @@ impl Door {
 
     /// The control plane wants something.
     pub(crate) fn order(&self, order: Order) {
-        lock(&self.orders).push(order);
+        if let Some(orders) = &mut *lock(&self.orders) {
+            orders.push(order);
+        }
         self.ring();
+    }
+
+    /// The session has ended: orders that it has not taken are dropped.
+    pub(crate) fn close(&self) {
+        lock(&self.orders).take();
+    }
+
+    /// The session is to end its connection, as soon as it hears this.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, SeqCst);
+        self.ring();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(SeqCst)
     }
 
     /// Takes all there is.
@@ -100,7 +121,8 @@ impl Door {
         // Empty already is as good as emptied.
         let _ = rustix::io::read(&self.bell, &mut counter);
         let alarms = std::mem::take(&mut *lock(&self.alarms));
-        (alarms, std::mem::take(&mut *lock(&self.orders)))
+        let orders = lock(&self.orders).as_mut().map(std::mem::take);
+        (alarms, orders.unwrap_or_default())
     }
 
     fn ring(&self) {

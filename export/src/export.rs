@@ -17,7 +17,7 @@ use crate::door::Door;
 use crate::limit::Limits;
 use crate::penalty::Penalty;
 use crate::queue::RequestQueue;
-use crate::vhost_user::Queue;
+use crate::vhost_user::{Aside, Queue};
 use ringway_core::Geometry;
 use ringway_disk::{CacheMode, Disk, DiskStats};
 use ringway_ring::virtio_blk::{
@@ -75,6 +75,8 @@ pub struct Export<Q = Queue> {
     /// Takes no requests.
     paused: AtomicBool,
     /// How often the size has changed.
+    /// All sessions have stopped their queues because of that, or have ended.
+    rests: AtomicBool,
     resizes: AtomicU64,
     /// Whether the guest's write cache is on. It outlives connections, because a front-end that
     /// reconnects does not say it again (QEMU) and its guest goes on in the old belief.
@@ -86,6 +88,8 @@ pub struct Export<Q = Queue> {
     limits: Limits,
     /// For front-ends that hold up other disks.
     penalty: Mutex<Penalty>,
+    /// What its front-ends have sent and is not touched.
+    aside: Arc<Aside>,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -110,6 +114,7 @@ impl<Q: RequestQueue> Export<Q> {
             limits: Limits::new(disk.name()),
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
             paused: AtomicBool::new(disk.was_paused()),
+            rests: AtomicBool::new(disk.was_paused()),
             image_lock: image_lock::ImageLock::of(&disk),
             disk,
             options,
@@ -124,6 +129,7 @@ impl<Q: RequestQueue> Export<Q> {
             resizes: AtomicU64::new(0),
             penalty: Mutex::default(),
             changing: Arc::default(),
+            aside: Arc::default(),
         }
     }
 
@@ -160,6 +166,16 @@ impl<Q: RequestQueue> Export<Q> {
     #[must_use]
     pub fn pause_before_next(&self) -> Duration {
         lock(&self.penalty).left(Instant::now())
+    }
+
+    pub(crate) fn aside(&self) -> &Arc<Aside> {
+        &self.aside
+    }
+
+    /// Its front-ends have sent so much that may neither be used nor closed that no more are taken.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.aside.is_full()
     }
 
     /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).
@@ -208,6 +224,7 @@ impl<Q: RequestQueue> Export<Q> {
     /// It has ended.
     pub(crate) fn leave(&self, door: &Arc<Door>) {
         lock(&self.doors).retain(|other| !Arc::ptr_eq(other, door));
+        door.close();
     }
 
     /// A queue runs.
@@ -229,6 +246,11 @@ impl<Q: RequestQueue> Export<Q> {
     /// True while no requests are to be taken.
     #[must_use]
     pub fn is_paused(&self) -> bool {
+        self.holds() && self.rests.load(SeqCst) && self.is_clear()
+    }
+
+    /// No queue is to start: it is paused, or about to be.
+    pub(crate) fn holds(&self) -> bool {
         self.paused.load(SeqCst)
     }
 

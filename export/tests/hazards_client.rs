@@ -1,5 +1,5 @@
 //! What a hostile front-end may send, and that a neighbour on the same worker is served meanwhile and
-//! afterwards. Rows B1–B10, B20 and B21 of the table in docs/hazards.md, each a test of its name.
+//! afterwards. Rows B1–B10 and B20–B23 of the table in docs/hazards.md, each a test of its name.
 #![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source};
@@ -164,9 +164,9 @@ fn b03_memory_shorter_than_claimed() {
         assert!(!client.acked(request::SET_MEM_TABLE, &table(&[region]), &[fd.as_fd()]).unwrap());
     }
     // Not a file of memory at all.
-    let pipe = rustix::pipe::pipe().unwrap();
+    let bell = bell();
     let region = [0, 4096, 0, 0];
-    assert!(!client.acked(request::SET_MEM_TABLE, &table(&[region]), &[pipe.0.as_fd()]).unwrap());
+    assert!(!client.acked(request::SET_MEM_TABLE, &table(&[region]), &[bell.as_fd()]).unwrap());
     s.neighbour_lives();
 }
 
@@ -522,10 +522,20 @@ fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
 #[test]
 fn b10_kick_and_call_must_be_eventfds() {
     let mut s = scene();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
     let file = memory(4096);
+    // One that can be written, which eventfds and few others can.
+    // SAFETY: it takes flags.
+    let fanotify = unsafe { libc::fanotify_init(libc::FAN_CLOEXEC | libc::FAN_CLASS_CONTENT, 0) };
+    let fanotify = (fanotify >= 0).then(|| {
+        // SAFETY: it is new, and nobody else's.
+        unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(fanotify) }
+    });
+    if fanotify.is_none() {
+        ringway_testkit::skip(ringway_testkit::Need::Root, "fanotify_init");
+    }
     let epoll = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
-    for fd in [reader.as_fd(), writer.as_fd(), file.as_fd(), epoll.as_fd()] {
+    let all = [Some(&file), Some(&epoll), fanotify.as_ref()];
+    for fd in all.into_iter().flatten().map(AsFd::as_fd) {
         for request in [request::SET_VRING_KICK, request::SET_VRING_CALL, request::SET_VRING_ERR] {
             let client = s.client();
             assert!(!client.acked(request, &words(&[0]), &[fd]).unwrap());
@@ -614,4 +624,139 @@ fn b10_kicks_that_are_closed_or_never_empty() {
         assert!(more < 1000, "{engine}: {more} turns for a bell that nobody rings");
         lives();
     }
+}
+
+/// A TCP connection whose peer reads nothing, with all it takes in it: closing it waits for hours.
+fn lingering() -> (OwnedFd, std::net::TcpStream) {
+    use std::io::Write;
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (theirs, _) = listener.accept().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    while ours.write(&[0; 65536]).is_ok() {}
+    ours.set_nonblocking(false).unwrap();
+    let hours = Some(Duration::from_secs(30_000));
+    rustix::net::sockopt::set_socket_linger(&ours, hours).unwrap();
+    (ours.into(), theirs)
+}
+
+/// Where descriptors can come: with any message, before the end of a connection that is not read any
+/// more, and in a socket that is sent.
+#[test]
+fn b22_a_socket_that_lingers_keeps_nobody_waiting() {
+    let mut s = scene();
+    let mut peers = Vec::new();
+    for way in 0..3 {
+        let client = s.client();
+        let (fd, peer) = lingering();
+        match way {
+            0 => client.send(request::GET_FEATURES, 0, &[], &[fd.as_fd()]).unwrap(),
+            1 => {
+                // The first one ends the connection, with the second one in it.
+                client.send(request::SET_OWNER, 0, &[1; 8], &[]).unwrap();
+                let _ = client.send(request::SET_OWNER, 0, &[], &[fd.as_fd()]);
+            }
+            _ => {
+                let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+                RawClient::new(ours).send(request::SET_OWNER, 0, &[], &[fd.as_fd()]).unwrap();
+                let channel = &[theirs.as_fd()];
+                client.send(request::SET_BACKEND_REQ_FD, 0, &[], channel).unwrap();
+                client.hang_up();
+            }
+        }
+        // Whoever closes last waits, and that is not to be the session.
+        drop(fd);
+        peers.push(peer);
+        assert!(client.is_closed(), "way {way}");
+        drop(client);
+        s.rig.join_some();
+        s.neighbour_lives();
+    }
+}
+
+/// What may ask its file system, or wait for others, is not touched.
+#[test]
+fn b22_foreign_descriptors_cost_the_connection_and_in_the_end_the_disk() {
+    let alone = ALONE.write().unwrap_or_else(|e| e.into_inner());
+    let (mut rig, mut neighbour, _folder) = parts();
+    let (reader, writer) = rustix::pipe::pipe().unwrap();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listener = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    let zero = std::fs::File::open("/dev/zero").unwrap();
+    let open_fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let all = [reader.as_fd(), writer.as_fd(), socket.as_fd(), listener.as_fd(), zero.as_fd()];
+    for fd in all {
+        for request in [request::SET_VRING_KICK, request::SET_BACKEND_REQ_FD, request::SET_OWNER] {
+            let before = open_fds();
+            let client = RawClient::new(rig.connect());
+            client.send(request, 0, &words(&[0]), &[fd, bell().as_fd()]).unwrap();
+            assert!(client.is_closed());
+            drop(client);
+            rig.join_some();
+            assert_eq!(open_fds(), before + 1, "it alone stays open, unused");
+        }
+    }
+    assert!(!rig.export().is_closed());
+    let client = RawClient::new(rig.connect());
+    client.send(request::SET_OWNER, 0, &[], &vec![reader.as_fd(); 200]).unwrap();
+    assert!(client.is_closed());
+    assert!(rig.export().is_closed(), "others may take no more descriptors than the process has");
+    assert_eq!(neighbour.simple(0, IN, 0, DATA, 512).0, OK);
+    drop(alone);
+}
+
+/// Memory in files of local disks is taken, in those of FUSE it is not.
+#[test]
+fn b22_memory_is_taken_from_files_that_the_kernel_alone_serves() {
+    let mut s = scene();
+    let mount = tempfile::tempdir().unwrap();
+    let store = match ringway_testkit::LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    let open = |path: &std::path::Path| {
+        std::fs::File::options().read(true).write(true).open(path).unwrap()
+    };
+    let region = table(&[[0, 1 << 20, 0, 0]]);
+    let client = s.client();
+    let file = open(store.path());
+    let sent = client.acked(request::SET_MEM_TABLE, &region, &[file.as_fd()]);
+    assert!(sent.is_err() && client.is_closed(), "{sent:?}");
+    drop(client);
+    let client = s.client();
+    let fd = memory(1 << 20);
+    assert!(client.acked(request::SET_MEM_TABLE, &region, &[fd.as_fd()]).unwrap());
+    s.neighbour_lives();
+}
+
+/// A front-end in the middle of a message is paused as any other, and goes on.
+#[test]
+fn b23_half_a_message_keeps_no_disk_from_pausing() {
+    let mut s = scene();
+    let mut guest = RawGuest::start(s.rig.connect(), 1, 64, BASIC);
+    let features = halves(&[request::GET_FEATURES, 1, 0]);
+    guest.client.send_bytes(&features[..5], &[]).unwrap();
+    s.rig.export().pause().unwrap();
+    assert!(s.rig.export().is_paused());
+    assert!(s.rig.stats().iter().all(|worker| worker.lanes.is_empty()), "no queue runs");
+    s.rig.export().resume().unwrap();
+    assert!(!s.rig.export().is_paused());
+    assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK);
+    guest.client.send_bytes(&features[5..], &[]).unwrap();
+    assert_eq!(guest.client.receive().unwrap().0, request::GET_FEATURES);
+    s.neighbour_lives();
+}
+
+/// Ten seconds are for all of a message, not for each byte of it.
+#[test]
+fn b23_a_message_that_comes_byte_by_byte_ends_the_connection() {
+    let mut s = scene();
+    let client = s.client();
+    let message = [halves(&[request::GET_FEATURES, 1, 268]), vec![0; 268]].concat();
+    let cut = message.iter().position(|&byte| {
+        std::thread::sleep(Duration::from_secs(1));
+        client.send_bytes(&[byte], &[]).is_err()
+    });
+    assert!(cut.is_some_and(|bytes| bytes >= 9), "{cut:?}");
+    s.neighbour_lives();
 }

@@ -278,3 +278,23 @@ fn a_daemon_is_replaced_while_its_guest_waits() {
     println!("{rounds} replacements: blackout p50 {:?}, p99 {:?}", at(50), at(99));
     daemon.stop();
 }
+
+/// Signals that do not say stop are for later, while a daemon waits for its image.
+#[test]
+fn e09_a_daemon_that_waits_for_its_image_lives_through_sighup() {
+    let dir = folder();
+    let first = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
+    for more in [&[][..], &["--isolate"]] {
+        let words = [&["disk.img", "--socket", "t", "--lock-wait", "3"], more].concat();
+        let mut command = ringway();
+        let mut second = command.arg("serve").args(words).current_dir(dir.path()).spawn().unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let pid = rustix::process::Pid::from_child(&second);
+        for signal in [rustix::process::Signal::HUP, rustix::process::Signal::USR1] {
+            rustix::process::kill_process(pid, signal).unwrap();
+        }
+        // It gives up by itself, with a status.
+        assert_eq!(second.wait().unwrap().code(), Some(1), "{more:?}");
+    }
+    first.stop();
+}

@@ -40,6 +40,16 @@ fn next(
     listener: &UnixListener,
     stop: BorrowedFd<'_>,
 ) -> io::Result<Option<UnixStream>> {
+    if export.is_closed() {
+        tracing::error!(
+            disk = export.disk().name(),
+            "its front-ends have sent too many descriptors that can neither be used nor closed \
+             without waiting for others: no more front-ends are served. Remove the disk and add it \
+             anew, or restart the daemon"
+        );
+        while !wait(&[stop], None)?[0] {}
+        return Ok(None);
+    }
     // Those who connect meanwhile wait with it.
     let mut pause = export.pause_before_next();
     while !pause.is_zero() {

@@ -1,6 +1,7 @@
 //! One call of `ringway serve`: its options, its plan, its daemon.
 
 use crate::attach::QemuVersion;
+use crate::signals::Signals;
 use crate::{daemon, endpoint, isolate, ready, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, Command};
@@ -104,6 +105,8 @@ pub struct ServeArgs {
 /// # Errors
 /// One message: what is wrong, where, what to do.
 pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Result<ExitCode> {
+    // A daemon may wait for its image long before it listens to signals.
+    Signals::hold_news()?;
     if args.print_capabilities {
         ringway_terminal::output::print(
             "{\"type\":\"block\",\"features\":[\"read-only\",\"blk-file\"]}\n",

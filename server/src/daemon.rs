@@ -1,6 +1,7 @@
 //! A daemon from its start to its end: disks, control socket, signals.
 
 use super::control::{Control, facts};
+use super::deadline;
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir};
 use super::isolate::{Inside, Spawner};
@@ -177,6 +178,7 @@ impl Daemon {
             limit => Some(Watchdog::start(&disks, limit)?),
         };
         let served = launched.and_then(|()| wait(&disks, &stop, stays));
+        deadline::begin(&disks, name.is_some())?;
         notify.stopping();
         // New requests are refused first: nothing is added any more.
         drop(control?);

@@ -275,6 +275,11 @@ impl Isolated {
         Ok(())
     }
 
+    /// Nobody waits for it any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        lock(&self.process).is_none()
+    }
+
     /// Waits for its end. True if nothing of it can still land on the disk.
     pub(crate) fn join(&self) -> bool {
         let Some(thread) = lock(&self.thread).take() else { return true };

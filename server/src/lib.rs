@@ -6,6 +6,7 @@ mod bell;
 mod command;
 mod control;
 mod daemon;
+mod deadline;
 mod disks;
 mod endpoint;
 #[cfg(test)]

@@ -11,6 +11,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+/// Signals that do not say stop.
+const NEWS: [Signal; 2] = [Signal::SIGUSR1, Signal::SIGHUP];
+
 /// The signals of this process, not listened to yet.
 pub(crate) struct Signals {
     stop: SignalFd,
@@ -20,6 +23,16 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
+    /// Holds those back that are no wish to stop, until somebody [listens](Self::listen): before that
+    /// they would end the process. For the first thread, first of all.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn hold_news() -> io::Result<()> {
+        let news: SigSet = NEWS.into_iter().collect();
+        Ok(news.thread_block()?)
+    }
+
     /// Takes the signals over. Only from the first thread, before there is another: those that start
     /// later inherit that they are blocked.
     ///
@@ -33,7 +46,7 @@ impl Signals {
         };
         Ok(Self {
             stop: take(&[Signal::SIGTERM, Signal::SIGINT])?,
-            news: take(&[Signal::SIGUSR1, Signal::SIGHUP])?,
+            news: take(&NEWS)?,
             stopped: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         })
     }

@@ -28,10 +28,6 @@ pub enum MappingError {
         /// Length in bytes.
         len: u64,
     },
-    /// A file whose pages another process makes up as they are touched (FUSE): touching one could
-    /// take for ever.
-    #[error("the file is served by a process, not by the kernel, and cannot be guest memory")]
-    Fuse,
     /// A peer has mapped, or would have, more than its part of this process's address space.
     #[error(
         "{asked} bytes of address space are too much for a peer that has {have} mapped already: it \
@@ -105,9 +101,6 @@ impl Mapping {
     ) -> Result<Self, MappingError> {
         let bad = MappingError::BadRange { offset, len };
         let Some(need) = offset.checked_add(len).filter(|_| len > 0) else { return Err(bad) };
-        if on_fuse(file)? {
-            return Err(MappingError::Fuse);
-        }
         let shape = FileShape::of(file)?;
         if shape.bytes < need {
             return Err(MappingError::FileTooShort { have: shape.bytes, need });
@@ -199,16 +192,6 @@ impl Mapping {
     pub fn is_poisoned(&self) -> bool {
         self.guard.as_ref().is_some_and(sigbus::Guard::tripped)
     }
-}
-
-fn on_fuse(file: &File) -> io::Result<bool> {
-    const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
-    // SAFETY: statfs is a plain C struct for which zeroes are valid, and ours to fill in.
-    let (rc, stat) = unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        (libc::fstatfs(file.as_raw_fd(), &raw mut stat), stat)
-    };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(stat.f_type == FUSE_SUPER_MAGIC) }
 }
 
 impl Drop for Mapping {

@@ -90,6 +90,12 @@ pub enum ChangeError {
          again when these requests are over"
     )]
     Disconnected,
+    /// Its session does not even end.
+    #[error(
+        "the session of the front-end neither answers nor ends: the disk is not paused, its guest may \
+         still write. It is paused as soon as that changes: ask again"
+    )]
+    Unanswered,
     /// A queue that was stopped cannot be started again.
     #[error("the front-end's queues could not be started again: it was disconnected")]
     NotResumed,
@@ -173,7 +179,7 @@ impl<Q: RequestQueue> Export<Q> {
     fn announce(&self) -> Told {
         self.resizes.fetch_add(1, SeqCst);
         let answers = self.order(Order::Announce);
-        let told = answers.iter().map(|answer| match answer.recv_timeout(ANSWER_MAX) {
+        let told = answers.iter().map(|(_, answer)| match answer.recv_timeout(ANSWER_MAX) {
             Ok(told) => told,
             Err(RecvTimeoutError::Timeout) => Told::Later,
             // It has gone meanwhile.
@@ -191,14 +197,14 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     /// Gives an order to all sessions; the answers come later.
-    fn order<T>(&self, make: impl Fn(SyncSender<T>) -> Order) -> Vec<Receiver<T>> {
+    fn order<T>(&self, make: impl Fn(SyncSender<T>) -> Order) -> Vec<(Arc<Door>, Receiver<T>)> {
         let doors: Vec<Arc<Door>> = lock(&self.doors).clone();
         doors
             .iter()
             .map(|door| {
                 let (reply, answer) = sync_channel(1);
                 door.order(make(reply));
-                answer
+                (Arc::clone(door), answer)
             })
             .collect()
     }
@@ -220,9 +226,13 @@ impl<Q: RequestQueue> Export<Q> {
 
     fn pause_alone(&self) -> Result<(), ChangeError> {
         self.paused.store(true, SeqCst);
-        match self.all_answer(Order::Pause) {
-            true => Ok(()),
-            false => Err(ChangeError::Disconnected),
+        let answered = self.all_answer(Order::Pause);
+        // Not before: a snapshot that is taken while a queue runs is torn.
+        self.rests.store(answered != Err(Silent), SeqCst);
+        match answered {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(ChangeError::Disconnected),
+            Err(Silent) => Err(ChangeError::Unanswered),
         }
     }
 
@@ -237,10 +247,11 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     fn resume_alone(&self) -> Result<(), ChangeError> {
+        self.rests.store(false, SeqCst);
         self.paused.store(false, SeqCst);
         match self.all_answer(Order::Resume) {
-            true => Ok(()),
-            false => Err(ChangeError::NotResumed),
+            Ok(true) => Ok(()),
+            _ => Err(ChangeError::NotResumed),
         }
     }
 
@@ -251,20 +262,34 @@ impl<Q: RequestQueue> Export<Q> {
     /// [`ChangeError`].
     pub fn drain(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
-        let was_paused = self.is_paused();
+        let was_paused = self.holds();
         let synced = self.pause_alone().and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
         let resumed = if was_paused { Ok(()) } else { self.resume_alone() };
         synced.and(resumed)
     }
 
-    /// True unless a session says no. One that takes too long has ended, or will.
-    fn all_answer(&self, make: impl Fn(SyncSender<bool>) -> Order) -> bool {
+    /// True unless a session says no, or was ended because it said nothing for too long. By then its
+    /// queues have stopped in any case.
+    fn all_answer(&self, make: impl Fn(SyncSender<bool>) -> Order) -> Result<bool, Silent> {
         let patience = self.drain_max + ANSWER_MAX;
-        let answers = self.order(make);
-        answers.iter().all(|answer| match answer.recv_timeout(patience) {
-            Ok(done) => done,
-            Err(RecvTimeoutError::Timeout) => false,
-            Err(RecvTimeoutError::Disconnected) => true,
-        })
+        let (mut all, mut silent) = (true, false);
+        for (door, answer) in self.order(make) {
+            match answer.recv_timeout(patience) {
+                Ok(done) => all &= done,
+                // It has ended meanwhile.
+                Err(RecvTimeoutError::Disconnected) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    all = false;
+                    door.end();
+                    let ended = answer.recv_timeout(patience);
+                    silent |= ended == Err(RecvTimeoutError::Timeout);
+                }
+            }
+        }
+        if silent { Err(Silent) } else { Ok(all) }
     }
 }
+
+/// A session neither answers nor ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Silent;

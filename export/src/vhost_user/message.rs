@@ -1,19 +1,20 @@
 //! Messages of the vhost-user protocol: reading, judging their form, answering.
 //!
 //! Every message is checked for its exact payload size and number of descriptors before anything
-//! looks at its content; a descriptor that nobody expected is closed at once.
+//! looks at its content. Descriptors are judged as they come (`received.rs`), before anything else is
+//! done with them.
 
 use super::iommu::{IOTLB_BYTES, IOTLB_BYTES_PADDED};
+use super::received::{self, Aside};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{self, IoSlice, IoSliceMut};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, VhostUserHeaderFlag};
 
 /// Bytes of a header: request, flags, size of the payload.
@@ -24,10 +25,10 @@ pub(super) const TABLE_REGIONS_MAX: usize = 8;
 pub(super) const CONFIG_BYTES_MAX: usize = 256;
 /// The longest payload of a message that this back-end accepts, in bytes.
 const PAYLOAD_MAX: usize = 12 + CONFIG_BYTES_MAX + 256;
-/// How long a peer may take to read an answer.
-const SEND_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// How long a peer may take between the parts of one message.
-const BODY_TIMEOUT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+/// How long a peer may take to read a whole answer.
+const SEND_MAX: Duration = Duration::from_secs(10);
+/// How long a peer may take to send a whole message, from its first byte.
+const MESSAGE_MAX: Duration = Duration::from_secs(10);
 
 /// In SET_VRING_KICK, CALL and ERR: there is no descriptor.
 pub(super) const VRING_NO_FD: u64 = 1 << 8;
@@ -50,6 +51,12 @@ pub(super) enum MessageError {
          (ulimit -n)"
     )]
     TooManyDescriptors,
+    #[error(
+        "{0} descriptors may wait for another process when they are used or closed, and are left \
+         open unused: files of FUSE, network and overlay file systems or btrfs, sockets, pipes, \
+         devices. Guest memory has to be memfd, tmpfs, hugetlbfs, or a file of ext4 or XFS"
+    )]
+    Foreign(usize),
     #[error("the peer took too long in the middle of a message")]
     TooSlow,
     #[error("the socket fails: {0}")]
@@ -184,10 +191,16 @@ impl Message {
     }
 }
 
-/// The connection, with a descriptor that interrupts all waiting.
+/// The connection.
 #[derive(Debug)]
 pub(super) struct Channel {
     socket: UnixStream,
+    aside: Arc<Aside>,
+    /// What has come of the next message: header and payload.
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// When its first byte came.
+    begun: Option<Instant>,
 }
 
 /// What woke [`Channel::wait`].
@@ -205,9 +218,16 @@ pub(super) enum Event {
 }
 
 impl Channel {
-    pub(super) fn new(socket: UnixStream) -> io::Result<Self> {
+    pub(super) fn new(socket: UnixStream, aside: Arc<Aside>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        Ok(Self { socket })
+        Ok(Self { socket, aside, bytes: Vec::new(), fds: Vec::new(), begun: None })
+    }
+
+    /// How long the peer has for the rest of a message that it has begun.
+    pub(super) fn time_left(&self) -> Result<Option<Duration>, MessageError> {
+        let Some(begun) = self.begun else { return Ok(None) };
+        let left = MESSAGE_MAX.checked_sub(begun.elapsed()).ok_or(MessageError::TooSlow)?;
+        Ok(Some(left))
     }
 
     /// Waits for a message, an alarm, the order to stop, an answer on another channel, or until `others`
@@ -253,71 +273,82 @@ impl Channel {
         })
     }
 
-    /// Reads one message and checks its form. The first bytes must be there already.
-    pub(super) fn receive(&self, stop: BorrowedFd<'_>) -> Result<Message, MessageError> {
-        let mut header = [0; HEADER_BYTES];
-        let mut fds = Vec::new();
-        self.receive_exactly(&mut header, &mut fds, stop)?;
-        let word =
-            |i: usize| u32::from_ne_bytes([header[i], header[i + 1], header[i + 2], header[i + 3]]);
-        let (code, flags, size) = (word(0), word(4), word(8) as usize);
+    /// Reads what is there of a message, and checks the form of one that is whole. It never waits:
+    /// `None` if more is to come.
+    pub(super) fn receive(&mut self) -> Result<Option<Message>, MessageError> {
+        loop {
+            let whole = self.whole_bytes()?;
+            if self.bytes.len() == whole {
+                return self.take_message().map(Some);
+            }
+            let have = self.bytes.len();
+            let mut room = [0; HEADER_BYTES + PAYLOAD_MAX];
+            let got = match received::receive(self.socket.as_fd(), &mut room[have..whole]) {
+                Ok(got) => got,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::CONNRESET) => return Err(MessageError::Closed),
+                Err(e) => return Err(io::Error::from(e).into()),
+            };
+            self.bytes.extend_from_slice(&room[have..have + got.bytes]);
+            let foreign = received::judge(got.fds, &mut self.fds, &self.aside);
+            if foreign > 0 {
+                return Err(MessageError::Foreign(foreign));
+            }
+            if got.lost || self.fds.len() > MAX_ATTACHED_FD_ENTRIES {
+                return Err(MessageError::TooManyDescriptors);
+            }
+            if got.bytes == 0 {
+                return Err(MessageError::Closed);
+            }
+            self.begun.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn word(&self, at: usize) -> u32 {
+        let bytes = self.bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u32::from_ne_bytes)
+    }
+
+    /// Length of the message with its header, as far as that is known.
+    fn whole_bytes(&self) -> Result<usize, MessageError> {
+        if self.bytes.len() < HEADER_BYTES {
+            return Ok(HEADER_BYTES);
+        }
+        let (request, flags, size) = (self.word(0), self.word(4), self.word(8) as usize);
         let version = flags & VhostUserHeaderFlag::VERSION.bits();
         if version != 1 || flags & VhostUserHeaderFlag::REPLY.bits() != 0 {
             return Err(MessageError::Version(version));
         }
         if size > PAYLOAD_MAX {
             let want = format!("at most {PAYLOAD_MAX}");
-            return Err(MessageError::PayloadSize { request: code, have: size, want });
+            return Err(MessageError::PayloadSize { request, have: size, want });
         }
-        let mut payload = vec![0; size];
-        self.receive_exactly(&mut payload, &mut fds, stop)?;
-        let message = Message {
-            request: FrontendReq::try_from(code).ok(),
-            code,
-            need_reply: flags & VhostUserHeaderFlag::NEED_REPLY.bits() != 0,
-            payload,
-            fds,
-        };
-        message.check_form()?;
-        Ok(message)
+        Ok(HEADER_BYTES + size)
     }
 
-    fn receive_exactly(
-        &self,
-        mut buffer: &mut [u8],
-        fds: &mut Vec<OwnedFd>,
-        stop: BorrowedFd<'_>,
-    ) -> Result<(), MessageError> {
-        while !buffer.is_empty() {
-            let mut space =
-                [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut parts = [IoSliceMut::new(buffer)];
-            let got = match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
-            {
-                Ok(got) => got,
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => {
-                    self.wait_for(PollFlags::IN, stop, &BODY_TIMEOUT)?;
-                    continue;
-                }
-                Err(Errno::CONNRESET) => return Err(MessageError::Closed),
-                Err(e) => return Err(io::Error::from(e).into()),
-            };
-            for message in control.drain() {
-                if let RecvAncillaryMessage::ScmRights(received) = message {
-                    fds.extend(received);
-                }
+    fn take_message(&mut self) -> Result<Message, MessageError> {
+        let code = self.word(0);
+        let request = FrontendReq::try_from(code).ok();
+        // Nothing else has a use for a socket, and only there one is closed with care.
+        if request != Some(FrontendReq::SET_BACKEND_REQ_FD) {
+            let foreign = received::without_sockets(&mut self.fds, &self.aside);
+            if foreign > 0 {
+                return Err(MessageError::Foreign(foreign));
             }
-            if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > MAX_ATTACHED_FD_ENTRIES {
-                return Err(MessageError::TooManyDescriptors);
-            }
-            if got.bytes == 0 {
-                return Err(MessageError::Closed);
-            }
-            buffer = &mut buffer[got.bytes..];
         }
-        Ok(())
+        let need_reply = self.word(4) & VhostUserHeaderFlag::NEED_REPLY.bits() != 0;
+        let payload = self.bytes.split_off(HEADER_BYTES);
+        self.bytes.clear();
+        self.begun = None;
+        let mut message = Message { request, code, need_reply, payload, fds: Vec::new() };
+        std::mem::swap(&mut message.fds, &mut self.fds);
+        if let Err(error) = message.check_form() {
+            // Closed with care.
+            self.fds = message.fds;
+            return Err(error);
+        }
+        Ok(message)
     }
 
     /// Waits until the socket is ready, but not when told to stop and not for ever.
@@ -325,10 +356,12 @@ impl Channel {
         &self,
         ready: PollFlags,
         stop: BorrowedFd<'_>,
-        timeout: &Timespec,
+        deadline: Instant,
     ) -> Result<(), MessageError> {
+        let left = deadline.checked_duration_since(Instant::now()).ok_or(MessageError::TooSlow)?;
+        let timeout = Timespec::try_from(left).map_err(io::Error::other)?;
         let mut fds = [PollFd::new(&stop, PollFlags::IN), PollFd::new(&self.socket, ready)];
-        match poll(&mut fds, Some(timeout)) {
+        match poll(&mut fds, Some(&timeout)) {
             Ok(0) => Err(MessageError::TooSlow),
             Ok(_) if !fds[0].revents().is_empty() => Err(MessageError::Stopped),
             Ok(_) | Err(Errno::INTR) => Ok(()),
@@ -363,6 +396,7 @@ impl Channel {
         }
         bytes.extend_from_slice(payload);
         let mut rest = &bytes[..];
+        let deadline = Instant::now() + SEND_MAX;
         let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
         while !rest.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -378,11 +412,20 @@ impl Channel {
             ) {
                 Ok(sent) => rest = &rest[sent..],
                 Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => self.wait_for(PollFlags::OUT, stop, &SEND_TIMEOUT)?,
+                Err(Errno::AGAIN) => self.wait_for(PollFlags::OUT, stop, deadline)?,
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(MessageError::Closed),
                 Err(e) => return Err(io::Error::from(e).into()),
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        for fd in self.fds.drain(..) {
+            received::close(fd, &self.aside);
+        }
+        received::empty(self.socket.as_fd(), &self.aside);
     }
 }

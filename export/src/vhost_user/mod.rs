@@ -9,10 +9,13 @@ mod iommu;
 mod memory;
 mod message;
 mod queue;
+mod received;
 mod session;
 mod socket;
 mod vring;
 
 pub use queue::{Queue, Token};
+pub(crate) use received::Aside;
+pub use received::NO_PATH;
 pub use session::{Ended, Session};
 pub use socket::{Access, BindError, bind, wait_for_the_dying};

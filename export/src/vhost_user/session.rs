@@ -33,7 +33,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Duration;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
@@ -176,7 +175,7 @@ impl<'a> Session<'a> {
         let door = Arc::new(Door::new()?);
         let session = Self {
             export,
-            channel: Channel::new(socket)?,
+            channel: Channel::new(socket, Arc::clone(export.aside()))?,
             stop,
             others: None,
             features: 0,
@@ -268,10 +267,12 @@ impl<'a> Session<'a> {
         loop {
             let asking = self.is_asking();
             let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
-            let again = self.lock_wait.as_ref().map(|wait| timespec(wait.pause()));
+            let again = self.lock_wait.as_ref().map(LockWait::pause);
+            let patience = [again, self.channel.time_left()?].into_iter().flatten().min();
+            let patience = patience.and_then(|time| Timespec::try_from(time).ok());
             let bell = self.door.bell();
-            match self.channel.wait(self.stop, bell, answers, self.others, again.as_ref())? {
-                // Only a guest that waits for the image's lock makes this wake up by itself.
+            match self.channel.wait(self.stop, bell, answers, self.others, patience.as_ref())? {
+                // A guest that waits for the image's lock, or the rest of a message.
                 Event::Silence => {
                     if let Err(refusal) = self.start_ready() {
                         self.tell_end(format_args!("{refusal}"));
@@ -292,7 +293,8 @@ impl<'a> Session<'a> {
                     }
                 }
                 Event::Message => {
-                    let message = self.channel.receive(self.stop)?;
+                    // The door is heard while the rest of a message is to come.
+                    let Some(message) = self.channel.receive()? else { continue };
                     // Memory may have vanished while no worker had a queue to look at.
                     if !self.take(message)? || self.map.is_poisoned() {
                         return Ok(());
@@ -429,14 +431,9 @@ impl<'a> Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
+        self.set_backend_channel(None);
         self.export.leave(&self.door);
     }
-}
-
-/// A short time, as poll takes it.
-fn timespec(time: Duration) -> Timespec {
-    // A second at most.
-    Timespec { tv_sec: 0, tv_nsec: time.subsec_nanos().into() }
 }
 
 fn fresh_vrings(export: &Export) -> Vec<Vring> {

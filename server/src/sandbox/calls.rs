@@ -197,6 +197,10 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_ppoll, "ppoll"),
         call!(SYS_ioctl, "ioctl", Rule::OneOf(1, ioctls)),
         call!(SYS_fstat, "fstat"),
+        // What a front-end sends, before it is used or closed.
+        call!(SYS_statx, "statx", by_descriptor()),
+        call!(SYS_getsockopt, "getsockopt"),
+        call!(SYS_shutdown, "shutdown"),
         call!(SYS_flock, "flock"),
         call!(SYS_fcntl, "fcntl", record_locks()),
         // What others wrote before a guest was migrated here.
@@ -252,6 +256,12 @@ fn low_bits(command: c_ulong) -> u32 {
 
 fn not_executable() -> Rule {
     Rule::Bits { argument: 2, set: 0, clear: bits(libc::PROT_EXEC) }
+}
+
+/// Nothing by its path: it is the empty one, in memory that is not written.
+fn by_descriptor() -> Rule {
+    let at = ringway_export::vhost_user::NO_PATH.as_ptr() as u64;
+    Rule::Bits { argument: 1, set: at, clear: !at }
 }
 
 fn threads_only() -> Rule {

@@ -3,15 +3,15 @@
 use super::{Answer, Protocol, Refusal, Session};
 use crate::vhost_user::iommu::{self, Iommu, IommuError, Told};
 use crate::vhost_user::message::Message;
+use crate::vhost_user::received;
 use crate::vhost_user::vring::{StartError, Vring};
 use ringway_core::mem::{HostRange, Miss, Translation};
 use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
 use ringway_ring::virtqueue::{Areas, Format};
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
-};
-use std::io::{IoSlice, IoSliceMut};
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use std::io::IoSlice;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use tracing::{info, warn};
 use vhost::vhost_user::message::{BackendReq, VhostUserHeaderFlag};
@@ -33,7 +33,9 @@ impl Session<'_> {
 
     /// SET_BACKEND_REQ_FD.
     pub(super) fn set_backend_channel(&mut self, channel: Option<UnixStream>) {
-        self.backend_channel = channel;
+        if let Some(old) = std::mem::replace(&mut self.backend_channel, channel) {
+            received::empty(old.as_fd(), self.export.aside());
+        }
         for iommu in [&mut self.iommu, &mut self.idle_iommu].into_iter().flatten() {
             iommu.renew_channel();
         }
@@ -205,14 +207,17 @@ impl Session<'_> {
             };
             let mut room = [0; ANSWER_BYTES];
             let have = iommu.answer.len();
-            let mut control = RecvAncillaryBuffer::default();
-            let mut parts = [IoSliceMut::new(&mut room[have..])];
-            match recvmsg(channel, &mut parts, &mut control, RecvFlags::DONTWAIT) {
+            match received::receive(channel.as_fd(), &mut room[have..]) {
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return Ok(()),
-                Ok(got) if got.bytes > 0 => {
+                Ok(got) if got.bytes > 0 && got.fds.is_empty() => {
                     let new = &room[have..have + got.bytes];
                     iommu.answer.extend_from_slice(new);
+                }
+                Ok(got) if !got.fds.is_empty() => {
+                    received::put_aside_or_close(got.fds, self.export.aside());
+                    self.lose_channel("it sends descriptors, which are no answer");
+                    return Ok(());
                 }
                 _ => {
                     self.lose_channel("it has closed the channel");

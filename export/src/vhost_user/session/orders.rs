@@ -19,7 +19,7 @@ impl Session<'_> {
             fatal |= self.carry_out(&order);
         }
         // Vanished memory may show as a broken queue first.
-        fatal || self.map.is_poisoned()
+        fatal || self.door.is_over() || self.map.is_poisoned()
     }
 
     /// Has the next connection wait if the front-end has made a notification block, and with it all that

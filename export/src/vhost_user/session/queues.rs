@@ -173,7 +173,7 @@ impl Session<'_> {
 
     /// Starts every queue that has all it needs.
     pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
-        if self.export.is_paused() {
+        if self.export.holds() {
             // They start when it is resumed.
             return Ok(Answer::Ack);
         }
@@ -367,12 +367,14 @@ pub(super) fn check_eventfd(fd: &OwnedFd, name: &'static str) -> Result<(), Refu
 ///
 /// An eventfd has no file type, as all descriptors of the kernel's own. Of these only an eventfd
 /// and few others can be written at all (the rest answer EINVAL); a write from address zero tells
-/// (EFAULT), and changes nothing because nothing can be read there. One of the few others
-/// costs no more than a notification that fails.
+/// (EFAULT), and changes nothing because nothing can be read there. Of those an eventfd alone takes
+/// eight bytes of zeroes, which add nothing to its counter (fanotify finds no answer in them). What
+/// is asked here is of this kernel: a file of any file system has a type.
 fn is_eventfd(fd: &OwnedFd) -> bool {
     let no_type = rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0);
     // SAFETY: the kernel checks the address and reads nothing from it.
     let written = no_type.then(|| unsafe { libc::write(fd.as_raw_fd(), std::ptr::null(), 8) });
     let error = std::io::Error::last_os_error().raw_os_error();
     written.is_some_and(|written| written < 0 && error == Some(libc::EFAULT))
+        && rustix::io::write(fd, &0u64.to_ne_bytes()) == Ok(8)
 }

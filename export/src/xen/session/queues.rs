@@ -109,7 +109,7 @@ impl Session<'_> {
 
     /// Starts all queues that are here.
     pub(super) fn start_stopped(&mut self) -> Result<(), Refusal> {
-        if self.export.is_paused() {
+        if self.export.holds() {
             // They start when it is resumed.
             return Ok(());
         }

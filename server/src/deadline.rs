@@ -1,0 +1,52 @@
+//! The end in order has a bound: what a front-end, a disk or a process keeps from ending does not keep
+//! the daemon.
+
+use crate::disks::Disks;
+use ringway_terminal::logging;
+use std::io;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// How long the end of a daemon may take. A disk has 30 seconds for what is in flight, a process of
+/// its own a minute; systemd kills after 90.
+const DAEMON_MAX: Duration = Duration::from_secs(75);
+/// How long the end of a disk's own process may take, so that the daemon still hears of it.
+const INSIDE_MAX: Duration = Duration::from_secs(50);
+
+/// From now on the process ends in time: with status 1 and a line for each disk that has not, if it
+/// has not ended by itself.
+///
+/// # Errors
+/// What the host says to a thread.
+pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
+    let limit = if inside { INSIDE_MAX } else { DAEMON_MAX };
+    // What has ended is closed meanwhile.
+    let served: Vec<_> = disks.list().iter().map(Arc::downgrade).collect();
+    let isolated = disks.isolated();
+    std::thread::Builder::new().name("deadline".into()).spawn(move || {
+        let begun = Instant::now();
+        while let Some(left) = limit.checked_sub(begun.elapsed()) {
+            // Nobody unparks this thread.
+            std::thread::park_timeout(left);
+        }
+        for disk in served.iter().filter_map(Weak::upgrade) {
+            let name = disk.export.disk().name();
+            if !disk.ended.load(SeqCst) || !disk.export.is_clear() {
+                tracing::error!(disk = name, "does not end: the daemon ends without it");
+            } else {
+                // Nothing of it can land any more, and what else is open may close late.
+                disk.export.disk().unlock();
+            }
+        }
+        for disk in isolated.into_iter().filter(|disk| !disk.has_ended()) {
+            let (name, process) = (disk.image(), disk.facts(None).process);
+            tracing::error!(disk = name, process, "its process does not end: it is left behind");
+        }
+        tracing::error!("the end took longer than {} s: ending at once", limit.as_secs());
+        logging::finish();
+        // SAFETY: ends the process; nothing of it has to be put in order any more.
+        unsafe { libc::_exit(1) }
+    })?;
+    Ok(())
+}
