@@ -9,6 +9,7 @@ use super::notify::Notify;
 use super::survive::survive;
 use super::watchdog::{self, Watchdog};
 use super::xen::Toolstack;
+use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
@@ -16,18 +17,14 @@ use ringway_control::config::{CpuList, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
-use ringway_export::{Polling, tell_suppressed, vhost_user};
+use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long the control socket of a daemon that was killed is waited for: as long as an image's lock.
-const DYING_MAX: Duration = Duration::from_secs(30);
 
 /// All parts of a daemon.
 pub(crate) struct Daemon {
@@ -84,7 +81,7 @@ impl Daemon {
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref();
-        control.inspect(|path| wait_for_the_dying(path));
+        control.inspect(|path| dying::wait_for(path));
         let control = control.map(|path| Control::listen(path, &host)).transpose()?;
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
@@ -223,16 +220,4 @@ fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-}
-
-/// A daemon that was killed listens until its last write has landed. What is waited for with its
-/// disks is their images.
-fn wait_for_the_dying(control: &Path) {
-    vhost_user::wait_for_the_dying(control, Instant::now() + DYING_MAX, || {
-        let (path, seconds) = (control.display(), DYING_MAX.as_secs());
-        tracing::info!(
-            "{path}: waiting up to {seconds} s for it: who listens there was killed, and its last \
-             writes have not landed yet"
-        );
-    });
 }

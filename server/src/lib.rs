@@ -8,6 +8,7 @@ mod control;
 mod daemon;
 mod deadline;
 mod disks;
+mod dying;
 mod endpoint;
 #[cfg(test)]
 mod heard;

@@ -29,12 +29,14 @@ const LONGER: &[(&str, usize)] = &[
     ("driver/src/vhost_user.rs", 410), // one function per message
     ("e2e/src/guest.rs", 840),        // a test tool
     ("export/src/export/lock_state/model.rs", 430), // a model with all its players
+    ("export/src/vhost_user/message.rs", 435), // what is read, and by when
     ("export/src/vhost_user/session.rs", 450), // one match arm per message
     ("ring/src/virtqueue/inflight/packed.rs", 405), // each step of one protocol
     ("ring/src/virtqueue/packed.rs", 410), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/sides.rs", 420), // one match for each verb of both formats
     ("control/src/protocol.rs", 440), // each word of the control socket
+    ("server/src/isolate.rs", 401),   // one process for each disk
     ("server/src/disks.rs", 420),     // the life of a list
     ("testkit/oracle/src/blkif.rs", 560), // an oracle: a ring and its two sides
     ("testkit/oracle/src/inflight.rs", 405), // an oracle

@@ -18,4 +18,4 @@ pub use queue::{Queue, Token};
 pub(crate) use received::Aside;
 pub use received::NO_PATH;
 pub use session::{Ended, Session};
-pub use socket::{Access, BindError, bind, wait_for_the_dying};
+pub use socket::{Access, BindError, bind};

@@ -1,7 +1,5 @@
 //! The socket file: that of a dead daemon is replaced, that of a living one is not.
 
-use ringway_disk::open::{is_dying, parent};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -12,7 +10,6 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 /// Front-ends that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -110,25 +107,6 @@ pub fn bind(path: &Path, access: Access) -> Result<UnixListener, BindError> {
             Err(BindError::Group { path: path.into(), group, source: errno.into() })
         }
     }
-}
-
-/// Waits at most until `until` for a process that was killed and still listens at `path`: it does until
-/// the last write that it had begun has landed. `tell` is called before it waits. To be called where
-/// /proc can be seen.
-pub fn wait_for_the_dying(path: &Path, until: Instant, tell: impl FnOnce()) {
-    let is_socket = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
-    let Some(stream) = is_socket.then(|| UnixStream::connect(path).ok()).flatten() else { return };
-    let Ok(listened) = net::sockopt::socket_peercred(&stream) else { return };
-    let Ok(pid) = u32::try_from(listened.pid.as_raw_nonzero().get()) else { return };
-    // It may have been a helper, which ends once its daemon has ended.
-    if !is_dying(pid) && !parent(pid).is_some_and(is_dying) {
-        return;
-    }
-    tell();
-    // It accepts nobody any more, so the connection ends with its socket.
-    let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(999);
-    let left = Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: 0 };
-    let _ = poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&left));
 }
 
 /// Where it failed: before there was a file, or after.

@@ -1,0 +1,56 @@
+//! The control socket of a daemon that was killed.
+//!
+//! It listens until the last write that it had begun has landed. And if it was killed while it started,
+//! its helper, which has made the socket, has it until it notices. Either is over by itself.
+
+use ringway_disk::open::{is_dying, parent};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// As long as an image's lock is waited for.
+const DYING_MAX: Duration = Duration::from_secs(30);
+/// A helper without a daemon ends at once, but this host may be busy.
+const ORPHAN_MAX: Duration = Duration::from_secs(5);
+
+/// Waits for whoever listens at `path`, if it was killed. Before there is a sandbox, as /proc says it.
+pub(crate) fn wait_for(path: &Path) {
+    let is_socket = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
+    let Some(stream) = is_socket.then(|| UnixStream::connect(path).ok()).flatten() else { return };
+    let Ok(listened) = socket_peercred(&stream) else { return };
+    let Ok(pid) = u32::try_from(listened.pid.as_raw_nonzero().get()) else { return };
+    let daemon = parent(pid);
+    if is_dying(pid) || daemon.is_some_and(is_dying) {
+        let (path, seconds) = (path.display(), DYING_MAX.as_secs());
+        tracing::info!(
+            "{path}: waiting up to {seconds} s for it: who listens there was killed, and its last \
+             writes have not landed yet"
+        );
+        wait_for_its_end(&stream, DYING_MAX);
+    } else if is_helper(pid) && !daemon.is_some_and(is_like_this) {
+        wait_for_its_end(&stream, ORPHAN_MAX);
+    }
+}
+
+/// Nobody accepts this connection any more, so it ends with the socket.
+fn wait_for_its_end(stream: &UnixStream, most: Duration) {
+    let most = Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: 0 };
+    let _ = poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&most));
+}
+
+fn name(pid: &str) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()
+}
+
+fn is_helper(pid: u32) -> bool {
+    name(&pid.to_string()).is_some_and(|name| name.trim() == "ringway-helper")
+}
+
+/// True if it runs the same program as this process, by name.
+fn is_like_this(pid: u32) -> bool {
+    let name_of = name(&pid.to_string());
+    name_of.is_some() && name_of == name("self")
+}
