@@ -173,30 +173,24 @@ fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
     Ok(disk)
 }
 
-/// Asks; a disk that the daemon does not know by this word may be a path in this folder.
+/// Asks. The daemon may run in another folder: what is a path here is sent as a whole one, so that no
+/// disk of the same name there is taken for it.
 fn ask_from_here(
     path: &Path,
     command: &str,
     mut request: Map<String, Value>,
 ) -> anyhow::Result<Value> {
-    let mut problem = match ask(path, command, request.clone(), PATIENCE)? {
-        Ok(answer) => return Ok(answer),
-        Err(problem) => problem,
-    };
-    if problem.kind == Kind::NoSuchDisk
-        && let Some(Value::String(disk)) = request.get("disk")
+    if let Some(Value::String(disk)) = request.get("disk")
+        && disk.parse::<u64>().is_err()
         && Path::new(disk).exists()
     {
         let from_root = std::path::absolute(disk)?.display().to_string();
         request.insert("disk".into(), from_root.into());
-        problem = match ask(path, command, request, PATIENCE)? {
-            Ok(answer) => return Ok(answer),
-            Err(problem) => problem,
-        };
     }
-    match problem.kind {
-        Kind::NotMeant => bail!("{} (--shrink)", problem.message),
-        _ => bail!("{}", problem.message),
+    match ask(path, command, request, PATIENCE)? {
+        Ok(answer) => Ok(answer),
+        Err(problem) if problem.kind == Kind::NotMeant => bail!("{} (--shrink)", problem.message),
+        Err(problem) => bail!("{}", problem.message),
     }
 }
 
