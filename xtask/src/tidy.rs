@@ -271,7 +271,7 @@ fn functions_of(file: &Text, found: &mut Vec<String>) {
         // One without a body ends before.
         let bodiless = lines[at..].iter().position(|line| line.ends_with(';'));
         let opens = lines[at..].iter().position(|line| line.ends_with('{'));
-        let Some(length) = lines[at..].iter().position(|line| ends(&line)) else { continue };
+        let Some(length) = lines[at..].iter().position(ends) else { continue };
         if opens.is_none() || bodiless.is_some_and(|ended| Some(ended) < opens) {
             continue;
         }

@@ -68,7 +68,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let regions = REGIONS
             .iter()
             .map(|&(guest, len)| Region {

@@ -119,7 +119,7 @@ impl Oracle {
         (self.first + at.start as u64) * SECTOR as u64
     }
 
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.sectors.len()
     }
 
