@@ -26,7 +26,7 @@ Examples:
   ringway serve null:1T --socket /run/null.sock
   ringway serve /dev/vg0/vm2 --socket /run/vm2.sock --socket-group kvm
   ringway serve --control /run/ringway.sock        without disks: ctl adds some
-  ringway serve disk.img --socket /run/disk.sock --isolate   a process of its own
+  ringway serve vm3.img --socket /run/vm3.sock --isolate   its own process
   ringway serve --xen --queues 4                   what Xen's toolstack attaches
   ringway serve --xen --user disks:disks           the same, as another user
 

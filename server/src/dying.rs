@@ -6,6 +6,7 @@
 use ringway_disk::open::{is_dying, parent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -29,16 +30,27 @@ pub(crate) fn wait_for(path: &Path) {
             "{path}: waiting up to {seconds} s for it: who listens there was killed, and its last \
              writes have not landed yet"
         );
-        wait_for_its_end(&stream, DYING_MAX);
-    } else if is_helper(pid) && !daemon.is_some_and(is_like_this) {
-        wait_for_its_end(&stream, ORPHAN_MAX);
+        // Nobody accepts this connection any more, so it ends with the socket.
+        let most = Timespec { tv_sec: DYING_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&most));
+        if !is_helper(pid) {
+            return;
+        }
+    } else if !is_helper(pid) || daemon.is_some_and(is_like_this) {
+        return;
     }
+    wait_for_helper(pid);
 }
 
-/// Nobody accepts this connection any more, so it ends with the socket.
-fn wait_for_its_end(stream: &UnixStream, most: Duration) {
-    let most = Timespec { tv_sec: most.as_secs().cast_signed(), tv_nsec: 0 };
-    let _ = poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&most));
+/// A helper without a daemon ends, and removes the socket files that it has made: not before that is
+/// there to be a new one.
+fn wait_for_helper(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    let Some(process) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) else {
+        return;
+    };
+    let most = Timespec { tv_sec: ORPHAN_MAX.as_secs().cast_signed(), tv_nsec: 0 };
+    let _ = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&most));
 }
 
 fn name(pid: &str) -> Option<String> {

@@ -23,6 +23,10 @@ const LOOK_AGAIN: (u32, Duration, Duration) =
 /// put a file there in a moment; so often is no accident.
 const REPLACED_MAX: u32 = 16;
 
+/// How long a block device may be claimed by nobody that is seen: a process that was killed lets go of its
+/// lock a moment before its claim.
+const CLAIM_LASTS: Duration = Duration::from_secs(1);
+
 /// Waiting goes on quietly for that long.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
@@ -222,7 +226,7 @@ impl<'a> Patience<'a> {
 
     fn wait(&mut self, holder: Holder) -> Result<(), OpenError> {
         let patience = match &holder {
-            Holder::Host => Duration::ZERO,
+            Holder::Host => CLAIM_LASTS,
             Holder::Living(_) | Holder::Foreign(_) => self.asked.unwrap_or(Duration::ZERO),
             Holder::Dying(_) | Holder::Unseen => self.asked.unwrap_or(LAST_WRITES),
         };

@@ -80,9 +80,17 @@ pub(super) fn listen(
     private: bool,
     access: Access,
 ) -> anyhow::Result<(UnixListener, OwnFile)> {
-    let bound = bind(path, access);
-    let listener = if private { bound.context("the control socket")? } else { bound? };
-    Ok((listener, OwnFile::new(path)?))
+    let mut tries = 0;
+    loop {
+        let bound = bind(path, access);
+        let listener = if private { bound.context("the control socket")? } else { bound? };
+        match OwnFile::new(path) {
+            Ok(file) => return Ok((listener, file)),
+            // The helper of a daemon that was killed removes what it has made, and looks a moment before.
+            Err(_) if tries < 3 => tries += 1,
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// A file that this process has made, and removes when this is dropped.
