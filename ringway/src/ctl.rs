@@ -183,7 +183,6 @@ fn ask_from_here(
     if let Some(Value::String(disk)) = request.get("disk")
         && disk.parse::<u64>().is_err()
         && Path::new(disk).exists()
-        && !is_its_own_word(path, Path::new(disk))
     {
         let from_root = std::path::absolute(disk)?.display().to_string();
         request.insert("disk".into(), from_root.into());
@@ -193,15 +192,6 @@ fn ask_from_here(
         Err(problem) if problem.kind == Kind::NotMeant => bail!("{} (--shrink)", problem.message),
         Err(problem) => bail!("{}", problem.message),
     }
-}
-
-/// True if a path that is not a whole one is the same file to the daemon, which runs in this folder then.
-/// It knows sockets by the words it was given.
-fn is_its_own_word(control: &Path, path: &Path) -> bool {
-    let Ok(Ok(list)) = ask(control, "list", Map::new(), PATIENCE) else { return false };
-    let folder = list["daemon"]["pid"].as_u64().map(|pid| format!("/proc/{pid}/cwd"));
-    let theirs = folder.and_then(|folder| Path::new(&folder).join(path).canonicalize().ok());
-    theirs.is_some() && theirs == path.canonicalize().ok()
 }
 
 /// Asks a daemon for one thing: its answer, or what it finds wrong with the request. It may be silent

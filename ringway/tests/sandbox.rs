@@ -231,6 +231,12 @@ fn another_user_has_none_of_roots_rights() {
     let daemon = Daemon::serve(dir.path(), &args);
     assert!(daemon.log().contains(", user nobody"), "{}", daemon.log());
     let group = status(&daemon.pid().to_string(), "Gid");
+    // Threads begin after the word that it is ready.
+    let lasting = ["ringway", "worker-", "disk-", "control"];
+    until("not all threads", || {
+        let names: Vec<_> = threads(daemon.pid()).iter().map(Thread::name).collect();
+        lasting.iter().all(|lasting| names.iter().any(|name| name.starts_with(lasting)))
+    });
     let judged: Vec<_> = threads(daemon.pid())
         .into_iter()
         .map(|thread| {
@@ -243,7 +249,7 @@ fn another_user_has_none_of_roots_rights() {
             name
         })
         .collect();
-    for lasting in ["ringway", "worker-", "disk-", "control"] {
+    for lasting in lasting {
         assert!(judged.iter().any(|name| name.starts_with(lasting)), "{lasting}: {judged:?}");
     }
     let owner =

@@ -64,7 +64,7 @@ const LONGER_FUNCTIONS: &[(&str, &str, usize)] = &[
     ("ringway/src/top/case.rs", "sample", 94),
     ("ringway/tests/fence.rs", "fence_once", 93),
     ("ringway/tests/isolate.rs", "e06_isolated_disks_are_reached_as_others_are", 77),
-    ("ringway/tests/sandbox.rs", "another_user_has_none_of_roots_rights", 71),
+    ("ringway/tests/sandbox.rs", "another_user_has_none_of_roots_rights", 80),
     ("server/src/daemon.rs", "start", 73),
     ("testkit/oracle/src/chain.rs", "pop", 73),
     ("testkit/src/kill/mod.rs", "run_in", 115),
