@@ -645,7 +645,7 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
 #[test]
 fn b22_a_socket_that_lingers_keeps_nobody_waiting() {
     let mut s = scene();
-    let mut peers = Vec::new();
+    let (mut peers, mut closing) = (Vec::new(), Vec::new());
     for way in 0..3 {
         let client = s.client();
         let (fd, peer) = lingering();
@@ -664,14 +664,18 @@ fn b22_a_socket_that_lingers_keeps_nobody_waiting() {
                 client.hang_up();
             }
         }
-        // Whoever closes last waits, and that is not to be the session.
-        drop(fd);
+        // Whoever closes last waits, and that is not to be the session; it is this thread, if the
+        // session was gone before it was sent.
+        closing.push(std::thread::spawn(move || drop(fd)));
         peers.push(peer);
         assert!(client.is_closed(), "way {way}");
         drop(client);
         s.rig.join_some();
         s.neighbour_lives();
     }
+    // What waits for them is over.
+    drop(peers);
+    closing.into_iter().for_each(|thread| thread.join().unwrap());
 }
 
 /// What may ask its file system, or wait for others, is not touched.

@@ -16,6 +16,8 @@ use std::time::Duration;
 const DYING_MAX: Duration = Duration::from_secs(30);
 /// A helper without a daemon ends at once, but this host may be busy.
 const ORPHAN_MAX: Duration = Duration::from_secs(5);
+/// How often it is looked who that is, before it is taken for a living daemon.
+const LOOKS: u32 = 4;
 
 /// Waits for whoever listens at `path`, if it was killed. Before there is a sandbox, as /proc says it.
 pub(crate) fn wait_for(path: &Path) {
@@ -23,6 +25,20 @@ pub(crate) fn wait_for(path: &Path) {
     let Some(stream) = is_socket.then(|| UnixStream::connect(path).ok()).flatten() else { return };
     let Ok(listened) = socket_peercred(&stream) else { return };
     let Ok(pid) = u32::try_from(listened.pid.as_raw_nonzero().get()) else { return };
+    for _ in 0..LOOKS {
+        if wait_for_owner(path, &stream, pid) {
+            return;
+        }
+        // A process that was killed is seen to be so a moment later.
+        let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+        if poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&moment)) != Ok(0) {
+            return;
+        }
+    }
+}
+
+/// False if who listens seems to live.
+fn wait_for_owner(path: &Path, stream: &UnixStream, pid: u32) -> bool {
     let daemon = parent(pid);
     if is_dying(pid) || daemon.is_some_and(is_dying) {
         let (path, seconds) = (path.display(), DYING_MAX.as_secs());
@@ -32,14 +48,14 @@ pub(crate) fn wait_for(path: &Path) {
         );
         // Nobody accepts this connection any more, so it ends with the socket.
         let most = Timespec { tv_sec: DYING_MAX.as_secs().cast_signed(), tv_nsec: 0 };
-        let _ = poll(&mut [PollFd::new(&stream, PollFlags::empty())], Some(&most));
-        if !is_helper(pid) {
-            return;
-        }
+        let _ = poll(&mut [PollFd::new(stream, PollFlags::empty())], Some(&most));
     } else if !is_helper(pid) || daemon.is_some_and(is_like_this) {
-        return;
+        return false;
     }
-    wait_for_helper(pid);
+    if is_helper(pid) {
+        wait_for_helper(pid);
+    }
+    true
 }
 
 /// A helper without a daemon ends, and removes the socket files that it has made: not before that is

@@ -27,6 +27,10 @@ const REPLACED_MAX: u32 = 16;
 /// lock a moment before its claim.
 const CLAIM_LASTS: Duration = Duration::from_secs(1);
 
+/// How long whoever seems to live is believed to be dying: a process that was killed is seen to be so a
+/// moment later, and one that was killed between its two locks has left one without the other.
+const MOMENT: Duration = Duration::from_millis(400);
+
 /// Waiting goes on quietly for that long.
 const TOLD_AFTER: Duration = Duration::from_millis(500);
 
@@ -227,7 +231,7 @@ impl<'a> Patience<'a> {
     fn wait(&mut self, holder: Holder) -> Result<(), OpenError> {
         let patience = match &holder {
             Holder::Host => CLAIM_LASTS,
-            Holder::Living(_) | Holder::Foreign(_) => self.asked.unwrap_or(Duration::ZERO),
+            Holder::Living(_) | Holder::Foreign(_) => self.asked.unwrap_or(MOMENT),
             Holder::Dying(_) | Holder::Unseen => self.asked.unwrap_or(LAST_WRITES),
         };
         let waited = self.begun.elapsed();
