@@ -711,6 +711,8 @@ fn a22_a_storm_of_updates_is_bounded() {
         );
         vm.guest.client.send(IOTLB_MSG, 0, &update, &[]).unwrap();
     }
+    // All of them have been read.
+    vm.guest.client.ask_u64(request::GET_QUEUE_NUM).unwrap();
     assert_eq!(read(&mut vm), [true; 2], "a table without a bound forgets nothing");
     // One large range, cut into pieces again and again.
     let whole = iotlb(IOVA + 0x8000_0000, MEMORY, GUEST_BASE + USER_DELTA, 3, UPDATE);

@@ -177,6 +177,8 @@ fn c06_a_write_cache_that_is_off_stays_off_over_a_reconnect() {
     assert!(guest.client.acked(request::SET_CONFIG, &on, &[]).unwrap());
     assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
     drop(guest);
+    // A daemon has one after the other.
+    scene.rig.join_some();
     let stream = scene.rig.connect();
     scene.device = Options::new().over(stream).unwrap();
     assert!(scene.device.info().writeback, "a reset begins anew");
