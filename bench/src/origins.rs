@@ -2,7 +2,7 @@
 //! each table beside the one that was published. Their machines were others: compare ratios.
 //!
 //! An origin is a module with one function `run(&Lab) -> Result<Vec<Finding>>` and a line in
-//! [`Origin::run`].
+//! `Origin::run`.
 
 pub mod fio;
 mod o1;

@@ -20,12 +20,12 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// §2.7.6: flags, idx, ring[size], used_event.
+    /// §2.7.6: `flags, idx, ring[size], used_event.`
     pub fn avail_entry(&self, counter: u16) -> u64 {
         self.avail + 4 + 2 * u64::from(counter % self.size)
     }
 
-    /// §2.7.8: flags, idx, ring[size] of {id, len}, avail_event.
+    /// §2.7.8: `flags, idx, ring[size] of {id, len}, avail_event.`
     pub fn used_entry(&self, counter: u16) -> u64 {
         self.used + 4 + 8 * u64::from(counter % self.size)
     }
