@@ -22,6 +22,7 @@ use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -81,8 +82,7 @@ impl Daemon {
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref();
-        control.inspect(|path| dying::wait_for(path));
-        let control = control.map(|path| Control::listen(path, &host)).transpose()?;
+        let control = control.map(|path| listen(path, &host)).transpose()?;
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
             ringway_export::install_handlers()?;
@@ -220,4 +220,17 @@ fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
+}
+
+/// The control socket. The helper of a daemon that was killed as it started may be making the same one:
+/// whoever looks too early sees nobody listen, and somebody a moment later.
+fn listen(path: &Path, host: &Host) -> anyhow::Result<Control> {
+    for _ in 0..2 {
+        dying::wait_for(path);
+        if let Ok(control) = Control::listen(path, host) {
+            return Ok(control);
+        }
+    }
+    dying::wait_for(path);
+    Control::listen(path, host)
 }
