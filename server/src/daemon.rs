@@ -17,6 +17,7 @@ use ringway_control::config::{CpuList, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
+use ringway_export::vhost_user::BindError;
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -225,12 +226,14 @@ fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
 /// The control socket. The helper of a daemon that was killed as it started may be making the same one:
 /// whoever looks too early sees nobody listen, and somebody a moment later.
 fn listen(path: &Path, host: &Host) -> anyhow::Result<Control> {
-    for _ in 0..2 {
+    // The helper's errors come as text.
+    let busy = BindError::Busy(path.into()).to_string();
+    let mut tries = 0;
+    loop {
         dying::wait_for(path);
-        if let Ok(control) = Control::listen(path, host) {
-            return Ok(control);
+        match Control::listen(path, host) {
+            Err(error) if tries < 2 && format!("{error:#}").contains(&busy) => tries += 1,
+            done => return done,
         }
     }
-    dying::wait_for(path);
-    Control::listen(path, host)
 }
