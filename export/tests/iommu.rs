@@ -537,6 +537,42 @@ fn a22_a_ring_that_is_unmapped_pauses_its_queue() {
     }
 }
 
+/// A guest that takes everything back at once does so between a translation and the answer to its
+/// question, which then says that it was told: a ring whose page it is has to be asked for again.
+#[test]
+fn a22_a_ring_that_is_lost_before_its_answer_is_asked_for_again() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, packed);
+        let end = Instant::now() + SOON;
+        let mut lost = Vec::new();
+        while Instant::now() < end {
+            let Some((iova, wanted)) = vm.question() else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            if lost.contains(&iova) {
+                vm.answer(iova, wanted);
+                break;
+            }
+            lost.push(iova);
+            let (page, permission) = vm.table[&iova];
+            assert!(vm.update(iova, page, permission));
+            assert!(vm.invalidate(iova, PAGE));
+            vm.reply(0);
+        }
+        assert!(!lost.is_empty() && lost.len() < vm.asked.len(), "asked {:x?} only", vm.asked);
+        let pages = scattered(2);
+        vm.map(IOVA, &pages, 3);
+        vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+        vm.guest.offer(0, 0);
+        assert_eq!(vm.used(0), Some((0, 513)), "packed: {packed}");
+        assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+    }
+}
+
 /// Nobody answers: that queue waits, the worker sleeps, the neighbour on it works; and the queue can
 /// still be stopped, with the request in its ring.
 #[test]

@@ -243,6 +243,9 @@ impl Session<'_> {
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         match iommu.was_answered(found) {
             Ok(Some(miss)) => self.deny(miss)?,
+            // What was told may be taken back by now. Of queues that run the table knows what they
+            // wait for; the others ask again when they try to start.
+            Ok(None) if self.vrings.iter().any(Vring::is_ready) => drop(self.start_ready()?),
             Ok(None) => {}
             Err(nonsense) => self.lose_channel(&nonsense.to_string()),
         }
