@@ -87,9 +87,13 @@ round() {
         quick.disk)
             tests+=(-- --skip power_cut:: --skip c02_faults_within --skip c03_writes_within)
             ;;
-        quick.export) tests=(--lib --test session_corpus --test inflight --test queue_reset) ;;
+        quick.export | quick.transport/vhost-user)
+            tests=(--lib --test session_corpus --test inflight --test queue_reset --test turns)
+            ;;
     esac
     shift 4
+    # Most of what all transports share is tested over one of them.
+    [ "$crate" != export ] || set -- "$@" --test-package=ringway-export,ringway-vhost-user
     rm -rf "$out"
     mkdir -p "$out"
     nice -n 19 "${within[@]}" cargo mutants --dir "$tree" --in-place --output "$out" --colors never \
@@ -144,18 +148,18 @@ if [ -n "$size" ]; then
     mutants --list "${files[@]/#/--file=}" |
         awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n |
         awk -F '\t' -v size="$size" 'NR <= size { print $2 }' >"$base/sample"
-    for crate in ring path disk export; do
+    for crate in ring path disk export transport/vhost-user transport/xen; do
         mapfile -t chosen < <(grep "^$crate/" "$base/sample" || true)
         [ ${#chosen[@]} -gt 0 ] || continue
         only "${chosen[@]}"
-        try "sample-$crate" "$crate" "${exactly[@]}"
+        try "sample-${crate//\//_}" "$crate" "${exactly[@]}"
     done
     ran=$(once <"$base/result" | wc -l)
     [ "$ran" -ge "$size" ] || printf 'warning: stopped after %s s, %d of %d were tried\n' \
         "$seconds" "$ran" "$size"
 else
     for file in "${files[@]}"; do
-        try "${file//\//_}" "${file%%/*}" --file "$file"
+        try "${file//\//_}" "${file%%/src/*}" --file "$file"
     done
 fi
 

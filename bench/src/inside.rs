@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use ringway_disk::Disk;
-use ringway_export::vhost_user::{Ended, Session};
-use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions, WorkerStats};
+use ringway_export::{ExportOptions, Polling, PoolOptions, WorkerStats};
+use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -210,7 +210,7 @@ impl<Q: RequestQueue> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub(crate) fn unused(&self, lane: LaneId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
+    pub fn unused(&self, lane: LaneId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Unused { lane, ranges, reply })?;
         Ok(answer)

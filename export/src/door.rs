@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 
 /// What a session is asked to do. A session that ends meanwhile drops the reply.
 #[derive(Debug)]
-pub(crate) enum Order {
+pub enum Order {
     /// Tell the front-end that the configuration space has changed.
     Announce(SyncSender<Told>),
     /// Stop all queues, because the export is paused; `false` if the disk is stuck.
@@ -23,7 +23,7 @@ pub(crate) enum Order {
 
 /// A bell, and why it rings.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub struct Door {
     bell: OwnedFd,
     alarms: Mutex<Vec<(usize, Alarm)>>,
     /// `None` once the session has ended: what comes then is dropped, and whoever waits hears it.
@@ -39,7 +39,11 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// For one session.
+    ///
+    /// # Errors
+    /// What the host says to an eventfd.
+    pub fn new() -> io::Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let attended = AtomicBool::new(true);
         let (alarms, misses, is_over, blocked) = Default::default();
@@ -48,52 +52,52 @@ impl Door {
     }
 
     /// A session may begin before its front-end is there, and outlive it.
-    pub(crate) fn attend(&self, attended: bool) {
+    pub fn attend(&self, attended: bool) {
         self.attended.store(attended, SeqCst);
     }
 
     /// A front-end is there.
-    pub(crate) fn is_attended(&self) -> bool {
+    pub fn is_attended(&self) -> bool {
         self.attended.load(SeqCst)
     }
 
     /// The front-end has made a notification block: it is called no more, and its connection ends.
     #[cold]
-    pub(crate) fn block(&self) {
+    pub fn block(&self) {
         self.blocked.store(true, SeqCst);
         self.ring();
     }
 
     /// Looked at before each notification.
     #[inline]
-    pub(crate) fn was_blocked(&self) -> bool {
+    pub fn was_blocked(&self) -> bool {
         self.blocked.load(Relaxed)
     }
 
     /// Readable when there is something to take.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
+    pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
     /// A worker says something about queue `queue`.
-    pub(crate) fn raise(&self, queue: usize, alarm: Alarm) {
+    pub fn raise(&self, queue: usize, alarm: Alarm) {
         lock(&self.alarms).push((queue, alarm));
         self.ring();
     }
 
     /// Queue `queue` needs translations of these pages.
-    pub(crate) fn miss(&self, queue: usize, missed: &[Miss]) {
+    pub fn miss(&self, queue: usize, missed: &[Miss]) {
         lock(&self.misses).extend(missed.iter().map(|&miss| (queue, miss)));
         self.ring();
     }
 
     /// Takes all pages that were asked for.
-    pub(crate) fn take_misses(&self) -> Vec<(usize, Miss)> {
+    pub fn take_misses(&self) -> Vec<(usize, Miss)> {
         std::mem::take(&mut *lock(&self.misses))
     }
 
     /// The control plane wants something.
-    pub(crate) fn order(&self, order: Order) {
+    pub fn order(&self, order: Order) {
         if let Some(orders) = &mut *lock(&self.orders) {
             orders.push(order);
         }
@@ -101,22 +105,23 @@ impl Door {
     }
 
     /// The session has ended: orders that it has not taken are dropped.
-    pub(crate) fn close(&self) {
+    pub fn close(&self) {
         lock(&self.orders).take();
     }
 
     /// The session is to end its connection, as soon as it hears this.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.is_over.store(true, SeqCst);
         self.ring();
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    /// The session was told to end its connection.
+    pub fn is_over(&self) -> bool {
         self.is_over.load(SeqCst)
     }
 
     /// Takes all there is.
-    pub(crate) fn take(&self) -> (Vec<(usize, Alarm)>, Vec<Order>) {
+    pub fn take(&self) -> (Vec<(usize, Alarm)>, Vec<Order>) {
         let mut counter = [0; 8];
         // Empty already is as good as emptied.
         let _ = rustix::io::read(&self.bell, &mut counter);

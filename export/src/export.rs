@@ -7,8 +7,7 @@ mod offered;
 mod report;
 
 pub use change::{ChangeError, Resized, Told};
-pub(crate) use image_lock::LockWait;
-pub use image_lock::Names;
+pub use image_lock::{LockWait, Names};
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
@@ -16,28 +15,13 @@ use crate::command::{Handle, LaneId, Stopped};
 use crate::door::Door;
 use crate::limit::Limits;
 use crate::penalty::Penalty;
+use crate::quarantine::Quarantine;
 use crate::queue::RequestQueue;
-use crate::vhost_user::{Aside, Queue};
-use ringway_core::Geometry;
 use ringway_disk::{CacheMode, Disk, DiskStats};
-use ringway_ring::virtio_blk::{
-    Config, VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD,
-    VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_GEOMETRY, VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO,
-    VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
-    VIRTIO_F_NOTIFICATION_DATA, VIRTIO_F_RING_PACKED, VIRTIO_F_RING_RESET, VIRTIO_F_VERSION_1,
-    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, feature_bits,
-};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
-
-/// The longest segment offered to guests, in bytes. Far above what a guest's own limits make.
-const SIZE_MAX: u32 = 4 << 20;
-
-/// The most data segments offered for one request: what fits a queue of 128 descriptors together
-/// with header and status, so that guests without indirect descriptors can send it too.
-const SEG_MAX: u32 = 126;
 
 /// How long a disk may take to finish what is in flight. After that the connection ends without an
 /// answer: a promise that no more memory will be written could not be kept.
@@ -53,7 +37,7 @@ pub struct ExportOptions {
 }
 
 /// A disk, how it is offered, and the workers that serve it over one transport.
-pub struct Export<Q = Queue> {
+pub struct Export<Q> {
     disk: Arc<Disk>,
     options: ExportOptions,
     workers: Vec<Handle<Q>>,
@@ -74,9 +58,9 @@ pub struct Export<Q = Queue> {
     gone: Mutex<DiskStats>,
     /// Takes no requests.
     paused: AtomicBool,
-    /// How often the size has changed.
     /// All sessions have stopped their queues because of that, or have ended.
     rests: AtomicBool,
+    /// How often the size has changed.
     resizes: AtomicU64,
     /// Whether the guest's write cache is on. It outlives connections, because a front-end that
     /// reconnects does not say it again (QEMU) and its guest goes on in the old belief.
@@ -89,7 +73,7 @@ pub struct Export<Q = Queue> {
     /// For front-ends that hold up other disks.
     penalty: Mutex<Penalty>,
     /// What its front-ends have sent and is not touched.
-    aside: Arc<Aside>,
+    quarantine: Arc<Quarantine>,
 }
 
 /// What is behind it is counters and lists, whole at any time.
@@ -129,7 +113,7 @@ impl<Q: RequestQueue> Export<Q> {
             resizes: AtomicU64::new(0),
             penalty: Mutex::default(),
             changing: Arc::default(),
-            aside: Arc::default(),
+            quarantine: Arc::default(),
         }
     }
 
@@ -141,12 +125,14 @@ impl<Q: RequestQueue> Export<Q> {
         self
     }
 
-    pub(crate) fn drain_max(&self) -> Duration {
+    /// How long a disk may take to finish what is in flight when a queue is to stop.
+    #[must_use]
+    pub fn drain_max(&self) -> Duration {
         self.drain_max
     }
 
     /// Keeps queues that a stuck disk holds.
-    pub(crate) fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>) {
+    pub fn fence(&self, promises: Vec<Receiver<Stopped<Q>>>) {
         lock(&self.fenced).extend(promises);
     }
 
@@ -157,7 +143,7 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     /// A front-end has held up other disks: in how long the next one may be served.
-    pub(crate) fn offended(&self) -> Duration {
+    pub fn offended(&self) -> Duration {
         lock(&self.penalty).offended(Instant::now())
     }
 
@@ -168,18 +154,20 @@ impl<Q: RequestQueue> Export<Q> {
         lock(&self.penalty).left(Instant::now())
     }
 
-    pub(crate) fn aside(&self) -> &Arc<Aside> {
-        &self.aside
+    /// Where descriptors of its front-ends go that may be neither used nor closed.
+    #[must_use]
+    pub fn quarantine(&self) -> &Arc<Quarantine> {
+        &self.quarantine
     }
 
     /// Its front-ends have sent so much that may neither be used nor closed that no more are taken.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        self.aside.is_full()
+        self.quarantine.is_full()
     }
 
     /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).
-    pub(crate) fn fail(&self) {
+    pub fn fail(&self) {
         self.failed.store(true, SeqCst);
     }
 
@@ -208,7 +196,8 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     /// The worker of queue `index`.
-    pub(crate) fn worker(&self, index: usize) -> &Handle<Q> {
+    #[must_use]
+    pub fn worker(&self, index: usize) -> &Handle<Q> {
         &self.workers[self.worker_index(index)]
     }
 
@@ -217,29 +206,29 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     /// A connection has begun.
-    pub(crate) fn enter(&self, door: Arc<Door>) {
+    pub fn enter(&self, door: Arc<Door>) {
         lock(&self.doors).push(door);
     }
 
     /// It has ended.
-    pub(crate) fn leave(&self, door: &Arc<Door>) {
+    pub fn leave(&self, door: &Arc<Door>) {
         lock(&self.doors).retain(|other| !Arc::ptr_eq(other, door));
         door.close();
     }
 
     /// A queue runs.
-    pub(crate) fn started(&self, queue: usize, lane: LaneId) {
+    pub fn started(&self, queue: usize, lane: LaneId) {
         lock(&self.running).push((queue, self.worker_index(queue), lane));
     }
 
     /// It is to stop: it is reported no more.
-    pub(crate) fn stopping(&self, queue: usize, lane: LaneId) {
+    pub fn stopping(&self, queue: usize, lane: LaneId) {
         let worker = self.worker_index(queue);
         lock(&self.running).retain(|&running| running != (queue, worker, lane));
     }
 
     /// It has stopped, with these counts.
-    pub(crate) fn stopped(&self, counts: &DiskStats) {
+    pub fn stopped(&self, counts: &DiskStats) {
         lock(&self.gone).add(counts);
     }
 
@@ -250,76 +239,31 @@ impl<Q: RequestQueue> Export<Q> {
     }
 
     /// No queue is to start: it is paused, or about to be.
-    pub(crate) fn holds(&self) -> bool {
+    #[must_use]
+    pub fn holds(&self) -> bool {
         self.paused.load(SeqCst)
     }
 
     /// How often the size has changed.
-    pub(crate) fn resizes(&self) -> u64 {
+    #[must_use]
+    pub fn resizes(&self) -> u64 {
         self.resizes.load(SeqCst)
     }
 
     /// Whether the guest's write cache is on.
-    pub(crate) fn writeback(&self) -> bool {
+    #[must_use]
+    pub fn writeback(&self) -> bool {
         self.writeback.load(SeqCst)
     }
 
     /// The guest has switched its write cache.
-    pub(crate) fn set_writeback(&self, on: bool) {
+    pub fn set_writeback(&self, on: bool) {
         self.writeback.store(on, SeqCst);
     }
 
-    /// The virtio features offered, without those of the transport.
-    ///
-    /// RING_RESET and NOTIFICATION_DATA cost nothing: the front-end turns the reset of a queue into
-    /// stopping and starting it, and the data of a notification does not pass an eventfd.
-    ///
-    /// Not IN_ORDER: it lets a driver assume that requests come back in the order they were made
-    /// (VIRTIO 1.2 §2.7.11). Disks do not keep an order, so every answer would have to wait for the
-    /// slowest one before it, and all it would save is a lookup in the driver.
-    pub(crate) fn features(&self) -> u64 {
-        let geometry = self.disk.geometry();
-        let mut features = feature_bits(&[
-            VIRTIO_F_VERSION_1,
-            VIRTIO_F_RING_PACKED,
-            VIRTIO_F_RING_RESET,
-            VIRTIO_F_NOTIFICATION_DATA,
-            VIRTIO_RING_F_INDIRECT_DESC,
-            VIRTIO_RING_F_EVENT_IDX,
-            VIRTIO_BLK_F_SIZE_MAX,
-            VIRTIO_BLK_F_SEG_MAX,
-            VIRTIO_BLK_F_GEOMETRY,
-            VIRTIO_BLK_F_BLK_SIZE,
-            VIRTIO_BLK_F_TOPOLOGY,
-            VIRTIO_BLK_F_MQ,
-            VIRTIO_BLK_F_FLUSH,
-            VIRTIO_BLK_F_CONFIG_WCE,
-        ]);
-        if geometry.read_only {
-            features |= feature_bits(&[VIRTIO_BLK_F_RO]);
-        } else {
-            features |= feature_bits(&[VIRTIO_BLK_F_WRITE_ZEROES]);
-            if geometry.discard {
-                features |= feature_bits(&[VIRTIO_BLK_F_DISCARD]);
-            }
-        }
-        features
-    }
-
-    /// What the configuration space says.
-    pub(crate) fn config(&self, writeback: bool) -> Config {
-        let geometry: Geometry = self.disk.geometry();
-        Config {
-            geometry,
-            size_max: SIZE_MAX,
-            seg_max: SEG_MAX.min(u32::from(self.options.queue_size).saturating_sub(2)).max(1),
-            num_queues: self.options.queues,
-            writeback,
-        }
-    }
-
     /// True if a guest may switch the write cache on.
-    pub(crate) fn may_write_back(&self) -> bool {
+    #[must_use]
+    pub fn may_write_back(&self) -> bool {
         self.disk.cache() != CacheMode::Writethrough
     }
 }

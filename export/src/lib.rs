@@ -1,7 +1,8 @@
 //! Serves a disk to a guest: rings on one hand, a disk on the other.
 //!
-//! Floor 2 of the house. `worker.rs` is the loop and the only file that sees both a ring and a
-//! disk; `vhost_user/` and `xen/` are the control planes of their transports.
+//! What all transports share. `worker.rs` is the loop and the only file that sees both a ring and a
+//! disk. A transport has a crate of its own, with the queues ([`RequestQueue`]) and their control
+//! plane: `ringway-vhost-user`, `ringway-xen-blkback`.
 
 mod command;
 mod door;
@@ -11,30 +12,31 @@ mod penalty;
 mod pinned;
 mod polling;
 mod pool;
+mod quarantine;
 mod queue;
 mod ring_bell;
 mod rings;
 mod sampler;
 mod stats;
-pub mod vhost_user;
 mod worker;
 
 pub use command::{
     Alarm, Findings, Handle, Inbox, LaneId, Looked, Raise, Rouse, Stopped, command_channel,
 };
+pub use door::{Door, Order};
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, Names, Offered, QueueReport, Resized,
-    Told,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, LockWait, Names, Offered,
+    QueueReport, Resized, Told,
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use polling::Polling;
 pub use pool::{
     Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,
 };
+pub use quarantine::Quarantine;
 pub use queue::{Broken, Pop, RequestQueue};
-pub use ring_bell::watchdog_signal;
+pub use ring_bell::{Bell, watchdog_signal};
 pub use rings::Rings;
 pub use sampler::Latency;
 pub use stats::{LaneStats, WorkerStats};
 pub use worker::Worker;
-pub mod xen;

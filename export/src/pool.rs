@@ -5,7 +5,6 @@ use crate::polling::Polling;
 use crate::queue::RequestQueue;
 use crate::ring_bell;
 use crate::rings::{self, Rings, ring};
-use crate::vhost_user::Queue;
 use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, LinuxAio, Null, Threads, ThreadsSetup};
@@ -51,7 +50,7 @@ pub struct PoolOptions {
 pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine, for queues of one transport. Dropping it ends them.
-pub struct Pool<Q: RequestQueue + 'static = Queue> {
+pub struct Pool<Q: RequestQueue + 'static> {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
@@ -122,18 +121,23 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
     }
 
     /// As [`Pool::start`], with engines of the caller's own instead of `options.engine`: for
-    /// simulations. `make` is called on the thread of each worker, with its number.
+    /// simulations. `make` is called on the thread of each worker, with its number; `on_failure` as for
+    /// [`Pool::start_watched`].
     ///
     /// # Errors
     /// As [`Pool::start`].
-    pub fn with_engines<E, F>(options: PoolOptions, make: F) -> io::Result<Self>
+    pub fn with_engines<E, F>(
+        options: PoolOptions,
+        on_failure: OnFailure,
+        make: F,
+    ) -> io::Result<Self>
     where
         E: Engine + 'static,
         F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
     {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let (cpus, on_failure) = (Cpus::default(), Arc::new(|| {}));
-        let mut pool = Self { options, cpus, on_failure, rings: None, handles, threads };
+        let mut pool =
+            Self { options, cpus: Cpus::default(), on_failure, rings: None, handles, threads };
         for index in 0..options.workers {
             let (make, care) = (make.clone(), Care::new(&pool.cpus, &pool.on_failure));
             let (handle, thread) = spawn(index, options, care, move || make(index))?;
@@ -332,6 +336,3 @@ fn try_engine(engine: EngineKind) -> Result<String, String> {
         if engine == EngineKind::IoUring { "the fastest that works here" } else { "works here" };
     tried.map(|()| why.to_owned()).map_err(|error| error.to_string())
 }
-
-#[cfg(test)]
-mod tests;

@@ -84,13 +84,14 @@ thread_local! {
 
 /// An eventfd of a peer, and the door of the session that has the peer's connection.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub struct Bell {
     fd: OwnedFd,
     door: Arc<Door>,
 }
 
 impl Bell {
-    pub(crate) fn new(fd: OwnedFd, door: &Arc<Door>) -> Self {
+    /// `door` hears of it if a write to `fd` blocks.
+    pub fn new(fd: OwnedFd, door: &Arc<Door>) -> Self {
         Self { fd, door: Arc::clone(door) }
     }
 
@@ -99,7 +100,7 @@ impl Bell {
     /// # Errors
     /// What the host says; `Interrupted` if the peer made this write block, or an earlier one to any of
     /// its descriptors.
-    pub(crate) fn ring(&self) -> io::Result<()> {
+    pub fn ring(&self) -> io::Result<()> {
         // Written once in the life of a connection.
         if self.door.was_blocked() {
             return Err(io::ErrorKind::Interrupted.into());

@@ -2,8 +2,7 @@
 
 use super::endpoint::Endpoint;
 use ringway_core::panic_point;
-use ringway_export::Export;
-use ringway_export::vhost_user::{Ended, Session};
+use ringway_vhost_user::{Ended, Export, Session};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -20,6 +19,7 @@ pub(crate) fn serve(export: &Export, endpoint: &Endpoint, stop: BorrowedFd<'_>) 
     let listener = match endpoint {
         Endpoint::Listener(listener, _) => listener,
         // Served over its own transport.
+        #[cfg(feature = "xen")]
         Endpoint::Xen(_) => return Ok(()),
         Endpoint::Connected(stream) => {
             attend(export, stream.try_clone()?, None, stop)?;

@@ -14,7 +14,7 @@ use super::survive::survive;
 use ringway_control::protocol::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
 use ringway_export::Limit;
-use ringway_export::vhost_user::Access;
+use ringway_vhost_user::Access;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};

@@ -20,9 +20,9 @@ use apart::{is_isolated, wait_for_all};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::vhost_user::Access;
 use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
 use ringway_terminal::reasons::in_full;
+use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -240,8 +240,7 @@ impl Disks {
     pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
         let Ready { served, endpoint } = ready;
         let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
-        let xen = self.xen.as_ref().zip(self.host.xen());
-        let xen = xen.map(|(plan, access)| super::xen::session(plan, access));
+        let xen = self.xen.as_ref().and_then(|plan| super::xen::session(plan, &self.host));
         let name = format!("disk-{}", served.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             // A panic ends this disk as an error does: it is heard of, and the daemon ends in order.

@@ -1,10 +1,11 @@
 //! Where front-ends come in: a socket file of ours, or an inherited socket.
 
 use super::host::{Host, SocketFile};
+#[cfg(feature = "xen")]
+use super::xen::{self, Address};
 use anyhow::{Context, bail};
 use ringway_control::config::Place;
-use ringway_export::vhost_user::Access;
-use ringway_export::xen::Address;
+use ringway_vhost_user::Access;
 use rustix::net::sockopt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,6 +49,7 @@ pub(crate) enum Endpoint {
     /// It is connected; nobody comes after it.
     Connected(UnixStream),
     /// Not a socket: a device of this Xen host's guest.
+    #[cfg(feature = "xen")]
     Xen(Address),
 }
 
@@ -64,7 +66,10 @@ impl Endpoint {
             }
             Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),
             Place::Inherited { fd, listens: false } => Ok(Self::Connected(fd.into())),
-            Place::Xen(address) => Ok(Self::Xen(address)),
+            #[cfg(feature = "xen")]
+            Place::Xen(device) => Ok(Self::Xen(xen::address(device))),
+            #[cfg(not(feature = "xen"))]
+            Place::Xen(_) => bail!("this build of ringway serves no guests of Xen"),
         }
     }
 
@@ -77,6 +82,7 @@ impl Endpoint {
     /// The device, if it is one of a Xen guest: its folder in xenstore.
     pub(crate) fn device(&self) -> Option<&str> {
         match self {
+            #[cfg(feature = "xen")]
             Self::Xen(address) => Some(&address.back),
             _ => None,
         }

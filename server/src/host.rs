@@ -28,15 +28,15 @@ use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
 
+use crate::xen::{Access, Here};
 use client::{Client, HelpersFile};
 pub(super) use helper::{leave_no_zombie, settle};
 use local::{Local, OwnFile};
 use names::Looker;
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
-use ringway_export::vhost_user::Access as SocketAccess;
-use ringway_export::xen::{Access, Here};
 use ringway_export::{Limit, Names};
+use ringway_vhost_user::Access as SocketAccess;
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};

@@ -17,6 +17,8 @@ mod image;
 mod incidents;
 mod isolate;
 mod line;
+#[cfg(not(feature = "xen"))]
+mod no_xen;
 mod notify;
 mod numbers;
 mod paths;
@@ -29,7 +31,11 @@ mod spread;
 mod stats;
 mod survive;
 mod watchdog;
+#[cfg(feature = "xen")]
 mod xen;
+
+#[cfg(not(feature = "xen"))]
+use no_xen as xen;
 
 pub use attach::{Attach, QemuVersion};
 pub use command::{ServeArgs, run};

@@ -2,11 +2,14 @@
 
 use super::served::Exported;
 use super::spread::Spread;
+#[cfg(feature = "xen")]
+use super::xen;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
-    Counts, Cpus, Export, ExportOptions, Handle, Names, OnFailure, Pool, PoolOptions, RequestQueue,
-    Rings, xen,
+    Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, RequestQueue, Rings,
 };
+
+use ringway_vhost_user::{Export, Pool};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +17,8 @@ use std::time::Duration;
 /// The workers of one engine, for the transport of the daemon.
 pub(super) enum Pools {
     VhostUser(Pool),
-    Xen(Pool<xen::Queue>),
+    #[cfg(feature = "xen")]
+    Xen(ringway_export::Pool<xen::Queue>),
 }
 
 /// The workers of one engine, and how queues are spread over them.
@@ -39,7 +43,12 @@ impl Pools {
         (cpus, on_failure, rings): (Cpus, OnFailure, Option<Rings>),
     ) -> io::Result<Self> {
         if xen {
-            return Ok(Self::Xen(Pool::start_watched(options, cpus, on_failure, rings)?));
+            #[cfg(feature = "xen")]
+            return Ok(Self::Xen(ringway_export::Pool::start_watched(
+                options, cpus, on_failure, rings,
+            )?));
+            #[cfg(not(feature = "xen"))]
+            return Err(io::ErrorKind::Unsupported.into());
         }
         Ok(Self::VhostUser(Pool::start_watched(options, cpus, on_failure, rings)?))
     }
@@ -51,6 +60,7 @@ impl Pools {
     pub(super) fn grow(&mut self, workers: usize) -> io::Result<()> {
         match self {
             Self::VhostUser(pool) => pool.grow(workers),
+            #[cfg(feature = "xen")]
             Self::Xen(pool) => pool.grow(workers),
         }
     }
@@ -59,6 +69,7 @@ impl Pools {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::VhostUser(pool) => pool.handles().len(),
+            #[cfg(feature = "xen")]
             Self::Xen(pool) => pool.handles().len(),
         }
     }
@@ -67,6 +78,7 @@ impl Pools {
     pub(super) fn counts(&self) -> Vec<Box<dyn Counts>> {
         match self {
             Self::VhostUser(pool) => counts(pool.handles()),
+            #[cfg(feature = "xen")]
             Self::Xen(pool) => counts(pool.handles()),
         }
     }
@@ -84,9 +96,13 @@ impl Pools {
                 Export::new(disk, options, pool.handles().to_vec(), first)
                     .with_names(names, lock_wait),
             ),
-            Self::Xen(pool) => {
-                Exported::Xen(Export::new(disk, options, pool.handles().to_vec(), first))
-            }
+            #[cfg(feature = "xen")]
+            Self::Xen(pool) => Exported::Xen(ringway_export::Export::new(
+                disk,
+                options,
+                pool.handles().to_vec(),
+                first,
+            )),
         }
     }
 }

@@ -2,12 +2,14 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
+#[cfg(feature = "xen")]
 use super::xen;
+use super::xen::SessionOptions;
 use anyhow::{Context, anyhow};
 use ringway_control::config::Claim;
 use ringway_core::thread::panic_message;
-use ringway_export::xen::{Queue, SessionOptions};
-use ringway_export::{Export, Offered};
+use ringway_export::Offered;
+use ringway_vhost_user::Export;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -20,7 +22,8 @@ pub(crate) enum Exported {
     /// Front-ends connect to a socket.
     VhostUser(Export),
     /// A guest of this Xen host has its rings in granted pages.
-    Xen(Export<Queue>),
+    #[cfg(feature = "xen")]
+    Xen(ringway_export::Export<xen::Queue>),
 }
 
 impl Deref for Exported {
@@ -29,6 +32,7 @@ impl Deref for Exported {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::VhostUser(export) => export,
+            #[cfg(feature = "xen")]
             Self::Xen(export) => export,
         }
     }
@@ -69,11 +73,13 @@ impl Served {
     ) -> std::io::Result<()> {
         let stop = self.stop.as_fd();
         match (&self.export, endpoint, xen) {
+            #[cfg(feature = "xen")]
             (Exported::Xen(export), Endpoint::Xen(at), Some(options)) => {
                 xen::serve(export, at, options, stop)
             }
             (Exported::VhostUser(export), ..) => accept::serve(export, endpoint, stop),
             // Endpoints and exports are made in one place.
+            #[cfg(feature = "xen")]
             _ => Ok(()),
         }
     }

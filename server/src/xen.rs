@@ -4,15 +4,17 @@
 //! thread and a connection of its own, so that no guest can keep the others waiting.
 
 use super::disks::Disks;
+use super::host::Host;
 use super::survive::survive;
 use anyhow::{Context, anyhow, bail};
-use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
+use ringway_control::config::{Attached, DiskArgs, Place, XenData, XenDevice, XenPlan};
 use ringway_export::Export;
 use ringway_export::Limit;
-use ringway_export::xen::{
-    Access, Address, Ended, Here, Queue, Session, SessionOptions, Tx, Xenstore,
-};
 use ringway_terminal::reasons::in_full;
+pub(crate) use ringway_xen_blkback::{
+    Access, Address, Here, Named, Queue, RecordName, SessionOptions, session_ioctls, worker_ioctls,
+};
+use ringway_xen_blkback::{Ended, Movement, Session, Tx, Xenstore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
 use std::fs::File;
@@ -33,8 +35,26 @@ const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What the sessions of this plan have in common.
-pub(super) fn session(plan: &XenPlan, access: Arc<dyn Access>) -> SessionOptions {
-    SessionOptions { movement: plan.args.xen_data, access }
+pub(super) fn session(plan: &XenPlan, host: &Host) -> Option<SessionOptions> {
+    let movement = match plan.args.xen_data {
+        XenData::Auto => Movement::Auto,
+        XenData::Copy => Movement::Copy,
+        XenData::Map => Movement::Map,
+        XenData::Persistent => Movement::Persistent,
+    };
+    Some(SessionOptions { movement, access: host.xen()? })
+}
+
+/// As a plan describes it.
+fn device(at: Address) -> XenDevice {
+    let Address { back, front, domid, devid, params, read_only } = at;
+    XenDevice { back, front, domid, devid, params, read_only }
+}
+
+/// As a session finds it.
+pub(super) fn address(device: XenDevice) -> Address {
+    let XenDevice { back, front, domid, devid, params, read_only } = device;
+    Address { back, front, domid, devid, params, read_only }
 }
 
 /// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
@@ -228,7 +248,7 @@ impl Watch {
         disk.read_only |= at.read_only;
         let (back, from) = (at.back.clone(), origin.clone());
         let served = disk
-            .into_spec(&image, Place::Xen(at))
+            .into_spec(&image, Place::Xen(device(at)))
             .map_err(anyhow::Error::msg)
             .and_then(|spec| self.disks.add(spec));
         match origin {

@@ -2,10 +2,8 @@
 
 use ringway_aio::Engine;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
-use ringway_export::vhost_user::{Ended, Session};
-use ringway_export::{
-    Export, ExportOptions, Handle, Looked, Polling, Pool, PoolOptions, WorkerStats,
-};
+use ringway_export::{ExportOptions, Handle, Looked, Polling, PoolOptions, WorkerStats};
+use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -111,8 +109,9 @@ impl Rig {
         options: &RigOptions,
         make: impl Fn() -> E + Clone + Send + 'static,
     ) -> Self {
-        let pool = Pool::with_engines(options.pool(disk.engine()), move |_| Ok(make()))
-            .expect("workers start");
+        let pool =
+            Pool::with_engines(options.pool(disk.engine()), Arc::new(|| {}), move |_| Ok(make()))
+                .expect("workers start");
         Self::with_pool(Arc::new(disk), pool, options)
     }
 

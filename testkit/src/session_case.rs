@@ -13,8 +13,8 @@ use crate::raw::{
     halves, request as ask, words,
 };
 use ringway_disk::{EngineKind, OpenOptions, Source, open};
-use ringway_export::vhost_user::Session;
-use ringway_export::{Export, ExportOptions, Polling, Pool, PoolOptions};
+use ringway_export::{ExportOptions, Polling, PoolOptions};
+use ringway_vhost_user::{Export, Pool, Session};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;

@@ -29,8 +29,8 @@ const LONGER: &[(&str, usize)] = &[
     ("driver/src/vhost_user.rs", 410), // one function per message
     ("e2e/src/guest.rs", 840),        // a test tool
     ("export/src/export/lock_state/model.rs", 430), // a model with all its players
-    ("export/src/vhost_user/message.rs", 435), // what is read, and by when
-    ("export/src/vhost_user/session.rs", 450), // one match arm per message
+    ("transport/vhost-user/src/message.rs", 435), // what is read, and by when
+    ("transport/vhost-user/src/session.rs", 450), // one match arm per message
     ("ring/src/virtqueue/inflight/packed.rs", 405), // each step of one protocol
     ("ring/src/virtqueue/packed.rs", 410), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
@@ -54,7 +54,7 @@ const LONGER_FUNCTIONS: &[(&str, &str, usize)] = &[
     ("disk/src/bounce.rs", "finish_rare", 85),
     ("driver/tests/qemu_storage_daemon.rs", "every_operation_on_a_file_with_verified_content", 71),
     ("e2e/tests/migration_of_an_image.rs", "migrated", 75),
-    ("export/tests/two_drivers.rs", "theirs", 86),
+    ("transport/vhost-user/tests/two_drivers.rs", "theirs", 86),
     ("ring/src/blkif/tests.rs", "a09_front_and_back_agree_for_ever", 90),
     ("ring/src/blkif/tests.rs", "slots_are_those_of_blkif_h", 83),
     ("ring/src/blkif/tests/hostile.rs", "a03_a04_b13_malformed_requests_are_refused_alone", 72),
@@ -87,11 +87,19 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-path", &["core"]),
     ("ringway-disk", &["core", "aio", "path"]),
     ("ringway-export", &["core", "ring", "aio", "path", "disk"]),
+    ("ringway-vhost-user", &["core", "ring", "disk", "export"]),
+    ("ringway-xen-blkback", &["core", "ring", "disk", "export"]),
     ("ringway-driver", &["core", "ring", "path"]),
     ("ringway-control", &["core", "aio", "disk", "export"]),
     ("ringway-terminal", &["control"]),
-    ("ringway-bench", &["core", "aio", "disk", "export", "driver", "control", "terminal"]),
-    ("ringway-server", &["core", "aio", "disk", "export", "control", "terminal"]),
+    (
+        "ringway-bench",
+        &["core", "aio", "disk", "export", "vhost-user", "driver", "control", "terminal"],
+    ),
+    (
+        "ringway-server",
+        &["core", "aio", "disk", "export", "vhost-user", "xen-blkback", "control", "terminal"],
+    ),
     (
         "ringway",
         &["core", "aio", "disk", "export", "driver", "control", "terminal", "bench", "server"],

@@ -5,7 +5,6 @@ use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
-use ringway_export::xen::Address;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -237,7 +236,24 @@ pub enum Place {
         listens: bool,
     },
     /// A guest of this Xen host.
-    Xen(Address),
+    Xen(XenDevice),
+}
+
+/// A virtual device that a Xen host's toolstack has attached, as its folder in xenstore describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XenDevice {
+    /// The back-end's folder.
+    pub back: String,
+    /// The front-end's folder.
+    pub front: String,
+    /// The front-end's domain.
+    pub domid: u16,
+    /// The number of the device.
+    pub devid: u32,
+    /// What is to be served.
+    pub params: String,
+    /// The guest may not write.
+    pub read_only: bool,
 }
 
 /// A disk to serve, nothing left open but what the disk itself decides.

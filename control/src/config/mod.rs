@@ -14,13 +14,14 @@ mod xen_args;
 pub use claim::{Claim, Location};
 pub use cpus::CpuList;
 pub use disk::{
-    Choice, DiskArgs, DiskSpec, Format, Place, cache_modes, engines, is_unreal, paths, source,
+    Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, is_unreal, paths,
+    source,
 };
 pub use file::read;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
 pub use sockets::{SocketMode, SocketRule};
 pub use xen::Attached;
-pub use xen_args::{XenArgs, XenPlan};
+pub use xen_args::{XenArgs, XenData, XenPlan};
 
 use std::path::Path;
 

@@ -1,10 +1,9 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
 use super::disk::{queues_in_file, word_in_file};
-use super::{Choice, DiskArgs, Format, XenArgs, XenPlan, is_unreal};
+use super::{Choice, DiskArgs, Format, XenArgs, XenData, XenPlan, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, PathKind};
-use ringway_export::xen::Movement;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -58,7 +57,7 @@ table! {
     XenTable {
         name: Option<String>,
         #[serde(default, deserialize_with = "word_in_file")]
-        data: Option<Movement>,
+        data: Option<XenData>,
         records: Option<PathBuf>,
         store: Option<PathBuf>,
         #[serde(default)]
@@ -329,7 +328,7 @@ mod tests {
             "#,
         );
         assert_eq!(plan.folder(), "backend/vbd");
-        assert_eq!(plan.args.xen_data, Movement::Copy);
+        assert_eq!(plan.args.xen_data, XenData::Copy);
         assert_eq!(plan.args.xen_records, Path::new("/conf/records"));
         assert_eq!(plan.args.xen_store.as_deref(), Some(Path::new("/dev/xen/xenbus")));
         let log = words(&plan, "db", 51728, "/srv/log.img");

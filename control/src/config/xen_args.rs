@@ -4,13 +4,59 @@ use super::DiskArgs;
 use super::xen::{Attached, XenDisk};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use ringway_export::xen::Movement;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 /// Unless another one is named.
 const NAME: &str = "vbd3";
 /// As above.
 const RECORDS: &str = "/run/ringway";
+
+/// How data gets to guests of Xen and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum XenData {
+    /// Whichever costs less, found by trying; persistent grants are offered.
+    #[default]
+    Auto,
+    /// The hypervisor copies.
+    Copy,
+    /// The pages of each request are mapped for as long as it takes.
+    Map,
+    /// Pages stay mapped, if the front-end uses the same ones again.
+    Persistent,
+}
+
+impl XenData {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Copy, Self::Map, Self::Persistent];
+
+    /// The word for users.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Copy => "copy",
+            Self::Map => "map",
+            Self::Persistent => "persistent",
+        }
+    }
+}
+
+impl fmt::Display for XenData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for XenData {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|data| data.name() == word).ok_or_else(|| {
+            format!("'{word}' is not one of {}", Self::ALL.map(Self::name).join(", "))
+        })
+    }
+}
 
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
@@ -32,8 +78,8 @@ pub struct XenArgs {
     /// How data gets to guests and back: copied by the hypervisor, in pages mapped for each request,
     /// in pages that stay mapped, or whichever costs less [default: auto].
     #[arg(long, value_name = "HOW", requires = "xen", default_value = "auto", hide_default_value = true,
-          value_parser = PossibleValuesParser::new(Movement::ALL.map(Movement::name)).try_map(|w| w.parse::<Movement>()))]
-    pub xen_data: Movement,
+          value_parser = PossibleValuesParser::new(XenData::ALL.map(XenData::name)).try_map(|w| w.parse::<XenData>()))]
+    pub xen_data: XenData,
     /// Where to record what is in flight, so that guests survive a kill of this process: a folder in
     /// memory (tmpfs) [default: /run/ringway].
     #[arg(
@@ -66,7 +112,7 @@ impl Default for XenArgs {
         Self {
             xen: false,
             xen_name: NAME.into(),
-            xen_data: Movement::default(),
+            xen_data: XenData::default(),
             xen_records: RECORDS.into(),
             xen_store: None,
         }
@@ -90,5 +136,18 @@ impl XenPlan {
             Some(table) => (table.words.clone().or(&self.disk), Some(&table.origin)),
             None => (self.disk.clone(), None),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_back() {
+        for data in XenData::ALL {
+            assert_eq!(data.name().parse(), Ok(data));
+        }
+        assert!("fast".parse::<XenData>().unwrap_err().contains("copy, map"));
     }
 }

@@ -51,19 +51,21 @@ impl ImageLock {
 
 /// A guest that waits for the lock.
 #[derive(Debug)]
-pub(crate) struct LockWait {
+pub struct LockWait {
     begun: Instant,
     tell_at: Duration,
     told: bool,
 }
 
 impl LockWait {
-    pub(crate) fn new() -> Self {
+    /// It begins now.
+    fn new() -> Self {
         Self { begun: Instant::now(), tell_at: QUIET, told: false }
     }
 
     /// When to ask again.
-    pub(crate) fn pause(&self) -> Duration {
+    #[must_use]
+    pub fn pause(&self) -> Duration {
         let (part, least, most) = ASK_AGAIN;
         (self.begun.elapsed() / part).clamp(least, most)
     }
@@ -87,7 +89,7 @@ impl<Q: RequestQueue> Export<Q> {
 
     /// A queue is ready to run: true if it may. If not, whoever asks does so again after
     /// [`LockWait::pause`].
-    pub(crate) fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
+    pub fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
         let mut state = lock(&self.image_lock.state);
         let outcome = match state.ready() {
             Before::Run => Ok(()),
@@ -184,7 +186,7 @@ impl<Q: RequestQueue> Export<Q> {
 
     /// No queue runs any more, and none is ready to. With `away` the guest is about to go on
     /// elsewhere: the lock is given up once what was written is durable.
-    pub(crate) fn rings_stopped(&self, away: bool) {
+    pub fn rings_stopped(&self, away: bool) {
         // Requests of an earlier connection may be in flight still.
         let away = away && self.disk.is_real() && self.is_clear();
         if !lock(&self.image_lock.state).stopped(away) {

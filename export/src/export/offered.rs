@@ -12,8 +12,11 @@ use std::sync::mpsc::Receiver;
 /// A disk on offer. Every [`Export`] is one:
 ///
 /// ```no_run
-/// # use ringway_export::{Export, Offered, ChangeError};
-/// # fn rest(vhost_user: Export, xen: Export<ringway_export::xen::Queue>) -> Result<(), ChangeError> {
+/// # use ringway_export::{Export, Offered, ChangeError, RequestQueue};
+/// # fn rest<V: RequestQueue + 'static, X: RequestQueue + 'static>(
+/// #     vhost_user: Export<V>,
+/// #     xen: Export<X>,
+/// # ) -> Result<(), ChangeError> {
 /// let disks: [Box<dyn Offered>; 2] = [Box::new(vhost_user), Box::new(xen)];
 /// disks.iter().try_for_each(|disk| disk.drain())
 /// # }

@@ -3,15 +3,13 @@
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
 use super::{Made, NewImage, SocketFile};
+use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
 use ringway_core::thread::carries_data;
 use ringway_disk::{Disk, OpenOptions};
-use ringway_export::vhost_user::Access;
-use ringway_export::xen::{self, Named};
-use ringway_terminal::reasons::in_full;
+use ringway_vhost_user::Access;
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -109,17 +107,22 @@ impl Client {
     }
 }
 
+#[cfg(feature = "xen")]
 impl xen::Access for Client {
-    fn open(&self, what: Named) -> io::Result<Option<OwnedFd>> {
+    fn open(&self, what: xen::Named) -> std::io::Result<Option<OwnedFd>> {
         // With all reasons, as nobody below looks at more than one line.
+        let in_full = |error| ringway_terminal::reasons::in_full(&error);
         let answer = self.ask(&Request::Xen(what));
-        match answer.map_err(|error| io::Error::other(in_full(&error)))? {
+        match answer.map_err(|error| std::io::Error::other(in_full(error)))? {
             (Answer::Named { there: true }, Some(file)) => Ok(Some(file)),
             (Answer::Named { there: false }, _) => Ok(None),
-            _ => Err(io::Error::other(OUT_OF_TURN)),
+            _ => Err(std::io::Error::other(OUT_OF_TURN)),
         }
     }
 }
+
+#[cfg(not(feature = "xen"))]
+impl xen::Access for Client {}
 
 const OUT_OF_TURN: &str = "the process that opens files answers something else";
 

@@ -15,14 +15,15 @@ use super::state::StateKeeper;
 use super::wire::{receive, send};
 use super::words::{Answer, Found, Request, Wanted};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
+#[cfg(feature = "xen")]
+use crate::xen::Access as _;
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
-use ringway_export::vhost_user::Access;
-use ringway_export::xen::Access as _;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
+use ringway_vhost_user::Access;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -223,6 +224,7 @@ impl Helper {
                 acting_as(thing.made_as.as_ref(), || drop(thing.file))?;
                 Ok((Answer::Done, None))
             }
+            #[cfg(feature = "xen")]
             Request::Xen(what) => {
                 let Some(xen) = &self.duties.xen else {
                     bail!("this daemon serves no guests of Xen");

@@ -6,7 +6,7 @@ use anyhow::Context;
 use ringway_control::config::DiskSpec;
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 use ringway_export::engines_to_choose;
-use ringway_export::vhost_user::{Access, bind};
+use ringway_vhost_user::{Access, bind};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixListener;

@@ -1,11 +1,12 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
 use super::local::Engines;
+#[cfg(feature = "xen")]
+use crate::xen::{Named, RecordName};
 use anyhow::{Context, anyhow, ensure};
 use ringway_control::config::Location;
 use ringway_core::Geometry;
 use ringway_disk::{Alignment, Disk, EngineKind, OpenOptions, Parts, Source};
-use ringway_export::xen::{Named, RecordName};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -37,10 +38,12 @@ pub(super) enum Request {
     /// From now on act as the user that the daemon has become.
     Started,
     /// Open what a guest of this Xen host needs.
+    #[cfg(feature = "xen")]
     Xen(#[serde(with = "NamedWords")] Named),
 }
 
 /// [`Named`], as it is sent.
+#[cfg(feature = "xen")]
 #[derive(Deserialize, Serialize)]
 #[serde(remote = "Named")]
 enum NamedWords {
@@ -53,6 +56,7 @@ enum NamedWords {
 }
 
 /// [`RecordName`], as it is sent.
+#[cfg(feature = "xen")]
 #[derive(Deserialize, Serialize)]
 #[serde(remote = "RecordName")]
 struct RecordWords {
@@ -77,6 +81,7 @@ pub(super) enum Answer {
     /// As far as can be seen.
     Holder(Option<String>),
     /// Comes with it, if there is one.
+    #[cfg(feature = "xen")]
     Named { there: bool },
     /// It is done.
     Done,
@@ -245,6 +250,7 @@ mod tests {
     use super::*;
     use ringway_disk::{CacheMode, PathKind, open};
 
+    #[cfg(feature = "xen")]
     #[test]
     fn what_xen_needs_is_named_by_numbers() {
         let name = RecordName { domid: 7, devid: 51712, queue: 3 };

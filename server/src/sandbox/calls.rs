@@ -15,8 +15,8 @@ macro_rules! call {
 
 mod helper;
 
+use crate::xen;
 pub(super) use helper::helper;
-use ringway_export::xen;
 use std::ffi::{c_int, c_ulong};
 
 /// A system call and what it may be asked.
@@ -260,7 +260,7 @@ fn not_executable() -> Rule {
 
 /// Nothing by its path: it is the empty one, in memory that is not written.
 fn by_descriptor() -> Rule {
-    let at = ringway_export::vhost_user::NO_PATH.as_ptr() as u64;
+    let at = ringway_vhost_user::NO_PATH.as_ptr() as u64;
     Rule::Bits { argument: 1, set: at, clear: !at }
 }
 

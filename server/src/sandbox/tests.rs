@@ -342,24 +342,28 @@ const DUTIES: &[(&str, Deed, &[Who])] = &[
         &Who::ALL,
     ),
     ("clone a thread the new way", || raw(libc::SYS_clone3, [0, 0, 0, 0, 0, 0]), &Who::ALL),
+    #[cfg(feature = "xen")]
     (
         "copy granted pages",
-        || xen_ioctl(ringway_export::xen::worker_ioctls()[0]),
+        || xen_ioctl(ringway_xen_blkback::worker_ioctls()[0]),
         &[Who::XenProcess, Who::XenWorker],
     ),
+    #[cfg(feature = "xen")]
     (
         "map granted pages",
-        || xen_ioctl(ringway_export::xen::worker_ioctls()[1]),
+        || xen_ioctl(ringway_xen_blkback::worker_ioctls()[1]),
         &[Who::XenProcess, Who::XenWorker],
     ),
+    #[cfg(feature = "xen")]
     (
         "ring a guest's bell",
-        || xen_ioctl(ringway_export::xen::worker_ioctls()[3]),
+        || xen_ioctl(ringway_xen_blkback::worker_ioctls()[3]),
         &[Who::XenProcess, Who::XenWorker],
     ),
+    #[cfg(feature = "xen")]
     (
         "bind a guest's bell",
-        || xen_ioctl(ringway_export::xen::session_ioctls()[1]),
+        || xen_ioctl(ringway_xen_blkback::session_ioctls()[1]),
         &[Who::XenProcess],
     ),
 ];

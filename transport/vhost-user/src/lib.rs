@@ -1,0 +1,29 @@
+//! The vhost-user transport: a Unix socket for control, shared memory for the rings.
+//!
+//! [`Session`] serves one connection of an [`Export`], whose queues run on the workers of a [`Pool`].
+//!
+//! `session.rs` is the state machine of one connection, `message.rs` reads and writes its messages,
+//! `queue.rs` is what a worker gets, `socket.rs` makes the socket file.
+
+mod device;
+mod dirty_log;
+mod inflight;
+mod iommu;
+mod memory;
+mod message;
+mod queue;
+mod received;
+mod session;
+mod socket;
+mod vring;
+
+pub use queue::{Queue, Token};
+pub use received::NO_PATH;
+pub use session::{Ended, Session};
+pub use socket::{Access, BindError, bind};
+
+/// A disk that is offered over vhost-user.
+pub type Export = ringway_export::Export<Queue>;
+
+/// Workers that serve virtqueues.
+pub type Pool = ringway_export::Pool<Queue>;

@@ -1,0 +1,440 @@
+//! One connection of a vhost-user front-end: an explicit state machine over its messages.
+//!
+//! Any message may come at any time. A message whose form is wrong ends the connection. One that
+//! makes no sense now is answered with a failure if an answer was asked for (REPLY_ACK) and ends
+//! the connection otherwise, because the front-end would go on under a wrong belief.
+
+mod config;
+mod dirty_log;
+mod features;
+mod inflight;
+mod iommu;
+mod orders;
+mod queues;
+mod write_cache;
+
+use super::dirty_log::{LogArea, LogError};
+use super::inflight::{Inflight, InflightRefusal};
+use super::iommu::{Iommu, IommuError};
+use super::memory::{self, MemoryError};
+use super::message::{Channel, Event, Message, MessageError};
+use super::vring::{StartError, Vring};
+use crate::Export;
+use ringway_core::mem::{GuestMap, Quota};
+use ringway_core::panic_point;
+use ringway_core::thread::panic_message;
+use ringway_export::{Bell, Door, LockWait};
+use ringway_ring::virtqueue::LayoutError;
+use rustix::event::Timespec;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use tracing::{debug, error, info, warn};
+use vhost::vhost_user::message::{
+    FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
+};
+use write_cache::Known;
+
+/// Refused messages after which a connection ends.
+const REFUSALS_MAX: u32 = 1000;
+
+/// The transport's own feature bit: there are protocol features to negotiate.
+const F_PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
+
+/// What this back-end offers of the protocol.
+const PROTOCOL: Protocol = Protocol::MQ
+    .union(Protocol::LOG_SHMFD)
+    .union(Protocol::CONFIG)
+    .union(Protocol::REPLY_ACK)
+    .union(Protocol::CONFIGURE_MEM_SLOTS)
+    .union(Protocol::BACKEND_REQ)
+    .union(Protocol::RESET_DEVICE)
+    .union(Protocol::INFLIGHT_SHMFD);
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The front-end closed it, or broke the protocol: another one may connect.
+    ByPeer,
+    /// The daemon was told to stop.
+    ByOrder,
+}
+
+/// Why a message was refused, with the connection still in a known state.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("message {0} is not one this back-end offers")]
+    NotOffered(u32),
+    #[error("features {0:#x} were never offered")]
+    Features(u64),
+    #[error("there is no queue {0}")]
+    NoSuchQueue(u32),
+    #[error("queue {0} is running; stop it first")]
+    Running(usize),
+    #[error(transparent)]
+    QueueSize(#[from] LayoutError),
+    #[error("queue size {0} is above the {1} offered")]
+    QueueTooLarge(u16, u16),
+    #[error("a queue without a kick descriptor would have to be polled for ever")]
+    NoKick,
+    #[error("the {0} descriptor is not an eventfd")]
+    NotAnEventfd(&'static str),
+    #[error("configuration space: {0} bytes at {1} can not be accessed like this")]
+    Config(u32, u32),
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Inflight(#[from] InflightRefusal),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Iommu(#[from] IommuError),
+    #[error("queue {0} cannot start: {1}")]
+    Start(usize, StartError),
+    #[error("queue {0}: the disk does not finish what is in flight")]
+    Stuck(usize),
+    #[error("requests of an earlier connection are still in flight: their writes could land later")]
+    Fenced,
+    #[error("a worker ended: {0}")]
+    Worker(io::Error),
+    #[error("the write cache is off, but what was written before cannot be made durable: {0}")]
+    Sync(io::Error),
+}
+
+/// What an accepted message is answered with.
+enum Answer {
+    /// Nothing, or an acknowledgement if one was asked for.
+    Ack,
+    /// This.
+    Reply(Vec<u8>),
+    /// This, with a descriptor.
+    ReplyWith(Vec<u8>, OwnedFd),
+}
+
+impl Answer {
+    fn u64(value: u64) -> Self {
+        Self::Reply(value.to_ne_bytes().to_vec())
+    }
+}
+
+/// One connection.
+pub struct Session<'a> {
+    export: &'a Export,
+    channel: Channel,
+    stop: BorrowedFd<'a>,
+    /// Where others connect, until one was told of.
+    others: Option<BorrowedFd<'a>>,
+    features: u64,
+    protocol: Protocol,
+    /// Whether the guest's write cache is on; known beyond the connection by the export.
+    writeback: bool,
+    cache_known: Known,
+    /// The front-end has read the configuration space, not because it was told of a change.
+    has_asked: bool,
+    /// What is known of the write cache ends with the connection.
+    forgets_cache: bool,
+    /// The guest's write cache goes on once that was answered.
+    switching_on: bool,
+    /// The front-end was told of a change of the configuration space.
+    announced: bool,
+    map: Arc<GuestMap>,
+    /// What it has mapped: guest memory, dirty log, record of what is in flight.
+    quota: Arc<Quota>,
+    /// Where to record what is in flight, if the front-end has given a place.
+    inflight: Option<Inflight>,
+    vrings: Vec<Vring>,
+    door: Arc<Door>,
+    /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
+    log: Option<Arc<LogArea>>,
+    log_bell: Option<Arc<Bell>>,
+    /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
+    iommu: Option<Box<Iommu>>,
+    /// What was known when they were not any more.
+    idle_iommu: Option<Box<Iommu>>,
+    /// Where the front-end listens (SET_BACKEND_REQ_FD).
+    backend_channel: Option<UnixStream>,
+    /// How often the disk had changed its size when the front-end last learned of it.
+    resizes_known: u64,
+    refusals: u32,
+    /// Queues are ready, and another daemon has the image.
+    lock_wait: Option<LockWait>,
+    /// A disk kept a queue from stopping: the connection has to end.
+    stuck: bool,
+}
+
+impl<'a> Session<'a> {
+    /// A session on a fresh connection. It ends when `stop` becomes readable.
+    ///
+    /// # Errors
+    /// What the host says to the socket or an eventfd.
+    pub fn new(export: &'a Export, socket: UnixStream, stop: BorrowedFd<'a>) -> io::Result<Self> {
+        let door = Arc::new(Door::new()?);
+        let session = Self {
+            export,
+            channel: Channel::new(socket, Arc::clone(export.quarantine()))?,
+            stop,
+            others: None,
+            features: 0,
+            protocol: Protocol::empty(),
+            writeback: export.may_write_back() && export.writeback(),
+            cache_known: Known::Offered,
+            has_asked: false,
+            forgets_cache: false,
+            switching_on: false,
+            announced: false,
+            map: Arc::new(GuestMap::default()),
+            quota: Arc::default(),
+            inflight: None,
+            vrings: fresh_vrings(export),
+            door: Arc::clone(&door),
+            log: None,
+            log_bell: None,
+            iommu: None,
+            idle_iommu: None,
+            backend_channel: None,
+            resizes_known: 0,
+            refusals: 0,
+            lock_wait: None,
+            stuck: false,
+        };
+        export.enter(door);
+        Ok(session)
+    }
+
+    /// With the socket where other front-ends connect: the log is told of the first that waits.
+    #[must_use]
+    pub fn with_others(mut self, listener: BorrowedFd<'a>) -> Self {
+        self.others = Some(listener);
+        self
+    }
+
+    /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
+    /// the connection, and nobody else (hazard E5).
+    ///
+    /// # Panics
+    /// If stopping the queues panicked: the disk serves nobody from then on.
+    pub fn run(mut self) -> Ended {
+        let (disk, limits) = (self.export.disk().name(), self.export.limits());
+        let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
+            error!(disk, "a session panicked, its connection ends: {}", panic_message(&*panic));
+            Ok(())
+        });
+        let ended = match served {
+            Err(MessageError::Closed) => {
+                if let Some(pass) = limits.disconnected.pass() {
+                    info!(disk, suppressed = pass.suppressed, "front-end disconnected");
+                }
+                Ended::ByPeer
+            }
+            Err(MessageError::Stopped) => Ended::ByOrder,
+            Err(error) => {
+                self.tell_end(format_args!("{error}"));
+                Ended::ByPeer
+            }
+            Ok(()) => Ended::ByPeer,
+        };
+        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
+        if let Ok(Err(error)) = &stopped {
+            self.tell_end(format_args!("could not stop all queues: {error}"));
+        } else if let Err(panic) = &stopped {
+            // Some may still run, and what they have in flight is known to nobody.
+            self.export.fail();
+            let said = panic_message(&**panic);
+            error!(disk, "stopping queues panicked, the disk is served no more: {said}");
+            self.abandon_queues(Vec::new());
+        }
+        // The last answers ring as well, so only now.
+        self.punish_if_blocked();
+        self.leave_write_cache();
+        // Nobody wants the image's lock any more; one that is held stays held.
+        self.export.rings_stopped(false);
+        stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
+    }
+
+    /// Says why the connection ends.
+    fn tell_end(&self, why: fmt::Arguments<'_>) {
+        if let Some(pass) = self.export.limits().ended.pass() {
+            let disk = self.export.disk().name();
+            warn!(disk, suppressed = pass.suppressed, "connection ended: {why}");
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), MessageError> {
+        loop {
+            let asking = self.is_asking();
+            let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
+            let again = self.lock_wait.as_ref().map(LockWait::pause);
+            let patience = [again, self.channel.time_left()?].into_iter().flatten().min();
+            let patience = patience.and_then(|time| Timespec::try_from(time).ok());
+            let bell = self.door.bell();
+            match self.channel.wait(self.stop, bell, answers, self.others, patience.as_ref())? {
+                // A guest that waits for the image's lock, or the rest of a message.
+                Event::Silence => {
+                    if let Err(refusal) = self.start_ready() {
+                        self.tell_end(format_args!("{refusal}"));
+                        return Ok(());
+                    }
+                }
+                Event::AnotherWaits => self.tell_of_another(),
+                Event::Stop => return Err(MessageError::Stopped),
+                Event::Alarm => {
+                    if self.answer_door() {
+                        return Ok(());
+                    }
+                }
+                Event::Answer => {
+                    if let Err(refusal) = self.hear_answers() {
+                        self.tell_end(format_args!("{refusal}"));
+                        return Ok(());
+                    }
+                }
+                Event::Message => {
+                    // The door is heard while the rest of a message is to come.
+                    let Some(message) = self.channel.receive()? else { continue };
+                    // Memory may have vanished while no worker had a queue to look at.
+                    if !self.take(message)? || self.map.is_poisoned() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Carries out one message and answers it. False if the connection must end.
+    fn take(&mut self, mut message: Message) -> Result<bool, MessageError> {
+        debug!(code = message.code, name = ?message.request, "message");
+        let code = message.code;
+        let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
+        match self.obey(&mut message) {
+            Ok(Answer::Reply(payload)) => {
+                self.channel.reply(code, &payload, None, self.stop)?;
+                if message.request == Some(FrontendReq::GET_VRING_BASE) {
+                    self.forget_inflight(message.u32(0));
+                }
+            }
+            Ok(Answer::ReplyWith(payload, fd)) => {
+                self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop)?;
+            }
+            Ok(Answer::Ack) => {
+                if wants_ack {
+                    self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
+                }
+                if message.request == Some(FrontendReq::SET_CONFIG) {
+                    // A worker that has ended has told why in the log.
+                    return Ok(self.write_cache_was_set().is_ok());
+                }
+            }
+            Err(refusal) => {
+                self.refusals += 1;
+                if let Some(pass) = self.export.limits().refused.pass() {
+                    let (disk, request) = (self.export.disk().name(), message.request);
+                    warn!(disk, ?request, suppressed = pass.suppressed, "refused: {refusal}");
+                }
+                if self.refusals == REFUSALS_MAX {
+                    self.tell_end(format_args!("{REFUSALS_MAX} messages were refused"));
+                    return Ok(false);
+                }
+                // No answer to these could be told from a refusal.
+                let answered = matches!(
+                    message.request,
+                    Some(FrontendReq::GET_VRING_BASE | FrontendReq::GET_INFLIGHT_FD)
+                );
+                if !wants_ack || self.stuck || answered {
+                    return Ok(false);
+                }
+                self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn obey(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        use FrontendReq as R;
+        panic_point!("session");
+        let Some(request) = message.request else {
+            return Err(Refusal::NotOffered(message.code));
+        };
+        match request {
+            R::GET_FEATURES => Ok(Answer::u64(self.offered_features())),
+            R::SET_FEATURES => self.set_features(message.u64(0)),
+            R::GET_PROTOCOL_FEATURES => Ok(Answer::u64(PROTOCOL.bits())),
+            R::SET_PROTOCOL_FEATURES => self.set_protocol_features(message.u64(0)),
+            R::SET_OWNER | R::RESET_OWNER => Ok(Answer::Ack),
+            R::GET_QUEUE_NUM => Ok(Answer::u64(self.vrings.len() as u64)),
+            R::GET_MAX_MEM_SLOTS => Ok(Answer::u64(memory::SLOTS_MAX as u64)),
+            R::SET_MEM_TABLE => {
+                let map = memory::table(message, &self.quota)?;
+                self.change_memory(map)
+            }
+            R::ADD_MEM_REG => {
+                let map = memory::with_region(&self.map, message, &self.quota)?;
+                self.change_memory(map)
+            }
+            R::REM_MEM_REG => {
+                let map = memory::without_region(&self.map, message)?;
+                self.change_memory(map)
+            }
+            R::SET_LOG_BASE => self.set_log_base(message),
+            R::SET_LOG_FD => self.set_log_fd(message),
+            R::SET_VRING_NUM => self.set_vring_num(message.u32(0), message.u32(4)),
+            R::SET_VRING_ADDR => self.set_vring_addr(message),
+            R::SET_VRING_BASE => self.set_vring_base(message.u32(0), message.u32(4)),
+            R::GET_VRING_BASE => self.get_vring_base(message.u32(0)),
+            R::SET_VRING_KICK => self.set_vring_kick(message),
+            R::SET_VRING_CALL => self.set_vring_call(message),
+            R::SET_VRING_ERR => self.set_vring_err(message),
+            R::SET_VRING_ENABLE => self.set_vring_enable(message.u32(0), message.u32(4)),
+            R::GET_CONFIG => Ok(self.get_config(message)),
+            R::SET_CONFIG => self.set_config(message),
+            R::SET_BACKEND_REQ_FD => {
+                self.set_backend_channel(message.take_fd().map(UnixStream::from));
+                Ok(Answer::Ack)
+            }
+            R::IOTLB_MSG => self.iotlb_msg(message),
+            R::RESET_DEVICE => self.reset_device(),
+            R::GET_INFLIGHT_FD => self.get_inflight_fd(message),
+            R::SET_INFLIGHT_FD => self.set_inflight_fd(message),
+            _ => Err(Refusal::NotOffered(message.code)),
+        }
+    }
+
+    // ---- memory ----
+
+    /// Drain, swap, resume.
+    fn change_memory(&mut self, map: GuestMap) -> Result<Answer, Refusal> {
+        if self.vrings.iter().any(Vring::is_running) {
+            self.check_log(&map)?;
+        }
+        self.stop_all()?;
+        self.map = Arc::new(map);
+        self.forget_translations();
+        self.start_ready()
+    }
+
+    fn reset_device(&mut self) -> Result<Answer, Refusal> {
+        self.stop_all()?;
+        self.inflight = None;
+        self.vrings = fresh_vrings(self.export);
+        (self.features, self.log, self.log_bell) = (0, None, None);
+        self.renew_iommu();
+        // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
+        // configuration space over a reset), so its cache stays as it is. The next one asks anew.
+        self.forgets_cache = true;
+        self.rings_may_have_stopped(false);
+        Ok(Answer::Ack)
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        self.set_backend_channel(None);
+        self.export.leave(&self.door);
+    }
+}
+
+fn fresh_vrings(export: &Export) -> Vec<Vring> {
+    (0..export.options().queues).map(|_| Vring::default()).collect()
+}

@@ -1,0 +1,378 @@
+//! The messages about queues: SET_VRING_*, GET_VRING_BASE; how queues start, drain and stop.
+
+use super::{Answer, Refusal, Session, fresh_vrings};
+use crate::message::{Message, VRING_NO_FD};
+use crate::queue::Queue;
+use crate::vring::{StartError, UserAddresses, Vring};
+use ringway_core::{kill_point, panic_point};
+use ringway_export::{Bell, RequestQueue, Stopped};
+use ringway_ring::virtio_blk::{
+    VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+use ringway_ring::virtqueue::{Format, LayoutError, PackedBase, check_packed_size, check_size};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tracing::{debug, info, warn};
+
+/// How often to say that a disk keeps a stopping queue waiting.
+const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// VHOST_VRING_F_LOG, a flag of SET_VRING_ADDR: writes to the used ring are logged.
+const VRING_F_LOG: u32 = 1;
+
+/// A queue that a worker will give back.
+type Promise = Receiver<Stopped<Queue>>;
+
+impl Session<'_> {
+    pub(super) fn vring(&mut self, index: u32) -> Result<(usize, &mut Vring), Refusal> {
+        let at = index as usize;
+        match self.vrings.get_mut(at) {
+            Some(vring) => Ok((at, vring)),
+            None => Err(Refusal::NoSuchQueue(index)),
+        }
+    }
+
+    pub(super) fn stopped_vring(&mut self, index: u32) -> Result<&mut Vring, Refusal> {
+        let (at, vring) = self.vring(index)?;
+        if vring.is_running() { Err(Refusal::Running(at)) } else { Ok(vring) }
+    }
+
+    pub(super) fn set_vring_num(&mut self, index: u32, size: u32) -> Result<Answer, Refusal> {
+        let max = self.export.options().queue_size;
+        let packed = self.has(VIRTIO_F_RING_PACKED);
+        let vring = self.stopped_vring(index)?;
+        let size = if packed { check_packed_size(size)? } else { check_size(size)? };
+        if size > max {
+            return Err(Refusal::QueueTooLarge(size, max));
+        }
+        vring.size = size;
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_addr(&mut self, message: &Message) -> Result<Answer, Refusal> {
+        // struct vhost_vring_addr: index, flags, descriptor, used, available, log.
+        let addresses =
+            UserAddresses { desc: message.u64(8), used: message.u64(16), avail: message.u64(24) };
+        let (at, vring) = self.vring(message.u32(0))?;
+        if vring.is_running() && vring.addresses != Some(addresses) {
+            return Err(Refusal::Running(at));
+        }
+        let moved = vring.addresses.replace(addresses) != Some(addresses);
+        if let Some(iommu) = self.iommu.as_mut().filter(|_| moved) {
+            // Nobody needs the translations of where the ring was.
+            iommu.unwant(at);
+        }
+        // Logging may be switched while the queue runs.
+        let log_at = (message.u32(4) & VRING_F_LOG != 0).then(|| message.u64(32));
+        self.set_log_address(at, log_at)?;
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_base(&mut self, index: u32, base: u32) -> Result<Answer, Refusal> {
+        let packed = self.has(VIRTIO_F_RING_PACKED);
+        let vring = self.stopped_vring(index)?;
+        if !packed && base > u32::from(u16::MAX) {
+            return Err(LayoutError::SplitBase(base).into());
+        }
+        // Whether a packed ring can be there is judged when it starts and its size is known.
+        vring.base = Some(base);
+        Ok(Answer::Ack)
+    }
+
+    /// Stops the queue: after the answer no byte of guest memory is written on its behalf.
+    pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(index)?;
+        self.stop_some(|i| i == at)?;
+        let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
+        let vring = &mut self.vrings[at];
+        // It starts again with a new kick descriptor.
+        vring.kick = None;
+        let base = vring.base.unwrap_or(start);
+        if !self.vrings.iter().any(Vring::is_running) {
+            self.forget_translations();
+        }
+        self.rings_may_have_stopped(self.logs());
+        let mut payload = index.to_ne_bytes().to_vec();
+        payload.extend_from_slice(&base.to_ne_bytes());
+        kill_point!(Drained);
+        Ok(Answer::Reply(payload))
+    }
+
+    pub(super) fn set_vring_kick(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(vring_index(message))?;
+        let kick = message.take_fd().ok_or(Refusal::NoKick)?;
+        check_eventfd(&kick, "kick")?;
+        self.stop_some(|i| i == at)?;
+        self.vrings[at].kick = Some(kick);
+        self.start_ready()
+    }
+
+    pub(super) fn set_vring_call(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let (at, _) = self.vring(vring_index(message))?;
+        let call = message.take_fd();
+        if let Some(call) = &call {
+            check_eventfd(call, "call")?;
+        }
+        let call = call.map(|call| Bell::new(call, &self.door));
+        // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
+        match self.vrings[at].lane {
+            Some(lane) => self
+                .export
+                .worker(at)
+                .edit(lane, move |queue| queue.set_call(call))
+                .map_err(Refusal::Worker)?,
+            None => self.vrings[at].call = call,
+        }
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_vring_err(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+        let index = vring_index(message);
+        let err = message.take_fd();
+        if let Some(err) = &err {
+            check_eventfd(err, "error")?;
+        }
+        let err = err.map(|err| Bell::new(err, &self.door));
+        self.vring(index)?.1.err = err;
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn set_vring_enable(&mut self, index: u32, enable: u32) -> Result<Answer, Refusal> {
+        let (at, vring) = self.vring(index)?;
+        vring.enabled = enable != 0;
+        if enable == 0 {
+            self.stop_some(|i| i == at)?;
+            self.rings_may_have_stopped(self.logs());
+        }
+        self.start_ready()
+    }
+
+    /// The front-end has stopped a queue. With the last one an image that goes elsewhere (`away`) is
+    /// given up: while written memory is logged a guest is being migrated.
+    pub(super) fn rings_may_have_stopped(&mut self, away: bool) {
+        if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
+            self.lock_wait = None;
+            self.export.rings_stopped(away);
+        }
+    }
+
+    /// What was negotiated about queues.
+    pub(super) fn format(&self, size: u16) -> Format {
+        Format {
+            packed: self.has(VIRTIO_F_RING_PACKED),
+            size,
+            event_idx: self.has(VIRTIO_RING_F_EVENT_IDX),
+            indirect: self.has(VIRTIO_RING_F_INDIRECT_DESC),
+        }
+    }
+
+    /// Starts every queue that has all it needs.
+    pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
+        if self.export.holds() {
+            // They start when it is resumed.
+            return Ok(Answer::Ack);
+        }
+        let mut started = false;
+        for at in 0..self.vrings.len() {
+            if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
+                continue;
+            }
+            if !self.export.is_clear() {
+                return Err(Refusal::Fenced);
+            }
+            if !self.export.may_run(&mut self.lock_wait) {
+                // They start when the image's lock is ours.
+                return Ok(Answer::Ack);
+            }
+            let format = self.format(self.vrings[at].size);
+            let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;
+            // Translations of the ring are missing: it starts when they have come.
+            let Some(areas) = areas else { continue };
+            let log = self.queue_log(at)?;
+            let made = self.part_of(at, format).and_then(|part| {
+                // SAFETY: `areas` were just resolved in `map`.
+                unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) }
+            });
+            let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
+            if self.iommu.is_some() {
+                queue.put_behind_iommu(Arc::clone(&self.door), at);
+            }
+            queue.set_log(log);
+            self.settle_write_cache(at, queue.goes_on())?;
+            let durable = self.durable_writes();
+            if queue.backlog() > 0
+                && let Some(pass) = self.export.limits().recovered.pass()
+            {
+                info!(
+                    disk = self.export.disk().name(),
+                    queue = at,
+                    requests = queue.backlog(),
+                    suppressed = pass.suppressed,
+                    "carrying out what a predecessor left in flight"
+                );
+            }
+            let door = Arc::clone(&self.door);
+            let alarm = Box::new(move |alarm| door.raise(at, alarm));
+            let disk = Arc::clone(self.export.disk());
+            let lane = self
+                .export
+                .worker(at)
+                .add(queue, disk, durable, alarm)
+                .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
+            self.vrings[at].lane = Some(lane);
+            self.export.started(at, lane);
+            started = true;
+            kill_point!(QueueStarted);
+            debug!(disk = self.export.disk().name(), queue = at, "queue started");
+        }
+        if started {
+            self.announce_what_was_missed();
+        }
+        Ok(Answer::Ack)
+    }
+
+    pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
+        self.stop_some(|_| true)
+    }
+
+    /// Stops queues, all at once, and waits until nothing of theirs is in flight.
+    pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
+        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            if let Some(lane) = vring.lane.filter(|_| which(at)) {
+                self.export.stopping(at, lane);
+                match self.export.worker(at).stop(lane) {
+                    Ok(promise) => stopping.push((at, promise)),
+                    // Its worker has ended. Those of other workers still have to stop.
+                    Err(error) => {
+                        vring.lane = None;
+                        outcome = Err(Refusal::Worker(error));
+                    }
+                }
+            }
+        }
+        panic_point!("stopping");
+        let begun = Instant::now();
+        let mut stopping = stopping.into_iter();
+        while let Some((at, promise)) = stopping.next() {
+            let stopped = match self.await_one(begun, at, &promise) {
+                Ok(Some(stopped)) => stopped,
+                Ok(None) => {
+                    let rest = std::iter::once((at, promise)).chain(stopping);
+                    self.abandon_queues(rest.collect());
+                    return Err(Refusal::Stuck(at));
+                }
+                Err(gone) => {
+                    self.vrings[at].lane = None;
+                    outcome = Err(gone);
+                    continue;
+                }
+            };
+            self.export.stopped(&stopped.stats);
+            self.vrings[at].take_back(stopped.ring);
+            if let Some(iommu) = &mut self.iommu {
+                iommu.unwant(at);
+            }
+            debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
+        }
+        outcome
+    }
+
+    /// Waits until each of these queues uses some memory no more.
+    pub(super) fn await_unused(
+        &mut self,
+        promises: Vec<(usize, Receiver<()>)>,
+    ) -> Result<(), Refusal> {
+        let begun = Instant::now();
+        for (at, promise) in promises {
+            if self.await_one(begun, at, &promise)?.is_none() {
+                self.abandon_queues(Vec::new());
+                return Err(Refusal::Stuck(at));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a promise about queue `at` that depends on the disk; `None` if it takes too long.
+    fn await_one<T>(
+        &self,
+        begun: Instant,
+        at: usize,
+        promise: &Receiver<T>,
+    ) -> Result<Option<T>, Refusal> {
+        loop {
+            let left = self.export.drain_max().saturating_sub(begun.elapsed());
+            match promise.recv_timeout(left.min(DRAIN_REPORT)) {
+                Ok(kept) => return Ok(Some(kept)),
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
+                    if let Some(pass) = self.export.limits().waiting.pass() {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            suppressed = pass.suppressed,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
+            }
+        }
+    }
+
+    /// Leaves queues to their workers, which keep them and their memory until the disk answers: the
+    /// connection ends, and no other one starts before that.
+    pub(super) fn abandon_queues(&mut self, stopping: Vec<(usize, Promise)>) {
+        let mut promises = Vec::new();
+        for (at, promise) in stopping {
+            self.vrings[at].lane = None;
+            promises.push(promise);
+        }
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            if let Some(lane) = vring.lane.take() {
+                self.export.stopping(at, lane);
+                // A worker that has ended serves nothing any more.
+                promises.extend(self.export.worker(at).stop(lane));
+            }
+        }
+        self.export.fence(promises);
+        self.vrings = fresh_vrings(self.export);
+        self.stuck = true;
+    }
+}
+
+/// The queue index of SET_VRING_KICK, CALL and ERR: the low eight bits.
+fn vring_index(message: &Message) -> u32 {
+    // Masked to eight bits.
+    #[allow(clippy::cast_possible_truncation)]
+    let index = (message.u64(0) & (VRING_NO_FD - 1)) as u32;
+    index
+}
+
+/// Notifications write and poll these descriptors from worker threads, so anything that could
+/// block or behave otherwise is refused, and the descriptor made non-blocking.
+pub(super) fn check_eventfd(fd: &OwnedFd, name: &'static str) -> Result<(), Refusal> {
+    if !is_eventfd(fd) {
+        return Err(Refusal::NotAnEventfd(name));
+    }
+    rustix::io::ioctl_fionbio(fd, true).map_err(|_| Refusal::NotAnEventfd(name))
+}
+
+/// Asks the descriptor itself, because in the sandbox there is no /proc to ask.
+///
+/// An eventfd has no file type, as all descriptors of the kernel's own. Of these only an eventfd
+/// and few others can be written at all (the rest answer EINVAL); a write from address zero tells
+/// (EFAULT), and changes nothing because nothing can be read there. Of those an eventfd alone takes
+/// eight bytes of zeroes, which add nothing to its counter (fanotify finds no answer in them). What
+/// is asked here is of this kernel: a file of any file system has a type.
+fn is_eventfd(fd: &OwnedFd) -> bool {
+    let no_type = rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == 0);
+    // SAFETY: the kernel checks the address and reads nothing from it.
+    let written = no_type.then(|| unsafe { libc::write(fd.as_raw_fd(), std::ptr::null(), 8) });
+    let error = std::io::Error::last_os_error().raw_os_error();
+    written.is_some_and(|written| written < 0 && error == Some(libc::EFAULT))
+        && rustix::io::write(fd, &0u64.to_ne_bytes()) == Ok(8)
+}

@@ -1,0 +1,118 @@
+//! What a connection knows of one queue, running or not.
+
+use super::inflight::Part;
+use super::iommu::IommuError;
+use super::queue::Queue;
+use ringway_core::mem::GuestMap;
+use ringway_export::{Bell, LaneId, RequestQueue};
+use ringway_ring::virtqueue::{Areas, Format, InflightError};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// The three addresses of SET_VRING_ADDR, in the address space of the front-end, or I/O virtual
+/// addresses with ACCESS_PLATFORM; for a packed queue `avail` is the driver area and `used` the
+/// device area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct UserAddresses {
+    pub(super) desc: u64,
+    pub(super) avail: u64,
+    pub(super) used: u64,
+}
+
+/// Why a queue could not start.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error("the {0} is not in shared memory")]
+    NotShared(&'static str),
+    #[error(transparent)]
+    Ring(#[from] InflightError),
+    #[error("the inflight region holds {queues} queues of {entries} descriptors, and not this one")]
+    NoPart { queues: u16, entries: u16 },
+    #[error(
+        "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not. \
+         A smaller queue fits in one page (QEMU: queue-size=128)"
+    )]
+    Scattered(&'static str),
+    #[error(transparent)]
+    Iommu(IommuError),
+    #[error("the worker refuses it: {0}")]
+    Worker(std::io::Error),
+}
+
+/// One queue.
+#[derive(Debug, Default)]
+pub(super) struct Vring {
+    /// 0 until SET_VRING_NUM.
+    pub(super) size: u16,
+    pub(super) addresses: Option<UserAddresses>,
+    /// Where the queue goes on, while it does not run; `None` at the start.
+    pub(super) base: Option<u32>,
+    pub(super) kick: Option<OwnedFd>,
+    pub(super) call: Option<Bell>,
+    pub(super) err: Option<Bell>,
+    pub(super) enabled: bool,
+    /// Guest address under which writes to the used ring are logged, if they are.
+    pub(super) log_at: Option<u64>,
+    /// It was drained and stopped: its record, if there is one, says that nothing is in flight.
+    pub(super) drained: bool,
+    /// It has run in this connection: what it goes on with is this connection's own.
+    pub(super) has_run: bool,
+    /// The kick and call descriptors are with the worker while this is `Some`.
+    pub(super) lane: Option<LaneId>,
+}
+
+impl Vring {
+    pub(super) fn is_running(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// True once everything is known that a queue needs to run.
+    pub(super) fn is_ready(&self) -> bool {
+        !self.is_running()
+            && self.enabled
+            && self.size != 0
+            && self.addresses.is_some()
+            && self.kick.is_some()
+    }
+
+    /// Where the ring is in our address space.
+    pub(super) fn areas(&self, map: &GuestMap, format: Format) -> Result<Areas, StartError> {
+        let user = self.addresses.ok_or(StartError::NotShared("descriptor ring"))?;
+        let find = |name, address, len: usize| {
+            map.user_to_host(address, len as u64).ok_or(StartError::NotShared(name))
+        };
+        let (desc, driver, device) = format.area_bytes();
+        Ok(Areas {
+            desc: find("descriptor ring", user.desc, desc)?,
+            driver: find("available ring", user.avail, driver)?,
+            device: find("used ring", user.used, device)?,
+        })
+    }
+
+    /// The queue for a worker, whose ring was found at `at` in `map`. Takes the descriptors.
+    ///
+    /// # Safety
+    /// `at` was resolved in `map`, each address with the length its area needs.
+    pub(super) unsafe fn make_queue(
+        &mut self,
+        map: &Arc<GuestMap>,
+        format: Format,
+        at: Areas,
+        inflight: Option<Part>,
+    ) -> Result<Queue, StartError> {
+        let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
+        let (map, call) = (Arc::clone(map), self.call.take());
+        // SAFETY: the caller vouches for the addresses.
+        Ok(unsafe { Queue::new(format, at, self.base, map, inflight, kick, call)? })
+    }
+
+    /// Takes back what the worker had.
+    pub(super) fn take_back(&mut self, queue: Queue) {
+        self.lane = None;
+        self.base = Some(queue.base());
+        self.drained = queue.backlog() == 0;
+        let (kick, call) = queue.into_fds();
+        self.kick = Some(kick);
+        self.call = call;
+    }
+}

@@ -1,0 +1,76 @@
+//! What workers tell a session, and what the control plane asks of it.
+
+use super::{Refusal, Session, State};
+use crate::keys;
+use crate::xenstore::StoreError;
+use ringway_export::{Alarm, Order, Told};
+use tracing::{error, warn};
+
+impl Session<'_> {
+    /// Hears alarms and obeys orders. True if the session must end.
+    pub(super) fn answer_door(&mut self) -> Result<bool, StoreError> {
+        let (alarms, orders) = self.door.take();
+        let mut fatal = false;
+        let disk = self.export.disk().name();
+        for (queue, alarm) in alarms {
+            match alarm {
+                Alarm::Broken(broken) => {
+                    if let Some(pass) = self.export.limits().broken.pass() {
+                        let (domain, suppressed) = (self.at.domid, pass.suppressed);
+                        warn!(disk, queue, domain, suppressed, "ring stopped: {broken}");
+                    }
+                }
+                Alarm::WorkerFailed => {
+                    self.export.fail();
+                    error!(disk, queue, "the worker of this queue failed");
+                    fatal = true;
+                }
+            }
+        }
+        for order in orders {
+            self.carry_out(&order)?;
+        }
+        Ok(fatal)
+    }
+
+    /// Whoever gave the order may have stopped waiting for the answer.
+    fn carry_out(&mut self, order: &Order) -> Result<(), StoreError> {
+        match order {
+            Order::Announce(reply) => {
+                let told = self.announce();
+                let _ = reply.send(*told.as_ref().unwrap_or(&Told::Later));
+                told.map(drop)
+            }
+            Order::Pause(reply) => {
+                let done = self.stop_all();
+                let _ = reply.send(done.is_ok());
+                self.close_unless("pause", done)
+            }
+            Order::Resume(reply) => {
+                let done = self.start_stopped();
+                let _ = reply.send(done.is_ok());
+                self.close_unless("resume", done)
+            }
+        }
+    }
+
+    fn close_unless(&mut self, what: &str, done: Result<(), Refusal>) -> Result<(), StoreError> {
+        let Err(refusal) = done else { return Ok(()) };
+        if let Some(pass) = self.export.limits().ended.pass() {
+            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+            warn!(disk, suppressed, "front-end closed, cannot {what}: {refusal}");
+        }
+        let _ = self.disconnect();
+        self.switch(State::Closing)
+    }
+
+    /// Tells the front-end of the disk's size.
+    fn announce(&mut self) -> Result<Told, StoreError> {
+        let seen = keys::look(&mut self.store, &self.at)?;
+        if !seen.present || self.resizes_told == self.export.resizes() {
+            return Ok(if seen.present { Told::Yes } else { Told::NobodyThere });
+        }
+        self.tell_size(seen.back)?;
+        Ok(if seen.is_connected() { Told::Yes } else { Told::Later })
+    }
+}

@@ -1,0 +1,212 @@
+//! How the queues of a front-end are made, started, drained and let go.
+
+use super::{Place, Refusal, Session};
+use crate::host::{Domain, GrantMapping};
+use crate::keys::{FrontKeys, Saying};
+use crate::queue::{Queue, QueueSetup};
+use crate::record::{Identity, Record, RecordError};
+use ringway_export::{RequestQueue, Stopped};
+use ringway_ring::blkif::RingAt;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How often to say that a disk keeps a stopping queue waiting.
+const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// A queue that a worker will give back.
+type Promise = Receiver<Stopped<Queue>>;
+
+impl Session<'_> {
+    /// Maps the rings of a front-end; with `adopt` goes on where a predecessor was.
+    pub(super) fn make_queues(
+        &mut self,
+        keys: &FrontKeys,
+        saying: &Saying,
+        adopt: bool,
+    ) -> Result<(), Refusal> {
+        let offered = saying.offered();
+        let mut queues = Vec::new();
+        for (at, ring) in keys.rings.iter().enumerate() {
+            let access = &self.options.access;
+            let (host, ring_pages) =
+                Domain::connect(&**access, self.at.domid, &ring.pages, ring.port)
+                    .map_err(|error| Refusal::Ring(at, error))?;
+            let place = RingAt { base: ring_pages.base(), order: keys.order, abi: keys.abi };
+            let slots = place.slots().map_err(|error| Refusal::Queue(at, error.into()))?;
+            let mut pages = [0; 16];
+            pages.iter_mut().zip(&ring.pages).for_each(|(to, from)| *to = *from);
+            let identity = Identity {
+                domid: self.at.domid.into(),
+                devid: self.at.devid,
+                // At most 256 are offered.
+                #[allow(clippy::cast_possible_truncation)]
+                queue: at as u32,
+                slots,
+                pieces: offered.indirect_segments.into(),
+                port: ring.port,
+                pages,
+            };
+            let setup = QueueSetup {
+                host,
+                ring_pages,
+                at: place,
+                offered,
+                movement: self.options.movement,
+                persistent: keys.persistent,
+            };
+            let queue = if adopt {
+                let record = Record::open_by(access, &identity);
+                let record = record.map_err(|error| Refusal::Record(at, error))?;
+                // SAFETY: the ring lies in the pages just mapped. A predecessor is gone: it held the
+                // lock of the image, which is ours now.
+                unsafe { Queue::adopt(setup, record) }
+            } else {
+                let record = self.new_record(&identity)?;
+                // SAFETY: the ring lies in the pages just mapped, and the front-end has just begun it.
+                unsafe { Queue::new(setup, record) }
+            }
+            .map_err(|error| Refusal::Queue(at, error))?;
+            if queue.backlog() > 0
+                && let Some(pass) = self.export.limits().recovered.pass()
+            {
+                info!(
+                    disk = self.export.disk().name(),
+                    queue = at,
+                    requests = queue.backlog(),
+                    suppressed = pass.suppressed,
+                    "carrying out what a predecessor left in flight"
+                );
+            }
+            queues.push(Place::Here(Box::new(queue)));
+        }
+        self.queues = queues;
+        Ok(())
+    }
+
+    /// A new record; one that nobody can go on from if there is no place for it.
+    fn new_record(&self, identity: &Identity) -> Result<Record, Refusal> {
+        let at = identity.queue as usize;
+        match Record::create_by(&self.options.access, identity) {
+            Ok(record) => Ok(record),
+            Err(error @ RecordError::Host { .. }) => {
+                if let Some(pass) = self.export.limits().retried.pass() {
+                    warn!(
+                        disk = self.export.disk().name(),
+                        suppressed = pass.suppressed,
+                        "if this process is killed its guests lose this disk: {error}"
+                    );
+                }
+                let record = Record::unkept(identity);
+                record.map_err(|error| Refusal::Queue(at, error.into()))
+            }
+            Err(error) => Err(Refusal::Record(at, error)),
+        }
+    }
+
+    /// Starts all queues that are here.
+    pub(super) fn start_stopped(&mut self) -> Result<(), Refusal> {
+        if self.export.holds() {
+            // They start when it is resumed.
+            return Ok(());
+        }
+        if !self.export.is_clear() {
+            return Err(Refusal::Fenced);
+        }
+        // Without a write cache, writes are durable before they are answered.
+        let durable = !self.export.may_write_back();
+        for (at, place) in self.queues.iter_mut().enumerate() {
+            let Place::Here(_) = place else { continue };
+            let Place::Here(mut queue) = std::mem::replace(place, Place::Lost) else { continue };
+            queue.resume();
+            let (door, disk) = (Arc::clone(&self.door), Arc::clone(self.export.disk()));
+            let alarm = Box::new(move |alarm| door.raise(at, alarm));
+            let lane = self.export.worker(at).add(*queue, disk, durable, alarm);
+            let lane = lane.map_err(|error| Refusal::Worker(at, error))?;
+            *place = Place::Running(lane);
+            self.export.started(at, lane);
+        }
+        Ok(())
+    }
+
+    /// Stops all queues, and waits until nothing of theirs is in flight.
+    pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
+        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
+        for (at, place) in self.queues.iter_mut().enumerate() {
+            let Place::Running(lane) = *place else { continue };
+            *place = Place::Lost;
+            self.export.stopping(at, lane);
+            match self.export.worker(at).stop(lane) {
+                Ok(promise) => stopping.push((at, promise)),
+                // Its worker has ended. Those of other workers still have to stop.
+                Err(error) => outcome = Err(Refusal::Worker(at, error)),
+            }
+        }
+        let begun = Instant::now();
+        let mut stopping = stopping.into_iter();
+        while let Some((at, promise)) = stopping.next() {
+            let stopped = match self.wait(at, &promise, begun) {
+                Ok(Some(stopped)) => stopped,
+                Ok(None) => {
+                    // They stay with their workers, with all they have mapped, until the disk
+                    // answers; nobody is served before that.
+                    let rest = std::iter::once((at, promise)).chain(stopping);
+                    self.export.fence(rest.map(|(_, promise)| promise).collect());
+                    return Err(Refusal::Stuck(at));
+                }
+                Err(error) => {
+                    outcome = Err(Refusal::Worker(at, error));
+                    continue;
+                }
+            };
+            self.export.stopped(&stopped.stats);
+            self.queues[at] = Place::Here(Box::new(stopped.ring));
+        }
+        outcome
+    }
+
+    /// Waits for one queue; `None` if the disk is stuck.
+    fn wait(
+        &self,
+        at: usize,
+        promise: &Promise,
+        begun: Instant,
+    ) -> io::Result<Option<Stopped<Queue>>> {
+        let most = self.export.drain_max();
+        loop {
+            let left = most.saturating_sub(begun.elapsed());
+            match promise.recv_timeout(left.min(DRAIN_REPORT)) {
+                Ok(stopped) => return Ok(Some(stopped)),
+                Err(RecvTimeoutError::Timeout) if begun.elapsed() < most => {
+                    if let Some(pass) = self.export.limits().waiting.pass() {
+                        warn!(
+                            disk = self.export.disk().name(),
+                            queue = at,
+                            suppressed = pass.suppressed,
+                            "still waiting for the disk to finish what is in flight"
+                        );
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(gone) => return Err(io::Error::other(gone)),
+            }
+        }
+    }
+
+    /// Finishes what is in flight and lets the rings go.
+    pub(super) fn disconnect(&mut self) -> Result<(), Refusal> {
+        let stopped = self.stop_all();
+        for place in self.queues.drain(..) {
+            if let Place::Here(queue) = place {
+                queue.discard_record();
+            }
+        }
+        if let Some(pass) = self.export.limits().disconnected.pass() {
+            let (disk, domain) = (self.export.disk().name(), self.at.domid);
+            info!(disk, domain, suppressed = pass.suppressed, "front-end disconnected");
+        }
+        stopped
+    }
+}
