@@ -4,7 +4,7 @@ use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
-use ringway_path::PathBoard;
+use ringway_scheduler::PathBoard;
 use std::fmt;
 use std::fs::File;
 use std::str::FromStr;

@@ -22,7 +22,7 @@ use crate::parts::Parts;
 use fence::Fenced;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
-use ringway_path::PathKind;
+use ringway_scheduler::PathKind;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::fd::FromRawFd;

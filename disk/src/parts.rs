@@ -5,7 +5,7 @@ use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
 use ringway_core::Geometry;
-use ringway_path::{PathBoard, PathKind};
+use ringway_scheduler::{PathBoard, PathKind};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A queue whose path is bio knows none of this: its requests go straight to the engine, as in
-//! `queue.rs`. What the paths do is in the crate `ringway-path`; here it meets slots and engines.
+//! `queue.rs`. What the paths do is in the crate `ringway-scheduler`; here it meets slots and engines.
 
 use crate::disk::CacheMode;
 use crate::overdue::Mark;
@@ -14,7 +14,7 @@ use crate::queue::{DiskQueue, Finished};
 use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{Op, Status};
-use ringway_path::{
+use ringway_scheduler::{
     DataOp, Follower, Limits, MERGED_MAX, PathBoard, PathStats, RequestPath, RunId,
 };
 use std::time::Duration;

@@ -23,7 +23,7 @@ use crate::watcher::Watcher;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
 use ringway_core::{Op, Request, Status, TagList, injected};
-use ringway_path::PathKind;
+use ringway_scheduler::PathKind;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;

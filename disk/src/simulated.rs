@@ -3,7 +3,7 @@
 use crate::disk::{Alignment, CacheMode, Disk};
 use crate::open::{OpenError, OpenOptions, Source, open};
 use crate::{SimModel, locks::RangeLocks};
-use ringway_path::PathKind;
+use ringway_scheduler::PathKind;
 
 /// The shape of a simulated disk. All else is as [`Source::Sim`] has it.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use crate::queue::DiskQueue;
 use ringway_aio::IoOp;
-use ringway_path::PathStats;
+use ringway_scheduler::PathStats;
 
 /// What a queue has counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

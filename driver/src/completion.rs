@@ -2,7 +2,7 @@
 
 use crate::memory::Buffer;
 use ringway_core::Status;
-use ringway_path::PathStats;
+use ringway_scheduler::PathStats;
 
 /// The buffers of a request.
 #[derive(Debug, Default)]

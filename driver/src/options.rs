@@ -1,8 +1,8 @@
 //! How to open a device.
 
 use crate::{Device, Error};
-use ringway_path::PathKind;
 use ringway_ring::virtqueue::QUEUE_SIZE_MAX;
+use ringway_scheduler::PathKind;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;

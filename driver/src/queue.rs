@@ -21,13 +21,13 @@ use crate::error::{Error, Refusal, Rejected};
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
 use crate::slots::Slots;
-use ringway_path::Path;
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_of,
 };
 use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch};
+use ringway_scheduler::Path;
 use std::sync::Arc;
 pub(crate) use way::Board;
 use way::{Ask, Way};

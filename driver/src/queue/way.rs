@@ -8,16 +8,16 @@
 //!
 //! A queue whose path is bio knows none of this: its requests go into the ring at once, as in
 //! `queue.rs`. The ways in are marked cold, so that the straight way is laid out first. What the paths do is in the
-//! crate `ringway-path`; here it meets buffers, and in `way/travel.rs` the ring.
+//! crate `ringway-scheduler`; here it meets buffers, and in `way/travel.rs` the ring.
 
 mod travel;
 
 use crate::completion::{Completion, Data};
 use ringway_core::{ByteRange, Status, TagList};
-use ringway_path::{
+use ringway_ring::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+use ringway_scheduler::{
     DataOp, Follower, Limits, MERGED_MAX, Path, PathBoard, PathKind, PathStats, RequestPath, RunId,
 };
-use ringway_ring::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

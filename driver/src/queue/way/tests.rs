@@ -3,8 +3,8 @@
 
 use crate::queue::tests::{Rig, rig_on, shapes};
 use crate::{BlkQueue, Buffer, Data, Error, Path, PathKind, PathStats, Refusal, Status};
-use ringway_path::request::WINDOW;
 use ringway_ring::virtqueue::Head;
+use ringway_scheduler::request::WINDOW;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 const READ: u32 = 0;

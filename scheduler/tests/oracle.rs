@@ -6,8 +6,8 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use ringway_core::ByteRange;
-use ringway_path::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
-use ringway_path::{DataOp, Limits, MERGED_MAX, PathStats, RequestPath, RunId};
+use ringway_scheduler::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
+use ringway_scheduler::{DataOp, Limits, MERGED_MAX, PathStats, RequestPath, RunId};
 
 const DEPTH: u16 = 64;
 const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };
