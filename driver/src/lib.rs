@@ -56,7 +56,7 @@ pub use options::{Indirect, Options};
 pub use queue::BlkQueue;
 pub use ringway_core::Status;
 pub use ringway_ring::virtqueue::Piece;
-pub use ringway_scheduler::{Path, PathKind, PathStats, UnknownPath};
+pub use ringway_scheduler::{Policy, SchedulerMode, SchedulerStats, UnknownMode};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
