@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 seconds=${1:?usage: tools/miri.sh SECONDS}
 export MIRIFLAGS="${MIRIFLAGS:-} -Zmiri-disable-weak-memory-emulation"
-crates=(ringway-ring ringway-core ringway-path)
+crates=(ringway-ring ringway-core ringway-scheduler)
 logs=$(mktemp -d)
 running=()
 # timeout hands the signal on to all that it has started.

@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use clap::{Args, Subcommand};
 use ringway_control::config::{self, Choice, Format};
 use ringway_control::size::Size;
-use ringway_disk::{EngineKind, PathKind};
+use ringway_disk::{EngineKind, SchedulerMode};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -152,7 +152,7 @@ pub(crate) struct AccessArgs {
     /// How requests travel from this front-end: straight (default), sorted and merged, or as measured
     /// under load. The server has a --path of its own.
     #[arg(long, value_name = "PATH", value_parser = config::paths())]
-    pub path: Option<PathKind>,
+    pub path: Option<SchedulerMode>,
     /// CPUs of the jobs, in turn: 1,2,3.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = cpu)]
     pub cpus: Vec<usize>,

@@ -8,7 +8,7 @@
 //! ```
 
 use anyhow::{Context, Result, bail};
-use ringway_driver::{BlkQueue, Buffer, Path, PathStats, Status};
+use ringway_driver::{BlkQueue, Buffer, Policy, SchedulerStats, Status};
 use std::time::Duration;
 
 /// One request.
@@ -71,9 +71,9 @@ pub(crate) struct Effort {
     /// Sleeps of the client.
     pub sleeps: u64,
     /// Requests that went along with others, and so on.
-    pub path: PathStats,
+    pub path: SchedulerStats,
     /// The path in use, and how often it has changed; `None` if it is bio by order.
-    pub in_use: Option<(Path, u64)>,
+    pub in_use: Option<(Policy, u64)>,
 }
 
 impl Effort {
@@ -83,7 +83,7 @@ impl Effort {
         Self {
             kicks: self.kicks - before.kicks,
             sleeps: self.sleeps - before.sleeps,
-            path: PathStats {
+            path: SchedulerStats {
                 plugged: now.plugged - then.plugged,
                 runs: now.runs - then.runs,
                 merged: now.merged - then.merged,
@@ -191,7 +191,7 @@ impl Port for RingPort {
 
     fn counted(&self) -> Option<Effort> {
         let stats = self.queue.stats();
-        let in_use = self.merges.then(|| (self.queue.path(), self.queue.path_switches()));
+        let in_use = self.merges.then(|| (self.queue.policy(), self.queue.policy_switches()));
         Some(Effort { kicks: stats.kicks, sleeps: stats.sleeps, path: stats.path, in_use })
     }
 }

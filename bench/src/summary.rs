@@ -9,7 +9,7 @@ use crate::tally::Side;
 use crate::versus;
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
-use ringway_driver::PathStats;
+use ringway_driver::SchedulerStats;
 use ringway_terminal::short::count;
 use ringway_terminal::table;
 use serde_json::{Value, json};
@@ -133,7 +133,7 @@ fn travel(outcome: &Outcome) -> Option<String> {
     let Effort { path, in_use: Some((in_use, switches)), .. } = outcome.effort? else {
         return None;
     };
-    let PathStats { plugged, merged, runs, split, expired } = path;
+    let SchedulerStats { plugged, merged, runs, split, expired } = path;
     let times = if switches == 1 { "once" } else { &format!("{switches} times") };
     Some(format!(
         "path: {in_use} at the end, changed {times}; {plugged} requests plugged, {merged} merged, \
@@ -248,7 +248,7 @@ fn outcome_json(outcome: &Outcome) -> Value {
 /// What became of the requests on their way from this front-end; null if that is bio by order.
 fn path_json(effort: &Effort) -> Option<Value> {
     let (in_use, switches) = effort.in_use?;
-    let PathStats { plugged, merged, runs, split, expired } = effort.path;
+    let SchedulerStats { plugged, merged, runs, split, expired } = effort.path;
     Some(json!({
         "in_use": in_use.name(),
         "switches": switches,

@@ -9,7 +9,7 @@ use ringway_control::config::missing_folder;
 use ringway_control::config::{Choice, Format, cpus, source};
 use ringway_control::size::Size;
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
-use ringway_driver::{BlkQueue, Buffer, Device, Options, PathKind};
+use ringway_driver::{BlkQueue, Buffer, Device, Options, SchedulerMode};
 use ringway_export::usable_engines;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -269,8 +269,8 @@ fn ring_size(depth: u32) -> u16 {
 fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) -> Result<Opened> {
     let room = load.sizes.most() as usize;
     let buffers = room.next_multiple_of(4096) * load.depth as usize * usize::from(load.jobs);
-    let path = access.path.unwrap_or(PathKind::Bio);
-    let merges = path != PathKind::Bio;
+    let path = access.path.unwrap_or(SchedulerMode::Bio);
+    let merges = path != SchedulerMode::Bio;
     let mut device = Options::new()
         .queues(load.jobs)
         .queue_size(ring_size(load.depth))

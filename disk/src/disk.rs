@@ -4,7 +4,7 @@ use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
-use ringway_path::PathBoard;
+use ringway_scheduler::SharedPolicy;
 use std::fmt;
 use std::fs::File;
 use std::str::FromStr;
@@ -209,9 +209,9 @@ pub struct Disk {
     /// A sync of a cached disk is under way; there is one at a time.
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
-    pub(crate) path: PathBoard,
+    pub(crate) policy: SharedPolicy,
     pub(crate) incidents: Incidents,
-    /// When the clock of the paths began.
+    /// When its clock began.
     pub(crate) begun: Instant,
     /// The time, if it was told: see [`Disk::set_now`].
     pub(crate) told: AtomicU64,
@@ -284,10 +284,10 @@ impl Disk {
         self.alignment
     }
 
-    /// How requests travel to it.
+    /// How requests are scheduled on it.
     #[must_use]
-    pub fn path(&self) -> &PathBoard {
-        &self.path
+    pub fn policy(&self) -> &SharedPolicy {
+        &self.policy
     }
 
     /// What went wrong on it.

@@ -30,7 +30,7 @@ pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
 pub use resize::ResizeError;
-pub use ringway_path::{OnSwitch, Path, PathBoard, PathKind, PathStats};
+pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use simulated::Simulated;
 pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;

@@ -22,7 +22,7 @@ use crate::parts::Parts;
 use fence::Fenced;
 use probe::Kind;
 use ringway_core::{Geometry, SECTOR_BYTES};
-use ringway_path::PathKind;
+use ringway_scheduler::SchedulerMode;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::fd::FromRawFd;
@@ -79,7 +79,7 @@ pub struct OpenOptions {
     /// serves it calls [`Disk::lock`] before the first request. It has to be there already.
     pub incoming: bool,
     /// How requests travel.
-    pub path: PathKind,
+    pub path: SchedulerMode,
     /// Its owner says that it is raw, whatever it begins or ends with.
     pub raw: bool,
 }
@@ -99,7 +99,7 @@ impl OpenOptions {
             create_bytes: None,
             lock_wait: None,
             incoming: false,
-            path: PathKind::default(),
+            path: SchedulerMode::default(),
             raw: false,
         }
     }

@@ -5,7 +5,7 @@ use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
 use ringway_core::Geometry;
-use ringway_path::{PathBoard, PathKind};
+use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -44,8 +44,8 @@ pub struct Parts {
     pub engine_why: String,
     /// See [`Disk::alignment`].
     pub alignment: Alignment,
-    /// See [`PathBoard::kind`].
-    pub path: PathKind,
+    /// See [`SharedPolicy::mode`].
+    pub path: SchedulerMode,
 }
 
 impl Disk {
@@ -66,7 +66,7 @@ impl Disk {
             engine: self.engine,
             engine_why: self.engine_why,
             alignment: self.alignment,
-            path: self.path.kind(),
+            path: self.policy.mode(),
         }
     }
 
@@ -108,7 +108,7 @@ impl From<Parts> for Disk {
             state: None,
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
-            path: PathBoard::new(parts.path),
+            policy: SharedPolicy::new(parts.path),
             incidents: Incidents::default(),
             begun: Instant::now(),
             told: AtomicU64::new(u64::MAX),

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A queue whose path is bio knows none of this: its requests go straight to the engine, as in
-//! `queue.rs`. What the paths do is in the crate `ringway-path`; here it meets slots and engines.
+//! `queue.rs`. What the paths do is in the crate `ringway-scheduler`; here it meets slots and engines.
 
 use crate::disk::CacheMode;
 use crate::overdue::Mark;
@@ -14,8 +14,8 @@ use crate::queue::{DiskQueue, Finished};
 use crate::slot::Stage;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{Op, Status};
-use ringway_path::{
-    DataOp, Follower, Limits, MERGED_MAX, PathBoard, PathStats, RequestPath, RunId,
+use ringway_scheduler::{
+    DataOp, Limits, MERGED_MAX, MergeQueue, QueuePolicy, RunId, SchedulerStats, SharedPolicy,
 };
 use std::time::Duration;
 
@@ -25,28 +25,28 @@ pub(crate) const TURNS: u8 = 64;
 /// What a queue needs for any path but `bio` by order.
 #[derive(Debug)]
 pub(crate) struct Way {
-    requests: RequestPath,
-    follower: Follower,
+    requests: MergeQueue,
+    follower: QueuePolicy,
     /// When the first request since the last unplugging came.
     batch: Option<u64>,
 }
 
 impl Way {
     pub(crate) fn new(
-        board: &PathBoard,
+        board: &SharedPolicy,
         depth: u16,
         max_bytes: u32,
         max_segments: usize,
     ) -> Box<Self> {
         let limits = Limits { max_bytes: MERGED_MAX.min(max_bytes.into()), max_segments };
         Box::new(Self {
-            requests: RequestPath::new(depth, limits),
-            follower: Follower::new(board),
+            requests: MergeQueue::new(depth, limits),
+            follower: QueuePolicy::new(board),
             batch: None,
         })
     }
 
-    pub(crate) fn stats(&self) -> PathStats {
+    pub(crate) fn stats(&self) -> SchedulerStats {
         self.requests.stats()
     }
 }
@@ -253,7 +253,7 @@ impl<C> DiskQueue<C> {
     #[cold]
     fn look(&mut self) {
         let Some(way) = self.way.as_mut() else { return };
-        let (board, now) = (&self.disk.path, self.disk.now());
+        let (board, now) = (&self.disk.policy, self.disk.now());
         if way.follower.is_due(now) {
             let requests = self.stats.reads + self.stats.writes;
             let bytes = self.stats.read_bytes + self.stats.written_bytes;

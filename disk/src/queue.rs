@@ -23,7 +23,7 @@ use crate::watcher::Watcher;
 use ringway_aio::{Engine, FileId, Full, Io, IoOp, Limits};
 use ringway_core::mem::{Pool, Segments};
 use ringway_core::{Op, Request, Status, TagList, injected};
-use ringway_path::PathKind;
+use ringway_scheduler::SchedulerMode;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -115,14 +115,15 @@ impl<C> DiskQueue<C> {
         let slots = (0..depth).map(|_| Slot::new(Request::with_segments(list()))).collect();
         let cold = (0..depth).map(|_| Cold::new(list())).collect();
         let max_bytes = limits.max_bytes.min(part_max(disk_cache));
-        let kind = disk.path.kind();
-        let way = (kind != PathKind::Bio)
-            .then(|| Way::new(&disk.path, depth, max_bytes, limits.max_segments.min(SEGMENTS_MAX)));
+        let kind = disk.policy.mode();
+        let way = (kind != SchedulerMode::Bio).then(|| {
+            Way::new(&disk.policy, depth, max_bytes, limits.max_segments.min(SEGMENTS_MAX))
+        });
         let mut queue = Self {
             needs_locks: disk.needs_locks(),
             straight: 0,
             held: false,
-            adapts: kind == PathKind::Auto,
+            adapts: kind == SchedulerMode::Auto,
             turns: 0,
             way,
             disk,

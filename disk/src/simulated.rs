@@ -3,7 +3,7 @@
 use crate::disk::{Alignment, CacheMode, Disk};
 use crate::open::{OpenError, OpenOptions, Source, open};
 use crate::{SimModel, locks::RangeLocks};
-use ringway_path::PathKind;
+use ringway_scheduler::SchedulerMode;
 
 /// The shape of a simulated disk. All else is as [`Source::Sim`] has it.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ pub struct Simulated {
     /// Discards go to the engine as to a block device, which refuses parts of its blocks.
     pub block_device: bool,
     /// How requests travel to it.
-    pub path: PathKind,
+    pub path: SchedulerMode,
 }
 
 impl Simulated {

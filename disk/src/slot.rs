@@ -4,7 +4,7 @@ use crate::overdue::Mark;
 use ringway_aio::IoOp;
 use ringway_core::mem::{PoolPages, Segments};
 use ringway_core::{ByteRange, Request};
-use ringway_path::RunId;
+use ringway_scheduler::RunId;
 
 /// The room kept for one request.
 ///

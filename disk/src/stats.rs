@@ -2,7 +2,7 @@
 
 use crate::queue::DiskQueue;
 use ringway_aio::IoOp;
-use ringway_path::PathStats;
+use ringway_scheduler::SchedulerStats;
 
 /// What a queue has counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct DiskStats {
     /// Requests that a look has found in flight for longer than its limit.
     pub overdue: u64,
     /// What the request path did.
-    pub path: PathStats,
+    pub path: SchedulerStats,
 }
 
 impl DiskStats {

@@ -2,7 +2,7 @@
 
 use crate::memory::Buffer;
 use ringway_core::Status;
-use ringway_path::PathStats;
+use ringway_scheduler::SchedulerStats;
 
 /// The buffers of a request.
 #[derive(Debug, Default)]
@@ -106,5 +106,5 @@ pub struct QueueStats {
     /// notifications the other way.
     pub sleeps: u64,
     /// What the path request has done: all 0 on the path bio.
-    pub path: PathStats,
+    pub path: SchedulerStats,
 }

@@ -55,8 +55,8 @@ pub use names::{vhost_user_feature_name, virtio_feature_name};
 pub use options::{Indirect, Options};
 pub use queue::BlkQueue;
 pub use ringway_core::Status;
-pub use ringway_path::{Path, PathKind, PathStats, UnknownPath};
 pub use ringway_ring::virtqueue::Piece;
+pub use ringway_scheduler::{Policy, SchedulerMode, SchedulerStats, UnknownMode};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -1,8 +1,8 @@
 //! How to open a device.
 
 use crate::{Device, Error};
-use ringway_path::PathKind;
 use ringway_ring::virtqueue::QUEUE_SIZE_MAX;
+use ringway_scheduler::SchedulerMode;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub struct Options {
     pub(crate) timeout: Duration,
     pub(crate) patience: Duration,
     pub(crate) keep: Option<Duration>,
-    pub(crate) path: PathKind,
+    pub(crate) path: SchedulerMode,
     pub(crate) indirect: Indirect,
     pub(crate) event_idx: bool,
     pub(crate) packed: bool,
@@ -63,7 +63,7 @@ impl Default for Options {
             timeout: Duration::from_secs(30),
             patience: Duration::ZERO,
             keep: None,
-            path: PathKind::Bio,
+            path: SchedulerMode::Bio,
             indirect: Indirect::default(),
             event_idx: true,
             packed: false,
@@ -154,18 +154,18 @@ impl Options {
         self
     }
 
-    /// How requests travel to the server. Default [`PathKind::Bio`]: each by itself, at once.
+    /// How requests travel to the server. Default [`SchedulerMode::Bio`]: each by itself, at once.
     ///
-    /// With [`PathKind::Request`] what is queued until [`BlkQueue::submit`](crate::BlkQueue::submit)
+    /// With [`SchedulerMode::Request`] what is queued until [`BlkQueue::submit`](crate::BlkQueue::submit)
     /// is sorted, and neighbours of one kind become one request, as far as the server and 1 MiB go.
     /// At most 32 of these are in flight; others wait and may meet more neighbours. Each request has
     /// its own completion; of a merged one that fails, each is tried again by itself. Flushes,
     /// discards and zeroing are not overtaken. Good where the server pays for each operation and the
     /// requests are small and adjacent.
     ///
-    /// With [`PathKind::Auto`] both are tried under load, and what carries more bytes is used.
+    /// With [`SchedulerMode::Auto`] both are tried under load, and what carries more bytes is used.
     #[must_use]
-    pub fn path(mut self, path: PathKind) -> Self {
+    pub fn path(mut self, path: SchedulerMode) -> Self {
         self.path = path;
         self
     }

@@ -21,13 +21,13 @@ use crate::error::{Error, Refusal, Rejected};
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
 use crate::slots::Slots;
-use ringway_path::Path;
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_of,
 };
 use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch};
+use ringway_scheduler::Policy;
 use std::sync::Arc;
 pub(crate) use way::Board;
 use way::{Ask, Way};
@@ -342,13 +342,13 @@ impl<C> BlkQueue<C> {
 
     /// The path in use, as it was chosen; short trials of another one do not show.
     #[must_use]
-    pub fn path(&self) -> Path {
-        self.way.as_ref().map_or(Path::Bio, |way| way.path().0)
+    pub fn policy(&self) -> Policy {
+        self.way.as_ref().map_or(Policy::Bio, |way| way.path().0)
     }
 
-    /// How often the path of the device was changed ([`PathKind::Auto`](crate::PathKind::Auto)).
+    /// How often the path of the device was changed ([`SchedulerMode::Auto`](crate::SchedulerMode::Auto)).
     #[must_use]
-    pub fn path_switches(&self) -> u64 {
+    pub fn policy_switches(&self) -> u64 {
         self.way.as_ref().map_or(0, |way| way.path().1)
     }
 

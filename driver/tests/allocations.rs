@@ -1,7 +1,7 @@
 //! Nothing is allocated for reads and writes once a queue was made, on any path.
 
 use ringway_disk::{EngineKind, SimModel, Source};
-use ringway_driver::{BlkQueue, Buffer, Options, PathKind};
+use ringway_driver::{BlkQueue, Buffer, Options, SchedulerMode};
 use ringway_testkit::rig::{Rig, RigOptions};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -64,7 +64,7 @@ fn work(queue: &mut BlkQueue<u64>, free: &mut Vec<Buffer>, from: u64) {
 
 #[test]
 fn no_path_allocates_after_start() {
-    for path in PathKind::ALL {
+    for path in SchedulerMode::ALL {
         for packed in [false, true] {
             let ram = Source::Sim { model: SimModel::Ram, bytes: 16 << 20 };
             let mut rig = Rig::start(&RigOptions::new(ram, EngineKind::Sim(SimModel::Ram)));
@@ -78,7 +78,7 @@ fn no_path_allocates_after_start() {
             work(&mut queue, &mut free, 100_000);
             assert_eq!(COUNT.get() - before, 0, "{path}, packed {packed}");
             let merged = queue.stats().path.merged > 0;
-            assert!(path == PathKind::Auto || merged == (path == PathKind::Request));
+            assert!(path == SchedulerMode::Auto || merged == (path == SchedulerMode::Request));
         }
     }
 }

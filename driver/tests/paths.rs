@@ -4,7 +4,8 @@
 use ringway_aio::{Fault, Faulty, IoOp, Threads, ThreadsSetup};
 use ringway_disk::{DiskStats, EngineKind, SimModel, Source};
 use ringway_driver::{
-    BlkQueue, Buffer, BufferPool, Completion, Data, Indirect, Options, Path, PathKind, Status,
+    BlkQueue, Buffer, BufferPool, Completion, Data, Indirect, Options, Policy, SchedulerMode,
+    Status,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image, open_patiently};
 use ringway_testkit::{Rng, pattern};
@@ -24,7 +25,7 @@ const DISK: u64 = 5;
 /// A server of an image whose own path is bio, so that it sees what was sent.
 fn options(path: &std::path::Path) -> RigOptions {
     let mut options = RigOptions::buffered(path, EngineKind::Threads);
-    options.disk.path = PathKind::Bio;
+    options.disk.path = SchedulerMode::Bio;
     options
 }
 
@@ -247,7 +248,7 @@ fn random_requests_are_merged_and_nothing_is_lost_or_misplaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = image(dir.path(), BYTES);
         let mut rig = Rig::start(&options(&path).queues(2, 2));
-        let options = shape.path(PathKind::Request).queues(2);
+        let options = shape.path(SchedulerMode::Request).queues(2);
         let mut device = options.over(rig.connect()).unwrap();
         let free = device.pool().available();
         let queues = device.queues().unwrap();
@@ -304,7 +305,7 @@ fn on_a_disk_with_bad_sectors_only_requests_that_touch_them_fail() {
                 (moves && touches).then_some(Fault::Error(libc::EIO))
             })
         });
-        let mut device = shape.path(PathKind::Request).over(rig.connect()).unwrap();
+        let mut device = shape.path(SchedulerMode::Request).over(rig.connect()).unwrap();
         let mut world = World::new(device.queue().unwrap(), 900..1200, bad.clone());
         world.run(&device.pool(), &mut rng, 2000, 32);
         let stats = world.queue.stats();
@@ -320,7 +321,7 @@ fn on_a_disk_with_bad_sectors_only_requests_that_touch_them_fail() {
 fn read_stream(options: &Options, count: u64, len: usize) -> (u64, u64) {
     let ram = Source::Sim { model: SimModel::Ram, bytes: 8 << 20 };
     let mut server = RigOptions::new(ram, EngineKind::Sim(SimModel::Ram));
-    server.disk.path = PathKind::Bio;
+    server.disk.path = SchedulerMode::Bio;
     let mut rig = Rig::start(&server);
     let mut device = options.over(rig.connect()).unwrap();
     let mut queue = device.queue::<u64>().unwrap();
@@ -339,7 +340,7 @@ fn read_stream(options: &Options, count: u64, len: usize) -> (u64, u64) {
 
 #[test]
 fn what_is_merged_keeps_to_what_server_and_options_allow() {
-    let options = Options::new().path(PathKind::Request);
+    let options = Options::new().path(SchedulerMode::Request);
     // Buffers of a request: of ours, and of the server's offer.
     assert_eq!(read_stream(&options.clone().max_buffers(4), 12, 4096), (9, 3));
     assert_eq!(read_stream(&options, 252, 512), (250, 2));
@@ -361,7 +362,7 @@ fn bio_sends_each_by_itself() {
     while queue.wait_for(32, Some(PATIENCE)).unwrap() {
         queue.completions().for_each(drop);
     }
-    assert_eq!((queue.stats().path, queue.path()), (Default::default(), Path::Bio));
+    assert_eq!((queue.stats().path, queue.policy()), (Default::default(), Policy::Bio));
     assert_eq!(rig.stats().iter().map(|worker| worker.requests).sum::<u64>(), 32);
 }
 
@@ -372,18 +373,18 @@ fn auto_takes_up_merging_on_a_slow_disk_and_nothing_goes_wrong() {
     let mut rng = Rng::for_test("auto");
     let hdd = Source::Sim { model: SimModel::Hdd, bytes: BYTES };
     let mut rig_options = RigOptions::new(hdd, EngineKind::Sim(SimModel::Hdd));
-    rig_options.disk.path = PathKind::Bio;
+    rig_options.disk.path = SchedulerMode::Bio;
     let mut rig = Rig::start(&rig_options);
-    let options = Options::new().path(PathKind::Auto).memory(4 << 20);
+    let options = Options::new().path(SchedulerMode::Auto).memory(4 << 20);
     let mut device = options.over(rig.connect()).unwrap();
     let mut world = World::new(device.queue().unwrap(), 0..SECTORS, 0..0);
-    assert_eq!((world.queue.path(), world.queue.path_switches()), (Path::Bio, 0));
+    assert_eq!((world.queue.policy(), world.queue.policy_switches()), (Policy::Bio, 0));
     let begun = Instant::now();
-    while world.queue.path_switches() == 0 {
+    while world.queue.policy_switches() == 0 {
         assert!(begun.elapsed() < PATIENCE, "it never comes");
         stream(&mut world, &device.pool(), 64);
     }
-    assert_eq!(world.queue.path(), Path::Request);
+    assert_eq!(world.queue.policy(), Policy::Request);
     stream(&mut world, &device.pool(), 256);
     let stats = world.queue.stats();
     assert!(stats.path.merged > 0, "{stats:?}");

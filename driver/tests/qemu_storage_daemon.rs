@@ -1,7 +1,8 @@
 //! The front-end against a server that is not ours: Debian's qemu-storage-daemon.
 
 use ringway_driver::{
-    BlkQueue, Buffer, Completion, Data, Error, Indirect, Options, PathKind, Piece, Refusal, Status,
+    BlkQueue, Buffer, Completion, Data, Error, Indirect, Options, Piece, Refusal, SchedulerMode,
+    Status,
 };
 use ringway_testkit::{Need, skip};
 use std::path::PathBuf;
@@ -189,15 +190,15 @@ fn odd_layouts(queue: &mut BlkQueue<u64>, pool: &ringway_driver::BufferPool, dis
 
 #[test]
 fn four_queues_in_four_threads_and_a_reconnect_under_way() {
-    four_queues(PathKind::Bio);
+    four_queues(SchedulerMode::Bio);
 }
 
 #[test]
 fn four_queues_that_merge_and_a_reconnect_under_way() {
-    four_queues(PathKind::Request);
+    four_queues(SchedulerMode::Request);
 }
 
-fn four_queues(path: PathKind) {
+fn four_queues(path: SchedulerMode) {
     let Some(server) = Server::start(false, 4) else { return };
     let options = options().queues(0).first_index(65000).path(path).max_buffers(5);
     let mut device = options.connect(&server.socket).unwrap();
@@ -227,7 +228,7 @@ fn four_queues(path: PathKind) {
     }
     assert!(queues.iter().all(|queue| queue.in_flight() == 0 && queue.is_connected()));
     let merges = |queue: &BlkQueue<u64>| queue.stats().path.merged > 1000;
-    assert!(queues.iter().all(|queue| merges(queue) == (path == PathKind::Request)));
+    assert!(queues.iter().all(|queue| merges(queue) == (path == SchedulerMode::Request)));
 }
 
 /// Keeps 16 writes in flight in the queue's own quarter of the disk, then reads all of it back.

@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Daemon, PATIENCE, folder};
-use ringway_driver::{Device, Error, Options, PathKind};
+use ringway_driver::{Device, Error, Options, SchedulerMode};
 use ringway_testkit::Rng;
 use ringway_testkit::kill::oracle::Wrong;
 use ringway_testkit::kill::{self as campaign, End, Harm, Plan, Points};
@@ -23,7 +23,7 @@ fn plan(packed: bool, engine: &str) -> Plan {
         engine: engine.into(),
         cache: "writeback".into(),
         packed,
-        path: PathKind::Bio,
+        path: SchedulerMode::Bio,
         kills: deaths(),
         end: End::Killed,
         points: if cfg!(feature = "kill-points") { Points::Half } else { Points::Never },
@@ -85,7 +85,7 @@ fn a_daemon_is_replaced_under_writes() {
 #[test]
 fn killed_while_the_front_end_merges() {
     for packed in [false, true] {
-        survives(&Plan { path: PathKind::Request, ..plan(packed, "threads") });
+        survives(&Plan { path: SchedulerMode::Request, ..plan(packed, "threads") });
     }
 }
 

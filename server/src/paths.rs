@@ -2,7 +2,7 @@
 
 use super::survive::survive;
 use ringway_core::panic_point;
-use ringway_disk::{Disk, Path, PathKind};
+use ringway_disk::{Disk, Policy, SchedulerMode};
 use ringway_export::Limit;
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ const ROOM: usize = 64;
 
 /// Listens to disks whose path may change. Workers only leave a word; a thread writes the log.
 pub(crate) struct Paths {
-    changed: SyncSender<(Arc<Listened>, Path)>,
+    changed: SyncSender<(Arc<Listened>, Policy)>,
 }
 
 /// A disk whose path may change.
@@ -29,12 +29,12 @@ impl Paths {
     /// # Errors
     /// What the host says to a thread.
     pub(crate) fn start() -> io::Result<Self> {
-        let (changed, changes) = sync_channel::<(Arc<Listened>, Path)>(ROOM);
+        let (changed, changes) = sync_channel::<(Arc<Listened>, Policy)>(ROOM);
         std::thread::Builder::new().name("paths".into()).spawn(move || {
             for (disk, path) in changes {
                 let why = match path {
-                    Path::Bio => "merging does not win with this load",
-                    Path::Request => "merging carried more in a trial",
+                    Policy::Bio => "merging does not win with this load",
+                    Policy::Request => "merging carried more in a trial",
                 };
                 survive("the thread that tells of paths", || {
                     panic_point!("paths");
@@ -50,7 +50,7 @@ impl Paths {
 
     /// Listens to one more disk.
     pub(crate) fn listen(&self, disk: &Disk) {
-        if disk.path().kind() != PathKind::Auto {
+        if disk.policy().mode() != SchedulerMode::Auto {
             return;
         }
         let listened = Arc::new(Listened {
@@ -58,7 +58,7 @@ impl Paths {
             told: Limit::notes(Some(disk.name()), "changes of its path"),
         });
         let changed = self.changed.clone();
-        disk.path().on_switch(Box::new(move |path| {
+        disk.policy().on_switch(Box::new(move |path| {
             // A worker does not wait for the log; the counts tell of a word that is lost.
             let _ = changed.try_send((Arc::clone(&listened), path));
         }));

@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 use ringway_control::config::CpuList;
 use ringway_control::protocol::DiskFacts;
 use ringway_control::size::Size;
-use ringway_disk::PathKind;
+use ringway_disk::SchedulerMode;
 use ringway_terminal::logging;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
@@ -117,7 +117,7 @@ fn facts(disk: &DiskFacts, cpus: Option<&CpuList>) -> Vec<String> {
     facts.push(count(disk.workers, "worker") + &cpus);
     facts.push(format!("engine {} ({})", disk.engine, disk.engine_why));
     facts.push(format!("cache {} ({})", disk.cache, disk.cache_why));
-    if disk.path.kind != PathKind::Auto.name() {
+    if disk.path.kind != SchedulerMode::Auto.name() {
         facts.push(format!("path {}", disk.path.kind));
     }
     if let Some(process) = disk.process {

@@ -3,7 +3,7 @@
 use super::watchdog::{Owes, Promises};
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
-use ringway_disk::{Disk, EngineKind, PathStats};
+use ringway_disk::{Disk, EngineKind, SchedulerStats};
 use ringway_export::{Counts, Rouse, WorkerStats};
 use ringway_terminal::logging;
 use ringway_terminal::table;
@@ -102,8 +102,8 @@ impl Workers {
 
     fn text(&self, counts: &[(String, WorkerStats)]) -> String {
         let rows = self.disks.iter().map(|disk| {
-            let path = disk.path();
-            let words = [path.kind().name(), path.chosen().name(), &path.switches().to_string()];
+            let path = disk.policy();
+            let words = [path.mode().name(), path.chosen().name(), &path.switches().to_string()];
             std::iter::once(disk.name()).chain(words).map(str::to_owned).collect()
         });
         let paths = table::text(&["disk", "path", "in use", "switches"], rows.collect());
@@ -112,10 +112,10 @@ impl Workers {
 }
 
 fn log_path(disk: &Disk) {
-    let path = disk.path();
+    let path = disk.policy();
     tracing::info!(
         disk = disk.name(),
-        path = path.kind().name(),
+        path = path.mode().name(),
         path_in_use = path.chosen().name(),
         path_switches = path.switches(),
         "path"
@@ -217,7 +217,7 @@ fn effort(stats: &WorkerStats) -> Vec<String> {
 }
 
 /// What the request path did.
-fn merges(path: &PathStats) -> Vec<String> {
+fn merges(path: &SchedulerStats) -> Vec<String> {
     [path.plugged, path.merged, path.runs, path.split, path.expired].map(|n| n.to_string()).into()
 }
 

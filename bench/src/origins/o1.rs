@@ -7,7 +7,7 @@ use crate::pattern::{Rw, Sizes};
 use crate::target::bare;
 use crate::versus::median;
 use anyhow::{Context, Result};
-use ringway_disk::{CacheMode, EngineKind, OpenOptions, PathKind, Source, open};
+use ringway_disk::{CacheMode, EngineKind, OpenOptions, SchedulerMode, Source, open};
 use ringway_export::usable_engines;
 use serde_json::json;
 use std::path::Path;
@@ -60,7 +60,7 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
         if works.is_ok() {
             contestants.push(Contestant::Served(Kind::Ringway {
                 engine: Some(engine),
-                path: PathKind::Auto,
+                path: SchedulerMode::Auto,
             }));
         }
     }

@@ -6,7 +6,7 @@ use crate::origins::{Finding, IMAGE, Lab};
 use crate::pattern::{Rw, Sizes};
 use crate::versus::median;
 use anyhow::Result;
-use ringway_disk::PathKind;
+use ringway_disk::SchedulerMode;
 use ringway_terminal::short::count;
 use serde_json::json;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const BYTES: u32 = 4 << 10;
 /// The load that `auto` gets before it is measured: what it may take to find its path.
 const WARMUP_MAX: Duration = Duration::from_secs(2);
 
-const PATHS: [PathKind; 3] = [PathKind::Bio, PathKind::Request, PathKind::Auto];
+const PATHS: [SchedulerMode; 3] = [SchedulerMode::Bio, SchedulerMode::Request, SchedulerMode::Auto];
 
 /// In the order of the published tables.
 const PATTERNS: [(&str, Rw); 4] = [
@@ -192,10 +192,11 @@ fn measure(lab: &Lab<'_>, disk: &Disk, front: bool, pattern: &str, rw: Rw) -> Re
         // Or the client would be what is measured.
         load.timed = false;
         // A connection is new each time, and so is the choice of its front-end.
-        if path == PathKind::Auto && (front || running[at].is_none()) {
+        if path == SchedulerMode::Auto && (front || running[at].is_none()) {
             load.ramp = warmup(lab);
         }
-        let (theirs, ours) = if front { (PathKind::Bio, path) } else { (path, PathKind::Bio) };
+        let (theirs, ours) =
+            if front { (SchedulerMode::Bio, path) } else { (path, SchedulerMode::Bio) };
         let kind = Kind::Ringway { engine: None, path: theirs };
         let server = match &mut running[at] {
             Some(server) => server,

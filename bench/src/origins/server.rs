@@ -5,7 +5,7 @@ use crate::origins::on_server_cpus;
 use crate::target::{Opened, Target};
 use anyhow::{Context, Result, bail};
 use ringway_control::config::is_unreal;
-use ringway_disk::{EngineKind, PathKind};
+use ringway_disk::{EngineKind, SchedulerMode};
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -26,7 +26,7 @@ pub(super) enum Kind {
     /// With an engine, or the one it chooses.
     Ringway {
         engine: Option<EngineKind>,
-        path: PathKind,
+        path: SchedulerMode,
     },
     Qsd(&'static str),
 }
@@ -87,14 +87,14 @@ impl Running {
     /// # Errors
     /// What it said before it ended.
     pub(super) fn open(&mut self, load: &Load) -> Result<Opened> {
-        self.open_by(PathKind::Bio, load)
+        self.open_by(SchedulerMode::Bio, load)
     }
 
     /// The same, with a path of the front-end's own.
     ///
     /// # Errors
     /// As [`Running::open`].
-    pub(super) fn open_by(&mut self, path: PathKind, load: &Load) -> Result<Opened> {
+    pub(super) fn open_by(&mut self, path: SchedulerMode, load: &Load) -> Result<Opened> {
         let socket = self.home.path().join("s");
         let target: Target =
             format!("vhost-user:{}", socket.display()).parse().map_err(anyhow::Error::msg)?;

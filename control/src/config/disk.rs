@@ -4,7 +4,7 @@ use super::{SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
+use ringway_disk::{CacheMode, EngineKind, SchedulerMode, Source};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
@@ -104,7 +104,7 @@ pub struct DiskArgs {
     /// whichever carries more, found by trying [default: auto].
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
-    pub path: Option<PathKind>,
+    pub path: Option<SchedulerMode>,
 }
 
 /// A format of images.
@@ -158,8 +158,8 @@ pub fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
 }
 
 /// The words for a path, for the command line.
-pub fn paths() -> impl TypedValueParser<Value = PathKind> {
-    PossibleValuesParser::new(PathKind::ALL.map(PathKind::name)).try_map(|word| word.parse())
+pub fn paths() -> impl TypedValueParser<Value = SchedulerMode> {
+    PossibleValuesParser::new(SchedulerMode::ALL.map(SchedulerMode::name)).try_map(|word| word.parse())
 }
 
 fn queues(word: &str) -> Result<u16, String> {
@@ -286,7 +286,7 @@ pub struct DiskSpec {
     /// The cache mode, unless the disk chooses.
     pub cache: Option<CacheMode>,
     /// How requests travel.
-    pub path: PathKind,
+    pub path: SchedulerMode,
     /// The user says that it is raw.
     pub raw: bool,
     /// Who may connect to its socket, where that was said.

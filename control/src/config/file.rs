@@ -128,7 +128,7 @@ fn line_of(text: &str, offset: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_disk::{CacheMode, EngineKind, PathKind, Source};
+    use ringway_disk::{CacheMode, EngineKind, SchedulerMode, Source};
 
     fn parse(text: &str) -> Result<Plan, String> {
         super::parse(text, Path::new("conf/disks.toml"))
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!((a.engine, a.cache), (Some(EngineKind::Threads), Some(CacheMode::Writeback)));
         assert_eq!(a.lock_wait, Some(std::time::Duration::from_secs(7)));
         assert!(a.incoming && !b.incoming);
-        assert_eq!((a.path, b.path), (PathKind::Request, PathKind::Auto));
+        assert_eq!((a.path, b.path), (SchedulerMode::Request, SchedulerMode::Auto));
         assert_eq!(a.origin, "conf/disks.toml, line 15");
         let all = &plan.daemon.each;
         assert_eq!((all.isolate, a.isolate, b.isolate), (Some(true), Some(false), None));

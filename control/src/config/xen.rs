@@ -3,7 +3,7 @@
 use super::disk::{queues_in_file, word_in_file};
 use super::{Choice, DiskArgs, Format, XenArgs, XenData, XenPlan, is_unreal};
 use crate::size::Size;
-use ringway_disk::{CacheMode, EngineKind, PathKind};
+use ringway_disk::{CacheMode, EngineKind, SchedulerMode};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -30,7 +30,7 @@ macro_rules! table {
             #[serde(default, deserialize_with = "word_in_file")]
             cache: Option<CacheMode>,
             #[serde(default, deserialize_with = "word_in_file")]
-            path: Option<PathKind>,
+            path: Option<SchedulerMode>,
         }
 
         impl $name {
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(log.engine, Some(Choice::Is(EngineKind::Threads)));
         assert_eq!((log.cache, log.queues), (Some(CacheMode::Writethrough), Some(2)));
         let data = words(&plan, "db", 51712, "/srv/data.img");
-        assert_eq!((data.queues, data.path), (Some(8), Some(PathKind::Request)));
+        assert_eq!((data.queues, data.path), (Some(8), Some(SchedulerMode::Request)));
         assert_eq!(
             (data.cache, data.engine, data.read_only),
             (Some(CacheMode::Writeback), None, false)

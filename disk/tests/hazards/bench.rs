@@ -4,7 +4,7 @@ use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
-    CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, PathKind, Source, open,
+    CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, SchedulerMode, Source, open,
 };
 use ringway_testkit::rig::open_patiently;
 use ringway_testkit::{Lack, LoopDevice, Need};
@@ -113,7 +113,7 @@ impl Place {
     }
 
     /// With requests travelling that way.
-    pub(crate) fn by(mut self, path: PathKind) -> Self {
+    pub(crate) fn by(mut self, path: SchedulerMode) -> Self {
         self.options.path = path;
         self
     }

@@ -5,7 +5,7 @@ use crate::bench::{Ask, Bench, ENGINES, Memory, Place, SECTOR, Surface, UNTOUCHE
 use ringway_aio::faulty::seeded;
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Model, Sim, SimSetup};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{OpenOptions, PathKind, Source, open};
+use ringway_disk::{OpenOptions, SchedulerMode, Source, open};
 use ringway_testkit::{Lack, Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -64,7 +64,7 @@ struct Scene {
 fn everywhere(mut test: impl FnMut(&mut Scene)) {
     for surface in Surface::ALL {
         for name in ENGINES.into_iter().filter(|name| surface.takes(name)) {
-            for path in [PathKind::Bio, PathKind::Request] {
+            for path in [SchedulerMode::Bio, SchedulerMode::Request] {
                 match Scene::new(name, surface, CAPACITY, path) {
                     Ok(mut scene) => test(&mut scene),
                     Err(lack) => lack.skip(),
@@ -90,7 +90,7 @@ impl Scene {
         name: &'static str,
         surface: Surface,
         capacity: u64,
-        path: PathKind,
+        path: SchedulerMode,
     ) -> Result<Self, Lack> {
         let place = Place::new(surface, capacity)?.by(path);
         let plan = Arc::default();
@@ -356,7 +356,7 @@ fn c02_faults_within_a_long_request() {
     const LONG: u64 = (3 << 20) - 512;
     for surface in [Surface::Cached, Surface::Bounced, Surface::Modify] {
         for name in ["threads", "io_uring"] {
-            let mut scene = match Scene::new(name, surface, 4 << 20, PathKind::default()) {
+            let mut scene = match Scene::new(name, surface, 4 << 20, SchedulerMode::default()) {
                 Ok(scene) => scene,
                 Err(lack) => {
                     lack.skip();
@@ -420,7 +420,9 @@ fn long_case(scene: &mut Scene, ask: Ask, fault: Fault, at: u64) {
 #[test]
 fn c02_random_faults_in_random_order() {
     let mut rng = Rng::for_test("c02_random_faults_in_random_order");
-    let both = Surface::ALL.into_iter().flat_map(|s| [(s, PathKind::Bio), (s, PathKind::Request)]);
+    let both = Surface::ALL
+        .into_iter()
+        .flat_map(|s| [(s, SchedulerMode::Bio), (s, SchedulerMode::Request)]);
     for (surface, path) in both {
         let place = match Place::new(surface, 1 << 20) {
             Ok(place) => place.by(path),

@@ -4,7 +4,7 @@
 use crate::bench::{Ask, Bench, Memory, Place, SECTOR, Surface, UNTOUCHED, engine};
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{CacheMode, PathKind};
+use ringway_disk::{CacheMode, SchedulerMode};
 use ringway_testkit::{Lack, Rng, pattern};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
@@ -51,7 +51,7 @@ fn everywhere(mut test: impl FnMut(&mut Scene)) {
 
 impl Scene {
     fn new(name: &'static str, surface: Surface) -> Result<Self, Lack> {
-        let place = Place::new(surface, CAPACITY)?.by(PathKind::Request);
+        let place = Place::new(surface, CAPACITY)?.by(SchedulerMode::Request);
         let watch: Arc<Mutex<Watch>> = Arc::default();
         let seer = Arc::clone(&watch);
         let choose: Choice = Box::new(move |io| {

@@ -3,7 +3,7 @@
 use ringway_aio::{Engine, FileId, Reaped};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{Alignment, CacheMode, DiskQueue, Overdue, PathKind, Simulated};
+use ringway_disk::{Alignment, CacheMode, DiskQueue, Overdue, SchedulerMode, Simulated};
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(path: PathKind, faults: Faults) -> Self {
+    fn new(path: SchedulerMode, faults: Faults) -> Self {
         let bytes = usize::try_from(BYTES).unwrap();
         let (granule, erase_granule, failed_flush_loses, lie, seed) = (4096, 512, false, None, 7);
         let setup =
@@ -88,7 +88,7 @@ impl Bench {
     }
 }
 
-const PATHS: [PathKind; 3] = [PathKind::Bio, PathKind::Request, PathKind::Auto];
+const PATHS: [SchedulerMode; 3] = [SchedulerMode::Bio, SchedulerMode::Request, SchedulerMode::Auto];
 
 /// Straight, through bounce pages, without data; held by a path, waiting for a lock.
 #[test]
@@ -163,7 +163,7 @@ fn c08_a_request_is_no_older_than_itself() {
 /// One that is begun again and again after faults stays as old as it is.
 #[test]
 fn c08_a_request_that_never_gets_on_grows_old() {
-    let mut bench = Bench::new(PathKind::Bio, Faults { again: 900, ..Faults::default() });
+    let mut bench = Bench::new(SchedulerMode::Bio, Faults { again: 900, ..Faults::default() });
     bench.ask(0, Op::Read, 0, 4096);
     assert_eq!(bench.look(0), Overdue::default());
     let mut answers = Vec::new();

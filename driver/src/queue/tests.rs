@@ -4,8 +4,8 @@ use super::*;
 use crate::Error;
 use ringway_core::Status;
 use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
-use ringway_path::PathKind;
 use ringway_ring::virtqueue::{Areas, Device, Format, PackedBase, Tables};
+use ringway_scheduler::SchedulerMode;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
@@ -22,12 +22,12 @@ pub(super) struct Rig {
 
 /// A queue and the device side of its ring, over two mappings of one memfd as with a real server.
 fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, Rig) {
-    rig_on(PathKind::Bio, packed, size, when_scarce)
+    rig_on(SchedulerMode::Bio, packed, size, when_scarce)
 }
 
 /// The same on a path.
 pub(super) fn rig_on<C>(
-    path: PathKind,
+    path: SchedulerMode,
     packed: bool,
     size: u16,
     when_scarce: Option<bool>,

@@ -8,16 +8,17 @@
 //!
 //! A queue whose path is bio knows none of this: its requests go into the ring at once, as in
 //! `queue.rs`. The ways in are marked cold, so that the straight way is laid out first. What the paths do is in the
-//! crate `ringway-path`; here it meets buffers, and in `way/travel.rs` the ring.
+//! crate `ringway-scheduler`; here it meets buffers, and in `way/travel.rs` the ring.
 
 mod travel;
 
 use crate::completion::{Completion, Data};
 use ringway_core::{ByteRange, Status, TagList};
-use ringway_path::{
-    DataOp, Follower, Limits, MERGED_MAX, Path, PathBoard, PathKind, PathStats, RequestPath, RunId,
-};
 use ringway_ring::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+use ringway_scheduler::{
+    DataOp, Limits, MERGED_MAX, MergeQueue, Policy, QueuePolicy, RunId, SchedulerMode,
+    SchedulerStats, SharedPolicy,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,14 +29,14 @@ pub(super) const TURNS: u8 = 64;
 /// The path of one device, shared by its queues.
 #[derive(Debug)]
 pub(crate) struct Board {
-    path: PathBoard,
+    path: SharedPolicy,
     /// When its clock began.
     begun: Instant,
 }
 
 impl Board {
-    pub(crate) fn new(kind: PathKind) -> Self {
-        Self { path: PathBoard::new(kind), begun: Instant::now() }
+    pub(crate) fn new(kind: SchedulerMode) -> Self {
+        Self { path: SharedPolicy::new(kind), begun: Instant::now() }
     }
 
     fn now(&self) -> u64 {
@@ -100,8 +101,8 @@ enum Parcel {
 #[derive(Debug)]
 pub(super) struct Way<C> {
     board: Arc<Board>,
-    follower: Follower,
-    requests: RequestPath,
+    follower: QueuePolicy,
+    requests: MergeQueue,
     slots: Box<[Slot<C>]>,
     tags: TagList,
     /// Queued since the last [`BlkQueue::submit`], in order.
@@ -123,15 +124,15 @@ pub(super) struct Way<C> {
 impl<C> Way<C> {
     /// Allocates; call at start only. `segments`: the most buffers of a merged request.
     pub(super) fn new(board: Arc<Board>, depth: u16, segments: usize) -> Option<Box<Self>> {
-        if board.path.kind() == PathKind::Bio {
+        if board.path.mode() == SchedulerMode::Bio {
             return None;
         }
         let count = usize::from(depth);
         let limits = Limits { max_bytes: MERGED_MAX, max_segments: segments };
         let slot = || Slot { ask: Ask::default(), ctx: None, data: Data::None, probed: None };
         Some(Box::new(Self {
-            follower: Follower::new(&board.path),
-            requests: RequestPath::new(depth, limits),
+            follower: QueuePolicy::new(&board.path),
+            requests: MergeQueue::new(depth, limits),
             slots: (0..depth).map(|_| slot()).collect(),
             tags: TagList::new(depth),
             fresh: Vec::with_capacity(count),
@@ -164,11 +165,11 @@ impl<C> Way<C> {
         self.tags.in_use() + self.late.len()
     }
 
-    pub(super) fn stats(&self) -> PathStats {
+    pub(super) fn stats(&self) -> SchedulerStats {
         self.requests.stats()
     }
 
-    pub(super) fn path(&self) -> (Path, u64) {
+    pub(super) fn path(&self) -> (Policy, u64) {
         (self.board.path.chosen(), self.board.path.switches())
     }
 
@@ -310,7 +311,7 @@ impl<C> Slot<C> {
 }
 
 /// `merged` and `longest` once `run` is on its way as well.
-fn with(requests: &RequestPath, run: RunId, merged: u16, longest: u16) -> (u16, u16) {
+fn with(requests: &MergeQueue, run: RunId, merged: u16, longest: u16) -> (u16, u16) {
     let count = u16::try_from(requests.slots(run).count()).unwrap_or(u16::MAX);
     (merged + u16::from(count > 1), longest.max(count))
 }

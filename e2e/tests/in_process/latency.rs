@@ -2,7 +2,7 @@
 //! them one operation of the disk carries.
 
 use crate::scene::{PATIENCE, Queue, Scene};
-use ringway_disk::{PathKind, Source};
+use ringway_disk::{SchedulerMode, Source};
 use ringway_driver::Options;
 use ringway_export::Latency;
 use std::time::Duration;
@@ -12,7 +12,7 @@ const LEN: u64 = 4096;
 const DISK: Duration = Duration::from_millis(2);
 
 /// A disk without data whose every operation takes [`DISK`].
-fn slow(path: PathKind) -> Scene {
+fn slow(path: SchedulerMode) -> Scene {
     Scene::with(1 << 20, &Options::new(), |rig| {
         let latency_us = u32::try_from(DISK.as_micros()).unwrap();
         rig.disk.source = Source::Null { bytes: 1 << 30, latency_us };
@@ -39,7 +39,7 @@ fn answers(queue: &mut Queue, count: u16) -> usize {
 /// operation carries all.
 #[test]
 fn requests_of_a_merged_operation_are_timed_to_their_own_answer() {
-    for path in [PathKind::Request, PathKind::Bio] {
+    for path in [SchedulerMode::Request, SchedulerMode::Bio] {
         let mut scene = slow(path);
         let mut queue = scene.queue();
         let (rounds, batch) = (40, 16_u16);
@@ -51,7 +51,7 @@ fn requests_of_a_merged_operation_are_timed_to_their_own_answer() {
             assert_eq!(answers(&mut queue, batch), 0);
         }
         let merged = scene.counted().path.merged;
-        assert_eq!(merged > 0, path == PathKind::Request, "{path:?}: {merged} merged");
+        assert_eq!(merged > 0, path == SchedulerMode::Request, "{path:?}: {merged} merged");
         let latency = timed(&scene);
         // One in 61, and a batch of 16 is counted whole: each fourth or fifth batch has one.
         let count = latency.reads.len();
@@ -64,7 +64,7 @@ fn requests_of_a_merged_operation_are_timed_to_their_own_answer() {
 /// A refused request is answered at the end of the turn, when the next one has its slot already.
 #[test]
 fn the_answer_of_a_refused_request_ends_nobody_elses_time() {
-    let mut scene = slow(PathKind::Bio);
+    let mut scene = slow(SchedulerMode::Bio);
     let mut queue = scene.queue();
     let beyond = scene.device.capacity();
     for round in 0..150_u16 {

@@ -2,7 +2,7 @@
 //! Many more cuts, without threads, are made by `disk/tests/hazards/power_cut.rs`.
 
 use crate::scene::PATIENCE;
-use ringway_disk::{Alignment, CacheMode, EngineKind, PathKind, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
 use ringway_driver::{BlkQueue, BufferPool, Completion, Device, Options};
 use ringway_testkit::power_cut::{
     Content, Faults, Lie, Oracle, PowerCutEngine, SimulatedDisk, SimulatedSetup, Ticket, Wrong,
@@ -29,13 +29,13 @@ struct Way {
     packed: bool,
     /// The guest has switched its write cache off.
     through: bool,
-    path: PathKind,
+    path: SchedulerMode,
 }
 
 const WAYS: [Way; 8] = {
     let small = Alignment { memory: 512, offset: 512 };
     let large = Alignment { memory: 512, offset: 4096 };
-    let path = PathKind::Bio;
+    let path = SchedulerMode::Bio;
     [
         Way { cache: CacheMode::None, alignment: large, packed: false, through: false, path },
         Way { cache: CacheMode::None, alignment: large, packed: true, through: true, path },
@@ -59,21 +59,21 @@ const WAYS: [Way; 8] = {
             alignment: small,
             packed: true,
             through: false,
-            path: PathKind::Request,
+            path: SchedulerMode::Request,
         },
         Way {
             cache: CacheMode::Writethrough,
             alignment: Alignment::ANY,
             packed: false,
             through: true,
-            path: PathKind::Request,
+            path: SchedulerMode::Request,
         },
         Way {
             cache: CacheMode::Writeback,
             alignment: Alignment::ANY,
             packed: false,
             through: false,
-            path: PathKind::Auto,
+            path: SchedulerMode::Auto,
         },
     ]
 };

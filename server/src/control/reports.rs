@@ -68,9 +68,9 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
 }
 
 fn path(disk: &Disk) -> PathFacts {
-    let path = disk.path();
+    let path = disk.policy();
     PathFacts {
-        kind: path.kind().name().into(),
+        kind: path.mode().name().into(),
         in_use: path.chosen().name().into(),
         switches: path.switches(),
     }

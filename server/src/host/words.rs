@@ -248,7 +248,7 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_disk::{CacheMode, PathKind, open};
+    use ringway_disk::{CacheMode, SchedulerMode, open};
 
     #[cfg(feature = "xen")]
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         options.create_bytes = Some(512);
         options.lock_wait = Some(Duration::from_millis(7));
         options.incoming = true;
-        options.path = PathKind::Request;
+        options.path = SchedulerMode::Request;
         let text = serde_json::to_vec(&Wanted::of(&options).unwrap()).unwrap();
         let wanted: Wanted = serde_json::from_slice(&text).unwrap();
         let back = wanted.into_options(|_| options.engines.clone()).unwrap();

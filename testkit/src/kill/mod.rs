@@ -17,7 +17,7 @@ use hdrhistogram::Histogram;
 use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
 use ringway_core::kill_points::Point;
-use ringway_driver::{Options, PathKind};
+use ringway_driver::{Options, SchedulerMode};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -95,7 +95,7 @@ pub struct Plan {
     pub cache: String,
     pub packed: bool,
     /// Of the front-end.
-    pub path: PathKind,
+    pub path: SchedulerMode,
     pub kills: u64,
     pub end: End,
     pub points: Points,
@@ -132,7 +132,7 @@ impl fmt::Display for Plan {
             self.ring(),
             points.name()
         )?;
-        if self.path != PathKind::Bio {
+        if self.path != SchedulerMode::Bio {
             write!(f, " --path {}", self.path)?;
         }
         if self.faults {

@@ -5,7 +5,7 @@ use super::oracle::Wrong;
 use super::{Faults, Lie};
 use crate::{Rng, pattern};
 use ringway_core::mem::Mapping;
-use ringway_disk::{Alignment, CacheMode, PathKind};
+use ringway_disk::{Alignment, CacheMode, SchedulerMode};
 use std::fmt;
 
 /// The disk's number in the content of its sectors.
@@ -37,7 +37,7 @@ pub struct Config {
     /// The guest switches its write cache off and on.
     pub toggles: bool,
     /// How requests travel.
-    pub path: PathKind,
+    pub path: SchedulerMode,
     /// The most that a step of a life takes, in nanoseconds: deadlines and trials of paths go by it.
     pub step_ns: u64,
     /// Lives: after each cut the disk is opened again on what was found.
@@ -149,8 +149,8 @@ impl Campaign {
         };
         let (short, again, error, sync_error) = (rate(100), rate(100), rate(30), rate(60));
         // Trials take time, and requests.
-        let path = rng.pick(&[PathKind::Bio, PathKind::Request, PathKind::Auto]);
-        let tries = path == PathKind::Auto && rng.below(3) == 0;
+        let path = rng.pick(&[SchedulerMode::Bio, SchedulerMode::Request, SchedulerMode::Auto]);
+        let tries = path == SchedulerMode::Auto && rng.below(3) == 0;
         let step_ns = if tries { 8_000_000 } else { rng.pick(&[1, 100_000, 10_000_000]) };
         Config {
             cache,

@@ -7,7 +7,7 @@ use crate::{Rng, pattern};
 use ringway_aio::{Engine, FileId, Reaped};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{CacheMode, Disk, DiskQueue, DiskStats, Finished, PathKind, Simulated};
+use ringway_disk::{CacheMode, Disk, DiskQueue, DiskStats, Finished, SchedulerMode, Simulated};
 use std::sync::Arc;
 
 /// What a disk may need to come to rest.
@@ -135,7 +135,7 @@ impl<'a> Life<'a> {
                 return Err(self.hang());
             }
             let at = pick(rng, self.lanes.len());
-            if self.config.path != PathKind::Bio {
+            if self.config.path != SchedulerMode::Bio {
                 self.pass(rng.below(self.config.step_ns));
             }
             match rng.below(10) {
@@ -187,7 +187,7 @@ impl<'a> Life<'a> {
             self.lanes.iter().map(|lane| count(&lane.queue.stats())).sum()
         };
         let plugged = sum(|stats| stats.path.plugged);
-        let auto = self.config.path == PathKind::Auto;
+        let auto = self.config.path == SchedulerMode::Auto;
         auto && plugged > 0 && plugged < sum(|stats| stats.reads + stats.writes)
     }
 
@@ -281,7 +281,7 @@ impl<'a> Life<'a> {
         };
         let len = if moves { usize::try_from(sectors).expect("few") * SECTOR } else { 0 };
         // What goes by bounce pages is not merged.
-        let plain = self.config.path != PathKind::Bio && rng.below(4) > 0;
+        let plain = self.config.path != SchedulerMode::Bio && rng.below(4) > 0;
         let shift = rng.pick(&[0, 0, 512, 1024, 1, 4, 700]);
         let memory = if plain { room } else { room + shift };
         let ticket = match op {
@@ -340,7 +340,7 @@ impl<'a> Life<'a> {
     fn place_of(&self, rng: &mut Rng, at: usize) -> (u64, u64) {
         let all = self.config.blocks * 8;
         let head = self.lanes[at].head;
-        if self.config.path != PathKind::Bio && head < all && rng.below(3) > 0 {
+        if self.config.path != SchedulerMode::Bio && head < all && rng.below(3) > 0 {
             // A stream: what it asks for can be merged.
             let block = head.is_multiple_of(8) && all - head >= 8 && rng.below(2) == 0;
             return (head, if block { 8 } else { 1 + rng.below((all - head).min(SECTORS_MAX)) });

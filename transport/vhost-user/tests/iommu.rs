@@ -2,7 +2,7 @@
 //! of docs/hazards.md. The front-end here keeps a page table by hand, and answers when a test lets it.
 #![allow(missing_docs)]
 
-use ringway_disk::{Alignment, CacheMode, EngineKind, PathKind, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
 use ringway_export::Polling;
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::raw::{
@@ -420,7 +420,7 @@ fn held(content: &[u8]) -> (SimulatedDisk, Rig) {
         cache: CacheMode::None,
         alignment: Alignment { memory: 512, offset: 512 },
         block_device: false,
-        path: PathKind::Bio,
+        path: SchedulerMode::Bio,
     };
     let source = Source::Sim { model: SimModel::Ram, bytes };
     let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram));

@@ -1,7 +1,7 @@
 //! A look at what a disk does not answer, through the whole back-end, by a clock of the test's own.
 
 use ringway_core::Op;
-use ringway_disk::{Alignment, CacheMode, EngineKind, PathKind, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
 use ringway_driver::{BlkQueue, Options};
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::rig::{Rig, RigOptions};
@@ -29,7 +29,7 @@ fn disk() -> SimulatedDisk {
 
 #[test]
 fn c08_a_lost_completion_is_told_and_counted() {
-    for path in [PathKind::Bio, PathKind::Request, PathKind::Auto] {
+    for path in [SchedulerMode::Bio, SchedulerMode::Request, SchedulerMode::Auto] {
         let disk = disk();
         let shape = Simulated {
             bytes: BYTES,

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use ringway_driver::PathKind;
+use ringway_driver::SchedulerMode;
 use ringway_testkit::kill::oracle::Wrong;
 use ringway_testkit::kill::{self as campaign, End, Harm, Outcome, Plan, Points};
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(crate) struct KillArgs {
     depth: u16,
     /// How requests travel from the front-end: bio, request or auto.
     #[arg(long, default_value = "bio")]
-    path: PathKind,
+    path: SchedulerMode,
     /// Repeats requests and delays [default: of the clock].
     #[arg(long)]
     seed: Option<u64>,

@@ -2,9 +2,11 @@
 //! counted chain by chain, and no time passes that matters.
 
 use crate::queue::tests::{Rig, rig_on, shapes};
-use crate::{BlkQueue, Buffer, Data, Error, Path, PathKind, PathStats, Refusal, Status};
-use ringway_path::request::WINDOW;
+use crate::{
+    BlkQueue, Buffer, Data, Error, Policy, Refusal, SchedulerMode, SchedulerStats, Status,
+};
 use ringway_ring::virtqueue::Head;
+use ringway_scheduler::merge_queue::WINDOW;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 const READ: u32 = 0;
@@ -89,7 +91,7 @@ fn read(queue: &mut BlkQueue<u64>, rig: &Rig, at: u64) {
 #[test]
 fn neighbours_become_one_chain_and_come_back_one_by_one() {
     for (packed, tables) in shapes() {
-        let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, packed, 32, tables);
+        let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, packed, 32, tables);
         let free = rig.pool().available();
         for at in [13, 11, 10, 12, 40] {
             read(&mut queue, &rig, at);
@@ -116,10 +118,10 @@ fn neighbours_become_one_chain_and_come_back_one_by_one() {
         assert!(done.iter().all(|done| done.status == Status::Ok));
         assert!(done.iter().any(|done| matches!(&done.data, Data::Many(two) if two.len() == 2)));
         drop(done);
-        let path = PathStats { plugged: 7, runs: 3, merged: 4, ..PathStats::default() };
+        let path = SchedulerStats { plugged: 7, runs: 3, merged: 4, ..SchedulerStats::default() };
         let stats = queue.stats();
         assert_eq!((stats.path, stats.queued, stats.completed), (path, 7, 7));
-        assert_eq!((queue.in_flight(), queue.path()), (0, Path::Request));
+        assert_eq!((queue.in_flight(), queue.policy()), (0, Policy::Request));
         assert!(!queue.wait(None).unwrap(), "nothing in flight: no sleep without end");
         assert_eq!(rig.pool().available(), free);
     }
@@ -128,7 +130,7 @@ fn neighbours_become_one_chain_and_come_back_one_by_one() {
 #[test]
 fn nothing_is_merged_across_what_orders() {
     for (packed, tables) in shapes() {
-        let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, packed, 32, tables);
+        let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, packed, 32, tables);
         read(&mut queue, &rig, 8);
         read(&mut queue, &rig, 9);
         queue.flush(0).unwrap();
@@ -158,7 +160,7 @@ fn a_merged_request_keeps_to_the_limits_of_server_and_ring() {
     // Of the rig: 14 buffers in a table of 16, a quarter of the ring without one.
     for (packed, tables) in shapes() {
         let most = if tables.is_some() { 14 } else { 8 };
-        let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, packed, 32, tables);
+        let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, packed, 32, tables);
         // As many requests as there are descriptors: they would not fit one by one without tables.
         for at in 0..32 {
             read(&mut queue, &rig, at);
@@ -178,7 +180,7 @@ fn a_merged_request_keeps_to_the_limits_of_server_and_ring() {
 fn a_full_ring_delays_what_is_sent_and_keeps_its_order() {
     for packed in [false, true] {
         // Without tables each of these takes three descriptors of eight.
-        let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, packed, 8, None);
+        let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, packed, 8, None);
         for at in [2, 4, 6] {
             read(&mut queue, &rig, at);
         }
@@ -198,7 +200,7 @@ fn a_full_ring_delays_what_is_sent_and_keeps_its_order() {
 
 #[test]
 fn what_waits_for_the_window_meets_its_neighbours() {
-    let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, false, 256, Some(true));
+    let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, false, 256, Some(true));
     let (window, more) = (WINDOW as u64, 20);
     // Far apart, each shown by itself.
     for i in 0..window + more {
@@ -230,7 +232,7 @@ fn what_waits_for_the_window_meets_its_neighbours() {
 fn of_a_merged_request_that_fails_only_the_bad_part_fails() {
     for (packed, tables) in shapes() {
         for wanted in [Status::IoError, Status::Unsupported] {
-            let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, packed, 32, tables);
+            let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, packed, 32, tables);
             for at in 0..6 {
                 read(&mut queue, &rig, at);
             }
@@ -255,7 +257,7 @@ fn of_a_merged_request_that_fails_only_the_bad_part_fails() {
 
 #[test]
 fn waiting_counts_requests_not_chains() {
-    let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, false, 64, Some(true));
+    let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, false, 64, Some(true));
     for at in [0, 1, 2, 3, 50, 60] {
         read(&mut queue, &rig, at);
     }
@@ -279,7 +281,7 @@ fn waiting_counts_requests_not_chains() {
 
 #[test]
 fn what_was_not_sent_yet_is_given_back_whole() {
-    let (mut queue, mut rig) = rig_on::<u64>(PathKind::Request, true, 256, Some(true));
+    let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Request, true, 256, Some(true));
     let free = rig.pool().available();
     // As many as may be in flight, one that waits for the window, one that was not submitted.
     let sent = WINDOW as u64;
@@ -300,7 +302,7 @@ fn what_was_not_sent_yet_is_given_back_whole() {
 
 #[test]
 fn a_hostile_device_ends_a_queue_that_merges_as_well() {
-    let (mut queue, rig) = rig_on::<u64>(PathKind::Request, false, 32, Some(true));
+    let (mut queue, rig) = rig_on::<u64>(SchedulerMode::Request, false, 32, Some(true));
     for at in 0..4 {
         read(&mut queue, &rig, at);
     }
@@ -319,13 +321,13 @@ fn a_hostile_device_ends_a_queue_that_merges_as_well() {
 
 #[test]
 fn auto_begins_straight_and_takes_no_notice_of_the_rest() {
-    let (mut queue, mut rig) = rig_on::<u64>(PathKind::Auto, false, 32, Some(true));
+    let (mut queue, mut rig) = rig_on::<u64>(SchedulerMode::Auto, false, 32, Some(true));
     for at in 0..8 {
         read(&mut queue, &rig, at);
     }
     queue.submit().unwrap();
     let (saw, back) = serve(&mut queue, &mut rig);
     assert_eq!((saw.len(), back.len()), (8, 8));
-    assert_eq!((queue.path(), queue.path_switches()), (Path::Bio, 0));
-    assert_eq!(queue.stats().path, PathStats::default());
+    assert_eq!((queue.policy(), queue.policy_switches()), (Policy::Bio, 0));
+    assert_eq!(queue.stats().path, SchedulerStats::default());
 }

@@ -1,11 +1,11 @@
 //! Plug, sort, merge, and a window: requests meet each other before the disk sees them.
 //!
 //! ```text
-//! path.plug(slot, op, range, segments, now);        // for each request of a batch
-//! while let Some(run) = path.next(now) { … }        // unplug: runs, each one operation
+//! queue.plug(slot, op, range, segments, now);        // for each request of a batch
+//! while let Some(run) = queue.next(now) { … }        // unplug: runs, each one operation
 //! …
-//! path.slots(run)                                   // whose operation it was
-//! path.done(run);                                   // its operation is over: room for the next
+//! queue.slots(run)                                   // whose operation it was
+//! queue.done(run);                                   // its operation is over: room for the next
 //! ```
 //!
 //! A *run* is what becomes one operation: requests of one kind, each of which begins where the one
@@ -20,10 +20,10 @@
 //! - But first the oldest one whose deadline has passed.
 //!
 //! A flush, a discard or zeroing is not plugged: all that is held goes before it
-//! ([`RequestPath::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
+//! ([`MergeQueue::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
 
-use crate::kind::DataOp;
-use crate::stats::PathStats;
+use crate::mode::DataOp;
+use crate::stats::SchedulerStats;
 use ringway_core::{ByteRange, TagList};
 
 /// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
@@ -55,7 +55,7 @@ pub struct Limits {
     pub max_segments: usize,
 }
 
-/// Names a run from [`RequestPath::next`] to [`RequestPath::done`].
+/// Names a run from [`MergeQueue::next`] to [`MergeQueue::done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunId(u16);
 
@@ -96,7 +96,7 @@ impl Run {
 /// 2. A slot is in one run at most; a run's ranges touch without overlapping, in the order of its
 ///    slots, and keep within `limits` unless it is a single request.
 #[derive(Debug)]
-pub struct RequestPath {
+pub struct MergeQueue {
     limits: Limits,
     /// The slot behind a slot in its run.
     next: Box<[u16]>,
@@ -110,11 +110,11 @@ pub struct RequestPath {
     head: u64,
     /// Nothing that is held has its deadline before this.
     expiry: u64,
-    stats: PathStats,
+    stats: SchedulerStats,
 }
 
-impl RequestPath {
-    /// A path for requests of slots below `depth`. Allocates; call at start only.
+impl MergeQueue {
+    /// A queue for requests of slots below `depth`. Allocates; call at start only.
     #[must_use]
     pub fn new(depth: u16, limits: Limits) -> Self {
         let depth_usize = usize::from(depth);
@@ -128,7 +128,7 @@ impl RequestPath {
             flying: Vec::with_capacity(depth_usize),
             head: 0,
             expiry: u64::MAX,
-            stats: PathStats::default(),
+            stats: SchedulerStats::default(),
         }
     }
 
@@ -147,7 +147,7 @@ impl RequestPath {
 
     /// What was counted.
     #[must_use]
-    pub fn stats(&self) -> PathStats {
+    pub fn stats(&self) -> SchedulerStats {
         self.stats
     }
 
@@ -295,7 +295,7 @@ impl RequestPath {
         Some(self.send(kind, 0))
     }
 
-    /// When to call [`RequestPath::next`] again even if no operation has ended by then: `None` if
+    /// When to call [`MergeQueue::next`] again even if no operation has ended by then: `None` if
     /// nothing is held, or if only an operation's end makes room.
     #[must_use]
     pub fn wake_at(&self) -> Option<u64> {

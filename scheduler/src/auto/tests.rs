@@ -1,4 +1,4 @@
-//! A closed loop with a disk on paper: so many bytes per second by each path.
+//! A closed loop with a disk on paper: so many bytes per second by each policy.
 
 use super::*;
 
@@ -25,7 +25,7 @@ struct World {
     now: u64,
     rest: f64,
     noise: u64,
-    /// Time spent on each path.
+    /// Time spent on each policy.
     spent: [u64; 2],
 }
 
@@ -40,18 +40,18 @@ impl World {
         while self.now < end {
             let step = 5 * MS;
             self.now += step;
-            let path = self.auto.path();
-            self.spent[path as usize] += step;
+            let policy = self.auto.policy();
+            self.spent[policy as usize] += step;
             self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let swing = (self.noise >> 33) % (2 * noise + 1) + 100 - noise;
-            let speed = if path == Path::Bio { load.bio } else { load.request };
+            let speed = if policy == Policy::Bio { load.bio } else { load.request };
             let done = (speed * swing) as f64 / 100.0 * step as f64 / 1e9 + self.rest;
             self.rest = done.fract();
             // Far below 2^52.
             #[allow(clippy::cast_possible_truncation)]
             let requests = done as u64;
             let mut seen = Seen { requests, bytes: requests * 4096, ..Seen::default() };
-            if path == Path::Bio {
+            if policy == Policy::Bio {
                 seen.sampled = requests.min(16);
                 seen.adjacent = seen.sampled * load.adjacent / 100;
                 seen.in_flight = seen.sampled * load.depth;
@@ -60,7 +60,7 @@ impl World {
             } else {
                 (seen.plugged, seen.merged) = (requests, requests * load.adjacent / 100);
             }
-            self.auto.look(self.now, &seen);
+            self.auto.observe(self.now, &seen);
         }
     }
 }
@@ -70,13 +70,13 @@ impl World {
 fn takes_up_what_carries_more_within_two_seconds() {
     let mut world = World::new();
     world.run(STREAM_ON_HDD, 2 * SECOND, 1);
-    assert_eq!(world.auto.chosen(), Path::Request);
+    assert_eq!(world.auto.chosen(), Policy::Request);
     world.run(RANDOM_ON_HDD, 2 * SECOND, 1);
-    assert_eq!(world.auto.chosen(), Path::Bio, "nothing merges");
+    assert_eq!(world.auto.chosen(), Policy::Bio, "nothing merges");
     // However long the calm was.
     world.run(RANDOM_ON_HDD, 300 * SECOND, 1);
     world.run(STREAM_ON_HDD, 2 * SECOND, 1);
-    assert_eq!(world.auto.path(), Path::Request);
+    assert_eq!(world.auto.policy(), Policy::Request);
     assert_eq!(world.auto.switches(), 3);
 }
 
@@ -88,9 +88,9 @@ fn stays_with_bio_where_merging_does_not_win_and_spends_next_to_nothing_on_trial
     {
         let mut world = World::new();
         world.run(load, 600 * SECOND, 5);
-        assert_eq!((world.auto.chosen(), world.auto.switches()), (Path::Bio, 0));
-        let tried = world.spent[Path::Request as usize];
-        assert!(tried <= world.now / share, "{tried} ns of {}", world.now);
+        assert_eq!((world.auto.chosen(), world.auto.switches()), (Policy::Bio, 0));
+        let on_trial = world.spent[Policy::Request as usize];
+        assert!(on_trial <= world.now / share, "{on_trial} ns of {}", world.now);
     }
 }
 
@@ -124,10 +124,10 @@ fn a_load_that_alternates_does_not_make_the_choice_alternate() {
 fn loses_request_again_when_bio_has_become_better() {
     let mut world = World::new();
     world.run(STREAM_ON_HDD, 10 * SECOND, 1);
-    assert_eq!(world.auto.chosen(), Path::Request);
+    assert_eq!(world.auto.chosen(), Policy::Request);
     // The same stream, but the disk below was replaced by a fast one.
     world.run(STREAM_ON_SSD, 70 * SECOND, 1);
-    assert_eq!(world.auto.chosen(), Path::Bio);
+    assert_eq!(world.auto.chosen(), Policy::Bio);
 }
 
 #[cfg_attr(miri, ignore = "hours of a disk's life")]
@@ -137,5 +137,5 @@ fn a_trial_without_load_ends_and_costs_nothing() {
     world.run(STREAM_ON_HDD, 100 * MS, 0);
     assert!(matches!(world.auto.state, State::Trial { .. }));
     world.run(Load { bio: 1, request: 1, adjacent: 0, depth: 1 }, 3 * SECOND, 0);
-    assert_eq!((world.auto.path(), world.auto.switches()), (Path::Bio, 0));
+    assert_eq!((world.auto.policy(), world.auto.switches()), (Policy::Bio, 0));
 }

@@ -2,8 +2,8 @@
 
 /// What a queue's paths have counted since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathStats {
-    /// Requests that went by [`crate::request`].
+pub struct SchedulerStats {
+    /// Requests that went by [`crate::merge_queue`].
     pub plugged: u64,
     /// Operations they went in.
     pub runs: u64,
@@ -15,7 +15,7 @@ pub struct PathStats {
     pub expired: u64,
 }
 
-impl PathStats {
+impl SchedulerStats {
     /// Adds the counts of another queue.
     pub fn add(&mut self, other: &Self) {
         self.plugged += other.plugged;
@@ -32,9 +32,12 @@ mod tests {
 
     #[test]
     fn each_count_is_added_to_its_own() {
-        let one = PathStats { plugged: 2, runs: 3, merged: 5, split: 7, expired: 11 };
-        let mut sum = PathStats { plugged: 10, runs: 20, merged: 30, split: 40, expired: 50 };
+        let one = SchedulerStats { plugged: 2, runs: 3, merged: 5, split: 7, expired: 11 };
+        let mut sum = SchedulerStats { plugged: 10, runs: 20, merged: 30, split: 40, expired: 50 };
         sum.add(&one);
-        assert_eq!(sum, PathStats { plugged: 12, runs: 23, merged: 35, split: 47, expired: 61 });
+        assert_eq!(
+            sum,
+            SchedulerStats { plugged: 12, runs: 23, merged: 35, split: 47, expired: 61 }
+        );
     }
 }

@@ -1,15 +1,15 @@
 //! Straight through: each request is one operation, sent at once.
 //!
-//! There is nothing to do, so there is nothing here that does it: a disk whose path is bio hands
+//! There is nothing to do, so there is nothing here that does it: a disk whose policy is bio hands
 //! its requests to the engine itself. What [`crate::auto`] has to know of such a disk it learns from
 //! a few requests now and then, a *probe*.
 
 use crate::auto::Seen;
-use crate::kind::DataOp;
+use crate::mode::DataOp;
 use ringway_core::ByteRange;
 
 /// Requests of one probe. Enough to see sixteen streams that take turns; few enough to cost
-/// nothing, once in [`crate::auto::LOOK_NS`].
+/// nothing, once in [`crate::auto::REPORT_NS`].
 pub const PROBE: usize = 64;
 
 /// Looks at the requests of one probe: would they have met their neighbours?

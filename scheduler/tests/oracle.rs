@@ -1,4 +1,4 @@
-//! The request path against an oracle that knows each request: every byte reaches the same place,
+//! The queue of the policy request against an oracle that knows each request: every byte reaches the same place,
 //! each request goes once, deadlines hold, nothing is merged that must not be.
 //!
 //! A failing case is shrunk, printed, and its seed kept in `oracle.proptest-regressions`.
@@ -6,8 +6,8 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
 use ringway_core::ByteRange;
-use ringway_path::request::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
-use ringway_path::{DataOp, Limits, MERGED_MAX, PathStats, RequestPath, RunId};
+use ringway_scheduler::merge_queue::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
+use ringway_scheduler::{DataOp, Limits, MERGED_MAX, MergeQueue, RunId, SchedulerStats};
 
 const DEPTH: u16 = 64;
 const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };
@@ -28,7 +28,7 @@ fn config() -> Config {
     config
 }
 
-/// What happens to the path.
+/// What happens to the queue.
 #[derive(Clone, Debug)]
 enum Step {
     /// A request: kind, sector, sectors, segments.
@@ -74,28 +74,28 @@ impl Request {
     }
 }
 
-/// The path, and what is known of each slot.
+/// The queue, and what is known of each slot.
 struct World {
-    path: RequestPath,
+    queue: MergeQueue,
     now: u64,
     epoch: u64,
     held: Vec<Option<Request>>,
     flying: Vec<(RunId, Vec<u16>, DataOp, ByteRange)>,
     last: [u64; 3],
     /// All but `expired`.
-    stats: PathStats,
+    stats: SchedulerStats,
 }
 
 impl World {
     fn new() -> Self {
         Self {
-            path: RequestPath::new(DEPTH, LIMITS),
+            queue: MergeQueue::new(DEPTH, LIMITS),
             now: 0,
             epoch: 0,
             held: vec![None; usize::from(DEPTH)],
             flying: Vec::new(),
             last: [0; 3],
-            stats: PathStats::default(),
+            stats: SchedulerStats::default(),
         }
     }
 
@@ -107,7 +107,7 @@ impl World {
     fn plug(&mut self, op: DataOp, offset: u64, len: u64, segments: usize) {
         let Some(slot) = self.free_slot() else { return };
         let range = ByteRange::new(offset, len).unwrap();
-        self.path.plug(slot, op, range, segments, self.now);
+        self.queue.plug(slot, op, range, segments, self.now);
         let (born, epoch) = (self.now, self.epoch);
         self.held[usize::from(slot)] = Some(Request { op, range, segments, born, epoch });
         self.last[op as usize] = range.end();
@@ -116,9 +116,9 @@ impl World {
 
     /// A run leaves: it is made of held requests, each once, end to end, of one kind, within limits.
     fn leave(&mut self, run: RunId) {
-        let slots: Vec<u16> = self.path.slots(run).collect();
-        let op = self.path.op(run);
-        let range = self.path.range(run);
+        let slots: Vec<u16> = self.queue.slots(run).collect();
+        let op = self.queue.op(run);
+        let range = self.queue.range(run);
         let (mut at, mut segments) = (range.offset(), 0);
         let mut epoch = None;
         for &slot in &slots {
@@ -142,7 +142,7 @@ impl World {
         loop {
             let before: Vec<_> = self.held.iter().flatten().copied().collect();
             let full = self.flying.len() >= WINDOW;
-            let Some(run) = self.path.next(self.now) else {
+            let Some(run) = self.queue.next(self.now) else {
                 return self.check_held(full);
             };
             assert!(!full, "the window holds");
@@ -181,26 +181,26 @@ impl World {
         let any = self.held.iter().any(Option::is_some);
         assert_eq!(any, waits, "nothing is held without a reason");
         let oldest = self.held.iter().flatten().map(|request| request.born).min();
-        assert_eq!(self.path.wake_at(), oldest.map(|born| born + HOLD_NS), "it is woken for");
-        if let Some(at) = self.path.wake_at() {
+        assert_eq!(self.queue.wake_at(), oldest.map(|born| born + HOLD_NS), "it is woken for");
+        if let Some(at) = self.queue.wake_at() {
             assert!(at > self.now && at <= self.now + HOLD_NS);
         }
     }
 
     fn barrier(&mut self) {
-        while let Some(run) = self.path.next_of_all() {
+        while let Some(run) = self.queue.next_of_all() {
             self.leave(run);
         }
         assert!(self.held.iter().all(Option::is_none), "nothing stays behind");
-        assert!(!self.path.holds());
+        assert!(!self.queue.holds());
         self.epoch += 1;
     }
 
     fn end(&mut self, place: usize) {
         let (run, slots, op, range) = self.flying.swap_remove(place);
-        assert_eq!(self.path.slots(run).collect::<Vec<_>>(), slots, "a run stays as it was sent");
-        assert_eq!((self.path.op(run), self.path.range(run)), (op, range));
-        self.path.done(run);
+        assert_eq!(self.queue.slots(run).collect::<Vec<_>>(), slots, "a run stays as it was sent");
+        assert_eq!((self.queue.op(run), self.queue.range(run)), (op, range));
+        self.queue.done(run);
     }
 
     fn take(&mut self, step: &Step) {
@@ -218,8 +218,8 @@ impl World {
             Step::Pass(ns) => self.now += ns,
         }
         let held = self.held.iter().any(Option::is_some);
-        assert_eq!(self.path.holds(), held);
-        assert_eq!(self.path.is_empty(), !held && self.flying.is_empty());
+        assert_eq!(self.queue.holds(), held);
+        assert_eq!(self.queue.is_empty(), !held && self.flying.is_empty());
     }
 }
 
@@ -233,16 +233,16 @@ proptest! {
             world.take(step);
         }
         // Everything can be brought to its end.
-        while world.path.holds() || !world.flying.is_empty() {
+        while world.queue.holds() || !world.flying.is_empty() {
             world.unplug();
             if world.flying.is_empty() {
                 break;
             }
             world.end(0);
         }
-        prop_assert!(world.path.is_empty());
+        prop_assert!(world.queue.is_empty());
         prop_assert!(world.held.iter().all(Option::is_none));
-        let mut stats = world.path.stats();
+        let mut stats = world.queue.stats();
         stats.expired = 0;
         prop_assert_eq!(stats, world.stats);
     }
@@ -267,39 +267,39 @@ fn a_stream_that_queues_behind_its_own_operation_grows() {
 #[test]
 fn a_stream_is_merged_up_to_the_most() {
     let limits = Limits { max_bytes: MERGED_MAX, max_segments: 4096 };
-    let mut path = RequestPath::new(512, limits);
-    let plug = |path: &mut RequestPath, slot: u16| {
+    let mut queue = MergeQueue::new(512, limits);
+    let plug = |queue: &mut MergeQueue, slot: u16| {
         let range = ByteRange::new(u64::from(slot) * 8192, 8192).unwrap();
-        path.plug(slot, DataOp::Read, range, 1, 0);
+        queue.plug(slot, DataOp::Read, range, 1, 0);
     };
-    plug(&mut path, 0);
-    let first = path.next(0).expect("nothing to wait for");
-    (1..=300).for_each(|slot| plug(&mut path, slot));
-    path.done(first);
-    let lengths = std::iter::from_fn(|| path.next(0).map(|run| path.range(run).len()));
+    plug(&mut queue, 0);
+    let first = queue.next(0).expect("nothing to wait for");
+    (1..=300).for_each(|slot| plug(&mut queue, slot));
+    queue.done(first);
+    let lengths = std::iter::from_fn(|| queue.next(0).map(|run| queue.range(run).len()));
     assert_eq!(lengths.collect::<Vec<_>>(), [1 << 20; 2], "the rest waits for more");
-    path.was_split();
-    let stats = PathStats { plugged: 301, runs: 3, merged: 254, split: 1, expired: 0 };
-    assert_eq!(path.stats(), stats);
+    queue.was_split();
+    let stats = SchedulerStats { plugged: 301, runs: 3, merged: 254, split: 1, expired: 0 };
+    assert_eq!(queue.stats(), stats);
     // As long as another request like the last one would fit.
-    (301..384).for_each(|slot| plug(&mut path, slot));
-    assert_eq!(path.next(0), None);
-    plug(&mut path, 384);
-    assert_eq!(path.next(0).map(|run| path.range(run).len()), Some(1 << 20));
+    (301..384).for_each(|slot| plug(&mut queue, slot));
+    assert_eq!(queue.next(0), None);
+    plug(&mut queue, 384);
+    assert_eq!(queue.next(0).map(|run| queue.range(run).len()), Some(1 << 20));
 }
 
 /// What becomes of requests that come together: the ranges of the runs, in sectors and in the order in
 /// which they go. Requests are given as sectors and segments.
 fn runs_of(limits: Limits, requests: &[(DataOp, std::ops::Range<u64>, usize)]) -> Vec<[u64; 2]> {
-    let mut path = RequestPath::new(DEPTH, limits);
+    let mut queue = MergeQueue::new(DEPTH, limits);
     for (slot, (op, sectors, segments)) in (0..).zip(requests) {
         let (offset, len) = (sectors.start * SECTOR, (sectors.end - sectors.start) * SECTOR);
-        path.plug(slot, *op, ByteRange::new(offset, len).unwrap(), *segments, 0);
+        queue.plug(slot, *op, ByteRange::new(offset, len).unwrap(), *segments, 0);
     }
     let runs = std::iter::from_fn(|| {
-        let run = path.next(0)?;
-        let range = path.range(run);
-        path.done(run);
+        let run = queue.next(0)?;
+        let range = queue.range(run);
+        queue.done(run);
         Some([range.offset() / SECTOR, range.end() / SECTOR])
     });
     runs.collect()
@@ -340,15 +340,15 @@ fn the_nearest_goes_first_whatever_its_kind() {
     let tie = [(Write, 20..40, 1), (Read, 20..30, 1)];
     assert_eq!(runs_of(LIMITS, &tie), [[20, 30], [20, 40]]);
     // What begins just there is not passed over.
-    let mut path = RequestPath::new(DEPTH, LIMITS);
+    let mut queue = MergeQueue::new(DEPTH, LIMITS);
     let range = |sector| ByteRange::new(sector * SECTOR, 8 * SECTOR).unwrap();
-    path.plug(0, Write, range(0), 1, 0);
-    let first = path.next(0).unwrap();
-    path.done(first);
-    path.plug(1, Write, range(8), 1, 0);
-    path.plug(2, Write, range(100), 1, 0);
-    let next = path.next(0).unwrap();
-    assert_eq!(path.range(next), range(8));
+    queue.plug(0, Write, range(0), 1, 0);
+    let first = queue.next(0).unwrap();
+    queue.done(first);
+    queue.plug(1, Write, range(8), 1, 0);
+    queue.plug(2, Write, range(100), 1, 0);
+    let next = queue.next(0).unwrap();
+    assert_eq!(queue.range(next), range(8));
 }
 
 #[test]
@@ -384,5 +384,5 @@ fn a_request_far_away_is_not_passed_over_for_ever() {
         world.end(0);
         world.unplug();
     }
-    assert_eq!(world.path.stats().expired, 1, "it alone went for its deadline");
+    assert_eq!(world.queue.stats().expired, 1, "it alone went for its deadline");
 }

@@ -1,11 +1,11 @@
-//! Measures, tries, and chooses between [`Path::Bio`] and [`Path::Request`].
+//! Measures, tries, and chooses between [`Policy::Bio`] and [`Policy::Request`].
 //!
 //! Merging wins where an operation costs the disk much beside its bytes, and loses where it costs
 //! little; no property of a disk that can be asked for tells which. So the choice is made by trying
-//! both ways in turns and comparing bytes per second (`docs/adr/` argues the rule):
+//! both policies in turns and comparing bytes per second (`docs/adr/` argues the rule):
 //!
 //! ```text
-//!        would neighbours meet? is the disk slow enough to care? has it rested?
+//!        would neighbours meet? is the disk slow enough to care? is a trial due?
 //! Bio ────────────────────────────────────────────────────────────────────────► Trial
 //!  ▲ ▲                                                 request, bio, bio, request │
 //!  │ └── request did not carry more in both turns ────────────────────────────────┤
@@ -13,40 +13,40 @@
 //!  └── nothing merges any more, or another trial was lost ───────────────────── Request
 //! ```
 //!
-//! It never flaps. A choice changes only if *every* turn of the other path was better than every
+//! It never flaps. A choice changes only if *every* turn of the other policy was better than every
 //! turn of the present one, to request by 3 %. A trial begins with a
 //! quarter of the requests adjacent, and request is left for want of merging below a sixteenth. And
-//! trials rest: one that changed nothing doubles the time until the next one under the same load,
+//! trials back off: one that changed nothing doubles the time until the next one under the same load,
 //! and whatever did not last doubles it under any load.
 
-use crate::Path;
+use crate::Policy;
 
-/// The time between looks, in nanoseconds. Queues report about as often.
-pub const LOOK_NS: u64 = 20_000_000;
+/// The time between judgements, in nanoseconds. Queues report about as often.
+pub const REPORT_NS: u64 = 20_000_000;
 
 const SECOND: u64 = 1_000_000_000;
 
 /// Requests that have to be seen before the share of neighbours means anything.
 const ENOUGH: u64 = 32;
 
-/// Requests a trial needs in each turn, unless [`LEG_MAX_NS`] is over.
-const LEG_REQUESTS: u64 = 256;
-/// After a change of path: until queues have taken it up and what is in flight is through.
+/// Requests a trial needs in each turn, unless [`TURN_MAX_NS`] is over.
+const TURN_REQUESTS: u64 = 256;
+/// After a change of policy: until queues have taken it up and what is in flight is through.
 const SETTLE_NS: u64 = SECOND / 50;
 /// The least and the longest turn of a trial. Four of the longest, with settling, stay below a
 /// second. Their order is A, B, B, A: a drift or a load that comes and goes favours nobody.
-const LEG_MIN_NS: u64 = SECOND / 25;
-const LEG_MAX_NS: u64 = SECOND / 5;
-const LEGS: usize = 4;
+const TURN_MIN_NS: u64 = SECOND / 25;
+const TURN_MAX_NS: u64 = SECOND / 5;
+const TURNS: usize = 4;
 /// Fewer requests than this in a turn: there is no load to measure.
-const LEG_IDLE: u64 = 8;
+const TURN_IDLE: u64 = 8;
 
 /// A disk that takes less than this for a request has nothing to win: sorting costs as much.
 const FAST_NS: u64 = 500;
 
-/// The shortest and the longest rest between trials.
-const REST_MIN_NS: u64 = SECOND;
-const REST_MAX_NS: u64 = 64 * SECOND;
+/// The shortest and the longest time between trials.
+const BACKOFF_MIN_NS: u64 = SECOND;
+const BACKOFF_MAX_NS: u64 = 64 * SECOND;
 
 /// What is taken back or tried again sooner has not lasted.
 const LASTING_NS: u64 = 5 * SECOND;
@@ -58,7 +58,7 @@ pub struct Seen {
     pub requests: u64,
     /// Bytes of them.
     pub bytes: u64,
-    /// Requests looked at while the path was bio.
+    /// Requests last_judged at while the policy was bio.
     pub sampled: u64,
     /// Those that would have met a neighbour in flight.
     pub adjacent: u64,
@@ -68,7 +68,7 @@ pub struct Seen {
     pub timed: u64,
     /// Nanoseconds that these took.
     pub latency: u64,
-    /// Requests sent by the request path, and those of them that went along with another one.
+    /// Requests sent by the policy request, and those of them that went along with another one.
     pub plugged: u64,
     /// Those of them that went along with another one.
     pub merged: u64,
@@ -96,7 +96,7 @@ impl Seen {
         latency * self.sampled.max(1) / self.in_flight.max(1)
     }
 
-    /// True if the request path could win: neighbours meet, requests queue, the disk is no faster
+    /// True if the policy request could win: neighbours meet, requests queue, the disk is no faster
     /// than the sorting.
     #[must_use]
     pub fn may_merge(&self) -> bool {
@@ -108,12 +108,12 @@ impl Seen {
 
 /// What one turn of a trial carried.
 #[derive(Clone, Copy, Debug, Default)]
-struct Leg {
+struct Turn {
     bytes: u64,
     ns: u64,
 }
 
-impl Leg {
+impl Turn {
     /// Bytes per second.
     fn rate(self) -> u128 {
         u128::from(self.bytes) * u128::from(SECOND) / u128::from(self.ns.max(1))
@@ -123,11 +123,12 @@ impl Leg {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Settled,
-    /// Trying; the legs before `leg` are over. First and last are on the path that is not `home`.
+    /// Trying; the turns before `turn` are over. The first and the last are on the candidate, the
+    /// policy that is not `current`.
     Trial {
-        leg: usize,
-        legs: [Leg; LEGS],
-        /// When the path was changed, and since when it is measured.
+        turn: usize,
+        turns: [Turn; TURNS],
+        /// When the policy was changed, and since when it is measured.
         changed: u64,
         measured: Option<u64>,
     },
@@ -136,22 +137,22 @@ enum State {
 /// The choice for one disk.
 #[derive(Debug)]
 pub struct Auto {
-    /// The path outside of trials.
-    home: Path,
+    /// The policy outside of trials.
+    current: Policy,
     state: State,
     /// What was seen since it was last judged or cleared.
     pub(crate) seen: Seen,
     since: u64,
-    looked: u64,
+    last_judged: u64,
     /// No trial before this.
-    rested: u64,
-    /// The rest after a trial that changed nothing, under the same load.
-    patience: u64,
-    /// The rest after anything, under any load.
-    caution: u64,
-    /// When the last trial ended, and when `home` last changed.
-    tried: u64,
-    switched: u64,
+    next_trial: u64,
+    /// The time after a trial that changed nothing, under the same load.
+    trial_backoff_ns: u64,
+    /// The time after anything, under any load.
+    flap_backoff_ns: u64,
+    /// When the last trial ended, and when `current` last changed.
+    last_trial: u64,
+    last_switch: u64,
     switches: u64,
 }
 
@@ -160,33 +161,33 @@ impl Auto {
     #[must_use]
     pub fn new(now: u64) -> Self {
         Self {
-            home: Path::Bio,
+            current: Policy::Bio,
             state: State::Settled,
             seen: Seen::default(),
             since: now,
-            looked: now,
-            rested: now,
-            patience: REST_MIN_NS,
-            caution: REST_MIN_NS,
-            tried: now,
-            switched: now,
+            last_judged: now,
+            next_trial: now,
+            trial_backoff_ns: BACKOFF_MIN_NS,
+            flap_backoff_ns: BACKOFF_MIN_NS,
+            last_trial: now,
+            last_switch: now,
             switches: 0,
         }
     }
 
-    /// The path to use now.
+    /// The policy to use now.
     #[must_use]
-    pub fn path(&self) -> Path {
+    pub fn policy(&self) -> Policy {
         match self.state {
-            State::Trial { leg: 0 | 3, .. } => other(self.home),
-            _ => self.home,
+            State::Trial { turn: 0 | 3, .. } => other(self.current),
+            _ => self.current,
         }
     }
 
-    /// The path that was chosen; trials leave it alone.
+    /// The policy that was chosen; trials leave it alone.
     #[must_use]
-    pub fn chosen(&self) -> Path {
-        self.home
+    pub fn chosen(&self) -> Policy {
+        self.current
     }
 
     /// How often the choice has changed.
@@ -196,15 +197,15 @@ impl Auto {
     }
 
     /// Takes in what queues have seen since they were asked last, and judges if it is time.
-    pub fn look(&mut self, now: u64, seen: &Seen) {
+    pub fn observe(&mut self, now: u64, seen: &Seen) {
         self.seen.add(seen);
-        if now.saturating_sub(self.looked) < LOOK_NS {
+        if now.saturating_sub(self.last_judged) < REPORT_NS {
             return;
         }
-        self.looked = now;
+        self.last_judged = now;
         match self.state {
-            State::Trial { .. } => self.leg(now),
-            State::Settled if self.home == Path::Bio => self.judge_bio(now),
+            State::Trial { .. } => self.measure_turn(now),
+            State::Settled if self.current == Policy::Bio => self.judge_bio(now),
             State::Settled => self.judge_request(now),
         }
     }
@@ -220,107 +221,109 @@ impl Auto {
         }
         if !self.seen.may_merge() {
             // Another load than the one that was tried: what was found out then counts no more.
-            self.patience = REST_MIN_NS;
-            self.rested = self.rested.min(self.tried.max(self.switched) + self.caution);
-        } else if now >= self.rested {
+            self.trial_backoff_ns = BACKOFF_MIN_NS;
+            self.next_trial =
+                self.next_trial.min(self.last_trial.max(self.last_switch) + self.flap_backoff_ns);
+        } else if now >= self.next_trial {
             return self.try_other(now);
         }
         self.clear(now);
     }
 
     fn judge_request(&mut self, now: u64) {
-        let enough = self.seen.plugged >= LEG_REQUESTS
-            || (self.seen.plugged >= ENOUGH && now - self.since >= LEG_MAX_NS);
+        let enough = self.seen.plugged >= TURN_REQUESTS
+            || (self.seen.plugged >= ENOUGH && now - self.since >= TURN_MAX_NS);
         if !enough {
             return;
         }
         if self.seen.merged * 16 < self.seen.plugged {
-            self.settle(now, Path::Bio);
-        } else if now >= self.rested {
+            self.settle(now, Policy::Bio);
+        } else if now >= self.next_trial {
             return self.try_other(now);
         }
         self.clear(now);
     }
 
     fn try_other(&mut self, now: u64) {
-        let legs = [Leg::default(); LEGS];
-        self.state = State::Trial { leg: 0, legs, changed: now, measured: None };
+        let turns = [Turn::default(); TURNS];
+        self.state = State::Trial { turn: 0, turns, changed: now, measured: None };
         self.clear(now);
     }
 
-    /// One look during a trial.
-    fn leg(&mut self, now: u64) {
-        let State::Trial { leg, mut legs, changed, measured } = self.state else { return };
+    /// One report during a trial.
+    fn measure_turn(&mut self, now: u64) {
+        let State::Trial { turn, mut turns, changed, measured } = self.state else { return };
         let Some(begun) = measured else {
             if now - changed >= SETTLE_NS {
-                self.state = State::Trial { leg, legs, changed, measured: Some(now) };
+                self.state = State::Trial { turn, turns, changed, measured: Some(now) };
                 self.clear(now);
             }
             return;
         };
         let ns = now - begun;
-        if ns < LEG_MIN_NS || (self.seen.requests < LEG_REQUESTS && ns < LEG_MAX_NS) {
+        if ns < TURN_MIN_NS || (self.seen.requests < TURN_REQUESTS && ns < TURN_MAX_NS) {
             return;
         }
-        if self.seen.requests < LEG_IDLE {
+        if self.seen.requests < TURN_IDLE {
             // The load has gone: nothing was found out, and nothing was lost.
             self.state = State::Settled;
-            (self.tried, self.rested) = (now, now + REST_MIN_NS);
+            (self.last_trial, self.next_trial) = (now, now + BACKOFF_MIN_NS);
             return self.clear(now);
         }
-        legs[leg] = Leg { bytes: self.seen.bytes, ns };
+        turns[turn] = Turn { bytes: self.seen.bytes, ns };
         self.clear(now);
-        if leg + 1 < LEGS {
-            self.state = State::Trial { leg: leg + 1, legs, changed: now, measured: None };
+        if turn + 1 < TURNS {
+            self.state = State::Trial { turn: turn + 1, turns, changed: now, measured: None };
         } else {
-            self.decide(now, &legs);
+            self.decide(now, &turns);
         }
     }
 
-    fn decide(&mut self, now: u64, legs: &[Leg; LEGS]) {
-        let [away, home] = [[legs[0], legs[3]], [legs[1], legs[2]]].map(|two| two.map(Leg::rate));
+    fn decide(&mut self, now: u64, turns: &[Turn; TURNS]) {
+        let [candidate, current] =
+            [[turns[0], turns[3]], [turns[1], turns[2]]].map(|two| two.map(Turn::rate));
         // Request has to be worth it.
-        let margin = if self.home == Path::Bio { 103 } else { 100 };
-        let leave = away[0].min(away[1]) * 100 > home[0].max(home[1]) * margin;
+        let margin = if self.current == Policy::Bio { 103 } else { 100 };
+        let leave = candidate[0].min(candidate[1]) * 100 > current[0].max(current[1]) * margin;
         self.state = State::Settled;
-        let since = now - self.tried;
-        self.tried = now;
+        let since = now - self.last_trial;
+        self.last_trial = now;
         if leave {
-            return self.settle(now, other(self.home));
+            return self.settle(now, other(self.current));
         }
-        self.be_cautious(since);
-        self.patience = (self.patience * 2).min(REST_MAX_NS);
-        self.rested = now + self.patience.max(self.caution);
+        self.adjust_flap_backoff(since);
+        self.trial_backoff_ns = (self.trial_backoff_ns * 2).min(BACKOFF_MAX_NS);
+        self.next_trial = now + self.trial_backoff_ns.max(self.flap_backoff_ns);
     }
 
-    fn settle(&mut self, now: u64, path: Path) {
+    fn settle(&mut self, now: u64, policy: Policy) {
         // Request has just won: bio gets its chance later.
-        self.patience = LASTING_NS;
-        if path == Path::Bio {
-            self.be_cautious(now - self.switched);
-            self.patience = REST_MIN_NS;
+        self.trial_backoff_ns = LASTING_NS;
+        if policy == Policy::Bio {
+            self.adjust_flap_backoff(now - self.last_switch);
+            self.trial_backoff_ns = BACKOFF_MIN_NS;
         }
-        self.rested = now + self.patience.max(self.caution);
-        self.home = path;
+        self.next_trial = now + self.trial_backoff_ns.max(self.flap_backoff_ns);
+        self.current = policy;
         self.state = State::Settled;
-        self.switched = now;
+        self.last_switch = now;
         self.switches += 1;
     }
 
     /// Something ended `ns` after it had begun: too soon, or after a calm.
-    fn be_cautious(&mut self, ns: u64) {
+    fn adjust_flap_backoff(&mut self, ns: u64) {
         if ns < LASTING_NS {
-            self.caution = (self.caution * 2).min(REST_MAX_NS);
-        } else if ns >= REST_MAX_NS / 2 {
-            self.caution = (self.caution / 2).max(REST_MIN_NS);
+            self.flap_backoff_ns = (self.flap_backoff_ns * 2).min(BACKOFF_MAX_NS);
+        } else if ns >= BACKOFF_MAX_NS / 2 {
+            self.flap_backoff_ns = (self.flap_backoff_ns / 2).max(BACKOFF_MIN_NS);
         }
     }
 }
 
-const fn other(path: Path) -> Path {
-    match path {
-        Path::Bio => Path::Request,
-        Path::Request => Path::Bio,
+const fn other(policy: Policy) -> Policy {
+    match policy {
+        Policy::Bio => Policy::Request,
+        Policy::Request => Policy::Bio,
     }
 }
 

@@ -6,14 +6,14 @@ use std::str::FromStr;
 /// The way in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Path {
+pub enum Policy {
     /// Straight through.
     Bio,
     /// Plugged, sorted, merged.
     Request,
 }
 
-impl Path {
+impl Policy {
     /// The word in statistics and logs.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -24,7 +24,7 @@ impl Path {
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
@@ -44,17 +44,17 @@ pub enum DataOp {
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PathKind {
-    /// Always [`Path::Bio`].
+pub enum SchedulerMode {
+    /// Always [`Policy::Bio`].
     Bio,
-    /// Always [`Path::Request`].
+    /// Always [`Policy::Request`].
     Request,
     /// Whichever carries more.
     #[default]
     Auto,
 }
 
-impl PathKind {
+impl SchedulerMode {
     /// All kinds, in the order of the help text.
     pub const ALL: [Self; 3] = [Self::Bio, Self::Request, Self::Auto];
 
@@ -69,21 +69,21 @@ impl PathKind {
     }
 }
 
-impl fmt::Display for PathKind {
+impl fmt::Display for SchedulerMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-/// A word that names no path.
+/// A word that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' is not one of bio, request, auto")]
-pub struct UnknownPath(String);
+pub struct UnknownMode(String);
 
-impl FromStr for PathKind {
-    type Err = UnknownPath;
-    fn from_str(word: &str) -> Result<Self, UnknownPath> {
+impl FromStr for SchedulerMode {
+    type Err = UnknownMode;
+    fn from_str(word: &str) -> Result<Self, UnknownMode> {
         let found = Self::ALL.into_iter().find(|kind| kind.name() == word);
-        found.ok_or_else(|| UnknownPath(word.to_owned()))
+        found.ok_or_else(|| UnknownMode(word.to_owned()))
     }
 }
