@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
-use crate::random::Random;
+use fastrand::Rng;
 
 /// What befalls an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,17 +36,17 @@ impl<F: FnMut(&Io<'_>) -> Option<Fault> + Send> Choose for F {}
 /// Faults by chance, `per_mille` in a thousand: EIO, ENOSPC, zero and short transfers of any
 /// length. The same seed and operations yield the same faults.
 pub fn seeded(seed: u64, per_mille: u16) -> impl Choose {
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     move |io| {
-        if !random.per_mille(per_mille) {
+        if random.u16(..1000) >= per_mille {
             return None;
         }
-        Some(match random.below(4) {
+        Some(match random.u8(..4) {
             0 => Fault::Error(libc::EIO),
             1 => Fault::Error(libc::ENOSPC),
             2 => Fault::Short(0),
             // Below the length, which is 32 bits for data.
-            _ => Fault::Short(u32::try_from(random.below(io.len.max(1))).unwrap_or(0)),
+            _ => Fault::Short(u32::try_from(random.u64(..io.len.max(1))).unwrap_or(0)),
         })
     }
 }

@@ -14,20 +14,22 @@
 //! a simulated disk. [`contract::Suite`] is what all of them pass.
 
 pub mod bells;
+#[cfg(any(test, feature = "contract"))]
 pub mod contract;
 pub mod engine;
+#[cfg(any(test, feature = "faulty"))]
 pub mod faulty;
 mod files;
 pub mod io_uring;
 pub mod linux_aio;
 pub mod null;
 mod pool;
-mod random;
 pub mod sim;
 mod sys;
 pub mod threads;
 
 pub use engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped};
+#[cfg(any(test, feature = "faulty"))]
 pub use faulty::{Fault, Faulty};
 pub use io_uring::{IoUring, IoUringSetup};
 pub use linux_aio::LinuxAio;

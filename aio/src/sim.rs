@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
-use crate::random::Random;
+use fastrand::Rng;
 
 /// Shorter sleeps end late, by the slack of the kernel's timers; whoever waits spins instead.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
@@ -127,7 +127,7 @@ pub struct Sim<E> {
     /// At their end, but perhaps not the inner engine's.
     ripe: Vec<u32>,
     disk: Disk,
-    random: Random,
+    random: Rng,
     from_inner: Reaped,
 }
 
@@ -172,7 +172,7 @@ impl<E: Engine> Sim<E> {
             due: BinaryHeap::with_capacity(depth),
             ripe: Vec::with_capacity(depth),
             disk: Disk { channels: vec![epoch; channels], link: epoch, at: 0, epoch },
-            random: Random(setup.seed),
+            random: Rng::with_seed(setup.seed),
             from_inner: Reaped::with_capacity(depth, 8),
         }
     }
@@ -184,14 +184,14 @@ impl<E: Engine> Sim<E> {
             let slot = self.slots[number as usize];
             let mut end = self.disk.serve(&self.setup.model, &slot, begin);
             let (rate, stall) = self.setup.stall;
-            if self.random.per_mille(rate) {
+            if self.random.u16(..1000) < rate {
                 self.disk.stall(end + stall);
                 end += stall;
             }
             let (rate, late) = self.setup.late;
-            if self.random.per_mille(rate) {
+            if self.random.u16(..1000) < rate {
                 let nanos = u64::try_from(late.as_nanos()).unwrap_or(u64::MAX).max(1);
-                end += Duration::from_nanos(self.random.below(nanos));
+                end += Duration::from_nanos(self.random.u64(..nanos));
             }
             self.due.push(Reverse((end, number)));
         }
@@ -361,8 +361,7 @@ impl<E: Engine> Engine for Sim<E> {
         self.collect(out);
         if self.setup.reorder {
             for i in (1..self.ripe.len()).rev() {
-                let other = self.random.below(i as u64 + 1);
-                self.ripe.swap(i, usize::try_from(other).expect("below the length"));
+                self.ripe.swap(i, self.random.usize(..=i));
             }
         }
         let before = out.done.len();
@@ -431,8 +430,8 @@ mod tests {
     }
 
     fn scattered(count: u64) -> Vec<u64> {
-        let mut random = Random(5);
-        (0..count).map(|_| random.below(1 << 28) * 4096).collect()
+        let mut random = Rng::with_seed(5);
+        (0..count).map(|_| random.u64(..1 << 28) * 4096).collect()
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a guest may ask of a disk, and what it is told.
 
+use crate::geometry::SECTOR_BYTES;
 use crate::mem::Segments;
 
 /// The kinds of request a disk understands.
@@ -68,7 +69,7 @@ impl ByteRange {
     /// A range of `bytes` from a 512-byte `sector`; `None` if its end does not fit in 64 bits.
     #[must_use]
     pub const fn from_sector(sector: u64, bytes: u64) -> Option<Self> {
-        match sector.checked_mul(crate::SECTOR_BYTES) {
+        match sector.checked_mul(SECTOR_BYTES) {
             Some(offset) => Self::new(offset, bytes),
             None => None,
         }

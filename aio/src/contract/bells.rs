@@ -1,7 +1,7 @@
 //! Doorbells, and waiting for them.
 
-use super::rig::{Memory, Rig};
-use super::{BLOCK, Mode, PATIENCE, Suite};
+use super::rig::{BLOCK, Memory, PATIENCE, Rig};
+use super::setting::{Mode, Suite};
 use crate::engine::IoOp;
 use crate::sys;
 use std::collections::HashSet;

@@ -1,10 +1,10 @@
 //! What operations do to files: data, vectors, zeroes, errors.
 
-use super::rig::{Memory, Rig, content, fill};
-use super::{BLOCK, Mode, PATIENCE, Suite, open};
+use super::rig::{BLOCK, Memory, PATIENCE, Rig, content, fill};
+use super::setting::{Mode, Suite, open};
 use crate::engine::IoOp;
-use crate::random::Random;
 use crate::sys;
+use fastrand::Rng;
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -149,7 +149,7 @@ pub(super) fn random_mix(suite: &Suite<'_>, mode: Mode) {
     let seed = std::env::var("RINGWAY_SEED").ok().and_then(|s| s.parse().ok());
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("contract: RINGWAY_SEED={seed}");
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let mut rig = suite.rig(mode, 32, BLOCKS * BLOCK);
     let mut memory = Memory::new(DEPTH * BLOCK);
     if seed % 2 == 1 {
@@ -161,12 +161,12 @@ pub(super) fn random_mix(suite: &Suite<'_>, mode: Mode) {
     let mut slots: Vec<Option<(u64, usize, Option<u64>)>> = vec![None; DEPTH];
     for _ in 0..400 {
         for slot in 0..DEPTH {
-            let block = usize::try_from(random.below(BLOCKS as u64)).unwrap();
+            let block = usize::try_from(random.u64(..BLOCKS as u64)).unwrap();
             if slots[slot].is_some() || slots.iter().flatten().any(|s| s.1 == block) {
                 continue;
             }
             let offset = (block * BLOCK) as u64;
-            let write = (random.below(2) == 0).then(|| random.next() | 1);
+            let write = (random.bool()).then(|| random.u64(..) | 1);
             let bytes = &mut memory.bytes()[slot * BLOCK..][..BLOCK];
             match write {
                 Some(seed) => fill(bytes, offset, seed),

@@ -1,14 +1,18 @@
 //! An engine with a file, and memory for its operations.
 
-use super::{BLOCK, PATIENCE};
 use crate::engine::{Engine, FileId, Full, Io, IoOp, Reaped};
-use crate::random::Random;
+use fastrand::Rng;
 use ringway_core::Segment;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// The unit in which direct transfers are aligned here: good for every disk.
+pub(super) const BLOCK: usize = 4096;
+/// Longer than any operation takes on a host in trouble.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Memory that direct transfers accept.
 pub(super) struct Memory {
@@ -164,7 +168,8 @@ impl Rig {
 pub(super) fn fill(bytes: &mut [u8], offset: u64, seed: u64) {
     for (i, word) in bytes.chunks_mut(8).enumerate() {
         let place = offset / 8 + i as u64;
-        let value = Random(seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)).next().to_ne_bytes();
+        let value =
+            Rng::with_seed(seed ^ place.wrapping_mul(0x9e37_79b9_7f4a_7c15)).u64(..).to_ne_bytes();
         word.copy_from_slice(&value[..word.len()]);
     }
 }

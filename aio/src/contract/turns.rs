@@ -1,7 +1,7 @@
 //! Queue, submit, reap: depth, tags, system calls, files that come and go.
 
-use super::rig::Memory;
-use super::{BLOCK, Mode, PATIENCE, Suite};
+use super::rig::{BLOCK, Memory, PATIENCE};
+use super::setting::{Mode, Suite};
 use crate::engine::{Full, IoOp};
 use std::collections::HashSet;
 use std::os::unix::fs::FileExt;

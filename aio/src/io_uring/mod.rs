@@ -20,6 +20,7 @@ mod copies;
 mod entry;
 mod features;
 mod polled;
+mod transient;
 
 pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;
@@ -34,6 +35,7 @@ use copies::Copies;
 use entry::entry;
 use features::{FILES, set_up};
 use polled::Polled;
+use transient::is_transient;
 
 /// Room in the ring for doorbells, beside `depth` operations. More are fine: a submission queue
 /// that is full is submitted, and what a completion queue cannot hold the kernel keeps.
@@ -429,9 +431,4 @@ impl Drop for Abort {
     fn drop(&mut self) {
         std::process::abort();
     }
-}
-
-fn is_transient(error: &io::Error) -> bool {
-    let transient = [libc::ETIME, libc::EINTR, libc::EAGAIN, libc::EBUSY];
-    error.raw_os_error().is_some_and(|errno| transient.contains(&errno))
 }

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use super::transient::is_transient;
 use crate::engine::{Done, Reaped};
 
 /// Bytes of the read that tries a file out: a block of any disk.
@@ -93,7 +94,7 @@ impl Polled {
         // SAFETY: the queued entries follow the rules of `queue`; there is no argument.
         let entered = unsafe { self.ring.submitter().enter::<()>(count, want, flags, None) };
         match entered {
-            Err(e) if super::is_transient(&e) => Ok(()),
+            Err(e) if is_transient(&e) => Ok(()),
             entered => entered.map(drop),
         }
     }

@@ -1,6 +1,8 @@
 //! The guest's view of its memory, translated to ours.
 
-use super::{Access, Iotlb, Mapping, Miss, Permission, Segment, Segments, Translation};
+use super::iotlb::{Access, IOMMU_PAGE, Iotlb, Miss, Permission, Translation};
+use super::mapping::Mapping;
+use super::segment::{Segment, Segments};
 use std::sync::Arc;
 
 /// One piece of guest memory, mapped here.
@@ -216,7 +218,7 @@ impl Translator {
                 Some(range) => range.last,
                 None => {
                     iommu.miss(at, access);
-                    at | (super::IOMMU_PAGE - 1)
+                    at | (IOMMU_PAGE - 1)
                 }
             };
             if end >= last {

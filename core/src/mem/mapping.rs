@@ -1,50 +1,15 @@
 //! Memory shared with another process, mapped here.
 
+use super::error::MappingError;
+use super::page::page_size;
 use super::quota::{Quota, Taken};
-use super::{page_size, sigbus};
+use super::sigbus;
 use crate::file::FileShape;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Why memory could not be mapped.
-#[derive(Debug, thiserror::Error)]
-pub enum MappingError {
-    /// The file ends before the memory it is said to hold.
-    #[error("the file holds {have} bytes but {need} are claimed to be in it")]
-    FileTooShort {
-        /// Size of the file in bytes.
-        have: u64,
-        /// Size it would have to have.
-        need: u64,
-    },
-    /// Offsets or lengths that no file can have.
-    #[error("offset {offset} and length {len} do not describe a part of a file")]
-    BadRange {
-        /// Offset in the file, in bytes.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
-    },
-    /// A peer has mapped, or would have, more than its part of this process's address space.
-    #[error(
-        "{asked} bytes of address space are too much for a peer that has {have} mapped already: it \
-         may have {room} more, because as much must be left for all others as it has then"
-    )]
-    Quota {
-        /// Bytes it would have taken.
-        asked: u64,
-        /// Bytes that the peer has mapped.
-        have: u64,
-        /// Bytes it may have in addition.
-        room: u64,
-    },
-    /// The kernel refused.
-    #[error("cannot map the memory: {0}")]
-    Host(#[from] io::Error),
-}
 
 /// A shared mapping of a part of a file, writable, unmapped when dropped.
 ///

@@ -1,6 +1,7 @@
 //! Page-aligned memory of our own, for data that must not go straight to guest memory.
 
-use super::{Mapping, page_size};
+use super::mapping::Mapping;
+use super::page::page_size;
 use std::io;
 
 /// A fixed amount of memory, handed out in contiguous runs of units.

@@ -3,7 +3,7 @@
 //! A sparse file is as long as its owner says and costs nothing, but mapping it takes address space
 //! here, and a process without any dies of its next allocation, with everybody it serves.
 
-use super::MappingError;
+use super::error::MappingError;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 

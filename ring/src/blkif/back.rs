@@ -7,7 +7,6 @@
 //! match ring.arm()? { Quiet => sleep, WorkArrived => go on }
 //! ```
 
-use super::Armed;
 use super::asked::{Asked, Broken, Command, Grants, NotGranted, Offered, Refused, Token};
 use super::layout::{
     DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_SEGMENTS_MAX, LayoutError, OP_DISCARD,
@@ -16,6 +15,7 @@ use super::layout::{
 };
 use super::piece::{GrantPiece, pieces_as_bytes};
 use crate::shared::fence;
+use crate::virtqueue::Armed;
 use ringway_core::{ByteRange, Status};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 

@@ -10,12 +10,12 @@
 use super::asked::Command;
 use super::layout::{
     DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_PAGES_MAX, LayoutError, OP_DISCARD,
-    OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, RSP_EOPNOTSUPP, RSP_OKAY,
-    RingAt, RingMemory, SEGMENTS_PER_PAGE, Slot, event_reached,
+    OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, PAGE_BYTES,
+    RSP_EOPNOTSUPP, RSP_OKAY, RingAt, RingMemory, SEGMENTS_PER_PAGE, Slot, event_reached,
 };
 use super::piece::GrantPiece;
-use super::{Armed, PAGE_BYTES};
 use crate::shared::fence;
+use crate::virtqueue::Armed;
 use ringway_core::{Status, TagList};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 

@@ -21,9 +21,6 @@ pub const SEGMENTS_PER_PAGE: usize = PAGE_BYTES / size_of::<GrantPiece>();
 #[allow(clippy::cast_possible_truncation)] // 4096
 pub const INDIRECT_SEGMENTS_MAX: u16 = (INDIRECT_PAGES_MAX * SEGMENTS_PER_PAGE) as u16;
 
-/// The last sector of a page, in units of 512 bytes.
-pub(super) const LAST_SECTOR: u8 = 7;
-
 pub(super) const OP_READ: u8 = 0;
 pub(super) const OP_WRITE: u8 = 1;
 pub(super) const OP_WRITE_BARRIER: u8 = 2;

@@ -1,6 +1,7 @@
 //! Pieces of granted pages: where a request's data is.
 
-use super::layout::LAST_SECTOR;
+/// The last sector of a page, in units of 512 bytes.
+pub(super) const LAST_SECTOR: u8 = 7;
 
 /// `struct blkif_request_segment`: sectors of a granted page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! `struct virtio_blk_config`, VIRTIO 1.2 §5.2.4.
 
-use super::ERASE_SECTORS_MAX;
+use super::wire::ERASE_SECTORS_MAX;
 use ringway_core::Geometry;
 
 /// Length of the configuration space up to and including write-zeroes, in bytes.

@@ -3,7 +3,7 @@
 //! Any layout is legal (§2.7.4.1): the first 16 readable bytes are the header, the last writable
 //! byte is the status, what lies between is the data, however it is cut into descriptors.
 
-use super::{
+use super::wire::{
     ERASE_SECTORS_MAX, VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP, status_byte,

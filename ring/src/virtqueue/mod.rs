@@ -14,6 +14,7 @@ mod split_driver;
 mod store;
 #[cfg(test)]
 pub(crate) mod tests;
+mod types;
 
 pub use crate::shared::prefetch;
 pub use chain::{Chain, ChainError};
@@ -28,6 +29,9 @@ pub use packed_driver::PackedDriver;
 pub use packed_layout::{
     DESC_F_AVAIL, DESC_F_USED, EVENT_BYTES, PackedAddresses, PackedBase, check_packed_size,
 };
-pub use sides::{Areas, Device, Driver, Format, Unpublished};
-pub use split::{Armed, Broken, Head, SplitDevice};
-pub use split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};
+pub use sides::{Device, Driver};
+pub use split::SplitDevice;
+pub use split_driver::SplitDriver;
+pub use types::{
+    Areas, Armed, Broken, DeviceFault, Format, Head, NoRoom, Piece, Tables, Unpublished, Used,
+};

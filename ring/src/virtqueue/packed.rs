@@ -13,9 +13,8 @@
 use super::chain::{Chain, ChainError};
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
-use super::sides::Unpublished;
-use super::split::{Armed, Broken, Head};
 use super::store::next_store;
+use super::types::{Armed, Broken, Head, Unpublished};
 use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};

@@ -15,8 +15,7 @@ mod tests;
 
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
-use super::split::Armed;
-use super::split_driver::{DIRECT_MAX, DeviceFault, NoRoom, Piece, Tables, Used};
+use super::types::{Armed, DIRECT_MAX, DeviceFault, NoRoom, Piece, Tables, Used};
 use crate::shared::fence;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 

@@ -3,12 +3,15 @@
 
 use super::chain::{Chain, ChainError};
 use super::inflight::{InflightError, Tracked};
-use super::layout::{LayoutError, SplitAddresses, avail_bytes, desc_bytes, used_bytes};
+use super::layout::LayoutError;
 use super::packed::PackedDevice;
 use super::packed_driver::PackedDriver;
-use super::packed_layout::{EVENT_BYTES, PackedAddresses, PackedBase};
-use super::split::{Armed, Broken, Head, SplitDevice};
-use super::split_driver::{DeviceFault, NoRoom, Piece, SplitDriver, Tables, Used};
+use super::packed_layout::PackedBase;
+use super::split::SplitDevice;
+use super::split_driver::SplitDriver;
+use super::types::{
+    Areas, Armed, Broken, DeviceFault, Format, Head, NoRoom, Piece, Tables, Unpublished, Used,
+};
 use ringway_core::mem::Translator;
 
 /// A virtqueue, seen from the device.
@@ -22,62 +25,6 @@ pub enum Device {
     Packed(PackedDevice),
     /// Either, with a record of what is in flight that outlives the device.
     Tracked(Box<Tracked>),
-}
-
-/// What both sides must agree on before a queue starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
-    /// Packed instead of split (VIRTIO_F_RING_PACKED).
-    pub packed: bool,
-    /// Queue size, in descriptors.
-    pub size: u16,
-    /// VIRTIO_RING_F_EVENT_IDX.
-    pub event_idx: bool,
-    /// VIRTIO_RING_F_INDIRECT_DESC.
-    pub indirect: bool,
-}
-
-impl Format {
-    /// Bytes of the three areas: descriptors, driver, device (§2.7, §2.8.10.1).
-    #[must_use]
-    pub const fn area_bytes(&self) -> (usize, usize, usize) {
-        if self.packed {
-            (desc_bytes(self.size), EVENT_BYTES, EVENT_BYTES)
-        } else {
-            (desc_bytes(self.size), avail_bytes(self.size), used_bytes(self.size))
-        }
-    }
-}
-
-/// The part of a ring between what the device has written and what the driver can see: entries of
-/// the used ring (split), or descriptors (packed). It may run over the end of the ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unpublished {
-    /// The first entry or descriptor, below the queue size.
-    pub first: u16,
-    /// How many, at most the queue size.
-    pub count: u16,
-}
-
-/// Where the three areas of a virtqueue are, in our address space.
-#[derive(Clone, Copy, Debug)]
-pub struct Areas {
-    /// Descriptors.
-    pub desc: *mut u8,
-    /// Driver area: the available ring, or what the driver wants to be told.
-    pub driver: *mut u8,
-    /// Device area: the used ring, or what the device wants to be told.
-    pub device: *mut u8,
-}
-
-impl Areas {
-    pub(super) fn split(self) -> SplitAddresses {
-        SplitAddresses { desc: self.desc, avail: self.driver, used: self.device }
-    }
-
-    pub(super) fn packed(self) -> PackedAddresses {
-        PackedAddresses { desc: self.desc, driver: self.driver, device: self.device }
-    }
 }
 
 impl Device {
@@ -185,6 +132,16 @@ impl Device {
             Self::Split(ring) => ring.pop(mem),
             Self::Packed(ring) => ring.pop(mem),
             Self::Tracked(queue) => queue.pop(mem),
+        }
+    }
+
+    /// How many descriptors the last `pop` has read, also of a chain that it refused.
+    #[must_use]
+    pub fn walked(&self) -> usize {
+        match self {
+            Self::Split(ring) => ring.chain().walked(),
+            Self::Packed(ring) => ring.chain().walked(),
+            Self::Tracked(queue) => queue.walked(),
         }
     }
 

@@ -12,73 +12,14 @@ use super::layout::{
     AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
     event_passed,
 };
-use super::sides::Unpublished;
 use super::store::next_store;
+use super::types::{Armed, Broken, Head, Unpublished};
 use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
 /// How many chains ahead of the one being popped their headers are fetched.
 const AHEAD: u16 = 4;
-
-/// The driver broke the rules of the queue itself. The queue stops; everything else goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
-    /// §2.7.13.1: the available index ran ahead by more than the queue holds.
-    #[error("the available index moved from {from} to {to}, more than the queue size {size}")]
-    IndexJump {
-        /// Where the device has got to.
-        from: u16,
-        /// What the driver wrote.
-        to: u16,
-        /// Queue size.
-        size: u16,
-    },
-    /// The available ring names a descriptor that does not exist.
-    #[error("the available ring names descriptor {0}, beyond the queue")]
-    HeadOutOfRange(u16),
-    /// The available ring names a chain that the device has not returned yet.
-    #[error("descriptor {0} was made available again while in flight")]
-    HeadInFlight(u16),
-    /// §2.8.1: the driver made more descriptors available than the packed queue holds.
-    #[error("the driver overran the queue: more than its {0} descriptors are available")]
-    Overrun(u16),
-    /// §2.8.6: a chain's first descriptor was made available before its others.
-    #[error("descriptor {0} belongs to a chain but is not available")]
-    HalfChain(u16),
-    /// A buffer id that cannot be told from others.
-    #[error("buffer id {0} is beyond the queue")]
-    IdOutOfRange(u16),
-    /// A buffer id that the device has not returned yet.
-    #[error("buffer id {0} was made available again while in flight")]
-    IdInFlight(u16),
-    /// The shared memory vanished under the queue.
-    #[error("the guest's memory vanished: its file was cut short")]
-    MemoryGone,
-}
-
-/// The head of a chain the device owes an answer: given back by value, exactly once.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use = "a chain that is not answered is lost to the guest"]
-pub struct Head(pub(super) u16);
-
-impl Head {
-    /// Index of the chain's first descriptor.
-    #[must_use]
-    pub const fn index(&self) -> u16 {
-        self.0
-    }
-}
-
-/// What [`SplitDevice::arm`] found after notifications were enabled again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "sleeping after WorkArrived loses the work"]
-pub enum Armed {
-    /// Nothing new: the next chain will come with a kick.
-    Quiet,
-    /// Chains arrived meanwhile: go on popping.
-    WorkArrived,
-}
 
 /// One split virtqueue, seen from the device.
 ///

@@ -7,23 +7,16 @@
 //! match queue.arm(1)? { Quiet => sleep, WorkArrived => go on }
 //! ```
 
-mod words;
-
 #[cfg(test)]
 mod tests;
-
-pub use words::{DeviceFault, NoRoom, Piece, Tables, Used};
 
 use super::layout::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError,
     SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem, event_passed,
 };
-use super::split::Armed;
+use super::types::{Armed, DIRECT_MAX, DeviceFault, NoRoom, Piece, Tables, Used};
 use crate::shared::fence;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-
-/// A chain of at most this many pieces goes directly into the ring under [`Tables::when_scarce`].
-pub(super) const DIRECT_MAX: usize = 3;
 
 /// What the driver remembers about one descriptor.
 #[derive(Clone, Copy, Debug)]

@@ -10,18 +10,13 @@
 //! wrap counter are stored together, in one word: between two stores they would name a place in
 //! another lap, where stale marks may say anything.
 
-use super::{COUNTER_MAX, InflightError, Part, damaged};
+use super::record::{COUNTER_MAX, InflightError, Part, damaged};
 use crate::virtqueue::chain::{Chain, ChainError};
 use crate::virtqueue::packed::{Copied, PackedDevice};
 use crate::virtqueue::packed_layout::{PackedBase, Position, Word};
-use crate::virtqueue::sides::{Areas, Format};
-use crate::virtqueue::split::{Broken, Head};
+use crate::virtqueue::types::{Areas, Broken, Format, Head};
 use ringway_core::kill_point;
 use ringway_core::mem::Translator;
-
-/// Bytes of `QueueRegionPacked` without entries, and of `DescStatePacked`.
-pub(super) const HEADER: usize = 32;
-pub(super) const ENTRY: usize = 32;
 
 const FREE_HEAD: usize = 12;
 const OLD_FREE_HEAD: usize = 14;

@@ -1,16 +1,12 @@
 //! The record of a split queue: `QueueRegionSplit` and `DescStateSplit`.
 
-use super::{COUNTER_MAX, InflightError, Part, damaged};
+use super::record::{COUNTER_MAX, InflightError, Part, damaged};
 use crate::virtqueue::chain::{Chain, ChainError};
 use crate::virtqueue::layout::LayoutError;
-use crate::virtqueue::sides::{Areas, Format};
-use crate::virtqueue::split::{Broken, Head, SplitDevice};
+use crate::virtqueue::split::SplitDevice;
+use crate::virtqueue::types::{Areas, Broken, Format, Head};
 use ringway_core::kill_point;
 use ringway_core::mem::Translator;
-
-/// Bytes of `QueueRegionSplit` without entries, and of `DescStateSplit`.
-pub(super) const HEADER: usize = 16;
-pub(super) const ENTRY: usize = 16;
 
 const LAST_BATCH_HEAD: usize = 12;
 const USED_IDX: usize = 14;

@@ -6,6 +6,7 @@
 //! device to the rings and to the record, and ends the device when its time has come. So the states
 //! tried are exactly those that a kill can leave: after every prefix of the stores.
 
+use super::record::shape;
 use super::*;
 use crate::virtqueue::store::killed_at;
 use crate::virtqueue::tests::{Memory, Rng, Shape};
