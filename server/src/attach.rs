@@ -23,7 +23,7 @@ pub struct QemuVersion(u32, u32);
 
 impl QemuVersion {
     /// The first version that counts the time to reconnect in milliseconds.
-    pub const RECONNECT_MS: Self = Self(9, 2);
+    const RECONNECT_MS: Self = Self(9, 2);
 
     /// Asks the QEMU for this architecture that is found by its name, if there is one. Starts a
     /// process.

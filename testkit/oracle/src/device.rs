@@ -26,7 +26,7 @@ impl Queue {
     }
 
     /// §2.7.8: `flags, idx, ring[size] of {id, len}, avail_event.`
-    pub fn used_entry(&self, counter: u16) -> u64 {
+    fn used_entry(&self, counter: u16) -> u64 {
         self.used + 4 + 8 * u64::from(counter % self.size)
     }
 }
