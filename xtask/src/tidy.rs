@@ -115,7 +115,9 @@ const CIRCLES: &[(&str, usize)] = &[
     ("export", 32),
     ("ring", 11),
     ("ringway", 11),
-    ("server", 19),
+    ("server", 21),
+    ("transport/vhost-user", 8),
+    ("transport/xen", 13),
     ("testkit", 11),
     ("xtask", 16),
 ];
