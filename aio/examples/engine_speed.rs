@@ -12,7 +12,8 @@
 
 use ringway_aio::io_uring::{Feature, can_poll};
 use ringway_aio::{
-    Engine, Io, IoOp, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads, ThreadsSetup,
+    Engine, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads,
+    ThreadsSetup,
 };
 use ringway_core::Segment;
 use std::fs::{self, File, OpenOptions};
@@ -113,8 +114,12 @@ fn engine(name: &str, depth: u32, without: &[Feature]) -> io::Result<Box<dyn Eng
         "threads" => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: 8, cached_inline: true })?)
         }
-        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without, iopoll: false })?),
-        "iopoll" => Box::new(IoUring::new(IoUringSetup { depth, without, iopoll: true })?),
+        "io_uring" => Box::new(IoUring::new(IoUringSetup { without, ..IoUringSetup::new(depth) })?),
+        "iopoll" => Box::new(IoUring::new(IoUringSetup {
+            without,
+            iopoll: true,
+            ..IoUringSetup::new(depth)
+        })?),
         "linux-aio" => Box::new(LinuxAio::new(depth)?),
         _ => return Err(io::Error::new(io::ErrorKind::Unsupported, "no such engine")),
     })
@@ -153,8 +158,8 @@ fn measure(path: &str, name: &str, depth: u32, options: &Options) -> io::Result<
             random ^= random << 17;
             let slot = usize::try_from(tag).expect("a slot");
             let offset = random % blocks * block as u64;
-            let segments = &segments[slot];
-            let io = Io { tag, op: options.op, file, offset, len: block as u64, segments };
+            let (len, memory) = (block as u64, IoMemory::Segments(&segments[slot]));
+            let io = Io { tag, op: options.op, file, offset, len, memory };
             // SAFETY: a slot is free, so nothing else uses its memory; the engine is dropped first.
             unsafe { engine.queue(&io) }.expect("as many slots as depth");
         }

@@ -15,17 +15,19 @@
 
 mod bells;
 mod data;
+mod ports;
 mod rig;
 mod setting;
 mod turns;
 
 use bells::{
-    bell_amid_operations, bell_before_wait, bell_during_wait, many_bells, wait_ends_in_time,
-    watch_and_unwatch,
+    bell_amid_operations, bell_before_wait, bell_during_wait, many_bells, no_byte_without_a_ring,
+    sockets_and_pipes, wait_ends_in_time, watch_and_unwatch,
 };
 use data::{
     discard, errors, random_mix, reads_and_writes, short_at_the_end, sync, vectors, zeroes,
 };
+use ports::{commands, registered_buffers};
 use turns::{dropped_in_flight, each_tag_once, few_system_calls, files_come_and_go, full_then_not};
 
 pub use setting::{Mode, Suite, takes_direct};
@@ -33,7 +35,7 @@ pub use setting::{Mode, Suite, takes_direct};
 type Case = (&'static str, fn(&Suite<'_>, Mode));
 
 impl Suite<'_> {
-    const DATA: [Case; 9] = [
+    const DATA: [Case; 10] = [
         ("reads and writes", reads_and_writes),
         ("vectors of 1 to 1024 segments", vectors),
         ("sync", sync),
@@ -42,10 +44,11 @@ impl Suite<'_> {
         ("errors are results", errors),
         ("random mix", random_mix),
         ("files come and go", files_come_and_go),
+        ("registered buffers", registered_buffers),
         ("dropped in flight", dropped_in_flight),
     ];
 
-    const ANY: [Case; 9] = [
+    const ANY: [Case; 12] = [
         ("full, then not", full_then_not),
         ("each tag once", each_tag_once),
         ("few system calls", few_system_calls),
@@ -54,6 +57,9 @@ impl Suite<'_> {
         ("a bell with operations in flight", bell_amid_operations),
         ("many bells, many rings", many_bells),
         ("watch and unwatch", watch_and_unwatch),
+        ("sockets and pipes", sockets_and_pipes),
+        ("no byte without a ring", no_byte_without_a_ring),
+        ("commands", commands),
         ("a wait ends in time", wait_ends_in_time),
     ];
 

@@ -7,72 +7,15 @@
 //! engine.wait(until)?     // sleeps for completions *and* doorbells, in one system call
 //! ```
 
+pub use crate::operation::{
+    Command, CommandRefused, Done, FileId, Full, Io, IoMemory, IoOp, OpSet,
+};
 use ringway_core::Segment;
 use std::fs::File;
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// What an engine can do to a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum IoOp {
-    /// `preadv2`.
-    Read,
-    /// `pwritev2`.
-    Write,
-    /// `pwritev2` with RWF_DSYNC: durable when it completes.
-    WriteDurable,
-    /// `fdatasync`.
-    Sync,
-    /// `fallocate` PUNCH_HOLE | KEEP_SIZE: gives the space back; the range reads as zeroes.
-    PunchHole,
-    /// `fallocate` ZERO_RANGE | KEEP_SIZE: the range reads as zeroes, its space stays reserved.
-    ZeroRange,
-    /// BLKDISCARD on a block device: the range may read as anything.
-    Discard,
-}
-
-impl IoOp {
-    /// All operations, for tables and tests.
-    pub const ALL: [Self; 7] = [
-        Self::Read,
-        Self::Write,
-        Self::WriteDurable,
-        Self::Sync,
-        Self::PunchHole,
-        Self::ZeroRange,
-        Self::Discard,
-    ];
-
-    /// True if bytes move between memory and the file.
-    #[must_use]
-    pub const fn moves_data(self) -> bool {
-        matches!(self, Self::Read | Self::Write | Self::WriteDurable)
-    }
-}
-
-/// A set of [`IoOp`]s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpSet(u16);
-
-impl OpSet {
-    /// Every operation.
-    pub const ALL: Self = Self((1 << IoOp::ALL.len()) - 1);
-
-    /// The set without `op`.
-    #[must_use]
-    pub const fn without(self, op: IoOp) -> Self {
-        Self(self.0 & !(1 << op as u16))
-    }
-
-    /// True if `op` is in the set.
-    #[must_use]
-    pub const fn has(self, op: IoOp) -> bool {
-        self.0 & (1 << op as u16) != 0
-    }
-}
 
 /// What an engine takes. Ask this, never the engine's name.
 #[derive(Clone, Debug)]
@@ -87,41 +30,42 @@ pub struct Limits {
     pub max_bytes: u32,
     /// The operations it offers.
     pub ops: OpSet,
+    /// How many buffers may have a number, for [`IoMemory::Registered`]; 0: segments only.
+    pub registered_buffers: u16,
+    /// Whether it takes commands, and which: `None` has [`Engine::queue_command`] refuse them all.
+    pub commands: Option<CommandPort>,
 }
 
-/// A file that an engine knows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId(pub u32);
+impl Limits {
+    /// `UIO_MAXIOV`: the most segments the kernel takes in one operation.
+    pub const MAX_SEGMENTS: usize = 1024;
+    /// `MAX_RW_COUNT` for 4 KiB pages, and less than it for larger ones: the most bytes the kernel
+    /// moves in one operation.
+    pub const MAX_BYTES: u32 = 0x7fff_f000;
 
-/// One operation on a file.
-#[derive(Clone, Copy, Debug)]
-pub struct Io<'a> {
-    /// Comes back with the result. The top bit must be clear: engines use it for doorbells.
-    pub tag: u64,
-    /// What to do.
-    pub op: IoOp,
-    /// To which file.
-    pub file: FileId,
-    /// Where, in bytes.
-    pub offset: u64,
-    /// How much, in bytes. For data the sum of the segments; 0 for [`IoOp::Sync`].
-    pub len: u64,
-    /// The memory; empty unless [`IoOp::moves_data`]. The list itself must live as long as the
-    /// operation: engines hand it to the kernel without copying it.
-    pub segments: &'a [Segment],
+    /// All operations, `depth` of them at a time, each as large as the kernel takes it; no registered
+    /// buffers and no commands.
+    #[must_use]
+    pub const fn new(name: &'static str, depth: u32) -> Self {
+        Self {
+            name,
+            depth,
+            max_segments: Self::MAX_SEGMENTS,
+            max_bytes: Self::MAX_BYTES,
+            ops: OpSet::ALL,
+            registered_buffers: 0,
+            commands: None,
+        }
+    }
 }
 
-/// The only refusal of [`Engine::queue`]: nothing was queued, try again after a reap.
+/// The commands that an engine takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Full;
-
-/// What became of one operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The tag of its [`Io`].
-    pub tag: u64,
-    /// Bytes moved (0 for operations that move none), or a negative `errno`, as the kernel says it.
-    pub result: i32,
+pub struct CommandPort {
+    /// How many may be queued or in flight at a time, beside [`Limits::depth`] operations.
+    pub depth: u32,
+    /// The most bytes of [`Command::data`].
+    pub bytes: usize,
 }
 
 /// Names a doorbell to its owner.
@@ -132,6 +76,8 @@ pub type BellId = u32;
 pub struct Reaped {
     /// Completed operations.
     pub done: Vec<Done>,
+    /// Completed commands.
+    pub commands: Vec<Done>,
     /// Doorbells that rang, possibly more than once each.
     pub rung: Vec<BellId>,
 }
@@ -140,12 +86,21 @@ impl Reaped {
     /// Room for `depth` completions and `bells` doorbells. Allocates; call at start only.
     #[must_use]
     pub fn with_capacity(depth: usize, bells: usize) -> Self {
-        Self { done: Vec::with_capacity(depth), rung: Vec::with_capacity(bells) }
+        let (done, rung) = (Vec::with_capacity(depth), Vec::with_capacity(bells));
+        Self { done, commands: Vec::new(), rung }
+    }
+
+    /// The same, with room for `commands` completed commands.
+    #[must_use]
+    pub fn with_commands(mut self, commands: usize) -> Self {
+        self.commands.reserve_exact(commands);
+        self
     }
 
     /// Forgets what was found.
     pub fn clear(&mut self) {
         self.done.clear();
+        self.commands.clear();
         self.rung.clear();
     }
 }
@@ -165,11 +120,13 @@ pub struct Counters {
 ///
 /// An implementation of ten lines is [`crate::null`]: copy it to begin another engine.
 ///
-/// Every engine passes `contract::suite`. The rules it checks:
+/// Every engine passes the suite in the feature `contract`. The rules it checks:
 /// - each queued operation yields exactly one [`Done`], never from within `queue` or `submit`;
 /// - a result may be short; the caller continues;
 /// - a doorbell that rings before `wait` makes `wait` return at once; none is lost;
-/// - dropping an engine waits until the kernel has let go of all memory.
+/// - a command, if the engine takes any, yields one [`Done`] in [`Reaped::commands`];
+/// - dropping an engine waits until the kernel has let go of all memory of operations. It does not
+///   wait for commands: some never end while their device lives.
 pub trait Engine: Send {
     /// What it takes.
     fn limits(&self) -> &Limits;
@@ -186,25 +143,53 @@ pub trait Engine: Send {
     /// large transfers: not for memory that its owner may give back page by page (a balloon, free
     /// page reporting), as the kernel would go on using the old pages. Control plane.
     ///
+    /// Operations may be in flight. What is queued is started first, because it was prepared for the
+    /// memory named before; what is in flight keeps that memory until it is done.
+    ///
     /// # Errors
-    /// What the host says; operations work all the same.
+    /// What the host says, or that it does not take now what is queued. No memory is named then, and
+    /// operations work all the same.
     ///
     /// # Safety
-    /// Nothing is in flight. The memory stays mapped as it is, and no page of it is given back,
-    /// until other memory (or none) is named or the engine has been dropped.
+    /// The memory stays mapped as it is, and no page of it is given back, until the next call or until
+    /// the engine has been dropped. ([`Engine::queue`] asks for the memory of operations in flight
+    /// besides, whatever is named here.)
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
         let _ = regions;
         Ok(())
     }
 
+    /// Gives a buffer the number `number`, or with `None` takes it from the one that has it. What is
+    /// in flight keeps the buffer it was queued with. Control plane.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] if the engine has no [`Limits::registered_buffers`],
+    /// [`io::ErrorKind::InvalidInput`] for a number beyond them, and what the host says.
+    ///
+    /// # Safety
+    /// As [`Engine::map_memory`], for this buffer.
+    unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
+        let _ = (number, buffer);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "the engine has no registered buffers"))
+    }
+
     /// Forgets a file; no operation on it may be in flight.
     fn detach(&mut self, file: FileId);
 
-    /// Listens to `fd`, an eventfd; its ringing shows in [`Reaped::rung`] as `bell`. The counter of
-    /// the eventfd need not be read by the caller. Control plane.
+    /// Listens to `fd`, which may be any descriptor that polls: an eventfd, a socket that is connected
+    /// or listens, a pipe. It rings, which shows in [`Reaped::rung`] as `bell`,
+    /// - at once if it is readable when it is watched,
+    /// - whenever something arrives later: a write to an eventfd, bytes, a connection, the end of the
+    ///   other side.
+    ///
+    /// So it rings for what arrives (an edge), not as long as something lies there (a level). The engine
+    /// reads nothing. Whoever watches an eventfd need not read it either: each write rings. Whoever
+    /// watches a socket or a pipe reads until it would block (`EAGAIN`) each time it rings; what is left
+    /// unread may not ring again. It may ring more often than that, and with nothing to read. Control
+    /// plane.
     ///
     /// # Errors
-    /// What the host says, for example if `fd` cannot be polled.
+    /// What the host says, for example if `fd` is not open.
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()>;
 
     /// Stops listening; `bell` may still show in the next reap. `fd` must still be open. Control plane.
@@ -218,8 +203,24 @@ pub trait Engine: Send {
     /// # Safety
     /// The segments and the memory they name stay valid, and the memory is not touched, until
     /// `reap` yields the tag or the engine has been dropped. `io.file` is attached. The operation
-    /// is one of `limits().ops` and within its limits.
+    /// is one of `limits().ops` and within its limits: it names no registered buffer unless
+    /// `limits().registered_buffers` has its number.
     unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full>;
+
+    /// Takes a command in; no system call. [`Engine::submit`] starts it together with operations, and
+    /// its result comes out of [`Engine::reap`], in [`Reaped::commands`].
+    ///
+    /// # Errors
+    /// [`CommandRefused`]; engines without a port refuse every command.
+    ///
+    /// # Safety
+    /// `command.file` is attached. Memory that the command names stays valid, and is used as the driver
+    /// asks, until the command's result is reaped. If the engine is dropped before, until the driver
+    /// has let go of it, which the file's last descriptor being closed or the driver's own words tell.
+    unsafe fn queue_command(&mut self, command: &Command<'_>) -> Result<(), CommandRefused> {
+        let _ = command;
+        Err(CommandRefused::NoPort)
+    }
 
     /// Starts everything queued, with one system call at most, and returns.
     ///
@@ -228,7 +229,7 @@ pub trait Engine: Send {
     fn submit(&mut self) -> io::Result<()>;
 
     /// Appends what completed and which doorbells rang to `out`, without blocking.
-    /// Returns the number of completions appended.
+    /// Returns the number of operations appended.
     fn reap(&mut self, out: &mut Reaped) -> usize;
 
     /// Looks at the doorbells without sleeping, for engines that only see them through a system
@@ -265,6 +266,11 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
         unsafe { (**self).map_memory(regions) }
     }
 
+    unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { (**self).set_buffer(number, buffer) }
+    }
+
     fn detach(&mut self, file: FileId) {
         (**self).detach(file);
     }
@@ -280,6 +286,11 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
     unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
         // SAFETY: passed on to the caller.
         unsafe { (**self).queue(io) }
+    }
+
+    unsafe fn queue_command(&mut self, command: &Command<'_>) -> Result<(), CommandRefused> {
+        // SAFETY: passed on to the caller.
+        unsafe { (**self).queue_command(command) }
     }
 
     fn submit(&mut self) -> io::Result<()> {

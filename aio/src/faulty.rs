@@ -15,7 +15,10 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
+use crate::engine::{
+    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Io, IoMemory, Limits,
+    Reaped,
+};
 use fastrand::Rng;
 
 /// What befalls an operation.
@@ -105,14 +108,18 @@ impl<E: Engine, F: Choose> Faulty<E, F> {
         kept.most = most.try_into().unwrap_or(i32::MAX);
         kept.segments.clear();
         let mut left = usize::try_from(len).expect("a transfer fits in memory");
-        for segment in io.segments {
+        for segment in io.memory.segments() {
             let part = Segment { base: segment.base, len: segment.len.min(left) };
             left -= part.len;
             if part.len > 0 {
                 kept.segments.push(part);
             }
         }
-        let io = Io { tag: slot.into(), len, segments: &kept.segments, ..*io };
+        let memory = match io.memory {
+            IoMemory::Segments(_) => IoMemory::Segments(&kept.segments),
+            registered => registered,
+        };
+        let io = Io { tag: slot.into(), len, memory, ..*io };
         // SAFETY: the caller vouches for the memory; the list stays in the slot until the inner
         // engine has yielded the slot's number or was dropped (invariant 1).
         unsafe { self.inner.queue(&io) }
@@ -131,6 +138,11 @@ impl<E: Engine, F: Choose> Engine for Faulty<E, F> {
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.inner.map_memory(regions) }
+    }
+
+    unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.set_buffer(number, buffer) }
     }
 
     fn detach(&mut self, file: FileId) {
@@ -167,6 +179,11 @@ impl<E: Engine, F: Choose> Engine for Faulty<E, F> {
         Ok(())
     }
 
+    unsafe fn queue_command(&mut self, command: &Command<'_>) -> Result<(), CommandRefused> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.queue_command(command) }
+    }
+
     fn submit(&mut self) -> io::Result<()> {
         self.ready.append(&mut self.queued);
         self.inner.submit()
@@ -176,6 +193,7 @@ impl<E: Engine, F: Choose> Engine for Faulty<E, F> {
         self.from_inner.clear();
         self.inner.reap(&mut self.from_inner);
         out.rung.append(&mut self.from_inner.rung);
+        out.commands.append(&mut self.from_inner.commands);
         let before = out.done.len();
         for done in self.ready.drain(..).chain(self.from_inner.done.drain(..)) {
             // The inner engine's tags are slots (invariant 1).
@@ -217,7 +235,7 @@ mod tests {
     /// Does one operation and returns its result.
     fn one(engine: &mut impl Engine, op: IoOp, offset: u64, segments: &[Segment]) -> i32 {
         let len = segments.iter().map(|s| s.len as u64).sum();
-        let io = Io { tag: 77, op, file: FileId(0), offset, len, segments };
+        let io = Io { tag: 77, op, file: FileId(0), offset, len, memory: segments.into() };
         // SAFETY: the caller's memory outlives this function, which waits for the result.
         unsafe { engine.queue(&io) }.unwrap();
         engine.submit().unwrap();
@@ -275,7 +293,7 @@ mod tests {
                 file: FileId(0),
                 offset: i * 512,
                 len: 4096,
-                segments: &[],
+                memory: IoMemory::NONE,
             };
             (0..1000).map(|i| choose(&io(i))).collect::<Vec<_>>()
         };

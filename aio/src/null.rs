@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bells::Bells;
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, OpSet, Reaped};
+use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
 use crate::files::Files;
-use crate::sys;
 
 /// Completes everything, moves nothing.
 ///
@@ -35,15 +34,8 @@ impl Null {
     /// # Errors
     /// When the process is out of descriptors.
     pub fn new(depth: u32) -> io::Result<Self> {
-        let limits = Limits {
-            name: "null",
-            depth,
-            max_segments: sys::MAX_SEGMENTS,
-            max_bytes: sys::MAX_BYTES,
-            ops: OpSet::ALL,
-        };
         Ok(Self {
-            limits,
+            limits: Limits::new("null", depth),
             files: Files::new(),
             bells: Bells::new()?,
             done: Vec::with_capacity(depth as usize),

@@ -4,6 +4,8 @@
 //! and holds each result back until a model of a disk says that it is due. The figures are those of
 //! the model and of no disk you can touch: say "sim" wherever you show them.
 
+mod model;
+
 use ringway_core::Segment;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,74 +15,16 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
+use crate::engine::{
+    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped,
+};
 use fastrand::Rng;
+use model::{Access, Disk};
+
+pub use model::Model;
 
 /// Shorter sleeps end late, by the slack of the kernel's timers; whoever waits spins instead.
 const SHORTEST_SLEEP: Duration = Duration::from_micros(60);
-
-/// How a simulated disk spends its time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Model {
-    /// `channels` operations at a time; their bytes then share one link.
-    Parallel {
-        /// Operations at a time.
-        channels: usize,
-        /// Time until the first byte of a read.
-        read: Duration,
-        /// Time until the first byte of a write.
-        write: Duration,
-        /// Time of a flush or of a durable write's end.
-        sync: Duration,
-        /// Speed of the link.
-        bytes_per_second: u64,
-    },
-    /// One head over turning platters. It takes the operation that it reaches first (NCQ).
-    Head {
-        /// Seek to the next track.
-        seek_min: Duration,
-        /// Seek over the whole disk.
-        seek_max: Duration,
-        /// One turn.
-        turn: Duration,
-        /// What each operation takes besides: command, interface, firmware.
-        command: Duration,
-        /// Speed of the medium under the head.
-        bytes_per_second: u64,
-        /// Size of the disk.
-        bytes: u64,
-    },
-}
-
-impl Model {
-    /// A disk in memory.
-    pub const RAM: Self = Self::Parallel {
-        channels: 1024,
-        read: Duration::from_nanos(500),
-        write: Duration::from_nanos(500),
-        sync: Duration::ZERO,
-        bytes_per_second: 20_000_000_000,
-    };
-
-    /// A solid-state disk on a fast link.
-    pub const SSD: Self = Self::Parallel {
-        channels: 64,
-        read: Duration::from_micros(80),
-        write: Duration::from_micros(20),
-        sync: Duration::from_micros(300),
-        bytes_per_second: 3_500_000_000,
-    };
-
-    /// A hard disk of 7200 turns a minute; 14,000 reads of 4 KiB in a stream (origin O3: 10,000).
-    pub const HDD: Self = Self::Head {
-        seek_min: Duration::from_micros(500),
-        seek_max: Duration::from_millis(15),
-        turn: Duration::from_nanos(8_333_333),
-        command: Duration::from_micros(50),
-        bytes_per_second: 200_000_000,
-        bytes: 1 << 40,
-    };
-}
 
 /// How [`Sim`] is set up.
 #[derive(Clone, Copy, Debug)]
@@ -134,20 +78,9 @@ pub struct Sim<E> {
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     tag: u64,
-    op: IoOp,
-    offset: u64,
-    len: u64,
+    access: Access,
     arrived: Instant,
     result: Option<i32>,
-}
-
-/// The state of the disk: until when what is busy, and where the head is.
-#[derive(Debug)]
-struct Disk {
-    channels: Vec<Instant>,
-    link: Instant,
-    at: u64,
-    epoch: Instant,
 }
 
 impl<E: Engine> Sim<E> {
@@ -156,10 +89,11 @@ impl<E: Engine> Sim<E> {
         let limits = Limits { name: "sim", ..inner.limits().clone() };
         let depth = limits.depth as usize;
         let epoch = Instant::now();
-        let slot = Slot { tag: 0, op: IoOp::Sync, offset: 0, len: 0, arrived: epoch, result: None };
-        let channels = match setup.model {
-            Model::Parallel { channels, .. } => channels.max(1),
-            Model::Head { .. } => 1,
+        let slot = Slot {
+            tag: 0,
+            access: Access { op: IoOp::Sync, offset: 0, len: 0 },
+            arrived: epoch,
+            result: None,
         };
         Self {
             inner,
@@ -171,7 +105,7 @@ impl<E: Engine> Sim<E> {
             waiting: Vec::with_capacity(depth),
             due: BinaryHeap::with_capacity(depth),
             ripe: Vec::with_capacity(depth),
-            disk: Disk { channels: vec![epoch; channels], link: epoch, at: 0, epoch },
+            disk: Disk::new(&setup.model, epoch),
             random: Rng::with_seed(setup.seed),
             from_inner: Reaped::with_capacity(depth, 8),
         }
@@ -182,7 +116,7 @@ impl<E: Engine> Sim<E> {
         while let Some((place, begin)) = self.next_to_begin(now) {
             let number = self.waiting.swap_remove(place);
             let slot = self.slots[number as usize];
-            let mut end = self.disk.serve(&self.setup.model, &slot, begin);
+            let mut end = self.disk.serve(&self.setup.model, slot.access, begin);
             let (rate, stall) = self.setup.stall;
             if self.random.u16(..1000) < rate {
                 self.disk.stall(end + stall);
@@ -212,7 +146,7 @@ impl<E: Engine> Sim<E> {
         }
         let here = self.waiting.iter().enumerate().filter(|(_, number)| arrived(number) <= begin);
         let time = |(_, number): &(usize, &u32)| {
-            self.disk.reach(&self.setup.model, &self.slots[**number as usize], begin)
+            self.disk.reach(&self.setup.model, self.slots[**number as usize].access, begin)
         };
         here.min_by_key(time).map(|(place, _)| (place, begin))
     }
@@ -222,6 +156,7 @@ impl<E: Engine> Sim<E> {
         self.from_inner.clear();
         self.inner.reap(&mut self.from_inner);
         out.rung.append(&mut self.from_inner.rung);
+        out.commands.append(&mut self.from_inner.commands);
         for done in self.from_inner.done.drain(..) {
             let slot = usize::try_from(done.tag).expect("tags of the inner engine are slots");
             self.slots[slot].result = Some(done.result);
@@ -238,76 +173,6 @@ impl<E: Engine> Sim<E> {
     }
 }
 
-impl Disk {
-    /// When the disk can begin with another operation.
-    fn idle_at(&self) -> Instant {
-        *self.channels.iter().min().expect("at least one channel")
-    }
-
-    /// Serves an operation from `begin` on; returns when it ends.
-    fn serve(&mut self, model: &Model, slot: &Slot, begin: Instant) -> Instant {
-        let data = if slot.op.moves_data() { slot.len } else { 0 };
-        match *model {
-            Model::Parallel { read, write, sync, bytes_per_second, .. } => {
-                let ready = begin
-                    + match slot.op {
-                        IoOp::Read => read,
-                        IoOp::Sync => sync,
-                        IoOp::WriteDurable => write + sync,
-                        IoOp::Write | IoOp::PunchHole | IoOp::ZeroRange | IoOp::Discard => write,
-                    };
-                self.link = self.link.max(ready) + transfer(data, bytes_per_second);
-                let end = if data > 0 { self.link } else { ready };
-                *self.channels.iter_mut().min().expect("at least one channel") = end;
-                end
-            }
-            Model::Head { bytes_per_second, command, .. } => {
-                let reach = self.reach(model, slot, begin);
-                let end = begin + command + reach + transfer(data, bytes_per_second);
-                if data > 0 {
-                    self.at = slot.offset + data;
-                }
-                self.channels[0] = end;
-                end
-            }
-        }
-    }
-
-    /// The time from `begin` until the head is where the operation starts.
-    fn reach(&self, model: &Model, slot: &Slot, begin: Instant) -> Duration {
-        let &Model::Head { seek_min, seek_max, turn, bytes_per_second, bytes, .. } = model else {
-            return Duration::ZERO;
-        };
-        if !slot.op.moves_data() {
-            return turn;
-        }
-        if slot.offset == self.at {
-            // Follows on: the disk has read ahead, or has room to write behind.
-            return Duration::ZERO;
-        }
-        // Positions and times are far below 2^52 here, and the model is rough.
-        #[allow(clippy::cast_precision_loss)]
-        let part = (slot.offset.abs_diff(self.at) as f64 / bytes.max(1) as f64).min(1.0);
-        let seek = seek_min + seek_max.saturating_sub(seek_min).mul_f64(part.sqrt());
-        let turn = turn.as_nanos().max(1);
-        let arrive = (begin + seek).saturating_duration_since(self.epoch).as_nanos() % turn;
-        let target = transfer(slot.offset, bytes_per_second).as_nanos() % turn;
-        let rotate = u64::try_from((target + turn - arrive) % turn).expect("below one turn");
-        seek + Duration::from_nanos(rotate)
-    }
-
-    fn stall(&mut self, until: Instant) {
-        for channel in &mut self.channels {
-            *channel = until.max(*channel);
-        }
-    }
-}
-
-fn transfer(bytes: u64, per_second: u64) -> Duration {
-    let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(per_second.max(1));
-    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
-}
-
 impl<E: Engine> Engine for Sim<E> {
     fn limits(&self) -> &Limits {
         &self.limits
@@ -320,6 +185,11 @@ impl<E: Engine> Engine for Sim<E> {
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
         // SAFETY: passed on to the caller.
         unsafe { self.inner.map_memory(regions) }
+    }
+
+    unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.set_buffer(number, buffer) }
     }
 
     fn detach(&mut self, file: FileId) {
@@ -339,11 +209,17 @@ impl<E: Engine> Engine for Sim<E> {
         // SAFETY: passed on to the caller.
         unsafe { self.inner.queue(&Io { tag: number.into(), ..*io }) }?;
         let slot = &mut self.slots[number as usize];
-        (slot.tag, slot.op, slot.offset, slot.len) = (io.tag, io.op, io.offset, io.len);
+        let &Io { tag, op, offset, len, .. } = io;
+        (slot.tag, slot.access) = (tag, Access { op, offset, len });
         slot.result = None;
         self.free.pop();
         self.queued.push(number);
         Ok(())
+    }
+
+    unsafe fn queue_command(&mut self, command: &Command<'_>) -> Result<(), CommandRefused> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.inner.queue_command(command) }
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -401,6 +277,7 @@ impl<E: Engine> Engine for Sim<E> {
 mod tests {
     use super::*;
     use crate::Null;
+    use crate::engine::IoMemory;
 
     /// Reads at `offsets`, `depth` at a time; the time it took, and the order of completion.
     fn run(setup: SimSetup, depth: u32, offsets: &[u64]) -> (Duration, Vec<u64>) {
@@ -409,12 +286,13 @@ mod tests {
         let mut out = Reaped::default();
         let mut left = offsets.iter().enumerate();
         let mut memory = [0u8; 4096];
-        let segments = &[Segment { base: memory.as_mut_ptr(), len: 4096 }];
+        let memory = &[Segment { base: memory.as_mut_ptr(), len: 4096 }];
         let start = Instant::now();
         let mut next = left.next();
         while out.done.len() < offsets.len() {
             while let Some((i, &offset)) = next {
-                let io = Io { tag: i as u64, op: IoOp::Read, file, offset, len: 4096, segments };
+                let memory = IoMemory::Segments(memory);
+                let io = Io { tag: i as u64, op: IoOp::Read, file, offset, len: 4096, memory };
                 // SAFETY: null moves no data.
                 if unsafe { engine.queue(&io) }.is_err() {
                     break;

@@ -8,11 +8,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::engine::{Io, IoOp};
 
-/// `UIO_MAXIOV`: the most segments the kernel takes in one operation.
-pub(crate) const MAX_SEGMENTS: usize = 1024;
-/// `MAX_RW_COUNT` for 4 KiB pages, and less than it for larger ones.
-pub(crate) const MAX_BYTES: u32 = 0x7fff_f000;
-
 /// The mode of `fallocate` for [`IoOp::PunchHole`].
 pub(crate) const PUNCH_HOLE: c_int = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
 /// The mode of `fallocate` for [`IoOp::ZeroRange`].
@@ -46,9 +41,13 @@ pub(crate) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    pub(crate) fn new(io: &Io<'_>, fd: RawFd) -> Self {
-        let count = c_int::try_from(io.segments.len()).expect("within limits().max_segments");
-        let (offset, segments) = (kernel_offset(io.offset), io.segments.as_ptr());
+    /// # Safety
+    /// The memory is no registered buffer.
+    pub(crate) unsafe fn new(io: &Io<'_>, fd: RawFd) -> Self {
+        // SAFETY: passed on to the caller.
+        let segments = unsafe { io.memory.segments_unchecked() };
+        let count = c_int::try_from(segments.len()).expect("within limits().max_segments");
+        let (offset, segments) = (kernel_offset(io.offset), segments.as_ptr());
         Self { tag: io.tag, op: io.op, fd, offset, len: io.len, segments, count }
     }
 

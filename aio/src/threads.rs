@@ -11,9 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bells::Bells;
-use crate::engine::{
-    BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped,
-};
+use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
 use crate::files::Files;
 use crate::pool::Pool;
 use crate::sys::{self, Job};
@@ -67,6 +65,16 @@ pub struct ThreadsSetup {
     pub cached_inline: bool,
 }
 
+impl ThreadsSetup {
+    /// `depth` operations at a time on 16 threads (or `depth`, if that is fewer), and cached bytes moved
+    /// at once.
+    #[must_use]
+    pub const fn new(depth: u32) -> Self {
+        let threads = if depth < 16 { depth as usize } else { 16 };
+        Self { depth, threads, cached_inline: true }
+    }
+}
+
 /// Blocking calls on a pool of threads.
 ///
 /// # Invariants
@@ -92,17 +100,10 @@ impl Threads {
     /// # Errors
     /// When the process is out of descriptors or threads.
     pub fn new(setup: ThreadsSetup) -> io::Result<Self> {
-        let limits = Limits {
-            name: "threads",
-            depth: setup.depth,
-            max_segments: sys::MAX_SEGMENTS,
-            max_bytes: sys::MAX_BYTES,
-            ops: OpSet::ALL,
-        };
         let bells = Bells::new()?;
         Ok(Self {
             pool: Pool::new(setup.threads, setup.depth, bells.waker())?,
-            limits,
+            limits: Limits::new("threads", setup.depth),
             cached_inline: setup.cached_inline,
             files: Files::new(),
             bells,
@@ -141,7 +142,8 @@ impl Engine for Threads {
             return Err(Full);
         }
         let file = self.files.get(io.file);
-        self.batch.push((Job::new(io, file.fd), file.note));
+        // SAFETY: the caller keeps to our limits, which have no registered buffers.
+        self.batch.push((unsafe { Job::new(io, file.fd) }, file.note));
         self.in_flight += 1;
         self.counters.queued += 1;
         Ok(())

@@ -70,7 +70,8 @@ fn allocates_nothing(mut engine: Box<dyn Engine>, direct: bool) {
             let data = op.moves_data();
             let segments = if data { &segments[..] } else { &[] };
             let len = if op == IoOp::Sync { 0 } else { 4096 };
-            let io = Io { tag: i as u64, op, file, offset: (i * 4096) as u64, len, segments };
+            let (offset, memory) = ((i * 4096) as u64, segments.into());
+            let io = Io { tag: i as u64, op, file, offset, len, memory };
             // SAFETY: memory and list live until all is reaped, below.
             unsafe { engine.queue(&io) }.unwrap();
         }
@@ -109,7 +110,7 @@ fn threads() {
 
 #[test]
 fn io_uring() {
-    match IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll: false }) {
+    match IoUring::new(IoUringSetup::new(DEPTH)) {
         Ok(engine) => allocates_nothing(Box::new(engine), false),
         Err(e) => skip(Need::IoUring, e),
     }

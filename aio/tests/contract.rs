@@ -4,8 +4,8 @@ use ringway_aio::contract::{Mode, Suite, takes_direct};
 use ringway_aio::faulty::Fault;
 use ringway_aio::io_uring::{Feature, probe};
 use ringway_aio::{
-    Engine, Faulty, Io, IoUring, IoUringSetup, LinuxAio, Model, Null, Sim, SimSetup, Threads,
-    ThreadsSetup,
+    Engine, Faulty, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model, Null, Sim,
+    SimSetup, Threads, ThreadsSetup,
 };
 use ringway_testkit::{Need, skip};
 use std::path::{Path, PathBuf};
@@ -110,7 +110,7 @@ fn io_uring_without(without: &[Feature]) {
         return skip(Need::IoUring, e);
     }
     println!("without {without:?}");
-    let make = |depth| IoUring::new(IoUringSetup { depth, without, iopoll: false }).unwrap();
+    let make = |depth| IoUring::new(IoUringSetup { without, ..IoUringSetup::new(depth) }).unwrap();
     run(&|depth| Box::new(make(depth)), &BOTH, 0.1);
 }
 
@@ -124,6 +124,25 @@ fn io_uring_without_each_feature() {
     for feature in Feature::ALL {
         io_uring_without(&[feature]);
     }
+}
+
+#[test]
+fn io_uring_with_buffers_and_commands() {
+    let features = match probe() {
+        Ok(features) => features,
+        Err(e) => return skip(Need::IoUring, e),
+    };
+    for feature in [Feature::RegisteredBuffers, Feature::Commands] {
+        println!("{}: {:?}", feature.name(), features.why_not(feature));
+    }
+    let setup = |depth| IoUringSetup { buffers: 5, commands: 100, ..IoUringSetup::new(depth) };
+    let make = |depth| IoUring::new(setup(depth)).unwrap();
+    if make(1).limits().registered_buffers == 0 || make(1).limits().commands.is_none() {
+        skip(Need::IoUringFeature, format!("{:?}", make(1).features()));
+    }
+    run(&|depth| Box::new(make(depth)), &BOTH, 0.1);
+    // A polled ring has no buffers with numbers.
+    assert!(IoUring::new(IoUringSetup { iopoll: true, ..setup(4) }).is_err());
 }
 
 #[test]
@@ -147,7 +166,7 @@ fn sim() {
 /// Set up here, used there: the ring is bound to a thread at its first use, not before.
 #[test]
 fn io_uring_moves_to_its_worker() {
-    let setup = IoUringSetup { depth: 4, without: &[], iopoll: false };
+    let setup = IoUringSetup::new(4);
     let mut engine = match IoUring::new(setup) {
         Ok(engine) => engine,
         Err(e) => return skip(Need::IoUring, e),
@@ -159,18 +178,18 @@ fn io_uring_moves_to_its_worker() {
     let bell = unsafe { libc::eventfd(1, libc::EFD_CLOEXEC) };
     engine.watch(3, bell).unwrap();
     let worker = std::thread::spawn(move || {
-        let mut memory = [1u8; 512];
-        let segments = [ringway_core::Segment { base: memory.as_mut_ptr(), len: 512 }];
-        let (op, segments) = (ringway_aio::IoOp::Read, &segments);
+        let mut bytes = [1u8; 512];
+        let segments = [ringway_core::Segment { base: bytes.as_mut_ptr(), len: 512 }];
+        let (op, memory) = (IoOp::Read, IoMemory::Segments(&segments));
         // SAFETY: the memory is reaped below.
-        unsafe { engine.queue(&Io { tag: 1, op, file, offset: 0, len: 512, segments }) }.unwrap();
+        unsafe { engine.queue(&Io { tag: 1, op, file, offset: 0, len: 512, memory }) }.unwrap();
         engine.submit().unwrap();
         let mut out = ringway_aio::Reaped::default();
         while out.done.is_empty() || out.rung.is_empty() {
             engine.wait(None).unwrap();
             engine.reap(&mut out);
         }
-        assert_eq!((out.done[0].result, out.rung[0], memory[0]), (512, 3, 0));
+        assert_eq!((out.done[0].result, out.rung[0], bytes[0]), (512, 3, 0));
         engine
     });
     // With nothing in flight it may be dropped anywhere.

@@ -4,7 +4,8 @@ use crate::port::{Ask, Effort, Port};
 use crate::random::Random;
 use anyhow::{Context, Result, bail};
 use ringway_aio::{
-    Engine, FileId, Io, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads, ThreadsSetup,
+    Engine, FileId, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads,
+    ThreadsSetup,
 };
 use ringway_core::Segment;
 use ringway_disk::{Disk, EngineKind};
@@ -70,9 +71,7 @@ impl FilePort {
 
 fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
     Ok(match kind {
-        EngineKind::IoUring => {
-            Box::new(IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })?)
-        }
+        EngineKind::IoUring => Box::new(IoUring::new(IoUringSetup::new(depth))?),
         EngineKind::LinuxAio => Box::new(LinuxAio::new(depth)?),
         EngineKind::Threads => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
@@ -111,7 +110,7 @@ impl Port for FilePort {
             file: self.file,
             offset: ask.offset,
             len: ask.len.into(),
-            segments: &*segments,
+            memory: IoMemory::Segments(&*segments),
         };
         // SAFETY: invariants 1 and 2; `Target::open` keeps lengths below the limits of every engine,
         // and all engines read and write.

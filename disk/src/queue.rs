@@ -284,7 +284,7 @@ impl<C> DiskQueue<C> {
                 file: self.file,
                 offset: request.range.offset(),
                 len: request.range.len(),
-                segments: request.segments.as_slice(),
+                memory: request.segments.as_slice().into(),
             }
         } else {
             let cold = &self.cold[usize::from(tag)];
@@ -294,7 +294,7 @@ impl<C> DiskQueue<C> {
                 file: self.file,
                 offset: cold.offset,
                 len: cold.len,
-                segments: cold.part.as_slice(),
+                memory: cold.part.as_slice().into(),
             }
         };
         // SAFETY: the slot owns the list of segments, and by the contract of `start` their memory,

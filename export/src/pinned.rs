@@ -39,12 +39,10 @@ impl Pinned {
             .flat_map(|map| map.regions())
             .map(|region| Segment { base: region.mapping.at(0), len: region.mapping.len() })
             .collect();
-        // What is queued was prepared for the memory named before.
-        let submitted = engine.submit();
-        // SAFETY: nothing is queued, and what is in flight holds its own pages (Linux 5.13). The
-        // memory stays mapped while `self.maps` names it, which the next update replaces first.
-        // That its owner gives no page back is what the user vouched for by asking.
-        let named = submitted.and_then(|()| unsafe { engine.map_memory(&segments) });
+        // SAFETY: the memory stays mapped while `self.maps` names it, which is after the next call only
+        // that other maps take its place there. That its owner gives no page back is what the user
+        // vouched for by asking.
+        let named = unsafe { engine.map_memory(&segments) };
         match named {
             Ok(()) => self.refused = false,
             // A client can change its memory to and fro.

@@ -49,12 +49,12 @@ pub(crate) fn ring(iopoll: bool) -> io::Result<IoUring> {
 
 /// Whether there is io_uring for us.
 pub(crate) fn probe() -> io::Result<()> {
-    let small = || IoUring::new(IoUringSetup { depth: 4, without: &[], iopoll: false });
+    let small = || IoUring::new(IoUringSetup::new(4));
     collect(1, 1, PATIENCE, small).map(drop)
 }
 
 fn new(iopoll: bool) -> io::Result<IoUring> {
-    IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll })
+    IoUring::new(IoUringSetup { iopoll, ..IoUringSetup::new(DEPTH) })
 }
 
 /// Waits for memory for those that are needed, and does without the others.

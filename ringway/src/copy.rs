@@ -342,7 +342,7 @@ impl Copy {
 fn engine(wanted: EngineArg) -> anyhow::Result<Box<dyn Engine>> {
     /// Enough for all parts of all pieces in flight; more of them wait.
     const DEPTH: u32 = 1024;
-    let uring = || IoUring::new(IoUringSetup { depth: DEPTH, without: &[], iopoll: false });
+    let uring = || IoUring::new(IoUringSetup::new(DEPTH));
     let threads = || Threads::new(ThreadsSetup { depth: DEPTH, threads: 16, cached_inline: false });
     Ok(match wanted {
         EngineArg::Auto => match uring() {

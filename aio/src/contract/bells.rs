@@ -1,11 +1,14 @@
 //! Doorbells, and waiting for them.
 
-use super::rig::{BLOCK, Memory, PATIENCE, Rig};
+use super::rig::{BLOCK, PATIENCE, Pages, Rig};
 use super::setting::{Mode, Suite};
 use crate::engine::IoOp;
 use crate::sys;
 use std::collections::HashSet;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -60,7 +63,7 @@ pub(super) fn bell_during_wait(suite: &Suite<'_>, mode: Mode) {
 pub(super) fn bell_amid_operations(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 16, 1 << 20);
     let fd = bell(&mut rig, 1);
-    let memory = Memory::new(16 * BLOCK);
+    let memory = Pages::new(16 * BLOCK);
     let segments: Vec<_> = (0..16).map(|i| [memory.segment(i * BLOCK, BLOCK)]).collect();
     for _ in 0..50 {
         for (i, segment) in segments.iter().enumerate() {
@@ -121,6 +124,90 @@ pub(super) fn watch_and_unwatch(suite: &Suite<'_>, mode: Mode) {
     rig.engine.wait(Some(Duration::from_millis(5))).unwrap();
     rig.engine.reap(&mut rig.out);
     assert!(rig.out.rung.is_empty(), "nobody listens");
+}
+
+/// All that can be read of `from` until it would block or ends.
+fn drain(from: &mut impl Read) -> Vec<u8> {
+    let (mut all, mut piece) = (Vec::new(), [0; 64]);
+    loop {
+        match from.read(&mut piece) {
+            Ok(0) => return all,
+            Ok(count) => all.extend_from_slice(&piece[..count]),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return all,
+            Err(e) => panic!("a socket reads: {e}"),
+        }
+    }
+}
+
+pub(super) fn sockets_and_pipes(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.write_all(b"early").unwrap();
+    rig.engine.watch(1, ours.as_raw_fd()).unwrap();
+    assert!(rig.rung().iter().all(|&b| b == 1), "what is there when it is watched");
+    assert_eq!(drain(&mut ours), b"early");
+    for i in 0..100 {
+        theirs.write_all(&[i]).unwrap();
+        rig.rung();
+        assert_eq!(drain(&mut ours), [i]);
+        rig.settle();
+    }
+    theirs.write_all(b"left ").unwrap();
+    rig.rung();
+    rig.quiet();
+    theirs.write_all(b"alone").unwrap();
+    assert!(rig.rung().iter().all(|&b| b == 1), "more rings, whatever was left unread");
+    assert_eq!(drain(&mut ours), b"left alone");
+    drop(theirs);
+    rig.rung();
+    assert_eq!(ours.read(&mut [0]).unwrap(), 0, "the end of the other side rings");
+    rig.engine.unwatch(1, ours.as_raw_fd());
+
+    let (from, mut to) = io::pipe().unwrap();
+    rig.settle();
+    rig.engine.watch(2, from.as_raw_fd()).unwrap();
+    rig.quiet();
+    to.write_all(b"x").unwrap();
+    assert!(rig.rung().iter().all(|&b| b == 2));
+    rig.engine.unwatch(2, from.as_raw_fd());
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    rig.settle();
+    rig.engine.watch(3, listener.as_raw_fd()).unwrap();
+    rig.quiet();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    assert!(rig.rung().iter().all(|&b| b == 3));
+    let (_server, from) = listener.accept().unwrap();
+    assert_eq!(from, client.local_addr().unwrap());
+}
+
+/// Who reads until it would block each time it rings misses nothing, whenever bytes arrive.
+pub(super) fn no_byte_without_a_ring(suite: &Suite<'_>, mode: Mode) {
+    const BYTES: usize = 5000;
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    rig.engine.watch(4, ours.as_raw_fd()).unwrap();
+    let writer = thread::spawn(move || {
+        for i in 0..BYTES {
+            theirs.write_all(&[0]).unwrap();
+            match i % 100 {
+                0 => thread::sleep(Duration::from_micros(300)),
+                1..20 => thread::yield_now(),
+                _ => {}
+            }
+        }
+        theirs
+    });
+    let mut found = 0;
+    while found < BYTES {
+        rig.rung();
+        found += drain(&mut ours).len();
+    }
+    assert_eq!(found, BYTES);
+    drop(writer.join().unwrap());
 }
 
 pub(super) fn wait_ends_in_time(suite: &Suite<'_>, mode: Mode) {

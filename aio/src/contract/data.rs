@@ -1,6 +1,6 @@
 //! What operations do to files: data, vectors, zeroes, errors.
 
-use super::rig::{BLOCK, Memory, PATIENCE, Rig, content, fill};
+use super::rig::{BLOCK, PATIENCE, Pages, Rig, content, fill};
 use super::setting::{Mode, Suite, open};
 use crate::engine::IoOp;
 use crate::sys;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 pub(super) fn reads_and_writes(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 8, 8 << 20);
-    let mut memory = Memory::new(4 << 20);
+    let mut memory = Pages::new(4 << 20);
     for op in [IoOp::Write, IoOp::WriteDurable] {
         if op == IoOp::WriteDurable {
             rig.map(&memory);
@@ -42,7 +42,7 @@ pub(super) fn reads_and_writes(suite: &Suite<'_>, mode: Mode) {
 pub(super) fn vectors(suite: &Suite<'_>, mode: Mode) {
     let piece = if mode == Mode::Direct { BLOCK } else { 24 };
     let mut rig = suite.rig(mode, 4, 1024 * BLOCK);
-    let mut memory = Memory::new(2048 * piece);
+    let mut memory = Pages::new(2048 * piece);
     for mapped in [false, true] {
         if mapped {
             rig.map(&memory);
@@ -71,7 +71,7 @@ pub(super) fn vectors(suite: &Suite<'_>, mode: Mode) {
 
 pub(super) fn sync(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 4, 1 << 20);
-    let memory = Memory::new(BLOCK);
+    let memory = Pages::new(BLOCK);
     let segment = [memory.segment(0, BLOCK)];
     rig.one(IoOp::Write, 0, &segment);
     assert_eq!(rig.one_without_data(IoOp::Sync, 0, 0), 0);
@@ -99,7 +99,7 @@ pub(super) fn zeroes(suite: &Suite<'_>, mode: Mode) {
 
 pub(super) fn short_at_the_end(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 4, 3 * BLOCK + 512);
-    let memory = Memory::new(2 * BLOCK);
+    let memory = Pages::new(2 * BLOCK);
     let segments = [memory.segment(0, BLOCK), memory.segment(BLOCK, BLOCK)];
     assert_eq!(rig.one(IoOp::Read, 2 * BLOCK as u64, &segments), 4096 + 512);
     assert_eq!(rig.one(IoOp::Read, 8 * BLOCK as u64, &segments), 0);
@@ -108,7 +108,7 @@ pub(super) fn short_at_the_end(suite: &Suite<'_>, mode: Mode) {
 
 pub(super) fn errors(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 8, 1 << 20);
-    let memory = Memory::new(BLOCK);
+    let memory = Pages::new(BLOCK);
     let segment = [memory.segment(0, BLOCK)];
     let read_only = rig.engine.attach(&suite.open(mode, true, false)).unwrap();
     let write_only = rig.engine.attach(&suite.open(mode, false, true)).unwrap();
@@ -151,7 +151,7 @@ pub(super) fn random_mix(suite: &Suite<'_>, mode: Mode) {
     println!("contract: RINGWAY_SEED={seed}");
     let mut random = Rng::with_seed(seed);
     let mut rig = suite.rig(mode, 32, BLOCKS * BLOCK);
-    let mut memory = Memory::new(DEPTH * BLOCK);
+    let mut memory = Pages::new(DEPTH * BLOCK);
     if seed % 2 == 1 {
         rig.map(&memory);
     }

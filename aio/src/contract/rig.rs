@@ -1,6 +1,6 @@
 //! An engine with a file, and memory for its operations.
 
-use crate::engine::{Engine, FileId, Full, Io, IoOp, Reaped};
+use crate::engine::{Engine, FileId, Full, Io, IoMemory, IoOp, Reaped};
 use fastrand::Rng;
 use ringway_core::Segment;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -14,13 +14,13 @@ pub(super) const BLOCK: usize = 4096;
 /// Longer than any operation takes on a host in trouble.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Memory that direct transfers accept.
-pub(super) struct Memory {
+/// Pages that direct transfers accept.
+pub(super) struct Pages {
     base: *mut u8,
     layout: Layout,
 }
 
-impl Memory {
+impl Pages {
     pub(super) fn new(len: usize) -> Self {
         let layout = Layout::from_size_align(len.max(1), BLOCK).expect("a small size");
         // SAFETY: the size is not zero.
@@ -43,7 +43,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.base, self.layout) };
@@ -68,7 +68,7 @@ impl Rig {
     }
 
     /// Names the memory to the engine, for what it is worth.
-    pub(super) fn map(&mut self, memory: &Memory) {
+    pub(super) fn map(&mut self, memory: &Pages) {
         let all = [memory.segment(0, memory.layout.size())];
         // SAFETY: nothing is in flight, and no operation uses the memory after it is dropped.
         if let Err(e) = unsafe { self.engine.map_memory(&all) } {
@@ -94,9 +94,20 @@ impl Rig {
         len: u64,
         segments: &[Segment],
     ) -> Result<u64, Full> {
+        self.queue_memory(file, op, offset, len, segments.into())
+    }
+
+    pub(super) fn queue_memory(
+        &mut self,
+        file: FileId,
+        op: IoOp,
+        offset: u64,
+        len: u64,
+        memory: IoMemory<'_>,
+    ) -> Result<u64, Full> {
         assert!(self.engine.limits().ops.has(op));
         self.tag += 1;
-        let io = Io { tag: self.tag, op, file, offset, len, segments };
+        let io = Io { tag: self.tag, op, file, offset, len, memory };
         // SAFETY: each case keeps memory and list until it has reaped or dropped the engine.
         unsafe { self.engine.queue(&io) }.map(|()| io.tag)
     }
@@ -155,6 +166,14 @@ impl Rig {
             self.engine.reap(&mut self.out);
         }
         self.out.clear();
+    }
+
+    /// Fails if something rings that should not.
+    pub(super) fn quiet(&mut self) {
+        self.settle();
+        self.engine.wait(Some(Duration::from_millis(5))).expect("a usable engine");
+        self.engine.reap(&mut self.out);
+        assert!(self.out.rung.is_empty(), "{:?} rang for nothing", self.out.rung);
     }
 
     pub(super) fn judge(&self, offset: u64, expected: &[u8]) {

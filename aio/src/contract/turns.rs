@@ -1,6 +1,6 @@
 //! Queue, submit, reap: depth, tags, system calls, files that come and go.
 
-use super::rig::{BLOCK, Memory, PATIENCE};
+use super::rig::{BLOCK, PATIENCE, Pages};
 use super::setting::{Mode, Suite};
 use crate::engine::{Full, IoOp};
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 pub(super) fn files_come_and_go(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 4, 1 << 20);
-    let memory = Memory::new(BLOCK);
+    let memory = Pages::new(BLOCK);
     let segment = [memory.segment(0, BLOCK)];
     for _ in 0..100 {
         let file = suite.open(mode, true, true);
@@ -35,7 +35,7 @@ pub(super) fn dropped_in_flight(suite: &Suite<'_>, mode: Mode) {
         let mut rig = suite.rig(mode, 64, 8 << 20);
         rig.plain.write_all_at(&vec![1; 8 << 20], 0).unwrap();
         rig.plain.sync_data().unwrap();
-        let mut memory = Memory::new(4 << 20);
+        let mut memory = Pages::new(4 << 20);
         let segments: Vec<_> = (0..64).map(|i| [memory.segment(i << 16, 1 << 16)]).collect();
         for (i, segment) in segments.iter().enumerate() {
             rig.queue(IoOp::Read, (i << 17) as u64, segment).unwrap();
@@ -55,7 +55,7 @@ pub(super) fn dropped_in_flight(suite: &Suite<'_>, mode: Mode) {
 pub(super) fn full_then_not(suite: &Suite<'_>, mode: Mode) {
     for depth in [1, 4, 7] {
         let mut rig = suite.rig(mode, depth, 1 << 20);
-        let memory = Memory::new(BLOCK);
+        let memory = Pages::new(BLOCK);
         let segment = [memory.segment(0, BLOCK)];
         let depth = rig.engine.limits().depth;
         for _ in 0..20 {
@@ -73,7 +73,7 @@ pub(super) fn full_then_not(suite: &Suite<'_>, mode: Mode) {
 
 pub(super) fn each_tag_once(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 128, 1 << 20);
-    let memory = Memory::new(128 * BLOCK);
+    let memory = Pages::new(128 * BLOCK);
     let segments: Vec<_> = (0..128).map(|i| [memory.segment(i * BLOCK, BLOCK)]).collect();
     let mut in_flight = HashSet::new();
     let mut left = 3000;
@@ -102,7 +102,7 @@ pub(super) fn each_tag_once(suite: &Suite<'_>, mode: Mode) {
 pub(super) fn few_system_calls(suite: &Suite<'_>, mode: Mode) {
     let mut rig = suite.rig(mode, 64, 1 << 20);
     rig.plain.write_all_at(&vec![1; 1 << 20], 0).unwrap();
-    let memory = Memory::new(64 * BLOCK);
+    let memory = Pages::new(64 * BLOCK);
     let segments: Vec<_> = (0..64).map(|i| [memory.segment(i * BLOCK, BLOCK)]).collect();
     let mut rounds = Vec::new();
     for _ in 0..20 {

@@ -31,12 +31,16 @@ impl Copies {
     }
 
     /// True if this one is not the ring's: longer ones are better spread over the kernel's threads.
+    ///
+    /// # Safety
+    /// The rules of [`crate::Engine::queue`], and the memory is no registered buffer.
     #[inline]
-    pub(super) fn take(&mut self, io: &Io<'_>, fd: RawFd) -> bool {
+    pub(super) unsafe fn take(&mut self, io: &Io<'_>, fd: RawFd) -> bool {
         if !matches!(io.op, IoOp::Write | IoOp::WriteDurable) || io.len > INLINE_BYTES {
             return false;
         }
-        self.batch.push(Job::new(io, fd));
+        // SAFETY: passed on to the caller.
+        self.batch.push(unsafe { Job::new(io, fd) });
         true
     }
 
@@ -65,7 +69,7 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
-    use crate::engine::{Engine, Io, IoOp, Reaped};
+    use crate::engine::{Engine, Io, IoMemory, IoOp, Reaped};
     use crate::io_uring::{IoUring, IoUringSetup};
     use ringway_core::Segment;
     use ringway_testkit::{Need, skip};
@@ -78,13 +82,13 @@ mod tests {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 20).unwrap();
         let file = Arc::new(file);
-        let setup = IoUringSetup { depth: 4, without: &[], iopoll: false };
-        let mut engine = IoUring::new(setup).unwrap();
+        let mut engine = IoUring::new(IoUringSetup::new(4)).unwrap();
         let id = engine.attach(&file).unwrap();
         let mut data = vec![7u8; bytes];
         let segments = [Segment { base: data.as_mut_ptr(), len: bytes }];
         let (op, len) = (IoOp::Write, bytes as u64);
-        let io = Io { tag: 3, op, file: id, offset: 512, len, segments: &segments };
+        let memory = IoMemory::Segments(&segments);
+        let io = Io { tag: 3, op, file: id, offset: 512, len, memory };
         // SAFETY: data and list live until the result is reaped below.
         unsafe { engine.queue(&io) }.unwrap();
         let mut out = Reaped::with_capacity(4, 4);

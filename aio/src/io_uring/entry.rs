@@ -4,20 +4,30 @@ use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 use ringway_core::Segment;
 
-use crate::engine::{Io, IoOp};
+use crate::engine::{Command, Io, IoOp};
 use crate::sys;
 
 /// `BLOCK_URING_CMD_DISCARD`, `_IO(0x12, 0)` of `linux/blkdev.h`, since Linux 6.12.
 const DISCARD: u32 = 0x1200;
 
-/// Translates an operation; `buffer` is the registered one that its memory lies in, if any.
+/// Bytes of a command's data in an entry of 64 bytes. Entries of 128 bytes have room for 80, which
+/// NVMe passthrough needs, but a ring has entries of one size only, and half as many operations to a
+/// cache line; ublk's commands fit here.
+pub(super) const COMMAND_BYTES: usize = 16;
+
+/// Translates an operation on `segments`; `buffer` is the registered one that they lie in, if any.
 #[inline]
-pub(super) fn entry(io: &Io<'_>, fd: Fd, buffer: Option<u16>) -> squeue::Entry {
+pub(super) fn entry(
+    io: &Io<'_>,
+    fd: Fd,
+    segments: &[Segment],
+    buffer: Option<u16>,
+) -> squeue::Entry {
     let offset = sys::kernel_offset(io.offset).cast_unsigned();
     match io.op {
-        IoOp::Read => read(fd, io.segments, buffer, offset),
-        IoOp::Write => write(fd, io.segments, buffer, offset, 0),
-        IoOp::WriteDurable => write(fd, io.segments, buffer, offset, libc::RWF_DSYNC),
+        IoOp::Read => read(fd, segments, buffer, offset),
+        IoOp::Write => write(fd, segments, buffer, offset, 0),
+        IoOp::WriteDurable => write(fd, segments, buffer, offset, libc::RWF_DSYNC),
         IoOp::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
         IoOp::PunchHole => {
             opcode::Fallocate::new(fd, io.len).offset(offset).mode(sys::PUNCH_HOLE).build()
@@ -32,6 +42,22 @@ pub(super) fn entry(io: &Io<'_>, fd: Fd, buffer: Option<u16>) -> squeue::Entry {
             opcode::UringCmd16::new(fd, DISCARD).addr(Some(io.offset)).cmd(cmd).build()
         }
     }
+}
+
+/// Translates an operation on a registered buffer, from `address` on.
+pub(super) fn entry_registered(io: &Io<'_>, fd: Fd, buffer: u16, address: u64) -> squeue::Entry {
+    let at = Segment {
+        // The kernel counts in the buffer: this is no pointer that anybody follows.
+        base: std::ptr::without_provenance_mut(usize::try_from(address).expect("64 bits")),
+        len: usize::try_from(io.len).expect("within limits().max_bytes"),
+    };
+    entry(io, fd, &[at], Some(buffer))
+}
+
+/// Translates a command. Its data has its length in the type: what is shorter ends in zeroes.
+#[inline]
+pub(super) fn command(command: &Command<'_>, fd: Fd, data: [u8; COMMAND_BYTES]) -> squeue::Entry {
+    opcode::UringCmd16::new(fd, command.op).addr(Some(command.addr)).cmd(data).build()
 }
 
 #[inline]

@@ -12,8 +12,22 @@ pub struct IoUringSetup<'a> {
     pub depth: u32,
     /// Features to leave alone even if the kernel has them: for tests and for comparing.
     pub without: &'a [Feature],
-    /// Poll devices for completions, of files that [`super::can_poll`].
+    /// Poll devices for completions, of files that [`super::can_poll`]. Not together with `buffers`.
     pub iopoll: bool,
+    /// Numbers for registered buffers: [`crate::Limits::registered_buffers`]. With any, memory that is
+    /// named by [`crate::Engine::map_memory`] is not prepared.
+    pub buffers: u16,
+    /// Commands at a time, beside `depth` operations; 0 for no port.
+    pub commands: u32,
+}
+
+impl IoUringSetup<'_> {
+    /// `depth` operations at a time with all that the kernel has; no polling, no numbers for buffers, no
+    /// commands.
+    #[must_use]
+    pub const fn new(depth: u32) -> Self {
+        Self { depth, without: &[], iopoll: false, buffers: 0, commands: 0 }
+    }
 }
 
 /// Slots of the table of registered files; files beyond are used by their descriptors.
@@ -22,6 +36,8 @@ pub(super) const FILES: u32 = 256;
 /// `IORING_REGISTER_BUFFERS`, `IORING_UNREGISTER_BUFFERS`, `IORING_UNREGISTER_FILES` and
 /// `IORING_REGISTER_FILES_UPDATE`.
 const REGISTER_OPS: [u8; 4] = [0, 1, 3, 6];
+/// `IORING_REGISTER_BUFFERS_UPDATE`, for rings whose buffers have numbers.
+const UPDATE_BUFFERS: u8 = 16;
 
 /// A part of io_uring that Ringway uses where it can and goes without where it must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +54,7 @@ pub enum Feature {
     SubmitAll,
     /// Files are looked up once, when they are attached.
     RegisteredFiles,
-    /// Memory is pinned once, by [`crate::Engine::map_memory`].
+    /// Memory is pinned once, by [`crate::Engine::map_memory`] or [`crate::Engine::set_buffer`].
     RegisteredBuffers,
     /// [`Feature::RegisteredBuffers`] also for transfers of several segments.
     VectoredBuffers,
@@ -46,11 +62,13 @@ pub enum Feature {
     Restrictions,
     /// Discarding blocks of a block device.
     Discard,
+    /// Commands for drivers: [`crate::Engine::queue_command`].
+    Commands,
 }
 
 impl Feature {
     /// All of them. Those asked for when the ring is set up come first, newest first.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::NoSqArray,
         Self::DeferTaskrun,
         Self::SingleIssuer,
@@ -61,6 +79,7 @@ impl Feature {
         Self::VectoredBuffers,
         Self::Restrictions,
         Self::Discard,
+        Self::Commands,
     ];
 
     /// What users know it by.
@@ -77,6 +96,7 @@ impl Feature {
             Self::VectoredBuffers => "vectored-buffers",
             Self::Restrictions => "restrictions",
             Self::Discard => "discard",
+            Self::Commands => "commands",
         }
     }
 
@@ -87,7 +107,7 @@ impl Feature {
             Self::NoSqArray => "6.6",
             Self::DeferTaskrun => "6.1",
             Self::SingleIssuer => "6.0",
-            Self::CoopTaskrun | Self::RegisteredFiles => "5.19",
+            Self::CoopTaskrun | Self::RegisteredFiles | Self::Commands => "5.19",
             Self::SubmitAll => "5.18",
             Self::RegisteredBuffers => "5.1",
             Self::VectoredBuffers => "6.15",
@@ -138,11 +158,15 @@ impl Features {
 /// # Errors
 /// Says why there is none for us.
 pub fn probe() -> io::Result<Features> {
-    set_up(8, &[]).map(|(_, features)| features)
+    set_up(8, 0, &[]).map(|(_, features)| features)
 }
 
-/// A ring that is not enabled yet.
-pub(super) fn set_up(entries: u32, without: &[Feature]) -> io::Result<(Ring, Features)> {
+/// A ring that is not enabled yet, with an empty table of `buffers` registered buffers.
+pub(super) fn set_up(
+    entries: u32,
+    buffers: u16,
+    without: &[Feature],
+) -> io::Result<(Ring, Features)> {
     let mut features = Features { why_not: Default::default() };
     for &feature in without {
         features.refuse(feature, OFF);
@@ -158,17 +182,26 @@ pub(super) fn set_up(entries: u32, without: &[Feature]) -> io::Result<(Ring, Fea
         features.refuse(Feature::CoopTaskrun, "defer-taskrun does better");
     }
     register_files(&ring, &mut features);
-    features.refuse(Feature::RegisteredBuffers, "no memory was named");
+    if buffers == 0 {
+        features.refuse(Feature::RegisteredBuffers, "no memory was named");
+    } else if features.has(Feature::RegisteredBuffers)
+        && let Err(e) = ring.submitter().register_buffers_sparse(buffers.into())
+    {
+        features.refuse(Feature::RegisteredBuffers, format!("the kernel refuses: {e}"));
+    }
     let mut known = Probe::new();
     ring.submitter().register_probe(&mut known)?;
     if !known.is_supported(opcode::ReadvFixed::CODE) {
         features.refuse(Feature::VectoredBuffers, came_with(Feature::VectoredBuffers));
     }
-    // Commands of devices cannot be asked for one by one; discard has no flag of its own.
+    if !known.is_supported(opcode::UringCmd16::CODE) {
+        features.refuse(Feature::Commands, came_with(Feature::Commands));
+    }
+    // What drivers take cannot be asked for; discard has no flag of its own.
     if !known.is_supported(opcode::UringCmd16::CODE) || !kernel_is_at_least(6, 12) {
         features.refuse(Feature::Discard, came_with(Feature::Discard));
     }
-    restrict(&ring, &mut features);
+    restrict(&ring, buffers > 0, &mut features);
     Ok((ring, features))
 }
 
@@ -218,7 +251,7 @@ fn register_files(ring: &Ring, features: &mut Features) {
 }
 
 /// From now on the ring accepts what this engine sends and nothing else.
-fn restrict(ring: &Ring, features: &mut Features) {
+fn restrict(ring: &Ring, buffers: bool, features: &mut Features) {
     if !features.has(Feature::Restrictions) {
         return;
     }
@@ -247,6 +280,7 @@ fn restrict(ring: &Ring, features: &mut Features) {
             .map(Restriction::sqe_op),
     )
     .chain(REGISTER_OPS.map(Restriction::register_op))
+    .chain(buffers.then(|| Restriction::register_op(UPDATE_BUFFERS)))
     .chain([Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits())])
     .collect::<Vec<_>>();
     if let Err(e) = ring.submitter().register_restrictions(&mut allowed) {
@@ -297,15 +331,15 @@ mod tests {
         assert!(!all.has(Feature::RegisteredBuffers), "no memory was named");
         for feature in Feature::ALL {
             println!("{:18} {:?}", feature.name(), all.why_not(feature));
-            let (_ring, features) = set_up(8, &[feature]).unwrap();
+            let (_ring, features) = set_up(8, 0, &[feature]).unwrap();
             assert_eq!(features.why_not(feature), Some("switched off"));
         }
-        assert!(set_up(8, &Feature::ALL).is_ok());
+        assert!(set_up(8, 0, &Feature::ALL).is_ok());
     }
 
     #[test]
     fn a_ring_refuses_what_the_engine_never_asks_for() {
-        let (mut ring, features) = match set_up(8, &[]) {
+        let (mut ring, features) = match set_up(8, 0, &[]) {
             Ok(made) => made,
             Err(error) => return skip(Need::IoUring, error),
         };

@@ -1,12 +1,12 @@
 //! io_uring, as much of it as the running kernel has.
 //!
-//! One ring carries transfers, flushes, fallocate, discard and the doorbells (multishot poll of
-//! their eventfds), so that one system call submits and sleeps for all of them. `reap` stays in
+//! One ring carries transfers, flushes, fallocate, discard, commands for drivers and the doorbells
+//! (multishot polls), so that one system call submits and sleeps for all of them. `reap` stays in
 //! user space unless the kernel has flagged work that only entering it can finish.
 
 use io_uring::squeue::Flags;
-use io_uring::types::{Fd, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring as Ring, cqueue, opcode, squeue};
+use io_uring::types::Fd;
+use io_uring::{IoUring as Ring, cqueue, squeue};
 use ringway_core::Segment;
 use std::fmt;
 use std::fs::File;
@@ -17,51 +17,34 @@ use std::time::Duration;
 
 mod buffers;
 mod copies;
+mod doorbells;
+mod enter;
 mod entry;
 mod features;
 mod polled;
+mod tags;
 mod transient;
 
 pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;
 
 use crate::engine::{
-    BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped,
+    BellId, Command, CommandPort, CommandRefused, Counters, Done, Engine, FileId, Full, Io,
+    IoMemory, IoOp, Limits, OpSet, Reaped,
 };
 use crate::files::Files;
 use crate::sys;
 use buffers::Buffers;
 use copies::Copies;
-use entry::entry;
+use doorbells::Doorbells;
+use entry::{COMMAND_BYTES, command, entry, entry_registered};
 use features::{FILES, set_up};
 use polled::Polled;
-use transient::is_transient;
+use tags::{BELL, COMMAND};
 
 /// Room in the ring for doorbells, beside `depth` operations. More are fine: a submission queue
 /// that is full is submitted, and what a completion queue cannot hold the kernel keeps.
 const BELLS: u32 = 64;
-
-/// Set in the user data of everything that is no operation (tags leave it clear).
-const BELL: u64 = 1 << 63;
-/// The user data of what nobody waits for.
-const NOBODY: u64 = u64::MAX;
-
-/// A doorbell that is watched, or was.
-#[derive(Clone, Copy, Debug)]
-struct Bell {
-    bell: BellId,
-    fd: RawFd,
-    /// Its poll request; tells this watch from earlier ones of the same slot.
-    name: u64,
-    state: Poll,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Poll {
-    Armed,
-    Ended,
-    Unused,
-}
 
 /// What is to be known of a file.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +64,10 @@ struct Note {
 ///
 /// # Invariants
 /// 1. `in_flight` counts operations from `queue` to `reap`, and is at most `limits.depth`.
-/// 2. The submission queue holds `limits.depth` + `BELLS` entries at least.
+/// 2. The submission queue holds `limits.depth` + `BELLS` entries at least, and one for each command.
+/// 3. `commands` counts them from `queue_command` to `reap`.
+/// 4. If `limits.registered_buffers` is 0, no operation names a registered buffer; if not, `polled` is
+///    `None` and no file is `copied`.
 pub struct IoUring {
     limits: Limits,
     ring: Ring,
@@ -90,10 +76,10 @@ pub struct IoUring {
     polled: Option<Polled>,
     copies: Copies,
     buffers: Buffers,
-    bells: Vec<Bell>,
-    watches: u64,
+    doorbells: Doorbells,
     enabled: bool,
     in_flight: u32,
+    commands: u32,
     counters: Counters,
 }
 
@@ -103,31 +89,35 @@ impl IoUring {
     /// # Errors
     /// Says why this host has no io_uring for us: too old, switched off, or out of memory.
     pub fn new(setup: IoUringSetup<'_>) -> io::Result<Self> {
-        let (ring, features) = set_up(setup.depth.max(1) + BELLS, setup.without)?;
-        let ops = if features.has(Feature::Discard) {
-            OpSet::ALL
-        } else {
-            OpSet::ALL.without(IoOp::Discard)
-        };
-        let limits = Limits {
-            name: "io_uring",
-            depth: setup.depth,
-            max_segments: sys::MAX_SEGMENTS,
-            max_bytes: sys::MAX_BYTES,
-            ops,
-        };
+        let IoUringSetup { depth, without, iopoll, buffers, commands } = setup;
+        if iopoll && buffers > 0 {
+            let why = "a polled ring has no registered buffers";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        let entries = depth.max(1) + BELLS + commands;
+        let (ring, features) = set_up(entries, buffers, without)?;
+        let mut limits = Limits::new("io_uring", depth);
+        if !features.has(Feature::Discard) {
+            limits.ops = OpSet::ALL.without(IoOp::Discard);
+        }
+        if features.has(Feature::RegisteredBuffers) {
+            limits.registered_buffers = buffers;
+        }
+        if commands > 0 && features.has(Feature::Commands) {
+            limits.commands = Some(CommandPort { depth: commands, bytes: COMMAND_BYTES });
+        }
         Ok(Self {
+            buffers: Buffers::new(limits.registered_buffers),
             limits,
             ring,
             features,
             files: Files::new(),
-            polled: setup.iopoll.then(|| Polled::new(setup.depth.max(1))).transpose()?,
-            copies: Copies::new(setup.depth),
-            buffers: Buffers::default(),
-            bells: Vec::with_capacity(BELLS as usize),
-            watches: 0,
+            polled: iopoll.then(|| Polled::new(depth.max(1))).transpose()?,
+            copies: Copies::new(depth),
+            doorbells: Doorbells::new(BELLS as usize),
             enabled: false,
             in_flight: 0,
+            commands: 0,
             counters: Counters::default(),
         })
     }
@@ -138,90 +128,12 @@ impl IoUring {
         &self.features
     }
 
-    /// One `io_uring_enter`: submits what is queued, lets the kernel post what is done, and with
-    /// `want` = 1 sleeps until something is.
-    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
-        if !self.enabled {
-            // Binds the ring to this thread.
-            self.ring.submitter().register_enable_rings()?;
-            self.enabled = true;
-        }
-        let until = timeout.map(Timespec::from);
-        let mut args = SubmitArgs::new();
-        if let Some(until) = &until {
-            args = args.timespec(until);
-        }
-        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
-        let count = u32::try_from(self.ring.submission().len()).expect("the ring is smaller");
-        self.counters.syscalls += 1;
-        // SAFETY: the queued entries follow the rules of `queue`, and `args` outlives the call.
-        let entered =
-            unsafe { self.ring.submitter().enter(count, want, flags.bits(), Some(&args)) };
-        match entered {
-            // Time is over, a signal came, or the kernel is short of memory or of room for
-            // completions: what was not taken stays queued and goes with the next call.
-            Err(e) if is_transient(&e) => Ok(()),
-            entered => entered.map(drop),
-        }
-    }
-
-    /// True if only entering the kernel brings further completions.
-    #[inline]
-    fn must_enter(&mut self) -> bool {
-        let queue = self.ring.submission();
-        queue.taskrun() || queue.cq_overflow()
-    }
-
-    /// Queues an entry that is no operation, and makes room for it if it must.
-    fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        loop {
-            // SAFETY: polls and their removal name no memory.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
-                return Ok(());
-            }
-            self.enter(0, None)?;
-        }
-    }
-
-    /// Asks for `bells[slot]`. The poll reports each write of the eventfd, as edges; the counter
-    /// need not be read.
-    fn arm(&mut self, slot: usize) -> io::Result<()> {
-        let bell = &mut self.bells[slot];
-        bell.state = Poll::Armed;
-        let events = u32::from(libc::POLLIN.cast_unsigned());
-        let poll = opcode::PollAdd::new(Fd(bell.fd), events).multi(true).build();
-        let poll = poll.user_data(bell.name);
-        self.push(&poll)
-    }
-
-    /// Polls end when the completion queue overflows; the kernel says so and we begin anew. What
-    /// rang in between shows at once, as the counter is not zero.
-    #[cold]
-    fn rearm(&mut self) -> io::Result<()> {
-        for slot in 0..self.bells.len() {
-            if self.bells[slot].state == Poll::Ended {
-                self.arm(slot)?;
-            }
-        }
-        self.enter(0, None)
-    }
-
-    /// Submits polled transfers and asks their devices.
-    #[cold]
-    fn poll(&mut self, want: u32) -> io::Result<()> {
-        match &mut self.polled {
-            Some(polled) if polled.is_busy() => {
-                self.counters.syscalls += 1;
-                polled.enter(want)
-            }
-            _ => Ok(()),
-        }
-    }
-
     #[cold]
     fn queue_polled(&mut self, io: &Io<'_>) -> Result<(), Full> {
         let Some(polled) = &mut self.polled else { return Err(Full) };
-        let entry = entry(io, Fd(self.files.get(io.file).fd), None).user_data(io.tag);
+        // SAFETY: a polled ring has no registered buffers (invariant 4).
+        let segments = unsafe { io.memory.segments_unchecked() };
+        let entry = entry(io, Fd(self.files.get(io.file).fd), segments, None).user_data(io.tag);
         // SAFETY: as in `queue`.
         unsafe { polled.queue(&entry) }.map_err(|_| Full)?;
         self.in_flight += 1;
@@ -229,16 +141,15 @@ impl IoUring {
         Ok(())
     }
 
-    /// Completes what is in the kernel, without a caller to hear of it.
-    fn drain(&mut self) -> io::Result<()> {
-        let mut out = Reaped::default();
-        self.copies.carry_out(&mut self.counters);
-        while self.in_flight > 0 {
-            if self.reap(&mut out) == 0 {
-                self.wait(Some(Duration::from_secs(1)))?;
+    /// The entry of an operation, where there are registered buffers.
+    #[inline(never)]
+    fn entry_with_buffers(&self, io: &Io<'_>, fd: Fd) -> squeue::Entry {
+        match io.memory {
+            IoMemory::Segments(segments) => entry(io, fd, segments, self.buffers.find(segments)),
+            IoMemory::Registered { buffer, offset } => {
+                entry_registered(io, fd, buffer, self.buffers.address(buffer, offset))
             }
         }
-        Ok(())
     }
 }
 
@@ -255,7 +166,7 @@ impl Engine for IoUring {
         let fixed = self.features.has(Feature::RegisteredFiles) && id.0 < FILES;
         let flags = if fixed { Flags::FIXED_FILE } else { Flags::empty() };
         let polled = self.polled.is_some() && can_poll(file).is_ok();
-        let copied = copies::concern(file)?;
+        let copied = self.limits.registered_buffers == 0 && copies::concern(file)?;
         let id = self.files.attach(file, Note { flags, polled, copied });
         if fixed {
             let fd = self.files.get(id).fd;
@@ -269,8 +180,21 @@ impl Engine for IoUring {
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
-        // SAFETY: passed on to the caller.
+        if self.in_flight > 0 {
+            let submitted = self.submit();
+            if submitted.is_err() || !self.ring.submission().is_empty() {
+                self.buffers.forget();
+                let why = "the kernel does not take now what is queued for other memory";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
+            }
+        }
+        // SAFETY: passed on to the caller. What is in flight keeps the pages of its buffer (Linux 5.13).
         unsafe { self.buffers.register(&self.ring.submitter(), &mut self.features, regions) }
+    }
+
+    unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
+        // SAFETY: passed on to the caller.
+        unsafe { self.buffers.set(&self.ring.submitter(), number, buffer) }
     }
 
     fn detach(&mut self, file: FileId) {
@@ -283,24 +207,13 @@ impl Engine for IoUring {
 
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
         sys::check_open(fd)?;
-        let unused = self.bells.iter().position(|b| b.state == Poll::Unused);
-        let slot = unused.unwrap_or(self.bells.len());
-        self.watches += 1;
-        let name = BELL | self.watches << 16 | slot as u64;
-        let new = Bell { bell, fd, name, state: Poll::Armed };
-        match self.bells.get_mut(slot) {
-            Some(old) => *old = new,
-            None => self.bells.push(new),
-        }
-        self.arm(slot)?;
+        let poll = self.doorbells.watch(bell, fd);
+        self.push(&poll)?;
         if self.enabled { self.enter(0, None) } else { Ok(()) }
     }
 
     fn unwatch(&mut self, bell: BellId, fd: RawFd) {
-        let known = |b: &Bell| b.state != Poll::Unused && (b.bell, b.fd) == (bell, fd);
-        let Some(slot) = self.bells.iter().position(known) else { return };
-        self.bells[slot].state = Poll::Unused;
-        let remove = opcode::PollRemove::new(self.bells[slot].name).build().user_data(NOBODY);
+        let Some(remove) = self.doorbells.unwatch(bell, fd) else { return };
         // If the ring is beyond use, nothing rings any more.
         if self.push(&remove).is_ok() && self.enabled {
             let _ = self.enter(0, None);
@@ -319,19 +232,49 @@ impl Engine for IoUring {
         if polled && matches!(io.op, IoOp::Read | IoOp::Write) {
             return self.queue_polled(io);
         }
-        if copied && self.copies.take(io, file.fd) {
+        // SAFETY: passed on to the caller; with registered buffers no file is `copied` (invariant 4).
+        if copied && unsafe { self.copies.take(io, file.fd) } {
             self.in_flight += 1;
             self.counters.queued += 1;
             return Ok(());
         }
         let fd = if flags.is_empty() { file.fd } else { io.file.0.cast_signed() };
-        let entry =
-            entry(io, Fd(fd), self.buffers.find(io.segments)).flags(flags).user_data(io.tag);
+        let entry = if self.buffers.in_use() {
+            self.entry_with_buffers(io, Fd(fd))
+        } else {
+            // SAFETY: no buffer is registered, so the caller names none.
+            entry(io, Fd(fd), unsafe { io.memory.segments_unchecked() }, None)
+        };
+        let entry = entry.flags(flags).user_data(io.tag);
         // SAFETY: the caller vouches for the memory until the tag is reaped.
         // A queue that is full, by doorbells, is the caller's to submit.
         unsafe { self.ring.submission().push(&entry) }.map_err(|_| Full)?;
         self.in_flight += 1;
         self.counters.queued += 1;
+        Ok(())
+    }
+
+    unsafe fn queue_command(&mut self, asked: &Command<'_>) -> Result<(), CommandRefused> {
+        let Some(CommandPort { depth, bytes }) = self.limits.commands else {
+            return Err(CommandRefused::NoPort);
+        };
+        let mut data = [0; COMMAND_BYTES];
+        let Some(room) = data.get_mut(..asked.data.len()) else {
+            return Err(CommandRefused::TooLong { bytes: asked.data.len(), most: bytes });
+        };
+        room.copy_from_slice(asked.data);
+        debug_assert!(asked.tag & (BELL | COMMAND) == 0, "the top two bits of a tag are clear");
+        if self.commands == depth {
+            return Err(CommandRefused::Full);
+        }
+        let file = self.files.get(asked.file);
+        let flags = file.note.flags;
+        let fd = if flags.is_empty() { file.fd } else { asked.file.0.cast_signed() };
+        let entry = command(asked, Fd(fd), data).flags(flags);
+        let entry = entry.user_data(asked.tag | BELL | COMMAND);
+        // SAFETY: the caller vouches for what the command names.
+        unsafe { self.ring.submission().push(&entry) }.map_err(|_| CommandRefused::Full)?;
+        self.commands += 1;
         Ok(())
     }
 
@@ -363,16 +306,16 @@ impl Engine for IoUring {
                 out.done.push(Done { tag, result: found.result() });
                 continue;
             }
-            // A result of a watch that is over finds no bell.
-            let Some(bell) = self.bells.iter_mut().find(|b| b.name == tag) else { continue };
-            if bell.state == Poll::Unused {
+            let more = cqueue::more(found.flags());
+            if tag & COMMAND != 0 {
+                let tag = tag & !(BELL | COMMAND);
+                out.commands.push(Done { tag, result: found.result() });
+                self.commands -= u32::from(!more);
                 continue;
             }
-            out.rung.push(bell.bell);
-            if !cqueue::more(found.flags()) {
-                // A poll that failed would fail again.
-                bell.state = if found.result() < 0 { Poll::Unused } else { Poll::Ended };
-                ended = true;
+            if let Some(bell) = self.doorbells.rang(tag, found.result(), more) {
+                out.rung.push(bell);
+                ended |= !more;
             }
         }
         if ended {
@@ -407,28 +350,5 @@ impl fmt::Debug for IoUring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { limits, features, in_flight, .. } = self;
         write!(f, "IoUring {{ {in_flight} in flight, {limits:?}, {features:?} }}")
-    }
-}
-
-impl Drop for IoUring {
-    fn drop(&mut self) {
-        if let Err(e) = self.drain() {
-            // Only on a thread that does not own the ring. To go on would let the kernel write
-            // into memory that is somebody else's by now.
-            // Told as panics are: standard error may be of no use.
-            let _abort = Abort;
-            panic!("io_uring dropped with {} operations in flight: {e}", self.in_flight);
-        }
-        // Closing a ring lets go of its files some time later; their locks must not live on.
-        let _ = self.ring.submitter().unregister_files();
-    }
-}
-
-/// Ends the process when it is dropped.
-struct Abort;
-
-impl Drop for Abort {
-    fn drop(&mut self) {
-        std::process::abort();
     }
 }

@@ -5,6 +5,7 @@
 //! by one more request of the same context, so that one `io_getevents` sleeps for kicks and
 //! completions alike. What Linux AIO does not know (fallocate, discard) a helper thread does.
 
+use ringway_core::Segment;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -14,9 +15,7 @@ use std::time::Duration;
 mod context;
 
 use crate::bells::Bells;
-use crate::engine::{
-    BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped,
-};
+use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
 use crate::files::Files;
 use crate::pool::Pool;
 use crate::sys::{self, Job};
@@ -60,13 +59,7 @@ impl LinuxAio {
     /// # Errors
     /// If the kernel has no Linux AIO, or its limit of requests (sysctl fs.aio-max-nr) is reached.
     pub fn new(depth: u32) -> io::Result<Self> {
-        let limits = Limits {
-            name: "linux-aio",
-            depth,
-            max_segments: sys::MAX_SEGMENTS,
-            max_bytes: sys::MAX_BYTES,
-            ops: OpSet::ALL,
-        };
+        let limits = Limits::new("linux-aio", depth);
         let bells = Bells::new()?;
         let room = depth as usize + 1;
         let batch = Vec::<Iocb>::with_capacity(room);
@@ -173,17 +166,22 @@ impl Engine for LinuxAio {
             return Err(Full);
         }
         let fd = self.files.get(io.file).fd;
+        // SAFETY: the caller keeps to our limits, which have no registered buffers.
+        let segments = unsafe { io.memory.segments_unchecked() };
         match io.op {
-            IoOp::Read => self.batch.push(transfer(io, fd, [PREAD, PREADV], 0)),
-            IoOp::Write => self.batch.push(transfer(io, fd, [PWRITE, PWRITEV], 0)),
+            IoOp::Read => self.batch.push(transfer(io, segments, fd, [PREAD, PREADV], 0)),
+            IoOp::Write => self.batch.push(transfer(io, segments, fd, [PWRITE, PWRITEV], 0)),
             IoOp::WriteDurable => {
-                self.batch.push(transfer(io, fd, [PWRITE, PWRITEV], libc::RWF_DSYNC));
+                self.batch.push(transfer(io, segments, fd, [PWRITE, PWRITEV], libc::RWF_DSYNC));
             }
             IoOp::Sync => {
                 let sync = Iocb { data: io.tag, opcode: FDSYNC, fildes: fd, ..Iocb::default() };
                 self.batch.push(sync);
             }
-            IoOp::PunchHole | IoOp::ZeroRange | IoOp::Discard => self.jobs.push(Job::new(io, fd)),
+            IoOp::PunchHole | IoOp::ZeroRange | IoOp::Discard => {
+                // SAFETY: as above.
+                self.jobs.push(unsafe { Job::new(io, fd) });
+            }
         }
         self.in_flight += 1;
         self.counters.queued += 1;
@@ -244,10 +242,16 @@ impl Engine for LinuxAio {
 
 /// A transfer of one segment, or of several.
 #[inline]
-fn transfer(io: &Io<'_>, fd: RawFd, [one, several]: [u16; 2], rw_flags: i32) -> Iocb {
-    let (opcode, buf, nbytes) = match *io.segments {
+fn transfer(
+    io: &Io<'_>,
+    segments: &[Segment],
+    fd: RawFd,
+    [one, several]: [u16; 2],
+    rw_flags: i32,
+) -> Iocb {
+    let (opcode, buf, nbytes) = match *segments {
         [segment] => (one, segment.base.expose_provenance(), segment.len),
-        _ => (several, io.segments.as_ptr().expose_provenance(), io.segments.len()),
+        _ => (several, segments.as_ptr().expose_provenance(), segments.len()),
     };
     Iocb {
         data: io.tag,

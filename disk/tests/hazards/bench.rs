@@ -30,7 +30,7 @@ pub(crate) fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>, Lack> {
         "null" => Box::new(Null::new(depth).expect("descriptors")),
         "threads" => Box::new(Threads::new(threads).expect("threads")),
         "io_uring" => Box::new(
-            IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })
+            IoUring::new(IoUringSetup::new(depth))
                 .map_err(|error| Lack::new(Need::IoUring, error))?,
         ),
         _ => Box::new(LinuxAio::new(depth).map_err(|error| Lack::new(Need::LinuxAio, error))?),

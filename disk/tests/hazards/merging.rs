@@ -56,7 +56,7 @@ impl Scene {
         let seer = Arc::clone(&watch);
         let choose: Choice = Box::new(move |io| {
             let mut watch = seer.lock().unwrap();
-            watch.seen.push((io.op, io.offset, io.len, io.segments.len()));
+            watch.seen.push((io.op, io.offset, io.len, io.memory.segments().len()));
             let (fault, target, times) = watch.fault.as_mut()?;
             let hit = ByteRange::new(io.offset, io.len)?.overlaps(*target) && *times > 0;
             *times -= u32::from(hit);

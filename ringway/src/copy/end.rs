@@ -5,7 +5,7 @@
 
 use super::args::Prealloc;
 use anyhow::{Context, anyhow};
-use ringway_aio::{Engine, FileId, Io, IoOp};
+use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_core::{Segment, Status};
 use ringway_driver::{BlkQueue, Buffer, Data, Device, Refusal, Rejected};
 use std::fs::File;
@@ -339,7 +339,7 @@ impl End {
         let segments: &[Segment] =
             if order.verb == Verb::Zero { &[] } else { std::slice::from_ref(segment) };
         let (tag, offset, len) = (order.ticket.tag(), order.offset, order.len);
-        let io = Io { tag, op, file: id, offset, len, segments };
+        let io = Io { tag, op, file: id, offset, len, memory: segments.into() };
         // SAFETY: passed on to the caller; the file is attached, the length is a chunk's.
         match unsafe { engine.queue(&io) } {
             Ok(()) => Ok(Given::Sent(len)),
@@ -358,7 +358,7 @@ impl End {
             Self::File(file) => {
                 let (id, _) = file.ids.context("not attached")?;
                 let (tag, op) = (Ticket::SYNC.tag(), IoOp::Sync);
-                let io = Io { tag, op, file: id, offset: 0, len: 0, segments: &[] };
+                let io = Io { tag, op, file: id, offset: 0, len: 0, memory: IoMemory::NONE };
                 // SAFETY: no memory takes part, and the file is attached.
                 unsafe { engine.queue(&io) }.map_err(|_| anyhow!("the engine is full"))?;
                 Ok(true)

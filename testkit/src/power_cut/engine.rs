@@ -2,7 +2,9 @@
 
 use super::disk::SimulatedDisk;
 use ringway_aio::bells::Bells;
-use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, OpSet, Reaped};
+use ringway_aio::{
+    BellId, Counters, Done, Engine, FileId, Full, Io, IoMemory, IoOp, Limits, Reaped,
+};
 use ringway_core::Segment;
 use std::fs::File;
 use std::io;
@@ -49,13 +51,7 @@ impl PowerCutEngine {
         Self {
             number: disk.add_engine(),
             disk: disk.clone(),
-            limits: Limits {
-                name: "power cut (simulation)",
-                depth: DEPTH,
-                max_segments: 1024,
-                max_bytes: BYTES_MAX,
-                ops: OpSet::ALL,
-            },
+            limits: Limits { max_bytes: BYTES_MAX, ..Limits::new("power cut (simulation)", DEPTH) },
             queued: Vec::new(),
             in_flight: 0,
             steps: 0,
@@ -112,8 +108,8 @@ impl Engine for PowerCutEngine {
         if self.in_flight == self.limits.depth {
             return Err(Full);
         }
-        let &Io { tag, op, file, offset, len, segments } = io;
-        let segments = segments.to_vec();
+        let &Io { tag, op, file, offset, len, memory } = io;
+        let segments = memory.segments().to_vec();
         self.queued.push(Queued { tag, op, file, offset, len, segments });
         self.in_flight += 1;
         self.counters.queued += 1;
@@ -123,7 +119,8 @@ impl Engine for PowerCutEngine {
     fn submit(&mut self) -> io::Result<()> {
         for queued in self.queued.drain(..) {
             let Queued { tag, op, file, offset, len, segments } = queued;
-            self.disk.start(self.number, &Io { tag, op, file, offset, len, segments: &segments });
+            let memory = IoMemory::Segments(&segments);
+            self.disk.start(self.number, &Io { tag, op, file, offset, len, memory });
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ impl State {
             tag: io.tag,
             op: io.op,
             offset: usize::try_from(io.offset).unwrap_or(usize::MAX),
-            segments: io.segments.to_vec(),
+            segments: io.memory.segments().to_vec(),
             left: Vec::new(),
             result: 0,
             covers: Vec::new(),

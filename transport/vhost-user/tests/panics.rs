@@ -70,7 +70,7 @@ impl Engine for Panicking {
     }
 
     unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
-        self.known.memory.store(io.segments[0].base.expose_provenance() as u64, SeqCst);
+        self.known.memory.store(io.memory.segments()[0].base.expose_provenance() as u64, SeqCst);
         if self.wrong == Wrong::Never {
             // SAFETY: passed on to the caller.
             return unsafe { self.inner.queue(io) };

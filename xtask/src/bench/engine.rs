@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use ringway_aio::{
-    Engine, Io, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads, ThreadsSetup,
+    Engine, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads, ThreadsSetup,
 };
 use ringway_core::Segment;
 use std::fs::OpenOptions;
@@ -36,7 +36,7 @@ fn engine(name: &str, depth: u32) -> Result<Box<dyn Engine>> {
         "threads" => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: 16, cached_inline: true })?)
         }
-        "io_uring" => Box::new(IoUring::new(IoUringSetup { depth, without: &[], iopoll: false })?),
+        "io_uring" => Box::new(IoUring::new(IoUringSetup::new(depth))?),
         "linux-aio" => Box::new(LinuxAio::new(depth)?),
         _ => bail!("'{name}' is none of io_uring, linux-aio, threads"),
     })
@@ -80,8 +80,8 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
             next = if next + 1 < units { next + 1 } else { 0 };
             let offset = if sequential { next } else { random % units } * size as u64;
             let op = if write { IoOp::Write } else { IoOp::Read };
-            let segments = &segments[usize::try_from(tag)?];
-            let io = Io { tag, op, file, offset, len: size as u64, segments };
+            let memory = IoMemory::Segments(&segments[usize::try_from(tag)?]);
+            let io = Io { tag, op, file, offset, len: size as u64, memory };
             // SAFETY: the slot is free, so nothing else uses its memory; the engine is dropped before
             // memory and segments. Reads and writes are offered by every engine, and these are small.
             if unsafe { engine.queue(&io) }.is_err() {
