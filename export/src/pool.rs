@@ -2,7 +2,7 @@
 
 use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use crate::ring_bell;
 use crate::rings::{self, Rings, ring};
 use crate::worker::Worker;
@@ -50,7 +50,7 @@ pub struct PoolOptions {
 pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine, for queues of one transport. Dropping it ends them.
-pub struct Pool<Q: RequestQueue + 'static> {
+pub struct Pool<Q: QueueLifecycle + 'static> {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
@@ -59,7 +59,7 @@ pub struct Pool<Q: RequestQueue + 'static> {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl<Q: RequestQueue + 'static> Pool<Q> {
+impl<Q: QueueLifecycle + 'static> Pool<Q> {
     /// Starts workers; returns once each has its engine.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
     }
 }
 
-impl<Q: RequestQueue + 'static> Drop for Pool<Q> {
+impl<Q: QueueLifecycle + 'static> Drop for Pool<Q> {
     fn drop(&mut self) {
         for handle in &self.handles {
             // An error means that it has ended already.
@@ -273,7 +273,7 @@ fn spawn<E, Q, F>(
 ) -> io::Result<(Handle<Q>, JoinHandle<()>)>
 where
     E: Engine + 'static,
-    Q: RequestQueue + 'static,
+    Q: QueueLifecycle + 'static,
     F: FnOnce() -> io::Result<E> + Send + 'static,
 {
     let (handle, inbox) = command_channel()?;
