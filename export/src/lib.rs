@@ -35,7 +35,8 @@ pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;
 pub use polling::Polling;
 pub use pool::{
-    Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,
+    Cpus, ENGINE_DEPTH, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers,
+    usable_engines,
 };
 pub use quarantine::Quarantine;
 pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};

@@ -52,9 +52,6 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
-    /// Whether to look for completions right after each submission, or only once there is nothing
-    /// to submit: the way before origin O2, kept for comparing.
-    harvest_at_once: bool,
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
@@ -85,7 +82,6 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
             idle: Idle::new(options.polling),
-            harvest_at_once: options.harvest_at_once,
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
@@ -153,7 +149,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         kill_point!(Submitted);
         panic_point!("worker");
         // Right after the submission: a fast disk may be done already (origin O2).
-        let completed = if self.harvest_at_once || popped == 0 { self.reap_batch() } else { 0 };
+        let completed = self.reap_batch();
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {

@@ -83,7 +83,6 @@ impl SharedMemory<()> for Vanishing {
 
     fn watcher(&self) -> Option<Watcher> {
         None
-            harvest_at_once: true,
     }
 
     fn answers_into(&self, (): &(), _: &[HostRange]) -> bool {
