@@ -1,5 +1,6 @@
 //! A back-end in this process, for targets that are no files: null and simulated disks.
 
+use crate::harvest_later;
 use anyhow::{Context, Result};
 use ringway_disk::Disk;
 use ringway_export::{ExportOptions, Polling, PoolOptions, WorkerStats};
@@ -34,15 +35,16 @@ impl Inside {
     /// What the host says.
     pub(crate) fn start(disk: Disk, serving: &Serving) -> Result<(Self, UnixStream)> {
         let Serving { queues, queue_size, workers, harvest_at_once } = *serving;
-        let pool = Pool::start(PoolOptions {
+        let options = PoolOptions {
             engine: disk.engine(),
             workers,
             polling: Polling::default(),
-            harvest_at_once,
             pin_memory: false,
             iopoll: false,
             sample_latency: false,
-        });
+        };
+        let pool =
+            if harvest_at_once { Pool::start(options) } else { harvest_later::pool(options) };
         let pool = pool.context("cannot start the workers")?;
         let options = ExportOptions { queues, queue_size };
         let export = Export::new(Arc::new(disk), options, pool.handles().to_vec(), 0);

@@ -9,6 +9,7 @@ pub mod content;
 mod crew;
 mod file_port;
 pub mod fill;
+mod harvest_later;
 mod html;
 mod inside;
 mod lane;

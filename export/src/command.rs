@@ -1,6 +1,6 @@
 //! What the control plane asks of a worker, and how it gets there.
 
-use crate::queue::{Broken, RequestQueue};
+use crate::queue::{Broken, QueueLifecycle};
 use crate::stats::WorkerStats;
 use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats, Overdue};
@@ -51,7 +51,7 @@ pub struct Findings {
 pub type Rouse = Arc<dyn Fn() + Send + Sync>;
 
 /// What a worker tells a session about one of its queues.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Alarm {
     /// The guest broke it.
     Broken(Broken),
@@ -162,7 +162,7 @@ impl<Q> Inbox<Q> {
     }
 }
 
-impl<Q: RequestQueue> Handle<Q> {
+impl<Q: QueueLifecycle> Handle<Q> {
     fn send(&self, command: Command<Q>) -> io::Result<()> {
         self.commands.send(command).map_err(|_| io::Error::other("the worker has ended"))?;
         self.pending.0.store(true, SeqCst);

@@ -16,7 +16,7 @@ use crate::door::Door;
 use crate::limit::Limits;
 use crate::penalty::Penalty;
 use crate::quarantine::Quarantine;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use ringway_disk::{CacheMode, Disk, DiskStats};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -81,7 +81,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-impl<Q: RequestQueue> Export<Q> {
+impl<Q: QueueLifecycle> Export<Q> {
     /// Offers `disk`; queue *n* is served by worker `first_worker + n`, round robin.
     ///
     /// # Panics

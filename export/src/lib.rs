@@ -4,10 +4,12 @@
 //! disk. A transport has a crate of its own, with the queues ([`RequestQueue`]) and their control
 //! plane: `ringway-vhost-user`, `ringway-xen-blkback`.
 
+mod answer;
 mod command;
 mod door;
 mod export;
 mod limit;
+mod memory;
 mod penalty;
 mod pinned;
 mod polling;
@@ -20,6 +22,7 @@ mod sampler;
 mod stats;
 mod worker;
 
+pub use answer::{AnswerDue, abandon};
 pub use command::{
     Alarm, Findings, Handle, Inbox, LaneId, Looked, Raise, Rouse, Stopped, command_channel,
 };
@@ -29,12 +32,14 @@ pub use export::{
     QueueReport, Resized, Told,
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
+pub use memory::SharedMemory;
 pub use polling::Polling;
 pub use pool::{
-    Cpus, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers, usable_engines,
+    Cpus, ENGINE_DEPTH, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers,
+    usable_engines,
 };
 pub use quarantine::Quarantine;
-pub use queue::{Broken, Pop, RequestQueue};
+pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 pub use ring_bell::{Bell, watchdog_signal};
 pub use rings::Rings;
 pub use sampler::Latency;

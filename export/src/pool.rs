@@ -2,7 +2,7 @@
 
 use crate::command::{Handle, command_channel};
 use crate::polling::Polling;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use crate::ring_bell;
 use crate::rings::{self, Rings, ring};
 use crate::worker::Worker;
@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Operations one engine may have in flight. More wait in their queues' backlog.
-pub(crate) const DEPTH: u32 = 2048;
+pub const ENGINE_DEPTH: u32 = 2048;
 
 /// Threads of one `threads` engine: enough to keep a fast disk busy from one worker.
 const THREADS: usize = 16;
@@ -34,9 +34,6 @@ pub struct PoolOptions {
     pub workers: usize,
     /// Whether they spin before they sleep.
     pub polling: Polling,
-    /// Whether they look for completions right after each submission (origin O2). Only a benchmark
-    /// has a reason to say no.
-    pub harvest_at_once: bool,
     /// Whether guest memory is pinned for engines that gain by it. Only for guests without a
     /// balloon and without free page reporting.
     pub pin_memory: bool,
@@ -50,7 +47,7 @@ pub struct PoolOptions {
 pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine, for queues of one transport. Dropping it ends them.
-pub struct Pool<Q: RequestQueue + 'static> {
+pub struct Pool<Q: QueueLifecycle + 'static> {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
@@ -59,7 +56,7 @@ pub struct Pool<Q: RequestQueue + 'static> {
     threads: Vec<JoinHandle<()>>,
 }
 
-impl<Q: RequestQueue + 'static> Pool<Q> {
+impl<Q: QueueLifecycle + 'static> Pool<Q> {
     /// Starts workers; returns once each has its engine.
     ///
     /// # Errors
@@ -97,14 +94,14 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
         for index in self.handles.len()..workers {
             let care = Care::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, care, || Null::new(DEPTH)),
+                EngineKind::Null => spawn(index, options, care, || Null::new(ENGINE_DEPTH)),
                 EngineKind::NullAfter(micros) => spawn(index, options, care, move || {
-                    Ok(Sim::new(Null::new(DEPTH)?, SimSetup::new(fixed_latency(micros))))
+                    Ok(Sim::new(Null::new(ENGINE_DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
                 EngineKind::Sim(model) => spawn(index, options, care, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(DEPTH)),
+                EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(ENGINE_DEPTH)),
                 EngineKind::Threads => spawn(index, options, care, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();
@@ -154,7 +151,7 @@ impl<Q: RequestQueue + 'static> Pool<Q> {
     }
 }
 
-impl<Q: RequestQueue + 'static> Drop for Pool<Q> {
+impl<Q: QueueLifecycle + 'static> Drop for Pool<Q> {
     fn drop(&mut self) {
         for handle in &self.handles {
             // An error means that it has ended already.
@@ -245,7 +242,7 @@ fn pin_to(cpus: &[usize]) -> io::Result<()> {
 fn fixed_latency(micros: u32) -> Model {
     let latency = Duration::from_micros(micros.into());
     Model::Parallel {
-        channels: DEPTH as usize,
+        channels: ENGINE_DEPTH as usize,
         read: latency,
         write: latency,
         sync: latency,
@@ -262,7 +259,7 @@ fn model_of(model: SimModel) -> Model {
 }
 
 fn threads() -> ThreadsSetup {
-    ThreadsSetup { depth: DEPTH, threads: THREADS, cached_inline: true }
+    ThreadsSetup { depth: ENGINE_DEPTH, threads: THREADS, cached_inline: true }
 }
 
 fn spawn<E, Q, F>(
@@ -273,7 +270,7 @@ fn spawn<E, Q, F>(
 ) -> io::Result<(Handle<Q>, JoinHandle<()>)>
 where
     E: Engine + 'static,
-    Q: RequestQueue + 'static,
+    Q: QueueLifecycle + 'static,
     F: FnOnce() -> io::Result<E> + Send + 'static,
 {
     let (handle, inbox) = command_channel()?;

@@ -1,28 +1,28 @@
 //! The guest's side of one queue, whatever the transport.
 
-use ringway_core::mem::{GuestMap, HostRange};
+use crate::memory::SharedMemory;
 use ringway_core::{Request, Status};
-use ringway_disk::Watcher;
-use ringway_ring::virtqueue::Armed;
-use ringway_ring::{blkif, virtqueue};
+use std::error::Error;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 
-/// The guest broke its queue: nothing more can be taken from it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// Nothing more can be taken from a queue.
+#[derive(Debug, thiserror::Error)]
 pub enum Broken {
-    /// A virtqueue.
+    /// The guest broke a rule of its transport.
     #[error(transparent)]
-    Virtqueue(#[from] virtqueue::Broken),
-    /// A block ring of Xen.
-    #[error(transparent)]
-    Blkif(#[from] blkif::Broken),
+    Rule(Box<dyn Error + Send + Sync>),
+    /// The memory in which the queue lies has vanished.
+    #[error("the guest's memory vanished: its file was cut short")]
+    MemoryGone,
 }
 
 impl Broken {
-    /// The memory in which the queue lies has vanished.
-    pub const MEMORY_GONE: Self = Self::Virtqueue(virtqueue::Broken::MemoryGone);
+    /// The rule that the guest broke.
+    #[cold]
+    pub fn rule(rule: impl Error + Send + Sync + 'static) -> Self {
+        Self::Rule(Box::new(rule))
+    }
 }
 
 /// What [`RequestQueue::pop`] found.
@@ -37,7 +37,18 @@ pub enum Pop<T> {
     Empty,
 }
 
-/// The guest's side of one queue: virtqueue, blkif ring, ublk queue.
+/// What [`RequestQueue::arm`] found after it asked for kicks again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "sleeping after WorkArrived loses the work"]
+pub enum Armed {
+    /// Nothing new: the next request comes with a kick.
+    Quiet,
+    /// Requests arrived meanwhile: go on popping.
+    WorkArrived,
+}
+
+/// The guest's side of one queue (virtqueue, blkif ring, ublk queue): what a worker does with it in
+/// its loop.
 ///
 /// ```text
 /// match queue.pop(slot.request_mut())? {
@@ -48,7 +59,8 @@ pub enum Pop<T> {
 /// queue.publish()?;                                  // once a turn
 /// ```
 pub trait RequestQueue: Send {
-    /// The right to answer one request, used up by answering.
+    /// The right to answer one request, used up by answering. To drop one is a mistake, which
+    /// [`AnswerDue`](crate::AnswerDue) notices in debug builds.
     type Token: Send;
 
     /// Takes the next request and writes it to `request`.
@@ -71,10 +83,10 @@ pub trait RequestQueue: Send {
     /// What the host says to the notification; the guest may then have missed it.
     fn publish(&mut self) -> io::Result<()>;
 
-    /// True if [`RequestQueue::pop`] would find something: one look, nothing else.
+    /// True if [`RequestQueue::pop`] would find something: one check, nothing else.
     fn has_work(&self) -> bool;
 
-    /// Asks for kicks again and looks once more.
+    /// Asks for kicks again, then checks once more for requests.
     ///
     /// # Errors
     /// [`Broken`], as for `pop`.
@@ -82,24 +94,18 @@ pub trait RequestQueue: Send {
 
     /// Asks for no kicks while polling.
     fn disarm(&mut self);
+}
 
+/// How a queue comes to a worker, changes there, and leaves it.
+pub trait QueueLifecycle: RequestQueue {
     /// Rings when the guest has added requests.
     fn doorbell(&self) -> RawFd;
 
-    /// The guest's memory.
-    fn memory(&self) -> &Arc<GuestMap>;
-
-    /// Who wants to be told of written guest memory. Asked when a worker takes the queue, and after
-    /// every change to it.
-    fn watcher(&self) -> Option<Watcher> {
-        None
-    }
-
-    /// True if the guest's memory has vanished.
-    fn memory_gone(&self) -> bool;
+    /// How many requests can be in flight.
+    fn depth(&self) -> u16;
 
     /// Requests that were taken from the ring and not popped yet, by this queue or by a predecessor
-    /// that left them unanswered. They come first, and are owed even by a queue that is to stop.
+    /// that left them unanswered. They come first, and are popped even from a queue that is to stop.
     fn backlog(&self) -> usize {
         0
     }
@@ -110,19 +116,16 @@ pub trait RequestQueue: Send {
         false
     }
 
-    /// True if the answer to a request is written to memory in one of these ranges.
-    fn answers_into(_: &Self::Token, _: &[HostRange]) -> bool {
-        false
-    }
-
     /// The queue is to stop: from now on only the backlog is taken.
     fn wind_down(&mut self) {}
 
-    /// How often the guest was called.
+    /// How often the guest was notified.
     fn calls(&self) -> u64 {
         0
     }
 
-    /// How many requests can be in flight.
-    fn depth(&self) -> u16;
+    /// The guest memory that the queue uses, if it stays mapped while the queue lives.
+    fn shared_memory(&self) -> Option<&dyn SharedMemory<Self::Token>> {
+        None
+    }
 }

@@ -1,6 +1,6 @@
 //! Rings of io_uring, set up with patience or beforehand.
 
-use crate::pool::DEPTH;
+use crate::pool::ENGINE_DEPTH;
 use ringway_aio::{IoUring, IoUringSetup};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -54,7 +54,7 @@ pub(crate) fn probe() -> io::Result<()> {
 }
 
 fn new(iopoll: bool) -> io::Result<IoUring> {
-    IoUring::new(IoUringSetup { iopoll, ..IoUringSetup::new(DEPTH) })
+    IoUring::new(IoUringSetup { iopoll, ..IoUringSetup::new(ENGINE_DEPTH) })
 }
 
 /// Waits for memory for those that are needed, and does without the others.

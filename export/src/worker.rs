@@ -8,10 +8,11 @@ mod end;
 mod lane;
 
 use crate::command::{Alarm, Inbox, LaneId, Raise, Rouse};
+use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
 use crate::pool::PoolOptions;
-use crate::queue::{Broken, RequestQueue};
+use crate::queue::{Armed, Broken, QueueLifecycle};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
 use control::Waiting;
@@ -20,7 +21,6 @@ use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
 use ringway_disk::DiskQueue;
-use ringway_ring::virtqueue::Armed;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -44,7 +44,7 @@ const INBOX_BELL: u32 = 0;
 ///
 /// # Invariants
 /// 1. Lane *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
-pub struct Worker<E: Engine, Q: RequestQueue> {
+pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
     lanes: Vec<Option<Lane<Q>>>,
     active: Vec<u32>,
@@ -52,9 +52,6 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
-    /// Whether to look for completions right after each submission, or only once there is nothing
-    /// to submit: the way before origin O2, kept for comparing.
-    harvest_at_once: bool,
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
@@ -69,7 +66,7 @@ pub struct Worker<E: Engine, Q: RequestQueue> {
     requests_looked: u64,
 }
 
-impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// A worker without queues.
     ///
     /// # Errors
@@ -85,7 +82,6 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
             idle: Idle::new(options.polling),
-            harvest_at_once: options.harvest_at_once,
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
@@ -103,8 +99,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     ///
     /// # Errors
     /// Only if the engine is beyond use.
-    pub fn run(&mut self) -> io::Result<()> {
-        self.work().inspect_err(|_| self.give_up())
+    pub fn run(mut self) -> io::Result<()> {
+        let outcome = self.work().inspect_err(|_| self.give_up());
+        self.take_down(false);
+        outcome
     }
 
     fn work(&mut self) -> io::Result<()> {
@@ -151,7 +149,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         kill_point!(Submitted);
         panic_point!("worker");
         // Right after the submission: a fast disk may be done already (origin O2).
-        let completed = if self.harvest_at_once || popped == 0 { self.reap_batch() } else { 0 };
+        let completed = self.reap_batch();
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
@@ -324,7 +322,7 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
-        disk.watch_memory(ring.watcher());
+        disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
         self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
         self.lanes[at] = Some(Lane::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
@@ -341,7 +339,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     #[cold]
     fn name_memory(&mut self) {
         if let Some(pinned) = &mut self.pinned {
-            let maps = self.lanes.iter().flatten().map(|lane| lane.ring.memory());
+            let memory = self.lanes.iter().flatten().filter_map(|lane| lane.ring.shared_memory());
+            let maps = memory.map(SharedMemory::map);
             pinned.update(&mut self.engine, maps);
         }
     }
@@ -351,10 +350,10 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     fn check_memory(&mut self) {
         self.poison_seen = poison_epoch();
         for lane in self.lanes.iter_mut().flatten() {
-            if lane.ring.memory_gone() {
+            if lane.ring.shared_memory().is_some_and(SharedMemory::is_gone) {
                 // Told even if the queue was broken before: the whole connection must go.
                 lane.state = lane.state.broken();
-                (lane.alarm)(Alarm::Broken(Broken::MEMORY_GONE));
+                (lane.alarm)(Alarm::Broken(Broken::MemoryGone));
             }
         }
     }

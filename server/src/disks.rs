@@ -170,7 +170,6 @@ impl Disks {
             engine: kind,
             workers: wanted,
             polling: self.polling,
-            harvest_at_once: true,
             pin_memory: self.options.pin_memory,
             iopoll: self.options.iopoll,
             sample_latency: self.options.control.is_some() || self.sampled,

@@ -6,7 +6,7 @@ use super::spread::Spread;
 use super::xen;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
-    Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, RequestQueue, Rings,
+    Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, QueueLifecycle, Rings,
 };
 
 use ringway_vhost_user::{Export, Pool};
@@ -28,7 +28,7 @@ pub(super) struct Engine {
     pub(super) spread: Spread,
 }
 
-fn counts<Q: RequestQueue + 'static>(handles: &[Handle<Q>]) -> Vec<Box<dyn Counts>> {
+fn counts<Q: QueueLifecycle + 'static>(handles: &[Handle<Q>]) -> Vec<Box<dyn Counts>> {
     handles.iter().map(|handle| Box::new(handle.clone()) as Box<dyn Counts>).collect()
 }
 

@@ -28,8 +28,6 @@ pub struct RigOptions {
     pub polling: Polling,
     /// How long a disk may keep a stopping queue.
     pub drain_max: Duration,
-    /// Whether workers look for completions right after each submission (origin O2).
-    pub harvest_at_once: bool,
 }
 
 impl RigOptions {
@@ -46,7 +44,6 @@ impl RigOptions {
             queue_size: 1024,
             polling: Polling::default(),
             drain_max: Duration::from_secs(30),
-            harvest_at_once: true,
         }
     }
 
@@ -70,7 +67,6 @@ impl RigOptions {
             engine,
             workers: self.workers,
             polling: self.polling,
-            harvest_at_once: self.harvest_at_once,
             pin_memory: false,
             iopoll: false,
             sample_latency: true,

@@ -70,7 +70,6 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
         engine: EngineKind::Null,
         workers: 2,
         polling: Polling::Never,
-        harvest_at_once: true,
         pin_memory: false,
         iopoll: false,
         sample_latency: true,

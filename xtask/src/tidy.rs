@@ -82,7 +82,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-aio", &["core"]),
     ("ringway-scheduler", &["core"]),
     ("ringway-disk", &["core", "aio", "scheduler"]),
-    ("ringway-export", &["core", "ring", "aio", "scheduler", "disk"]),
+    ("ringway-export", &["core", "aio", "disk"]),
     ("ringway-vhost-user", &["core", "ring", "disk", "export"]),
     ("ringway-xen-blkback", &["core", "ring", "disk", "export"]),
     ("ringway-driver", &["core", "ring", "scheduler"]),

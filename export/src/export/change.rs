@@ -2,7 +2,7 @@
 
 use super::{Export, lock};
 use crate::door::{Door, Order};
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use ringway_core::kill_point;
 use ringway_disk::ResizeError;
 use std::io;
@@ -110,7 +110,7 @@ pub enum ChangeError {
     Sync(io::Error),
 }
 
-impl<Q: RequestQueue> Export<Q> {
+impl<Q: QueueLifecycle> Export<Q> {
     fn change(&self) -> Result<MutexGuard<'_, ()>, ChangeError> {
         match self.changing.try_lock() {
             Ok(guard) => Ok(guard),

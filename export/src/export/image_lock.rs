@@ -3,7 +3,7 @@
 use super::lock_state::{Before, LockState};
 use super::{Export, lock};
 use crate::limit::Pass;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use ringway_disk::{Disk, LockError};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -71,7 +71,7 @@ impl LockWait {
     }
 }
 
-impl<Q: RequestQueue> Export<Q> {
+impl<Q: QueueLifecycle> Export<Q> {
     /// With somebody to ask about paths, and with another time after which a guest that waits for the
     /// lock is told as an error.
     #[must_use]

@@ -2,7 +2,7 @@
 
 use super::{ChangeError, Export, ExportOptions, ExportReport, Resized};
 use crate::command::{Findings, Handle, Rouse};
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use crate::stats::WorkerStats;
 use ringway_disk::Disk;
 use std::io;
@@ -12,8 +12,8 @@ use std::sync::mpsc::Receiver;
 /// A disk on offer. Every [`Export`] is one:
 ///
 /// ```no_run
-/// # use ringway_export::{Export, Offered, ChangeError, RequestQueue};
-/// # fn rest<V: RequestQueue + 'static, X: RequestQueue + 'static>(
+/// # use ringway_export::{Export, Offered, ChangeError, QueueLifecycle};
+/// # fn rest<V: QueueLifecycle + 'static, X: QueueLifecycle + 'static>(
 /// #     vhost_user: Export<V>,
 /// #     xen: Export<X>,
 /// # ) -> Result<(), ChangeError> {
@@ -68,7 +68,7 @@ pub trait Offered: Send + Sync {
     fn drain(&self) -> Result<(), ChangeError>;
 }
 
-impl<Q: RequestQueue> Offered for Export<Q> {
+impl<Q: QueueLifecycle> Offered for Export<Q> {
     fn disk(&self) -> &Arc<Disk> {
         self.disk()
     }
@@ -140,7 +140,7 @@ pub trait Counts: Send + Sync {
     ) -> io::Result<Receiver<Findings>>;
 }
 
-impl<Q: RequestQueue> Counts for Handle<Q> {
+impl<Q: QueueLifecycle> Counts for Handle<Q> {
     fn stats(&self) -> io::Result<WorkerStats> {
         self.stats()
     }

@@ -2,7 +2,7 @@
 
 use super::{Export, lock};
 use crate::command::LaneId;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use crate::sampler::Latency;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_disk::DiskStats;
@@ -38,7 +38,7 @@ pub struct ExportReport {
     pub queues: Vec<QueueReport>,
 }
 
-impl<Q: RequestQueue> Export<Q> {
+impl<Q: QueueLifecycle> Export<Q> {
     /// True while a front-end is connected: its socket, or both sides' states in xenstore.
     #[must_use]
     pub fn is_connected(&self) -> bool {

@@ -3,7 +3,8 @@
 use super::Worker;
 use super::lane::{Lane, State};
 use crate::command::{Command, Findings, LaneId, Looked, Rouse, Stopped};
-use crate::queue::RequestQueue;
+use crate::memory::SharedMemory;
+use crate::queue::QueueLifecycle;
 use crate::stats::{LaneStats, WorkerStats};
 use ringway_aio::Engine;
 use ringway_core::mem::HostRange;
@@ -22,7 +23,7 @@ pub(super) enum Waiting<Q> {
     Unused { lane: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
 }
 
-impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Carries out what the control plane asked for.
     #[cold]
     pub(super) fn obey(&mut self) {
@@ -41,7 +42,8 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
                         let stalled = lane.ring.is_stalled();
                         edit(&mut lane.ring);
                         wake = stalled && !lane.ring.is_stalled();
-                        lane.disk.watch_memory(lane.ring.watcher());
+                        let memory = lane.ring.shared_memory();
+                        lane.disk.watch_memory(memory.and_then(SharedMemory::watcher));
                     }
                     let _ = reply.send(());
                     if wake {
@@ -105,9 +107,9 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
             Waiting::Stop { lane, .. } => self.lanes[*lane as usize]
                 .as_ref()
                 .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes()),
-            Waiting::Unused { lane, ranges, .. } => self.lanes[*lane as usize]
-                .as_ref()
-                .is_none_or(|lane| !lane.disk.uses(ranges, |token| Q::answers_into(token, ranges))),
+            Waiting::Unused { lane, ranges, .. } => {
+                self.lanes[*lane as usize].as_ref().is_none_or(|lane| !lane.uses(ranges))
+            }
             Waiting::Settle { disk, end, .. } => {
                 let mut lanes = self.lanes.iter().flatten();
                 lanes.all(|lane| {
@@ -186,7 +188,15 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     }
 }
 
-impl<Q: RequestQueue> Lane<Q> {
+impl<Q: QueueLifecycle> Lane<Q> {
+    /// True if the data or the answer of a request in flight lies in one of these ranges.
+    fn uses(&self, ranges: &[HostRange]) -> bool {
+        let memory = self.ring.shared_memory();
+        let answers_into =
+            |token: &Q::Token| memory.is_some_and(|memory| memory.answers_into(token, ranges));
+        self.disk.uses(ranges, answers_into)
+    }
+
     fn report(&self, lane: LaneId) -> LaneStats {
         LaneStats {
             lane,

@@ -1,8 +1,9 @@
 //! How a worker ends, and what becomes of its queues then.
 
 use super::Worker;
+use crate::answer::abandon;
 use crate::command::Alarm;
-use crate::queue::RequestQueue;
+use crate::queue::QueueLifecycle;
 use ringway_aio::Engine;
 use ringway_core::thread::panic_message;
 use std::io;
@@ -18,7 +19,7 @@ pub(crate) enum Failure {
     Panic(String),
 }
 
-impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
+impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Works until told to exit, and ends in order whatever comes: sessions are told, nobody is left
     /// waiting for an answer, and no memory goes that the kernel may still write to. `told` is called
     /// as soon as sessions know of a failure; an engine may take its time to end.
@@ -50,14 +51,15 @@ impl<E: Engine, Q: RequestQueue> Worker<E, Q> {
     /// After a panic neither is done: an engine that lost count would end too early or never, and what
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
     /// operations may write to. Whoever waits for an answer is told in any case.
-    fn take_down(self, after_panic: bool) {
+    pub(super) fn take_down(self, after_panic: bool) {
         let Self { engine, lanes, waiting, inbox, .. } = self;
         if after_panic {
             forget((engine, lanes));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
             forget(lanes);
         } else {
-            drop(lanes);
+            // Sessions have been told, or have gone before.
+            abandon(lanes);
         }
         // Only now: whoever waits for a queue to stop takes this to mean that nothing of it is in
         // flight that it could hear of.

@@ -1,11 +1,10 @@
 //! One queue of a worker: from its ring to its disk (hot).
 
 use crate::command::{Alarm, Raise};
-use crate::queue::{Broken, Pop, RequestQueue};
+use crate::queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
-use ringway_ring::virtqueue::Armed;
 
 /// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
 /// begins with the first of a batch only when the last has been prepared, so a full queue goes in
@@ -75,7 +74,7 @@ impl State {
     }
 }
 
-impl<Q: RequestQueue> Lane<Q> {
+impl<Q: QueueLifecycle> Lane<Q> {
     /// A lane that runs, and is not active yet.
     pub(super) fn new(ring: Q, disk: DiskQueue<Q::Token>, alarm: Raise, sampler: Sampler) -> Self {
         let state = State::Running;

@@ -94,9 +94,6 @@ pub enum Broken {
     /// A buffer id that the device has not returned yet.
     #[error("buffer id {0} was made available again while in flight")]
     IdInFlight(u16),
-    /// The shared memory vanished under the queue.
-    #[error("the guest's memory vanished: its file was cut short")]
-    MemoryGone,
 }
 
 /// The head of a chain the device owes an answer: given back by value, exactly once.

@@ -5,9 +5,11 @@ use super::inflight::Part;
 use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
-use ringway_export::{Bell, Broken, Door, Pop, RequestQueue};
+use ringway_export::{
+    AnswerDue, Armed, Bell, Broken, Door, Pop, QueueLifecycle, RequestQueue, SharedMemory,
+};
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{Areas, Armed, Chain, Device, Format, Head, InflightError};
+use ringway_ring::virtqueue::{self, Areas, Chain, Device, Format, Head, InflightError};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -17,6 +19,14 @@ use std::sync::Arc;
 pub struct Token {
     head: Head,
     status_at: StatusByte,
+    due: AnswerDue,
+}
+
+impl Token {
+    #[inline]
+    fn new(head: Head, status_at: StatusByte) -> Self {
+        Self { head, status_at, due: AnswerDue::default() }
+    }
 }
 
 /// A virtqueue of either format, the guest memory it lies in, and its eventfds.
@@ -217,7 +227,9 @@ impl RequestQueue for Queue {
         if self.stalled {
             return Ok(Pop::Empty);
         }
-        let Some((head, chain)) = self.ring.pop(&mut self.memory)? else { return Ok(Pop::Empty) };
+        let Some((head, chain)) = self.ring.pop(&mut self.memory).map_err(Broken::rule)? else {
+            return Ok(Pop::Empty);
+        };
         let (status_at, status) = match chain {
             Ok(chain) => {
                 // A chain has less than 2^17 descriptors.
@@ -227,7 +239,7 @@ impl RequestQueue for Queue {
                 let decoded = virtio_blk::decode(chain, &mut self.memory, request);
                 match decoded.verdict {
                     Ok(()) => {
-                        return Ok(Pop::Request(Token { head, status_at: decoded.status_at }));
+                        return Ok(Pop::Request(Token::new(head, decoded.status_at)));
                     }
                     Err(status) => {
                         look_ahead(chain, &mut self.memory);
@@ -243,7 +255,7 @@ impl RequestQueue for Queue {
         };
         Ok(match self.stalls_over(head) {
             Ok(()) => Pop::Empty,
-            Err(head) => Pop::Refused(Token { head, status_at }, status),
+            Err(head) => Pop::Refused(Token::new(head, status_at), status),
         })
     }
 
@@ -254,12 +266,14 @@ impl RequestQueue for Queue {
 
     #[inline]
     fn complete(&mut self, token: Token, status: Status, written: u32) {
+        let Token { head, status_at, due } = token;
+        due.settle();
         // SAFETY: the byte was resolved in the map that `memory` keeps alive (Queue invariant 1).
-        let status_bytes = unsafe { token.status_at.write(status) };
+        let status_bytes = unsafe { status_at.write(status) };
         if let Some(log) = &self.log {
-            log.answered(&token.status_at);
+            log.answered(&status_at);
         }
-        self.ring.push(token.head, written + status_bytes);
+        self.ring.push(head, written + status_bytes);
     }
 
     #[inline]
@@ -280,26 +294,25 @@ impl RequestQueue for Queue {
         let armed = self.ring.arm();
         self.log_wish();
         // Translations come with a command, which wakes the worker.
-        Ok(if self.stalled { armed.map(|_| Armed::Quiet) } else { armed }?)
+        match armed.map_err(Broken::rule)? {
+            virtqueue::Armed::WorkArrived if !self.stalled => Ok(Armed::WorkArrived),
+            _ => Ok(Armed::Quiet),
+        }
     }
 
     fn disarm(&mut self) {
         self.ring.disarm();
         self.log_wish();
     }
+}
 
+impl QueueLifecycle for Queue {
     fn doorbell(&self) -> RawFd {
         self.kick.as_raw_fd()
     }
 
-    fn memory(&self) -> &Arc<GuestMap> {
-        self.memory.map()
-    }
-
-    fn memory_gone(&self) -> bool {
-        self.memory.map().is_poisoned()
-            || self.inflight.as_ref().is_some_and(Part::is_gone)
-            || self.log.as_ref().is_some_and(|log| log.is_poisoned())
+    fn depth(&self) -> u16 {
+        self.ring.size()
     }
 
     fn backlog(&self) -> usize {
@@ -310,9 +323,24 @@ impl RequestQueue for Queue {
         self.stalled
     }
 
-    fn answers_into(token: &Token, ranges: &[HostRange]) -> bool {
-        let at = token.status_at.address().map(|at| at.as_ptr() as usize);
-        at.is_some_and(|at| ranges.iter().any(|&(first, last)| first <= at && at <= last))
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn shared_memory(&self) -> Option<&dyn SharedMemory<Token>> {
+        Some(self)
+    }
+}
+
+impl SharedMemory<Token> for Queue {
+    fn map(&self) -> &Arc<GuestMap> {
+        self.memory.map()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.memory.map().is_poisoned()
+            || self.inflight.as_ref().is_some_and(Part::is_gone)
+            || self.log.as_ref().is_some_and(|log| log.is_poisoned())
     }
 
     fn watcher(&self) -> Option<Watcher> {
@@ -320,11 +348,8 @@ impl RequestQueue for Queue {
         Some(Watcher::new(move |segments| log.read_into(segments)))
     }
 
-    fn calls(&self) -> u64 {
-        self.calls
-    }
-
-    fn depth(&self) -> u16 {
-        self.ring.size()
+    fn answers_into(&self, token: &Token, ranges: &[HostRange]) -> bool {
+        let at = token.status_at.address().map(|at| at.as_ptr() as usize);
+        at.is_some_and(|at| ranges.iter().any(|&(first, last)| first <= at && at <= last))
     }
 }

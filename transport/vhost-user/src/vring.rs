@@ -4,7 +4,7 @@ use super::inflight::Part;
 use super::iommu::IommuError;
 use super::queue::Queue;
 use ringway_core::mem::GuestMap;
-use ringway_export::{Bell, LaneId, RequestQueue};
+use ringway_export::{Bell, LaneId, QueueLifecycle};
 use ringway_ring::virtqueue::{Areas, Format, InflightError};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -65,7 +65,6 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
         engine: EngineKind::Null,
         workers: 1,
         polling: Polling::default(),
-        harvest_at_once: true,
         pin_memory: false,
         iopoll: false,
         sample_latency: false,

@@ -20,14 +20,13 @@ use super::persistent::Persistent;
 use super::record::{Kept, Record};
 use barrier::Barrier;
 use fetch::list_copies;
-use ringway_core::mem::{GuestMap, Pool, PoolPages};
+use ringway_core::mem::{Pool, PoolPages};
 use ringway_core::{Request, Status};
-use ringway_export::{Broken, Pop, RequestQueue};
-use ringway_ring::blkif::{self, Armed, Back};
+use ringway_export::{AnswerDue, Armed, Broken, Pop, QueueLifecycle, RequestQueue};
+use ringway_ring::blkif::{self, Back};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Requests taken from the ring before their data is fetched: as many as a worker takes in one turn.
@@ -42,7 +41,17 @@ const PERSISTENT_MAX: u32 = 1056;
 
 /// The right to answer one request, or to go on with one that takes several steps.
 #[derive(Debug)]
-pub struct Token(u16);
+pub struct Token {
+    entry: u16,
+    due: AnswerDue,
+}
+
+impl Token {
+    #[inline]
+    fn new(entry: u16) -> Self {
+        Self { entry, due: AnswerDue::default() }
+    }
+}
 
 /// Where the data of a request is.
 #[derive(Debug)]
@@ -107,7 +116,6 @@ pub struct Queue<H: Host = Domain> {
     /// Pieces of the last request.
     effort: u32,
     calls: u64,
-    no_map: Arc<GuestMap>,
     _ring_pages: H::Mapped,
 }
 
@@ -187,7 +195,6 @@ impl<H: Host> Queue<H> {
             winding_down: false,
             effort: 0,
             calls: 0,
-            no_map: Arc::default(),
             _ring_pages: setup.ring_pages,
         })
     }
@@ -285,13 +292,13 @@ impl<H: Host> RequestQueue for Queue<H> {
         let pieces = self.record.kept(entry).2.len();
         self.effort = u32::try_from(pieces).unwrap_or(u32::MAX).max(1);
         if self.flights[usize::from(entry)].failed {
-            return Ok(Pop::Refused(Token(entry), Status::IoError));
+            return Ok(Pop::Refused(Token::new(entry), Status::IoError));
         }
         if let (Kept::Refused(status), ..) = self.record.kept(entry) {
-            return Ok(Pop::Refused(Token(entry), status));
+            return Ok(Pop::Refused(Token::new(entry), status));
         }
         self.fill(entry, request);
-        Ok(Pop::Request(Token(entry)))
+        Ok(Pop::Request(Token::new(entry)))
     }
 
     #[inline]
@@ -301,7 +308,8 @@ impl<H: Host> RequestQueue for Queue<H> {
 
     #[inline]
     fn complete(&mut self, token: Token, status: Status, _written: u32) {
-        let entry = token.0;
+        let Token { entry, due } = token;
+        due.settle();
         self.out -= 1;
         if self.barrier.is_some() && self.goes_on(entry, status) {
             return;
@@ -341,7 +349,7 @@ impl<H: Host> RequestQueue for Queue<H> {
 
     fn arm(&mut self) -> Result<Armed, Broken> {
         self.host.hush();
-        let armed = self.ring.arm()?;
+        let armed = self.ring.arm().map_err(Broken::rule)?;
         if !self.ready.is_empty() || !self.left.is_empty() || self.barrier_is_ready() {
             return Ok(Armed::WorkArrived);
         }
@@ -349,23 +357,20 @@ impl<H: Host> RequestQueue for Queue<H> {
         if (self.barrier.is_some() || self.waiting.is_some()) && self.out > 0 {
             return Ok(Armed::Quiet);
         }
-        Ok(if self.waiting.is_some() { Armed::WorkArrived } else { armed })
+        match armed {
+            blkif::Armed::Quiet if self.waiting.is_none() => Ok(Armed::Quiet),
+            _ => Ok(Armed::WorkArrived),
+        }
     }
 
     fn disarm(&mut self) {
         self.ring.disarm();
     }
+}
 
+impl<H: Host> QueueLifecycle for Queue<H> {
     fn doorbell(&self) -> RawFd {
         self.host.doorbell()
-    }
-
-    fn memory(&self) -> &Arc<GuestMap> {
-        &self.no_map
-    }
-
-    fn memory_gone(&self) -> bool {
-        false
     }
 
     fn backlog(&self) -> usize {

@@ -48,7 +48,7 @@ impl Session<'_> {
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {
         let disk = self.export.disk().name();
-        let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MEMORY_GONE));
+        let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MemoryGone));
         match alarm {
             Alarm::Broken(broken) => {
                 if let Some(pass) = self.export.limits().broken.pass() {

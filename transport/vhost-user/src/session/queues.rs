@@ -5,7 +5,7 @@ use crate::message::{Message, VRING_NO_FD};
 use crate::queue::Queue;
 use crate::vring::{StartError, UserAddresses, Vring};
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{Bell, RequestQueue, Stopped};
+use ringway_export::{Bell, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };

@@ -44,7 +44,7 @@ impl<H: Host> Queue<H> {
         let step = barrier.step;
         self.out += 1;
         if self.flights[usize::from(entry)].failed {
-            return Pop::Refused(Token(entry), Status::IoError);
+            return Pop::Refused(Token::new(entry), Status::IoError);
         }
         match step {
             Step::Write => self.fill(entry, request),
@@ -54,7 +54,7 @@ impl<H: Host> Queue<H> {
                 request.segments.clear();
             }
         }
-        Pop::Request(Token(entry))
+        Pop::Request(Token::new(entry))
     }
 
     /// True if the barrier's step is over and another one is to come.

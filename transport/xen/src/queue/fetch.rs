@@ -61,7 +61,9 @@ impl<H: Host> Queue<H> {
         let (host, pages) = (&mut self.host, &mut self.pages);
         let persistent = self.chooser.way() == Way::Persistent;
         let mut lists = |grant, into: &mut [u8]| read_page(host, pages, persistent, grant, into);
-        let Some((token, asked)) = self.ring.pop(&mut lists)? else { return Ok(None) };
+        let Some((token, asked)) = self.ring.pop(&mut lists).map_err(Broken::rule)? else {
+            return Ok(None);
+        };
         self.free.pop();
         self.record.take(entry, token.parts(), &asked);
         Ok(Some(entry))

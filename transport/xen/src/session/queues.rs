@@ -5,7 +5,7 @@ use crate::host::{Domain, GrantMapping};
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
-use ringway_export::{RequestQueue, Stopped};
+use ringway_export::{QueueLifecycle, Stopped};
 use ringway_ring::blkif::RingAt;
 use std::io;
 use std::sync::Arc;
