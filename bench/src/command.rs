@@ -1,11 +1,12 @@
 //! One call of `ringway bench`: its targets in turn, progress, reports.
 
-use crate::crew::{self, Outcome, Progress};
-use crate::ledger::WrongData;
+use crate::load::{AccessArgs, Load};
 use crate::measured::Measured;
 use crate::options::BenchArgs;
-use crate::options::{AccessArgs, Load, Special};
+use crate::options::Special;
+use crate::runner::{self, Outcome, Progress};
 use crate::target::Target;
+use crate::verifier::WrongData;
 use crate::{html, origins, summary};
 use anyhow::{Context, Result};
 use clap::Command;
@@ -121,7 +122,7 @@ fn one(
     let mut opened = target.open(load, access)?;
     bar.set_budget(load.budget_of(&load.region(opened.capacity, opened.block)?));
     let facts = opened.facts.clone();
-    let outcome = crew::run(&mut opened, load, signal, &mut || Ok(()), &mut |at| bar.tell(at));
+    let outcome = runner::run(&mut opened, load, signal, &mut || Ok(()), &mut |at| bar.tell(at));
     Ok((facts, outcome.with_context(|| target.to_string())?))
 }
 

@@ -3,11 +3,12 @@
 pub(crate) mod page;
 mod plots;
 
-use crate::crew::Outcome;
+use crate::counters::{Frames, Tick};
+use crate::load::Load;
 use crate::measured::Measured;
-use crate::options::Load;
-use crate::summary::{self, duration};
-use crate::tally::{Frames, Tick};
+use crate::runner::Outcome;
+use crate::summary;
+use crate::units::duration;
 use crate::{usage, versus};
 use anyhow::{Context, Result};
 use page::Page;

@@ -1,35 +1,38 @@
 //! How fast a target is, and how that compares: `ringway bench`.
 //!
-//! `options.rs` is what can be said, `target.rs` opens, `crew.rs` runs one job per thread
-//! (`lane.rs`, hot) and adds up (`tally.rs`), `summary.rs` prints, `html.rs` draws. `origins.rs`
+//! `options.rs` is what can be said, `target.rs` opens, `runner.rs` runs one job per thread
+//! (`job.rs`, hot) and adds up (`counters.rs`), `summary.rs` prints, `html.rs` draws. `origins.rs`
 //! repeats published measurements.
 
+mod backend;
 mod command;
 pub mod content;
-mod crew;
-mod file_port;
+mod counters;
+mod file_backend;
 pub mod fill;
 mod harvest_later;
 mod html;
 mod inside;
-mod lane;
-mod ledger;
+mod job;
+mod load;
 mod measured;
 mod options;
 pub mod origins;
-mod pace;
 mod pattern;
 pub mod peer;
-mod port;
 pub mod random;
+mod rate_limit;
 mod record;
 mod round;
+mod runner;
 mod summary;
-mod tally;
 mod target;
 mod trace;
+mod units;
 pub mod usage;
+mod verifier;
 mod versus;
 
 pub use command::run;
-pub use options::{BenchArgs, seconds};
+pub use load::seconds;
+pub use options::BenchArgs;

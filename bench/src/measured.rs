@@ -1,6 +1,6 @@
 //! What was measured of one target.
 
-use crate::crew::Outcome;
+use crate::runner::Outcome;
 
 /// One target with all that was measured of it.
 pub(crate) struct Measured {

@@ -4,7 +4,9 @@
 //! An origin is a module with one function `run(&Lab) -> Result<Vec<Finding>>` and a line in
 //! `Origin::run`.
 
+mod finding;
 pub mod fio;
+mod lab;
 mod o1;
 mod o2;
 mod o3;
@@ -12,26 +14,22 @@ mod o4;
 mod o5;
 mod server;
 
-use crate::crew::{self, Outcome};
 use crate::html::page;
 use crate::html::{self, page::Page};
-use crate::options::{Load, seconds};
-use crate::pattern::{Rw, Sizes};
-use crate::target::{self, Opened};
+use crate::load::seconds;
+use crate::origins::finding::Finding;
+use crate::origins::lab::{IMAGE, Interrupted, Lab};
+use crate::target;
 use crate::usage;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use ringway_control::config::cpus;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_terminal::output;
-use ringway_terminal::table;
-use rustix::thread::{CpuSet, sched_setaffinity};
-use serde_json::{Value, json};
-use std::fmt::Write as _;
+use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -110,35 +108,6 @@ impl Origin {
     }
 }
 
-/// A table with the published rows first, and what to draw of it.
-#[derive(Debug, Default)]
-struct Finding {
-    title: String,
-    head: Vec<&'static str>,
-    rows: Vec<Vec<String>>,
-    notes: Vec<String>,
-    /// What the bars show, and the bars; those that begin with `published` stand back.
-    bars: (&'static str, Vec<(String, f64)>),
-    /// The value of a bar that says: as good as before.
-    even: f64,
-    /// Every round.
-    data: Value,
-    /// Rounds, and seconds of each.
-    how: (usize, f64),
-}
-
-/// The place of measurement.
-struct Lab<'a> {
-    rounds: usize,
-    runtime: Duration,
-    /// On the disk.
-    slow: Option<TempDir>,
-    /// On tmpfs.
-    fast: Option<TempDir>,
-    signal: &'a AtomicUsize,
-    bar: ProgressBar,
-}
-
 /// Carries out `ringway bench origins`.
 ///
 /// # Errors
@@ -190,11 +159,6 @@ pub fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Result<()
     Ok(())
 }
 
-/// The program was told to stop.
-#[derive(Debug, thiserror::Error)]
-#[error("interrupted")]
-struct Interrupted;
-
 /// A full image in a folder that goes when this goes.
 fn image(folder: &Path, bytes: u64) -> Result<TempDir> {
     let home = tempfile::Builder::new().prefix("ringway-origins-").tempdir_in(folder);
@@ -211,106 +175,6 @@ fn image(folder: &Path, bytes: u64) -> Result<TempDir> {
     }
     target::fill(&home.path().join(IMAGE), bytes)?;
     Ok(home)
-}
-
-const IMAGE: &str = "disk.img";
-
-impl Lab<'_> {
-    fn disk(&self) -> Result<PathBuf> {
-        self.slow.as_ref().map(|home| home.path().join(IMAGE)).context("no image")
-    }
-
-    fn memory(&self) -> Result<PathBuf> {
-        self.fast.as_ref().map(|home| home.path().join(IMAGE)).context("no image")
-    }
-
-    fn load(&self, rw: Rw, sizes: Sizes, depth: u32, jobs: u16) -> Load {
-        Load {
-            rw,
-            rwmixread: 50,
-            sizes,
-            depth,
-            jobs,
-            runtime: Some(self.runtime),
-            ramp: Duration::from_millis(100).min(self.runtime),
-            budget: None,
-            whole: false,
-            size: None,
-            offset: 0,
-            rate: None,
-            verify: false,
-            timed: true,
-            seed: 1,
-            batch: 8,
-            polling: false,
-            cpus: client_cpus(),
-        }
-    }
-
-    /// Rounds there and back, so that a drift favours nobody: calls `one` with the number of a
-    /// contestant.
-    fn alternate(&self, count: usize, mut one: impl FnMut(usize) -> Result<()>) -> Result<()> {
-        for round in 0..self.rounds {
-            for step in 0..count {
-                if self.signal.load(Relaxed) != 0 {
-                    return Err(Interrupted.into());
-                }
-                one(if round % 2 == 0 { step } else { count - 1 - step })?;
-            }
-        }
-        Ok(())
-    }
-
-    fn tell(&self, what: &str) {
-        self.bar.set_message(what.to_owned());
-        self.bar.tick();
-    }
-
-    fn measure(&self, opened: &mut Opened, load: &Load) -> Result<Outcome> {
-        crew::run(opened, load, self.signal, &mut || Ok(()), &mut |_| self.bar.tick())
-    }
-}
-
-/// The client runs on the last CPU, servers on the others, if there are several.
-fn client_cpus() -> Vec<usize> {
-    let count = usize::from(cpus());
-    if count > 1 { vec![count - 1] } else { Vec::new() }
-}
-
-/// Does something on the servers' CPUs: what is started there stays there.
-fn on_server_cpus<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
-    let count = usize::from(cpus());
-    let pin = |cpus: std::ops::Range<usize>| -> Result<()> {
-        let mut set = CpuSet::new();
-        cpus.for_each(|cpu| set.set(cpu));
-        // Containers may have other CPUs than the first ones; then nothing is pinned.
-        let _ = sched_setaffinity(None, &set);
-        Ok(())
-    };
-    if count > 1 {
-        pin(0..count - 1)?;
-    }
-    let done = act();
-    pin(0..count)?;
-    done
-}
-
-impl Finding {
-    fn text(&self) -> String {
-        let mut text = format!("{}\n{}\n", self.title, table::text(&self.head, self.rows.clone()));
-        for note in &self.notes {
-            // Writing to a string cannot fail.
-            let _ = writeln!(text, "{note}");
-        }
-        text + "\n"
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "title": self.title, "head": self.head, "rows": self.rows, "notes": self.notes,
-            "data": self.data, "rounds": self.how.0, "runtime_s": self.how.1,
-        })
-    }
 }
 
 fn report(findings: &[Finding]) -> String {

@@ -1,6 +1,6 @@
 //! What is asked for next: kind, place and length (hot).
 
-use crate::port::Ask;
+use crate::backend::Ask;
 use crate::random::Random;
 use crate::round::{Order, Round};
 use ringway_control::size::Size;

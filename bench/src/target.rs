@@ -2,7 +2,7 @@
 
 use crate::fill;
 use crate::inside::{Inside, Serving};
-use crate::options::{AccessArgs, Load};
+use crate::load::{AccessArgs, Load};
 use crate::peer;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_control::config::missing_folder;
@@ -62,7 +62,7 @@ impl fmt::Display for Target {
 }
 
 /// Where one job sits.
-pub(crate) enum Seat {
+pub(crate) enum Handle {
     /// The queue, buffers for its requests, and whether these may be merged.
     Ring(Box<BlkQueue<u32>>, Vec<Buffer>, bool),
     File {
@@ -93,7 +93,7 @@ pub(crate) struct Opened {
     pub capacity: u64,
     /// Requests are multiples of this, in bytes.
     pub block: u32,
-    pub seats: Vec<Seat>,
+    pub handles: Vec<Handle>,
     pub server: Server,
     /// Stopped before the back-end ends.
     device: Option<Device>,
@@ -110,7 +110,7 @@ impl Drop for Opened {
 }
 
 impl Target {
-    /// Opens it with a seat per job.
+    /// Opens it with a handle per job.
     ///
     /// # Errors
     /// What is wrong with it, or that it holds data.
@@ -212,7 +212,7 @@ impl Target {
     }
 }
 
-/// Seats on a disk without a device in between; buffers begin `skew` bytes behind a page.
+/// Handles on a disk without a device in between; buffers begin `skew` bytes behind a page.
 pub(crate) fn bare(disk: Disk, load: &Load, skew: usize) -> Opened {
     let disk = Arc::new(disk);
     let direct = disk.cache() == CacheMode::None;
@@ -224,12 +224,12 @@ pub(crate) fn bare(disk: Disk, load: &Load, skew: usize) -> Opened {
         disk.engine()
     );
     let (depth, room) = (load.depth, load.sizes.most() as usize);
-    let seat = || Seat::File { disk: Arc::clone(&disk), depth, room, skew };
+    let handle = || Handle::File { disk: Arc::clone(&disk), depth, room, skew };
     Opened {
         facts,
         capacity: geometry.capacity,
         block: if direct { disk.alignment().offset.max(512) } else { 512 },
-        seats: (0..load.jobs).map(|_| seat()).collect(),
+        handles: (0..load.jobs).map(|_| handle()).collect(),
         server: Server::None,
         device: None,
         inside: None,
@@ -284,12 +284,12 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
         "this disk is read-only: use --rw read or randread"
     );
     let pool = device.pool();
-    let seats = device.queues()?.into_iter().map(|queue| {
+    let handles = device.queues()?.into_iter().map(|queue| {
         let buffers = (0..load.depth).map(|_| pool.alloc(room)).collect::<Option<Vec<_>>>();
         let buffers = buffers.context("the shared memory is too small")?;
-        Ok(Seat::Ring(Box::new(queue), buffers, merges))
+        Ok(Handle::Ring(Box::new(queue), buffers, merges))
     });
-    let seats = seats.collect::<Result<Vec<_>>>()?;
+    let handles = handles.collect::<Result<Vec<_>>>()?;
     Ok(Opened {
         facts: format!(
             "{}, {} of {} queues{}",
@@ -300,7 +300,7 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
         ),
         capacity: device.capacity(),
         block: device.block_size(),
-        seats,
+        handles,
         server,
         device: Some(device),
         inside: None,

@@ -1,10 +1,10 @@
 //! Finding what an earlier run with `--verify` has left.
 
+use crate::backend::{Ask, Backend};
 use crate::content::SECTOR;
-use crate::lane::after::carry_out;
-use crate::ledger::Left;
-use crate::port::{Ask, Port};
+use crate::job::after::carry_out;
 use crate::record::Record;
+use crate::verifier::Left;
 use anyhow::{Result, bail};
 use std::ops::Range;
 
@@ -13,8 +13,8 @@ use std::ops::Range;
 ///
 /// # Errors
 /// That there is nothing of such a run, or that it cannot be read.
-pub(crate) fn learn<P: Port>(
-    port: &mut P,
+pub(crate) fn learn<P: Backend>(
+    backend: &mut P,
     seed: u64,
     region: &Range<u64>,
     part: &Range<u64>,
@@ -23,9 +23,9 @@ pub(crate) fn learn<P: Port>(
     let mut find = |at: u64| -> Result<Option<Record>> {
         let block = u64::from(block.max(512));
         let offset = at / block * block;
-        carry_out(port, &Ask { write: false, offset, len: u32::try_from(block)? })?;
+        carry_out(backend, &Ask { write: false, offset, len: u32::try_from(block)? })?;
         let skip = usize::try_from(at - offset)?;
-        let sector = &port.memory(0)[skip..skip + SECTOR];
+        let sector = &backend.memory(0)[skip..skip + SECTOR];
         Ok(Record::of(sector).filter(|record| record.seed == seed))
     };
     let mut any = None;

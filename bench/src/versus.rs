@@ -1,8 +1,8 @@
 //! `--vs`: two targets measured in turn, medians beside each other, and their ratios.
 
-use crate::crew::Outcome;
 use crate::measured::Measured;
-use crate::summary::micros;
+use crate::runner::Outcome;
+use crate::units::micros;
 use ringway_terminal::short::count;
 use ringway_terminal::table;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
-use ringway_ring_oracle::blkif::{Tally, check};
+use ringway_ring_oracle::blkif::{Counters, check};
 use std::path::Path;
 
 fn config() -> Config {
@@ -41,14 +41,16 @@ fn the_fuzz_corpus_of_blkif_rings_passes() {
         std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
     assert!(files.len() >= 20, "the corpus has only {} files", files.len());
-    let mut tally = Tally::default();
+    let mut counters = Counters::default();
     for file in files {
         // The name of the last one is that of the one that fails.
         println!("{}", file.display());
-        tally += check(&std::fs::read(&file).unwrap());
+        counters += check(&std::fs::read(&file).unwrap());
     }
-    println!("{tally:?}");
-    assert!(tally.indirect > 0 && tally.discards > 0 && tally.broken > 0 && tally.laps > 0);
+    println!("{counters:?}");
+    assert!(
+        counters.indirect > 0 && counters.discards > 0 && counters.broken > 0 && counters.laps > 0
+    );
 }
 
 /// Inputs of `len` bytes, always the same ones.
@@ -67,14 +69,17 @@ fn noise(count: usize, len: usize) -> impl Iterator<Item = Vec<u8>> {
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn blkif_cases_are_mostly_valid_and_reach_everything() {
-    let mut tally = Tally::default();
+    let mut counters = Counters::default();
     for data in noise(1000, 3000) {
-        tally += check(&data);
+        counters += check(&data);
     }
-    println!("{tally:?}");
-    assert!(tally.requests > 20_000 && tally.indirect > 1000 && tally.discards > 500);
-    assert!((tally.failed + tally.unsupported) * 2 < tally.requests, "most requests are good");
-    assert!(tally.failed > 500 && tally.unsupported > 500 && tally.broken > 20);
-    assert!(tally.calls > 500 && tally.silences > 500 && tally.laps > 200);
-    assert_eq!(tally.longest, 4096);
+    println!("{counters:?}");
+    assert!(counters.requests > 20_000 && counters.indirect > 1000 && counters.discards > 500);
+    assert!(
+        (counters.failed + counters.unsupported) * 2 < counters.requests,
+        "most requests are good"
+    );
+    assert!(counters.failed > 500 && counters.unsupported > 500 && counters.broken > 20);
+    assert!(counters.calls > 500 && counters.silences > 500 && counters.laps > 200);
+    assert_eq!(counters.longest, 4096);
 }

@@ -95,21 +95,21 @@ fn corpus(target: &str) -> Vec<Vec<u8>> {
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
 fn the_fuzz_corpus_passes() {
-    let mut tally = oracle::Tally::default();
+    let mut counters = oracle::Counters::default();
     for data in corpus("chain") {
-        tally += oracle::check(&data);
+        counters += oracle::check(&data);
     }
-    println!("{tally:?}");
+    println!("{counters:?}");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
 fn the_fuzz_corpora_of_packed_rings_and_headers_pass() {
-    let mut tally = oracle::packed::Tally::default();
+    let mut counters = oracle::packed::Counters::default();
     for data in corpus("packed") {
-        tally += oracle::packed::check(&data);
+        counters += oracle::packed::check(&data);
     }
-    println!("{tally:?}");
+    println!("{counters:?}");
     for data in corpus("header") {
         oracle::header::check(&data);
     }
@@ -118,11 +118,11 @@ fn the_fuzz_corpora_of_packed_rings_and_headers_pass() {
 #[test]
 #[cfg_attr(miri, ignore = "reads files")]
 fn b04_the_fuzz_corpus_of_inflight_regions_passes() {
-    let mut tally = oracle::inflight::Tally::default();
+    let mut counters = oracle::inflight::Counters::default();
     for data in corpus("inflight") {
-        tally += oracle::inflight::check(&data);
+        counters += oracle::inflight::check(&data);
     }
-    println!("{tally:?}");
+    println!("{counters:?}");
 }
 
 /// A table that begins at the end of the address space does not go on at its beginning. Found by
@@ -182,41 +182,46 @@ fn noise(count: usize, len: usize) -> impl Iterator<Item = Vec<u8>> {
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn the_cases_are_mostly_valid_and_reach_everything() {
-    let mut tally = oracle::Tally::default();
+    let mut counters = oracle::Counters::default();
     for data in noise(1000, 700) {
-        tally += oracle::check(&data);
+        counters += oracle::check(&data);
     }
-    println!("{tally:?}");
-    assert!(tally.chains > 2000);
-    assert!(tally.requests * 2 > tally.chains, "half of the chains are good requests");
-    assert!(tally.refused > 20 && tally.malformed > 20 && tally.broken > 20 && tally.calls > 100);
-    assert!(tally.longest > 500, "long indirect tables occur");
+    println!("{counters:?}");
+    assert!(counters.chains > 2000);
+    assert!(counters.requests * 2 > counters.chains, "half of the chains are good requests");
+    assert!(
+        counters.refused > 20
+            && counters.malformed > 20
+            && counters.broken > 20
+            && counters.calls > 100
+    );
+    assert!(counters.longest > 500, "long indirect tables occur");
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn packed_cases_are_mostly_valid_and_reach_everything() {
-    let mut tally = oracle::packed::Tally::default();
+    let mut counters = oracle::packed::Counters::default();
     for data in noise(1000, 1200) {
-        tally += oracle::packed::check(&data);
+        counters += oracle::packed::check(&data);
     }
-    println!("{tally:?}");
-    assert!(tally.chains > 5000);
-    assert!(tally.malformed * 2 < tally.chains, "most chains are good");
-    assert!(tally.malformed > 20 && tally.broken > 20 && tally.tables > 20);
-    assert!(tally.calls > 100 && tally.silences > 100 && tally.laps > 500);
+    println!("{counters:?}");
+    assert!(counters.chains > 5000);
+    assert!(counters.malformed * 2 < counters.chains, "most chains are good");
+    assert!(counters.malformed > 20 && counters.broken > 20 && counters.tables > 20);
+    assert!(counters.calls > 100 && counters.silences > 100 && counters.laps > 500);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn headers_are_mostly_valid_and_reach_everything() {
-    let mut sum = oracle::header::Tally::default();
+    let mut sum = oracle::header::Counters::default();
     for data in noise(1000, 500) {
-        let tally = oracle::header::check(&data);
-        sum.requests += tally.requests;
-        sum.failed += tally.failed;
-        sum.unsupported += tally.unsupported;
-        sum.without_answer += tally.without_answer;
+        let counters = oracle::header::check(&data);
+        sum.requests += counters.requests;
+        sum.failed += counters.failed;
+        sum.unsupported += counters.unsupported;
+        sum.without_answer += counters.without_answer;
     }
     println!("{sum:?}");
     assert!(sum.requests > 3000 && sum.failed > 500);
@@ -226,11 +231,11 @@ fn headers_are_mostly_valid_and_reach_everything() {
 #[test]
 #[cfg_attr(miri, ignore = "too many cases")]
 fn records_are_mostly_valid_and_reach_everything() {
-    let mut tally = oracle::inflight::Tally::default();
+    let mut counters = oracle::inflight::Counters::default();
     for data in noise(2000, 400) {
-        tally += oracle::inflight::check(&data);
+        counters += oracle::inflight::check(&data);
     }
-    println!("{tally:?}");
-    assert!(tally.plain > 4000 && tally.recovered > 4000);
-    assert!(tally.refused > 300 && tally.taken > 300 && tally.hostile > 300);
+    println!("{counters:?}");
+    assert!(counters.plain > 4000 && counters.recovered > 4000);
+    assert!(counters.refused > 300 && counters.taken > 300 && counters.hostile > 300);
 }

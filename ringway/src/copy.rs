@@ -19,7 +19,7 @@ use crate::io::target::Target;
 use anyhow::{Context, bail};
 use args::{CopyArgs, EngineArg, Prealloc};
 use end::{DIRECT, End};
-use flow::{Course, DST, Flow, Halt, Mode, SRC, Tally, Watcher};
+use flow::{Counters, Course, DST, Flow, Halt, Mode, SRC, Watcher};
 use guard::{discard_if_new, is_same, journal_path, may_write, mode_of};
 use indicatif::{ProgressBar, ProgressStyle};
 use journal::{Identity, Journal, sync_folder};
@@ -200,11 +200,11 @@ impl Copy {
             }
         };
         let from = shared.as_ref().map_or(0, |shared| shared.to).max(self.start);
-        let (done, tally, halt) = match shared {
+        let (done, counters, halt) = match shared {
             Some(Shared { end: share::End::Stopped, .. }) => {
-                (from, Tally::default(), Some(Halt::Stopped))
+                (from, Counters::default(), Some(Halt::Stopped))
             }
-            _ if from == bytes => (from, Tally::default(), None),
+            _ if from == bytes => (from, Counters::default(), None),
             _ => self.flow(args, signal, self.mode, "copy", from)?,
         };
         if let Some(halt) = halt {
@@ -243,7 +243,7 @@ impl Copy {
         if let Some(journal) = self.journal.take() {
             journal.remove()?;
         }
-        Ok(Outcome::Done(self.summary(args, from, &tally, took)))
+        Ok(Outcome::Done(self.summary(args, from, &counters, took)))
     }
 
     fn flow(
@@ -253,7 +253,7 @@ impl Copy {
         mode: Mode,
         name: &'static str,
         start: u64,
-    ) -> anyhow::Result<(u64, Tally, Option<Halt>)> {
+    ) -> anyhow::Result<(u64, Counters, Option<Halt>)> {
         let course = Course {
             mode,
             start,
@@ -302,7 +302,7 @@ impl Copy {
     }
 
     /// Everything before `from` was shared, or there when it was resumed.
-    fn summary(&self, args: &CopyArgs, from: u64, tally: &Tally, seconds: f64) -> String {
+    fn summary(&self, args: &CopyArgs, from: u64, counters: &Counters, seconds: f64) -> String {
         let bytes = self.source.bytes;
         let rate = (bytes - from) as f64 / seconds.max(1e-3);
         // Far below 2^64.
@@ -327,8 +327,8 @@ impl Copy {
             copied => format!(
                 "  {} copied: {} data, {} zeroes{reserved}",
                 Size(copied),
-                Size(tally.written),
-                Size(tally.zeroes)
+                Size(counters.written),
+                Size(counters.zeroes)
             ),
         };
         let rate = if bytes == from { String::new() } else { format!("  {}/s", Size(rate)) };

@@ -1,6 +1,6 @@
 //! `ringway ctl`: looks into a running daemon and changes its disks, over its control socket.
 
-mod paper;
+mod report;
 
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand};
@@ -121,7 +121,7 @@ pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let answer = ask_from_here(&path, name, request)?;
     let text = match args.json {
         true => serde_json::to_string_pretty(&answer)? + "\n",
-        false => paper::write(name, answer).context("the daemon's answer is not understood")?,
+        false => report::write(name, answer).context("the daemon's answer is not understood")?,
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)

@@ -1,59 +1,26 @@
 //! `ringway demo`: a daemon serves a temporary disk, and this process plays its virtual machine.
 
+mod args;
 mod bench;
 mod daemon;
 mod pump;
 mod verify;
 
 use anyhow::{Context, bail};
-use clap::Args;
+pub(crate) use args::DemoArgs;
 use daemon::Daemon;
 use pump::{Interrupted, Queues};
-use ringway_control::config::{self, Choice};
+use ringway_control::config;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
-use ringway_disk::{CacheMode, EngineKind};
 use ringway_server::{Attach, QemuVersion, attach_lines, disk_line};
 use ringway_terminal::{logging, output, table};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
-
-const EXAMPLES: &str = "\
-Examples:
-  ringway demo
-  ringway demo --quick
-  ringway demo --dir /mnt/fast --size 1G --engine threads
-
-Exit status: 0 all data verified, 1 failed or data wrong, 2 wrong usage, 128+N
-ended by signal N.";
-
-/// What `ringway demo` is told.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub(crate) struct DemoArgs {
-    /// A smaller disk and shorter measurements.
-    #[arg(long)]
-    quick: bool,
-    /// Size of the disk [default: 256M, with --quick 64M].
-    #[arg(long, value_name = "SIZE")]
-    size: Option<Size>,
-    /// Folder of the temporary image [default: TMPDIR, or else the system's].
-    #[arg(long, value_name = "FOLDER")]
-    dir: Option<PathBuf>,
-    /// Request queues [default: one per CPU, at most 4].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=16))]
-    queues: Option<u16>,
-    /// As for serve.
-    #[arg(long, value_parser = config::engines())]
-    engine: Option<Choice<EngineKind>>,
-    /// As for serve.
-    #[arg(long, value_name = "MODE", value_parser = config::cache_modes())]
-    cache: Option<CacheMode>,
-}
 
 /// The smallest disk on which the demo makes sense, in bytes.
 const SIZE_MIN: u64 = 16 << 20;

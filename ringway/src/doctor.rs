@@ -2,19 +2,19 @@
 //!
 //! It looks and changes nothing: no file is created, locked or opened for writing. The report is
 //! one tree of plain facts (`host.rs`, `engines.rs`, `image.rs`), from which `advice.rs` draws
-//! warnings and `paper.rs` the table; `--json` prints the tree.
+//! warnings and `report.rs` the table; `--json` prints the tree.
 
 mod advice;
 mod engines;
 mod host;
 pub(crate) mod image;
 mod memory;
-pub(crate) mod paper;
+pub(crate) mod report;
 
 use clap::Args;
+use report::Report;
 use ringway_control::log::LogArgs;
 use ringway_terminal::{logging, output};
-use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -44,19 +44,6 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// All that was found. The names of its fields are the keys of the JSON and stay as they are.
-#[derive(Debug, Serialize)]
-struct Report {
-    version: &'static str,
-    host: host::Host,
-    /// What this program may use, or the daemon that was asked, and the processes of its disks.
-    memory: Vec<memory::Memory>,
-    engines: Vec<engines::Engine>,
-    io_uring: engines::Uring,
-    image: Option<image::Image>,
-    warnings: Vec<advice::Warning>,
-}
-
 /// Carries out `ringway doctor`.
 ///
 /// # Errors
@@ -78,7 +65,7 @@ pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        paper::write(&report)
+        report::write(&report)
     };
     output::print(&text)?;
     let servable = report.image.is_none_or(|image| image.error.is_none());

@@ -1,14 +1,14 @@
 //! `ringway info`: what a disk is, whoever serves it.
 
 mod image;
-mod paper;
+mod report;
 mod server;
 
 use crate::io::target::Target;
 use clap::{Args, ValueHint};
+use report::Info;
 use ringway_control::log::LogArgs;
 use ringway_terminal::{logging, output};
-use serde::Serialize;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
@@ -33,14 +33,6 @@ pub(crate) struct InfoArgs {
     json: bool,
 }
 
-/// All that was found. The names of the fields are the keys of the JSON and stay as they are.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-enum Info {
-    Served(Box<server::Served>),
-    Image(Box<image::Facts>),
-}
-
 /// Carries out `ringway info`.
 ///
 /// # Errors
@@ -52,7 +44,7 @@ pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         Target::Path(path) => Info::Image(Box::new(image::look(path)?)),
     };
     let text =
-        if args.json { serde_json::to_string_pretty(&info)? + "\n" } else { paper::write(&info) };
+        if args.json { serde_json::to_string_pretty(&info)? + "\n" } else { report::write(&info) };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }

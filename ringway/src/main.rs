@@ -13,7 +13,7 @@ mod io;
 mod man;
 mod top;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use ringway_terminal::logging::{self, complain};
 use std::process::ExitCode;
 
@@ -29,8 +29,8 @@ fn main() -> ExitCode {
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),
         cli::Command::Info(args) => info::run(&args, &cli.log),
-        cli::Command::Completions(args) => man::completions(&args),
-        cli::Command::Man(args) => man::pages(&args),
+        cli::Command::Completions(args) => man::completions(&args, &mut cli::Cli::command()),
+        cli::Command::Man(args) => man::pages(&args, cli::Cli::command()),
     };
     let code = result.unwrap_or_else(|error| {
         complain(&error);

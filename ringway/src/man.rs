@@ -1,9 +1,8 @@
 //! `ringway completions` and `ringway man`: what shells and manuals want to know, from the very
 //! definitions by which options are read.
 
-use crate::cli::Cli;
 use anyhow::Context;
-use clap::{Args, Command, CommandFactory, ValueHint};
+use clap::{Args, Command, ValueHint};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
@@ -43,25 +42,27 @@ pub(crate) struct ManArgs {
     folder: PathBuf,
 }
 
-/// Carries out `ringway completions`.
+/// Carries out `ringway completions`, of the program `command`.
 ///
 /// # Errors
 /// Standard output that cannot be written: half a script is worse than none.
-pub(crate) fn completions(args: &CompletionsArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn completions(
+    args: &CompletionsArgs,
+    command: &mut Command,
+) -> anyhow::Result<ExitCode> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "ringway", &mut script);
+    clap_complete::generate(args.shell, command, "ringway", &mut script);
     ringway_terminal::output::print(&String::from_utf8(script)?)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Carries out `ringway man`.
+/// Carries out `ringway man`, of the program `command`.
 ///
 /// # Errors
 /// What the host says.
-pub(crate) fn pages(args: &ManArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn pages(args: &ManArgs, mut command: Command) -> anyhow::Result<ExitCode> {
     let folder = &args.folder;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let mut command = Cli::command();
     command.build();
     write_page(folder, &command, "ringway")?;
     Ok(ExitCode::SUCCESS)
@@ -164,6 +165,8 @@ impl Sections {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
 
     #[test]
     fn text_behind_the_options_is_sorted() {

@@ -4,13 +4,13 @@
 //! the state of the screen, `draw.rs` draws it; `plain.rs` prints the same for those without one.
 
 mod app;
+mod buckets;
 #[cfg(test)]
 mod case;
 mod columns;
 mod draw;
 mod figures;
 mod plain;
-mod tally;
 mod watch;
 
 use crate::ctl;

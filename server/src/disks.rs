@@ -2,6 +2,7 @@
 
 mod apart;
 mod crew;
+mod means;
 
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
@@ -15,13 +16,12 @@ use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
 use anyhow::{Context, anyhow, bail};
-pub(crate) use apart::{AnyDisk, Means};
-use apart::{is_isolated, wait_for_all};
+pub(crate) use means::{AnyDisk, Means};
+use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
-use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -410,8 +410,4 @@ impl Disks {
         let engines = std::mem::take(&mut *lock(&self.engines));
         drop(engines);
     }
-}
-
-fn with_origin(origin: &str, error: anyhow::Error) -> anyhow::Error {
-    if origin.is_empty() { error } else { anyhow!("{origin}: {}", in_full(&error)) }
 }

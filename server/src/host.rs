@@ -15,6 +15,7 @@
 //! ```
 
 mod client;
+mod duties;
 mod helper;
 mod local;
 mod names;
@@ -22,17 +23,17 @@ mod state;
 pub(super) mod wire;
 mod words;
 
-use crate::sandbox::Account;
 use anyhow::{Context, bail};
+pub(crate) use duties::Duties;
 use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
 
-use crate::xen::{Access, Here};
+use crate::xen::Access;
 use client::{Client, HelpersFile};
 pub(super) use helper::{leave_no_zombie, settle};
 use local::{Local, OwnFile};
-use names::Looker;
+use names::{Looker, PATHS};
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::{Limit, Names};
@@ -42,9 +43,6 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
-
-/// What a limited warning tells of.
-const PATHS: &str = "paths that cannot be looked at";
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
@@ -60,23 +58,6 @@ pub(crate) struct Host {
     /// For a daemon without a helper.
     state_dir: Option<StateDir>,
     keeps_state: bool,
-}
-
-/// What a helper is to do.
-#[derive(Debug)]
-pub(crate) struct Duties {
-    /// Whom it acts for once the daemon has started.
-    pub(crate) account: Option<Account>,
-    /// Whether disks may be added later.
-    pub(crate) adds: bool,
-    /// Whether sockets are given to other groups from the start.
-    pub(crate) groups: bool,
-    /// Whether disks have to be polled.
-    pub(crate) iopoll: bool,
-    /// What guests of this Xen host need.
-    pub(crate) xen: Option<Here>,
-    /// Where to keep what outlives the daemon.
-    pub(crate) state_dir: Option<StateDir>,
 }
 
 impl Host {
@@ -157,11 +138,15 @@ impl Host {
         let options = self.local.options(spec);
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
-            _ => return self.local.open(&options),
+            _ => {
+                let (disk, new) = self.local.open(&options)?;
+                return Ok((disk, new.map(|file| NewImage(Made::Here(file)))));
+            }
         };
         self.look_for_qemu(path, &options)?;
         for _ in 0..SNATCHED_MAX {
             let (disk, new) = helper.open(&options)?;
+            let new = new.map(|file| NewImage(Made::There(file)));
             if disk.is_incoming() {
                 return Ok((disk, new));
             }
@@ -215,7 +200,10 @@ impl Host {
         access: SocketAccess,
     ) -> anyhow::Result<(UnixListener, SocketFile)> {
         match &self.helper {
-            Some(helper) => helper.listen(path, private, access),
+            Some(helper) => {
+                let (listener, file, path) = helper.listen(path, private, access)?;
+                Ok((listener, SocketFile { path, _made: Made::There(file) }))
+            }
             None => {
                 let (listener, file) = local::listen(path, private, access)?;
                 let path = file.path.clone();

@@ -14,6 +14,7 @@
 //! if they were its threads, so that the next one can serve the same disks. Why it is built this
 //! way: docs/adr/0019-a-process-for-a-disk.md.
 
+mod entry;
 mod inside;
 mod process;
 mod spawner;
@@ -23,7 +24,7 @@ mod words;
 use super::bell::{Bell, event};
 use super::served::lock;
 use anyhow::{Context, bail};
-use process::Process;
+use process::{LOOK, Process};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
@@ -38,7 +39,8 @@ use std::time::{Duration, Instant};
 use told::Told;
 use words::{Order, Tell};
 
-pub(crate) use inside::{Inside, run};
+pub(crate) use entry::run;
+pub(crate) use inside::Inside;
 pub(crate) use spawner::Spawner;
 
 /// Seconds to wait for an image, unless the user says so: as for one who was killed.
@@ -50,8 +52,6 @@ const END_MAX: Duration = Duration::from_secs(60);
 /// Pauses before a process is started again: they double, and begin anew after a long life.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
 const LONG_LIFE: Duration = Duration::from_secs(60);
-/// How often to look whether something has come about.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// What the configuration says of the log.
 pub(crate) type LogWords = (Option<LogFormat>, Option<LogLevel>);

@@ -23,6 +23,7 @@ mod notify;
 mod numbers;
 mod paths;
 mod pools;
+mod promise;
 mod ready;
 pub mod sandbox;
 mod served;
@@ -30,10 +31,14 @@ mod signals;
 mod spread;
 mod stats;
 mod survive;
+#[cfg(feature = "xen")]
+mod toolstack;
 mod watchdog;
 #[cfg(feature = "xen")]
 mod xen;
 
+#[cfg(not(feature = "xen"))]
+use no_xen as toolstack;
 #[cfg(not(feature = "xen"))]
 use no_xen as xen;
 

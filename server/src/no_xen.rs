@@ -1,4 +1,4 @@
-//! In the place of `xen.rs`, in a build without the feature `xen`: [`prepare`] refuses, so that nothing
+//! In the place of `xen.rs` and `toolstack.rs`, in a build without the feature `xen`: [`prepare`] refuses, so that nothing
 //! of Xen's ever comes about.
 
 use super::disks::Disks;

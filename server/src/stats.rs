@@ -1,6 +1,6 @@
 //! What the workers have counted: at the end, or whenever SIGUSR1 asks.
 
-use super::watchdog::{Owes, Promises};
+use super::promise::{Owes, Promises};
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
 use ringway_disk::{Disk, EngineKind, SchedulerStats};

@@ -6,11 +6,12 @@
 //! a daemon without load wakes nobody.
 
 use super::disks::Disks;
+use super::promise::{Owes, Promise, Promises, WorkerId};
 use super::survive::survive;
 use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
-use ringway_disk::{EngineKind, Overdue};
-use ringway_export::{Findings, Looked, Rouse};
+use ringway_disk::Overdue;
+use ringway_export::{Looked, Rouse};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -109,18 +110,6 @@ impl Drop for Watchdog {
         }
     }
 }
-
-/// A worker, by engine and number.
-pub(crate) type WorkerId = (EngineKind, usize);
-
-/// What a worker has promised to tell.
-pub(crate) type Promise = Receiver<Findings>;
-
-/// Whether a worker owes an answer.
-pub(crate) type Owes<'a> = &'a dyn Fn(WorkerId) -> bool;
-
-/// Of all that were asked.
-pub(crate) type Promises = Vec<(WorkerId, Promise)>;
 
 /// A line of the log.
 #[derive(Debug, PartialEq, Eq)]

@@ -2,11 +2,15 @@
 //! by hand. Independent of the project's own front-end on purpose.
 
 mod inflight;
+mod layout;
 mod packed;
+mod packed_state;
 
 pub use inflight::inflight_payload;
 
-use packed::Packed;
+use layout::RING_STRIDE;
+pub use layout::{DATA, Desc, GUEST_BASE};
+use packed_state::Packed;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
@@ -63,8 +67,6 @@ pub const F_PROTOCOL: u64 = 1 << 30;
 /// VIRTIO_BLK_F_FLUSH.
 pub const F_FLUSH: u64 = 1 << 9;
 
-/// Where [`RawGuest`] maps its memory in guest-physical and in user address space.
-pub const GUEST_BASE: u64 = 0x10_0000;
 /// User addresses are the guest's plus this.
 pub const USER_DELTA: u64 = 0x7000_0000_0000;
 
@@ -190,24 +192,6 @@ pub fn halves(values: &[u32]) -> Vec<u8> {
 
 /// Bytes of a [`RawGuest`]'s memory.
 pub const MEMORY: u64 = 8 << 20;
-/// Where its rings lie; one per queue, this far apart.
-const RING_STRIDE: u64 = 0x1_0000;
-/// Where a test may put its data.
-pub const DATA: u64 = GUEST_BASE + 0x40_0000;
-
-/// One descriptor, as a test writes it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Desc {
-    /// Guest address.
-    pub addr: u64,
-    /// Length.
-    pub len: u32,
-    /// Flags.
-    pub flags: u16,
-    /// Next.
-    pub next: u16,
-}
-
 /// A connected client with memory and queues whose rings it writes by hand.
 #[derive(Debug)]
 pub struct RawGuest {

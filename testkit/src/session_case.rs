@@ -37,14 +37,14 @@ const MESSAGES_MAX: usize = 48;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Counters {
     pub sent: u64,
     pub answered: u64,
     pub refused: u64,
     pub requests: u64,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.sent += more.sent;
         self.answered += more.answered;
@@ -137,7 +137,7 @@ struct Message {
 }
 
 /// Runs the session that `data` describes. Panics if an answer is none, or anything is left behind.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     let mut c = Choices(data);
     let bench = &*BENCH;
     let open = descriptors();
@@ -150,12 +150,12 @@ pub fn check(data: &[u8]) -> Tally {
     let before = requests(bench);
     let session = Session::new(&bench.export, theirs, bench.stop.as_fd()).expect("a session");
     session.run();
-    let mut tally = script.judge();
+    let mut counters = script.judge();
     // Both workers have dropped whatever they had of it once they have answered.
-    tally.requests = requests(bench) - before;
+    counters.requests = requests(bench) - before;
     drop((script, closer));
     assert_eq!(descriptors(), open, "descriptors open after the session, and before");
-    tally
+    counters
 }
 
 /// Requests that all workers have served.
@@ -342,21 +342,21 @@ impl Script {
     }
 
     /// Reads all answers: each is to a message that was sent, in their order.
-    fn judge(&self) -> Tally {
-        let mut tally = Tally { sent: self.sent.len() as u64, ..Tally::default() };
+    fn judge(&self) -> Counters {
+        let mut counters = Counters { sent: self.sent.len() as u64, ..Counters::default() };
         let mut sent = self.sent.iter();
         while let Ok((request, payload)) = self.client.receive() {
             let always = [1, 11, 15, 17, 24, 31, 36].contains(&request);
             let asked = sent.find(|&&(asked, ack)| asked == request && (ack || always));
             assert!(asked.is_some(), "an answer to {request} that nobody asked for, or too late");
-            tally.answered += 1;
+            counters.answered += 1;
             if !always {
                 assert_eq!(payload.len(), 8, "the acknowledgement of {request}");
-                tally.refused += u64::from(payload != [0; 8]);
+                counters.refused += u64::from(payload != [0; 8]);
             }
             assert!(payload.len() <= 12 + 256, "{} bytes for {request}", payload.len());
         }
-        tally
+        counters
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use ringway_testkit::power_cut::{Campaign, Failure, Lie, Tally};
+use ringway_testkit::power_cut::{Campaign, Counts, Failure, Lie};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -41,8 +41,8 @@ pub(crate) fn run(args: &PowerCutArgs) -> Result<()> {
         let mut campaign = Campaign::new(args.lie);
         println!("seed {seed}: {:#?}", campaign.config(seed));
         return match campaign.run(seed) {
-            Ok(tally) => {
-                println!("{tally:#?}\nnothing lost, nothing else touched");
+            Ok(counters) => {
+                println!("{counters:#?}\nnothing lost, nothing else touched");
                 Ok(())
             }
             Err(failure) => bail!("{failure}"),
@@ -55,19 +55,19 @@ pub(crate) fn run(args: &PowerCutArgs) -> Result<()> {
     let begun = Instant::now();
     let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     let work = || worker(args, first, &next, &stop);
-    let done: Vec<Result<Tally, Box<Failure>>> = std::thread::scope(|scope| {
+    let done: Vec<Result<Counts, Box<Failure>>> = std::thread::scope(|scope| {
         let threads = args.threads.unwrap_or(cpus).max(1);
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         running.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
-    let mut tally = Tally::default();
+    let mut counters = Counts::default();
     for result in done {
         match result {
-            Ok(more) => tally += more,
+            Ok(more) => counters += more,
             Err(failure) => bail!("{failure}"),
         }
     }
-    println!("{tally:#?}");
+    println!("{counters:#?}");
     println!("{} seeds in {:.1} s: nothing lost", args.seeds, begun.elapsed().as_secs_f64());
     Ok(())
 }
@@ -77,16 +77,16 @@ fn worker(
     first: u64,
     next: &AtomicU64,
     stop: &AtomicBool,
-) -> Result<Tally, Box<Failure>> {
+) -> Result<Counts, Box<Failure>> {
     let mut campaign = Campaign::new(args.lie);
-    let mut tally = Tally::default();
+    let mut counters = Counts::default();
     loop {
         let from = next.fetch_add(CHUNK, Relaxed);
         if from >= args.seeds || stop.load(Relaxed) {
-            return Ok(tally);
+            return Ok(counters);
         }
         for seed in from..args.seeds.min(from + CHUNK) {
-            tally += campaign.run(first + seed).inspect_err(|_| stop.store(true, Relaxed))?;
+            counters += campaign.run(first + seed).inspect_err(|_| stop.store(true, Relaxed))?;
         }
     }
 }

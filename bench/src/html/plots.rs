@@ -3,8 +3,8 @@
 //! The page has its colours from CSS, for light and dark. So what is drawn gets colours that stand
 //! for variables, and these are put in their place afterwards.
 
-use crate::summary::duration;
-use crate::tally::{Frames, ROWS_PER_OCTAVE};
+use crate::counters::{Frames, ROWS_PER_OCTAVE};
+use crate::units::duration;
 use anyhow::{Result, anyhow};
 use hdrhistogram::Histogram;
 use plotters::coord::Shift;
@@ -298,7 +298,7 @@ fn shade(count: u64, most: u64) -> Option<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tally::Tick;
+    use crate::counters::Tick;
 
     #[test]
     fn marks_are_round_and_reach_far_enough() {

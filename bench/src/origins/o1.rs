@@ -1,8 +1,9 @@
 //! O1: 16 KiB writes at depth 74 through each engine, beside the bare file (QEMU, September 2008).
 
+use crate::origins::finding::Finding;
 use crate::origins::fio::{self, FioLoad};
+use crate::origins::lab::{Lab, client_cpus};
 use crate::origins::server::{Kind, QSD, Running, is_installed};
-use crate::origins::{Finding, Lab, client_cpus};
 use crate::pattern::{Rw, Sizes};
 use crate::target::bare;
 use crate::versus::median;

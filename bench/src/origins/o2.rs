@@ -2,14 +2,15 @@
 //!
 //! The back-end runs in this process, because no option of the daemon turns it off.
 
-use crate::crew;
 use crate::inside::Serving;
-use crate::options::AccessArgs;
+use crate::load::AccessArgs;
+use crate::origins::finding::Finding;
+use crate::origins::lab::{Lab, on_server_cpus};
 use crate::origins::o1::direct;
-use crate::origins::{Finding, Lab, on_server_cpus};
 use crate::pattern::{Rw, Sizes};
-use crate::summary::micros;
+use crate::runner;
 use crate::target::served_here;
+use crate::units::micros;
 use crate::versus::median;
 use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
@@ -98,7 +99,8 @@ fn measure(lab: &Lab<'_>, half: &mut Half) -> Result<()> {
         seen.push(inside.stats()?);
         Ok(())
     };
-    let outcome = crew::run(&mut opened, &load, lab.signal, &mut boundary, &mut |_| lab.bar.tick());
+    let outcome =
+        runner::run(&mut opened, &load, lab.signal, &mut boundary, &mut |_| lab.bar.tick());
     // It disconnects before the back-end ends.
     drop(opened);
     let outcome = outcome?;

@@ -1,8 +1,9 @@
 //! O3: the paths bio, request and auto, on fast and slow disks (Linux virtio_blk, July 2012): those of
 //! the back-end, then those of the front-end.
 
+use crate::origins::finding::Finding;
+use crate::origins::lab::{IMAGE, Lab};
 use crate::origins::server::{Kind, Running};
-use crate::origins::{Finding, IMAGE, Lab};
 use crate::pattern::{Rw, Sizes};
 use crate::versus::median;
 use anyhow::Result;

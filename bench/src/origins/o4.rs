@@ -1,7 +1,8 @@
 //! O4: page-aligned and 512-byte-aligned buffers, counted at the block device (QEMU, May 2015).
 
+use crate::origins::finding::Finding;
+use crate::origins::lab::Lab;
 use crate::origins::o1::direct;
-use crate::origins::{Finding, Lab};
 use crate::pattern::{Rw, Sizes};
 use crate::target::bare;
 use crate::versus::median;

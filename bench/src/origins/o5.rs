@@ -4,7 +4,8 @@
 //! the device behind them is null, and no worker stands between. So what is measured is the rings:
 //! what a request costs in their code, and what happens when jobs share one.
 
-use crate::origins::{Finding, Interrupted, Lab};
+use crate::origins::finding::Finding;
+use crate::origins::lab::{Interrupted, Lab};
 use crate::versus::median;
 use anyhow::{Context, Result, anyhow};
 use ringway_control::config::cpus;

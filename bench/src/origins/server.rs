@@ -1,7 +1,7 @@
 //! Servers as processes of their own: this program, and QEMU's storage daemon.
 
-use crate::options::{AccessArgs, Load};
-use crate::origins::on_server_cpus;
+use crate::load::{AccessArgs, Load};
+use crate::origins::lab::on_server_cpus;
 use crate::target::{Opened, Target};
 use anyhow::{Context, Result, bail};
 use ringway_control::config::is_unreal;

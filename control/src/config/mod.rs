@@ -20,8 +20,8 @@ pub use disk::{
 pub use file::read;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
 pub use sockets::{SocketMode, SocketRule};
-pub use xen::Attached;
-pub use xen_args::{XenArgs, XenData, XenPlan};
+pub use xen::{Attached, XenPlan};
+pub use xen_args::{XenArgs, XenData};
 
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
 use super::disk::{queues_in_file, word_in_file};
-use super::{Choice, DiskArgs, Format, XenArgs, XenData, XenPlan, is_unreal};
+use super::{Choice, DiskArgs, Format, XenArgs, XenData, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, SchedulerMode};
 use serde::Deserialize;
@@ -109,6 +109,37 @@ impl XenDisk {
         self.guest.as_ref().is_none_or(|guest| other.guest.as_ref() == Some(guest))
             && self.vdev.is_none_or(|vdev| other.vdev == Some(vdev))
             && self.image.as_ref().is_none_or(|image| other.image.as_ref() == Some(image))
+    }
+}
+
+/// What a daemon knows of its host's toolstack.
+#[derive(Debug)]
+pub struct XenPlan {
+    /// What was said of all disks.
+    pub args: XenArgs,
+    /// The options of each disk.
+    pub disk: DiskArgs,
+    /// What is special to some of them; the first that fits counts.
+    pub disks: Vec<XenDisk>,
+}
+
+impl XenPlan {
+    /// The folder that is watched.
+    pub fn folder(&self) -> String {
+        format!("backend/{}", self.args.xen_name)
+    }
+
+    /// The options of a disk, and where they were said; `is_image` tells whether a path leads to its
+    /// image.
+    pub fn words(
+        &self,
+        disk: Attached<'_>,
+        is_image: impl Fn(&Path) -> bool,
+    ) -> (DiskArgs, Option<&str>) {
+        match self.disks.iter().find(|table| table.fits(disk, &is_image)) {
+            Some(table) => (table.words.clone().or(&self.disk), Some(&table.origin)),
+            None => (self.disk.clone(), None),
+        }
     }
 }
 

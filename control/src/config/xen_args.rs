@@ -1,11 +1,9 @@
-//! What a daemon knows of its Xen host's toolstack: `--xen` and the options beside it.
+//! `--xen` and the options beside it.
 
-use super::DiskArgs;
-use super::xen::{Attached, XenDisk};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// Unless another one is named.
@@ -96,17 +94,6 @@ pub struct XenArgs {
     pub xen_store: Option<PathBuf>,
 }
 
-/// What a daemon knows of its host's toolstack.
-#[derive(Debug)]
-pub struct XenPlan {
-    /// What was said of all disks.
-    pub args: XenArgs,
-    /// The options of each disk.
-    pub disk: DiskArgs,
-    /// What is special to some of them; the first that fits counts.
-    pub disks: Vec<XenDisk>,
-}
-
 impl Default for XenArgs {
     fn default() -> Self {
         Self {
@@ -115,26 +102,6 @@ impl Default for XenArgs {
             xen_data: XenData::default(),
             xen_records: RECORDS.into(),
             xen_store: None,
-        }
-    }
-}
-
-impl XenPlan {
-    /// The folder that is watched.
-    pub fn folder(&self) -> String {
-        format!("backend/{}", self.args.xen_name)
-    }
-
-    /// The options of a disk, and where they were said; `is_image` tells whether a path leads to its
-    /// image.
-    pub fn words(
-        &self,
-        disk: Attached<'_>,
-        is_image: impl Fn(&Path) -> bool,
-    ) -> (DiskArgs, Option<&str>) {
-        match self.disks.iter().find(|table| table.fits(disk, &is_image)) {
-            Some(table) => (table.words.clone().or(&self.disk), Some(&table.origin)),
-            None => (self.disk.clone(), None),
         }
     }
 }

@@ -2,7 +2,7 @@
 //! `cargo run --release -p xtask -- power-cut --seeds 100000`.
 
 use ringway_testkit::Rng;
-use ringway_testkit::power_cut::{Campaign, Lie, Tally};
+use ringway_testkit::power_cut::{Campaign, Counts, Lie};
 
 /// Seeds of a run of this test.
 const SEEDS: u64 = 4000;
@@ -14,23 +14,27 @@ fn c07_power_cuts_lose_nothing_acknowledged() {
     let first = Rng::for_test("c07_power_cuts_lose_nothing_acknowledged").next_u64() >> 16;
     println!("seeds {first} and the {SEEDS} after it");
     let mut campaign = Campaign::new(None);
-    let mut tally = Tally::default();
+    let mut counters = Counts::default();
     for seed in first..first + SEEDS {
-        tally += campaign.run(seed).unwrap_or_else(|failure| panic!("{failure}"));
+        counters += campaign.run(seed).unwrap_or_else(|failure| panic!("{failure}"));
     }
-    println!("{tally:?}");
-    assert!(tally.cuts >= SEEDS && tally.cuts_in_flight * 4 > SEEDS);
+    println!("{counters:?}");
+    assert!(counters.cuts >= SEEDS && counters.cuts_in_flight * 4 > SEEDS);
     for (what, count) in [
-        ("flushes", tally.flushes),
-        ("durable writes", tally.durable),
-        ("bounced requests", tally.bounced),
-        ("faults", tally.continued),
-        ("errors", tally.failed),
+        ("flushes", counters.flushes),
+        ("durable writes", counters.durable),
+        ("bounced requests", counters.bounced),
+        ("faults", counters.continued),
+        ("errors", counters.failed),
     ] {
         assert!(count > SEEDS / 2, "only {count} {what}");
     }
-    assert!(tally.merged > SEEDS / 4, "only {} merged requests", tally.merged);
-    assert!(tally.both_ways > SEEDS / 200, "paths were tried in {} lives only", tally.both_ways);
+    assert!(counters.merged > SEEDS / 4, "only {} merged requests", counters.merged);
+    assert!(
+        counters.both_ways > SEEDS / 200,
+        "paths were tried in {} lives only",
+        counters.both_ways
+    );
 }
 
 /// The same campaign with one mistake, in the disk or above it: the oracle notices each.

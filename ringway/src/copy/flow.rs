@@ -7,6 +7,7 @@
 //! One thread, many requests in flight at both ends, no byte copied but between two sockets.
 
 mod answers;
+mod mode;
 mod slots;
 mod steps;
 
@@ -14,6 +15,7 @@ use super::end::{End, Given, Order, Ticket, Verb};
 use super::extents::{Extents, Item};
 use super::zero::Run;
 use anyhow::{Context, bail};
+pub(super) use mode::{DST, Mode, SRC};
 use ringway_aio::{Engine, Reaped};
 use ringway_core::Segment;
 use ringway_core::mem::Mapping;
@@ -26,25 +28,9 @@ const CHECKPOINT: Duration = Duration::from_secs(5);
 /// How often to look for signals and servers that have gone while nothing completes.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// The two ends.
-pub(super) const SRC: usize = 0;
-pub(super) const DST: usize = 1;
-
-/// What to do with each piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
-    Copy {
-        /// The destination reads as zeroes where nothing was written.
-        fresh: bool,
-        /// Zeroes among the data are looked for.
-        find_zeroes: bool,
-    },
-    Compare,
-}
-
 /// How much there was of what, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally {
+pub(super) struct Counters {
     /// Read from the source.
     pub(super) read: u64,
     /// Written to the destination as data.
@@ -89,7 +75,7 @@ pub(super) struct Flow<'a> {
     later: Vec<Ticket>,
     runs: Vec<Run>,
     reaped: Reaped,
-    tally: Tally,
+    counters: Counters,
     halt: Option<Halt>,
     syncing: Option<u64>,
     synced_at: Instant,
@@ -149,7 +135,7 @@ impl<'a> Flow<'a> {
             later: Vec::new(),
             runs: Vec::new(),
             reaped: Reaped::with_capacity(depth, 2),
-            tally: Tally::default(),
+            counters: Counters::default(),
             halt: None,
             syncing: None,
             synced_at: Instant::now(),
@@ -160,7 +146,7 @@ impl<'a> Flow<'a> {
 
     /// Carries it out. What was done is returned along with why it ended, if early: everything
     /// before the first number is done, though not yet durable.
-    pub(super) fn run(mut self, watcher: &mut dyn Watcher) -> (u64, Tally, Option<Halt>) {
+    pub(super) fn run(mut self, watcher: &mut dyn Watcher) -> (u64, Counters, Option<Halt>) {
         loop {
             if let Err(error) = self.turn(watcher) {
                 self.fail(error);
@@ -174,7 +160,7 @@ impl<'a> Flow<'a> {
                 break;
             }
         }
-        (self.mark(), self.tally, self.halt.take())
+        (self.mark(), self.counters, self.halt.take())
     }
 
     /// Everything before this is done.
@@ -217,7 +203,7 @@ impl<'a> Flow<'a> {
                 break;
             };
             if item.hole {
-                self.tally.zeroes += item.len;
+                self.counters.zeroes += item.len;
                 if matches!(self.mode, Mode::Copy { fresh: true, .. }) {
                     continue;
                 }
@@ -249,7 +235,7 @@ impl<'a> Flow<'a> {
 
     fn push(&mut self, slot: usize, end: usize, verb: Verb, offset: u64, len: u64, at: usize) {
         if verb == Verb::Read && end == SRC {
-            self.tally.read += len;
+            self.counters.read += len;
         }
         let segment = Box::new(Segment::EMPTY);
         let part = Part { end, verb, offset, len, done: 0, at, repeat: false, segment };

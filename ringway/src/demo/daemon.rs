@@ -1,6 +1,6 @@
 //! The demo's daemon: this very program, as a child that ends with its only front-end.
 
-use super::DemoArgs;
+use super::args::DemoArgs;
 use anyhow::{Context, bail};
 use ringway_control::config::Choice;
 use ringway_control::log::LogArgs;

@@ -1,24 +1,15 @@
 //! What stands in the way, and what to do about it.
 
-use super::Report;
 use super::image::{Choice, Image};
 use super::memory::{Memory, OWN_BYTES};
+use super::report::{Report, Warning};
 use ringway_control::size::Size;
-use serde::Serialize;
 
 /// A guest smaller than this is rare; its memory should fit the limit.
 const GUEST_BYTES: u64 = 1 << 30;
 
 /// Requests that each worker of linux-aio takes from the host's pool: `DEPTH` and one poll.
 const AIO_REQUESTS: u64 = 2049;
-
-/// Something that costs speed or safety.
-#[derive(Debug, Serialize)]
-pub(crate) struct Warning {
-    pub(crate) about: &'static str,
-    pub(crate) what: String,
-    pub(crate) to_do: String,
-}
 
 /// All warnings that the facts give reason for.
 pub(crate) fn draw(report: &Report) -> Vec<Warning> {

@@ -1,7 +1,7 @@
 //! What a line says of a disk or a queue, and which of it a narrow screen leaves out.
 
+use super::buckets::Percentiles;
 use super::figures::{DiskFigures, Effort, QueueFigures, Rates};
-use super::tally::Percentiles;
 use ringway_control::protocol::State;
 use ringway_terminal::short::count;
 

@@ -1,7 +1,7 @@
 //! Figures: what the answers of a daemon say together. Counts only grow, so that two answers make
 //! rates; latencies are of the last [`WINDOW`] answers, because few requests are timed.
 
-use super::tally::{Percentiles, Tally};
+use super::buckets::{Buckets, Percentiles};
 use ringway_control::protocol::{
     Counts, DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread,
     State, Stats, WorkerStatsOf,
@@ -208,9 +208,9 @@ fn disk_figures(
         }
     });
     let spread = |of: &[fn(&Latencies) -> &Spread]| {
-        let tally =
-            |disk: Option<&DiskStatsOf>| Tally::of(disk.and_then(|d| d.latency.as_ref()), of);
-        tally(Some(now)).since(&tally(oldest)).percentiles()
+        let buckets =
+            |disk: Option<&DiskStatsOf>| Buckets::of(disk.and_then(|d| d.latency.as_ref()), of);
+        buckets(Some(now)).since(&buckets(oldest)).percentiles()
     };
     let serves = |worker: &&WorkerStatsOf| now.queues.iter().any(|q| q.worker == worker.worker);
     let workers: Vec<_> = stats.workers.iter().filter(serves).collect();
@@ -263,10 +263,10 @@ impl Eras<'_> {
                 ..rates(&now.counts, counts, seconds)
             }
         });
-        let tally = |queue: Option<&QueueStatsOf>| {
-            Tally::of(queue.and_then(|q| q.latency.as_ref()), &[|l| &l.reads, |l| &l.writes])
+        let buckets = |queue: Option<&QueueStatsOf>| {
+            Buckets::of(queue.and_then(|q| q.latency.as_ref()), &[|l| &l.reads, |l| &l.writes])
         };
-        let oldest = tally(oldest.and_then(|disk| of(disk, now.queue)));
+        let oldest = buckets(oldest.and_then(|disk| of(disk, now.queue)));
         let workers: Vec<_> = stats.workers.iter().filter(|w| w.worker == now.worker).collect();
         QueueFigures {
             queue: now.queue,
@@ -276,7 +276,7 @@ impl Eras<'_> {
             overdue: now.overdue,
             broken: now.broken,
             rates,
-            latency: tally(Some(now)).since(&oldest).percentiles(),
+            latency: buckets(Some(now)).since(&oldest).percentiles(),
             effort: self.effort(&workers),
         }
     }
@@ -287,8 +287,8 @@ impl Eras<'_> {
             then.zip(self.seconds).map(|(then, seconds)| grown(of(now), of(then)) / seconds)
         };
         let spread = |of: fn(&WorkerStatsOf) -> &Spread| {
-            let then = then.map(|then| Tally::spread(of(then))).unwrap_or_default();
-            Tally::spread(of(now)).since(&then).percentiles()
+            let then = then.map(|then| Buckets::spread(of(then))).unwrap_or_default();
+            Buckets::spread(of(now)).since(&then).percentiles()
         };
         WorkerFigures {
             worker: now.worker.clone(),
@@ -325,8 +325,8 @@ impl Eras<'_> {
         let mean = |of: fn(&WorkerStatsOf) -> &Spread| {
             let tallies = pairs
                 .iter()
-                .map(|(now, then)| Tally::spread(of(now)).since(&Tally::spread(of(then))));
-            tallies.reduce(Tally::and).and_then(|tally| tally.mean())
+                .map(|(now, then)| Buckets::spread(of(now)).since(&Buckets::spread(of(then))));
+            tallies.reduce(Buckets::and).and_then(|buckets| buckets.mean())
         };
         Some(Effort {
             requests_per_submit: mean(|worker| &worker.batches),

@@ -57,7 +57,7 @@ pub(super) fn worker(worker: &WorkerFigures) -> [String; WORKERS.len()] {
 }
 
 /// Latencies of one kind of requests, in words.
-pub(super) fn latencies(latency: &super::tally::Percentiles) -> String {
+pub(super) fn latencies(latency: &super::buckets::Percentiles) -> String {
     let [p50, p99, p999, max] = [latency.p50, latency.p99, latency.p999, latency.max].map(time);
     format!("p50 {p50}  p99 {p99}  p99.9 {p999}  max {max}  ({} timed)", latency.count)
 }

@@ -1,35 +1,13 @@
 //! Disks with processes of their own, beside the others.
 
-use super::super::host::Host;
-use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
-use super::super::served::{Served, lock};
-use super::{Disks, with_origin};
+use super::super::isolate::{Isolated, Spawner, Starting};
+use super::super::served::lock;
+use super::Disks;
+use super::means::wait;
 use anyhow::anyhow;
-use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
+use ringway_control::config::{Claim, DiskSpec};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-
-/// A disk, wherever it is served.
-pub(crate) enum AnyDisk {
-    /// By this process.
-    Here(Arc<Served>),
-    /// By one of its own.
-    Apart(Arc<Isolated>),
-}
-
-/// What disks are made with.
-pub(crate) struct Means {
-    /// Where images and sockets are.
-    pub(crate) host: Host,
-    /// The toolstack that attaches disks, if it is one of Xen's.
-    pub(crate) xen: Option<Arc<XenPlan>>,
-    /// What starts processes, if some disks have one of their own.
-    pub(crate) spawner: Option<Arc<Spawner>>,
-    /// How those log.
-    pub(crate) log: LogWords,
-    /// Requests are timed although there is no control socket here.
-    pub(crate) sampled: bool,
-}
 
 impl Disks {
     fn spawner(&self) -> anyhow::Result<&Arc<Spawner>> {
@@ -117,31 +95,4 @@ impl Disks {
             .try_for_each(|other| claim.check_apart(other))
             .map_err(anyhow::Error::msg)
     }
-}
-
-pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> bool {
-    spec.isolate.or(options.each.isolate).unwrap_or(false)
-}
-
-/// Waits until those that were started with the daemon could serve.
-///
-/// # Errors
-/// What is wrong with one of them; nothing was created or changed then.
-pub(super) fn wait_for_all(
-    list: Vec<(u64, Starting)>,
-    host: &Host,
-    spawner: Option<&Arc<Spawner>>,
-) -> anyhow::Result<Vec<Arc<Isolated>>> {
-    let Some(spawner) = spawner else { return Ok(Vec::new()) };
-    let wait = |(id, starting): (u64, Starting)| {
-        let origin = starting.spec().origin.clone();
-        let isolated = wait(starting, id, host, spawner);
-        isolated.map(Arc::new).map_err(|error| with_origin(&origin, error))
-    };
-    list.into_iter().map(wait).collect()
-}
-
-fn wait(starting: Starting, id: u64, host: &Host, spawner: &Spawner) -> anyhow::Result<Isolated> {
-    let claim = starting.spec().claim(|path| host.locate(path));
-    starting.wait(id, claim, spawner)
 }

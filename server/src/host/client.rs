@@ -2,7 +2,6 @@
 
 use super::wire::{receive, send};
 use super::words::{Answer, Request, Wanted};
-use super::{Made, NewImage, SocketFile};
 use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
@@ -12,7 +11,7 @@ use ringway_vhost_user::Access;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 /// A line to the helper.
@@ -63,14 +62,14 @@ impl Client {
     pub(super) fn open(
         self: &Arc<Self>,
         options: &OpenOptions,
-    ) -> anyhow::Result<(Disk, Option<NewImage>)> {
+    ) -> anyhow::Result<(Disk, Option<HelpersFile>)> {
         let (Answer::Wait, Some(line)) = self.ask(&Request::Open(Wanted::of(options)?))? else {
             bail!(OUT_OF_TURN);
         };
         let (Answer::Opened { found, new }, Some(file)) = answer(&line)? else {
             bail!(OUT_OF_TURN);
         };
-        let new = new.map(|number| NewImage(Made::There(HelpersFile::new(self, number))));
+        let new = new.map(|number| HelpersFile::new(self, number));
         Ok((found.into_disk(file)?, new))
     }
 
@@ -79,13 +78,12 @@ impl Client {
         path: &Path,
         private: bool,
         Access { mode, group }: Access,
-    ) -> anyhow::Result<(UnixListener, SocketFile)> {
+    ) -> anyhow::Result<(UnixListener, HelpersFile, PathBuf)> {
         let asked = self.ask(&Request::Listen { path: path.into(), private, mode, group })?;
         let (Answer::Listening { number, path }, Some(socket)) = asked else {
             bail!(OUT_OF_TURN);
         };
-        let made = Made::There(HelpersFile::new(self, number));
-        Ok((socket.into(), SocketFile { path: path.into(), _made: made }))
+        Ok((socket.into(), HelpersFile::new(self, number), path.into()))
     }
 
     pub(super) fn locate(&self, path: &Path) -> anyhow::Result<Location> {

@@ -8,8 +8,8 @@
 //! kind, which are worth no less.
 
 use super::super::survive::survive;
-use super::Duties;
 use super::client::Client;
+use super::duties::Duties;
 use super::local::{Local, OwnFile, listen, open};
 use super::state::StateKeeper;
 use super::wire::{receive, send};

@@ -1,6 +1,5 @@
 //! Names, looked up by this very process.
 
-use super::{Made, NewImage};
 use crate::image::{check_iopoll, open_disk};
 use anyhow::Context;
 use ringway_control::config::DiskSpec;
@@ -55,9 +54,8 @@ impl Local {
         asked.map_or_else(|| self.engines.clone(), |engine| engines_to_choose(Some(engine)))
     }
 
-    pub(super) fn open(&self, options: &OpenOptions) -> anyhow::Result<(Disk, Option<NewImage>)> {
-        let (disk, file) = open(options, self.iopoll)?;
-        Ok((disk, file.map(|file| NewImage(Made::Here(file)))))
+    pub(super) fn open(&self, options: &OpenOptions) -> anyhow::Result<(Disk, Option<OwnFile>)> {
+        open(options, self.iopoll)
     }
 }
 

@@ -9,6 +9,9 @@ use ringway_terminal::reasons::in_full;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// What a limited warning tells of.
+pub(super) const PATHS: &str = "paths that cannot be looked at";
+
 /// Looks at the path of one disk, or has the helper look.
 pub(super) struct Looker {
     pub(super) helper: Option<Arc<Client>>,

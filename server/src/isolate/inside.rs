@@ -3,22 +3,15 @@
 
 use super::lock;
 use super::process::{Ear, hear, say};
-use super::words::{Order, Tell, Told};
-use crate::bell::event;
+use super::words::{Tell, Told};
 use crate::control::{carry_out, facts};
-use crate::daemon::Daemon;
 use crate::disks::Disks;
-use crate::endpoint::inherited;
 use crate::line::Line;
 use anyhow::{Context, bail};
-use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_export::Limit;
-use ringway_terminal::logging;
-use ringway_terminal::reasons::in_full;
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
-use std::process::ExitCode;
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// The line to the daemon that has the disk.
@@ -27,49 +20,17 @@ pub(crate) struct Inside {
     pub(crate) name: String,
     /// Whether requests are timed.
     pub(crate) sampled: bool,
-    ear: BufReader<Ear>,
-    mouth: Arc<Mouth>,
+    pub(super) ear: BufReader<Ear>,
+    pub(super) mouth: Arc<Mouth>,
 }
 
-struct Mouth(Mutex<Arc<Line>>);
+pub(super) struct Mouth(pub(super) Mutex<Arc<Line>>);
 
 impl Mouth {
     /// The daemon may have gone, which is heard at the other end of the line.
-    fn say(&self, message: &Told) {
+    pub(super) fn say(&self, message: &Told) {
         let _ = say(&lock(&self.0), message);
     }
-}
-
-/// Serves one disk as a daemon says, by the inherited line `fd`.
-///
-/// # Errors
-/// What has ended it.
-pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
-    let stream = inherited(fd).context("--isolated is for processes that a daemon starts")?;
-    let _ = rustix::thread::set_name(c"ringway-disk");
-    // Nobody gives it up from this side.
-    let line = Arc::new(Line::new(stream.into(), Arc::new(event()?))?);
-    let mut ear = BufReader::new(Ear(Arc::clone(&line)));
-    let Some(order) = hear::<Order>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
-    logging::start(log, order.log_format, order.log_level);
-    logging::serve_guests();
-    logging::tell_panics();
-    let (name, sampled) = (order.name.clone(), order.sampled);
-    let mouth = Arc::new(Mouth(Mutex::new(line)));
-    let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };
-    let start = || {
-        let plan = order.into_plan()?;
-        let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;
-        Daemon::start(plan, polling, Some(inside), &LogArgs::default())
-    };
-    let daemon = match start() {
-        Ok(daemon) => daemon,
-        Err(error) => {
-            mouth.say(&Told::Failed(in_full(&error)));
-            return Ok(ExitCode::FAILURE);
-        }
-    };
-    daemon.run()
 }
 
 impl Inside {

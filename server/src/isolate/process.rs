@@ -17,6 +17,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// How often to look whether something has come about.
+pub(super) const LOOK: Duration = Duration::from_millis(5);
+
 /// How long it may take to read what it is told: it has a thread for nothing else.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 

@@ -6,9 +6,9 @@
 //! Until the daemon has started, disks are opened with the rights it was started with. What is added
 //! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
 
-use super::process::Process;
+use super::lock;
+use super::process::{LOOK, Process};
 use super::words::Order;
-use super::{LOOK, lock};
 use crate::host::wire::{receive, send};
 use crate::host::{leave_no_zombie, settle};
 use crate::sandbox::Account;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// How often each kind of thing happened: a generator that reaches nothing proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Counters {
     pub requests: u64,
     pub indirect: u64,
     pub discards: u64,
@@ -28,7 +28,7 @@ pub struct Tally {
     pub longest: usize,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.requests += more.requests;
         self.indirect += more.indirect;
@@ -44,7 +44,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     let mut bench = Bench::new(Choices::new(data));
     for _ in 0..400 {
         match bench.choices.below(8) {
@@ -69,7 +69,7 @@ pub fn check(data: &[u8]) -> Tally {
     bench.publish();
     bench.arm();
     bench.compare();
-    bench.tally
+    bench.counters
 }
 
 /// Offsets of `blkif.h`, in bytes.
@@ -234,7 +234,7 @@ struct Bench<'a> {
     req_prod_pvt: u32,
     pending: Vec<(Token, u64, u8, Option<i16>)>,
     broken: bool,
-    tally: Tally,
+    counters: Counters,
 }
 
 impl<'a> Bench<'a> {
@@ -275,7 +275,7 @@ impl<'a> Bench<'a> {
             req_prod_pvt: first,
             pending: Vec::new(),
             broken: false,
-            tally: Tally::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -369,7 +369,7 @@ impl<'a> Bench<'a> {
             Err(_) => {
                 assert_eq!(wanting, Err(()), "a good index is refused");
                 self.broken = true;
-                self.tally.broken += 1;
+                self.counters.broken += 1;
                 return;
             }
             Ok(None) => return assert_eq!(wanting, Ok(0), "a request is not seen"),
@@ -380,19 +380,19 @@ impl<'a> Bench<'a> {
         let (token, asked) = popped;
         assert_eq!(token.id(), id);
         assert_eq!(asked, meaning);
-        self.tally.requests += 1;
-        self.tally.laps += u64::from(self.oracle.req_cons.is_multiple_of(self.oracle.size));
+        self.counters.requests += 1;
+        self.counters.laps += u64::from(self.oracle.req_cons.is_multiple_of(self.oracle.size));
         let refused = match &meaning {
             Ok(wanted) => {
-                self.tally.longest = self.tally.longest.max(wanted.segments.len());
-                self.tally.indirect += u64::from(wanted.segments.len() > 11);
+                self.counters.longest = self.counters.longest.max(wanted.segments.len());
+                self.counters.indirect += u64::from(wanted.segments.len() > 11);
                 let discard = matches!(wanted.command, Command::Discard { .. });
-                self.tally.discards += u64::from(discard);
+                self.counters.discards += u64::from(discard);
                 None
             }
             Err(status) => {
-                self.tally.failed += u64::from(*status == -1);
-                self.tally.unsupported += u64::from(*status == -2);
+                self.counters.failed += u64::from(*status == -1);
+                self.counters.unsupported += u64::from(*status == -2);
                 Some(*status)
             }
         };
@@ -420,8 +420,8 @@ impl<'a> Bench<'a> {
         let call = self.back.publish();
         if news {
             assert_eq!(call, self.oracle.publish(), "does the front-end want to be called?");
-            self.tally.calls += u64::from(call);
-            self.tally.silences += u64::from(!call);
+            self.counters.calls += u64::from(call);
+            self.counters.silences += u64::from(!call);
         } else {
             assert!(!call, "a notification of nothing");
         }
@@ -439,7 +439,7 @@ impl<'a> Bench<'a> {
             Err(_) => {
                 assert_eq!(wanting, Err(()));
                 self.broken = true;
-                self.tally.broken += 1;
+                self.counters.broken += 1;
             }
         }
     }

@@ -10,7 +10,7 @@ use ringway_ring::virtqueue::{Armed, Broken, Chain, Head, SplitAddresses, SplitD
 
 /// How often each kind of thing happened: a generator that reaches nothing proves nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct Counters {
     pub chains: u64,
     pub malformed: u64,
     pub requests: u64,
@@ -20,7 +20,7 @@ pub struct Tally {
     pub longest: usize,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.chains += more.chains;
         self.malformed += more.malformed;
@@ -33,7 +33,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     check_with(data, |_, _, _, _| {})
 }
 
@@ -41,7 +41,7 @@ pub fn check(data: &[u8]) -> Tally {
 pub fn check_with(
     data: &[u8],
     mut third: impl FnMut(&Memory, Queue, u16, &Result<Vec<Buffer>, Vec<Fault>>),
-) -> Tally {
+) -> Counters {
     let Case { memory, queue, first, segments, heads, mut choices, .. } = Case::new(data);
     let mut bench = Bench::new(memory, queue, first, segments);
     let mut offers = heads.into_iter();
@@ -72,7 +72,7 @@ pub fn check_with(
     bench.publish();
     bench.arm();
     bench.memory.assert_equal();
-    bench.tally
+    bench.counters
 }
 
 /// A request in flight: as the code sees it, and as the oracle does.
@@ -96,7 +96,7 @@ struct Bench {
     answered: Vec<u16>,
     avail: u16,
     broken: bool,
-    tally: Tally,
+    counters: Counters,
 }
 
 impl Bench {
@@ -120,7 +120,7 @@ impl Bench {
             answered: Vec::new(),
             avail: first,
             broken: false,
-            tally: Tally::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -155,7 +155,7 @@ impl Bench {
             (Ok(Some((head, chain))), Ok(Some(wanted))) if head.index() == wanted => (head, chain),
             (got, wanted) => panic!("popped {got:?}, the oracle says {wanted:?}"),
         };
-        self.tally.chains += 1;
+        self.counters.chains += 1;
         let oracle_chain = walk(&self.memory.bytes, self.oracle.queue, head.index());
         third(&self.memory, self.oracle.queue, head.index(), &oracle_chain);
         let chain = match (chain, oracle_chain) {
@@ -168,7 +168,7 @@ impl Bench {
                     faults.contains(&error.into()),
                     "the chain was refused as {error:?}, the oracle says {faults:?}"
                 );
-                self.tally.malformed += 1;
+                self.counters.malformed += 1;
                 self.pending.push(Pending {
                     head,
                     status: Status::IoError,
@@ -182,7 +182,7 @@ impl Bench {
             (got, wanted) => panic!("walked to {got:?}, the oracle says {wanted:?}"),
         };
         let buffers = listed(chain);
-        self.tally.longest = self.tally.longest.max(buffers.len());
+        self.counters.longest = self.counters.longest.max(buffers.len());
         let decoded = decode(chain, &mut self.translator, &mut self.request);
         let (oracle_status_at, wanted) =
             understand(&self.memory.bytes, &buffers, self.max_segments);
@@ -196,11 +196,11 @@ impl Bench {
                 if request.op.moves_data() {
                     assert_eq!(request.segments.bytes(), request.range.len());
                 }
-                self.tally.requests += 1;
+                self.counters.requests += 1;
                 Status::Ok
             }
             (Err(status), Err(wanted)) if status == *wanted => {
-                self.tally.refused += 1;
+                self.counters.refused += 1;
                 status
             }
             (got, wanted) => panic!("decoded to {got:?}, the oracle says {wanted:?}"),
@@ -218,7 +218,7 @@ impl Bench {
     fn note_broken(&mut self, error: Broken, wanted: Broken) {
         assert_eq!(error, wanted);
         self.broken = true;
-        self.tally.broken += 1;
+        self.counters.broken += 1;
     }
 
     /// Carries a request out, in no particular order, and returns its chain.
@@ -274,7 +274,7 @@ impl Bench {
     fn publish(&mut self) {
         let (call, wanted) = (self.device.publish(), self.oracle.publish(&mut self.memory.bytes));
         assert_eq!(call, wanted, "whether the driver is called");
-        self.tally.calls += u64::from(call);
+        self.counters.calls += u64::from(call);
     }
 
     fn arm(&mut self) {

@@ -10,7 +10,7 @@ use ringway_ring::virtqueue::Chain;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Counters {
     pub requests: u64,
     pub failed: u64,
     pub unsupported: u64,
@@ -18,22 +18,22 @@ pub struct Tally {
 }
 
 /// Runs the case that `data` describes: one request after the other.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     let mut choices = Choices::new(data);
     let mut memory = Memory::new();
-    let mut tally = Tally::default();
+    let mut counters = Counters::default();
     let mut chain = Chain::for_queue(1024);
     for _ in 0..16 {
-        one(&mut choices, &mut memory, &mut chain, &mut tally);
+        one(&mut choices, &mut memory, &mut chain, &mut counters);
         if choices.is_empty() {
             break;
         }
     }
     memory.assert_equal();
-    tally
+    counters
 }
 
-fn one(c: &mut Choices<'_>, memory: &mut Memory, chain: &mut Chain, tally: &mut Tally) {
+fn one(c: &mut Choices<'_>, memory: &mut Memory, chain: &mut Chain, counters: &mut Counters) {
     let kind = match c.below(16) {
         0..12 => [0, 1, 4, 8, 11, 13, 0, 1, 4, 8, 11, 13][c.below(12)],
         12..15 => u32::from(c.byte()),
@@ -80,7 +80,7 @@ fn one(c: &mut Choices<'_>, memory: &mut Memory, chain: &mut Chain, tally: &mut 
         return;
     }
     let most = [1026, 64, 8, 4][c.below(4)];
-    judge(chain, &readable, &writable, memory, most, tally);
+    judge(chain, &readable, &writable, memory, most, counters);
 }
 
 /// `bytes` bytes of guest memory in pieces that are not empty.
@@ -107,7 +107,7 @@ fn judge(
     writable: &[(u64, u32)],
     memory: &mut Memory,
     most: usize,
-    tally: &mut Tally,
+    counters: &mut Counters,
 ) {
     let side = |list: &[(u64, u32)], writable| {
         list.iter().map(move |&(addr, len)| Buffer { addr, len, writable }).collect::<Vec<_>>()
@@ -123,14 +123,14 @@ fn judge(
             assert_eq!(range, (wanted.offset, wanted.len), "the range of a {:?}", wanted.op);
             assert_eq!(named(memory, &request.segments), wanted.data, "the data");
             assert!(request.op != Op::GetId || request.segments.bytes() <= 20);
-            tally.requests += 1;
+            counters.requests += 1;
             Status::Ok
         }
         (Err(status), Err(wanted)) if status == *wanted => {
             *(if status == Status::Unsupported {
-                &mut tally.unsupported
+                &mut counters.unsupported
             } else {
-                &mut tally.failed
+                &mut counters.failed
             }) += 1;
             status
         }
@@ -141,6 +141,6 @@ fn judge(
     assert_eq!(written, u32::from(status_at.is_some()));
     match status_at {
         Some(at) => memory.bytes.set(at.into(), status_byte(status)),
-        None => tally.without_answer += 1,
+        None => counters.without_answer += 1,
     }
 }

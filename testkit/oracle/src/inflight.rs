@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Counters {
     /// Records nobody touched, and the chains recovered from them.
     pub plain: u64,
     pub recovered: u64,
@@ -27,7 +27,7 @@ pub struct Tally {
     pub refused: u64,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.plain += more.plain;
         self.recovered += more.recovered;
@@ -38,11 +38,11 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where recovery does what it must not.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     let mut choices = Choices::new(data);
     let mut world = World::new(&mut choices);
-    let mut tally = Tally::default();
-    let mut life = world.recover(&mut tally);
+    let mut counters = Counters::default();
+    let mut life = world.recover(&mut counters);
     // What there was before the last step, to tear the record with.
     let mut before = world.bytes();
     for _ in 0..48 {
@@ -62,7 +62,7 @@ pub fn check(data: &[u8]) -> Tally {
         }
         if choices.rarely(16) {
             drop(life);
-            life = world.recover(&mut tally);
+            life = world.recover(&mut counters);
             before = world.bytes();
         }
         if choices.is_empty() {
@@ -73,11 +73,11 @@ pub fn check(data: &[u8]) -> Tally {
     let torn = world.tear(&mut choices, &before);
     let damaged = world.damage(&mut choices);
     if torn || damaged {
-        world.judge(&mut tally);
+        world.judge(&mut counters);
     } else {
-        drop(world.recover(&mut tally));
+        drop(world.recover(&mut counters));
     }
-    tally
+    counters
 }
 
 /// A device and the chains it has taken and not published, with their names.
@@ -202,7 +202,7 @@ impl World {
 
     /// A successor where nobody has touched the record: it gets exactly what was not published, in
     /// the old order. Those are what the driver waits for and a device has taken.
-    fn recover(&mut self, tally: &mut Tally) -> Life {
+    fn recover(&mut self, counters: &mut Counters) -> Life {
         self.collect();
         self.open.retain(|name| self.names.values().any(|waited| waited == name));
         let device = self.start().expect("a record that nobody has touched");
@@ -213,8 +213,8 @@ impl World {
             self.pop(&mut life);
         }
         assert_eq!(self.open, open, "lost, invented or out of order");
-        tally.plain += 1;
-        tally.recovered += open.len() as u64;
+        counters.plain += 1;
+        counters.recovered += open.len() as u64;
         life
     }
 
@@ -269,11 +269,11 @@ impl World {
     }
 
     /// A successor on a record that may say anything.
-    fn judge(&mut self, tally: &mut Tally) {
+    fn judge(&mut self, counters: &mut Counters) {
         let [rings, record] = self.bytes();
         let Ok(mut device) = self.start() else {
             assert!(self.bytes() == [rings, record], "what was refused was written to");
-            tally.refused += 1;
+            counters.refused += 1;
             return;
         };
         let backlog = device.backlog();
@@ -315,8 +315,8 @@ impl World {
         drop(device);
         let next = self.start().expect("a record that this code has left");
         assert_eq!(next.backlog(), 0, "everything was published");
-        tally.taken += 1;
-        tally.hostile += backlog as u64;
+        counters.taken += 1;
+        counters.hostile += backlog as u64;
     }
 
     /// The chains that a record has in flight and that were not published, by head.

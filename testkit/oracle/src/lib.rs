@@ -15,5 +15,5 @@ pub mod inflight;
 pub mod memory;
 pub mod packed;
 
-pub use chain::{Tally, check, check_with};
+pub use chain::{Counters, check, check_with};
 pub use device::{Buffer, Queue};

@@ -26,7 +26,7 @@ const SIZE_MAX: usize = 300;
 
 /// What was reached.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub struct Counters {
     pub chains: u64,
     pub malformed: u64,
     pub tables: u64,
@@ -36,7 +36,7 @@ pub struct Tally {
     pub laps: u32,
 }
 
-impl std::ops::AddAssign for Tally {
+impl std::ops::AddAssign for Counters {
     fn add_assign(&mut self, more: Self) {
         self.chains += more.chains;
         self.malformed += more.malformed;
@@ -49,7 +49,7 @@ impl std::ops::AddAssign for Tally {
 }
 
 /// Runs the case that `data` describes. Panics where the code and the oracle disagree.
-pub fn check(data: &[u8]) -> Tally {
+pub fn check(data: &[u8]) -> Counters {
     let mut choices = Choices::new(data);
     let mut bench = Bench::new(&mut choices);
     for _ in 0..400 {
@@ -73,8 +73,8 @@ pub fn check(data: &[u8]) -> Tally {
     }
     bench.publish(&mut choices);
     bench.memory.assert_equal();
-    bench.tally.laps = bench.oracle.next / u32::from(bench.oracle.size);
-    bench.tally
+    bench.counters.laps = bench.oracle.next / u32::from(bench.oracle.size);
+    bench.counters
 }
 
 /// What a device does next, and what it writes.
@@ -261,7 +261,7 @@ struct Bench {
     free: Vec<u16>,
     heads: Vec<Head>,
     broken: bool,
-    tally: Tally,
+    counters: Counters,
 }
 
 impl Bench {
@@ -305,7 +305,7 @@ impl Bench {
             free: (0..size).rev().collect(),
             heads: Vec::new(),
             broken: false,
-            tally: Tally::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -387,7 +387,7 @@ impl Bench {
             (Err(error), Err(wanted)) => {
                 assert_eq!(error, wanted);
                 self.broken = true;
-                self.tally.broken += 1;
+                self.counters.broken += 1;
                 false
             }
             (Ok(Some((head, chain))), Ok(Some((id, wanted)))) => {
@@ -395,16 +395,16 @@ impl Bench {
                 match (chain, wanted) {
                     (Ok(chain), Ok(wanted)) => {
                         assert_eq!(listed(chain), wanted, "the buffers of a chain");
-                        self.tally.tables += u64::from(wanted.len() > 5);
+                        self.counters.tables += u64::from(wanted.len() > 5);
                     }
                     (Err(error), Err(faults)) => {
                         assert!(faults.contains(&error.into()), "{error:?}, and not {faults:?}");
-                        self.tally.malformed += 1;
+                        self.counters.malformed += 1;
                     }
                     (got, wanted) => panic!("walked to {got:?}, the oracle says {wanted:?}"),
                 }
                 self.heads.push(head);
-                self.tally.chains += 1;
+                self.counters.chains += 1;
                 true
             }
             (got, wanted) => panic!("popped {got:?}, the oracle says {wanted:?}"),
@@ -437,7 +437,7 @@ impl Bench {
         }
         let (call, wanted) = (self.device.publish(), self.oracle.publish(&mut self.memory.bytes));
         assert_eq!(call, wanted, "whether the driver is called");
-        *(if call { &mut self.tally.calls } else { &mut self.tally.silences }) += 1;
+        *(if call { &mut self.counters.calls } else { &mut self.counters.silences }) += 1;
         assert_eq!(self.device.base(), self.base(), "where the ring goes on");
     }
 

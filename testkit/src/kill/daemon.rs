@@ -1,6 +1,6 @@
 //! The daemon that is killed.
 
-use super::{End, Plan, QUEUES};
+use super::plan::{End, Plan, QUEUES};
 use anyhow::{Context, Result, bail};
 use ringway_core::kill_points::{FAULTS, Point, VARIABLE};
 use serde_json::{Value, json};

@@ -3,7 +3,8 @@
 use super::daemon::{Daemon, resize};
 use super::faults::{Faults, SYNC};
 use super::oracle::{SCRAMBLE, SECTOR};
-use super::{BYTES, End, Harm, Plan, Points, SECTORS, Shared, first_sector};
+use super::plan::{BYTES, End, Harm, Plan, Points, SECTORS, first_sector};
+use super::shared::Shared;
 use crate::Rng;
 use anyhow::{Result, bail};
 use hdrhistogram::Histogram;

@@ -7,6 +7,9 @@ mod daemon;
 mod faults;
 mod killer;
 pub mod oracle;
+mod plan;
+mod shared;
+mod trouble;
 mod writer;
 
 use crate::Rng;
@@ -16,131 +19,18 @@ use faults::Faults;
 use hdrhistogram::Histogram;
 use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
+use plan::{BYTES, QUEUES, SECTORS, first_sector};
+pub use plan::{End, Harm, Plan, Points};
 use ringway_core::kill_points::Point;
-use ringway_driver::{Options, SchedulerMode};
+use ringway_driver::Options;
+use shared::Shared;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use writer::Writer;
-
-const QUEUES: u16 = 2;
-/// Bytes of the image.
-const BYTES: u64 = 64 << 20;
-/// Sectors that each queue uses, few so that each is written often.
-const SECTORS: usize = 2048;
-/// How a daemon ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    /// SIGKILL.
-    Killed,
-    /// SIGTERM.
-    Told,
-}
-
-/// How many of the kills strike at a named point of the protocol
-/// ([`kill_points`](ringway_core::kill_points)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Points {
-    /// None: any daemon will do.
-    Never,
-    /// Every other one.
-    Half,
-    /// All but the first.
-    Always,
-}
-
-impl Points {
-    /// The word for it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Never => "never",
-            Self::Half => "half",
-            Self::Always => "always",
-        }
-    }
-}
-
-/// A mistake made on purpose half-way, which has to be noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Harm {
-    /// The sectors of one queue are what they were in the beginning.
-    Lost,
-    /// The sectors of one queue are what memory given back holds.
-    Replayed,
-    /// A successor is stopped, and answers nothing.
-    Missing,
-    /// A successor takes the write cache to be on whatever it was.
-    Volatile,
-    /// A successor does not know that a flush has failed.
-    Forgotten,
-}
-
-impl Harm {
-    /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Lost, Self::Replayed, Self::Missing, Self::Volatile, Self::Forgotten];
-}
-
-/// What to run.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// The program.
-    pub ringway: PathBuf,
-    pub engine: String,
-    pub cache: String,
-    pub packed: bool,
-    /// Of the front-end.
-    pub path: SchedulerMode,
-    pub kills: u64,
-    pub end: End,
-    pub points: Points,
-    /// Requests in flight on each of two queues.
-    pub depth: u16,
-    pub seed: u64,
-    /// Where image and socket are put, in a folder of their own [temporary files' place].
-    pub dir: Option<PathBuf>,
-    /// How long anything may take.
-    pub patience: Duration,
-    pub harm: Option<Harm>,
-    /// Other faults between kills: see `faults.rs`. Needs points.
-    pub faults: bool,
-    /// Called now and then with the number of kills so far.
-    pub progress: fn(&Plan, u64),
-}
-
-impl Plan {
-    /// The name of the ring's format.
-    pub fn ring(&self) -> &'static str {
-        if self.packed { "packed" } else { "split" }
-    }
-}
-
-/// The command that repeats it: the same requests and delays; where exactly a kill strikes depends
-/// on the machine too.
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kills, engine, cache, depth, seed, points, .. } = self;
-        write!(
-            f,
-            "cargo run --release -p xtask -- kill --count {kills} --engine {engine} --ring {} \
-             --cache {cache} --depth {depth} --seed {seed} --points {}",
-            self.ring(),
-            points.name()
-        )?;
-        if self.path != SchedulerMode::Bio {
-            write!(f, " --path {}", self.path)?;
-        }
-        if self.faults {
-            write!(f, " --faults")?;
-        }
-        self.harm.map_or(Ok(()), |harm| write!(f, " --harm {harm:?}"))
-    }
-}
 
 /// What came of it.
 #[derive(Debug)]
@@ -172,50 +62,6 @@ pub struct Outcome {
     pub elapsed: Duration,
     /// The image and the last logs, if something was wrong.
     pub kept: Option<PathBuf>,
-}
-
-/// Between the queues' threads and the one that kills.
-#[derive(Debug, Default)]
-struct Shared {
-    stop: AtomicBool,
-    /// A queue is over.
-    fatal: AtomicBool,
-    /// Daemons that have ended, and one.
-    life: AtomicU64,
-    findings: Mutex<Findings>,
-    /// A flush was answered with an error: no later one may succeed.
-    flush_failed: AtomicBool,
-    /// A daemon was told to have a sync fail.
-    sync_fails: AtomicBool,
-    /// The guest's write cache may have been off, so that writes were durable.
-    cache_off: AtomicBool,
-    /// The latest life in which a request was issued and completed, and when.
-    resumed: Mutex<(u64, Option<Instant>)>,
-    has_resumed: Condvar,
-}
-
-impl Shared {
-    fn findings(&self) -> MutexGuard<'_, Findings> {
-        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A request of this life is complete: only the daemon of this life can have done it.
-    fn resumed(&self, life: u64) {
-        let now = Instant::now();
-        let mut last = self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
-        if life > last.0 {
-            *last = (life, Some(now));
-            self.has_resumed.notify_all();
-        }
-    }
-
-    /// When traffic resumed in this life, if it does within `patience`.
-    fn wait_resumed(&self, life: u64, patience: Duration) -> Option<Instant> {
-        let last = self.resumed.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.has_resumed.wait_timeout_while(last, patience, |last| last.0 < life);
-        let (last, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        last.1.filter(|_| last.0 == life)
-    }
 }
 
 /// Runs it. What is wrong with the daemon is in the outcome; an error means that it could not be
@@ -379,11 +225,6 @@ fn traffic<T>(writers: &mut [Writer], shared: &Shared, act: impl FnOnce() -> T) 
         assert!(!panicked, "a queue's thread panicked");
         result
     })
-}
-
-/// Where the sectors of a queue begin.
-const fn first_sector(queue: u64) -> u64 {
-    queue * (BYTES / QUEUES as u64 / SECTOR as u64)
 }
 
 /// Compares the file itself with all that was acknowledged.

@@ -1,9 +1,9 @@
 //! One queue's traffic: writes, reads that are judged at once, and flushes, in varied sizes so that
 //! they complete out of order.
 
-use super::Shared;
 use super::faults::Faults;
 use super::oracle::{Findings, Oracle, SCRAMBLE, SECTOR, UNREAD, Wrong};
+use super::shared::Shared;
 use crate::Rng;
 use anyhow::Result;
 use ringway_driver::{BlkQueue, Buffer, Device, Error};

@@ -1,5 +1,6 @@
 //! Guests, queues and a disk whose power fails, without threads: a seed is a history.
 
+use super::config::{Config, Counts, DEPTH, DISK, ROOM};
 use super::life::Life;
 use super::oracle::Wrong;
 use super::{Faults, Lie};
@@ -8,86 +9,8 @@ use ringway_core::mem::Mapping;
 use ringway_disk::{Alignment, CacheMode, SchedulerMode};
 use std::fmt;
 
-/// The disk's number in the content of its sectors.
-pub(super) const DISK: u64 = 3;
 /// The most queues of a disk.
 const QUEUES_MAX: usize = 4;
-/// Requests of one queue at a time.
-pub(super) const DEPTH: u16 = 6;
-/// Memory of one request, in bytes: the longest one at an odd address.
-pub(super) const ROOM: usize = 3 * 4096;
-
-/// What a seed stands for; printed when it fails.
-#[derive(Clone, Copy, Debug)]
-pub struct Config {
-    /// How the disk is opened.
-    pub cache: CacheMode,
-    /// What the disk asks of buffers and offsets, in bytes.
-    pub alignment: Alignment,
-    /// Discards go to it as to a block device.
-    pub block_device: bool,
-    /// Size in blocks of 4096 bytes.
-    pub blocks: u64,
-    /// Queues, each with its own engine.
-    pub queues: usize,
-    /// Requests of the guests in one life.
-    pub requests: u64,
-    /// The chance, of a thousand, that requests keep to blocks of 4096 bytes.
-    pub whole_blocks: u16,
-    /// The guest switches its write cache off and on.
-    pub toggles: bool,
-    /// How requests travel.
-    pub path: SchedulerMode,
-    /// The most that a step of a life takes, in nanoseconds: deadlines and trials of paths go by it.
-    pub step_ns: u64,
-    /// Lives: after each cut the disk is opened again on what was found.
-    pub lives: u32,
-    /// What fails.
-    pub faults: Faults,
-}
-
-/// What seeds have done: a campaign that reaches nothing proves nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Power cuts.
-    pub cuts: u64,
-    /// Of them, with requests in flight.
-    pub cuts_in_flight: u64,
-    /// Requests answered with success.
-    pub done: u64,
-    /// Requests answered with an error.
-    pub failed: u64,
-    /// Successful flushes.
-    pub flushes: u64,
-    /// Writes whose answer promised that they are durable.
-    pub durable: u64,
-    /// Requests that went through bounce buffers.
-    pub bounced: u64,
-    /// Operations begun again after a fault.
-    pub continued: u64,
-    /// Requests that went along in the operation of another one.
-    pub merged: u64,
-    /// Lives in which a path that was chosen by trying took requests both ways.
-    pub both_ways: u64,
-    /// Sectors found after a cut.
-    pub sectors: u64,
-}
-
-impl std::ops::AddAssign for Tally {
-    fn add_assign(&mut self, more: Self) {
-        self.cuts += more.cuts;
-        self.cuts_in_flight += more.cuts_in_flight;
-        self.done += more.done;
-        self.failed += more.failed;
-        self.flushes += more.flushes;
-        self.durable += more.durable;
-        self.bounced += more.bounced;
-        self.continued += more.continued;
-        self.merged += more.merged;
-        self.both_ways += more.both_ways;
-        self.sectors += more.sectors;
-    }
-}
 
 /// A seed after which something is on the disk that must not be.
 #[derive(Debug)]
@@ -172,19 +95,19 @@ impl Campaign {
     ///
     /// # Errors
     /// What must not be.
-    pub fn run(&mut self, seed: u64) -> Result<Tally, Box<Failure>> {
+    pub fn run(&mut self, seed: u64) -> Result<Counts, Box<Failure>> {
         let config = self.config(seed);
         // The choices of the guests are not those that made the configuration.
         let mut rng = Rng::new(!seed);
-        let mut tally = Tally::default();
+        let mut counters = Counts::default();
         let mut image = vec![0; usize::try_from(config.blocks * 4096).expect("a small disk")];
         pattern::fill(&mut image, DISK, 0, 0);
         for life in 0..config.lives {
             let mut scene = Life::new(self.lie, &self.memory, config, &image, rng.next_u64());
             scene.sequence = u64::from(life) << 32;
-            let cut = scene.live(&mut rng, &mut tally);
+            let cut = scene.live(&mut rng, &mut counters);
             image = cut.map_err(|wrong| Box::new(Failure { seed, config, wrong }))?;
         }
-        Ok(tally)
+        Ok(counters)
     }
 }

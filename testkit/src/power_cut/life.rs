@@ -1,6 +1,6 @@
 //! One life of a campaign: guests, queues and a disk, from a start to a power cut.
 
-use super::campaign::{Config, DEPTH, DISK, ROOM, Tally};
+use super::config::{Config, Counts, DEPTH, DISK, ROOM};
 use super::oracle::{Content, Oracle, Ticket, Wrong};
 use super::{Lie, PowerCutEngine, SECTOR, SECTORS_MAX, SimulatedDisk, SimulatedSetup};
 use crate::{Rng, pattern};
@@ -127,7 +127,7 @@ impl<'a> Life<'a> {
     }
 
     /// What the guests do until the power is cut, and what is on the disk then.
-    pub(super) fn live(mut self, rng: &mut Rng, tally: &mut Tally) -> Result<Vec<u8>, Wrong> {
+    pub(super) fn live(mut self, rng: &mut Rng, sum: &mut Counts) -> Result<Vec<u8>, Wrong> {
         let (mut asked, mut steps) = (0u64, 0u64);
         while asked < self.config.requests {
             steps += 1;
@@ -140,7 +140,7 @@ impl<'a> Life<'a> {
             }
             match rng.below(10) {
                 0..4 => asked += u64::from(self.ask(rng, at)),
-                4..6 => self.turn(at, tally)?,
+                4..6 => self.turn(at, sum)?,
                 6..9 => {
                     for _ in 0..=rng.below(6) {
                         self.disk.step();
@@ -155,24 +155,24 @@ impl<'a> Life<'a> {
         }
         match rng.below(3) {
             0 => {}
-            1 => self.rest(tally)?,
+            1 => self.rest(sum)?,
             _ => {
-                self.rest(tally)?;
+                self.rest(sum)?;
                 let at = pick(rng, self.lanes.len());
                 self.ask_flush(at);
-                self.rest(tally)?;
+                self.rest(sum)?;
             }
         }
-        tally.cuts += 1;
-        tally.cuts_in_flight += u64::from(self.lanes.iter().any(|lane| lane.queue.in_flight() > 0));
+        sum.cuts += 1;
+        sum.cuts_in_flight += u64::from(self.lanes.iter().any(|lane| lane.queue.in_flight() > 0));
         let image = self.disk.cut();
-        tally.sectors += (image.len() / SECTOR) as u64;
+        sum.sectors += (image.len() / SECTOR) as u64;
         for lane in &self.lanes {
-            tally.bounced += lane.queue.stats().bounced;
-            tally.continued += lane.queue.stats().continued;
-            tally.merged += lane.queue.stats().path.merged;
+            sum.bounced += lane.queue.stats().bounced;
+            sum.continued += lane.queue.stats().continued;
+            sum.merged += lane.queue.stats().path.merged;
         }
-        tally.both_ways += u64::from(self.went_both_ways());
+        sum.both_ways += u64::from(self.went_both_ways());
         if let Some(complaint) = self.disk.complaint() {
             return Err(Wrong(format!("the disk was asked for {complaint}")));
         }
@@ -192,7 +192,7 @@ impl<'a> Life<'a> {
     }
 
     /// Lets everything come to its end.
-    fn rest(&mut self, tally: &mut Tally) -> Result<(), Wrong> {
+    fn rest(&mut self, sum: &mut Counts) -> Result<(), Wrong> {
         for _ in 0..STEPS_MAX {
             if self.lanes.iter().all(|lane| lane.queue.in_flight() == 0) {
                 return Ok(());
@@ -201,7 +201,7 @@ impl<'a> Life<'a> {
             // What is held for company goes at last.
             self.pass(1_000_000);
             for at in 0..self.lanes.len() {
-                self.turn(at, tally)?;
+                self.turn(at, sum)?;
             }
         }
         Err(self.hang())
@@ -213,20 +213,20 @@ impl<'a> Life<'a> {
     }
 
     /// One round of what a worker does.
-    fn turn(&mut self, at: usize, tally: &mut Tally) -> Result<(), Wrong> {
+    fn turn(&mut self, at: usize, sum: &mut Counts) -> Result<(), Wrong> {
         for finished in self.lanes[at].turn() {
-            self.answer(at, &finished, tally)?;
+            self.answer(at, &finished, sum)?;
         }
         Ok(())
     }
 
-    fn answer(&mut self, at: usize, end: &Finished<Asked>, tally: &mut Tally) -> Result<(), Wrong> {
+    fn answer(&mut self, at: usize, end: &Finished<Asked>, sum: &mut Counts) -> Result<(), Wrong> {
         let asked = end.context;
         let done = end.status == Status::Ok;
-        *(if done { &mut tally.done } else { &mut tally.failed }) += 1;
+        *(if done { &mut sum.done } else { &mut sum.failed }) += 1;
         match asked.op {
             Op::Flush => {
-                tally.flushes += u64::from(done);
+                sum.flushes += u64::from(done);
                 // Nothing is promised, and nothing is passed on.
                 if self.config.cache != CacheMode::Unsafe {
                     self.oracle.flushed(asked.ticket, done)?;
@@ -241,7 +241,7 @@ impl<'a> Life<'a> {
             Op::Read | Op::GetId => {}
             Op::Write | Op::Discard | Op::WriteZeroes => {
                 let durable = asked.durable && asked.era == self.era;
-                tally.durable += u64::from(durable && done);
+                sum.durable += u64::from(durable && done);
                 self.oracle.changed(asked.ticket, done, durable);
             }
         }

@@ -17,16 +17,20 @@
 //! disk, or the way it is used, on purpose: the oracle has to notice.
 
 mod campaign;
+mod config;
 mod disk;
 mod engine;
 mod life;
 mod oracle;
+mod setup;
 mod state;
 
-pub use campaign::{Campaign, Config, Failure, Tally};
-pub use disk::{Faults, SimulatedDisk, SimulatedSetup};
+pub use campaign::{Campaign, Failure};
+pub use config::{Config, Counts};
+pub use disk::SimulatedDisk;
 pub use engine::PowerCutEngine;
 pub use oracle::{Content, Oracle, Ticket, Wrong};
+pub use setup::{Faults, SimulatedSetup};
 
 /// Bytes of a sector: what is never torn.
 pub const SECTOR: usize = 512;

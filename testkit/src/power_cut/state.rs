@@ -1,6 +1,6 @@
 //! What a simulated disk holds, and what it does next.
 
-use super::disk::SimulatedSetup;
+use super::setup::SimulatedSetup;
 use super::{Lie, SECTOR, SECTORS_MAX};
 use crate::Rng;
 use ringway_aio::{Done, Io, IoOp};

@@ -1,42 +1,12 @@
 //! Packed rings (VIRTIO 1.2 §2.8) written by hand, with the same calls as split ones: a chain is put
 //! down under a number, offered by that number, and comes back with it.
 
-use super::{DATA, Desc, GUEST_BASE, RING_STRIDE, RawGuest};
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use super::RawGuest;
+use super::layout::{DATA, Desc, GUEST_BASE, RING_STRIDE};
 
 const NEXT: u16 = 1;
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-
-/// What the driver of one packed queue remembers. Descriptors are counted from the start of the
-/// ring on and on.
-#[derive(Debug, Default)]
-pub(super) struct Packed {
-    chains: Mutex<HashMap<u16, Vec<Desc>>>,
-    lengths: HashMap<u16, u32>,
-    next: u32,
-    used: u32,
-}
-
-impl Packed {
-    fn chains(&self) -> MutexGuard<'_, HashMap<u16, Vec<Desc>>> {
-        self.chains.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn put_chain(&self, id: u16, descs: Vec<Desc>) {
-        self.chains().insert(id, descs);
-    }
-
-    /// Where both sides are, as SET_VRING_BASE puts it.
-    pub(super) fn base(&self, size: u16) -> u32 {
-        let bits = |count: u32| {
-            let size = u32::from(size);
-            (count % size) | u32::from((count / size).is_multiple_of(2)) << 15
-        };
-        bits(self.next) | bits(self.used) << 16
-    }
-}
 
 impl RawGuest {
     fn packed_desc(&self, queue: u32, count: u32) -> u64 {

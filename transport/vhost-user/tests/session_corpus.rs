@@ -2,7 +2,7 @@
 //! some more.
 
 use ringway_testkit::Rng;
-use ringway_testkit::session_case::{Tally, check};
+use ringway_testkit::session_case::{Counters, check};
 use std::path::{Path, PathBuf};
 
 #[test]
@@ -14,21 +14,21 @@ fn the_fuzz_corpus_of_sessions_passes() {
         .collect();
     files.sort();
     assert!(files.len() >= 20, "the corpus has only {} files", files.len());
-    let mut tally = Tally::default();
+    let mut counters = Counters::default();
     for file in files {
         println!("{}", file.display());
-        tally += check(&std::fs::read(&file).unwrap());
+        counters += check(&std::fs::read(&file).unwrap());
     }
-    println!("{tally:?}");
+    println!("{counters:?}");
     // One process, one thread: sessions count their descriptors, so the other case is here as well.
     let mut rng = Rng::for_test("the_fuzz_corpus_of_sessions_passes");
-    let mut tally = Tally::default();
+    let mut counters = Counters::default();
     for _ in 0..1500 {
         let data: Vec<u8> = (0..300).map(|_| rng.next_u64().to_le_bytes()[0]).collect();
-        tally += check(&data);
+        counters += check(&data);
     }
-    println!("{tally:?}");
-    assert!(tally.sent > 15_000 && tally.answered > 3000);
-    assert!(tally.refused * 2 < tally.answered, "most messages are accepted");
-    assert!(tally.refused > 200 && tally.requests > 500);
+    println!("{counters:?}");
+    assert!(counters.sent > 15_000 && counters.answered > 3000);
+    assert!(counters.refused * 2 < counters.answered, "most messages are accepted");
+    assert!(counters.refused > 200 && counters.requests > 500);
 }

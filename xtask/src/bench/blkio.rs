@@ -1,8 +1,9 @@
 //! The same load through an independent client: libblkio's own Rust core.
 
-use crate::bench::Lab;
-use crate::bench::client::{Counting, Load, Next, Outcome, measure};
+use crate::bench::lab::Lab;
+use crate::bench::load::{Load, Outcome};
 use crate::bench::options::Waiting;
+use crate::bench::phases::{Counting, Next, measure};
 use anyhow::{Context, Result, bail};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
 use std::mem::MaybeUninit;

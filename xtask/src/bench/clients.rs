@@ -3,11 +3,11 @@
 //! A client that polls is always busy, so its figure is IOPS by another name; what a front-end costs
 //! by itself shows where it is the bottleneck (a server faster than it) or where it sleeps.
 
-use crate::bench::Lab;
-use crate::bench::client::Load;
 use crate::bench::contest::{self, Cell, Contestant, Series};
 use crate::bench::daemon::Server;
 use crate::bench::image::Device;
+use crate::bench::lab::Lab;
+use crate::bench::load::Load;
 use crate::bench::options::{Client, Waiting};
 use crate::bench::report::{Report, Table};
 use anyhow::{Result, bail};

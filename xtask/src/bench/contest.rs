@@ -1,12 +1,14 @@
 //! Contestants measured in turn, cell by cell, round by round.
 
-use crate::bench::Lab;
-use crate::bench::client::{self, Load, Outcome};
+use crate::bench::client;
 use crate::bench::daemon::Server;
 use crate::bench::engine::{self, Direct};
 use crate::bench::fio;
 use crate::bench::image::Device;
+use crate::bench::lab::Lab;
+use crate::bench::load::{Load, Outcome};
 use crate::bench::options::{Client, Waiting};
+use crate::bench::sample::{Latency, Sample};
 use anyhow::{Context, Result};
 use ringway_bench::usage::Usage;
 use serde::Serialize;
@@ -34,36 +36,6 @@ pub(crate) enum Contestant {
     Server(Server),
     /// A device, asked by this client whatever the options say: the client is the contestant.
     Client(Client, Server),
-}
-
-/// One measurement.
-#[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Sample {
-    pub(crate) iops: f64,
-    pub(crate) mb_s: f64,
-    /// The server's CPU time per request, in nanoseconds.
-    pub(crate) server_ns: Option<f64>,
-    /// The client's CPU time per request, in nanoseconds.
-    pub(crate) client_ns: Option<f64>,
-    /// Client to server, per request.
-    pub(crate) kicks: Option<f64>,
-    /// Server to client, per request; at most so many.
-    pub(crate) calls: Option<f64>,
-    /// The server's context switches per request.
-    pub(crate) switches: Option<f64>,
-    pub(crate) latency: Option<Latency>,
-}
-
-/// In microseconds.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Latency {
-    pub(crate) submit_us: f64,
-    pub(crate) complete_us: f64,
-    pub(crate) mean_us: f64,
-    pub(crate) p50_us: f64,
-    pub(crate) p90_us: f64,
-    pub(crate) p99_us: f64,
-    pub(crate) p9999_us: f64,
 }
 
 /// All rounds of one contestant in one cell.

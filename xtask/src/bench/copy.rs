@@ -1,7 +1,7 @@
 //! `ringway copy` beside `qemu-img convert` and `cp`, in turn, from one half-sparse image.
 
-use crate::bench::Lab;
 use crate::bench::contest::median;
+use crate::bench::lab::Lab;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result, bail};
 use clap::Args;

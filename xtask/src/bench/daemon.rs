@@ -1,7 +1,7 @@
 //! The servers: ours, QEMU's, or whoever listens at a socket. They end when their handle is dropped.
 
-use crate::bench::Lab;
 use crate::bench::image::Device;
+use crate::bench::lab::Lab;
 
 use anyhow::{Context, Result, bail};
 use ringway_bench::usage::Usage;

@@ -1,8 +1,8 @@
 //! The bare file through fio: the judge that is not ours.
 
-use crate::bench::Lab;
-use crate::bench::client::Load;
-use crate::bench::contest::{Latency, Sample};
+use crate::bench::lab::Lab;
+use crate::bench::load::Load;
+use crate::bench::sample::{Latency, Sample};
 use anyhow::Result;
 use ringway_bench::origins::fio as shared;
 use std::path::Path;

@@ -1,8 +1,9 @@
 //! What idle queues cost: one busy disk, alone and beside a hundred idle ones, in turn.
 
-use crate::bench::Lab;
-use crate::bench::client::{Load, attack_by};
+use crate::bench::client::attack_by;
 use crate::bench::daemon::Running;
+use crate::bench::lab::Lab;
+use crate::bench::load::Load;
 use crate::bench::options::Waiting;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result};

@@ -1,6 +1,6 @@
 //! The files that are measured.
 
-use crate::bench::Lab;
+use crate::bench::lab::Lab;
 use anyhow::{Context, Result};
 use std::fs::OpenOptions;
 use std::os::unix::fs::MetadataExt;

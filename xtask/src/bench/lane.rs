@@ -1,7 +1,8 @@
 //! One thread of the client: its queues, in a closed loop (hot).
 
-use crate::bench::client::{Counting, Load, Next, Outcome};
+use crate::bench::load::{Load, Outcome};
 use crate::bench::options::Waiting;
+use crate::bench::phases::{Counting, Next};
 use anyhow::{Context, Result, bail};
 use ringway_driver::{BlkQueue, Buffer};
 use std::sync::atomic::AtomicU8;

@@ -6,6 +6,7 @@
 mod bare;
 #[cfg(feature = "blkio")]
 mod blkio;
+mod build;
 mod client;
 mod clients;
 mod contest;
@@ -15,19 +16,23 @@ mod engine;
 mod fio;
 mod idle;
 mod image;
+mod lab;
 mod lane;
+mod load;
 mod matrix;
 mod options;
 mod origins;
+mod phases;
 mod report;
+mod sample;
 mod tmpfs;
 mod xen;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
+pub(crate) use build::{build, build_with};
 use clap::{Args, Subcommand};
+use lab::Lab;
 use options::Common;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// What to measure, and how.
 #[derive(Debug, Args)]
@@ -71,23 +76,6 @@ impl What {
     }
 }
 
-/// The place of measurement: options with nothing left open.
-#[derive(Debug)]
-pub(crate) struct Lab {
-    pub(crate) common: Common,
-    /// Seconds measured per cell.
-    pub(crate) seconds: f64,
-    /// The daemon's binary.
-    pub(crate) daemon: PathBuf,
-}
-
-impl Lab {
-    /// The cores of the server, as `taskset` has them.
-    pub(crate) fn server_list(&self) -> String {
-        options::cpu_list(&self.common.server_cpus)
-    }
-}
-
 /// Measures, prints, writes the JSON.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
     let BenchArgs { what, common } = args;
@@ -122,33 +110,4 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Xen(args) => xen::run(&lab, args),
     }?;
     report.deliver(&lab)
-}
-
-/// Builds the daemon in release mode; returns where it is. `option` names it instead.
-pub(crate) fn build(option: &str) -> Result<PathBuf> {
-    build_in(option, "", &[])
-}
-
-/// As [`build`], with a feature, in a folder of its own: it must not be taken for a release.
-pub(crate) fn build_with(option: &str, feature: &str) -> Result<PathBuf> {
-    build_in(option, feature, &["--features", feature])
-}
-
-fn build_in(option: &str, folder: &str, features: &[&str]) -> Result<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace's folder")?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), PathBuf::from);
-    let target = root.join(target).join(folder);
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = Command::new(cargo)
-        .current_dir(root)
-        .args(["build", "--release", "--quiet", "-p", "ringway"])
-        .args(features)
-        .arg("--target-dir")
-        .arg(&target)
-        .status()
-        .with_context(|| format!("cannot run cargo to build the daemon: give {option} PATH"))?;
-    if !status.success() {
-        bail!("the daemon does not build: mend it, or give {option} PATH");
-    }
-    Ok(target.join("release/ringway"))
 }

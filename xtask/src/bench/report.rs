@@ -1,7 +1,8 @@
 //! Tables on standard output, aligned or as Markdown, and everything as JSON.
 
 use crate::bench::contest::Series;
-use crate::bench::{Lab, fio};
+use crate::bench::fio;
+use crate::bench::lab::Lab;
 use anyhow::{Context, Result};
 use ringway_terminal::short::count;
 use serde_json::{Value, json};

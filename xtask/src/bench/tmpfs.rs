@@ -1,10 +1,10 @@
 //! A file on tmpfs: a disk as fast as memory.
 
-use crate::bench::Lab;
-use crate::bench::client::Load;
 use crate::bench::contest::{self, Cell, Contestant, Series};
 use crate::bench::daemon::Server;
 use crate::bench::image::Device;
+use crate::bench::lab::Lab;
+use crate::bench::load::Load;
 use crate::bench::options::Waiting;
 use crate::bench::report::{Report, SERIES_HEAD, Table, series_row};
 use anyhow::Result;

@@ -1,6 +1,6 @@
 //! The places for pieces on their way, and their memory.
 
-use super::{DST, Mode, SRC};
+use super::mode::{DST, Mode, SRC};
 use crate::copy::end::{DIRECT, End, Memory, Verb};
 use crate::copy::extents::Item;
 use crate::copy::zero::UNIT;

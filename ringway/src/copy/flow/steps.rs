@@ -45,9 +45,9 @@ impl Flow<'_> {
         for Run { bytes, zero } in &runs {
             let (at, part) = (item.offset + bytes.start as u64, bytes.len());
             if *zero {
-                self.tally.zeroes += part as u64;
+                self.counters.zeroes += part as u64;
             } else {
-                self.tally.written += part as u64;
+                self.counters.written += part as u64;
             }
             if *zero && fresh {
                 continue;

@@ -1,19 +1,19 @@
 //! All jobs of one measurement: a thread each, one schedule, and somebody who adds up.
 
-use crate::file_port::FilePort;
+use crate::backend::{Effort, RingBackend};
+use crate::counters::{Frames, Tick};
+use crate::file_backend::FileBackend;
 use crate::inside;
-use crate::lane::{self, Counted, Job, News, Schedule};
-use crate::ledger::{Judged, Ledger};
-use crate::options::Load;
-use crate::pace::Pace;
+use crate::job::{self, Counted, JobSetup, News, Schedule};
+use crate::load::Load;
 use crate::pattern::Pattern;
-use crate::port::{Effort, RingPort};
+use crate::rate_limit::RateLimit;
 use crate::record::{self, Record};
 use crate::round::Reached;
-use crate::tally::{Frames, Tick};
-use crate::target::{Opened, Seat, Server};
+use crate::target::{Handle, Opened, Server};
 use crate::trace::learn;
 use crate::usage::Usage;
+use crate::verifier::{Judged, Left, Verifier};
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ops::Range;
@@ -61,7 +61,7 @@ pub(crate) struct Progress {
 /// Something to do when counting begins and when it ends.
 pub(crate) type Boundary<'a> = &'a mut dyn FnMut() -> Result<()>;
 
-/// Runs one job per seat. `signal` is not 0 once the program is to end.
+/// Runs one job per handle. `signal` is not 0 once the program is to end.
 ///
 /// # Errors
 /// The first failed request, wrong data, or a target that is gone.
@@ -72,44 +72,37 @@ pub(crate) fn run(
     boundary: Boundary<'_>,
     watch: &mut dyn FnMut(Progress),
 ) -> Result<Outcome> {
-    let seats = std::mem::take(&mut opened.seats);
-    let jobs = seats.len();
+    let handles = std::mem::take(&mut opened.handles);
+    let jobs = handles.len();
     let (stop, schedule) = (AtomicBool::new(false), OnceLock::new());
     let (ready, go) = (Barrier::new(jobs + 1), Barrier::new(jobs + 1));
     let (news, heard) = channel();
     let region = load.region(opened.capacity, opened.block)?;
-    let ledgers = ledgers(load, &region, jobs)?;
+    let verifiers = verifiers(load, &region, jobs)?;
     let (block, budget) = (opened.block, load.budget_of(&region));
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
         let mut empties = Vec::new();
-        for (index, (seat, (part, ledger))) in seats.into_iter().zip(ledgers).enumerate() {
+        for (index, (handle, (part, verifier))) in handles.into_iter().zip(verifiers).enumerate() {
             let (recycle, empty) = channel();
             empties.push(recycle);
             let (news, stop, schedule, ready, go) = (news.clone(), &stop, &schedule, &ready, &go);
             let region = &region;
             let thread = std::thread::Builder::new().name(format!("job-{index}"));
             threads.push(thread.spawn_scoped(scope, move || {
-                let mut ledger = ledger;
-                let seated =
-                    pin(&load.cpus, index).and_then(|()| sit(seat)).and_then(|mut port| {
-                        if let Some(ledger) = ledger.as_mut().filter(|_| !load.rw.writes()) {
-                            ledger.expect(match &mut port {
-                                AnyPort::Ring(port) => {
-                                    learn(&mut **port, load.seed, region, &part, block)?
-                                }
-                                AnyPort::File(port) => {
-                                    learn(port, load.seed, region, &part, block)?
-                                }
-                            });
-                        }
-                        Ok(port)
-                    });
+                let mut verifier = verifier;
+                let backend = pin(&load.cpus, index).and_then(|()| backend_of(handle));
+                let backend = backend.and_then(|mut backend| {
+                    if let Some(verifier) = verifier.as_mut().filter(|_| !load.rw.writes()) {
+                        verifier.expect(backend.learn(load.seed, region, &part, block)?);
+                    }
+                    Ok(backend)
+                });
                 ready.wait();
                 go.wait();
                 let schedule = *schedule.get().expect("set before go");
-                let done = seated.and_then(|port| {
-                    let job = Job {
+                let done = backend.and_then(|backend| {
+                    let setup = JobSetup {
                         index,
                         depth: load.depth,
                         batch: load.batch,
@@ -118,17 +111,19 @@ pub(crate) fn run(
                         pattern: pattern(load, &part, index, jobs),
                         record: (load.verify && load.rw.writes())
                             .then(|| record(load, region, index, jobs)),
-                        ledger,
-                        pace: load.rate.map(|rate| Pace::new(rate, number(index), number(jobs), 0)),
+                        verifier,
+                        limit: load
+                            .rate
+                            .map(|rate| RateLimit::new(rate, number(index), number(jobs), 0)),
                         budget: budget.map(|bytes| share(load, bytes, &part, region, jobs)),
                         schedule,
                         stop,
                         news,
                         empty,
                     };
-                    match port {
-                        AnyPort::Ring(port) => lane::run(*port, job),
-                        AnyPort::File(port) => lane::run(port, job),
+                    match backend {
+                        AnyBackend::Ring(backend) => job::run(*backend, setup),
+                        AnyBackend::File(backend) => job::run(backend, setup),
                     }
                 });
                 if done.is_err() {
@@ -156,39 +151,55 @@ pub(crate) fn run(
     })
 }
 
-/// The port of a seat, made on its thread.
-enum AnyPort {
-    Ring(Box<RingPort>),
-    File(FilePort),
+/// The backend of a handle, made on its thread.
+enum AnyBackend {
+    Ring(Box<RingBackend>),
+    File(FileBackend),
 }
 
-fn sit(seat: Seat) -> Result<AnyPort> {
-    Ok(match seat {
-        Seat::Ring(queue, buffers, merges) => {
-            AnyPort::Ring(Box::new(RingPort::new(*queue, buffers, merges)))
+impl AnyBackend {
+    /// What earlier runs have left in a part of a region.
+    fn learn(
+        &mut self,
+        seed: u64,
+        region: &Range<u64>,
+        part: &Range<u64>,
+        block: u32,
+    ) -> Result<Vec<Left>> {
+        match self {
+            Self::Ring(backend) => learn(&mut **backend, seed, region, part, block),
+            Self::File(backend) => learn(backend, seed, region, part, block),
         }
-        Seat::File { disk, depth, room, skew } => {
-            AnyPort::File(FilePort::new(&disk, depth, room, skew)?)
+    }
+}
+
+fn backend_of(handle: Handle) -> Result<AnyBackend> {
+    Ok(match handle {
+        Handle::Ring(queue, buffers, merges) => {
+            AnyBackend::Ring(Box::new(RingBackend::new(*queue, buffers, merges)))
+        }
+        Handle::File { disk, depth, room, skew } => {
+            AnyBackend::File(FileBackend::new(&disk, depth, room, skew)?)
         }
     })
 }
 
-/// The part of the region that is a job's own, and its account, if data is verified.
-fn ledgers(
+/// The part of the region that is a job's own, and its verifier, if data is verified.
+fn verifiers(
     load: &Load,
     region: &Range<u64>,
     jobs: usize,
-) -> Result<Vec<(Range<u64>, Option<Ledger>)>> {
+) -> Result<Vec<(Range<u64>, Option<Verifier>)>> {
     let parts = load.parts(region, jobs)?;
     let unit = load.sizes.least().into();
     parts
         .into_iter()
         .map(|part| {
-            let ledger = load
+            let verifier = load
                 .verify
-                .then(|| Ledger::new(load.seed, &part, unit, load.rw.writes()))
+                .then(|| Verifier::new(load.seed, &part, unit, load.rw.writes()))
                 .transpose()?;
-            Ok((part, ledger))
+            Ok((part, verifier))
         })
         .collect()
 }

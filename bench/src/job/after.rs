@@ -1,10 +1,10 @@
 //! The end of a job: what is in flight comes back, what was written is read once more.
 
-use super::{Counted, Lane, NAP_NS, News};
+use super::{Counted, Job, NAP_NS, News};
+use crate::backend::{Ask, Backend};
 use crate::content::SECTOR;
-use crate::ledger::{Judged, Ledger, WrongData};
-use crate::port::{Ask, Port};
 use crate::record::Record;
+use crate::verifier::{Judged, Verifier, WrongData};
 use anyhow::{Result, bail, ensure};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 /// How long requests may take to come back at the end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-impl<P: Port> Lane<'_, P> {
+impl<P: Backend> Job<'_, P> {
     /// Waits for what is in flight. It is counted only if all requests are to be counted.
     pub(super) fn drain(&mut self) -> Result<()> {
-        let counts = self.job.budget.is_some();
+        let counts = self.setup.budget.is_some();
         if !counts {
             self.close();
         }
@@ -29,12 +29,12 @@ impl<P: Port> Lane<'_, P> {
                         PATIENCE.as_secs()
                     );
                 }
-                self.port.wait(Duration::from_nanos(NAP_NS))?;
+                self.backend.wait(Duration::from_nanos(NAP_NS))?;
             }
         }
         if counts {
-            if !self.job.timed {
-                self.last_done = self.job.schedule.now();
+            if !self.setup.timed {
+                self.last_done = self.setup.schedule.now();
             }
             self.close();
         }
@@ -44,44 +44,45 @@ impl<P: Port> Lane<'_, P> {
     /// Counts no more.
     fn close(&mut self) {
         self.send();
-        self.job.schedule.begin_ns = u64::MAX;
+        self.setup.schedule.begin_ns = u64::MAX;
     }
 
     pub(super) fn hand_over(&mut self) {
-        let effort = self.port.counted().zip(self.base).map(|(now, base)| now.since(&base));
+        let effort = self.backend.counted().zip(self.base).map(|(now, base)| now.since(&base));
         // A job without a budget ends with the schedule.
-        let ended_ns = self.job.budget.map(|_| self.last_done);
-        let _ = self.job.news.send(News::Counted(Counted { ended_ns, effort }));
+        let ended_ns = self.setup.budget.map(|_| self.last_done);
+        let _ = self.setup.news.send(News::Counted(Counted { ended_ns, effort }));
     }
 
     /// Reads what was written once more, untimed, and judges it.
     pub(super) fn read_back(&mut self) -> Result<()> {
-        let Some(ledger) = &self.job.ledger else { return Ok(()) };
-        ledger.all_settled()?;
+        let Some(verifier) = &self.setup.verifier else { return Ok(()) };
+        verifier.all_settled()?;
         let most = self.asks.iter().map(|ask| ask.len).max().unwrap_or(0);
-        let mut from = self.job.pattern.start();
+        let mut from = self.setup.pattern.start();
         loop {
-            while let (Some(slot), Some(ledger)) = (self.free.last().copied(), &mut self.job.ledger)
+            while let (Some(slot), Some(verifier)) =
+                (self.free.last().copied(), &mut self.setup.verifier)
             {
-                let Some(ask) = ledger.written(from, most) else { break };
+                let Some(ask) = verifier.written(from, most) else { break };
                 from = ask.offset + u64::from(ask.len);
-                ledger.take(&ask);
+                verifier.take(&ask);
                 self.free.pop();
                 self.start(slot, ask, 0)?;
             }
             self.fresh.clear();
-            self.port.submit()?;
-            if self.in_flight == 0 || self.job.stop.load(Relaxed) {
+            self.backend.submit()?;
+            if self.in_flight == 0 || self.setup.stop.load(Relaxed) {
                 break;
             }
             if self.reap()? == 0 {
-                self.port.wait(Duration::from_nanos(NAP_NS))?;
+                self.backend.wait(Duration::from_nanos(NAP_NS))?;
             }
         }
         // What was stopped comes back all the same: the slots are needed once more.
         while self.in_flight > 0 {
             if self.reap()? == 0 {
-                self.port.wait(Duration::from_nanos(NAP_NS))?;
+                self.backend.wait(Duration::from_nanos(NAP_NS))?;
             }
         }
         Ok(())
@@ -89,8 +90,9 @@ impl<P: Port> Lane<'_, P> {
 
     /// Says on the target how far it came, for those who read it later, and returns what was judged.
     pub(super) fn leave_record(mut self) -> Result<Judged> {
-        let mut judged = self.job.ledger.as_ref().map(Ledger::judged).unwrap_or_default();
-        let Some((mut record, round)) = self.job.record.take().zip(self.job.pattern.round()) else {
+        let mut judged = self.setup.verifier.as_ref().map(Verifier::judged).unwrap_or_default();
+        let Some((mut record, round)) = self.setup.record.take().zip(self.setup.pattern.round())
+        else {
             return Ok(judged);
         };
         record.reached = round.reached(self.held.is_some());
@@ -100,21 +102,21 @@ impl<P: Port> Lane<'_, P> {
         if judged.covered == 0 {
             return Ok(judged);
         }
-        let Some(ledger) = &self.job.ledger else { return Ok(judged) };
-        let unit = ledger.unit();
+        let Some(verifier) = &self.setup.verifier else { return Ok(judged) };
+        let unit = verifier.unit();
         for place in Record::places(&part) {
             // The rest of its block stays as it is.
             let offset = part.start + (place - part.start) / unit * unit;
             let ask = Ask { write: false, offset, len: u32::try_from(unit)? };
-            carry_out(&mut self.port, &ask)?;
+            carry_out(&mut self.backend, &ask)?;
             let at = usize::try_from(place - offset)?;
-            let memory = self.port.memory(0);
+            let memory = self.backend.memory(0);
             record.fill(&mut memory[at..at + SECTOR]);
             let content = memory[..ask.len as usize].to_vec();
-            carry_out(&mut self.port, &Ask { write: true, ..ask })?;
-            self.port.memory(0)[..content.len()].fill(0);
-            carry_out(&mut self.port, &ask)?;
-            if self.port.memory(0)[..content.len()] != content {
+            carry_out(&mut self.backend, &Ask { write: true, ..ask })?;
+            self.backend.memory(0)[..content.len()].fill(0);
+            carry_out(&mut self.backend, &ask)?;
+            if self.backend.memory(0)[..content.len()] != content {
                 let wrong = format!(
                     "verify: wrong data: {unit} bytes at offset {offset} of the target do not hold \
                      what was written last"
@@ -130,17 +132,17 @@ impl<P: Port> Lane<'_, P> {
 ///
 /// # Errors
 /// That it fails, or is not answered.
-pub(crate) fn carry_out<P: Port>(port: &mut P, ask: &Ask) -> Result<()> {
-    port.start(0, ask)?;
-    port.submit()?;
+pub(crate) fn carry_out<P: Backend>(backend: &mut P, ask: &Ask) -> Result<()> {
+    backend.start(0, ask)?;
+    backend.submit()?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some((_, ok)) = port.pop()? {
+        if let Some((_, ok)) = backend.pop()? {
             let Ask { offset, len, .. } = ask;
-            ensure!(ok, "{len} bytes at offset {offset}: {}", port.complaint());
+            ensure!(ok, "{len} bytes at offset {offset}: {}", backend.complaint());
             return Ok(());
         }
         ensure!(Instant::now() < deadline, "not answered within {} s", PATIENCE.as_secs());
-        port.wait(Duration::from_nanos(NAP_NS))?;
+        backend.wait(Duration::from_nanos(NAP_NS))?;
     }
 }

@@ -1,10 +1,18 @@
-//! The facts as people read them.
+//! The report: the facts, and how people read them.
 
-use super::Info;
 use super::image::Facts;
 use super::server::{Feature, Process, Served};
-use crate::doctor::paper::{Line, Mark, disk, lay_out, line, ok_if, width};
+use crate::doctor::report::{Line, Mark, disk, lay_out, line, ok_if, width};
 use ringway_control::size::Size;
+use serde::Serialize;
+
+/// All that was found. The names of the fields are the keys of the JSON and stay as they are.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum Info {
+    Served(Box<Served>),
+    Image(Box<Facts>),
+}
 
 /// The whole report; wrapped on a terminal, a line each otherwise.
 pub(super) fn write(info: &Info) -> String {

@@ -1,6 +1,6 @@
 //! An engine of `ringway-aio` on a file, without a device in between (hot).
 
-use crate::port::{Ask, Effort, Port};
+use crate::backend::{Ask, Backend, Effort};
 use crate::random::Random;
 use anyhow::{Context, Result, bail};
 use ringway_aio::{
@@ -28,7 +28,7 @@ struct Page([u8; PAGE]);
 /// 1. `segments[slot]` names memory in `_pages` that belongs to this slot alone. Neither it nor the
 ///    memory is touched while `busy[slot]`, which is from `start` to the `pop` of the slot.
 /// 2. The engine is declared, and so dropped, before segments and memory.
-pub(crate) struct FilePort {
+pub(crate) struct FileBackend {
     engine: Box<dyn Engine>,
     file: FileId,
     segments: Box<[[Segment; 1]]>,
@@ -40,7 +40,7 @@ pub(crate) struct FilePort {
     _pages: Box<[Page]>,
 }
 
-impl FilePort {
+impl FileBackend {
     /// `depth` slots of `room` bytes, each `skew` bytes behind the beginning of a page. To be made
     /// on the thread that uses it.
     ///
@@ -97,7 +97,7 @@ fn scatter(pages: &mut [Page]) {
     }
 }
 
-impl Port for FilePort {
+impl Backend for FileBackend {
     #[inline]
     fn start(&mut self, slot: u32, ask: &Ask) -> Result<()> {
         assert!(!std::mem::replace(&mut self.busy[slot as usize], true), "a slot is used twice");

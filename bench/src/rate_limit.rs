@@ -2,7 +2,7 @@
 
 /// One job's share of a limit.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct RateLimit {
     per_request_ns: f64,
     per_byte_ns: f64,
     due_ns: f64,
@@ -17,7 +17,7 @@ pub(crate) enum Rate {
     Bytes(f64),
 }
 
-impl Pace {
+impl RateLimit {
     /// The share of job `index` of `jobs`, from the time `start_ns` on. Jobs begin one after the
     /// other, so that their requests do not come together.
     pub(crate) fn new(rate: Rate, index: u32, jobs: u32, start_ns: u64) -> Self {
@@ -57,9 +57,9 @@ mod tests {
         {
             let mut count = 0;
             for index in 0..4 {
-                let mut pace = Pace::new(rate, index, 4, 5_000);
-                while pace.due() < 1_000_005_000 {
-                    pace.spend(bytes);
+                let mut limit = RateLimit::new(rate, index, 4, 5_000);
+                while limit.due() < 1_000_005_000 {
+                    limit.spend(bytes);
                     count += 1;
                 }
             }

@@ -1,7 +1,7 @@
 //! What `--verify` knows: which write each unit of a job's region should hold, and how to tell.
 
+use crate::backend::Ask;
 use crate::content::{Mark, SECTOR, Wrong};
-use crate::port::Ask;
 use crate::record::Record;
 use crate::round::Order;
 use anyhow::{Result, bail, ensure};
@@ -66,7 +66,7 @@ impl Judged {
 ///
 /// A unit that is in flight is asked for by nobody else, so that what it holds is never in doubt.
 #[derive(Debug)]
-pub(crate) struct Ledger {
+pub(crate) struct Verifier {
     /// The number in the content that tells this run's data from others'.
     disk: u64,
     start: u64,
@@ -78,7 +78,7 @@ pub(crate) struct Ledger {
     judged: Judged,
 }
 
-impl Ledger {
+impl Verifier {
     /// For a job that writes to `region` in multiples of `unit` bytes, or that only reads.
     ///
     /// # Errors
@@ -278,48 +278,48 @@ mod tests {
 
     #[test]
     fn what_was_written_last_is_expected_and_nothing_else() {
-        let mut ledger = Ledger::new(9, &(8192..65_536), 1024, true).unwrap();
+        let mut verifier = Verifier::new(9, &(8192..65_536), 1024, true).unwrap();
         let mut memory = vec![0; 4096];
         for _ in 0..2 {
-            assert!(ledger.take(&write(9216, 2048)));
-            assert!(!ledger.take(&read(10_240, 1024)), "it is being written");
-            ledger.fill(&write(9216, 2048), &mut memory);
-            ledger.settle(&write(9216, 2048), &memory).unwrap();
+            assert!(verifier.take(&write(9216, 2048)));
+            assert!(!verifier.take(&read(10_240, 1024)), "it is being written");
+            verifier.fill(&write(9216, 2048), &mut memory);
+            verifier.settle(&write(9216, 2048), &memory).unwrap();
         }
         let old = memory.clone();
-        assert!(ledger.take(&write(10_240, 1024)));
-        ledger.fill(&write(10_240, 1024), &mut memory);
-        ledger.settle(&write(10_240, 1024), &memory).unwrap();
-        ledger.all_settled().unwrap();
-        assert_eq!(ledger.written(8192, 1 << 20), Some(read(9216, 2048)));
-        assert_eq!(ledger.written(11_264, 1 << 20), None);
+        assert!(verifier.take(&write(10_240, 1024)));
+        verifier.fill(&write(10_240, 1024), &mut memory);
+        verifier.settle(&write(10_240, 1024), &memory).unwrap();
+        verifier.all_settled().unwrap();
+        assert_eq!(verifier.written(8192, 1 << 20), Some(read(9216, 2048)));
+        assert_eq!(verifier.written(11_264, 1 << 20), None);
 
         // The first half holds write 2, the second write 3: `old` has write 2 in both.
-        assert!(ledger.take(&read(8192, 4096)));
+        assert!(verifier.take(&read(8192, 4096)));
         let mut found = [&[0; 1024], &old[..1024], &memory[..1024], &[0; 1024]].concat();
-        ledger.settle(&read(8192, 4096), &found).unwrap();
-        assert_eq!(ledger.judged().right, 4, "sectors that nobody wrote are not judged");
+        verifier.settle(&read(8192, 4096), &found).unwrap();
+        assert_eq!(verifier.judged().right, 4, "sectors that nobody wrote are not judged");
         found[1024..3072].copy_from_slice(&old[..2048]);
-        assert!(ledger.take(&read(8192, 4096)));
-        let error = ledger.settle(&read(8192, 4096), &found).unwrap_err().to_string();
+        assert!(verifier.take(&read(8192, 4096)));
+        let error = verifier.settle(&read(8192, 4096), &found).unwrap_err().to_string();
         assert!(error.contains("sector 20: it should hold write 3, but holds write 2"), "{error}");
         assert!(error.contains("offset 10256 of the target"), "{error}");
     }
 
     #[test]
     fn a_reader_accepts_any_write_but_no_other_sector() {
-        let mut ledger = Ledger::new(9, &(0..65_536), 512, false).unwrap();
+        let mut verifier = Verifier::new(9, &(0..65_536), 512, false).unwrap();
         let mut sector = vec![0; 512];
         Mark { disk: 9, sector: 4, sequence: 77 }.fill(&mut sector);
-        ledger.settle(&read(2048, 512), &sector).unwrap();
+        verifier.settle(&read(2048, 512), &sector).unwrap();
         for (offset, told) in [(4096, "write 77 of sector 4"), (2048, "something else")] {
             sector[100] ^= u8::from(offset == 2048);
-            let error = ledger.settle(&read(offset, 512), &sector).unwrap_err().to_string();
+            let error = verifier.settle(&read(offset, 512), &sector).unwrap_err().to_string();
             assert!(error.contains(told), "{error}");
         }
         // Zeroes that nobody is known to have overwritten may have been there for ever.
-        ledger.settle(&read(0, 512), &[0; 512]).unwrap();
-        assert_eq!(ledger.judged(), Judged { right: 1, unwritten: 1, ..Judged::default() });
+        verifier.settle(&read(0, 512), &[0; 512]).unwrap();
+        assert_eq!(verifier.judged(), Judged { right: 1, unwritten: 1, ..Judged::default() });
 
         // A run that has written four of eight blocks, and left its record in the first and the last.
         let reached = Reached { all: false, number: 4, within: 0 };
@@ -335,10 +335,10 @@ mod tests {
         let order = record.order();
         let mut content = vec![0; 512];
         record.fill(&mut content);
-        ledger.expect(vec![Left::new(record)]);
+        verifier.expect(vec![Left::new(record)]);
         for offset in (0..8192).step_by(512) {
             let place = offset == 0 || offset == 7680;
-            let lost = ledger.settle(&read(offset, 512), &[0; 512]);
+            let lost = verifier.settle(&read(offset, 512), &[0; 512]);
             assert_eq!(lost.is_err(), place || order.is_behind(reached, offset), "{offset}");
             if let Err(error) = lost {
                 assert!(error.is::<WrongData>());
@@ -346,7 +346,7 @@ mod tests {
                 assert!(error.contains("with this --seed, but holds zeroes"), "{error}");
             }
             assert_eq!(
-                ledger.settle(&read(offset, 512), &content).is_ok(),
+                verifier.settle(&read(offset, 512), &content).is_ok(),
                 place || !order.is_behind(reached, offset)
             );
         }

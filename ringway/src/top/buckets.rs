@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 /// How many values there are, by the highest value of their bucket.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tally(BTreeMap<u64, u64>);
+pub(super) struct Buckets(BTreeMap<u64, u64>);
 
 /// `null` where there are too few values to tell: one percent of ten is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -18,7 +18,7 @@ pub(super) struct Percentiles {
     pub(super) max: Option<u64>,
 }
 
-impl Tally {
+impl Buckets {
     /// The values of one spread.
     pub(super) fn spread(spread: &Spread) -> Self {
         Self(spread.buckets.iter().flatten().copied().collect())
@@ -97,28 +97,28 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn tally(pairs: &[(u64, u64)]) -> Tally {
-        Tally(pairs.iter().copied().collect())
+    fn buckets(pairs: &[(u64, u64)]) -> Buckets {
+        Buckets(pairs.iter().copied().collect())
     }
 
     #[test]
     fn percentiles_are_told_when_there_are_values_enough() {
-        let few = tally(&[(7, 1)]).percentiles();
+        let few = buckets(&[(7, 1)]).percentiles();
         assert_eq!((few.p50, few.p99, few.p999, few.max), (Some(7), None, None, Some(7)));
-        let some = tally(&[(10, 50), (20, 49), (30, 1)]).percentiles();
+        let some = buckets(&[(10, 50), (20, 49), (30, 1)]).percentiles();
         assert_eq!((some.p50, some.p99, some.p999), (Some(10), Some(20), None));
-        let many = tally(&[(10, 989), (20, 10), (30, 1)]).percentiles();
+        let many = buckets(&[(10, 989), (20, 10), (30, 1)]).percentiles();
         assert_eq!((many.p50, many.p99, many.p999), (Some(10), Some(20), Some(20)));
-        assert_eq!(Tally::default().percentiles(), Percentiles::default());
+        assert_eq!(Buckets::default().percentiles(), Percentiles::default());
     }
 
     #[test]
     fn what_came_in_between_is_the_difference_unless_it_was_counted_anew() {
-        let then = tally(&[(10, 5), (20, 1)]);
-        let more = tally(&[(10, 5), (20, 3), (30, 1)]).since(&then);
+        let then = buckets(&[(10, 5), (20, 1)]);
+        let more = buckets(&[(10, 5), (20, 3), (30, 1)]).since(&then);
         assert_eq!(more.0, BTreeMap::from([(20, 2), (30, 1)]));
         assert_eq!(more.mean(), Some(70.0 / 3.0));
-        assert_eq!(tally(&[(10, 4), (20, 9)]).since(&then).count(), 13);
-        assert_eq!(tally(&[(10, 9)]).since(&then).count(), 9);
+        assert_eq!(buckets(&[(10, 4), (20, 9)]).since(&then).count(), 13);
+        assert_eq!(buckets(&[(10, 9)]).since(&then).count(), 9);
     }
 }

@@ -1,10 +1,10 @@
 //! What a job talks to: a queue of a device, or an engine on a file (hot).
 //!
 //! ```text
-//! port.start(slot, &ask)?;                     // as many as there are slots; nothing is visible yet
-//! port.submit()?;                              // shows all of them at once
-//! while let Some((slot, ok)) = port.pop()? {}  // never blocks
-//! port.wait(timeout)?;                         // sleeps until there is something to pop
+//! backend.start(slot, &ask)?;                     // as many as there are slots; nothing is visible yet
+//! backend.submit()?;                              // shows all of them at once
+//! while let Some((slot, ok)) = backend.pop()? {}  // never blocks
+//! backend.wait(timeout)?;                         // sleeps until there is something to pop
 //! ```
 
 use anyhow::{Context, Result, bail};
@@ -22,7 +22,7 @@ pub(crate) struct Ask {
 }
 
 /// Slots, each with memory for one request, over some way to the data.
-pub(crate) trait Port {
+pub(crate) trait Backend {
     /// Queues the request of a slot that is not in flight.
     ///
     /// # Errors
@@ -59,7 +59,7 @@ pub(crate) trait Port {
     /// The memory of a slot that is not in flight: all of it, enough for the longest request.
     fn memory(&mut self, slot: u32) -> &mut [u8];
 
-    /// What a queue has counted, if the port has one.
+    /// What a queue has counted, if the backend has one.
     fn counted(&self) -> Option<Effort>;
 }
 
@@ -107,7 +107,7 @@ impl Effort {
 ///
 /// # Invariants
 /// 1. `buffers[slot]` is `None` exactly while the slot is in flight.
-pub(crate) struct RingPort {
+pub(crate) struct RingBackend {
     queue: BlkQueue<u32>,
     buffers: Vec<Option<Buffer>>,
     failed: Status,
@@ -115,14 +115,14 @@ pub(crate) struct RingPort {
     merges: bool,
 }
 
-impl RingPort {
+impl RingBackend {
     pub(crate) fn new(queue: BlkQueue<u32>, buffers: Vec<Buffer>, merges: bool) -> Self {
         let buffers = buffers.into_iter().map(Some).collect();
         Self { queue, buffers, failed: Status::Ok, merges }
     }
 }
 
-impl Port for RingPort {
+impl Backend for RingBackend {
     #[inline(always)]
     fn start(&mut self, slot: u32, ask: &Ask) -> Result<()> {
         let mut buffer = self.buffers[slot as usize].take().expect("invariant 1");

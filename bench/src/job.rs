@@ -6,12 +6,12 @@
 
 pub(crate) mod after;
 
-use crate::ledger::{Judged, Ledger};
-use crate::pace::Pace;
+use crate::backend::{Ask, Backend, Effort};
+use crate::counters::Tick;
 use crate::pattern::Pattern;
-use crate::port::{Ask, Effort, Port};
+use crate::rate_limit::RateLimit;
 use crate::record::Record;
-use crate::tally::Tick;
+use crate::verifier::{Judged, Verifier};
 use anyhow::Result;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, Sender};
@@ -52,7 +52,7 @@ impl Schedule {
 }
 
 /// What one job is told.
-pub(crate) struct Job<'a> {
+pub(crate) struct JobSetup<'a> {
     /// Which one, from 0.
     pub index: usize,
     pub depth: u32,
@@ -62,10 +62,10 @@ pub(crate) struct Job<'a> {
     /// Takes the time of each request.
     pub timed: bool,
     pub pattern: Pattern,
-    pub ledger: Option<Ledger>,
+    pub verifier: Option<Verifier>,
     /// What to leave for later readers, but for how far it came.
     pub record: Option<Record>,
-    pub pace: Option<Pace>,
+    pub limit: Option<RateLimit>,
     /// Bytes to ask for in all, if there is an end to them.
     pub budget: Option<u64>,
     pub schedule: Schedule,
@@ -92,9 +92,9 @@ pub(crate) struct Counted {
 }
 
 /// A job at work.
-struct Lane<'a, P> {
-    port: P,
-    job: Job<'a>,
+struct Job<'a, P> {
+    backend: P,
+    setup: JobSetup<'a>,
     /// Of each slot: its request, when it was queued, and shown.
     asks: Vec<Ask>,
     queued: Vec<u64>,
@@ -117,39 +117,39 @@ struct Lane<'a, P> {
 ///
 /// # Errors
 /// The first request that failed, or data that is wrong.
-pub(crate) fn run<P: Port>(port: P, job: Job<'_>) -> Result<Judged> {
-    let depth = job.depth as usize;
-    let mut lane = Lane {
+pub(crate) fn run<P: Backend>(backend: P, setup: JobSetup<'_>) -> Result<Judged> {
+    let depth = setup.depth as usize;
+    let mut job = Job {
         asks: vec![Ask::default(); depth],
         queued: vec![0; depth],
         shown: vec![0; depth],
-        free: (0..job.depth).rev().collect(),
+        free: (0..setup.depth).rev().collect(),
         fresh: Vec::with_capacity(depth),
         in_flight: 0,
         tick: Box::default(),
         tick_number: 0,
-        tick_end: job.schedule.begin_ns + job.schedule.tick_ns,
+        tick_end: setup.schedule.begin_ns + setup.schedule.tick_ns,
         last_done: 0,
         turns: 0,
         base: None,
         held: None,
-        port,
-        job,
+        backend,
+        setup,
     };
-    lane.prepare();
-    lane.work()?;
-    lane.drain()?;
-    lane.hand_over();
-    lane.read_back()?;
-    lane.leave_record()
+    job.prepare();
+    job.work()?;
+    job.drain()?;
+    job.hand_over();
+    job.read_back()?;
+    job.leave_record()
 }
 
-impl<P: Port> Lane<'_, P> {
+impl<P: Backend> Job<'_, P> {
     /// Nothing that a clever disk could compress or find twice.
     fn prepare(&mut self) {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        for slot in 0..self.job.depth {
-            for word in self.port.memory(slot).chunks_exact_mut(8) {
+        for slot in 0..self.setup.depth {
+            for word in self.backend.memory(slot).chunks_exact_mut(8) {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 word.copy_from_slice(&state.to_le_bytes());
             }
@@ -158,7 +158,7 @@ impl<P: Port> Lane<'_, P> {
 
     fn work(&mut self) -> Result<()> {
         let mut looks = 0u32;
-        let mut now = self.job.schedule.now();
+        let mut now = self.setup.schedule.now();
         loop {
             self.refill(now)?;
             let found = self.reap()?;
@@ -167,22 +167,22 @@ impl<P: Port> Lane<'_, P> {
                 now = self.last_done;
             } else {
                 looks = looks.wrapping_add(1);
-                if !self.job.polling {
+                if !self.setup.polling {
                     self.rest()?;
                 } else if looks.is_multiple_of(CHECKS) {
-                    self.port.check()?;
-                } else if !looks.is_multiple_of(LOOKS) && self.job.pace.is_none() {
+                    self.backend.check()?;
+                } else if !looks.is_multiple_of(LOOKS) && self.setup.limit.is_none() {
                     // Only whoever keeps to a rate has to know the time.
                     std::hint::spin_loop();
                     continue;
                 }
-                now = self.job.schedule.now();
-                if !self.job.timed {
+                now = self.setup.schedule.now();
+                if !self.setup.timed {
                     self.last_done = now;
                 }
             }
-            let spent = self.job.budget == Some(0) && self.in_flight == 0;
-            if now >= self.job.schedule.end_ns || spent || self.job.stop.load(Relaxed) {
+            let spent = self.setup.budget == Some(0) && self.in_flight == 0;
+            if now >= self.setup.schedule.end_ns || spent || self.setup.stop.load(Relaxed) {
                 return Ok(());
             }
         }
@@ -192,12 +192,12 @@ impl<P: Port> Lane<'_, P> {
     #[inline(always)]
     fn reap(&mut self) -> Result<u32> {
         let mut found = 0;
-        while found < self.job.batch {
-            let Some((slot, ok)) = self.port.pop()? else { break };
+        while found < self.setup.batch {
+            let Some((slot, ok)) = self.backend.pop()? else { break };
             if found == 0 {
                 self.turns = self.turns.wrapping_add(1);
-                if self.job.timed || self.turns.is_multiple_of(LAZY_TURNS) {
-                    self.last_done = self.job.schedule.now();
+                if self.setup.timed || self.turns.is_multiple_of(LAZY_TURNS) {
+                    self.last_done = self.setup.schedule.now();
                 }
             }
             found += 1;
@@ -207,8 +207,8 @@ impl<P: Port> Lane<'_, P> {
                 return Err(self.failed(&ask));
             }
             self.count(slot, &ask);
-            if let Some(ledger) = &mut self.job.ledger {
-                ledger.settle(&ask, self.port.memory(slot))?;
+            if let Some(verifier) = &mut self.setup.verifier {
+                verifier.settle(&ask, self.backend.memory(slot))?;
             }
             self.free.push(slot);
         }
@@ -218,7 +218,7 @@ impl<P: Port> Lane<'_, P> {
     #[inline(always)]
     fn count(&mut self, slot: u32, ask: &Ask) {
         let now = self.last_done;
-        if now < self.job.schedule.begin_ns {
+        if now < self.setup.schedule.begin_ns {
             return;
         }
         if now >= self.tick_end || self.base.is_none() {
@@ -226,7 +226,7 @@ impl<P: Port> Lane<'_, P> {
         }
         let side = &mut self.tick.sides[usize::from(ask.write)];
         side.count(ask.len);
-        if self.job.timed {
+        if self.setup.timed {
             let (queued, shown) = (self.queued[slot as usize], self.shown[slot as usize]);
             side.time(shown.saturating_sub(queued), now.saturating_sub(shown));
         }
@@ -236,13 +236,13 @@ impl<P: Port> Lane<'_, P> {
     #[cold]
     fn turn_page(&mut self, now: u64) {
         if self.base.is_none() {
-            self.base = Some(self.port.counted().unwrap_or_default());
+            self.base = Some(self.backend.counted().unwrap_or_default());
         }
         if now < self.tick_end {
             return;
         }
         self.send();
-        let Schedule { begin_ns, end_ns, tick_ns, .. } = self.job.schedule;
+        let Schedule { begin_ns, end_ns, tick_ns, .. } = self.setup.schedule;
         // What is seen a little late belongs to the last tick.
         let within = now.min(end_ns - 1) - begin_ns;
         self.tick_number = usize::try_from(within / tick_ns).unwrap_or(usize::MAX);
@@ -253,30 +253,30 @@ impl<P: Port> Lane<'_, P> {
         if self.tick.done() == 0 {
             return;
         }
-        let next = self.job.empty.try_recv().unwrap_or_default();
+        let next = self.setup.empty.try_recv().unwrap_or_default();
         let full = std::mem::replace(&mut self.tick, next);
         // Nobody listens if another job has failed.
-        let (job, number) = (self.job.index, self.tick_number);
-        let _ = self.job.news.send(News::Tick { job, number, tick: full });
+        let (job, number) = (self.setup.index, self.tick_number);
+        let _ = self.setup.news.send(News::Tick { job, number, tick: full });
     }
 
     /// Asks with every free slot, as far as rate and budget allow, and shows all of it.
     #[inline(always)]
     fn refill(&mut self, now: u64) -> Result<()> {
         while let Some(&slot) = self.free.last() {
-            if self.job.budget == Some(0) {
+            if self.setup.budget == Some(0) {
                 break;
             }
             let mut queued = now;
-            if let Some(pace) = &self.job.pace {
-                if pace.due() > now {
+            if let Some(limit) = &self.setup.limit {
+                if limit.due() > now {
                     break;
                 }
                 // A target that stalls makes requests late: that is part of their latency.
-                queued = pace.due();
+                queued = limit.due();
             }
-            let mut ask = self.held.take().unwrap_or_else(|| self.job.pattern.next());
-            if self.job.ledger.is_some() && !self.find_room(&mut ask) {
+            let mut ask = self.held.take().unwrap_or_else(|| self.setup.pattern.next());
+            if self.setup.verifier.is_some() && !self.find_room(&mut ask) {
                 break;
             }
             self.free.pop();
@@ -285,9 +285,9 @@ impl<P: Port> Lane<'_, P> {
         if self.fresh.is_empty() {
             return Ok(());
         }
-        self.port.submit()?;
-        if self.job.timed {
-            let shown = self.job.schedule.now();
+        self.backend.submit()?;
+        if self.setup.timed {
+            let shown = self.setup.schedule.now();
             for &slot in &self.fresh {
                 self.shown[slot as usize] = shown;
             }
@@ -299,22 +299,22 @@ impl<P: Port> Lane<'_, P> {
     #[inline(always)]
     fn start(&mut self, slot: u32, ask: Ask, queued: u64) -> Result<()> {
         if ask.write {
-            let memory = self.port.memory(slot);
-            match &mut self.job.ledger {
-                Some(ledger) => ledger.fill(&ask, memory),
+            let memory = self.backend.memory(slot);
+            match &mut self.setup.verifier {
+                Some(verifier) => verifier.fill(&ask, memory),
                 // No two blocks are the same.
                 None => memory[..8].copy_from_slice(&(ask.offset ^ queued).to_le_bytes()),
             }
         }
-        if let Some(pace) = &mut self.job.pace {
-            pace.spend(ask.len);
+        if let Some(limit) = &mut self.setup.limit {
+            limit.spend(ask.len);
         }
-        if let Some(budget) = &mut self.job.budget {
+        if let Some(budget) = &mut self.setup.budget {
             *budget = budget.saturating_sub(ask.len.into());
         }
         self.queued[slot as usize] = queued;
         self.asks[slot as usize] = ask;
-        self.port.start(slot, &ask)?;
+        self.backend.start(slot, &ask)?;
         self.fresh.push(slot);
         self.in_flight += 1;
         Ok(())
@@ -325,34 +325,34 @@ impl<P: Port> Lane<'_, P> {
     #[cold]
     fn find_room(&mut self, ask: &mut Ask) -> bool {
         const TRIES: u32 = 64;
-        let Some(ledger) = &mut self.job.ledger else { return true };
+        let Some(verifier) = &mut self.setup.verifier else { return true };
         for _ in 0..TRIES {
-            if ledger.take(ask) {
+            if verifier.take(ask) {
                 return true;
             }
             if ask.write {
                 self.held = Some(*ask);
                 return false;
             }
-            ask.offset = self.job.pattern.place(ask.len.into());
+            ask.offset = self.setup.pattern.place(ask.len.into());
         }
         false
     }
 
     /// Sleeps until a completion comes, or a request is due.
     fn rest(&mut self) -> Result<()> {
-        let now = self.job.schedule.now();
-        let nap = NAP_NS.min(self.job.schedule.end_ns.saturating_sub(now));
-        let due = match &self.job.pace {
-            Some(pace) if !self.free.is_empty() => pace.due().saturating_sub(now),
+        let now = self.setup.schedule.now();
+        let nap = NAP_NS.min(self.setup.schedule.end_ns.saturating_sub(now));
+        let due = match &self.setup.limit {
+            Some(limit) if !self.free.is_empty() => limit.due().saturating_sub(now),
             _ => u64::MAX,
         };
         if self.in_flight == 0 {
             std::thread::sleep(Duration::from_nanos(nap.min(due)));
         } else if due >= nap {
-            self.port.wait(Duration::from_nanos(nap))?;
+            self.backend.wait(Duration::from_nanos(nap))?;
         } else if due >= SHORTEST_NAP_NS {
-            self.port.wait(Duration::from_nanos(due - SHORTEST_NAP_NS / 2))?;
+            self.backend.wait(Duration::from_nanos(due - SHORTEST_NAP_NS / 2))?;
         }
         Ok(())
     }
@@ -363,7 +363,7 @@ impl<P: Port> Lane<'_, P> {
         let Ask { offset, len, .. } = ask;
         anyhow::anyhow!(
             "a {what} of {len} bytes at offset {offset} failed: {}",
-            self.port.complaint()
+            self.backend.complaint()
         )
     }
 }

@@ -1,12 +1,12 @@
-//! The report as people read it.
+//! The report: all that was found, and how people read it.
 
-use super::Report;
-use super::engines::State;
+use super::engines::{Engine, State, Uring};
 use super::host::Host;
 use super::image::{Device, Image};
 use super::memory::Memory;
 use anstyle::{AnsiColor, Style};
 use ringway_control::size::Size;
+use serde::Serialize;
 use std::fmt::Write;
 
 const TITLE: Style = Style::new().bold();
@@ -16,6 +16,27 @@ const INDENT: usize = 2;
 
 /// The widest that is still easy to read.
 const WIDTH_MAX: usize = 110;
+
+/// All that was found. The names of its fields are the keys of the JSON and stay as they are.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    pub(super) version: &'static str,
+    pub(super) host: Host,
+    /// What this program may use, or the daemon that was asked, and the processes of its disks.
+    pub(super) memory: Vec<Memory>,
+    pub(super) engines: Vec<Engine>,
+    pub(super) io_uring: Uring,
+    pub(super) image: Option<Image>,
+    pub(super) warnings: Vec<Warning>,
+}
+
+/// Something that costs speed or safety.
+#[derive(Debug, Serialize)]
+pub(crate) struct Warning {
+    pub(crate) about: &'static str,
+    pub(crate) what: String,
+    pub(crate) to_do: String,
+}
 
 /// How good a fact is.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,48 @@
+//! Where the process of one disk begins.
+
+use super::inside::{Inside, Mouth};
+use super::process::{Ear, hear};
+use super::words::{Order, Told};
+use crate::bell::event;
+use crate::daemon::Daemon;
+use crate::endpoint::inherited;
+use crate::line::Line;
+use anyhow::Context;
+use ringway_control::log::LogArgs;
+use ringway_terminal::logging;
+use ringway_terminal::reasons::in_full;
+use std::io::BufReader;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+
+/// Serves one disk as a daemon says, by the inherited line `fd`.
+///
+/// # Errors
+/// What has ended it.
+pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    let stream = inherited(fd).context("--isolated is for processes that a daemon starts")?;
+    let _ = rustix::thread::set_name(c"ringway-disk");
+    // Nobody gives it up from this side.
+    let line = Arc::new(Line::new(stream.into(), Arc::new(event()?))?);
+    let mut ear = BufReader::new(Ear(Arc::clone(&line)));
+    let Some(order) = hear::<Order>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
+    logging::start(log, order.log_format, order.log_level);
+    logging::serve_guests();
+    logging::tell_panics();
+    let (name, sampled) = (order.name.clone(), order.sampled);
+    let mouth = Arc::new(Mouth(Mutex::new(line)));
+    let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };
+    let start = || {
+        let plan = order.into_plan()?;
+        let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;
+        Daemon::start(plan, polling, Some(inside), &LogArgs::default())
+    };
+    let daemon = match start() {
+        Ok(daemon) => daemon,
+        Err(error) => {
+            mouth.say(&Told::Failed(in_full(&error)));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    daemon.run()
+}

@@ -1,0 +1,238 @@
+//! The disks that the toolstack of a Xen host attaches to its guests.
+//!
+//! One thread watches the folder in xenstore under which the toolstack puts them. Each disk has a
+//! thread and a connection of its own, so that no guest can keep the others waiting.
+
+use super::disks::Disks;
+use super::survive::survive;
+use super::xen::{AGAIN, device};
+use anyhow::{Context, anyhow, bail};
+use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
+use ringway_export::Limit;
+use ringway_terminal::reasons::in_full;
+use ringway_xen_blkback::{Access, Address, Tx, Xenstore};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a disk may be refused before that is told: a disk that was just detached still has its
+/// image for a moment.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+/// The thread that hears the toolstack. Dropping it ends it.
+pub(super) struct Toolstack {
+    end: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Toolstack {
+    fn drop(&mut self) {
+        // One write can not fill the counter.
+        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A disk that is not served.
+struct Refused {
+    since: Instant,
+    told: bool,
+}
+
+/// What the thread knows.
+struct Watch {
+    disks: Arc<Disks>,
+    plan: Arc<XenPlan>,
+    access: Arc<dyn Access>,
+    store: Xenstore,
+    refused: HashMap<String, Refused>,
+    told: Limit,
+}
+
+impl Toolstack {
+    /// Listens to the store from now on.
+    ///
+    /// # Errors
+    /// That there is none.
+    pub(super) fn listen(disks: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
+        let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
+        let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
+        let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
+        let (refused, told) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
+        let mut watch = Watch { disks, plan, access, store, refused, told };
+        watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
+        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let stop = Arc::clone(&end);
+        let thread = std::thread::Builder::new().name("xen".into());
+        let thread = thread.spawn(move || {
+            while survive("the thread that hears the toolstack", || watch.run(&stop)).is_none() {
+                // Not too fast, if it panics over all it hears.
+                let mut polled = [PollFd::new(&*stop, PollFlags::IN)];
+                let _ = poll(&mut polled, Some(&AGAIN));
+                // What the store said before may be lost: it says all of it anew.
+                let _ = watch.begin();
+            }
+        })?;
+        Ok(Self { end, thread: Some(thread) })
+    }
+}
+
+impl Watch {
+    fn begin(&mut self) -> anyhow::Result<()> {
+        Ok(self.store.watch(&self.plan.folder(), "disks")?)
+    }
+
+    fn run(&mut self, stop: &OwnedFd) {
+        loop {
+            let looked = self.look();
+            if let Err(error) = &looked
+                && let Some(pass) = self.told.pass()
+            {
+                let (suppressed, why) = (pass.suppressed, in_full(error));
+                tracing::warn!(suppressed, "xenstore: {why}; trying again");
+            }
+            // Events that came between answers are in no socket any more.
+            let patience = if looked.is_ok() && self.store.has_events() {
+                Some(&NOT_AT_ALL)
+            } else {
+                (looked.is_err() || self.tries_again()).then_some(&AGAIN)
+            };
+            let store = self.store.fd();
+            // A store that is lost would be readable for ever.
+            let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };
+            let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+            // Interrupted is as good as woken.
+            let _ = poll(&mut polled, patience);
+            if !polled[0].revents().is_empty() {
+                return;
+            }
+            drop(polled);
+            if looked.is_err()
+                && let Ok(store) = Xenstore::open(&*self.access)
+            {
+                self.store = store;
+                let _ = self.begin();
+            }
+        }
+    }
+
+    fn tries_again(&self) -> bool {
+        self.refused.values().any(|refused| !refused.told)
+    }
+
+    /// Looks at all there is, and serves what is new.
+    fn look(&mut self) -> anyhow::Result<()> {
+        self.store.events()?;
+        let folder = self.plan.folder();
+        let mut there = Vec::new();
+        for domain in self.store.list(Tx::NONE, &folder)? {
+            for device in self.store.list(Tx::NONE, &format!("{folder}/{domain}"))? {
+                there.push(format!("{folder}/{domain}/{device}"));
+            }
+        }
+        self.refused.retain(|back, _| there.contains(back));
+        for back in there {
+            if self.refused.get(&back).is_some_and(|refused| refused.told)
+                || self.disks.list().iter().any(|served| served.device.as_deref() == Some(&back))
+            {
+                continue;
+            }
+            let Some(at) = Address::read(&mut self.store, &back)? else { continue };
+            match self.serve(at) {
+                Ok(()) => drop(self.refused.remove(&back)),
+                Err(error) => self.refuse(&back, &error),
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&mut self, at: Address) -> anyhow::Result<()> {
+        let image = PathBuf::from(image_of(&at.params)?);
+        if !image.is_absolute() {
+            bail!("'{}' is no absolute path", image.display());
+        }
+        let (mut disk, origin) = self.words(&at, &image)?;
+        disk.read_only |= at.read_only;
+        let (back, from) = (at.back.clone(), origin.clone());
+        let served = disk
+            .into_spec(&image, Place::Xen(device(at)))
+            .map_err(anyhow::Error::msg)
+            .and_then(|spec| self.disks.add(spec));
+        match origin {
+            Some(origin) => served.context(origin)?,
+            None => served?,
+        };
+        if let Some(from) = from {
+            tracing::info!("{back}: its options are those of {from}");
+        }
+        Ok(())
+    }
+
+    /// The options of a disk, and where they were said.
+    fn words(&mut self, at: &Address, image: &Path) -> anyhow::Result<(DiskArgs, Option<String>)> {
+        if self.plan.disks.is_empty() {
+            return Ok((self.plan.disk.clone(), None));
+        }
+        let name = self.store.read(Tx::NONE, &format!("/local/domain/{}/name", at.domid))?;
+        let attached = Attached { guest: &name.unwrap_or_default(), device: at.devid };
+        // Whatever it is called: a link to a volume, another node of a device.
+        let here = self.disks.host.locate(image);
+        let is_image = |path: &Path| path == image || self.disks.host.locate(path).is_same(&here);
+        let (disk, origin) = self.plan.words(attached, is_image);
+        Ok((disk, origin.map(str::to_owned)))
+    }
+
+    /// Tells the log and the toolstack, unless it may still work.
+    fn refuse(&mut self, back: &str, error: &anyhow::Error) {
+        let now = Instant::now();
+        let refused = self.refused.entry(back.to_owned());
+        let refused = refused.or_insert(Refused { since: now, told: false });
+        if now - refused.since < PATIENCE {
+            return;
+        }
+        refused.told = true;
+        let words = in_full(error);
+        tracing::error!("{back} is not served: {words}");
+        // Where the toolstack looks, and what ends its waiting; best effort.
+        let told = format!("22 {words}");
+        let _ = self.store.write(Tx::NONE, &format!("error/{back}/error"), &told);
+        let _ = self.store.write(Tx::NONE, &format!("{back}/state"), "6");
+    }
+}
+
+/// The image behind the key `params`: a path, perhaps behind its format.
+fn image_of(params: &str) -> anyhow::Result<&str> {
+    let Some((format, path)) = params.split_once(':').filter(|(word, _)| !word.contains('/'))
+    else {
+        return Ok(params);
+    };
+    match format {
+        "raw" | "aio" | "phy" | "file" => Ok(path),
+        _ => bail!("format '{format}': only raw images are served"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_image_is_a_path_and_raw() {
+        for (params, image) in
+            [("/a/b.img", "/a/b.img"), ("raw:/x", "/x"), ("aio:/x:y", "/x:y"), ("/x:y", "/x:y")]
+        {
+            assert_eq!(image_of(params).unwrap(), image);
+        }
+        for params in ["qcow2:/x", "vhd:/x"] {
+            assert!(image_of(params).unwrap_err().to_string().contains("only raw"), "{params}");
+        }
+    }
+}
