@@ -25,7 +25,7 @@ pub(crate) fn pool(options: PoolOptions) -> io::Result<Pool> {
             Pool::with_engines(options, nobody, |_| LinuxAio::new(ENGINE_DEPTH).map(later))
         }
         EngineKind::IoUring => {
-            let setup = IoUringSetup { depth: ENGINE_DEPTH, without: &[], iopoll: options.iopoll };
+            let setup = IoUringSetup { iopoll: options.iopoll, ..IoUringSetup::new(ENGINE_DEPTH) };
             Pool::with_engines(options, nobody, move |_| IoUring::new(setup).map(later))
         }
         _ => Err(io::ErrorKind::Unsupported.into()),
@@ -109,7 +109,8 @@ mod tests {
         let file = engine.attach(&Arc::new(tempfile::tempfile().unwrap())).unwrap();
         let mut out = Reaped::with_capacity(4, 4);
         for tag in 1..3 {
-            let io = Io { tag, file, op: IoOp::Sync, offset: 0, len: 0, segments: &[] };
+            let io =
+                Io { tag, file, op: IoOp::Sync, offset: 0, len: 0, memory: [].as_slice().into() };
             // SAFETY: there is no memory.
             unsafe { engine.queue(&io) }.unwrap();
             engine.submit().unwrap();

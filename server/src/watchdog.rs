@@ -313,7 +313,9 @@ fn seconds(time: Duration) -> String {
 mod tests {
     use super::*;
     use ringway_core::ByteRange;
+    use ringway_disk::EngineKind;
     use ringway_disk::{Disk, Oldest, OpenOptions, Source, open};
+    use ringway_export::Findings;
     use ringway_export::LaneId;
     use std::cell::Cell;
     use std::sync::mpsc::channel;

@@ -118,6 +118,8 @@ const CIRCLES: &[(&str, usize)] = &[
 
 /// Public items that nothing in the workspace uses, each with the reason why it is offered.
 const FOR_STRANGERS: &[(&str, &str)] = &[
+    ("MAX_BYTES", "a bound for those who write engines"),
+    ("MAX_SEGMENTS", "a bound for those who write engines"),
     ("MAPPED_MAX", "a bound that documentation speaks of"),
     ("PANIC_VARIABLE", "the name of a variable of the environment"),
     ("SEGMENTS_MAX", "a bound that documentation speaks of"),
