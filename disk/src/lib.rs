@@ -3,35 +3,30 @@
 //! Floor 1b of the house. [`open()`] is the only place that probes the host and makes choices;
 //! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
 
-mod arena;
-mod bounce;
+mod choices;
 mod disk;
+mod extent;
 mod incidents;
 mod locks;
 pub mod open;
-mod overdue;
 mod parts;
-mod path;
 mod queue;
 mod resize;
 mod simulated;
-mod slot;
 mod state;
 mod stats;
-mod watcher;
 
-pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
+pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
+pub use disk::Disk;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use open::{
     ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,
     unlock_image,
 };
-pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
-pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
+pub use queue::{DiskQueue, Finished, Oldest, Overdue, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use simulated::Simulated;
 pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;
-pub use watcher::Watcher;

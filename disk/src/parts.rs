@@ -1,6 +1,7 @@
 //! An open disk in parts, so that one process can open it and another one serve it.
 
-use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::disk::Disk;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};

@@ -5,7 +5,8 @@
 //! it. Nothing is known without one, and all else goes on ([ADR
 //! 0016](../../docs/adr/0016-state-beside-the-rings.md)).
 
-use crate::disk::{CacheMode, Disk};
+use crate::choices::CacheMode;
+use crate::disk::Disk;
 use ringway_core::kill_point;
 use ringway_core::mem::{Mapping, MappingError};
 use std::any::Any;

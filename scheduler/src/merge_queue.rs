@@ -22,9 +22,8 @@
 //! A flush, a discard or zeroing is not plugged: all that is held goes before it
 //! ([`MergeQueue::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
 
-use crate::mode::DataOp;
 use crate::stats::SchedulerStats;
-use ringway_core::{ByteRange, TagList};
+use ringway_core::{ByteRange, DataOp, TagList};
 
 /// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
 /// and delays the others.
@@ -64,7 +63,7 @@ const KINDS: [DataOp; 3] = [DataOp::Read, DataOp::Write, DataOp::WriteDurable];
 
 /// Requests that lie one behind the other.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct RunState {
     kind: u8,
     start: u64,
     end: u64,
@@ -79,13 +78,22 @@ struct Run {
     born: u64,
 }
 
-const NO_RUN: Run =
-    Run { kind: 0, start: 0, end: 0, segments: 0, first: 0, last: 0, count: 0, step: 0, born: 0 };
+const NO_RUN: RunState = RunState {
+    kind: 0,
+    start: 0,
+    end: 0,
+    segments: 0,
+    first: 0,
+    last: 0,
+    count: 0,
+    step: 0,
+    born: 0,
+};
 
-impl Run {
+impl RunState {
     fn deadline(&self) -> u64 {
-        let patience = if self.kind == 0 { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS };
-        self.born.saturating_add(patience)
+        let deadline = if self.kind == 0 { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS };
+        self.born.saturating_add(deadline)
     }
 }
 
@@ -93,16 +101,19 @@ impl Run {
 ///
 /// # Invariants
 /// 1. A run is free, or held (in `held[its kind]`, sorted by `start`), or in `flying`.
-/// 2. A slot is in one run at most; a run's ranges touch without overlapping, in the order of its
+/// 2. `holds` is the number of runs that are held.
+/// 3. A slot is in one run at most; a run's ranges touch without overlapping, in the order of its
 ///    slots, and keep within `limits` unless it is a single request.
 #[derive(Debug)]
 pub struct MergeQueue {
     limits: Limits,
     /// The slot behind a slot in its run.
     next: Box<[u16]>,
-    runs: Box<[Run]>,
+    runs: Box<[RunState]>,
     free: TagList,
     held: [Vec<u16>; KINDS.len()],
+    /// Runs in all lists of `held`.
+    holds: u16,
     /// The held run that was added to last, by kind.
     recent: [u16; KINDS.len()],
     flying: Vec<u16>,
@@ -124,6 +135,7 @@ impl MergeQueue {
             runs: vec![NO_RUN; depth_usize].into_boxed_slice(),
             free: TagList::new(depth),
             held: std::array::from_fn(|_| Vec::with_capacity(depth_usize)),
+            holds: 0,
             recent: [NONE; KINDS.len()],
             flying: Vec::with_capacity(depth_usize),
             head: 0,
@@ -136,7 +148,7 @@ impl MergeQueue {
     #[inline]
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.held.iter().any(|runs| !runs.is_empty())
+        self.holds > 0
     }
 
     /// True if no request is held or in flight.
@@ -192,7 +204,7 @@ impl MergeQueue {
         let run = self.free.acquire().expect("no more runs than slots");
         // `kind` is below 3.
         #[allow(clippy::cast_possible_truncation)]
-        let made = Run {
+        let made = RunState {
             kind: kind as u8,
             start: range.offset(),
             end: range.end(),
@@ -206,6 +218,7 @@ impl MergeQueue {
         self.expiry = self.expiry.min(made.deadline());
         self.runs[usize::from(run)] = made;
         self.held[kind].insert(at, run);
+        self.holds += 1;
         self.recent[kind] = run;
     }
 
@@ -255,6 +268,7 @@ impl MergeQueue {
         a.count += b.count;
         a.born = a.born.min(b.born);
         self.held[kind].remove(at);
+        self.holds -= 1;
         self.free.release(other);
     }
 
@@ -278,9 +292,9 @@ impl MergeQueue {
             let around = (from..runs.len()).chain(0..from);
             let ready = around.into_iter().find(|&at| !self.waits(runs[at], now));
             if let Some(at) = ready {
-                let way = self.runs[usize::from(runs[at])].start.wrapping_sub(self.head);
-                if best.is_none_or(|(least, ..)| way < least) {
-                    best = Some((way, kind, at));
+                let distance = self.runs[usize::from(runs[at])].start.wrapping_sub(self.head);
+                if best.is_none_or(|(least, ..)| distance < least) {
+                    best = Some((distance, kind, at));
                 }
             }
         }
@@ -340,6 +354,7 @@ impl MergeQueue {
 
     fn send(&mut self, kind: usize, at: usize) -> RunId {
         let id = self.held[kind].remove(at);
+        self.holds -= 1;
         if self.recent[kind] == id {
             self.recent[kind] = NONE;
         }

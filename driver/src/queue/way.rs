@@ -13,11 +13,11 @@
 mod travel;
 
 use crate::completion::{Completion, Data};
-use ringway_core::{ByteRange, Status, TagList};
+use ringway_core::{ByteRange, DataOp, Status, TagList};
 use ringway_ring::virtio_blk::{VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
 use ringway_scheduler::{
-    DataOp, Limits, MERGED_MAX, MergeQueue, Policy, QueuePolicy, RunId, SchedulerMode,
-    SchedulerStats, SharedPolicy,
+    Limits, MERGED_MAX, MergeQueue, Policy, QueuePolicy, RunId, SchedulerMode, SchedulerStats,
+    SharedPolicy,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
