@@ -1,13 +1,13 @@
 //! An opened device: its queues, its memory, its connection.
 
+use crate::headers::Headers;
 use crate::info::DiskInfo;
 use crate::keeper::Keeper;
 use crate::layout::{Layout, chain_max};
 use crate::line::{Line, Started};
 use crate::link::Link;
 use crate::memory::Memory;
-use crate::queue::{Board, Limits};
-use crate::slots::Slots;
+use crate::queue::{DevicePolicy, Limits};
 use crate::vhost_user::Client;
 use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
 use ringway_ring::virtio_blk::{
@@ -57,7 +57,7 @@ pub struct Device {
     memory: Arc<Memory>,
     links: Vec<Arc<Link>>,
     /// Not taken yet.
-    rings: Vec<(Driver, Slots)>,
+    rings: Vec<(Driver, Headers)>,
     /// Before `line`: ends before the connection does.
     keeper: Option<Keeper>,
     line: Arc<Mutex<Line>>,
@@ -164,14 +164,14 @@ impl Device {
         });
         // SAFETY: `Layout` gives each part of each queue its own place in the control part of the
         // memory, which whoever holds the queue keeps alive. The server does not know it yet.
-        let (ring, slots) = unsafe {
+        let (ring, headers) = unsafe {
             let ring = Driver::new(format, at, first_index, tables)?;
-            (ring, Slots::new(host(layout.slots), guest(layout.slots), format.size))
+            (ring, Headers::new(host(layout.headers), guest(layout.headers), format.size))
         };
         let (base, link) = (ring.base(), Arc::new(Link::new()?));
         self.line().started.push(Started { at, base, link: Arc::clone(&link) });
         self.links.push(link);
-        self.rings.push((ring, slots));
+        self.rings.push((ring, headers));
         Ok(())
     }
 
@@ -197,14 +197,14 @@ impl Device {
         if rings.is_empty() {
             return Err(Error::QueuesTaken);
         }
-        let (limits, board) = (self.limits(), Arc::new(Board::new(self.options.path)));
+        let (limits, policy) = (self.limits(), Arc::new(DevicePolicy::new(self.options.path)));
         let links = self.links.iter().map(Arc::clone);
         Ok(rings
             .into_iter()
             .zip(links)
-            .map(|((ring, slots), link)| {
-                let (memory, board) = (Arc::clone(&self.memory), Arc::clone(&board));
-                BlkQueue::new(ring, slots, limits, memory, link, board)
+            .map(|((ring, headers), link)| {
+                let (memory, policy) = (Arc::clone(&self.memory), Arc::clone(&policy));
+                BlkQueue::new(ring, headers, limits, memory, link, policy)
             })
             .collect())
     }

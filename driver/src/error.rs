@@ -226,6 +226,12 @@ pub struct Rejected<C> {
     pub data: Data,
 }
 
+/// A request that was not queued.
+#[cold]
+pub(crate) fn reject<C>(why: Refusal, ctx: C, data: Data) -> Result<(), Rejected<C>> {
+    Err(Rejected { why, ctx, data })
+}
+
 impl<C> std::fmt::Debug for Rejected<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rejected").field("why", &self.why).finish_non_exhaustive()

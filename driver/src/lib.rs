@@ -34,6 +34,7 @@ pub mod blkif;
 mod completion;
 mod device;
 mod error;
+mod headers;
 mod info;
 mod keeper;
 mod layout;
@@ -43,7 +44,6 @@ mod memory;
 mod names;
 mod options;
 mod queue;
-mod slots;
 mod vhost_user;
 
 pub use completion::{Completion, Data, QueueStats};

@@ -22,8 +22,12 @@
 //! A flush, a discard or zeroing is not plugged: all that is held goes before it
 //! ([`MergeQueue::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
 
+mod run;
+
 use crate::stats::SchedulerStats;
 use ringway_core::{ByteRange, DataOp, TagList};
+use run::{NO_RUN, RunState};
+pub use run::{READ_DEADLINE_NS, WRITE_DEADLINE_NS};
 
 /// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
 /// and delays the others.
@@ -36,12 +40,6 @@ pub const WINDOW: usize = 32;
 /// The longest that a run waits for more of its stream: a turn of a slow disk. By then what it
 /// waits for has been overtaken by other things.
 pub const HOLD_NS: u64 = 10_000_000;
-
-/// How long a read may be passed over. Somebody waits for it. (That of Linux's mq-deadline.)
-pub const READ_DEADLINE_NS: u64 = 500_000_000;
-
-/// How long a write may be passed over. Caches wait for it. (That of Linux's mq-deadline.)
-pub const WRITE_DEADLINE_NS: u64 = 5_000_000_000;
 
 const NONE: u16 = u16::MAX;
 
@@ -60,42 +58,6 @@ pub struct RunId(u16);
 
 /// The kinds of operation, by their numbers: those of one kind are merged.
 const KINDS: [DataOp; 3] = [DataOp::Read, DataOp::Write, DataOp::WriteDurable];
-
-/// Requests that lie one behind the other.
-#[derive(Clone, Copy, Debug)]
-struct RunState {
-    kind: u8,
-    start: u64,
-    end: u64,
-    segments: usize,
-    /// First and last slot; the others hang on `next`.
-    first: u16,
-    last: u16,
-    count: u16,
-    /// Bytes of the request that came last: the next one will be like it.
-    step: u64,
-    /// When the oldest of its requests came.
-    born: u64,
-}
-
-const NO_RUN: RunState = RunState {
-    kind: 0,
-    start: 0,
-    end: 0,
-    segments: 0,
-    first: 0,
-    last: 0,
-    count: 0,
-    step: 0,
-    born: 0,
-};
-
-impl RunState {
-    fn deadline(&self) -> u64 {
-        let deadline = if self.kind == 0 { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS };
-        self.born.saturating_add(deadline)
-    }
-}
 
 /// Requests of one queue on their way to one disk.
 ///
