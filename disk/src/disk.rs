@@ -1,6 +1,7 @@
 //! What is known about a disk once it is open.
 
 use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::clock::Clock;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
@@ -9,7 +10,6 @@ use ringway_scheduler::SharedPolicy;
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
 
 /// An open disk, shared by all its queues.
 #[derive(Debug)]
@@ -41,10 +41,7 @@ pub struct Disk {
     pub(crate) locks: RangeLocks,
     pub(crate) policy: SharedPolicy,
     pub(crate) incidents: Incidents,
-    /// When its clock began.
-    pub(crate) begun: Instant,
-    /// The time, if it was told: see [`Disk::set_now`].
-    pub(crate) told: AtomicU64,
+    pub(crate) clock: Clock,
 }
 
 impl Disk {
@@ -128,16 +125,14 @@ impl Disk {
 
     /// Nanoseconds since it was opened.
     pub(crate) fn now(&self) -> u64 {
-        match self.told.load(Relaxed) {
-            u64::MAX => u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            told => told,
-        }
+        self.clock.now()
     }
 
     /// From now on the time is what was told last, in nanoseconds: for tests that have to be
     /// repeated exactly.
+    #[cfg(feature = "manual-clock")]
     pub fn set_now(&self, ns: u64) {
-        self.told.store(ns, Relaxed);
+        self.clock.set(ns);
     }
 
     /// The file.

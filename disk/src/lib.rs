@@ -4,7 +4,9 @@
 //! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
 
 mod choices;
+mod clock;
 mod disk;
+mod durability;
 mod extent;
 mod incidents;
 mod locks;

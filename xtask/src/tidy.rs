@@ -106,7 +106,7 @@ const DEV_ONLY: &[&str] = &["ringway-testkit", "ringway-ring-oracle", "ringway-e
 const CIRCLES: &[(&str, usize)] = &[
     ("aio", 7),
     ("core", 2),
-    ("disk", 15),
+    ("disk", 7),
     ("driver", 9),
     ("export", 32),
     ("ring", 11),
