@@ -1,7 +1,53 @@
 //! An opened disk: probing, slots, bounds, bounce buffers, durability. Knows no guest.
 //!
 //! Floor 1b of the house. [`open()`] is the only place that probes the host and makes choices;
-//! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
+//! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it. An
+//! engine of `ringway-aio` carries out the operations:
+//!
+//! ```
+//! use ringway_aio::{Engine, Reaped, Threads, ThreadsSetup};
+//! use ringway_core::mem::{Mapping, Segment};
+//! use ringway_core::{ByteRange, Op, Status};
+//! use ringway_disk::{CacheMode, DiskQueue, OpenOptions, Source, open};
+//! use std::sync::Arc;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let mut options = OpenOptions::new(Source::Path(folder.path().join("disk.raw")));
+//! options.create_bytes = Some(1 << 20);
+//! options.cache = Some(CacheMode::Writeback);
+//! let disk = Arc::new(open(&options)?);
+//!
+//! let mut engine = Threads::new(ThreadsSetup { depth: 64, threads: 2, cached_inline: false })?;
+//! let file = engine.attach(disk.file())?;
+//! let limits = engine.limits().clone();
+//! let mut queue = DiskQueue::new(disk, &limits, file, 0, 32)?; // 32 slots
+//!
+//! let memory = Mapping::anonymous(4096)?;
+//! let slot = queue.acquire().ok_or("all slots are taken")?;
+//! let request = queue.request_mut(slot);
+//! request.op = Op::Read;
+//! request.range = ByteRange::new(65536, 4096).ok_or("beyond 64 bits")?;
+//! request.segments.clear();
+//! request.segments.push(Segment { base: memory.at(0), len: 4096 });
+//! // SAFETY: the memory is kept until the answer is there, and nobody else uses it.
+//! unsafe { queue.start(&mut engine, slot, "a context") };
+//! queue.unplug(&mut engine); // once for all that were started
+//!
+//! let mut reaped = Reaped::with_capacity(64, 0);
+//! let answer = 'answer: loop {
+//!     engine.submit()?;
+//!     engine.reap(&mut reaped);
+//!     for done in reaped.done.drain(..) {
+//!         let slot = (done.tag & 0xffff) as u16;
+//!         if let Some(answer) = queue.finish(&mut engine, slot, done.result) {
+//!             break 'answer answer;
+//!         }
+//!     }
+//!     engine.wait(None)?;
+//! };
+//! assert_eq!((answer.context, answer.status), ("a context", Status::Ok));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod choices;
 mod clock;
