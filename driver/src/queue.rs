@@ -20,10 +20,11 @@ mod wait;
 mod wire;
 
 use crate::completion::{Completion, Data, QueueStats};
-use crate::error::{Error, Refusal, Rejected, reject};
+use crate::error::{Error, Refusal};
 use crate::headers::Headers;
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
+use crate::rejected::{Rejected, reject};
 use merge::MergeState;
 pub(crate) use policy::DevicePolicy;
 use ringway_ring::virtio_blk::{

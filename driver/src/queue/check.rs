@@ -3,8 +3,9 @@
 use super::wire::WireRequest;
 use super::{BlkQueue, Limits};
 use crate::completion::Data;
-use crate::error::{Refusal, Rejected, reject};
+use crate::error::Refusal;
 use crate::memory::Buffer;
+use crate::rejected::{Rejected, reject};
 
 impl<C> BlkQueue<C> {
     /// Takes a read or write that does not take the fast path: there is something wrong with it, or
