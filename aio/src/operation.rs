@@ -1,6 +1,6 @@
 //! What engines are asked to do, and what became of it.
 
-use ringway_core::Segment;
+use ringway_core::{DataOp, Segment};
 
 /// What an engine can do to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,17 @@ pub enum IoOp {
     ZeroRange,
     /// BLKDISCARD on a block device: the range may read as anything.
     Discard,
+}
+
+impl From<DataOp> for IoOp {
+    #[inline]
+    fn from(op: DataOp) -> Self {
+        match op {
+            DataOp::Read => Self::Read,
+            DataOp::Write => Self::Write,
+            DataOp::WriteDurable => Self::WriteDurable,
+        }
+    }
 }
 
 impl IoOp {

@@ -13,5 +13,5 @@ pub mod thread;
 
 pub use geometry::{Geometry, SECTOR_BYTES};
 pub use mem::{Segment, Segments};
-pub use request::{ByteRange, Op, Request, Status};
+pub use request::{ByteRange, DataOp, Op, Request, Status};
 pub use tag::TagList;

@@ -37,6 +37,18 @@ impl Op {
     }
 }
 
+/// An operation that moves data between memory and a disk. Only those of one kind are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum DataOp {
+    /// From the disk.
+    Read,
+    /// To the disk.
+    Write,
+    /// To the disk, and durable before it is done.
+    WriteDurable,
+}
+
 /// The answer to a request, as a guest can see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

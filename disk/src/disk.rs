@@ -1,185 +1,15 @@
 //! What is known about a disk once it is open.
 
+use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::clock::Clock;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
 use ringway_scheduler::SharedPolicy;
-use std::fmt;
 use std::fs::File;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
-
-/// How writes relate to the host's caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheMode {
-    /// O_DIRECT: past the host's page cache. A flush makes writes durable.
-    None,
-    /// Through the host's page cache. A flush makes writes durable.
-    Writeback,
-    /// Through the host's page cache; every write is durable before it completes.
-    Writethrough,
-    /// Through the host's page cache; flushes do nothing. A crash of the host loses data.
-    Unsafe,
-}
-
-impl CacheMode {
-    /// All modes, in the order of the help text.
-    pub const ALL: [Self; 4] = [Self::None, Self::Writeback, Self::Writethrough, Self::Unsafe];
-
-    /// The word used on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Writeback => "writeback",
-            Self::Writethrough => "writethrough",
-            Self::Unsafe => "unsafe",
-        }
-    }
-
-    /// True if the guest should be told of a volatile write cache.
-    #[must_use]
-    pub const fn write_back(self) -> bool {
-        !matches!(self, Self::Writethrough)
-    }
-}
-
-/// The engines a disk can be served with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EngineKind {
-    /// io_uring.
-    IoUring,
-    /// Linux AIO (`io_submit`), for O_DIRECT only.
-    LinuxAio,
-    /// A pool of threads that read and write synchronously.
-    Threads,
-    /// Completes everything at once and moves no data.
-    Null,
-    /// As `Null`, but each operation takes this many microseconds. A simulation.
-    NullAfter(u32),
-    /// A disk in memory that takes the time a real one would take. A simulation.
-    Sim(SimModel),
-}
-
-/// Which disk [`EngineKind::Sim`] simulates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SimModel {
-    /// A disk as fast as memory.
-    Ram,
-    /// A solid-state disk.
-    Ssd,
-    /// One head over turning platters.
-    Hdd,
-}
-
-impl SimModel {
-    /// All models.
-    pub const ALL: [Self; 3] = [Self::Ram, Self::Ssd, Self::Hdd];
-
-    /// The word used on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ram => "ram",
-            Self::Ssd => "ssd",
-            Self::Hdd => "hdd",
-        }
-    }
-}
-
-impl FromStr for SimModel {
-    type Err = UnknownWord;
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        choose(word, &Self::ALL, Self::name)
-    }
-}
-
-impl EngineKind {
-    /// The engines that can be asked for, in the order of preference.
-    pub const ALL: [Self; 4] = [Self::IoUring, Self::LinuxAio, Self::Threads, Self::Null];
-
-    /// True if the engine is only asynchronous past the page cache: Linux AIO without O_DIRECT
-    /// silently carries each operation out within its submission.
-    #[must_use]
-    pub const fn needs_direct(self) -> bool {
-        matches!(self, Self::LinuxAio)
-    }
-
-    /// The word used on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::IoUring => "io_uring",
-            Self::LinuxAio => "linux-aio",
-            Self::Threads => "threads",
-            Self::Null | Self::NullAfter(_) => "null",
-            Self::Sim(SimModel::Ram) => "sim:ram",
-            Self::Sim(SimModel::Ssd) => "sim:ssd",
-            Self::Sim(SimModel::Hdd) => "sim:hdd",
-        }
-    }
-}
-
-/// A word that names no choice.
-#[derive(Debug, thiserror::Error)]
-#[error("'{word}' is not one of {choices}")]
-pub struct UnknownWord {
-    word: String,
-    choices: String,
-}
-
-fn choose<T: Copy>(word: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, UnknownWord> {
-    all.iter().copied().find(|&choice| name(choice) == word).ok_or_else(|| UnknownWord {
-        word: word.to_owned(),
-        choices: all.iter().map(|&choice| name(choice)).collect::<Vec<_>>().join(", "),
-    })
-}
-
-impl FromStr for CacheMode {
-    type Err = UnknownWord;
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        choose(word, &Self::ALL, Self::name)
-    }
-}
-
-impl FromStr for EngineKind {
-    type Err = UnknownWord;
-    fn from_str(word: &str) -> Result<Self, UnknownWord> {
-        choose(word, &Self::ALL, Self::name)
-    }
-}
-
-impl fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-/// What the file asks of memory and offsets, in bytes; powers of two. 1 means anything goes.
-///
-/// This is a matter between the disk and its file (O_DIRECT). The guest sees
-/// [`Geometry::logical_block`], which is something else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Alignment {
-    /// Of buffer addresses.
-    pub memory: u32,
-    /// Of file offsets and lengths.
-    pub offset: u32,
-}
-
-impl Alignment {
-    /// No demands: the page cache takes anything.
-    pub const ANY: Self = Self { memory: 1, offset: 1 };
-}
 
 /// An open disk, shared by all its queues.
 #[derive(Debug)]
@@ -211,10 +41,7 @@ pub struct Disk {
     pub(crate) locks: RangeLocks,
     pub(crate) policy: SharedPolicy,
     pub(crate) incidents: Incidents,
-    /// When its clock began.
-    pub(crate) begun: Instant,
-    /// The time, if it was told: see [`Disk::set_now`].
-    pub(crate) told: AtomicU64,
+    pub(crate) clock: Clock,
 }
 
 impl Disk {
@@ -298,16 +125,14 @@ impl Disk {
 
     /// Nanoseconds since it was opened.
     pub(crate) fn now(&self) -> u64 {
-        match self.told.load(Relaxed) {
-            u64::MAX => u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
-            told => told,
-        }
+        self.clock.now()
     }
 
     /// From now on the time is what was told last, in nanoseconds: for tests that have to be
     /// repeated exactly.
+    #[cfg(feature = "manual-clock")]
     pub fn set_now(&self, ns: u64) {
-        self.told.store(ns, Relaxed);
+        self.clock.set(ns);
     }
 
     /// The file.

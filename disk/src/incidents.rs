@@ -3,8 +3,6 @@
 //! Queues write counters and the latest failure of each kind: no lock, no memory, no log line. The
 //! first one since somebody looked rings a bell; so a disk that is well wakes nobody.
 
-use crate::disk::Disk;
-use crate::stats::DiskStats;
 use ringway_core::{Op, SECTOR_BYTES};
 use std::fmt;
 use std::io;
@@ -209,47 +207,6 @@ impl fmt::Debug for Incidents {
     }
 }
 
-/// Detours of one queue, counted in stretches.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Stretch {
-    begun_ns: u64,
-    detours: u64,
-    requests: u64,
-    told: bool,
-}
-
-/// So many detours of one queue make a stretch.
-const DETOURS: u64 = 4096;
-/// If they came within this time, in nanoseconds,
-const MINUTE: u64 = 60_000_000_000;
-/// and were at least one of so many reads and writes, they are worth telling. Firmware that boots a
-/// guest does not get there.
-const SHARE: u64 = 10;
-
-impl Stretch {
-    /// One more request of a queue was bounced or split.
-    pub(crate) fn look(&mut self, stats: &DiskStats, disk: &Disk) {
-        let (detours, requests) = (stats.bounced + stats.split, stats.reads + stats.writes);
-        if let Some(told) = self.judge(detours, requests, || disk.now()) {
-            disk.incidents.detours(told.count, told.requests);
-        }
-    }
-
-    /// A queue counts `detours` and `requests` now. Gives those of a stretch that is worth telling,
-    /// once. `now_ns` is only asked for at the end of a stretch.
-    fn judge(&mut self, detours: u64, requests: u64, now_ns: impl Fn() -> u64) -> Option<Detours> {
-        if self.told || (self.begun_ns > 0 && detours - self.detours < DETOURS) {
-            return None;
-        }
-        let now = now_ns();
-        let (count, of) = (detours - self.detours, requests - self.requests);
-        let costly =
-            self.begun_ns > 0 && now - self.begun_ns <= MINUTE && of <= count.saturating_mul(SHARE);
-        *self = Self { begun_ns: now.max(1), detours, requests, told: costly };
-        costly.then_some(Detours { count, requests: of })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,21 +245,5 @@ mod tests {
         assert_eq!(take(), [of(FailedOp::Write, libc::EDQUOT, Some(1), 1)]);
         let all: Vec<_> = (0..Incidents::KINDS).filter_map(|k| incidents.all(k)).collect();
         assert_eq!(all.iter().map(|f| f.count).sum::<u64>(), 4096 + 3);
-    }
-
-    /// Each call counts one more detour, of `of` requests.
-    fn told(of: u64, ns_each: u64, count: u64) -> Vec<Detours> {
-        let mut stretch = Stretch::default();
-        let judge = |n: u64| stretch.judge(n, n * of, || n * ns_each);
-        (1..=count).filter_map(judge).collect()
-    }
-
-    #[test]
-    fn many_detours_are_told_once_and_a_few_are_not() {
-        let ms = 1_000_000;
-        assert_eq!(told(1, ms, 4000), [], "firmware");
-        assert_eq!(told(2, ms, 100_000), [Detours { count: 4096, requests: 8192 }]);
-        assert_eq!(told(11, ms, 100_000), [], "a small share");
-        assert_eq!(told(1, 20 * ms, 100_000), [], "50 a second");
     }
 }

@@ -1,37 +1,80 @@
 //! An opened disk: probing, slots, bounds, bounce buffers, durability. Knows no guest.
 //!
 //! Floor 1b of the house. [`open()`] is the only place that probes the host and makes choices;
-//! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it.
+//! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it. An
+//! engine of `ringway-aio` carries out the operations:
+//!
+//! ```
+//! use ringway_aio::{Engine, Reaped, Threads, ThreadsSetup};
+//! use ringway_core::mem::{Mapping, Segment};
+//! use ringway_core::{ByteRange, Op, Status};
+//! use ringway_disk::{CacheMode, DiskQueue, OpenOptions, Source, open};
+//! use std::sync::Arc;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let mut options = OpenOptions::new(Source::Path(folder.path().join("disk.raw")));
+//! options.create_bytes = Some(1 << 20);
+//! options.cache = Some(CacheMode::Writeback);
+//! let disk = Arc::new(open(&options)?);
+//!
+//! let mut engine = Threads::new(ThreadsSetup { depth: 64, threads: 2, cached_inline: false })?;
+//! let file = engine.attach(disk.file())?;
+//! let limits = engine.limits().clone();
+//! let mut queue = DiskQueue::new(disk, &limits, file, 0, 32)?; // 32 slots
+//!
+//! let memory = Mapping::anonymous(4096)?;
+//! let slot = queue.acquire().ok_or("all slots are taken")?;
+//! let request = queue.request_mut(slot);
+//! request.op = Op::Read;
+//! request.range = ByteRange::new(65536, 4096).ok_or("beyond 64 bits")?;
+//! request.segments.clear();
+//! request.segments.push(Segment { base: memory.at(0), len: 4096 });
+//! // SAFETY: the memory is kept until the answer is there, and nobody else uses it.
+//! unsafe { queue.start(&mut engine, slot, "a context") };
+//! queue.unplug(&mut engine); // once for all that were started
+//!
+//! let mut reaped = Reaped::with_capacity(64, 0);
+//! let answer = 'answer: loop {
+//!     engine.submit()?;
+//!     engine.reap(&mut reaped);
+//!     for done in reaped.done.drain(..) {
+//!         let slot = (done.tag & 0xffff) as u16;
+//!         if let Some(answer) = queue.finish(&mut engine, slot, done.result) {
+//!             break 'answer answer;
+//!         }
+//!     }
+//!     engine.wait(None)?;
+//! };
+//! assert_eq!((answer.context, answer.status), ("a context", Status::Ok));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-mod arena;
-mod bounce;
+mod choices;
+mod clock;
 mod disk;
+mod durability;
+mod extent;
 mod incidents;
 mod locks;
 pub mod open;
-mod overdue;
 mod parts;
-mod path;
 mod queue;
 mod resize;
 mod simulated;
-mod slot;
 mod state;
 mod stats;
-mod watcher;
 
-pub use disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
+pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
+pub use disk::Disk;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use open::{
     ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,
     unlock_image,
 };
-pub use overdue::{Oldest, Overdue};
 pub use parts::Parts;
-pub use queue::{DiskQueue, Finished, SEGMENTS_MAX};
+pub use queue::{DiskQueue, Finished, Oldest, Overdue, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use simulated::Simulated;
 pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;
-pub use watcher::Watcher;

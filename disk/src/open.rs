@@ -17,7 +17,8 @@ pub use image_lock::{LockError, lock_image, unlock_image};
 pub use mount::{Mount, is_dying, parent};
 pub use report::{Blocks, Choice, Direct, ImageKind, Origin, Report, holder, probe};
 
-use crate::disk::{Alignment, CacheMode, Disk, EngineKind, SimModel};
+use crate::choices::{Alignment, CacheMode, EngineKind, SimModel};
+use crate::disk::Disk;
 use crate::parts::Parts;
 use fence::Fenced;
 use probe::Kind;

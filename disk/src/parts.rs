@@ -1,6 +1,8 @@
 //! An open disk in parts, so that one process can open it and another one serve it.
 
-use crate::disk::{Alignment, CacheMode, Disk, EngineKind};
+use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::clock::Clock;
+use crate::disk::Disk;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
@@ -9,7 +11,6 @@ use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::Instant;
 
 /// How many requests that change a disk may be in flight on all its queues together before the
 /// table of locked ranges has to grow.
@@ -110,8 +111,7 @@ impl From<Parts> for Disk {
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
             incidents: Incidents::default(),
-            begun: Instant::now(),
-            told: AtomicU64::new(u64::MAX),
+            clock: Clock::start(),
         }
     }
 }

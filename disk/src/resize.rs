@@ -3,13 +3,12 @@
 //! The capacity is one atomic that [`Disk::authorise`] reads. Whoever makes a disk smaller lowers it
 //! first, waits until nothing beyond the new end is in flight, and only then cuts the file.
 
-use crate::disk::{Disk, EngineKind};
+use crate::choices::EngineKind;
+use crate::disk::Disk;
 use crate::open::probe::device_bytes;
 use crate::open::unlock_image;
-use crate::queue::DiskQueue;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
-use ringway_core::mem::{HostRange, Segment};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -147,31 +146,6 @@ impl Disk {
             FileShape::of(&self.file).map(|shape| shape.bytes)
         };
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
-    }
-}
-
-impl<C> DiskQueue<C> {
-    /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.
-    #[must_use]
-    pub fn reaches_beyond(&self, end: u64) -> bool {
-        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
-    }
-
-    /// True if a request is in flight, or done and not taken, whose data lies in one of these ranges
-    /// of memory, or whose context says so. Looks at every slot.
-    #[must_use]
-    pub fn uses(&self, ranges: &[HostRange], by: impl Fn(&C) -> bool) -> bool {
-        let touches = |segment: &Segment| {
-            let first = segment.base as usize;
-            let end = first.saturating_add(segment.len);
-            ranges.iter().any(|&(from, to)| first <= to && end > from)
-        };
-        self.late.iter().any(|finished| by(&finished.context))
-            || self.slots.iter().any(|slot| {
-                slot.context.as_ref().is_some_and(|context| {
-                    by(context) || slot.request.segments.as_slice().iter().any(touches)
-                })
-            })
     }
 }
 

@@ -1,6 +1,7 @@
 //! A disk of which only the shape is real: for tests whose engine simulates the rest.
 
-use crate::disk::{Alignment, CacheMode, Disk};
+use crate::choices::{Alignment, CacheMode};
+use crate::disk::Disk;
 use crate::open::{OpenError, OpenOptions, Source, open};
 use crate::{SimModel, locks::RangeLocks};
 use ringway_scheduler::SchedulerMode;

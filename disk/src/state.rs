@@ -5,8 +5,6 @@
 //! it. Nothing is known without one, and all else goes on ([ADR
 //! 0016](../../docs/adr/0016-state-beside-the-rings.md)).
 
-use crate::disk::{CacheMode, Disk};
-use ringway_core::kill_point;
 use ringway_core::mem::{Mapping, MappingError};
 use std::any::Any;
 use std::fmt;
@@ -38,110 +36,20 @@ impl fmt::Debug for State {
 }
 
 impl State {
-    fn word(&self) -> &AtomicU64 {
+    /// Maps the page, of [`STATE_BYTES`] bytes. `keeper` is dropped with it.
+    pub(crate) fn map(
+        file: &File,
+        keeper: Box<dyn Any + Send + Sync>,
+    ) -> Result<Self, MappingError> {
+        Ok(Self { mapping: Mapping::of_file(file, 0, STATE_BYTES)?, _keeper: keeper })
+    }
+
+    pub(crate) fn word(&self) -> &AtomicU64 {
         // SAFETY: the beginning of the mapping, aligned to a page, which lives as long as `self` and
         // is only touched atomically.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
             AtomicU64::from_ptr(self.mapping.at(0).cast())
         }
-    }
-}
-
-impl Disk {
-    /// From now on what has to outlive this process is kept in `file`, of [`STATE_BYTES`] bytes, and
-    /// what a predecessor has left there counts. `keeper` is dropped when the disk is closed.
-    ///
-    /// # Errors
-    /// That the file cannot be mapped.
-    pub fn keep_state(
-        &mut self,
-        file: &File,
-        keeper: Box<dyn Any + Send + Sync>,
-    ) -> Result<(), MappingError> {
-        let state = State { mapping: Mapping::of_file(file, 0, STATE_BYTES)?, _keeper: keeper };
-        let left = state.word().fetch_and(!STATE_FLUSHING, SeqCst);
-        let failed = left & STATE_FLUSH_FAILED != 0;
-        if failed {
-            tracing::warn!(
-                disk = self.name(),
-                "a flush had failed when this disk was served before: flushes go on failing for the \
-                 guest that it had, until one begins afresh"
-            );
-        } else if left & STATE_FLUSHING != 0 && self.cache != CacheMode::None {
-            tracing::warn!(
-                disk = self.name(),
-                "a flush was under way when the daemon and its helper died: if it failed, the host \
-                 may have told nobody else"
-            );
-        }
-        self.flush_failed.store(failed, SeqCst);
-        self.failure_inherited.store(failed, SeqCst);
-        self.state = Some(state);
-        Ok(())
-    }
-
-    fn keep(&self, bit: u64, on: bool) {
-        if let Some(state) = &self.state {
-            if on {
-                state.word().fetch_or(bit, SeqCst);
-            } else {
-                state.word().fetch_and(!bit, SeqCst);
-            }
-        }
-    }
-
-    /// A flush has failed: later ones fail, too, here and in whatever serves this guest next. To be
-    /// called before anybody is told.
-    #[cold]
-    pub(crate) fn flush_has_failed(&self) {
-        kill_point!(FlushFailing);
-        self.keep(STATE_FLUSH_FAILED, true);
-        self.failure_inherited.store(false, SeqCst);
-        self.flush_failed.store(true, SeqCst);
-        kill_point!(FlushFailed);
-    }
-
-    /// A flush through the page cache begins or is over.
-    pub(crate) fn set_flushing(&self, under_way: bool) {
-        if self.cache != CacheMode::None {
-            self.keep(STATE_FLUSHING, under_way);
-        }
-    }
-
-    /// A guest begins afresh: that a flush had failed when the disk was served before does not concern
-    /// it. True if one had. A failure that this process saw itself stays as long as the disk is open.
-    pub fn forgive_flush(&self) -> bool {
-        let forgiven = self.failure_inherited.swap(false, SeqCst);
-        if forgiven {
-            self.flush_failed.store(false, SeqCst);
-            self.keep(STATE_FLUSH_FAILED, false);
-        }
-        forgiven
-    }
-
-    /// True if flushes fail because one has failed.
-    #[must_use]
-    pub fn flush_fails(&self) -> bool {
-        self.flush_failed.load(SeqCst)
-    }
-
-    /// True if whoever served it last had it paused.
-    #[must_use]
-    pub fn was_paused(&self) -> bool {
-        self.state.as_ref().is_some_and(|state| state.word().load(SeqCst) & STATE_PAUSED != 0)
-    }
-
-    /// It is served no more, and `guest_ends` if nobody goes on with it: nothing of that is left then.
-    pub fn ends(&self, guest_ends: bool) {
-        self.keep_paused(false);
-        if guest_ends {
-            self.keep(STATE_FLUSH_FAILED, false);
-        }
-    }
-
-    /// Keeps whether it is paused, for whoever serves it next.
-    pub fn keep_paused(&self, paused: bool) {
-        self.keep(STATE_PAUSED, paused);
     }
 }

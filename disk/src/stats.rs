@@ -1,7 +1,5 @@
 //! What a queue of a disk counts: plain integers.
 
-use crate::queue::DiskQueue;
-use ringway_aio::IoOp;
 use ringway_scheduler::SchedulerStats;
 
 /// What a queue has counted since it was made.
@@ -65,37 +63,5 @@ impl DiskStats {
         self.continued += other.continued;
         self.overdue += other.overdue;
         self.path.add(&other.path);
-    }
-}
-
-impl<C> DiskQueue<C> {
-    /// Counts the bytes of an operation that was queued, if it is a durable write.
-    #[inline(never)]
-    pub(crate) fn count_durable(&mut self, tag: u16) {
-        let slot = &self.slots[usize::from(tag)];
-        let cold = &self.cold[usize::from(tag)];
-        let (op, len) = match slot.stage.is_request() {
-            true => (self.data_op(slot.request.op), slot.request.range.len()),
-            false => (cold.op, cold.len),
-        };
-        if op == IoOp::WriteDurable {
-            self.stats.durable_bytes += len;
-        }
-    }
-
-    /// The operation that a slot waits for: whether it writes or syncs, its place and length.
-    #[allow(dead_code)] // For tests that inject faults.
-    pub(crate) fn present(&self, tag: u16) -> (bool, bool, u64, u64) {
-        let slot = &self.slots[usize::from(tag)];
-        let cold = &self.cold[usize::from(tag)];
-        let (op, offset, len) = match slot.stage.is_request() {
-            true => {
-                let range = slot.request.range;
-                (self.data_op(slot.request.op), range.offset(), range.len())
-            }
-            false => (cold.op, cold.offset, cold.len),
-        };
-        let write = matches!(op, IoOp::Write | IoOp::WriteDurable);
-        (write, op == IoOp::Sync, offset, len)
     }
 }

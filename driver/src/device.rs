@@ -1,13 +1,13 @@
 //! An opened device: its queues, its memory, its connection.
 
+use crate::connection::{Connection, Started};
+use crate::headers::Headers;
 use crate::info::DiskInfo;
-use crate::keeper::Keeper;
 use crate::layout::{Layout, chain_max};
-use crate::line::{Line, Started};
 use crate::link::Link;
 use crate::memory::Memory;
-use crate::queue::{Board, Limits};
-use crate::slots::Slots;
+use crate::queue::{DevicePolicy, Limits};
+use crate::reconnector::Reconnector;
 use crate::vhost_user::Client;
 use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
 use ringway_ring::virtio_blk::{
@@ -57,10 +57,10 @@ pub struct Device {
     memory: Arc<Memory>,
     links: Vec<Arc<Link>>,
     /// Not taken yet.
-    rings: Vec<(Driver, Slots)>,
-    /// Before `line`: ends before the connection does.
-    keeper: Option<Keeper>,
-    line: Arc<Mutex<Line>>,
+    rings: Vec<(Driver, Headers)>,
+    /// Before `connection`: ends before the connection does.
+    reconnector: Option<Reconnector>,
+    connection: Arc<Mutex<Connection>>,
 }
 
 // SAFETY: the addresses in `rings` lie in `memory`, which is kept alive.
@@ -123,7 +123,7 @@ impl Device {
             options.huge_pages,
             options.regions,
         )?;
-        let line = Line::new(options.clone(), path, features, Arc::clone(&memory));
+        let connection = Connection::new(options.clone(), path, features, Arc::clone(&memory));
         let mut device = Self {
             offered: (client.offered, client.offered_protocol),
             features,
@@ -134,13 +134,13 @@ impl Device {
             links: Vec::with_capacity(queues),
             rings: Vec::with_capacity(queues),
             options,
-            keeper: None,
-            line: Arc::new(Mutex::new(line)),
+            reconnector: None,
+            connection: Arc::new(Mutex::new(connection)),
         };
         for index in 0..queues {
             device.make_queue(format, layout.bytes * index, &layout, entries)?;
         }
-        device.line().start(client)?;
+        device.connection().start(client)?;
         device.keep()?;
         Ok(device)
     }
@@ -164,25 +164,25 @@ impl Device {
         });
         // SAFETY: `Layout` gives each part of each queue its own place in the control part of the
         // memory, which whoever holds the queue keeps alive. The server does not know it yet.
-        let (ring, slots) = unsafe {
+        let (ring, headers) = unsafe {
             let ring = Driver::new(format, at, first_index, tables)?;
-            (ring, Slots::new(host(layout.slots), guest(layout.slots), format.size))
+            (ring, Headers::new(host(layout.headers), guest(layout.headers), format.size))
         };
         let (base, link) = (ring.base(), Arc::new(Link::new()?));
-        self.line().started.push(Started { at, base, link: Arc::clone(&link) });
+        self.connection().started.push(Started { at, base, link: Arc::clone(&link) });
         self.links.push(link);
-        self.rings.push((ring, slots));
+        self.rings.push((ring, headers));
         Ok(())
     }
 
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the connection looked after, if that was asked for.
     fn keep(&mut self) -> Result<(), Error> {
         if let Some(patience) = self.options.keep {
-            self.keeper = Some(Keeper::start(&self.line, patience)?);
+            self.reconnector = Some(Reconnector::start(&self.connection, patience)?);
         }
         Ok(())
     }
@@ -197,14 +197,14 @@ impl Device {
         if rings.is_empty() {
             return Err(Error::QueuesTaken);
         }
-        let (limits, board) = (self.limits(), Arc::new(Board::new(self.options.path)));
+        let (limits, policy) = (self.limits(), Arc::new(DevicePolicy::new(self.options.path)));
         let links = self.links.iter().map(Arc::clone);
         Ok(rings
             .into_iter()
             .zip(links)
-            .map(|((ring, slots), link)| {
-                let (memory, board) = (Arc::clone(&self.memory), Arc::clone(&board));
-                BlkQueue::new(ring, slots, limits, memory, link, board)
+            .map(|((ring, headers), link)| {
+                let (memory, policy) = (Arc::clone(&self.memory), Arc::clone(&policy));
+                BlkQueue::new(ring, headers, limits, memory, link, policy)
             })
             .collect())
     }
@@ -298,14 +298,14 @@ impl Device {
     /// True unless the device was stopped or the server has gone.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        self.line().client.is_some() && self.links.iter().all(|link| link.is_connected())
+        self.connection().client.is_some() && self.links.iter().all(|link| link.is_connected())
     }
 
     fn with_client<T>(
         &mut self,
         messages: impl FnOnce(&mut Client) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        messages(self.line().client.as_mut().ok_or(Error::NotConnected)?)
+        messages(self.connection().client.as_mut().ok_or(Error::NotConnected)?)
     }
 
     /// Reads the configuration space again.
@@ -336,7 +336,7 @@ impl Device {
     /// after a reconnection.
     #[must_use]
     pub fn config_events(&self) -> Option<OwnedFd> {
-        self.line().client.as_ref()?.config_events()?.try_clone_to_owned().ok()
+        self.connection().client.as_ref()?.config_events()?.try_clone_to_owned().ok()
     }
 
     /// Switches the write cache: with `false`, writes are durable before they complete.
@@ -362,8 +362,8 @@ impl Device {
     /// [`Error`] if the server does not answer; the connection is closed all the same.
     pub fn stop(&mut self) -> Result<(), Error> {
         // Nobody may connect again behind our back.
-        self.keeper = None;
-        self.line().stop()
+        self.reconnector = None;
+        self.connection().stop()
     }
 
     /// Resets the device (RESET_DEVICE) and disconnects. Requests in flight may be lost; to go on,
@@ -372,11 +372,11 @@ impl Device {
     /// # Errors
     /// [`Error::Lacks`] if the server cannot; [`Error`] if it does not answer.
     pub fn reset(mut self) -> Result<(), Error> {
-        self.keeper = None;
+        self.reconnector = None;
         self.with_client(|client| client.guarded(Client::reset))?;
-        let mut line = self.line();
-        if let Some(client) = line.client.take() {
-            line.disconnect(&client);
+        let mut connection = self.connection();
+        if let Some(client) = connection.client.take() {
+            connection.disconnect(&client);
         }
         Ok(())
     }
@@ -389,10 +389,10 @@ impl Device {
     /// [`Options::reconnect`], [`Error::FeaturesLost`] if the server came back with less; others as
     /// for opening.
     pub fn reconnect(&mut self) -> Result<(), Error> {
-        let path = self.line().path.clone().ok_or(Error::NoPath)?;
+        let path = self.connection().path.clone().ok_or(Error::NoPath)?;
         self.stop()?;
         // Nobody is waited for in vain.
-        self.line().check_resumable()?;
+        self.connection().check_resumable()?;
         self.take_up(crate::vhost_user::connect(&path, self.options.patience)?)
     }
 
@@ -406,7 +406,7 @@ impl Device {
     }
 
     fn take_up(&mut self, stream: UnixStream) -> Result<(), Error> {
-        let info = self.line().take_up(stream)?;
+        let info = self.connection().take_up(stream)?;
         self.info = info;
         self.keep()
     }

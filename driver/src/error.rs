@@ -1,6 +1,5 @@
 //! What can go wrong, in words that say what to do.
 
-use crate::Data;
 use ringway_core::mem::MappingError;
 use ringway_ring::blkif;
 use ringway_ring::virtqueue::{DeviceFault, LayoutError};
@@ -215,27 +214,3 @@ pub enum Refusal {
     #[error("the serial needs a buffer of 20 bytes, not {0}")]
     IdBuffer(usize),
 }
-
-/// A request that was not queued, with all that belongs to it.
-pub struct Rejected<C> {
-    /// Why.
-    pub why: Refusal,
-    /// The caller's context.
-    pub ctx: C,
-    /// The caller's buffers.
-    pub data: Data,
-}
-
-impl<C> std::fmt::Debug for Rejected<C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Rejected").field("why", &self.why).finish_non_exhaustive()
-    }
-}
-
-impl<C> std::fmt::Display for Rejected<C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.why.fmt(f)
-    }
-}
-
-impl<C> std::error::Error for Rejected<C> {}

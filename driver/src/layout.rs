@@ -1,8 +1,8 @@
 //! Where the parts of a queue lie in the shared memory.
 
 use crate::Options;
+use crate::headers::Headers;
 use crate::info::DiskInfo;
-use crate::slots::Slots;
 use ringway_ring::virtqueue::{Format, Tables};
 
 /// Two cache lines: the parts of a queue that different sides write never share one, nor a pair that
@@ -13,7 +13,7 @@ const APART: usize = 128;
 pub(crate) struct Layout {
     pub(crate) driver: usize,
     pub(crate) device: usize,
-    pub(crate) slots: usize,
+    pub(crate) headers: usize,
     pub(crate) tables: usize,
     pub(crate) bytes: usize,
 }
@@ -24,11 +24,11 @@ impl Layout {
         let (desc_bytes, driver_bytes, device_bytes) = format.area_bytes();
         let driver = desc_bytes.next_multiple_of(APART);
         let device = (driver + driver_bytes).next_multiple_of(APART);
-        let slots = (device + device_bytes).next_multiple_of(APART);
-        let tables = slots + Slots::bytes(size).next_multiple_of(APART);
+        let headers = (device + device_bytes).next_multiple_of(APART);
+        let tables = headers + Headers::bytes(size).next_multiple_of(APART);
         // From page to page, so that tables of queues lie apart as well.
         let bytes = (tables + Tables::bytes(size, entries)).next_multiple_of(4096);
-        Self { driver, device, slots, tables, bytes }
+        Self { driver, device, headers, tables, bytes }
     }
 }
 

@@ -30,30 +30,34 @@
 //!
 //! [`blkif`] is the same over Xen's block rings, with both ends in one process.
 
+mod backoff;
 pub mod blkif;
 mod completion;
+mod connect;
+mod connection;
 mod device;
 mod error;
+mod headers;
 mod info;
-mod keeper;
 mod layout;
-mod line;
 mod link;
 mod memory;
 mod names;
 mod options;
 mod queue;
-mod slots;
+mod reconnector;
+mod rejected;
 mod vhost_user;
 
 pub use completion::{Completion, Data, QueueStats};
 pub use device::Device;
-pub use error::{Error, Refusal, Rejected};
+pub use error::{Error, Refusal};
 pub use info::DiskInfo;
 pub use memory::{Buffer, BufferPool};
 pub use names::{vhost_user_feature_name, virtio_feature_name};
 pub use options::{Indirect, Options};
 pub use queue::BlkQueue;
+pub use rejected::Rejected;
 pub use ringway_core::Status;
 pub use ringway_ring::virtqueue::Piece;
 pub use ringway_scheduler::{Policy, SchedulerMode, SchedulerStats, UnknownMode};

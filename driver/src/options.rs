@@ -1,10 +1,8 @@
 //! How to open a device.
 
-use crate::{Device, Error};
+use crate::error::Error;
 use ringway_ring::virtqueue::QUEUE_SIZE_MAX;
 use ringway_scheduler::SchedulerMode;
-use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 /// When requests use an indirect table (VIRTIO 1.2 §2.7.5.3) instead of descriptors of the ring.
@@ -219,24 +217,6 @@ impl Options {
     pub fn without_features(mut self, bits: u64) -> Self {
         self.without = bits;
         self
-    }
-
-    /// Opens the device whose server listens at `path`.
-    ///
-    /// # Errors
-    /// [`Error`] says what is wrong and what to do.
-    pub fn connect(&self, path: impl AsRef<Path>) -> Result<Device, Error> {
-        let path = path.as_ref();
-        let stream = crate::vhost_user::connect(path, self.patience)?;
-        Device::open(self, stream, Some(path.to_path_buf()))
-    }
-
-    /// Opens the device at the other end of a connected socket.
-    ///
-    /// # Errors
-    /// [`Error`] says what is wrong and what to do.
-    pub fn over(&self, stream: UnixStream) -> Result<Device, Error> {
-        Device::open(self, stream, None)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

@@ -7,20 +7,26 @@
 //! queue.wait(None)?;                           // sleep until there is something to pop
 //! ```
 //!
-//! The straight way is here: one request, one chain (the path bio). Plugging and merging are in
-//! `way.rs`.
+//! The fast path is here: one request, one chain. What the scheduler has to know of takes the slow
+//! path (`queue/slow_path.rs`), and waits and is merged in `queue/merge.rs`.
 
 mod check;
+mod merge;
+mod policy;
+mod slow_path;
 #[cfg(test)]
 mod tests;
 mod wait;
-mod way;
+mod wire;
 
 use crate::completion::{Completion, Data, QueueStats};
-use crate::error::{Error, Refusal, Rejected};
+use crate::error::{Error, Refusal};
+use crate::headers::Headers;
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
-use crate::slots::Slots;
+use crate::rejected::{Rejected, reject};
+use merge::MergeState;
+pub(crate) use policy::DevicePolicy;
 use ringway_ring::virtio_blk::{
     VIRTIO_BLK_ID_BYTES, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH, VIRTIO_BLK_T_GET_ID,
     VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -29,8 +35,7 @@ use ringway_ring::virtio_blk::{
 use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch};
 use ringway_scheduler::Policy;
 use std::sync::Arc;
-pub(crate) use way::Board;
-use way::{Ask, Way};
+use wire::WireRequest;
 
 /// What a queue may ask for; fixed when the device is opened.
 #[derive(Clone, Copy, Debug)]
@@ -59,31 +64,31 @@ struct Flight<C> {
 /// server may still write to them.
 ///
 /// # Invariants
-/// 1. `flights[head]` is `Some` exactly for the chains in flight in `ring` that `way` does not know;
+/// 1. `flights[head]` is `Some` exactly for the chains in flight in `ring` that `merge` does not know;
 ///    the memory of their buffers and slots is not touched by this side, and their `status_at` is
 ///    readable.
-/// 2. `aside` while `way` knows chains in flight.
+/// 2. `slow_pop` while `merge` knows chains in flight.
 #[derive(Debug)]
 pub struct BlkQueue<C> {
     ring: Driver,
-    slots: Slots,
+    headers: Headers,
     flights: Box<[Option<Flight<C>>]>,
     guest_delta: u64,
     limits: Limits,
-    /// Buffers up to this length go straight into the ring: `limits.size_max`, or 0 if none may.
-    plain_max: u32,
-    /// Not all that comes back went straight.
-    aside: bool,
-    /// There is a way, or a fault.
-    other: bool,
+    /// Buffers up to this length take the fast path: `limits.size_max`, or 0 if none may.
+    fast_max: u32,
+    /// Completions take the slow path: not all that comes back took the fast one.
+    slow_pop: bool,
+    /// Submissions take the slow path: something may be merged, or there is a fault.
+    slow_submit: bool,
     /// Room for the pieces of a vectored request.
     scratch: Vec<Piece>,
     /// The status byte of the request queued last: of the one that comes back, if there is but one.
     last: *const u8,
     stats: QueueStats,
     fault: Option<DeviceFault>,
-    /// None if the path is bio by order.
-    way: Option<Box<Way<C>>>,
+    /// None if the mode is bio.
+    merge: Option<Box<MergeState<C>>>,
     memory: Arc<Memory>,
     link: Arc<Link>,
 }
@@ -95,19 +100,19 @@ unsafe impl<C: Send> Send for BlkQueue<C> {}
 impl<C> BlkQueue<C> {
     pub(crate) fn new(
         ring: Driver,
-        slots: Slots,
+        headers: Headers,
         limits: Limits,
         memory: Arc<Memory>,
         link: Arc<Link>,
-        board: Arc<Board>,
+        policy: Arc<DevicePolicy>,
     ) -> Self {
-        let way = Way::new(board, ring.size(), limits.merge_max);
-        let (other, aside) = (way.is_some(), way.as_ref().is_some_and(|way| way.plugs()));
+        let merge = MergeState::new(policy, ring.size(), limits.merge_max);
+        let merges = merge.as_ref().is_some_and(|merge| merge.merges());
         Self {
-            plain_max: if aside { 0 } else { limits.size_max },
-            aside,
-            other,
-            way,
+            fast_max: if merges { 0 } else { limits.size_max },
+            slow_pop: merges,
+            slow_submit: merge.is_some(),
+            merge,
             flights: (0..ring.size()).map(|_| None).collect(),
             scratch: Vec::with_capacity(limits.seg_max + 2),
             guest_delta: memory.guest_delta(),
@@ -115,7 +120,7 @@ impl<C> BlkQueue<C> {
             stats: QueueStats::default(),
             fault: None,
             ring,
-            slots,
+            headers,
             limits,
             memory,
             link,
@@ -128,13 +133,13 @@ impl<C> BlkQueue<C> {
     /// [`Rejected`] gives everything back and says why; nothing was queued.
     #[inline(always)]
     pub fn read(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
-        if !self.is_plain(offset, &buffer) {
-            return self.divert(VIRTIO_BLK_T_IN, offset, Data::One(buffer), ctx);
+        if !self.takes_fast_path(offset, &buffer) {
+            return self.start_checked(VIRTIO_BLK_T_IN, offset, Data::One(buffer), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
-        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_IN, offset / 512);
+        let (header, status) = self.headers.fill(head, VIRTIO_BLK_T_IN, offset / 512);
         let added = self.ring.add(&[header], &[buffer.piece(self.guest_delta), status]);
         self.hold(added, ctx, Data::One(buffer))
     }
@@ -145,13 +150,13 @@ impl<C> BlkQueue<C> {
     /// As [`BlkQueue::read`].
     #[inline(always)]
     pub fn write(&mut self, offset: u64, buffer: Buffer, ctx: C) -> Result<(), Rejected<C>> {
-        if !self.is_plain(offset, &buffer) {
-            return self.divert(VIRTIO_BLK_T_OUT, offset, Data::One(buffer), ctx);
+        if !self.takes_fast_path(offset, &buffer) {
+            return self.start_checked(VIRTIO_BLK_T_OUT, offset, Data::One(buffer), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
-        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_OUT, offset / 512);
+        let (header, status) = self.headers.fill(head, VIRTIO_BLK_T_OUT, offset / 512);
         let added = self.ring.add(&[header, buffer.piece(self.guest_delta)], &[status]);
         self.hold(added, ctx, Data::One(buffer))
     }
@@ -190,14 +195,14 @@ impl<C> BlkQueue<C> {
         if !self.limits.flush {
             return reject(Refusal::NotOffered("flush (FLUSH)"), ctx, Data::None);
         }
-        if self.plain_max == 0 {
-            let ask = Ask { kind: VIRTIO_BLK_T_FLUSH, ..Ask::default() };
-            return self.start_other(ask, Data::None, ctx);
+        if self.fast_max == 0 {
+            let wire = WireRequest { kind: VIRTIO_BLK_T_FLUSH, ..WireRequest::default() };
+            return self.start_slow(wire, Data::None, ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::None);
         };
-        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_FLUSH, 0);
+        let (header, status) = self.headers.fill(head, VIRTIO_BLK_T_FLUSH, 0);
         let added = self.ring.add(&[header], &[status]);
         self.hold(added, ctx, Data::None)
     }
@@ -243,21 +248,21 @@ impl<C> BlkQueue<C> {
         if !buffer.is_in(&self.memory) {
             return reject(Refusal::ForeignBuffer, ctx, Data::One(buffer));
         }
-        if self.plain_max == 0 {
-            let ask = Ask { kind: VIRTIO_BLK_T_GET_ID, ..Ask::default() };
-            return self.start_other(ask, Data::One(buffer), ctx);
+        if self.fast_max == 0 {
+            let wire = WireRequest { kind: VIRTIO_BLK_T_GET_ID, ..WireRequest::default() };
+            return self.start_slow(wire, Data::One(buffer), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::One(buffer));
         };
-        let (header, status) = self.slots.fill(head, VIRTIO_BLK_T_GET_ID, 0);
+        let (header, status) = self.headers.fill(head, VIRTIO_BLK_T_GET_ID, 0);
         let added = self.ring.add(&[header], &[buffer.piece(self.guest_delta), status]);
         self.hold(added, ctx, Data::One(buffer))
     }
 
     /// Queues a chain of any layout, for tests: what the device reads (header included), what it
     /// writes (status byte included), and where the status byte is in our address space. It goes
-    /// straight into the ring on every path.
+    /// into the ring at once in every mode.
     ///
     /// # Errors
     /// [`Rejected`], if the chain does not fit.
@@ -281,16 +286,16 @@ impl<C> BlkQueue<C> {
         Ok(())
     }
 
-    /// Shows the queued requests to the server: one index store and, if it sleeps, one kick. On the
-    /// path request they are merged first, and some may wait; they are sent by [`BlkQueue::pop`] and
-    /// the ways of waiting as well.
+    /// Shows the queued requests to the server: one index store and, if it sleeps, one kick. With the
+    /// policy request they are merged first, and some may wait; they are sent by [`BlkQueue::pop`]
+    /// and by the functions that wait as well.
     ///
     /// # Errors
     /// [`Error::Device`] if the server has broken the rules of the queue before.
     #[inline(always)]
     pub fn submit(&mut self) -> Result<(), Error> {
-        if self.other {
-            return self.submit_other();
+        if self.slow_submit {
+            return self.submit_slow();
         }
         self.show();
         Ok(())
@@ -310,14 +315,14 @@ impl<C> BlkQueue<C> {
     /// [`Error::Device`] if the server breaks the rules of the queue.
     #[inline(always)]
     pub fn pop(&mut self) -> Result<Option<Completion<C>>, Error> {
-        if self.aside {
-            return self.pop_other();
+        if self.slow_pop {
+            return self.pop_slow();
         }
         match self.ring.pop_used() {
             Ok(Some(used)) => Ok(Some(self.finish(used))),
             Ok(None) => {
                 prefetch(self.last);
-                if self.other {
+                if self.slow_submit {
                     self.turn();
                 }
                 Ok(None)
@@ -337,23 +342,23 @@ impl<C> BlkQueue<C> {
     #[must_use]
     pub fn in_flight(&self) -> u16 {
         let chains = self.ring.in_flight();
-        self.way.as_ref().map_or(chains, |way| way.in_flight(chains))
+        self.merge.as_ref().map_or(chains, |merge| merge.in_flight(chains))
     }
 
-    /// The path in use, as it was chosen; short trials of another one do not show.
+    /// The policy in use, as it was chosen; short trials of another one do not show.
     #[must_use]
     pub fn policy(&self) -> Policy {
-        self.way.as_ref().map_or(Policy::Bio, |way| way.path().0)
+        self.merge.as_ref().map_or(Policy::Bio, |merge| merge.policy().0)
     }
 
-    /// How often the path of the device was changed ([`SchedulerMode::Auto`](crate::SchedulerMode::Auto)).
+    /// How often the policy of the device was changed ([`SchedulerMode::Auto`](crate::SchedulerMode::Auto)).
     #[must_use]
     pub fn policy_switches(&self) -> u64 {
-        self.way.as_ref().map_or(0, |way| way.path().1)
+        self.merge.as_ref().map_or(0, |merge| merge.policy().1)
     }
 
     /// Queue size in descriptors. A request takes one where indirect tables are in use, otherwise
-    /// one for each buffer and two more; on the path request it takes one until it is sent.
+    /// one for each buffer and two more; with the policy request it takes one until it is sent.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
@@ -370,7 +375,7 @@ impl<C> BlkQueue<C> {
     pub fn stats(&self) -> QueueStats {
         QueueStats {
             completed: self.stats.queued - u64::from(self.in_flight()),
-            path: self.way.as_ref().map(|way| way.stats()).unwrap_or_default(),
+            path: self.merge.as_ref().map(|merge| merge.stats()).unwrap_or_default(),
             ..self.stats
         }
     }
@@ -387,12 +392,12 @@ impl<C> BlkQueue<C> {
         match added {
             Ok(head) => {
                 self.stats.queued += 1;
-                let status_at = self.slots.status_at(head);
+                let status_at = self.headers.status_at(head);
                 self.last = status_at;
                 let flight = &mut self.flights[usize::from(head)];
                 debug_assert!(flight.is_none(), "chain {head} is in flight already");
                 *flight = Some(Flight { ctx, data, status_at });
-                if self.other {
+                if self.slow_submit {
                     self.count(head);
                 }
                 Ok(())
@@ -411,12 +416,12 @@ impl<C> BlkQueue<C> {
         Completion { ctx, status, used_len: used.len, data }
     }
 
-    /// True if nothing is wrong with a request for one buffer, and it may go straight.
+    /// True if nothing is wrong with a request for one buffer, and it may take the fast path.
     #[inline]
-    fn is_plain(&self, offset: u64, buffer: &Buffer) -> bool {
+    fn takes_fast_path(&self, offset: u64, buffer: &Buffer) -> bool {
         let len = buffer.bytes();
         (offset | u64::from(len)) & 511 == 0
-            && len.wrapping_sub(1) < self.plain_max
+            && len.wrapping_sub(1) < self.fast_max
             && buffer.is_in(&self.memory)
     }
 
@@ -427,13 +432,13 @@ impl<C> BlkQueue<C> {
         buffers: Vec<Buffer>,
         ctx: C,
     ) -> Result<(), Rejected<C>> {
-        if self.plain_max == 0 || self.judge(offset, &buffers).is_some() {
-            return self.divert(kind, offset, Data::Many(buffers), ctx);
+        if self.fast_max == 0 || self.judge(offset, &buffers).is_some() {
+            return self.start_checked(kind, offset, Data::Many(buffers), ctx);
         }
         let Some(head) = self.ring.next_head() else {
             return reject(Refusal::Full, ctx, Data::Many(buffers));
         };
-        let (header, status) = self.slots.fill(head, kind, offset / 512);
+        let (header, status) = self.headers.fill(head, kind, offset / 512);
         // Header, at most `seg_max` buffers, status: there is room for them.
         let mut pieces = std::mem::take(&mut self.scratch);
         pieces.clear();
@@ -458,15 +463,15 @@ impl<C> BlkQueue<C> {
         let why = match u32::try_from(len / 512) {
             _ if (offset | len) & 511 != 0 => Refusal::Misaligned { offset, len },
             Ok(0) => Refusal::Empty,
-            Ok(sectors) if sectors <= max && self.plain_max == 0 => {
-                let ask = Ask { kind, offset, len, flags: Some(flags) };
-                return self.start_other(ask, Data::None, ctx);
+            Ok(sectors) if sectors <= max && self.fast_max == 0 => {
+                let wire = WireRequest { kind, offset, len, flags: Some(flags) };
+                return self.start_slow(wire, Data::None, ctx);
             }
             Ok(sectors) if sectors <= max => match self.ring.next_head() {
                 None => Refusal::Full,
                 Some(head) => {
-                    let (header, status) = self.slots.fill(head, kind, 0);
-                    let range = self.slots.fill_erase(head, offset / 512, sectors, flags);
+                    let (header, status) = self.headers.fill(head, kind, 0);
+                    let range = self.headers.fill_erase(head, offset / 512, sectors, flags);
                     let added = self.ring.add(&[header, range], &[status]);
                     return self.hold(added, ctx, Data::None);
                 }
@@ -478,7 +483,7 @@ impl<C> BlkQueue<C> {
 
     #[cold]
     fn broken(&mut self, fault: DeviceFault) -> Error {
-        (self.fault, self.other) = (Some(fault), true);
+        (self.fault, self.slow_submit) = (Some(fault), true);
         fault.into()
     }
 }
@@ -494,18 +499,13 @@ fn no_room(why: NoRoom) -> Refusal {
     }
 }
 
-#[cold]
-fn reject<C>(why: Refusal, ctx: C, data: Data) -> Result<(), Rejected<C>> {
-    Err(Rejected { why, ctx, data })
-}
-
 impl<C> Drop for BlkQueue<C> {
     fn drop(&mut self) {
         for flight in self.flights.iter_mut().filter_map(Option::take) {
             flight.data.abandon();
         }
-        if let Some(way) = &mut self.way {
-            way.give_up().for_each(drop);
+        if let Some(merge) = &mut self.merge {
+            merge.give_up().for_each(drop);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The vhost-user client: messages over the socket, nothing of the rings.
 
-use crate::keeper::look_again;
+use crate::backoff::retry_after;
 use crate::memory::Memory;
 use crate::{Error, Options};
 use ringway_ring::virtio_blk::{CONFIG_BYTES, VIRTIO_F_VERSION_1};
@@ -48,7 +48,7 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Err
         if waited >= patience {
             return Err(error);
         }
-        std::thread::sleep(look_again(waited));
+        std::thread::sleep(retry_after(waited));
     }
 }
 

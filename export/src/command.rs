@@ -262,7 +262,7 @@ impl<Q: QueueLifecycle> Handle<Q> {
 
     /// Asks for a look at all queues: which requests are in flight for `limit_ns` or longer, by a
     /// clock that says `now_ns` now, and whether a ring holds requests of which no kick told. Those
-    /// are taken. Best every second or so, see [`ringway_disk::DiskQueue::look_for_overdue`], until it
+    /// are taken. Best every second or so, see [`ringway_disk::DiskQueue::scan_overdue`], until it
     /// says that the worker is quiet: from then on `rouse` is called, once, when a request is taken or
     /// a queue added.
     ///

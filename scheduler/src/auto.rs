@@ -19,7 +19,7 @@
 //! trials back off: one that changed nothing doubles the time until the next one under the same load,
 //! and whatever did not last doubles it under any load.
 
-use crate::Policy;
+use crate::mode::Policy;
 
 /// The time between judgements, in nanoseconds. Queues report about as often.
 pub const REPORT_NS: u64 = 20_000_000;

@@ -22,9 +22,12 @@
 //! A flush, a discard or zeroing is not plugged: all that is held goes before it
 //! ([`MergeQueue::next_of_all`]), so that nothing is merged across it and it overtakes nothing.
 
-use crate::mode::DataOp;
+mod run;
+
 use crate::stats::SchedulerStats;
-use ringway_core::{ByteRange, TagList};
+use ringway_core::{ByteRange, DataOp, TagList};
+use run::{NO_RUN, RunState};
+pub use run::{READ_DEADLINE_NS, WRITE_DEADLINE_NS};
 
 /// The most bytes that requests are merged to: some milliseconds of a slow disk. More wins nothing
 /// and delays the others.
@@ -37,12 +40,6 @@ pub const WINDOW: usize = 32;
 /// The longest that a run waits for more of its stream: a turn of a slow disk. By then what it
 /// waits for has been overtaken by other things.
 pub const HOLD_NS: u64 = 10_000_000;
-
-/// How long a read may be passed over. Somebody waits for it. (That of Linux's mq-deadline.)
-pub const READ_DEADLINE_NS: u64 = 500_000_000;
-
-/// How long a write may be passed over. Caches wait for it. (That of Linux's mq-deadline.)
-pub const WRITE_DEADLINE_NS: u64 = 5_000_000_000;
 
 const NONE: u16 = u16::MAX;
 
@@ -62,47 +59,23 @@ pub struct RunId(u16);
 /// The kinds of operation, by their numbers: those of one kind are merged.
 const KINDS: [DataOp; 3] = [DataOp::Read, DataOp::Write, DataOp::WriteDurable];
 
-/// Requests that lie one behind the other.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    kind: u8,
-    start: u64,
-    end: u64,
-    segments: usize,
-    /// First and last slot; the others hang on `next`.
-    first: u16,
-    last: u16,
-    count: u16,
-    /// Bytes of the request that came last: the next one will be like it.
-    step: u64,
-    /// When the oldest of its requests came.
-    born: u64,
-}
-
-const NO_RUN: Run =
-    Run { kind: 0, start: 0, end: 0, segments: 0, first: 0, last: 0, count: 0, step: 0, born: 0 };
-
-impl Run {
-    fn deadline(&self) -> u64 {
-        let patience = if self.kind == 0 { READ_DEADLINE_NS } else { WRITE_DEADLINE_NS };
-        self.born.saturating_add(patience)
-    }
-}
-
 /// Requests of one queue on their way to one disk.
 ///
 /// # Invariants
 /// 1. A run is free, or held (in `held[its kind]`, sorted by `start`), or in `flying`.
-/// 2. A slot is in one run at most; a run's ranges touch without overlapping, in the order of its
+/// 2. `holds` is the number of runs that are held.
+/// 3. A slot is in one run at most; a run's ranges touch without overlapping, in the order of its
 ///    slots, and keep within `limits` unless it is a single request.
 #[derive(Debug)]
 pub struct MergeQueue {
     limits: Limits,
     /// The slot behind a slot in its run.
     next: Box<[u16]>,
-    runs: Box<[Run]>,
+    runs: Box<[RunState]>,
     free: TagList,
     held: [Vec<u16>; KINDS.len()],
+    /// Runs in all lists of `held`.
+    holds: u16,
     /// The held run that was added to last, by kind.
     recent: [u16; KINDS.len()],
     flying: Vec<u16>,
@@ -124,6 +97,7 @@ impl MergeQueue {
             runs: vec![NO_RUN; depth_usize].into_boxed_slice(),
             free: TagList::new(depth),
             held: std::array::from_fn(|_| Vec::with_capacity(depth_usize)),
+            holds: 0,
             recent: [NONE; KINDS.len()],
             flying: Vec::with_capacity(depth_usize),
             head: 0,
@@ -136,7 +110,7 @@ impl MergeQueue {
     #[inline]
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.held.iter().any(|runs| !runs.is_empty())
+        self.holds > 0
     }
 
     /// True if no request is held or in flight.
@@ -192,7 +166,7 @@ impl MergeQueue {
         let run = self.free.acquire().expect("no more runs than slots");
         // `kind` is below 3.
         #[allow(clippy::cast_possible_truncation)]
-        let made = Run {
+        let made = RunState {
             kind: kind as u8,
             start: range.offset(),
             end: range.end(),
@@ -206,6 +180,7 @@ impl MergeQueue {
         self.expiry = self.expiry.min(made.deadline());
         self.runs[usize::from(run)] = made;
         self.held[kind].insert(at, run);
+        self.holds += 1;
         self.recent[kind] = run;
     }
 
@@ -255,6 +230,7 @@ impl MergeQueue {
         a.count += b.count;
         a.born = a.born.min(b.born);
         self.held[kind].remove(at);
+        self.holds -= 1;
         self.free.release(other);
     }
 
@@ -278,9 +254,9 @@ impl MergeQueue {
             let around = (from..runs.len()).chain(0..from);
             let ready = around.into_iter().find(|&at| !self.waits(runs[at], now));
             if let Some(at) = ready {
-                let way = self.runs[usize::from(runs[at])].start.wrapping_sub(self.head);
-                if best.is_none_or(|(least, ..)| way < least) {
-                    best = Some((way, kind, at));
+                let distance = self.runs[usize::from(runs[at])].start.wrapping_sub(self.head);
+                if best.is_none_or(|(least, ..)| distance < least) {
+                    best = Some((distance, kind, at));
                 }
             }
         }
@@ -340,6 +316,7 @@ impl MergeQueue {
 
     fn send(&mut self, kind: usize, at: usize) -> RunId {
         let id = self.held[kind].remove(at);
+        self.holds -= 1;
         if self.recent[kind] == id {
             self.recent[kind] = NONE;
         }

@@ -1,13 +1,13 @@
-//! The words for the paths.
+//! What a scheduler can be asked to do, and what it does.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The way in use.
+/// What is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Policy {
-    /// Straight through.
+    /// Each request by itself, at once.
     Bio,
     /// Plugged, sorted, merged.
     Request,
@@ -28,18 +28,6 @@ impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
-}
-
-/// What is plugged and probed: operations that move data. Only those of one kind are neighbours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum DataOp {
-    /// From the disk.
-    Read,
-    /// To the disk.
-    Write,
-    /// To the disk, and durable before it is done.
-    WriteDurable,
 }
 
 /// What was asked for.

@@ -5,8 +5,7 @@
 //! a few requests now and then, a *probe*.
 
 use crate::auto::Seen;
-use crate::mode::DataOp;
-use ringway_core::ByteRange;
+use ringway_core::{ByteRange, DataOp};
 
 /// Requests of one probe. Enough to see sixteen streams that take turns; few enough to cost
 /// nothing, once in [`crate::auto::REPORT_NS`].

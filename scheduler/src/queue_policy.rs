@@ -1,11 +1,11 @@
 //! One queue's part in the choice of a policy.
 
 use crate::auto::REPORT_NS;
-use crate::mode::{DataOp, Policy, SchedulerMode};
+use crate::mode::{Policy, SchedulerMode};
 use crate::probe::Probe;
 use crate::shared_policy::SharedPolicy;
 use crate::stats::SchedulerStats;
-use ringway_core::ByteRange;
+use ringway_core::{ByteRange, DataOp};
 
 /// Takes the policy of a queue from its disk's [`SharedPolicy`], and reports what the queue sees.
 #[derive(Debug)]

@@ -5,9 +5,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence};
-use ringway_core::ByteRange;
+use ringway_core::{ByteRange, DataOp};
 use ringway_scheduler::merge_queue::{HOLD_NS, READ_DEADLINE_NS, WINDOW, WRITE_DEADLINE_NS};
-use ringway_scheduler::{DataOp, Limits, MERGED_MAX, MergeQueue, RunId, SchedulerStats};
+use ringway_scheduler::{Limits, MERGED_MAX, MergeQueue, RunId, SchedulerStats};
 
 const DEPTH: u16 = 64;
 const LIMITS: Limits = Limits { max_bytes: 12 << 10, max_segments: 12 };

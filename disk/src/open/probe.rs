@@ -2,7 +2,7 @@
 
 use super::mount::Mount;
 use super::{OpenError, Origin};
-use crate::disk::Alignment;
+use crate::choices::Alignment;
 use ringway_core::mem::Pool;
 use std::fs::File;
 use std::io;

@@ -8,7 +8,7 @@ use super::mount::{Locks, Mount, process};
 use super::probe::{self as host, Kind};
 use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
-use crate::disk::{Alignment, CacheMode, EngineKind};
+use crate::choices::{Alignment, CacheMode, EngineKind};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::os::unix::ffi::OsStrExt;

@@ -5,7 +5,8 @@ mod host;
 mod locks;
 
 use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
-use crate::disk::{CacheMode, Disk, EngineKind};
+use crate::choices::{CacheMode, EngineKind};
+use crate::disk::Disk;
 use ringway_testkit::{LoopDevice, Need, skip};
 use std::ffi::CString;
 use std::fs::File;

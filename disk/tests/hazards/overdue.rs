@@ -84,7 +84,7 @@ impl Bench {
     }
 
     fn look(&mut self, now: u64) -> Overdue {
-        self.queue.look_for_overdue(now, LIMIT)
+        self.queue.scan_overdue(now, LIMIT)
     }
 }
 

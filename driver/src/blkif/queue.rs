@@ -9,9 +9,10 @@
 
 use super::cut::cut;
 use crate::completion::{Completion, Data, QueueStats};
-use crate::error::{Error, Refusal, Rejected};
+use crate::error::{Error, Refusal};
 use crate::link::{Link, Wake};
 use crate::memory::{Buffer, Memory};
+use crate::rejected::Rejected;
 use ringway_ring::blkif::{
     Answer, Armed, Ask, BackFault, Command, DIRECT_SEGMENTS_MAX, Front, GrantPiece, NoRoom,
     PAGE_BYTES, With, pieces_to_bytes,

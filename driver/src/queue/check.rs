@@ -1,16 +1,17 @@
 //! What is wrong with a request, said before it is queued.
 
-use super::way::Ask;
-use super::{BlkQueue, Limits, reject};
+use super::wire::WireRequest;
+use super::{BlkQueue, Limits};
 use crate::completion::Data;
-use crate::error::{Refusal, Rejected};
+use crate::error::Refusal;
 use crate::memory::Buffer;
+use crate::rejected::{Rejected, reject};
 
 impl<C> BlkQueue<C> {
-    /// Takes a read or write that does not go straight into the ring: there is something wrong with
-    /// it, or it goes another way.
+    /// Takes a read or write that does not take the fast path: there is something wrong with it, or
+    /// the scheduler has to know of it.
     #[cold]
-    pub(super) fn divert(
+    pub(super) fn start_checked(
         &mut self,
         kind: u32,
         offset: u64,
@@ -20,8 +21,8 @@ impl<C> BlkQueue<C> {
         match self.judge(offset, data.as_slice()) {
             Some(why) => reject(why, ctx, data),
             None => {
-                let ask = Ask { kind, offset, len: data.bytes(), flags: None };
-                self.start_other(ask, data, ctx)
+                let wire = WireRequest { kind, offset, len: data.bytes(), flags: None };
+                self.start_slow(wire, data, ctx)
             }
         }
     }

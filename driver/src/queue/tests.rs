@@ -36,8 +36,8 @@ pub(super) fn rig_on<C>(
     let (desc, driver, device) = format.area_bytes();
     let avail = desc.next_multiple_of(128);
     let used = (avail + driver).next_multiple_of(128);
-    let slots = (used + device).next_multiple_of(128);
-    let tables = slots + Slots::bytes(size);
+    let headers = (used + device).next_multiple_of(128);
+    let tables = headers + Headers::bytes(size);
     let control = tables + Tables::bytes(size, ENTRIES);
     let memory = Memory::new(control, 1 << 20, false, 1).unwrap();
     let whole = memory.regions()[0];
@@ -53,12 +53,12 @@ pub(super) fn rig_on<C>(
     });
     let base = if packed { PackedBase::after(65500, size).0 } else { 65500 };
     // SAFETY: the parts lie in the control part of the memory, apart; queue and rig keep it alive.
-    let (ring, slots, device) = unsafe {
+    let (ring, headers, device) = unsafe {
         let at = parts(&|offset| memory.at(offset));
         let ring = Driver::new(format, at, 65500, tables).unwrap();
-        let slots = Slots::new(memory.at(slots), guest(slots), size);
+        let headers = Headers::new(memory.at(headers), guest(headers), size);
         let at = parts(&|offset| theirs.at(offset));
-        (ring, slots, Device::new(format, at, Some(base)).unwrap())
+        (ring, headers, Device::new(format, at, Some(base)).unwrap())
     };
     assert_eq!((ring.base(), device.base()), (base, base));
     let seg_max = usize::from(ENTRIES.min(size)) - 2;
@@ -76,8 +76,14 @@ pub(super) fn rig_on<C>(
     link.connect(Some(&ours)).unwrap();
     let region = Region { guest: whole.guest, user: whole.user, len: whole.len, mapping: theirs };
     let translator = Translator::new(Arc::new(GuestMap::new(vec![region]).unwrap()));
-    let queue =
-        BlkQueue::new(ring, slots, limits, Arc::clone(&memory), link, Arc::new(Board::new(path)));
+    let queue = BlkQueue::new(
+        ring,
+        headers,
+        limits,
+        Arc::clone(&memory),
+        link,
+        Arc::new(DevicePolicy::new(path)),
+    );
     (queue, Rig { memory, used, device, translator, _socket: (ours, peer) })
 }
 

@@ -52,11 +52,11 @@ impl<C> BlkQueue<C> {
         let count = usize::from(count.clamp(1, self.in_flight().max(1)));
         let ready = loop {
             self.collect()?;
-            self.go_on();
+            self.dispatch_waiting();
             if self.late() >= count || usize::from(self.in_flight()) == self.late() {
                 break Ok(self.late() > 0);
             }
-            let chains = self.way.as_ref().map_or(1, |way| way.chains_for(count));
+            let chains = self.merge.as_ref().map_or(1, |merge| merge.chains_for(count));
             let wake = match self.ring.arm(chains).map_err(|fault| self.broken(fault))? {
                 Armed::WorkArrived => continue,
                 Armed::Quiet => self.sleep(deadline, self.wake_in())?,
@@ -80,13 +80,13 @@ impl<C> BlkQueue<C> {
         self.stats.sleeps += 1;
         let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
         let wake = self.link.sleep(left.into_iter().chain(most).min());
-        self.look_soon();
+        self.follow_soon();
         wake
     }
 
     /// True if completions are not counted by chains.
     fn counts_runs(&self) -> bool {
-        self.way.as_ref().is_some_and(|way| !way.is_one_by_one())
+        self.merge.as_ref().is_some_and(|merge| !merge.is_one_by_one())
     }
 
     /// True if there is a completion to pop; sends what waited for one.
@@ -95,7 +95,7 @@ impl<C> BlkQueue<C> {
             return self.has_used(1);
         }
         self.collect()?;
-        self.go_on();
+        self.dispatch_waiting();
         Ok(self.late() > 0)
     }
 
@@ -106,13 +106,13 @@ impl<C> BlkQueue<C> {
     /// As [`BlkQueue::wait`].
     #[inline]
     pub fn wait_polling(&mut self, timeout: Option<Duration>) -> Result<bool, Error> {
-        /// Turns between two looks at the clock; a turn takes some 20 to 100 ns.
+        /// Turns between two readings of the clock; a turn takes some 20 to 100 ns.
         const TURNS: u32 = 10_000;
         self.submit()?;
         let mut deadline = None;
         while self.in_flight() > 0 {
             for _ in 0..TURNS {
-                if self.aside {
+                if self.slow_pop {
                     if self.has_done()? {
                         return Ok(true);
                     }
@@ -121,7 +121,7 @@ impl<C> BlkQueue<C> {
                 }
                 std::hint::spin_loop();
             }
-            self.look_soon();
+            self.follow_soon();
             let now = Instant::now();
             let until = *deadline.get_or_insert_with(|| timeout.and_then(|t| now.checked_add(t)));
             if until.is_some_and(|until| now >= until) {
@@ -137,7 +137,7 @@ impl<C> BlkQueue<C> {
     /// For loops that also wait for other things: submits, and asks the server to call when the next
     /// request completes. True if there is a completion to pop at once; false if
     /// [`BlkQueue::call_fd`] will become readable. Look at [`BlkQueue::is_connected`] now and then:
-    /// a server that has gone does not call. On the path request do not wait longer than
+    /// a server that has gone does not call. With the policy request do not wait longer than
     /// [`BlkQueue::wake_in`] says.
     ///
     /// # Errors
@@ -145,14 +145,14 @@ impl<C> BlkQueue<C> {
     pub fn arm(&mut self) -> Result<bool, Error> {
         self.submit()?;
         loop {
-            if self.aside && self.has_done()? {
+            if self.slow_pop && self.has_done()? {
                 return Ok(true);
             }
             let armed = self.ring.arm(1).map_err(|fault| self.broken(fault))?;
             match armed {
                 Armed::Quiet => return Ok(false),
                 // A chain that went with others may bring nothing.
-                Armed::WorkArrived if self.aside => {}
+                Armed::WorkArrived if self.slow_pop => {}
                 Armed::WorkArrived => return Ok(true),
             }
         }
@@ -175,7 +175,7 @@ impl<C> BlkQueue<C> {
     /// buffers of those that were sent are given up for good.
     pub fn abandon(mut self) -> Vec<C> {
         let flights = self.flights.iter_mut().filter_map(Option::take);
-        let straight = flights.map(|flight| (flight.data.abandon(), flight.ctx).1);
-        straight.chain(self.way.iter_mut().flat_map(|way| way.give_up())).collect()
+        let fast = flights.map(|flight| (flight.data.abandon(), flight.ctx).1);
+        fast.chain(self.merge.iter_mut().flat_map(|merge| merge.give_up())).collect()
     }
 }

@@ -150,7 +150,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             }
             quiet &= !forgotten && lane.disk.in_flight() == 0 && !lane.disk.has_deferred();
             self.stats.lost_kicks += lost_kicks;
-            let overdue = lane.disk.look_for_overdue(now_ns, limit_ns);
+            let overdue = lane.disk.scan_overdue(now_ns, limit_ns);
             lane.overdue = overdue.requests;
             let disk = Arc::clone(lane.disk.disk());
             found.push(Looked { lane: LaneId(id), disk, overdue, lost_kicks });

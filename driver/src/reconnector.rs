@@ -2,7 +2,8 @@
 //! the device up there.
 
 use crate::Error;
-use crate::line::Line;
+use crate::backoff::retry_after;
+use crate::connection::Connection;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,25 +11,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// How long to wait before looking once more for a server that has not been there for `waited`: a
-/// sixteenth of that, so that a short absence is not made much longer and a long one costs nothing.
-pub(crate) fn look_again(waited: Duration) -> Duration {
-    (waited / 16).clamp(Duration::from_micros(250), Duration::from_millis(20))
-}
-
 /// The thread; dropping this ends it.
 #[derive(Debug)]
-pub(crate) struct Keeper {
+pub(crate) struct Reconnector {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keeper {
-    /// Looks after the connection that `line` has, for `patience` after each loss.
-    pub(crate) fn start(line: &Arc<Mutex<Line>>, patience: Duration) -> Result<Self, Error> {
+impl Reconnector {
+    /// Looks after the connection that `connection` has, for `patience` after each loss.
+    pub(crate) fn start(
+        connection: &Arc<Mutex<Connection>>,
+        patience: Duration,
+    ) -> Result<Self, Error> {
         let host = |what| move |source| Error::Host { what, source };
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK).map_err(host("cannot create an eventfd"))?);
-        let watch = Watch { line: Arc::clone(line), stop: Arc::clone(&stop), patience };
+        let watch = Watch { connection: Arc::clone(connection), stop: Arc::clone(&stop), patience };
         let thread = std::thread::Builder::new()
             .name("reconnect".into())
             .spawn(move || watch.run())
@@ -37,7 +35,7 @@ impl Keeper {
     }
 }
 
-impl Drop for Keeper {
+impl Drop for Reconnector {
     fn drop(&mut self) {
         let _ = self.stop.write(1);
         if let Some(thread) = self.thread.take() {
@@ -47,22 +45,22 @@ impl Drop for Keeper {
 }
 
 struct Watch {
-    line: Arc<Mutex<Line>>,
+    connection: Arc<Mutex<Connection>>,
     stop: Arc<EventFd>,
     patience: Duration,
 }
 
 impl Watch {
-    fn line(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) {
         while self.is_lost() {
-            self.line().lost();
+            self.connection().lost();
             if let Some(reason) = self.take_up() {
                 // Whoever waits hears why; the requests in flight are not done.
-                for queue in &self.line().started {
+                for queue in &self.connection().started {
                     queue.link.give_up(&reason);
                 }
                 return;
@@ -72,7 +70,8 @@ impl Watch {
 
     /// Waits until the server has gone; false if told to stop.
     fn is_lost(&self) -> bool {
-        let Some(stream) = self.line().client.as_ref().map(|client| client.stream().try_clone())
+        let Some(stream) =
+            self.connection().client.as_ref().map(|client| client.stream().try_clone())
         else {
             return false;
         };
@@ -107,13 +106,16 @@ impl Watch {
     /// Goes on at the next server; says why if there is none.
     fn take_up(&self) -> Option<String> {
         let begun = Instant::now();
-        let Some(path) = self.line().path.clone() else { return Some(Error::NoPath.to_string()) };
+        let Some(path) = self.connection().path.clone() else {
+            return Some(Error::NoPath.to_string());
+        };
         loop {
             let connected = crate::vhost_user::connect(&path, Duration::ZERO);
-            let error = match connected.and_then(|stream: UnixStream| self.line().take_up(stream)) {
-                Ok(_) => return None,
-                Err(error) => error,
-            };
+            let error =
+                match connected.and_then(|stream: UnixStream| self.connection().take_up(stream)) {
+                    Ok(_) => return None,
+                    Err(error) => error,
+                };
             let passes = matches!(
                 error,
                 Error::NoSocket { .. }
@@ -124,7 +126,7 @@ impl Watch {
             // A server that is about to be killed may refuse things in its last moment.
             let passes = passes || matches!(error, Error::Refused { .. });
             let waited = begun.elapsed();
-            if !passes || waited >= self.patience || self.rests(look_again(waited)) {
+            if !passes || waited >= self.patience || self.rests(retry_after(waited)) {
                 return Some(error.to_string());
             }
         }

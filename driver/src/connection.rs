@@ -22,7 +22,7 @@ pub(crate) struct Started {
 
 /// A connection, or the lack of one.
 #[derive(Debug)]
-pub(crate) struct Line {
+pub(crate) struct Connection {
     pub(crate) options: Options,
     pub(crate) path: Option<PathBuf>,
     pub(crate) client: Option<Client>,
@@ -36,9 +36,9 @@ pub(crate) struct Line {
 }
 
 // SAFETY: the addresses in `started` lie in `memory`, which is kept alive.
-unsafe impl Send for Line {}
+unsafe impl Send for Connection {}
 
-impl Line {
+impl Connection {
     pub(crate) fn new(
         options: Options,
         path: Option<PathBuf>,

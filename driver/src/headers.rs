@@ -15,14 +15,14 @@ struct Erase {
 
 /// All that a request needs beside its data, in one cache line.
 #[repr(C, align(64))]
-struct Slot {
+struct HeaderSlot {
     header: Wire,
     erase: Erase,
     unused: [u8; 31],
     status: u8,
 }
 
-const _: () = assert!(size_of::<Slot>() == 64);
+const _: () = assert!(size_of::<HeaderSlot>() == 64);
 const _: () = assert!(size_of::<Erase>() == 16);
 
 /// A status byte that no device writes, so that one that writes nothing has failed.
@@ -35,26 +35,26 @@ const NO_STATUS: u8 = 0xff;
 ///    guest-physical address of the first.
 /// 2. A slot is only touched through this and by the device.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    host: *mut Slot,
+pub(crate) struct Headers {
+    host: *mut HeaderSlot,
     guest: u64,
     count: u16,
 }
 
-impl Slots {
+impl Headers {
     /// Bytes for the slots of a queue of `size`.
     pub(crate) const fn bytes(size: u16) -> usize {
-        size as usize * size_of::<Slot>()
+        size as usize * size_of::<HeaderSlot>()
     }
 
     /// # Safety
-    /// `host` names [`Slots::bytes`] of mapped memory that nothing else uses, at the guest-physical
+    /// `host` names [`Headers::bytes`] of mapped memory that nothing else uses, at the guest-physical
     /// address `guest`, for as long as the result exists.
     ///
     /// # Panics
     /// If `host` is not aligned to 64 bytes.
     pub(crate) unsafe fn new(host: *mut u8, guest: u64, count: u16) -> Self {
-        assert!((host as usize).is_multiple_of(align_of::<Slot>()), "slots are unaligned");
+        assert!((host as usize).is_multiple_of(align_of::<HeaderSlot>()), "slots are unaligned");
         // Just checked.
         #[allow(clippy::cast_ptr_alignment)]
         let host = host.cast();
@@ -62,14 +62,14 @@ impl Slots {
     }
 
     #[inline]
-    fn slot(&self, head: u16) -> *mut Slot {
+    fn slot(&self, head: u16) -> *mut HeaderSlot {
         debug_assert!(head < self.count);
         self.host.wrapping_add(usize::from(head))
     }
 
     #[inline]
     fn piece(&self, head: u16, offset: usize, len: u32) -> Piece {
-        let at = usize::from(head) * size_of::<Slot>() + offset;
+        let at = usize::from(head) * size_of::<HeaderSlot>() + offset;
         Piece { addr: self.guest.wrapping_add(at as u64), len }
     }
 
@@ -83,8 +83,8 @@ impl Slots {
             (&raw mut (*slot).header).write_volatile(Wire { kind, reserved: 0, sector });
             (&raw mut (*slot).status).write_volatile(NO_STATUS);
         }
-        let header = self.piece(head, offset_of!(Slot, header), 16);
-        (header, self.piece(head, offset_of!(Slot, status), 1))
+        let header = self.piece(head, offset_of!(HeaderSlot, header), 16);
+        (header, self.piece(head, offset_of!(HeaderSlot, status), 1))
     }
 
     /// Fills in the range of a discard or write-zeroes.
@@ -92,7 +92,7 @@ impl Slots {
         let slot = self.slot(head);
         // SAFETY: as in `fill`.
         unsafe { (&raw mut (*slot).erase).write_volatile(Erase { sector, sectors, flags }) };
-        self.piece(head, offset_of!(Slot, erase), 16)
+        self.piece(head, offset_of!(HeaderSlot, erase), 16)
     }
 
     /// Where the status byte of a chain is.

@@ -1,0 +1,186 @@
+//! The way of operations to the engine: what the file takes, which file it is, and what waits while
+//! the engine is full.
+
+use super::slots::Slots;
+use crate::choices::CacheMode;
+use crate::disk::Disk;
+use crate::extent::FILES_MAX;
+use ringway_aio::{Engine, FileId, Full, Io, IoMemory, IoOp, Limits};
+use ringway_core::mem::{Segment, Segments};
+use ringway_core::{ByteRange, DataOp, Op, Request};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The longest operation, in bytes; longer requests go in parts. From the page cache the bytes are
+/// copied within the submission, which must not keep other queues waiting for long.
+const fn part_max(cache: CacheMode) -> u32 {
+    if matches!(cache, CacheMode::None) { 4 << 20 } else { 1 << 20 }
+}
+
+/// What is to be done for a slot now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation<'a> {
+    pub(crate) op: IoOp,
+    /// Where on the disk; empty for syncs.
+    pub(crate) range: ByteRange,
+    pub(crate) segments: &'a [Segment],
+}
+
+/// Hands the operations of a queue to its engine.
+///
+/// # Invariants
+/// 1. `backlog` holds tags of slots in flight whose present operation the engine has not taken.
+#[derive(Debug)]
+pub(crate) struct Issuer {
+    pub(crate) disk: Arc<Disk>,
+    /// Those of the engine, and not more bytes than this disk takes at once.
+    pub(crate) limits: Limits,
+    /// The disk's files, as the engine knows them.
+    files: [FileId; FILES_MAX],
+    tag_base: u64,
+    backlog: VecDeque<u16>,
+    pub(crate) durable_writes: bool,
+    /// Bytes of durable writes.
+    pub(crate) durable_bytes: u64,
+}
+
+impl Issuer {
+    pub(crate) fn new(
+        disk: Arc<Disk>,
+        limits: &Limits,
+        file: FileId,
+        tag_base: u64,
+        depth: u16,
+    ) -> Self {
+        debug_assert_eq!(tag_base & 0xffff, 0);
+        let max_bytes = limits.max_bytes.min(part_max(disk.cache));
+        Self {
+            disk,
+            limits: Limits { max_bytes, ..limits.clone() },
+            files: [file],
+            tag_base,
+            backlog: VecDeque::with_capacity(depth.into()),
+            durable_writes: false,
+            durable_bytes: 0,
+        }
+    }
+
+    /// The disk's first file, as the engine knows it.
+    pub(crate) fn file(&self) -> FileId {
+        self.files[0]
+    }
+
+    /// True if the file takes this request as it is, in one operation.
+    #[inline]
+    pub(crate) fn takes_directly(&self, request: &Request) -> bool {
+        let segments = &request.segments;
+        segments.len() <= self.limits.max_segments
+            && segments.bytes() <= u64::from(self.limits.max_bytes)
+            && request.range.is_aligned(u64::from(self.disk.alignment.offset))
+            && self.disk.is_one_extent(request.range)
+            && self.memory_aligned(segments)
+    }
+
+    /// True if the file takes this memory without a bounce buffer.
+    #[inline]
+    pub(crate) fn memory_aligned(&self, segments: &Segments) -> bool {
+        let (memory, offset) = (self.disk.alignment.memory, self.disk.alignment.offset);
+        let (memory, offset) = (memory as usize - 1, offset as usize - 1);
+        segments.as_slice().iter().all(|s| s.base as usize & memory == 0 && s.len & offset == 0)
+    }
+
+    /// Read or write, the latter durable if it has to be.
+    #[inline]
+    pub(crate) fn data_op(&self, op: Op) -> DataOp {
+        match op {
+            Op::Read => DataOp::Read,
+            _ if self.durable_writes => DataOp::WriteDurable,
+            _ => DataOp::Write,
+        }
+    }
+
+    /// The operation that a request is, if it is one plain operation.
+    #[inline(always)]
+    fn whole<'a>(&self, request: &'a Request) -> Operation<'a> {
+        let op = self.data_op(request.op).into();
+        Operation { op, range: request.range, segments: request.segments.as_slice() }
+    }
+
+    /// What a slot is doing now.
+    #[inline(always)]
+    pub(crate) fn operation<'a, C>(&self, slots: &'a Slots<C>, tag: u16) -> Operation<'a> {
+        let slot = slots.get(tag);
+        if slot.stage.is_request() {
+            return self.whole(&slot.request);
+        }
+        let slow = slots.slow(tag);
+        Operation { op: slow.op, range: slow.range, segments: slow.part.as_slice() }
+    }
+
+    /// Hands a request that is one plain operation to the engine, or to the backlog if it is full.
+    #[inline(always)]
+    pub(crate) fn issue_whole<E: Engine>(&mut self, engine: &mut E, tag: u16, request: &Request) {
+        if self.try_issue(engine, tag, &self.whole(request)).is_err() {
+            self.backlog.push_back(tag);
+        }
+    }
+
+    /// Hands what a slot is to do now to the engine, or to the backlog if it is full.
+    #[inline(never)]
+    pub(crate) fn issue<C, E: Engine>(&mut self, engine: &mut E, slots: &Slots<C>, tag: u16) {
+        if self.try_issue(engine, tag, &self.operation(slots, tag)).is_err() {
+            self.backlog.push_back(tag);
+        }
+    }
+
+    #[inline(always)]
+    fn try_issue<E: Engine>(
+        &mut self,
+        engine: &mut E,
+        tag: u16,
+        operation: &Operation<'_>,
+    ) -> Result<(), Full> {
+        let Operation { op, range, segments } = *operation;
+        let extent = self.disk.extent(range);
+        debug_assert_eq!(extent.len, range.len(), "an operation lies in one extent");
+        let io = Io {
+            tag: self.tag_base | u64::from(tag),
+            op,
+            file: self.files[extent.file],
+            offset: extent.offset,
+            len: extent.len,
+            memory: IoMemory::Segments(segments),
+        };
+        // SAFETY: the slot owns the list of segments, and by the contract of `start` their memory,
+        // until the operation's result came back (Slot invariant 1); bounce pages are kept in the
+        // slot likewise. The file is attached as long as this queue exists.
+        let queued = unsafe { engine.queue(&io) };
+        if self.durable_writes && queued.is_ok() && op == IoOp::WriteDurable {
+            self.durable_bytes += extent.len;
+        }
+        queued
+    }
+
+    /// True if operations wait for room in the engine.
+    #[inline]
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Hands at most `budget` operations of the backlog to the engine. False if it is still full.
+    pub(crate) fn retry<C, E: Engine>(
+        &mut self,
+        engine: &mut E,
+        slots: &Slots<C>,
+        budget: usize,
+    ) -> bool {
+        for _ in 0..budget {
+            let Some(&tag) = self.backlog.front() else { break };
+            if self.try_issue(engine, tag, &self.operation(slots, tag)).is_err() {
+                return false;
+            }
+            self.backlog.pop_front();
+        }
+        true
+    }
+}

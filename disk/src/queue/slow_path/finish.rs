@@ -1,0 +1,173 @@
+//! The end of an operation on the slow path: the next piece, once more, an answer, an error.
+
+use super::SlowPath;
+use crate::choices::CacheMode;
+use crate::queue::bounce;
+use crate::queue::dispatch::Dispatch;
+use crate::queue::slots::{Finished, Sighting, Stage};
+use ringway_aio::{Engine, IoOp};
+use ringway_core::{Op, Status};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How often an operation is begun again after EINTR or EAGAIN before the request fails.
+const RETRIES_MAX: u8 = 100;
+
+impl SlowPath {
+    /// Takes the result of an operation that was not simply all of a request. Gives the answer, once
+    /// the request is done.
+    pub(crate) fn finish<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+        result: i32,
+    ) -> Option<Finished<C>> {
+        let slot = d.slots.get(tag);
+        if slot.stage.is_request() {
+            if i64::from(result) == slot.request.range.len().cast_signed() {
+                return Some(d.slots.retire(tag, Status::Ok));
+            }
+            leave_whole(d, tag);
+        }
+        let Ok(moved) = u64::try_from(result) else {
+            return self.failed(d, tag, result.saturating_neg());
+        };
+        let (slot, slow) = d.slots.both(tag);
+        match slot.stage {
+            Stage::ModifyRead if moved == slow.range.len() => {
+                bounce::fill(d, tag);
+                d.issue(tag);
+                return None;
+            }
+            Stage::Erase => {
+                slot.done = slot.request.range.len();
+                return self.made(d, tag);
+            }
+            Stage::Sync => return Some(self.synced(d, tag)),
+            _ => {}
+        }
+        let advanced = bounce::take_moved(d, tag, moved);
+        if advanced == 0 {
+            return self.nothing_moved(d, tag, moved);
+        }
+        let (slot, slow) = d.slots.both(tag);
+        let range = slot.request.range;
+        slot.done += advanced;
+        if slot.done >= range.len() {
+            return self.made(d, tag);
+        }
+        if advanced < slow.piece {
+            // The rest of a short transfer may begin anywhere in a block.
+            let block = u64::from(d.issuer.disk.alignment.offset);
+            slow.bounce |= !(range.offset() + slot.done).is_multiple_of(block);
+            d.slots.stats.continued += 1;
+        }
+        self.bounce.release(d, tag);
+        self.advance(d, tag);
+        None
+    }
+
+    /// An operation ended well without a byte of the request.
+    #[cold]
+    fn nothing_moved<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+        moved: u64,
+    ) -> Option<Finished<C>> {
+        // Less came than the part of a block before the request: the same once more.
+        if moved > 0 && d.slots.slow(tag).retries < RETRIES_MAX {
+            d.slots.both(tag).1.retries += 1;
+            d.slots.stats.continued += 1;
+            d.issue(tag);
+            return None;
+        }
+        // The file ends here, or the disk takes nothing. Not again.
+        d.note_failure(tag, None);
+        Some(self.end(d, tag, Status::IoError))
+    }
+
+    /// A sync ended well.
+    fn synced<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Finished<C> {
+        // Of several syncs at a time the host tells only one that it failed.
+        let failed = d.issuer.disk.flush_failed.load(Relaxed);
+        if failed {
+            d.note_failure(tag, None);
+        }
+        self.end(d, tag, if failed { Status::IoError } else { Status::Ok })
+    }
+
+    /// All bytes are where they belong: make them durable if that is owed, and answer.
+    fn made<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Option<Finished<C>> {
+        // Durable writes were durable one by one; erasing by the file was not.
+        if d.issuer.durable_writes && d.slots.get(tag).stage == Stage::Erase {
+            self.sync(d, tag);
+            return None;
+        }
+        Some(self.end(d, tag, Status::Ok))
+    }
+
+    #[cold]
+    fn failed<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+        errno: i32,
+    ) -> Option<Finished<C>> {
+        let cache = d.issuer.disk.cache;
+        let (slot, slow) = d.slots.both(tag);
+        let stage = slot.stage;
+        match errno {
+            libc::EINTR | libc::EAGAIN if slow.retries < RETRIES_MAX => {
+                slow.retries += 1;
+                d.slots.stats.continued += 1;
+                if stage == Stage::Part {
+                    self.advance(d, tag);
+                } else {
+                    d.issue(tag);
+                }
+                None
+            }
+            // The file does not take this memory after all: it does take ours.
+            libc::EINVAL if stage == Stage::Part && cache == CacheMode::None && !slow.bounce => {
+                slow.bounce = true;
+                self.advance(d, tag);
+                None
+            }
+            libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV if stage == Stage::Erase => {
+                if slot.request.op == Op::Discard {
+                    return Some(self.end(d, tag, Status::Ok));
+                }
+                self.erase_by_writing(d, tag);
+                None
+            }
+            _ => {
+                let data = matches!(stage, Stage::Part | Stage::BounceWrite);
+                if stage == Stage::Sync || (data && was_sync(cache, slow.op, errno)) {
+                    d.issuer.disk.flush_has_failed();
+                }
+                d.note_failure(tag, Some(errno));
+                Some(self.end(d, tag, Status::IoError))
+            }
+        }
+    }
+}
+
+/// True if a write that failed so failed in the sync that makes it durable. After a failed sync the
+/// kernel forgets which pages were not written: only reopening the disk makes a later success mean
+/// anything. Only EIO is the sync's alone: a full disk refuses the write itself, and may have room
+/// again. Past the page cache nothing is forgotten.
+pub(crate) fn was_sync(cache: CacheMode, op: IoOp, errno: i32) -> bool {
+    op == IoOp::WriteDurable && cache != CacheMode::None && errno == libc::EIO
+}
+
+/// A request that was one plain operation goes on by the slow path.
+fn leave_whole<C, E>(d: &mut Dispatch<'_, C, E>, tag: u16) {
+    let (slot, slow) = d.slots.both(tag);
+    slow.op = d.issuer.data_op(slot.request.op).into();
+    (slow.retries, slow.counted, slow.bounce) = (0, false, false);
+    slow.piece = slot.request.range.len();
+    if slot.stage == Stage::Whole {
+        slow.seen = Sighting::default();
+    }
+    slot.stage = Stage::Part;
+}
