@@ -159,7 +159,8 @@ pub fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
 
 /// The words for a path, for the command line.
 pub fn paths() -> impl TypedValueParser<Value = SchedulerMode> {
-    PossibleValuesParser::new(SchedulerMode::ALL.map(SchedulerMode::name)).try_map(|word| word.parse())
+    PossibleValuesParser::new(SchedulerMode::ALL.map(SchedulerMode::name))
+        .try_map(|word| word.parse())
 }
 
 fn queues(word: &str) -> Result<u16, String> {
