@@ -99,7 +99,7 @@ impl Bells {
     ///
     /// # Errors
     /// Only if the set is beyond use.
-    pub fn look(&mut self, counters: &mut Counters) -> io::Result<()> {
+    pub fn poll(&mut self, counters: &mut Counters) -> io::Result<()> {
         self.collect(Some(Duration::ZERO), counters)
     }
 
@@ -185,7 +185,7 @@ mod tests {
         for _ in 0..3 {
             bells.wait(None, &mut counters).unwrap();
             bells.take(&mut rung);
-            bells.look(&mut counters).unwrap();
+            bells.poll(&mut counters).unwrap();
             assert!(!bells.any(), "an edge shows once");
             sys::ring(fd.as_raw_fd());
         }

@@ -38,10 +38,10 @@ pub struct Limits {
 
 impl Limits {
     /// `UIO_MAXIOV`: the most segments the kernel takes in one operation.
-    pub const MAX_SEGMENTS: usize = 1024;
+    const MAX_SEGMENTS: usize = 1024;
     /// `MAX_RW_COUNT` for 4 KiB pages, and less than it for larger ones: the most bytes the kernel
     /// moves in one operation.
-    pub const MAX_BYTES: u32 = 0x7fff_f000;
+    const MAX_BYTES: u32 = 0x7fff_f000;
 
     /// All operations, `depth` of them at a time, each as large as the kernel takes it; no registered
     /// buffers and no commands.
@@ -237,7 +237,7 @@ pub trait Engine: Send {
     ///
     /// # Errors
     /// Only if the engine is beyond use.
-    fn look(&mut self) -> io::Result<()> {
+    fn poll_doorbells(&mut self) -> io::Result<()> {
         Ok(())
     }
 
@@ -301,8 +301,8 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
         (**self).reap(out)
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        (**self).look()
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        (**self).poll_doorbells()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

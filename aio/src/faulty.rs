@@ -206,8 +206,8 @@ impl<E: Engine, F: Choose> Engine for Faulty<E, F> {
         out.done.len() - before
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.inner.look()
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.inner.poll_doorbells()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

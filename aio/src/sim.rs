@@ -253,8 +253,8 @@ impl<E: Engine> Engine for Sim<E> {
         out.done.len() - before
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.inner.look()
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.inner.poll_doorbells()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -262,7 +262,7 @@ impl<E: Engine> Engine for Sim<E> {
         self.advance(now);
         let next = self.due.peek().map(|Reverse((end, _))| end.saturating_duration_since(now));
         if next.is_some_and(|left| left < SHORTEST_SLEEP) {
-            return self.inner.look();
+            return self.inner.poll_doorbells();
         }
         // The earlier of the two, where nothing is later than anything.
         self.inner.wait(next.into_iter().chain(timeout).min())

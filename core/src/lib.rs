@@ -1,7 +1,28 @@
 //! The vocabulary of Ringway: requests, geometry, tags and guest memory.
 //!
-//! Floor 0 of the house. Every other crate speaks these words; wire formats (virtio, blkif, io_uring)
-//! are translated at the door of the crate that knows them and never come in here.
+//! ```
+//! use ringway_core::{ByteRange, Op, Request, Segment, TagList};
+//!
+//! // What a guest asks for: sectors 8 to 15, to be read into memory of two pieces.
+//! let mut bytes = [0u8; 4096];
+//! let mut request = Request::with_capacity(2);
+//! request.op = Op::Read;
+//! request.range = ByteRange::from_sector(8, 8 * 512).expect("within 64 bits");
+//! for half in bytes.chunks_mut(2048) {
+//!     assert!(request.segments.push(Segment { base: half.as_mut_ptr(), len: half.len() }));
+//! }
+//! assert_eq!((request.range.offset(), request.segments.bytes()), (4096, 4096));
+//!
+//! // Requests are found by small numbers; no number free means wait.
+//! let mut tags = TagList::new(1);
+//! let tag = tags.acquire().expect("one is free");
+//! assert_eq!(tags.acquire(), None);
+//! tags.release(tag);
+//! ```
+//!
+//! Every other crate speaks these words; wire formats (virtio, blkif, io_uring) are translated in the
+//! crate that knows them. [`mem`] has the memory: a guest's ([`mem::GuestMap`]), which may vanish under
+//! the reader without ending the process, and our own ([`mem::Pool`]).
 
 pub mod file;
 pub mod geometry;

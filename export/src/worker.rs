@@ -153,7 +153,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
-            self.engine.look()?;
+            self.engine.poll_doorbells()?;
         }
         let commanded = self.inbox.is_pending();
         if commanded {

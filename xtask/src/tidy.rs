@@ -128,7 +128,6 @@ const FOR_STRANGERS: &[(&str, &str)] = &[
     ("flush_fails", "whether a disk has lost writes"),
     ("includes", "what a permission is for"),
     ("lane_stats", "counters of one queue"),
-    ("max_pages", "a bound of one device"),
     ("may_merge", "what a measurement says"),
     ("of_bytes", "the judgement alone, for bytes that came another way"),
     ("reads_ring", "which of two ways an engine takes"),

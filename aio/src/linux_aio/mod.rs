@@ -204,7 +204,7 @@ impl Engine for LinuxAio {
         }
         if was_listening && !self.listening {
             // If the set is beyond use, `wait` says so.
-            let _ = self.bells.look(&mut self.counters);
+            let _ = self.bells.poll(&mut self.counters);
             self.bells.take(&mut out.rung);
         }
         let found = out.done.len() - before;
@@ -215,8 +215,8 @@ impl Engine for LinuxAio {
         found
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.bells.look(&mut self.counters)
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.bells.poll(&mut self.counters)
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

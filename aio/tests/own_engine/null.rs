@@ -96,8 +96,8 @@ impl Engine for Null {
         found
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.bells.look(&mut self.counters)
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.bells.poll(&mut self.counters)
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

@@ -207,7 +207,7 @@ impl Translator {
 
     /// Adds the pages of `len` bytes at `guest` that are not known to those that are missed.
     #[cold]
-    pub fn look_ahead(&mut self, guest: u64, len: u32, access: Access) {
+    pub fn note_misses(&mut self, guest: u64, len: u32, access: Access) {
         let Some(iommu) = &mut self.iommu else { return };
         let mut at = guest;
         let Some(last) = u64::from(len).checked_sub(1).and_then(|n| guest.checked_add(n)) else {
@@ -287,7 +287,7 @@ impl Translator {
         let found = iommu.table.find_for(guest, access).copied();
         let Some(range) = found.filter(|range| last <= range.last) else {
             // Perhaps all of it is known, only not as one piece.
-            self.look_ahead(guest, len, access);
+            self.note_misses(guest, len, access);
             return None;
         };
         if range.permission == Permission::BOTH {

@@ -242,12 +242,6 @@ impl<C> BlkifQueue<C> {
         self.ring.size()
     }
 
-    /// The most pages that the buffers of a request may touch.
-    #[must_use]
-    pub fn max_pages(&self) -> usize {
-        self.most
-    }
-
     #[cfg(test)]
     pub(super) fn link(&self) -> Arc<Link> {
         Arc::clone(&self.link)

@@ -135,7 +135,7 @@ impl Back {
         &mut self,
         grants: &mut impl Grants,
     ) -> Result<Option<(Token, Result<&Asked, Refused>)>, Broken> {
-        if self.req_next == self.req_seen && !self.look()? {
+        if self.req_next == self.req_seen && !self.read_request_index()? {
             return Ok(None);
         }
         let slot = self.ring.read(self.req_next);
@@ -147,7 +147,7 @@ impl Back {
 
     /// Reads `req_prod`; true if there are new requests.
     #[inline]
-    fn look(&mut self) -> Result<bool, Broken> {
+    fn read_request_index(&mut self) -> Result<bool, Broken> {
         // Acquire: what the front side wrote before the index is visible after this load.
         let to = self.ring.req_prod().load(Acquire);
         let (from, size) = (self.req_next, self.ring.size());
@@ -300,7 +300,7 @@ impl Back {
         // The wish must be visible before the index is read again; pairs with the fence in
         // Front::publish.
         fence(SeqCst);
-        Ok(if self.look()? { Armed::WorkArrived } else { Armed::Quiet })
+        Ok(if self.read_request_index()? { Armed::WorkArrived } else { Armed::Quiet })
     }
 
     /// Asks for no notifications while polling. Nothing needs to be done: the event index stays

@@ -263,7 +263,7 @@ impl Front {
     /// [`BackFault`] ends the ring: it would be reported again and again.
     #[inline]
     pub fn pop_response(&mut self) -> Result<Option<Answer>, BackFault> {
-        if self.rsp_next == self.rsp_seen && !self.look()? {
+        if self.rsp_next == self.rsp_seen && !self.read_response_index()? {
             return Ok(None);
         }
         let (id, answered, status) = self.ring.read_response(self.rsp_next);
@@ -290,7 +290,7 @@ impl Front {
 
     /// Reads `rsp_prod`; true if answers arrived.
     #[inline]
-    fn look(&mut self) -> Result<bool, BackFault> {
+    fn read_response_index(&mut self) -> Result<bool, BackFault> {
         // Acquire: what the back side wrote before the index is visible after this load.
         let to = self.ring.rsp_prod().load(Acquire);
         let from = self.rsp_next;
@@ -308,7 +308,7 @@ impl Front {
     /// [`BackFault`] ends the ring.
     #[inline]
     pub fn has_responses(&mut self, count: u32) -> Result<bool, BackFault> {
-        self.look()?;
+        self.read_response_index()?;
         let awaited = self.req_published.wrapping_sub(self.rsp_next);
         Ok(self.rsp_seen.wrapping_sub(self.rsp_next) >= count.clamp(1, awaited.max(1)))
     }

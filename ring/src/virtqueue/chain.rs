@@ -90,11 +90,12 @@ impl Chain {
         self.clear();
     }
 
-    /// Puts a chain together by hand, for tests and fuzzers: first what the device reads, then what
+    /// Puts a chain together by hand (with the feature `assemble`, for tests and fuzzers): first what the device reads, then what
     /// it writes, as (address, length).
     ///
     /// # Errors
     /// As [`Chain`] checks what it reads from a ring.
+    #[cfg(feature = "assemble")]
     pub fn assemble(
         &mut self,
         readable: &[(u64, u32)],
@@ -119,9 +120,9 @@ impl Chain {
 
     /// Notes which pages of all buffers are not known to a translator behind an IOMMU.
     #[cold]
-    pub fn look_ahead(&self, mem: &mut Translator) {
+    pub fn note_misses(&self, mem: &mut Translator) {
         for (descs, access) in [(self.readable(), Access::Read), (self.writable(), Access::Write)] {
-            descs.iter().for_each(|desc| mem.look_ahead(desc.addr, desc.len, access));
+            descs.iter().for_each(|desc| mem.note_misses(desc.addr, desc.len, access));
         }
     }
 

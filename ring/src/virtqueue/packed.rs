@@ -128,7 +128,7 @@ impl PackedDevice {
         &mut self,
         mem: &mut Translator,
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
-        let Some(first) = self.look() else {
+        let Some(first) = self.next_available() else {
             self.idle = true;
             return Ok(None);
         };
@@ -150,7 +150,7 @@ impl PackedDevice {
         self.taken += length;
         self.next = at;
         // Only of a batch: the driver is about to write the descriptors behind a single chain.
-        if self.look().is_some() {
+        if self.next_available().is_some() {
             if std::mem::take(&mut self.idle) {
                 for ahead in 0..AHEAD {
                     self.prefetch(ahead.saturating_mul(length), mem);
@@ -192,7 +192,7 @@ impl PackedDevice {
 
     /// The next descriptor, if the driver has made it available.
     #[inline]
-    fn look(&self) -> Option<Word> {
+    fn next_available(&self) -> Option<Word> {
         // Acquire: what the driver wrote before it marked the descriptor is visible after this load.
         let word = Word(self.ring.word(self.next.index()).load(Acquire));
         self.next.is_available(word.flags()).then_some(word)
@@ -290,7 +290,7 @@ impl PackedDevice {
     #[inline]
     #[must_use]
     pub fn has_work(&self) -> bool {
-        self.look().is_some()
+        self.next_available().is_some()
     }
 
     /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
@@ -301,7 +301,7 @@ impl PackedDevice {
         // The wish must be visible before the descriptor is read again; pairs with the driver's fence
         // between its mark and its load of the wish.
         fence(SeqCst);
-        if self.look().is_some() { Armed::WorkArrived } else { Armed::Quiet }
+        if self.next_available().is_some() { Armed::WorkArrived } else { Armed::Quiet }
     }
 
     /// Asks the driver not to kick: the device is polling.

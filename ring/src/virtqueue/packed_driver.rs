@@ -295,7 +295,7 @@ impl PackedDriver {
     /// [`DeviceFault`] ends the queue: it would be reported again and again.
     #[inline(always)]
     pub fn pop_used(&mut self) -> Result<Option<Used>, DeviceFault> {
-        let Some(word) = self.look(self.used) else { return Ok(None) };
+        let Some(word) = self.used_at(self.used) else { return Ok(None) };
         let (head, descs) = self.judge(word)?;
         let own = &mut self.own[usize::from(head)];
         *own = Own { next: self.free_id, descs: 0 };
@@ -308,7 +308,7 @@ impl PackedDriver {
 
     /// The descriptor at `at`, if the device has used it.
     #[inline]
-    fn look(&self, at: Position) -> Option<Word> {
+    fn used_at(&self, at: Position) -> Option<Word> {
         // A device that uses what it was not shown would let us free what is not visible yet.
         if self.in_flight == self.added {
             return None;
@@ -337,7 +337,7 @@ impl PackedDriver {
     pub fn has_used(&mut self, count: u16) -> Result<bool, DeviceFault> {
         let mut at = self.used;
         for left in (0..count.clamp(1, self.in_flight.max(1))).rev() {
-            let Some(word) = self.look(at) else { return Ok(false) };
+            let Some(word) = self.used_at(at) else { return Ok(false) };
             if left > 0 {
                 at.advance(self.judge(word)?.1, self.ring.size());
             }
@@ -360,7 +360,7 @@ impl PackedDriver {
         loop {
             // Those that came back are as long as they are: a place that the device has passed
             // already would never be passed again.
-            while let Some(word) = self.look(at) {
+            while let Some(word) = self.used_at(at) {
                 left -= 1;
                 if left == 0 {
                     return Ok(Armed::WorkArrived);
@@ -381,7 +381,7 @@ impl PackedDriver {
             // The wish must be visible before the descriptor is read again; pairs with the fence in
             // PackedDevice::publish.
             fence(SeqCst);
-            if self.look(at).is_none() {
+            if self.used_at(at).is_none() {
                 return Ok(Armed::Quiet);
             }
         }

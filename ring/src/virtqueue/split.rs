@@ -146,7 +146,7 @@ impl SplitDevice {
     ) -> Result<Option<(Head, Result<&Chain, ChainError>)>, Broken> {
         if self.next_avail == self.avail_seen {
             prefetch(self.last);
-            if !self.look()? {
+            if !self.read_avail_index()? {
                 return Ok(None);
             }
             for ahead in 0..AHEAD {
@@ -195,7 +195,7 @@ impl SplitDevice {
 
     /// Reads the available index; true if there are new chains.
     #[inline]
-    fn look(&mut self) -> Result<bool, Broken> {
+    fn read_avail_index(&mut self) -> Result<bool, Broken> {
         // Acquire: what the driver wrote before the index is visible after this load.
         let idx = self.ring.avail_idx().load(Acquire);
         let new = idx.wrapping_sub(self.next_avail);
@@ -283,7 +283,7 @@ impl SplitDevice {
         // The wish must be visible before the index is read again; pairs with the driver's fence
         // between its store of the index and its load of the wish.
         fence(SeqCst);
-        Ok(if self.look()? { Armed::WorkArrived } else { Armed::Quiet })
+        Ok(if self.read_avail_index()? { Armed::WorkArrived } else { Armed::Quiet })
     }
 
     /// Asks the driver not to kick: the device is polling. With EVENT_IDX nothing needs to be done,

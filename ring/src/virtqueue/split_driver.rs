@@ -308,7 +308,7 @@ impl SplitDriver {
     /// [`DeviceFault`] ends the queue: it would be reported again and again.
     #[inline(always)]
     pub fn pop_used(&mut self) -> Result<Option<Used>, DeviceFault> {
-        if self.next_used == self.used_seen && !self.look()? {
+        if self.next_used == self.used_seen && !self.read_used_index()? {
             return Ok(None);
         }
         // SAFETY: the entry lies in the used ring (SplitMemory invariant 1). Volatile: a device may
@@ -334,7 +334,7 @@ impl SplitDriver {
 
     /// Reads the used index; true if chains came back.
     #[inline]
-    fn look(&mut self) -> Result<bool, DeviceFault> {
+    fn read_used_index(&mut self) -> Result<bool, DeviceFault> {
         // Acquire: what the device wrote before the index is visible after this load.
         let idx = self.ring.used_idx().load(Acquire);
         let new = idx.wrapping_sub(self.next_used);
@@ -352,7 +352,7 @@ impl SplitDriver {
     /// [`DeviceFault`] ends the queue.
     #[inline]
     pub fn ready(&mut self) -> Result<u16, DeviceFault> {
-        self.look()?;
+        self.read_used_index()?;
         Ok(self.used_seen.wrapping_sub(self.next_used))
     }
 

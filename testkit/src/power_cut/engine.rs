@@ -138,9 +138,9 @@ impl Engine for PowerCutEngine {
         found
     }
 
-    fn look(&mut self) -> io::Result<()> {
+    fn poll_doorbells(&mut self) -> io::Result<()> {
         match &mut self.bells {
-            Some(bells) => bells.look(&mut self.counters),
+            Some(bells) => bells.poll(&mut self.counters),
             None => Ok(()),
         }
     }
@@ -148,7 +148,7 @@ impl Engine for PowerCutEngine {
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         if self.in_flight > 0 {
             std::thread::yield_now();
-            return self.look();
+            return self.poll_doorbells();
         }
         match &mut self.bells {
             Some(bells) => bells.wait(timeout, &mut self.counters),

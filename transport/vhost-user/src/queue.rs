@@ -205,9 +205,9 @@ impl Queue {
 
 /// Names all pages of a chain that are missing, so that they come together.
 #[cold]
-fn look_ahead(chain: &Chain, memory: &mut Translator) {
+fn note_misses(chain: &Chain, memory: &mut Translator) {
     if memory.missed().is_some() {
-        chain.look_ahead(memory);
+        chain.note_misses(memory);
     }
 }
 
@@ -242,7 +242,7 @@ impl RequestQueue for Queue {
                         return Ok(Pop::Request(Token::new(head, decoded.status_at)));
                     }
                     Err(status) => {
-                        look_ahead(chain, &mut self.memory);
+                        note_misses(chain, &mut self.memory);
                         (decoded.status_at, status)
                     }
                 }

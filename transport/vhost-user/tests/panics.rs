@@ -93,8 +93,8 @@ impl Engine for Panicking {
         self.inner.reap(out)
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.inner.look()
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.inner.poll_doorbells()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
