@@ -4,7 +4,8 @@ use super::{Answer, Protocol, Refusal, Session};
 use crate::iommu::{self, Iommu, IommuError, Told};
 use crate::message::Message;
 use crate::received;
-use crate::vring::{StartError, Vring};
+use crate::start::StartError;
+use crate::vring::Vring;
 use ringway_core::mem::{HostRange, Miss, Translation};
 use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
 use ringway_ring::virtqueue::{Areas, Format};
@@ -59,7 +60,7 @@ impl Session<'_> {
         let addresses = addresses.ok_or(StartError::NotShared("descriptor ring"))?;
         let needed = Protocol::BACKEND_REQ | Protocol::REPLY_ACK;
         if !self.protocol.contains(needed) || self.backend_channel.is_none() {
-            return Err(StartError::Iommu(IommuError::NoChannel));
+            return Err(StartError::NoChannel);
         }
         let areas = iommu.areas(at, addresses, format)?;
         self.ask_front_end();

@@ -3,7 +3,8 @@
 use super::{Answer, Refusal, Session, fresh_vrings};
 use crate::message::{Message, VRING_NO_FD};
 use crate::queue::Queue;
-use crate::vring::{StartError, UserAddresses, Vring};
+use crate::start::{StartError, UserAddresses};
+use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
 use ringway_export::{Bell, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{

@@ -1,7 +1,8 @@
 //! How the queues of a front-end are made, started, drained and let go.
 
 use super::{Place, Refusal, Session};
-use crate::host::{Domain, GrantMapping};
+use crate::domain::Domain;
+use crate::host::GrantMapping;
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
