@@ -4,7 +4,7 @@ use super::inflight::Part;
 use super::queue::Queue;
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
-use ringway_export::{Bell, LaneId, QueueLifecycle};
+use ringway_export::{Bell, QueueId, QueueLifecycle};
 use ringway_ring::virtqueue::{Areas, Format};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ pub(super) struct Vring {
     /// It has run in this connection: what it goes on with is this connection's own.
     pub(super) has_run: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
-    pub(super) lane: Option<LaneId>,
+    pub(super) worker_queue: Option<QueueId>,
 }
 
 impl Vring {
     pub(super) fn is_running(&self) -> bool {
-        self.lane.is_some()
+        self.worker_queue.is_some()
     }
 
     /// True once everything is known that a queue needs to run.
@@ -78,7 +78,7 @@ impl Vring {
 
     /// Takes back what the worker had.
     pub(super) fn take_back(&mut self, queue: Queue) {
-        self.lane = None;
+        self.worker_queue = None;
         self.base = Some(queue.base());
         self.drained = queue.backlog() == 0;
         let (kick, call) = queue.into_fds();

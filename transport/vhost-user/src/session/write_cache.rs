@@ -128,8 +128,8 @@ impl Session<'_> {
     fn pass_durability_on(&self) -> Result<(), Refusal> {
         let durable = self.durable_writes();
         for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
+            if let Some(id) = vring.worker_queue {
+                self.export.worker(at).set_durable(id, durable).map_err(Refusal::Worker)?;
             }
         }
         Ok(())
