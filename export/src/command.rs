@@ -13,7 +13,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Names a queue on its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LaneId(pub u32);
+pub struct QueueId(pub u32);
 
 /// A queue that was taken off its worker: nothing is in flight, nothing will be written.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Stopped<Q> {
 #[derive(Clone, Debug)]
 pub struct Looked {
     /// Its name on its worker.
-    pub lane: LaneId,
+    pub id: QueueId,
     /// The disk it belongs to.
     pub disk: Arc<Disk>,
     /// Its requests that are in flight for too long.
@@ -71,21 +71,21 @@ pub(crate) enum Command<Q> {
         disk: Arc<Disk>,
         durable: bool,
         alarm: Raise,
-        reply: SyncSender<io::Result<LaneId>>,
+        reply: SyncSender<io::Result<QueueId>>,
     },
     /// Take no more requests from a queue; answer once nothing is in flight.
-    Stop { lane: LaneId, reply: SyncSender<Stopped<Q>> },
+    Stop { id: QueueId, reply: SyncSender<Stopped<Q>> },
     /// Answer once nothing of `disk` is in flight beyond `end` bytes; new requests are taken.
     Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
     /// Answer once no request of a queue is in flight that uses memory in one of these ranges; new
     /// requests are taken.
-    Unused { lane: LaneId, ranges: Vec<HostRange>, reply: SyncSender<()> },
+    Unused { id: QueueId, ranges: Vec<HostRange>, reply: SyncSender<()> },
     /// Change something about a ring, for example whom to call.
-    Edit { lane: LaneId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
+    Edit { id: QueueId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
-    SetDurable { lane: LaneId, durable: bool, reply: SyncSender<()> },
+    SetDurable { id: QueueId, durable: bool, reply: SyncSender<()> },
     /// Report on one queue.
-    LaneStats { lane: LaneId, reply: SyncSender<DiskStats> },
+    QueueStats { id: QueueId, reply: SyncSender<DiskStats> },
     /// Report.
     Stats { reply: SyncSender<WorkerStats> },
     /// Look for requests that are overdue and kicks that were lost.
@@ -180,7 +180,13 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// What the host says, or that the worker has ended.
-    pub fn add(&self, ring: Q, disk: Arc<Disk>, durable: bool, alarm: Raise) -> io::Result<LaneId> {
+    pub fn add(
+        &self,
+        ring: Q,
+        disk: Arc<Disk>,
+        durable: bool,
+        alarm: Raise,
+    ) -> io::Result<QueueId> {
         self.ask(|reply| Command::Add { ring, disk, durable, alarm, reply })?
     }
 
@@ -188,9 +194,9 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn stop(&self, lane: LaneId) -> io::Result<Receiver<Stopped<Q>>> {
+    pub fn stop(&self, id: QueueId) -> io::Result<Receiver<Stopped<Q>>> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Stop { lane, reply })?;
+        self.send(Command::Stop { id, reply })?;
         Ok(answer)
     }
 
@@ -210,9 +216,9 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn unused(&self, lane: LaneId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
+    pub fn unused(&self, id: QueueId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Unused { lane, ranges, reply })?;
+        self.send(Command::Unused { id, ranges, reply })?;
         Ok(answer)
     }
 
@@ -221,8 +227,8 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn edit(&self, lane: LaneId, edit: impl FnOnce(&mut Q) + Send + 'static) -> io::Result<()> {
-        self.ask(|reply| Command::Edit { lane, edit: Box::new(edit), reply })
+    pub fn edit(&self, id: QueueId, edit: impl FnOnce(&mut Q) + Send + 'static) -> io::Result<()> {
+        self.ask(|reply| Command::Edit { id, edit: Box::new(edit), reply })
     }
 
     /// Sets whether a queue's writes must be durable before they complete; returns once requests
@@ -230,16 +236,16 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn set_durable(&self, lane: LaneId, durable: bool) -> io::Result<()> {
-        self.ask(|reply| Command::SetDurable { lane, durable, reply })
+    pub fn set_durable(&self, id: QueueId, durable: bool) -> io::Result<()> {
+        self.ask(|reply| Command::SetDurable { id, durable, reply })
     }
 
     /// Asks for one queue's counts.
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn lane_stats(&self, lane: LaneId) -> io::Result<DiskStats> {
-        self.ask(|reply| Command::LaneStats { lane, reply })
+    pub fn queue_stats(&self, id: QueueId) -> io::Result<DiskStats> {
+        self.ask(|reply| Command::QueueStats { id, reply })
     }
 
     /// Asks for the worker's counts.

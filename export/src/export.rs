@@ -11,7 +11,7 @@ pub use image_lock::{LockWait, Names};
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
-use crate::command::{Handle, LaneId, Stopped};
+use crate::command::{Handle, QueueId, Stopped};
 use crate::door::Door;
 use crate::limit::Limits;
 use crate::penalty::Penalty;
@@ -53,7 +53,7 @@ pub struct Export<Q> {
     /// The connections that are open; a daemon has at most one of each disk.
     doors: Mutex<Vec<Arc<Door>>>,
     /// Queues that run: index, worker, and their name there.
-    running: Mutex<Vec<(usize, usize, LaneId)>>,
+    running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.
     gone: Mutex<DiskStats>,
     /// Takes no requests.
@@ -217,14 +217,14 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// A queue runs.
-    pub fn started(&self, queue: usize, lane: LaneId) {
-        lock(&self.running).push((queue, self.worker_index(queue), lane));
+    pub fn started(&self, queue: usize, id: QueueId) {
+        lock(&self.running).push((queue, self.worker_index(queue), id));
     }
 
     /// It is to stop: it is reported no more.
-    pub fn stopping(&self, queue: usize, lane: LaneId) {
+    pub fn stopping(&self, queue: usize, id: QueueId) {
         let worker = self.worker_index(queue);
-        lock(&self.running).retain(|&running| running != (queue, worker, lane));
+        lock(&self.running).retain(|&running| running != (queue, worker, id));
     }
 
     /// It has stopped, with these counts.

@@ -24,7 +24,7 @@ mod worker;
 
 pub use answer::{AnswerDue, abandon};
 pub use command::{
-    Alarm, Findings, Handle, Inbox, LaneId, Looked, Raise, Rouse, Stopped, command_channel,
+    Alarm, Findings, Handle, Inbox, Looked, QueueId, Raise, Rouse, Stopped, command_channel,
 };
 pub use door::{Door, Order};
 pub use export::{
@@ -43,5 +43,5 @@ pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 pub use ring_bell::{Bell, watchdog_signal};
 pub use rings::Rings;
 pub use sampler::Latency;
-pub use stats::{LaneStats, WorkerStats};
+pub use stats::{QueueStats, WorkerStats};
 pub use worker::Worker;

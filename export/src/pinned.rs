@@ -17,7 +17,7 @@ pub(crate) struct Pinned {
 }
 
 impl Pinned {
-    /// Tells the engine of `maps`, the memory of all present lanes, if that is a change.
+    /// Tells the engine of `maps`, the memory of all present queues, if that is a change.
     pub(crate) fn update<'a, E: Engine>(
         &mut self,
         engine: &mut E,

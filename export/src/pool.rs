@@ -39,7 +39,7 @@ pub struct PoolOptions {
     pub pin_memory: bool,
     /// Whether io_uring polls devices for completions, of disks that can be polled.
     pub iopoll: bool,
-    /// Whether workers time one request of many, for [`crate::LaneStats::latency`].
+    /// Whether workers time one request of many, for [`crate::QueueStats::latency`].
     pub sample_latency: bool,
 }
 

@@ -1,6 +1,6 @@
 //! What workers count: plain integers, read by asking the worker.
 
-use crate::command::LaneId;
+use crate::command::QueueId;
 use crate::sampler::Latency;
 use hdrhistogram::Histogram;
 use ringway_aio::Counters;
@@ -43,14 +43,14 @@ pub struct WorkerStats {
     /// CPU time it has used, spinning included.
     pub cpu: Duration,
     /// The queues it serves now.
-    pub lanes: Vec<LaneStats>,
+    pub queues: Vec<QueueStats>,
 }
 
 /// One queue, as its worker sees it.
 #[derive(Clone, Debug)]
-pub struct LaneStats {
+pub struct QueueStats {
     /// Its name there.
-    pub lane: LaneId,
+    pub id: QueueId,
     /// The disk it belongs to.
     pub disk: Arc<Disk>,
     /// Descriptors of its ring.
@@ -90,7 +90,7 @@ impl Default for WorkerStats {
             spun: Duration::ZERO,
             age: Duration::ZERO,
             cpu: Duration::ZERO,
-            lanes: Vec::new(),
+            queues: Vec::new(),
         }
     }
 }
@@ -129,6 +129,6 @@ impl WorkerStats {
         self.spun += other.spun;
         self.age = self.age.max(other.age);
         self.cpu += other.cpu;
-        self.lanes.extend_from_slice(&other.lanes);
+        self.queues.extend_from_slice(&other.queues);
     }
 }

@@ -5,9 +5,9 @@
 
 mod control;
 mod end;
-mod lane;
+mod queue;
 
-use crate::command::{Alarm, Inbox, LaneId, Raise, Rouse};
+use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
 use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
@@ -16,7 +16,7 @@ use crate::queue::{Armed, Broken, QueueLifecycle};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
 use control::Waiting;
-use lane::Lane;
+use queue::WorkerQueue;
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
@@ -37,16 +37,16 @@ const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
 /// Looks at the rings in between two turns while there is no work.
 const LINGER: u32 = 4;
 
-/// The doorbell of the inbox; lane *n* rings as *n* + 1.
+/// The doorbell of the inbox; queue *n* rings as *n* + 1.
 const INBOX_BELL: u32 = 0;
 
 /// One thread's engine and queues.
 ///
 /// # Invariants
-/// 1. Lane *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
+/// 1. WorkerQueue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
 pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
-    lanes: Vec<Option<Lane<Q>>>,
+    queues: Vec<Option<WorkerQueue<Q>>>,
     active: Vec<u32>,
     waiting: Vec<Waiting<Q>>,
     inbox: Inbox<Q>,
@@ -76,7 +76,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let depth = engine.limits().depth as usize;
         Ok(Self {
             engine,
-            lanes: Vec::new(),
+            queues: Vec::new(),
             active: Vec::with_capacity(64),
             waiting: Vec::new(),
             inbox,
@@ -122,9 +122,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     #[inline]
     fn keeps_spinning(&mut self) -> bool {
-        let (lanes, active) = (&self.lanes, &self.active);
+        let (queues, active) = (&self.queues, &self.active);
         let in_flight =
-            |id: u32| lanes[id as usize].as_ref().is_some_and(|lane| lane.disk.in_flight() > 0);
+            |id: u32| queues[id as usize].as_ref().is_some_and(|queue| queue.disk.in_flight() > 0);
         self.idle.keep_spinning(|| active.iter().any(|&id| in_flight(id)))
     }
 
@@ -134,7 +134,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         for _ in 0..LINGER {
             std::hint::spin_loop();
             for &id in &self.active {
-                if self.lanes[id as usize].as_ref().is_some_and(|lane| lane.ring.has_work()) {
+                if self.queues[id as usize].as_ref().is_some_and(|queue| queue.ring.has_work()) {
                     return;
                 }
             }
@@ -173,21 +173,22 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     fn pop_batch(&mut self) -> usize {
         let mut popped = 0;
         let mut at = 0;
-        // Another lane is first each turn: the engine's last free place goes to each in turn.
+        // Another queue is first each turn: the engine's last free place goes to each in turn.
         if self.active.len() > 1 {
             self.active.rotate_left(1);
         }
         while let Some(&id) = self.active.get(at) {
-            let Some(lane) = self.lanes[id as usize].as_mut() else {
+            let Some(queue) = self.queues[id as usize].as_mut() else {
                 self.active.swap_remove(at);
                 continue;
             };
-            let taken = lane.pop_batch(&mut self.engine);
-            lane.disk.unplug(&mut self.engine);
+            let taken = queue.pop_batch(&mut self.engine);
+            queue.disk.unplug(&mut self.engine);
             popped += taken;
-            lane.idle_turns = if taken > 0 { 0 } else { lane.idle_turns.saturating_add(1) };
-            if lane.idle_turns > IDLE_TURNS_MAX && !self.idle.never_sleeps() && lane.put_to_rest() {
-                lane.active = false;
+            queue.idle_turns = if taken > 0 { 0 } else { queue.idle_turns.saturating_add(1) };
+            if queue.idle_turns > IDLE_TURNS_MAX && !self.idle.never_sleeps() && queue.put_to_rest()
+            {
+                queue.active = false;
                 self.active.swap_remove(at);
                 continue;
             }
@@ -208,69 +209,69 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.reaped.clear();
         let count = self.engine.reap(&mut self.reaped);
         for &Done { tag, result } in &self.reaped.done {
-            // The tag is lane << 16 | slot (Worker invariant 1).
+            // The tag is queue << 16 | slot (Worker invariant 1).
             #[allow(clippy::cast_possible_truncation)]
-            let (lane, slot) = ((tag >> 16) as usize, tag as u16);
+            let (queue, slot) = ((tag >> 16) as usize, tag as u16);
             kill_point!(Completed);
-            if let Some(lane) = self.lanes[lane].as_mut()
-                && let Some(done) = lane.disk.finish(&mut self.engine, slot, result)
+            if let Some(queue) = self.queues[queue].as_mut()
+                && let Some(done) = queue.disk.finish(&mut self.engine, slot, result)
             {
-                lane.sampler.done(done.tag);
-                lane.ring.complete(done.context, done.status, done.written);
+                queue.sampler.done(done.tag);
+                queue.ring.complete(done.context, done.status, done.written);
             }
         }
         if count > 0 {
             self.stats.harvests.saturating_record(count as u64);
         }
         for at in 0..self.reaped.rung.len() {
-            if let Some(lane) = self.reaped.rung[at].checked_sub(1) {
-                if let Some(Some(lane)) = self.lanes.get_mut(lane as usize) {
-                    lane.kicks += 1;
+            if let Some(queue) = self.reaped.rung[at].checked_sub(1) {
+                if let Some(Some(queue)) = self.queues.get_mut(queue as usize) {
+                    queue.kicks += 1;
                 }
-                self.activate(lane);
+                self.activate(queue);
             }
         }
         count
     }
 
-    /// Makes the answers of every active lane visible.
+    /// Makes the answers of every active queue visible.
     fn publish(&mut self) {
         for &id in &self.active {
-            let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
-            while let Some(done) = lane.disk.take_late() {
-                lane.sampler.done(done.tag);
-                lane.ring.complete(done.context, done.status, done.written);
+            let Some(queue) = self.queues[id as usize].as_mut() else { continue };
+            while let Some(done) = queue.disk.take_late() {
+                queue.sampler.done(done.tag);
+                queue.ring.complete(done.context, done.status, done.written);
             }
-            if lane.idle_turns == 0 {
-                lane.lasting = lane.disk.in_flight() > 0;
+            if queue.idle_turns == 0 {
+                queue.lasting = queue.disk.in_flight() > 0;
             }
-            if lane.ring.publish().is_err() {
+            if queue.ring.publish().is_err() {
                 self.stats.lost_calls += 1;
             }
         }
     }
 
-    /// Puts a lane on the active list.
+    /// Puts a queue on the active list.
     fn activate(&mut self, id: u32) {
-        if let Some(Some(lane)) = self.lanes.get_mut(id as usize)
-            && !lane.active
+        if let Some(Some(queue)) = self.queues.get_mut(id as usize)
+            && !queue.active
         {
-            lane.active = true;
-            lane.idle_turns = 0;
-            lane.ring.disarm();
+            queue.active = true;
+            queue.idle_turns = 0;
+            queue.ring.disarm();
             self.active.push(id);
         }
     }
 
-    /// Drain, re-arm, look again, for all active lanes: `Quiet` only if every one is.
+    /// Drain, re-arm, look again, for all active queues: `Quiet` only if every one is.
     fn arm_all(&mut self) -> Armed {
         if self.inbox.is_pending() || self.forgive_debts() {
             return Armed::WorkArrived;
         }
         let mut all = Armed::Quiet;
         for &id in &self.active {
-            let Some(lane) = self.lanes[id as usize].as_mut() else { continue };
-            if lane.arm() == Armed::WorkArrived {
+            let Some(queue) = self.queues[id as usize].as_mut() else { continue };
+            if queue.arm() == Armed::WorkArrived {
                 all = Armed::WorkArrived;
             }
         }
@@ -283,25 +284,26 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     /// Nobody else had anything to do, so no queue owes them a turn. True if one did.
     fn forgive_debts(&mut self) -> bool {
-        let (lanes, active) = (&mut self.lanes, &self.active);
-        let debts = active.iter().filter_map(|&id| lanes[id as usize].as_mut().map(Lane::forgive));
+        let (queues, active) = (&mut self.queues, &self.active);
+        let debts =
+            active.iter().filter_map(|&id| queues[id as usize].as_mut().map(WorkerQueue::forgive));
         debts.fold(false, |any, owed| any | owed)
     }
 
     /// Sleeps for kicks, completions and commands alike.
     fn sleep(&mut self) -> io::Result<()> {
-        let lanes = self.active.iter().flat_map(|&id| &self.lanes[id as usize]);
-        let patience = lanes.filter_map(|lane| {
-            if lane.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { lane.disk.wake_in() }
+        let queues = self.active.iter().flat_map(|&id| &self.queues[id as usize]);
+        let patience = queues.filter_map(|queue| {
+            if queue.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { queue.disk.wake_in() }
         });
         self.stats.sleeps += 1;
         self.engine.wait(patience.min())?;
         self.idle.woke();
         for at in 0..self.active.len() {
-            if let Some(lane) = self.lanes[self.active[at] as usize].as_mut() {
-                lane.ring.disarm();
+            if let Some(queue) = self.queues[self.active[at] as usize].as_mut() {
+                queue.ring.disarm();
                 // A sleep says as much as many turns: an idle queue rests after a few of them.
-                lane.idle_turns = lane.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
+                queue.idle_turns = queue.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
             }
         }
         Ok(())
@@ -314,8 +316,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         disk: std::sync::Arc<ringway_disk::Disk>,
         durable: bool,
         alarm: Raise,
-    ) -> io::Result<LaneId> {
-        let at = self.lanes.iter().position(Option::is_none).unwrap_or(self.lanes.len());
+    ) -> io::Result<QueueId> {
+        let at = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let id = u32::try_from(at).map_err(io::Error::other)?;
         let file = self.engine.attach(disk.file())?;
         let limits = self.engine.limits().clone();
@@ -324,22 +326,24 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         disk.set_durable_writes(durable);
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
-        self.lanes.resize_with(self.lanes.len().max(at + 1), || None);
-        self.lanes[at] = Some(Lane::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
+        self.queues.resize_with(self.queues.len().max(at + 1), || None);
+        self.queues[at] =
+            Some(WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
         self.name_memory();
         self.rouse();
         // Requests may have been there before the doorbell was watched.
         self.activate(id);
         // And its memory may have vanished while the control plane held it.
         self.check_memory();
-        Ok(LaneId(id))
+        Ok(QueueId(id))
     }
 
-    /// Tells the engine which guests' memory the present lanes use, if it is to be pinned.
+    /// Tells the engine which guests' memory the present queues use, if it is to be pinned.
     #[cold]
     fn name_memory(&mut self) {
         if let Some(pinned) = &mut self.pinned {
-            let memory = self.lanes.iter().flatten().filter_map(|lane| lane.ring.shared_memory());
+            let memory =
+                self.queues.iter().flatten().filter_map(|queue| queue.ring.shared_memory());
             let maps = memory.map(SharedMemory::map);
             pinned.update(&mut self.engine, maps);
         }
@@ -349,11 +353,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[cold]
     fn check_memory(&mut self) {
         self.poison_seen = poison_epoch();
-        for lane in self.lanes.iter_mut().flatten() {
-            if lane.ring.shared_memory().is_some_and(SharedMemory::is_gone) {
+        for queue in self.queues.iter_mut().flatten() {
+            if queue.ring.shared_memory().is_some_and(SharedMemory::is_gone) {
                 // Told even if the queue was broken before: the whole connection must go.
-                lane.state = lane.state.broken();
-                (lane.alarm)(Alarm::Broken(Broken::MemoryGone));
+                queue.state = queue.state.broken();
+                (queue.alarm)(Alarm::Broken(Broken::MemoryGone));
             }
         }
     }

@@ -1,11 +1,13 @@
 //! Where front-ends come in: a socket file of ours, or an inherited socket.
 
 use super::host::{Host, SocketFile};
-#[cfg(feature = "xen")]
-use super::xen::{self, Address};
 use anyhow::{Context, bail};
 use ringway_control::config::Place;
+#[cfg(feature = "xen")]
+use ringway_control::config::XenDevice;
 use ringway_vhost_user::Access;
+#[cfg(feature = "xen")]
+use ringway_xen_blkback::Address;
 use rustix::net::sockopt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -67,7 +69,7 @@ impl Endpoint {
             Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),
             Place::Inherited { fd, listens: false } => Ok(Self::Connected(fd.into())),
             #[cfg(feature = "xen")]
-            Place::Xen(device) => Ok(Self::Xen(xen::address(device))),
+            Place::Xen(device) => Ok(Self::Xen(address(device))),
             #[cfg(not(feature = "xen"))]
             Place::Xen(_) => bail!("this build of ringway serves no guests of Xen"),
         }
@@ -95,4 +97,11 @@ impl Endpoint {
             _ => None,
         }
     }
+}
+
+/// A device as a session finds it.
+#[cfg(feature = "xen")]
+fn address(device: XenDevice) -> Address {
+    let XenDevice { back, front, domid, devid, params, read_only } = device;
+    Address { back, front, domid, devid, params, read_only }
 }

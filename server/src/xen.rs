@@ -34,12 +34,6 @@ pub(super) fn device(at: Address) -> XenDevice {
     XenDevice { back, front, domid, devid, params, read_only }
 }
 
-/// As a session finds it.
-pub(super) fn address(device: XenDevice) -> Address {
-    let XenDevice { back, front, domid, devid, params, read_only } = device;
-    Address { back, front, domid, devid, params, read_only }
-}
-
 /// Makes the folder of records, for this user alone, and opens it. Before there is a sandbox.
 ///
 /// # Errors

@@ -224,7 +224,7 @@ impl Rig {
     pub fn wait_in_flight(&self, wanted: usize) {
         let begun = Instant::now();
         let in_flight = || {
-            let lanes = self.stats().into_iter().flat_map(|worker| worker.lanes);
+            let lanes = self.stats().into_iter().flat_map(|worker| worker.queues);
             lanes.map(|lane| lane.in_flight).sum::<usize>()
         };
         while in_flight() != wanted {

@@ -23,7 +23,7 @@ fn slow(path: SchedulerMode) -> Scene {
 
 fn timed(scene: &Scene) -> Latency {
     let mut sum = Latency::new();
-    for lane in scene.rig.stats().iter().flat_map(|worker| &worker.lanes) {
+    for lane in scene.rig.stats().iter().flat_map(|worker| &worker.queues) {
         sum.add(lane.latency.as_ref().expect("this rig takes samples"));
     }
     sum

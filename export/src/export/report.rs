@@ -1,10 +1,10 @@
 //! How an offered disk is: its queues, and what they have counted.
 
 use super::{Export, lock};
-use crate::command::LaneId;
+use crate::command::QueueId;
 use crate::queue::QueueLifecycle;
 use crate::sampler::Latency;
-use crate::stats::{LaneStats, WorkerStats};
+use crate::stats::{QueueStats, WorkerStats};
 use ringway_disk::DiskStats;
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct QueueReport {
     /// The worker that serves it, by its number in the disk's pool.
     pub worker: usize,
     /// What the worker says of it.
-    pub stats: LaneStats,
+    pub stats: QueueStats,
 }
 
 /// A disk and its queues.
@@ -60,9 +60,9 @@ impl<Q: QueueLifecycle> Export<Q> {
             queues: Vec::new(),
         };
         let running = lock(&self.running).clone();
-        for (queue, worker, lane) in running {
+        for (queue, worker, id) in running {
             let said = workers.get(worker).and_then(Option::as_ref);
-            let Some(stats) = said.and_then(|worker| self.find(worker, lane)) else { continue };
+            let Some(stats) = said.and_then(|worker| self.find(worker, id)) else { continue };
             report.counts.add(&stats.counts);
             if let Some(latency) = &stats.latency {
                 report.latency.get_or_insert_default().add(latency);
@@ -73,8 +73,8 @@ impl<Q: QueueLifecycle> Export<Q> {
         report
     }
 
-    /// A lane's number may have gone to another disk since.
-    fn find<'a>(&self, worker: &'a WorkerStats, lane: LaneId) -> Option<&'a LaneStats> {
-        worker.lanes.iter().find(|stats| stats.lane == lane && Arc::ptr_eq(&stats.disk, &self.disk))
+    /// The number may have gone to another disk since.
+    fn find<'a>(&self, worker: &'a WorkerStats, id: QueueId) -> Option<&'a QueueStats> {
+        worker.queues.iter().find(|stats| stats.id == id && Arc::ptr_eq(&stats.disk, &self.disk))
     }
 }

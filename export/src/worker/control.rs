@@ -1,11 +1,11 @@
 //! What the control plane asks of a worker, between its turns.
 
 use super::Worker;
-use super::lane::{Lane, State};
-use crate::command::{Command, Findings, LaneId, Looked, Rouse, Stopped};
+use super::queue::{State, WorkerQueue};
+use crate::command::{Command, Findings, Looked, QueueId, Rouse, Stopped};
 use crate::memory::SharedMemory;
 use crate::queue::QueueLifecycle;
-use crate::stats::{LaneStats, WorkerStats};
+use crate::stats::{QueueStats, WorkerStats};
 use ringway_aio::Engine;
 use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats};
@@ -15,12 +15,12 @@ use std::time::Duration;
 
 /// Somebody who is answered once requests in flight have ended.
 pub(super) enum Waiting<Q> {
-    /// Gets the lane's ring once nothing of it is in flight.
-    Stop { lane: u32, reply: SyncSender<Stopped<Q>> },
+    /// Gets the queue's ring once nothing of it is in flight.
+    Stop { queue: u32, reply: SyncSender<Stopped<Q>> },
     /// Is told once nothing of the disk is in flight beyond `end` bytes.
     Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
-    /// Is told once no request of the lane is in flight that uses memory in one of these ranges.
-    Unused { lane: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
+    /// Is told once no request of the queue is in flight that uses memory in one of these ranges.
+    Unused { queue: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
 }
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
@@ -32,36 +32,36 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 Command::Add { ring, disk, durable, alarm, reply } => {
                     let _ = reply.send(self.add(ring, disk, durable, alarm));
                 }
-                Command::Stop { lane, reply } => self.stop(lane, reply),
+                Command::Stop { id, reply } => self.stop(id, reply),
                 Command::Settle { disk, end, reply } => {
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
-                Command::Edit { lane: LaneId(id), edit, reply } => {
+                Command::Edit { id: QueueId(id), edit, reply } => {
                     let mut wake = false;
-                    if let Some(Some(lane)) = self.lanes.get_mut(id as usize) {
-                        let stalled = lane.ring.is_stalled();
-                        edit(&mut lane.ring);
-                        wake = stalled && !lane.ring.is_stalled();
-                        let memory = lane.ring.shared_memory();
-                        lane.disk.watch_memory(memory.and_then(SharedMemory::watcher));
+                    if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
+                        let stalled = queue.ring.is_stalled();
+                        edit(&mut queue.ring);
+                        wake = stalled && !queue.ring.is_stalled();
+                        let memory = queue.ring.shared_memory();
+                        queue.disk.watch_memory(memory.and_then(SharedMemory::watcher));
                     }
                     let _ = reply.send(());
                     if wake {
                         self.activate(id);
                     }
                 }
-                Command::Unused { lane, ranges, reply } => {
-                    self.waiting.push(Waiting::Unused { lane: lane.0, ranges, reply });
+                Command::Unused { id, ranges, reply } => {
+                    self.waiting.push(Waiting::Unused { queue: id.0, ranges, reply });
                 }
-                Command::SetDurable { lane, durable, reply } => {
-                    if let Some(Some(lane)) = self.lanes.get_mut(lane.0 as usize) {
-                        lane.disk.set_durable_writes(durable);
+                Command::SetDurable { id, durable, reply } => {
+                    if let Some(Some(queue)) = self.queues.get_mut(id.0 as usize) {
+                        queue.disk.set_durable_writes(durable);
                     }
                     let _ = reply.send(());
                 }
-                Command::LaneStats { lane, reply } => {
-                    let lane = self.lanes.get(lane.0 as usize).and_then(Option::as_ref);
-                    let _ = reply.send(lane.map(|lane| lane.disk.stats()).unwrap_or_default());
+                Command::QueueStats { id, reply } => {
+                    let queue = self.queues.get(id.0 as usize).and_then(Option::as_ref);
+                    let _ = reply.send(queue.map(|queue| queue.disk.stats()).unwrap_or_default());
                 }
                 Command::Stats { reply } => {
                     let _ = reply.send(self.snapshot());
@@ -74,12 +74,12 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
-    fn stop(&mut self, id: LaneId, reply: SyncSender<Stopped<Q>>) {
-        if let Some(Some(lane)) = self.lanes.get_mut(id.0 as usize) {
-            self.engine.unwatch(id.0 + 1, lane.ring.doorbell());
-            lane.state = State::Stopping;
-            lane.ring.wind_down();
-            self.waiting.push(Waiting::Stop { lane: id.0, reply });
+    fn stop(&mut self, id: QueueId, reply: SyncSender<Stopped<Q>>) {
+        if let Some(Some(queue)) = self.queues.get_mut(id.0 as usize) {
+            self.engine.unwatch(id.0 + 1, queue.ring.doorbell());
+            queue.state = State::Stopping;
+            queue.ring.wind_down();
+            self.waiting.push(Waiting::Stop { queue: id.0, reply });
             self.activate(id.0);
         }
     }
@@ -91,7 +91,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         while at < self.waiting.len() {
             if self.is_over(&self.waiting[at]) {
                 match self.waiting.swap_remove(at) {
-                    Waiting::Stop { lane, reply } => self.release(lane, &reply),
+                    Waiting::Stop { queue, reply } => self.release(queue, &reply),
                     Waiting::Settle { reply, .. } | Waiting::Unused { reply, .. } => {
                         let _ = reply.send(());
                     }
@@ -104,25 +104,25 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     fn is_over(&self, waiting: &Waiting<Q>) -> bool {
         match waiting {
-            Waiting::Stop { lane, .. } => self.lanes[*lane as usize]
+            Waiting::Stop { queue, .. } => self.queues[*queue as usize]
                 .as_ref()
-                .is_none_or(|lane| lane.disk.in_flight() == 0 && !lane.owes()),
-            Waiting::Unused { lane, ranges, .. } => {
-                self.lanes[*lane as usize].as_ref().is_none_or(|lane| !lane.uses(ranges))
+                .is_none_or(|queue| queue.disk.in_flight() == 0 && !queue.owes()),
+            Waiting::Unused { queue, ranges, .. } => {
+                self.queues[*queue as usize].as_ref().is_none_or(|queue| !queue.uses(ranges))
             }
             Waiting::Settle { disk, end, .. } => {
-                let mut lanes = self.lanes.iter().flatten();
-                lanes.all(|lane| {
-                    !Arc::ptr_eq(lane.disk.disk(), disk) || !lane.disk.reaches_beyond(*end)
+                let mut queues = self.queues.iter().flatten();
+                queues.all(|queue| {
+                    !Arc::ptr_eq(queue.disk.disk(), disk) || !queue.disk.reaches_beyond(*end)
                 })
             }
         }
     }
 
-    /// Gives back the ring of a lane with nothing in flight.
+    /// Gives back the ring of a queue with nothing in flight.
     fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
-        let Some(lane) = self.lanes[id as usize].take() else { return };
-        let Lane { mut ring, disk, .. } = lane;
+        let Some(queue) = self.queues[id as usize].take() else { return };
+        let WorkerQueue { mut ring, disk, .. } = queue;
         // What completed in this very turn was published at its end.
         let _ = ring.publish();
         self.engine.detach(disk.file());
@@ -138,22 +138,22 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Looks at every queue, and wakes those whose kick was lost.
     #[cold]
     fn look(&mut self, now_ns: u64, limit_ns: u64, rouse: Option<Rouse>) -> Findings {
-        let mut found = Vec::with_capacity(self.lanes.len());
+        let mut found = Vec::with_capacity(self.queues.len());
         let mut wake = Vec::new();
         let asked = std::mem::replace(&mut self.requests_looked, self.stats.requests);
         let mut quiet = asked == self.stats.requests && self.waiting.is_empty();
-        for (id, lane) in (0..).zip(&mut self.lanes) {
-            let Some(lane) = lane else { continue };
-            let (lost_kicks, forgotten) = lane.look_for_lost_kicks();
+        for (id, queue) in (0..).zip(&mut self.queues) {
+            let Some(queue) = queue else { continue };
+            let (lost_kicks, forgotten) = queue.look_for_lost_kicks();
             if forgotten {
                 wake.push(id);
             }
-            quiet &= !forgotten && lane.disk.in_flight() == 0 && !lane.disk.has_deferred();
+            quiet &= !forgotten && queue.disk.in_flight() == 0 && !queue.disk.has_deferred();
             self.stats.lost_kicks += lost_kicks;
-            let overdue = lane.disk.scan_overdue(now_ns, limit_ns);
-            lane.overdue = overdue.requests;
-            let disk = Arc::clone(lane.disk.disk());
-            found.push(Looked { lane: LaneId(id), disk, overdue, lost_kicks });
+            let overdue = queue.disk.scan_overdue(now_ns, limit_ns);
+            queue.overdue = overdue.requests;
+            let disk = Arc::clone(queue.disk.disk());
+            found.push(Looked { id: QueueId(id), disk, overdue, lost_kicks });
         }
         wake.into_iter().for_each(|id| self.activate(id));
         self.rouse = rouse.filter(|_| quiet);
@@ -172,10 +172,10 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let mut stats = self.stats.clone();
         stats.disk = DiskStats::default();
         stats.disk.add(&self.stats.gone);
-        for (id, lane) in (0..).zip(&self.lanes) {
-            if let Some(lane) = lane {
-                stats.disk.add(&lane.disk.stats());
-                stats.lanes.push(lane.report(LaneId(id)));
+        for (id, queue) in (0..).zip(&self.queues) {
+            if let Some(queue) = queue {
+                stats.disk.add(&queue.disk.stats());
+                stats.queues.push(queue.report(QueueId(id)));
             }
         }
         stats.engine = self.engine.counters();
@@ -188,7 +188,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     }
 }
 
-impl<Q: QueueLifecycle> Lane<Q> {
+impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// True if the data or the answer of a request in flight lies in one of these ranges.
     fn uses(&self, ranges: &[HostRange]) -> bool {
         let memory = self.ring.shared_memory();
@@ -197,9 +197,9 @@ impl<Q: QueueLifecycle> Lane<Q> {
         self.disk.uses(ranges, answers_into)
     }
 
-    fn report(&self, lane: LaneId) -> LaneStats {
-        LaneStats {
-            lane,
+    fn report(&self, id: QueueId) -> QueueStats {
+        QueueStats {
+            id,
             disk: Arc::clone(self.disk.disk()),
             queue_size: self.ring.depth(),
             in_flight: self.disk.in_flight(),

@@ -40,9 +40,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Tells all sessions that their queues are served no more.
     #[cold]
     pub(super) fn give_up(&self) {
-        for lane in self.lanes.iter().flatten() {
+        for queue in self.queues.iter().flatten() {
             // One session that cannot be told keeps no other from hearing it.
-            let _ = catch_unwind(AssertUnwindSafe(|| (lane.alarm)(Alarm::WorkerFailed)));
+            let _ = catch_unwind(AssertUnwindSafe(|| (queue.alarm)(Alarm::WorkerFailed)));
         }
     }
 
@@ -52,14 +52,14 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
     /// operations may write to. Whoever waits for an answer is told in any case.
     pub(super) fn take_down(self, after_panic: bool) {
-        let Self { engine, lanes, waiting, inbox, .. } = self;
+        let Self { engine, queues, waiting, inbox, .. } = self;
         if after_panic {
-            forget((engine, lanes));
+            forget((engine, queues));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
-            forget(lanes);
+            forget(queues);
         } else {
             // Sessions have been told, or have gone before.
-            abandon(lanes);
+            abandon(queues);
         }
         // Only now: whoever waits for a queue to stop takes this to mean that nothing of it is in
         // flight that it could hear of.

@@ -196,7 +196,7 @@ fn worker_stats(asked: &Asked, buckets: bool) -> Vec<WorkerStatsOf> {
             spins: said.spins,
             spin_us: micros(said.spun),
             sleeps: said.sleeps,
-            queues: said.lanes.len(),
+            queues: said.queues.len(),
             requests: said.requests,
             operations: said.engine.queued,
             syscalls: said.engine.syscalls,

@@ -6,7 +6,7 @@
 //! 0016](../../../docs/adr/0016-state-beside-the-rings.md)).
 
 use super::message::Message;
-use super::vring::StartError;
+use super::start::StartError;
 use ringway_core::mem::{Mapping, MappingError, Quota};
 use ringway_export::ExportOptions;
 use ringway_ring::virtqueue::{QUEUE_SIZE_MAX, inflight_bytes, renew_inflight};

@@ -3,8 +3,8 @@
 //!
 //! What is here knows nothing of queues that run; `session/iommu.rs` does.
 
-use super::message::Message;
-use super::vring::{StartError, UserAddresses};
+use super::message::{IOTLB_BYTES_PADDED, Message};
+use super::start::{StartError, UserAddresses};
 use ringway_core::mem::{
     Access, GuestMap, HostRange, IOMMU_PAGE, Iotlb, MISSES_MAX, Miss, Permission, Translation,
 };
@@ -25,10 +25,6 @@ const UNSENT_MAX: usize = MISSES_MAX;
 /// told a moment ago, for all questions that are open; the next message about the IOMMU begins anew.
 const FUTILE_MAX: usize = ASKED_MAX;
 
-/// Bytes of `struct vhost_iotlb_msg`: address, size and user address of 8 bytes, permission and type
-/// of 1. Compilers pad it.
-pub(super) const IOTLB_BYTES: usize = 26;
-pub(super) const IOTLB_BYTES_PADDED: usize = 32;
 /// The same, for the header of a question.
 pub(super) const QUESTION_BYTES: u32 = 32;
 
@@ -42,11 +38,6 @@ const INVALIDATE: u8 = 3;
 pub(super) enum IommuError {
     #[error("an IOTLB message, but ACCESS_PLATFORM was not negotiated")]
     NotNegotiated,
-    #[error(
-        "ACCESS_PLATFORM needs the protocol features REPLY_ACK and BACKEND_REQ, and \
-         SET_BACKEND_REQ_FD before a queue starts: there is nobody to ask for translations"
-    )]
-    NoChannel,
     #[error("an IOTLB message of type {0}: only updates (2) and invalidations (3) are understood")]
     Type(u8),
     #[error("an IOTLB update of {size} bytes at {iova:#x} with permission {permission}")]

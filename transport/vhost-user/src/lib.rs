@@ -15,6 +15,7 @@ mod queue;
 mod received;
 mod session;
 mod socket;
+mod start;
 mod vring;
 
 pub use queue::{Queue, Token};

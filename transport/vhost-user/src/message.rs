@@ -4,7 +4,6 @@
 //! looks at its content. Descriptors are judged as they come (`received.rs`), before anything else is
 //! done with them.
 
-use super::iommu::{IOTLB_BYTES, IOTLB_BYTES_PADDED};
 use super::received;
 use ringway_export::Quarantine;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,6 +16,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, VhostUserHeaderFlag};
+
+/// Bytes of `struct vhost_iotlb_msg`: three of 8 bytes, two of one. Compilers pad it.
+pub(super) const IOTLB_BYTES: usize = 26;
+pub(super) const IOTLB_BYTES_PADDED: usize = 32;
 
 /// Bytes of a header: request, flags, size of the payload.
 const HEADER_BYTES: usize = 12;

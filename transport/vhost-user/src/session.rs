@@ -12,13 +12,15 @@ mod iommu;
 mod orders;
 mod queues;
 mod write_cache;
+mod write_cache_known;
 
 use super::dirty_log::{LogArea, LogError};
 use super::inflight::{Inflight, InflightRefusal};
 use super::iommu::{Iommu, IommuError};
 use super::memory::{self, MemoryError};
 use super::message::{Channel, Event, Message, MessageError};
-use super::vring::{StartError, Vring};
+use super::start::StartError;
+use super::vring::Vring;
 use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
@@ -36,7 +38,7 @@ use tracing::{debug, error, info, warn};
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
 };
-use write_cache::Known;
+use write_cache_known::Known;
 
 /// Refused messages after which a connection ends.
 const REFUSALS_MAX: u32 = 1000;

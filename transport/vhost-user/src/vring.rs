@@ -1,43 +1,13 @@
 //! What a connection knows of one queue, running or not.
 
 use super::inflight::Part;
-use super::iommu::IommuError;
 use super::queue::Queue;
+use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
-use ringway_export::{Bell, LaneId, QueueLifecycle};
-use ringway_ring::virtqueue::{Areas, Format, InflightError};
+use ringway_export::{Bell, QueueId, QueueLifecycle};
+use ringway_ring::virtqueue::{Areas, Format};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-
-/// The three addresses of SET_VRING_ADDR, in the address space of the front-end, or I/O virtual
-/// addresses with ACCESS_PLATFORM; for a packed queue `avail` is the driver area and `used` the
-/// device area.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct UserAddresses {
-    pub(super) desc: u64,
-    pub(super) avail: u64,
-    pub(super) used: u64,
-}
-
-/// Why a queue could not start.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
-    #[error("the {0} is not in shared memory")]
-    NotShared(&'static str),
-    #[error(transparent)]
-    Ring(#[from] InflightError),
-    #[error("the inflight region holds {queues} queues of {entries} descriptors, and not this one")]
-    NoPart { queues: u16, entries: u16 },
-    #[error(
-        "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not. \
-         A smaller queue fits in one page (QEMU: queue-size=128)"
-    )]
-    Scattered(&'static str),
-    #[error(transparent)]
-    Iommu(IommuError),
-    #[error("the worker refuses it: {0}")]
-    Worker(std::io::Error),
-}
 
 /// One queue.
 #[derive(Debug, Default)]
@@ -58,12 +28,12 @@ pub(super) struct Vring {
     /// It has run in this connection: what it goes on with is this connection's own.
     pub(super) has_run: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
-    pub(super) lane: Option<LaneId>,
+    pub(super) worker_queue: Option<QueueId>,
 }
 
 impl Vring {
     pub(super) fn is_running(&self) -> bool {
-        self.lane.is_some()
+        self.worker_queue.is_some()
     }
 
     /// True once everything is known that a queue needs to run.
@@ -108,7 +78,7 @@ impl Vring {
 
     /// Takes back what the worker had.
     pub(super) fn take_back(&mut self, queue: Queue) {
-        self.lane = None;
+        self.worker_queue = None;
         self.base = Some(queue.base());
         self.drained = queue.backlog() == 0;
         let (kick, call) = queue.into_fds();

@@ -737,7 +737,7 @@ fn b23_half_a_message_keeps_no_disk_from_pausing() {
     guest.client.send_bytes(&features[..5], &[]).unwrap();
     s.rig.export().pause().unwrap();
     assert!(s.rig.export().is_paused());
-    assert!(s.rig.stats().iter().all(|worker| worker.lanes.is_empty()), "no queue runs");
+    assert!(s.rig.stats().iter().all(|worker| worker.queues.is_empty()), "no queue runs");
     s.rig.export().resume().unwrap();
     assert!(!s.rig.export().is_paused());
     assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK);

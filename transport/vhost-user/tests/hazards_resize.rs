@@ -300,7 +300,7 @@ fn a_paused_disk_takes_nothing_and_loses_nothing() {
         rig.export().pause().unwrap();
         submit(&mut queue, round);
         let stats = rig.stats();
-        assert!(stats.iter().all(|worker| worker.lanes.is_empty()), "no queue runs");
+        assert!(stats.iter().all(|worker| worker.queues.is_empty()), "no queue runs");
         std::thread::sleep(Duration::from_millis(30));
         while let Some(done) = queue.pop().unwrap() {
             assert!(done.is_ok());

@@ -447,7 +447,7 @@ fn a22_an_invalidation_waits_for_what_is_in_flight() {
                 vm.put(0, 0, kind, 0, (IOVA, pages[0]), (IOVA + PAGE, 4096));
                 vm.guest.offer(0, 0);
                 let end = Instant::now() + SOON;
-                while rig.stats()[0].lanes.first().is_none_or(|lane| lane.in_flight == 0) {
+                while rig.stats()[0].queues.first().is_none_or(|queue| queue.in_flight == 0) {
                     assert!(Instant::now() < end, "{what}: it does not begin");
                     vm.settle();
                 }

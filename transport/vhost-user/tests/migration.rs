@@ -78,7 +78,7 @@ fn is_locked(path: &Path) -> bool {
 }
 
 fn running(rig: &Rig) -> usize {
-    rig.stats().iter().map(|worker| worker.lanes.len()).sum()
+    rig.stats().iter().map(|worker| worker.queues.len()).sum()
 }
 
 fn a_guest_goes_there_and_back(ring: u64) {

@@ -50,7 +50,7 @@ fn c08_a_lost_completion_is_told_and_counted() {
         queue.write(4096, buffer, ()).unwrap();
         queue.submit().unwrap();
         let begun = Instant::now();
-        while rig.stats()[0].lanes.first().is_none_or(|lane| lane.in_flight == 0) {
+        while rig.stats()[0].queues.first().is_none_or(|queue| queue.in_flight == 0) {
             assert!(begun.elapsed() < PATIENCE, "{path}: it does not begin");
             std::thread::yield_now();
         }
@@ -70,7 +70,7 @@ fn c08_a_lost_completion_is_told_and_counted() {
         let again = look(102 * SECOND + LIMIT);
         assert_eq!((again.requests, again.new), (1, 0), "{path}: counted once");
         let stats = &rig.stats()[0];
-        assert_eq!((stats.lanes[0].overdue, stats.disk.overdue), (1, 1), "{path}");
+        assert_eq!((stats.queues[0].overdue, stats.disk.overdue), (1, 1), "{path}");
 
         // It comes at last, and ends as any other; the next one in its place is young.
         let mut answer = || {
@@ -84,7 +84,7 @@ fn c08_a_lost_completion_is_told_and_counted() {
         let gone = look(200 * SECOND);
         assert_eq!((gone.requests, gone.oldest), (0, None), "{path}");
         let stats = &rig.stats()[0];
-        assert_eq!((stats.lanes[0].overdue, stats.disk.overdue), (0, 1), "{path}");
+        assert_eq!((stats.queues[0].overdue, stats.disk.overdue), (0, 1), "{path}");
         assert_eq!(stats.disk.written_bytes, 8192);
         drop((queue, device));
     }

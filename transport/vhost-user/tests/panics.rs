@@ -185,7 +185,7 @@ fn e05_a_worker_that_panics_ends_its_sessions_and_keeps_their_memory() {
         drop((queues, device));
         assert!(rig.stats_of(0).is_none(), "{wrong:?}: the worker has ended");
         let other = rig.stats_of(1).expect("the other one lives");
-        assert!(other.lanes.is_empty(), "{wrong:?}: no queue is served without a session");
+        assert!(other.queues.is_empty(), "{wrong:?}: no queue is served without a session");
         // To the kernel the transfer is still under way.
         let memory = known.memory.load(SeqCst);
         assert!(is_mapped(memory), "{wrong:?}: guest memory that may still be written to is gone");

@@ -8,7 +8,8 @@
 //! access.open(Named::NewRecord(name, bytes))?        // a file, instead of the one that was there
 //! ```
 
-use super::record::{RecordError, files};
+use super::record::files;
+use super::record::types::RecordError;
 use super::xenstore;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use std::fmt;

@@ -2,19 +2,11 @@
 //!
 //! Source: `xen/include/public/io/blkif.h` (MIT), "Feature and Parameter Negotiation".
 
-use super::gntdev::MAP_MAX;
-use super::limits::Limits;
+use super::limits::{INDIRECT_SEGMENTS, Limits};
 use super::xenbus::{Seen, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::Geometry;
-use ringway_ring::blkif::{Abi, INDIRECT_SEGMENTS_MAX, Offered, RING_ORDER_MAX};
-
-/// The most segments of an indirect request that are offered: 1 MiB. More would let one request have
-/// all memory of its queue.
-pub(super) const INDIRECT_SEGMENTS: u16 = 256;
-
-const _: () = assert!(INDIRECT_SEGMENTS <= INDIRECT_SEGMENTS_MAX);
-const _: () = assert!(INDIRECT_SEGMENTS as usize <= MAP_MAX);
+use ringway_ring::blkif::{Abi, Offered, RING_ORDER_MAX};
 
 /// `VDISK_READONLY` of the key `info`.
 const READ_ONLY: &str = "4";

@@ -5,8 +5,15 @@
 //! MiB. What is offered is chosen so that the most that a front-end can take of it is a small part of
 //! the guest's memory. Without persistent grants it keeps nothing.
 
-use super::keys::INDIRECT_SEGMENTS;
-use ringway_ring::blkif::RING_ORDER_MAX;
+use super::gntdev::MAP_MAX;
+use ringway_ring::blkif::{INDIRECT_SEGMENTS_MAX, RING_ORDER_MAX};
+
+/// The most segments of an indirect request that are offered: 1 MiB. More would let one request have
+/// all memory of its queue.
+pub(super) const INDIRECT_SEGMENTS: u16 = 256;
+
+const _: () = assert!(INDIRECT_SEGMENTS <= INDIRECT_SEGMENTS_MAX);
+const _: () = assert!(INDIRECT_SEGMENTS as usize <= MAP_MAX);
 
 /// The part of a guest's memory that one disk may take: a sixteenth.
 const PART: u64 = 16;

@@ -10,17 +10,19 @@
 
 mod barrier;
 mod fetch;
+mod flight;
 mod setup;
+mod step;
 
 pub use setup::{AdoptError, QueueSetup};
 
-use super::host::{Direction, Domain, GrantCopy, Host};
+use super::domain::Domain;
+use super::host::{Direction, GrantCopy, Host};
 use super::movement::{Chooser, Way};
 use super::persistent::Persistent;
 use super::record::{Kept, Record};
-use barrier::Barrier;
-use fetch::list_copies;
-use ringway_core::mem::{Pool, PoolPages};
+use flight::{BATCH, Flight, Place, list_copies};
+use ringway_core::mem::Pool;
 use ringway_core::{Request, Status};
 use ringway_export::{AnswerDue, Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 use ringway_ring::blkif::{self, Back};
@@ -28,9 +30,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
-
-/// Requests taken from the ring before their data is fetched: as many as a worker takes in one turn.
-const BATCH: usize = 16;
+use step::Barrier;
 
 /// Memory for data on its way, in bytes, for each queue: 8 of the longest requests. It costs pages
 /// once it is used. A request for which there is none waits, and all behind it.
@@ -51,29 +51,6 @@ impl Token {
     fn new(entry: u16) -> Self {
         Self { entry, due: AnswerDue::default() }
     }
-}
-
-/// Where the data of a request is.
-#[derive(Debug)]
-enum Place<M> {
-    /// It has none, or it is not there yet.
-    None,
-    /// In memory of ours.
-    Pages(PoolPages),
-    /// In the guest's pages, mapped for this request.
-    Mapped(M),
-    /// In the guest's pages, which stay mapped; that many places are held.
-    Held(usize),
-}
-
-/// What this process knows of a request, beside its entry in the record.
-#[derive(Debug)]
-struct Flight<M> {
-    place: Place<M>,
-    /// Its data cannot be fetched.
-    failed: bool,
-    /// Places of held pages.
-    held: Box<[u32]>,
 }
 
 /// A block ring, its record, the pages of its requests, its event channel.

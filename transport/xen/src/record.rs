@@ -15,44 +15,26 @@
 //! 3. An entry is used again only after its answer was published.
 
 pub(super) mod files;
-mod home;
 mod kept;
+mod open;
+mod storage;
+pub(super) mod types;
 
-use home::Home;
 pub(super) use kept::Kept;
 use ringway_core::mem::Mapping;
 use ringway_core::{ByteRange, Status};
 use ringway_ring::blkif::{Asked, GrantPiece, Refused};
 use std::io;
-use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use storage::Storage;
+pub use types::{Identity, RecordError};
 
 /// Says what the file is, and that its head is whole.
 const MAGIC: u64 = u64::from_le_bytes(*b"RWblkif1");
 
 /// The head has a page of its own.
 const HEAD_BYTES: usize = 4096;
-
-/// Which rings a record belongs to. A front-end that connects again has others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(C)]
-pub struct Identity {
-    /// The front-end's domain.
-    pub domid: u32,
-    /// The virtual device.
-    pub devid: u32,
-    /// The number of the queue.
-    pub queue: u32,
-    /// Slots of the ring.
-    pub slots: u32,
-    /// The most pieces of a request.
-    pub pieces: u32,
-    /// The event channel.
-    pub port: u32,
-    /// The pages of the ring.
-    pub pages: [u32; 16],
-}
 
 #[repr(C)]
 struct Head {
@@ -87,30 +69,7 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 56 && size_of::<Head>() <= HEAD_BYTES);
 
-/// Why a record cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum RecordError {
-    /// There is none.
-    #[error("there is no record of what is in flight at {}", .0.display())]
-    None(PathBuf),
-    /// It is of other rings, or was never whole.
-    #[error("the record at {} is not of these rings", .0.display())]
-    Other(PathBuf),
-    /// It contradicts itself or the ring.
-    #[error("the record is damaged: {0}")]
-    Damaged(&'static str),
-    /// Somebody else could have written it.
-    #[error("{} does not belong to this user alone", .0.display())]
-    Foreign(PathBuf),
-    /// The host says no.
-    #[error("{}: {error}", path.display())]
-    Host {
-        /// The file.
-        path: PathBuf,
-        /// What it says.
-        error: io::Error,
-    },
-}
+const _: () = assert!(Record::bytes(512, 256) as u64 == files::BYTES_MAX);
 
 /// The record of one ring.
 ///
@@ -121,16 +80,13 @@ pub struct Record {
     mapping: Mapping,
     entries: usize,
     pieces: usize,
-    home: Home,
+    storage: Storage,
 }
 
 // SAFETY: the mapping is plain memory, used by one thread at a time.
 unsafe impl Send for Record {}
 
 impl Record {
-    /// Of the longest ring: 16 pages of slots, each with the longest indirect request.
-    const BYTES_MAX: u64 = Self::bytes(512, 256) as u64;
-
     const fn entry_bytes(pieces: usize) -> usize {
         size_of::<Entry>() + pieces * size_of::<GrantPiece>()
     }
@@ -146,7 +102,7 @@ impl Record {
     pub fn unkept(identity: &Identity) -> io::Result<Self> {
         let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
         let mapping = Mapping::anonymous(Self::bytes(entries, pieces))?;
-        Ok(Self { mapping, entries, pieces, home: Home::Nowhere }.begun(identity))
+        Ok(Self { mapping, entries, pieces, storage: Storage::Nowhere }.begun(identity))
     }
 
     fn begun(self, identity: &Identity) -> Self {

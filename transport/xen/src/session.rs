@@ -16,7 +16,7 @@ use super::record::RecordError;
 use super::xenbus::{self, Action, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::thread::panic_message;
-use ringway_export::{Door, Export, LaneId};
+use ringway_export::{Door, Export, QueueId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -77,8 +77,8 @@ enum Refusal {
 
 /// One queue: with its worker, or with us.
 enum Place {
-    /// It runs as this lane.
-    Running(LaneId),
+    /// It runs on its worker under this name.
+    Running(QueueId),
     /// It is stopped.
     Here(Box<Queue>),
     /// It is lost to a disk that is stuck, or to a worker that ended.

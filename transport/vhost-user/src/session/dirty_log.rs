@@ -89,8 +89,8 @@ impl Session<'_> {
     }
 
     fn give_log(&self, at: usize, log: Option<Arc<QueueLog>>) -> Result<(), Refusal> {
-        let Some(lane) = self.vrings[at].lane else { return Ok(()) };
+        let Some(id) = self.vrings[at].worker_queue else { return Ok(()) };
         let worker = self.export.worker(at);
-        worker.edit(lane, move |queue| queue.set_log(log)).map_err(Refusal::Worker)
+        worker.edit(id, move |queue| queue.set_log(log)).map_err(Refusal::Worker)
     }
 }

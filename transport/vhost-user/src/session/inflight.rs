@@ -3,7 +3,8 @@
 use super::{Answer, Refusal, Session};
 use crate::inflight::{Inflight, Part};
 use crate::message::Message;
-use crate::vring::{StartError, Vring};
+use crate::start::StartError;
+use crate::vring::Vring;
 use ringway_core::kill_point;
 use ringway_ring::virtio_blk::VIRTIO_F_RING_PACKED;
 use ringway_ring::virtqueue::Format;

@@ -4,7 +4,8 @@ use super::{Answer, Protocol, Refusal, Session};
 use crate::iommu::{self, Iommu, IommuError, Told};
 use crate::message::Message;
 use crate::received;
-use crate::vring::{StartError, Vring};
+use crate::start::StartError;
+use crate::vring::Vring;
 use ringway_core::mem::{HostRange, Miss, Translation};
 use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
 use ringway_ring::virtqueue::{Areas, Format};
@@ -59,7 +60,7 @@ impl Session<'_> {
         let addresses = addresses.ok_or(StartError::NotShared("descriptor ring"))?;
         let needed = Protocol::BACKEND_REQ | Protocol::REPLY_ACK;
         if !self.protocol.contains(needed) || self.backend_channel.is_none() {
-            return Err(StartError::Iommu(IommuError::NoChannel));
+            return Err(StartError::NoChannel);
         }
         let areas = iommu.areas(at, addresses, format)?;
         self.ask_front_end();
@@ -94,9 +95,9 @@ impl Session<'_> {
         iommu.table.insert(new);
         iommu.ring_fault_told = false;
         for (at, learned) in iommu.satisfied() {
-            if let Some(lane) = self.vrings[at].lane {
+            if let Some(id) = self.vrings[at].worker_queue {
                 let worker = self.export.worker(at);
-                worker.edit(lane, move |queue| queue.learn(&learned)).map_err(Refusal::Worker)?;
+                worker.edit(id, move |queue| queue.learn(&learned)).map_err(Refusal::Worker)?;
             }
         }
         Ok(())
@@ -130,10 +131,10 @@ impl Session<'_> {
     fn leave_memory(&mut self, first: u64, last: u64, at: &[HostRange]) -> Result<(), Refusal> {
         let mut promises = Vec::new();
         for (queue, vring) in self.vrings.iter().enumerate() {
-            let Some(lane) = vring.lane else { continue };
+            let Some(id) = vring.worker_queue else { continue };
             let worker = self.export.worker(queue);
-            worker.edit(lane, move |ring| ring.forget(first, last)).map_err(Refusal::Worker)?;
-            let unused = worker.unused(lane, at.to_vec()).map_err(Refusal::Worker)?;
+            worker.edit(id, move |ring| ring.forget(first, last)).map_err(Refusal::Worker)?;
+            let unused = worker.unused(id, at.to_vec()).map_err(Refusal::Worker)?;
             promises.push((queue, unused));
         }
         self.await_unused(promises)
@@ -150,9 +151,9 @@ impl Session<'_> {
             }
         }
         for (at, learned) in iommu.satisfied() {
-            if let Some(lane) = self.vrings[at].lane {
+            if let Some(id) = self.vrings[at].worker_queue {
                 // A worker that has ended has told so.
-                let _ = self.export.worker(at).edit(lane, move |queue| queue.learn(&learned));
+                let _ = self.export.worker(at).edit(id, move |queue| queue.learn(&learned));
             }
         }
         self.ask_front_end();
@@ -271,9 +272,9 @@ impl Session<'_> {
         }
         for at in who {
             iommu.unwant(at);
-            if let Some(lane) = self.vrings[at].lane {
+            if let Some(id) = self.vrings[at].worker_queue {
                 let worker = self.export.worker(at);
-                worker.edit(lane, move |queue| queue.fault(miss)).map_err(Refusal::Worker)?;
+                worker.edit(id, move |queue| queue.fault(miss)).map_err(Refusal::Worker)?;
             }
         }
         Ok(())

@@ -3,7 +3,8 @@
 use super::{Answer, Refusal, Session, fresh_vrings};
 use crate::message::{Message, VRING_NO_FD};
 use crate::queue::Queue;
-use crate::vring::{StartError, UserAddresses, Vring};
+use crate::start::{StartError, UserAddresses};
+use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
 use ringway_export::{Bell, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
@@ -118,11 +119,11 @@ impl Session<'_> {
         }
         let call = call.map(|call| Bell::new(call, &self.door));
         // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
-        match self.vrings[at].lane {
-            Some(lane) => self
+        match self.vrings[at].worker_queue {
+            Some(id) => self
                 .export
                 .worker(at)
-                .edit(lane, move |queue| queue.set_call(call))
+                .edit(id, move |queue| queue.set_call(call))
                 .map_err(Refusal::Worker)?,
             None => self.vrings[at].call = call,
         }
@@ -217,13 +218,13 @@ impl Session<'_> {
             let door = Arc::clone(&self.door);
             let alarm = Box::new(move |alarm| door.raise(at, alarm));
             let disk = Arc::clone(self.export.disk());
-            let lane = self
+            let id = self
                 .export
                 .worker(at)
                 .add(queue, disk, durable, alarm)
                 .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
-            self.vrings[at].lane = Some(lane);
-            self.export.started(at, lane);
+            self.vrings[at].worker_queue = Some(id);
+            self.export.started(at, id);
             started = true;
             kill_point!(QueueStarted);
             debug!(disk = self.export.disk().name(), queue = at, "queue started");
@@ -242,13 +243,13 @@ impl Session<'_> {
     pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
         let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
         for (at, vring) in self.vrings.iter_mut().enumerate() {
-            if let Some(lane) = vring.lane.filter(|_| which(at)) {
-                self.export.stopping(at, lane);
-                match self.export.worker(at).stop(lane) {
+            if let Some(id) = vring.worker_queue.filter(|_| which(at)) {
+                self.export.stopping(at, id);
+                match self.export.worker(at).stop(id) {
                     Ok(promise) => stopping.push((at, promise)),
                     // Its worker has ended. Those of other workers still have to stop.
                     Err(error) => {
-                        vring.lane = None;
+                        vring.worker_queue = None;
                         outcome = Err(Refusal::Worker(error));
                     }
                 }
@@ -266,7 +267,7 @@ impl Session<'_> {
                     return Err(Refusal::Stuck(at));
                 }
                 Err(gone) => {
-                    self.vrings[at].lane = None;
+                    self.vrings[at].worker_queue = None;
                     outcome = Err(gone);
                     continue;
                 }
@@ -328,14 +329,14 @@ impl Session<'_> {
     pub(super) fn abandon_queues(&mut self, stopping: Vec<(usize, Promise)>) {
         let mut promises = Vec::new();
         for (at, promise) in stopping {
-            self.vrings[at].lane = None;
+            self.vrings[at].worker_queue = None;
             promises.push(promise);
         }
         for (at, vring) in self.vrings.iter_mut().enumerate() {
-            if let Some(lane) = vring.lane.take() {
-                self.export.stopping(at, lane);
+            if let Some(id) = vring.worker_queue.take() {
+                self.export.stopping(at, id);
                 // A worker that has ended serves nothing any more.
-                promises.extend(self.export.worker(at).stop(lane));
+                promises.extend(self.export.worker(at).stop(id));
             }
         }
         self.export.fence(promises);

@@ -5,23 +5,12 @@
 //! served before has to know, and what is not known counts as off: every write is durable then, which
 //! is right for any belief ([ADR 0016](../../../../docs/adr/0016-state-beside-the-rings.md)).
 
+use super::write_cache_known::Known;
 use super::{Refusal, Session};
 use ringway_core::kill_point;
 use ringway_disk::CacheMode;
 use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use tracing::info;
-
-/// Whence a connection knows whether its guest's write cache is on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// It does not: this is what the disk is offered with.
-    Offered,
-    /// The front-end has read it from the configuration space, and so knows it a guest that begins now.
-    Told,
-    /// The guest has set it, or the region of what is in flight says it, or it is off for want of
-    /// knowledge.
-    Settled,
-}
 
 impl Session<'_> {
     /// VIRTIO 1.2 §5.2.6.2: without a write cache, or without a way to flush it, every write is
@@ -139,8 +128,8 @@ impl Session<'_> {
     fn pass_durability_on(&self) -> Result<(), Refusal> {
         let durable = self.durable_writes();
         for (at, vring) in self.vrings.iter().enumerate() {
-            if let Some(lane) = vring.lane {
-                self.export.worker(at).set_durable(lane, durable).map_err(Refusal::Worker)?;
+            if let Some(id) = vring.worker_queue {
+                self.export.worker(at).set_durable(id, durable).map_err(Refusal::Worker)?;
             }
         }
         Ok(())

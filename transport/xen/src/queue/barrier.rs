@@ -1,35 +1,10 @@
 //! Barriers: flush, write, flush, with nothing else under way.
 
+use super::step::Step;
 use super::{Queue, Token};
 use crate::host::Host;
 use ringway_core::{ByteRange, Op, Request, Status};
 use ringway_export::Pop;
-
-/// How far a barrier has got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// All before it is to be answered, then made durable.
-    First,
-    /// Its data is written.
-    Write,
-    /// Its data is made durable.
-    Last,
-}
-
-/// A barrier, with all before it taken from the ring and nothing behind it.
-#[derive(Debug)]
-pub(super) struct Barrier {
-    entry: u16,
-    step: Step,
-    /// The step is with the worker.
-    under_way: bool,
-}
-
-impl Barrier {
-    pub(super) fn new(entry: u16) -> Self {
-        Self { entry, step: Step::First, under_way: false }
-    }
-}
 
 impl<H: Host> Queue<H> {
     /// The barrier's next step, if it is time for it.

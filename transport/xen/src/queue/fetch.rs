@@ -1,11 +1,13 @@
 //! From the ring to the worker: a batch of requests, and their data (hot).
 
-use super::{BATCH, Barrier, Flight, Place, Queue};
+use super::Queue;
+use super::flight::{BATCH, Flight, Place, list_copies};
+use super::step::Barrier;
 use crate::host::{Direction, GrantCopy, GrantMapping, Host, PAGE};
 use crate::movement::Way;
 use crate::persistent::Persistent;
 use crate::record::Kept;
-use ringway_core::mem::{PoolPages, Segments};
+use ringway_core::mem::Segments;
 use ringway_core::{Op, Request, Segment};
 use ringway_export::Broken;
 use ringway_ring::blkif::{GrantPiece, NotGranted};
@@ -200,25 +202,6 @@ fn hold<H: Host>(
     }
     flight.place = Place::Held(pieces.len());
     true
-}
-
-/// Lists the copies between pages of ours, one piece after the other, and the guest's.
-pub(super) fn list_copies(
-    copies: &mut Vec<GrantCopy>,
-    direction: Direction,
-    pages: &PoolPages,
-    pieces: &[GrantPiece],
-) {
-    let mut at = 0;
-    for piece in pieces {
-        // A piece lies in a page.
-        #[allow(clippy::cast_possible_truncation)]
-        let (offset, len) = (piece.offset() as u16, piece.len() as u16);
-        debug_assert!(at + piece.len() <= pages.len());
-        let local = pages.base().wrapping_add(at);
-        copies.push(GrantCopy { direction, grant: piece.grant(), offset, len, local, done: false });
-        at += piece.len();
-    }
 }
 
 /// Lists the memory of mapped pieces; what lies end to end is one segment.

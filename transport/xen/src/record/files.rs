@@ -1,6 +1,6 @@
 //! Files of records: made, found, removed by name in a folder.
 
-use super::{Record, RecordError};
+use super::types::RecordError;
 use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -8,6 +8,9 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// Bytes of the longest record: of a ring of 16 pages of slots, each with the longest indirect request.
+pub(super) const BYTES_MAX: u64 = 4096 + 512 * (56 + 256 * 8);
 
 fn host(path: &Path) -> impl Fn(io::Error) -> RecordError + '_ {
     move |error| RecordError::Host { path: path.into(), error }
@@ -19,7 +22,7 @@ fn host(path: &Path) -> impl Fn(io::Error) -> RecordError + '_ {
 /// What the host says to it.
 pub(crate) fn make(dir: BorrowedFd<'_>, path: &Path, bytes: u64) -> Result<File, RecordError> {
     // Whoever asks may be in wrong hands.
-    if bytes > Record::BYTES_MAX {
+    if bytes > BYTES_MAX {
         return Err(host(path)(io::ErrorKind::InvalidInput.into()));
     }
     match unlinkat(dir, path, AtFlags::empty()) {

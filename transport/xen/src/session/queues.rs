@@ -1,7 +1,8 @@
 //! How the queues of a front-end are made, started, drained and let go.
 
 use super::{Place, Refusal, Session};
-use crate::host::{Domain, GrantMapping};
+use crate::domain::Domain;
+use crate::host::GrantMapping;
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
@@ -123,10 +124,10 @@ impl Session<'_> {
             queue.resume();
             let (door, disk) = (Arc::clone(&self.door), Arc::clone(self.export.disk()));
             let alarm = Box::new(move |alarm| door.raise(at, alarm));
-            let lane = self.export.worker(at).add(*queue, disk, durable, alarm);
-            let lane = lane.map_err(|error| Refusal::Worker(at, error))?;
-            *place = Place::Running(lane);
-            self.export.started(at, lane);
+            let id = self.export.worker(at).add(*queue, disk, durable, alarm);
+            let id = id.map_err(|error| Refusal::Worker(at, error))?;
+            *place = Place::Running(id);
+            self.export.started(at, id);
         }
         Ok(())
     }
@@ -135,10 +136,10 @@ impl Session<'_> {
     pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
         let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
         for (at, place) in self.queues.iter_mut().enumerate() {
-            let Place::Running(lane) = *place else { continue };
+            let Place::Running(id) = *place else { continue };
             *place = Place::Lost;
-            self.export.stopping(at, lane);
-            match self.export.worker(at).stop(lane) {
+            self.export.stopping(at, id);
+            match self.export.worker(at).stop(id) {
                 Ok(promise) => stopping.push((at, promise)),
                 // Its worker has ended. Those of other workers still have to stop.
                 Err(error) => outcome = Err(Refusal::Worker(at, error)),

@@ -1,6 +1,8 @@
 //! Where a record is kept: made, found and removed.
 
-use super::{Identity, MAGIC, Record, RecordError, files};
+use super::storage::Storage;
+use super::types::{Identity, RecordError};
+use super::{MAGIC, Record, files};
 use crate::access::{Access, Named, RecordName, need};
 use ringway_core::file::FileShape;
 use ringway_core::mem::{Mapping, MappingError};
@@ -10,26 +12,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
-
-/// Where a record is kept.
-pub(super) enum Home {
-    /// In memory of this process.
-    Nowhere,
-    /// In a file that this process can remove.
-    File(PathBuf),
-    /// In a file that somebody else removes.
-    Named(Arc<dyn Access>, RecordName),
-}
-
-impl std::fmt::Debug for Home {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Nowhere => f.write_str("nowhere"),
-            Self::File(path) => path.fmt(f),
-            Self::Named(_, name) => name.fmt(f),
-        }
-    }
-}
 
 impl Identity {
     /// Where its record is.
@@ -53,7 +35,7 @@ impl Record {
     /// What the host says to the file.
     pub fn create(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
         let file = files::make(CWD, path, Self::bytes_of(identity))?;
-        Self::over(&file, path, identity, Home::File(path.into())).map(|new| new.begun(identity))
+        Self::over(&file, path, identity, Storage::File(path.into())).map(|new| new.begun(identity))
     }
 
     /// The same in the folder of records.
@@ -64,8 +46,8 @@ impl Record {
         let (name, path) = identity.name();
         let file = need(&**access, Named::NewRecord(name, Self::bytes_of(identity)));
         let file = file.map_err(|error| RecordError::Host { path: path.clone(), error })?;
-        let home = Home::Named(Arc::clone(access), name);
-        Self::over(&file.into(), &path, identity, home).map(|new| new.begun(identity))
+        let storage = Storage::Named(Arc::clone(access), name);
+        Self::over(&file.into(), &path, identity, storage).map(|new| new.begun(identity))
     }
 
     fn bytes_of(identity: &Identity) -> u64 {
@@ -76,12 +58,12 @@ impl Record {
         file: &File,
         path: &Path,
         identity: &Identity,
-        home: Home,
+        storage: Storage,
     ) -> Result<Self, RecordError> {
         let bytes = Self::bytes_of(identity);
         let mapping = Mapping::of_file(file, 0, bytes).map_err(mapping_error(path))?;
         let (entries, pieces) = (identity.slots as usize, identity.pieces as usize);
-        Ok(Self { mapping, entries, pieces, home })
+        Ok(Self { mapping, entries, pieces, storage })
     }
 
     /// The record of these rings that a predecessor has left.
@@ -90,7 +72,7 @@ impl Record {
     /// [`RecordError`].
     pub fn open(path: &Path, identity: &Identity) -> Result<Self, RecordError> {
         let file = files::find(CWD, path)?;
-        Self::left(&file, path, identity, Home::File(path.into()))
+        Self::left(&file, path, identity, Storage::File(path.into()))
     }
 
     /// The same from the folder of records.
@@ -101,8 +83,8 @@ impl Record {
         let (name, path) = identity.name();
         match access.open(Named::LeftRecord(name)) {
             Ok(Some(file)) => {
-                let home = Home::Named(Arc::clone(access), name);
-                Self::left(&file.into(), &path, identity, home)
+                let storage = Storage::Named(Arc::clone(access), name);
+                Self::left(&file.into(), &path, identity, storage)
             }
             Ok(None) => Err(RecordError::None(path)),
             Err(error) => Err(RecordError::Host { path, error }),
@@ -113,14 +95,14 @@ impl Record {
         file: &File,
         path: &Path,
         identity: &Identity,
-        home: Home,
+        storage: Storage,
     ) -> Result<Self, RecordError> {
         let shape = FileShape::of(file);
         let shape = shape.map_err(|error| RecordError::Host { path: path.into(), error })?;
         if shape.bytes != Self::bytes_of(identity) {
             return Err(RecordError::Other(path.into()));
         }
-        let record = Self::over(file, path, identity, home)?;
+        let record = Self::over(file, path, identity, storage)?;
         let head = record.head();
         if head.magic.load(Acquire) != MAGIC || head.identity != *identity {
             return Err(RecordError::Other(path.into()));
@@ -130,11 +112,11 @@ impl Record {
 
     /// Removes its file: the rings are over.
     pub fn discard(&self) {
-        match &self.home {
-            Home::Nowhere => {}
-            Home::File(path) => files::remove(CWD, path),
+        match &self.storage {
+            Storage::Nowhere => {}
+            Storage::File(path) => files::remove(CWD, path),
             // Best effort: a file that stays is replaced by the next record.
-            Home::Named(access, name) => drop(access.open(Named::EndedRecord(*name))),
+            Storage::Named(access, name) => drop(access.open(Named::EndedRecord(*name))),
         }
     }
 }

@@ -35,11 +35,11 @@ const UNIT_BYTES_LOG: u32 = 12;
 const DEBT_MAX: u64 = 16 * BUDGET_COST;
 
 /// One queue and its hand on a disk.
-pub(super) struct Lane<Q: RequestQueue> {
+pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) ring: Q,
     pub(super) disk: DiskQueue<Q::Token>,
     pub(super) state: State,
-    /// In the worker's list of active lanes.
+    /// In the worker's list of active queues.
     pub(super) active: bool,
     pub(super) idle_turns: u32,
     /// The last requests were still in flight after the harvest that followed their submission.
@@ -56,7 +56,7 @@ pub(super) struct Lane<Q: RequestQueue> {
     debt: u64,
 }
 
-/// Whether a lane takes new requests.
+/// Whether a queue takes new requests.
 pub(super) enum State {
     Running,
     /// The guest broke it: what is in flight ends, nothing new begins.
@@ -74,8 +74,8 @@ impl State {
     }
 }
 
-impl<Q: QueueLifecycle> Lane<Q> {
-    /// A lane that runs, and is not active yet.
+impl<Q: QueueLifecycle> WorkerQueue<Q> {
+    /// A queue that runs, and is not active yet.
     pub(super) fn new(ring: Q, disk: DiskQueue<Q::Token>, alarm: Raise, sampler: Sampler) -> Self {
         let state = State::Running;
         let (active, idle_turns, lasting, kicks) = (false, 0, false, 0);
@@ -125,7 +125,7 @@ impl<Q: QueueLifecycle> Lane<Q> {
                     self.sampler.taken(tag);
                     last = Some(tag);
                     // SAFETY: the ring resolved the segments in guest memory that stays mapped
-                    // until the lane has nothing in flight and its ring was given back.
+                    // until the queue has nothing in flight and its ring was given back.
                     unsafe { self.disk.start(engine, tag, token) };
                 }
                 Ok(Pop::Refused(token, status)) => {
@@ -156,7 +156,7 @@ impl<Q: QueueLifecycle> Lane<Q> {
         popped
     }
 
-    /// True if the lane must not stop yet: what a killed predecessor left in flight is taken first,
+    /// True if the queue must not stop yet: what a killed predecessor left in flight is taken first,
     /// unless it waits for translations, which need not come. It stays in the record then.
     #[cold]
     pub(super) fn owes(&self) -> bool {
@@ -180,7 +180,7 @@ impl<Q: QueueLifecycle> Lane<Q> {
         }
     }
 
-    /// True if the lane can leave the active list: its doorbell brings it back.
+    /// True if the queue can leave the active list: its doorbell brings it back.
     #[cold]
     pub(super) fn put_to_rest(&mut self) -> bool {
         self.idle_turns = 0;
@@ -188,7 +188,7 @@ impl<Q: QueueLifecycle> Lane<Q> {
         resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
     }
 
-    /// Looks whether the ring of a lane that rests holds requests: the lane has to be activated
+    /// Looks whether the ring of a queue that rests holds requests: the queue has to be activated
     /// then, if the second value is true. Their kick may be on its way; if it still has not come by
     /// the next look, it is counted as lost.
     #[cold]
