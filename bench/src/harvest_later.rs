@@ -85,8 +85,8 @@ impl<E: Engine> Engine for HarvestLater<E> {
         if std::mem::take(&mut self.submitted) { 0 } else { self.inner.reap(out) }
     }
 
-    fn look(&mut self) -> io::Result<()> {
-        self.inner.look()
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.inner.poll_doorbells()
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {

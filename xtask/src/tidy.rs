@@ -116,8 +116,6 @@ const CIRCLES: &[(&str, usize)] = &[
 
 /// Public items that nothing in the workspace uses, each with the reason why it is offered.
 const FOR_STRANGERS: &[(&str, &str)] = &[
-    ("MAX_BYTES", "a bound for those who write engines"),
-    ("MAX_SEGMENTS", "a bound for those who write engines"),
     ("MAPPED_MAX", "a bound that documentation speaks of"),
     ("PANIC_VARIABLE", "the name of a variable of the environment"),
     ("SEGMENTS_MAX", "a bound that documentation speaks of"),
@@ -127,7 +125,6 @@ const FOR_STRANGERS: &[(&str, &str)] = &[
     ("capacity_of", "what a driver reads from a configuration"),
     ("flush_fails", "whether a disk has lost writes"),
     ("includes", "what a permission is for"),
-    ("lane_stats", "counters of one queue"),
     ("may_merge", "what a measurement says"),
     ("of_bytes", "the judgement alone, for bytes that came another way"),
     ("reads_ring", "which of two ways an engine takes"),
