@@ -117,7 +117,8 @@ impl Options {
     }
 
     /// Lets the server announce changes (of the capacity, say); ask with
-    /// [`Device::config_changed`], because the server may wait for the answer.
+    /// [`Device::config_changed`](crate::Device::config_changed), because the server may wait for the
+    /// answer.
     #[must_use]
     pub fn watch_config(mut self, yes: bool) -> Self {
         self.watch_config = yes;
