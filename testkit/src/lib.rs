@@ -2,6 +2,11 @@
 //! proves itself, random numbers that can be repeated, a simulated disk whose power fails, a
 //! xenstore, campaigns that kill a daemon, and the one way to leave a test out.
 
+/// The examples of `docs/embedding.md`.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/embedding.md")]
+pub struct Embedding;
+
 pub mod kill;
 pub mod late_store;
 pub mod loop_device;
