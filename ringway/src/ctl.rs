@@ -3,6 +3,7 @@
 mod report;
 
 use anyhow::{Context, anyhow, bail};
+use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use ringway_control::config::{DiskArgs, is_unreal};
 use ringway_control::log::LogArgs;
@@ -110,13 +111,17 @@ enum Command {
     },
 }
 
-/// Carries out `ringway ctl`.
+/// Carries out `ringway ctl`. Without a daemon to ask the process ends as wrong options of `usage` do.
 ///
 /// # Errors
 /// One message: what is wrong, where, what to do.
-pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(
+    args: CtlArgs,
+    log: &LogArgs,
+    usage: &mut clap::Command,
+) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
-    let path = socket(args.control)?;
+    let path = socket(args.control, usage);
     let (name, request) = request(args.command)?;
     let answer = ask_from_here(&path, name, request)?;
     let text = match args.json {
@@ -127,14 +132,13 @@ pub(crate) fn run(args: CtlArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where the daemon listens: as was said, or as the environment says.
-///
-/// # Errors
-/// That neither says it.
-pub(crate) fn socket(control: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+/// Where the daemon listens: as was said, or as the environment says. If neither does, that ends the
+/// process as wrong options of `usage` do.
+pub(crate) fn socket(control: Option<PathBuf>, usage: &mut clap::Command) -> PathBuf {
     let path = control.or_else(|| std::env::var_os("RINGWAY_CONTROL").map(PathBuf::from));
-    path.ok_or_else(|| {
-        anyhow!("no daemon named: add --control PATH, as `ringway serve --control` was told")
+    path.unwrap_or_else(|| {
+        let why = "no daemon named: add --control PATH, as `ringway serve --control` was told";
+        usage.error(ErrorKind::MissingRequiredArgument, why).exit()
     })
 }
 

@@ -15,16 +15,21 @@ mod top;
 
 use clap::{CommandFactory, Parser};
 use ringway_terminal::logging::{self, complain};
+use ringway_terminal::output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse_from(cli::with_command(std::env::args_os()));
+    let cli = match cli::Cli::try_parse_from(cli::with_command(std::env::args_os())) {
+        Ok(cli) => cli,
+        Err(error) if error.use_stderr() => error.exit(),
+        Err(help) => return print_help(&help),
+    };
     let result = match cli.command {
         cli::Command::Serve(args) => ringway_server::run(*args, &cli.log, &mut cli::of("serve")),
         cli::Command::Bench(args) => ringway_bench::run(*args, &cli.log, &mut cli::of("bench")),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
-        cli::Command::Ctl(args) => ctl::run(args, &cli.log),
-        cli::Command::Top(args) => top::run(args, &cli.log),
+        cli::Command::Ctl(args) => ctl::run(args, &cli.log, &mut cli::of("ctl")),
+        cli::Command::Top(args) => top::run(args, &cli.log, &mut cli::of("top")),
         cli::Command::Doctor(args) => doctor::run(&args, &cli.log),
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),
@@ -38,4 +43,15 @@ fn main() -> ExitCode {
     });
     logging::finish();
     code
+}
+
+/// What `--help` and `--version` ask for. A script that keeps it should hear if it has not arrived.
+fn print_help(help: &clap::Error) -> ExitCode {
+    match output::print(&help.render().ansi().to_string()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&error);
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -80,9 +80,13 @@ fn interval(word: &str) -> Result<Duration, String> {
 /// # Errors
 /// One message: what is wrong, where, what to do. A daemon that is lost once the screen is there is
 /// waited for.
-pub(crate) fn run(args: TopArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(
+    args: TopArgs,
+    log: &LogArgs,
+    usage: &mut clap::Command,
+) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
-    let socket = ctl::socket(args.control)?;
+    let socket = ctl::socket(args.control, usage);
     if args.once || args.json || !std::io::stdout().is_terminal() {
         let mut figures = look(&socket, args.interval)?;
         app::sort(&mut figures.disks, args.sort);

@@ -398,7 +398,9 @@ fn ctl_says_what_is_wrong() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     let mut command = ringway();
     command.args(["ctl", "list"]).current_dir(dir.path()).env_remove("RINGWAY_CONTROL");
-    assert!(text(&run(command).stderr).contains("add --control PATH"));
+    let unnamed = run(command);
+    assert!(text(&unnamed.stderr).contains("add --control PATH"));
+    assert_eq!(unnamed.status.code(), Some(2), "wrong usage");
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
     refused(dir.path(), &["add", "x.img"], "add --socket PATH");
     refused(dir.path(), &["remove", "x.img"], "there is no disk 'x.img'");

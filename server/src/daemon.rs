@@ -3,7 +3,7 @@
 use super::control::{Control, facts};
 use super::deadline;
 use super::disks::{Disks, Means, Ready};
-use super::host::{Duties, Host, StateDir};
+use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
 use super::notify::Notify;
 use super::survive::survive;
@@ -19,7 +19,6 @@ use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
-use ringway_vhost_user::BindError;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
@@ -226,13 +225,11 @@ fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
 /// The control socket. The helper of a daemon that was killed as it started may be making the same one:
 /// whoever looks too early sees nobody listen, and somebody a moment later.
 fn listen(path: &Path, host: &Host) -> anyhow::Result<Control> {
-    // The helper's errors come as text.
-    let busy = BindError::Busy(path.into()).to_string();
     let mut tries = 0;
     loop {
         dying::wait_for(path);
         match Control::listen(path, host) {
-            Err(error) if tries < 2 && format!("{error:#}").contains(&busy) => tries += 1,
+            Err(error) if tries < 2 && is_socket_busy(&error) => tries += 1,
             done => return done,
         }
     }

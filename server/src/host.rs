@@ -28,6 +28,7 @@ pub(crate) use duties::Duties;
 use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
+pub(crate) use words::is_socket_busy;
 
 use crate::xen::Access;
 use client::{Client, HelpersFile};

@@ -49,6 +49,11 @@ pub(super) enum Halt {
     Failed(anyhow::Error),
 }
 
+/// A request has failed, and nobody has said yet why: a reason takes its place.
+#[derive(Debug, thiserror::Error)]
+#[error("a request failed")]
+struct RequestFailed;
+
 /// Where the caller hears of progress and decides.
 pub(super) trait Watcher {
     /// Everything before `done` is finished; true to stop.
@@ -317,7 +322,7 @@ impl<'a> Flow<'a> {
 
     fn fail(&mut self, error: anyhow::Error) {
         let first = match &self.halt {
-            Some(Halt::Failed(before)) => before.to_string() == "a request failed",
+            Some(Halt::Failed(before)) => before.is::<RequestFailed>(),
             _ => true,
         };
         if first {

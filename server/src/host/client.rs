@@ -1,7 +1,7 @@
 //! The daemon's side: asks the helper.
 
 use super::wire::{receive, send};
-use super::words::{Answer, Request, Wanted};
+use super::words::{Answer, Request, SocketBusy, Wanted};
 use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
@@ -133,7 +133,8 @@ fn gone() -> anyhow::Error {
 
 fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
     match receive(line)?.ok_or_else(gone)? {
-        (Answer::Refused(why), _) => Err(anyhow!(why)),
+        (Answer::Refused { why, socket_busy: true }, _) => Err(SocketBusy(why).into()),
+        (Answer::Refused { why, socket_busy: false }, _) => Err(anyhow!(why)),
         answer => Ok(answer),
     }
 }

@@ -159,7 +159,7 @@ impl Helper {
             let obeyed = survive("the helper", || self.obey(request, fd));
             let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(in_full(&error)), None),
+                Err(error) => (Answer::refused(&error), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -259,7 +259,7 @@ impl Helper {
             let opened = survive("the helper", opened);
             let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, file)) => send(line, &answer, Some(file.as_fd())),
-                Err(error) => send(line, &Answer::Refused(in_full(&error)), None),
+                Err(error) => send(line, &Answer::refused(&error), None),
             };
         })?;
         Ok(())

@@ -7,6 +7,8 @@ use anyhow::{Context, anyhow, ensure};
 use ringway_control::config::Location;
 use ringway_core::Geometry;
 use ringway_disk::{Alignment, Disk, EngineKind, OpenOptions, Parts, Source};
+use ringway_terminal::reasons::in_full;
+use ringway_vhost_user::BindError;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
@@ -85,8 +87,27 @@ pub(super) enum Answer {
     Named { there: bool },
     /// It is done.
     Done,
-    /// It cannot be: what is wrong, where, what to do.
-    Refused(String),
+    /// It cannot be: what is wrong, where, what to do; and whether that is a socket at which somebody
+    /// else listens.
+    Refused { why: String, socket_busy: bool },
+}
+
+impl Answer {
+    /// The answer to what has failed.
+    pub(super) fn refused(error: &anyhow::Error) -> Self {
+        Self::Refused { why: in_full(error), socket_busy: is_socket_busy(error) }
+    }
+}
+
+/// Somebody else listens at a socket, the helper says, in its own words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct SocketBusy(pub(super) String);
+
+/// True if a socket cannot be made because somebody else listens there, whoever has found that out.
+pub(crate) fn is_socket_busy(error: &anyhow::Error) -> bool {
+    let here = error.downcast_ref::<BindError>();
+    matches!(here, Some(BindError::Busy(_))) || error.is::<SocketBusy>()
 }
 
 /// A path, whatever its letters are.
@@ -266,6 +287,25 @@ mod tests {
             let Request::Xen(back) = serde_json::from_slice(&text).unwrap() else { panic!() };
             assert_eq!(back, what);
         }
+    }
+
+    #[test]
+    fn a_busy_socket_is_known_whoever_finds_it() {
+        use anyhow::Context;
+        let busy = || Err::<(), _>(BindError::Busy("s".into())).context("the control socket");
+        let here = busy().unwrap_err();
+        assert!(is_socket_busy(&here));
+        let text = serde_json::to_vec(&Answer::refused(&here)).unwrap();
+        let Answer::Refused { why, socket_busy: true } = serde_json::from_slice(&text).unwrap()
+        else {
+            panic!()
+        };
+        let there = anyhow::Error::from(SocketBusy(why));
+        assert!(is_socket_busy(&there) && there.to_string() == in_full(&here));
+        let other = BindError::NotASocket("s".into());
+        let Answer::Refused { socket_busy: false, .. } = Answer::refused(&other.into()) else {
+            panic!()
+        };
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What comes back from the ends, and what follows from it.
 
-use super::{DST, Flow, Halt, SRC, Watcher};
+use super::{DST, Flow, Halt, RequestFailed, SRC, Watcher};
 use crate::copy::end::{End, Ticket, Verb, put_back};
 use crate::copy::flow::slots::Part;
 use anyhow::{Context, anyhow, bail};
@@ -141,7 +141,7 @@ impl Flow<'_> {
         self.release_failed(slot);
         if self.halt.is_none() {
             // So that nobody begins anything before the error gets to `run`.
-            self.halt = Some(Halt::Failed(anyhow!("a request failed")));
+            self.halt = Some(Halt::Failed(RequestFailed.into()));
         }
     }
 
