@@ -6,7 +6,6 @@
 
 mod answer;
 mod command;
-mod door;
 mod export;
 mod limit;
 mod memory;
@@ -19,6 +18,7 @@ mod queue;
 mod ring_bell;
 mod rings;
 mod sampler;
+mod session_inbox;
 mod stats;
 mod worker;
 
@@ -26,7 +26,6 @@ pub use answer::{AnswerDue, abandon};
 pub use command::{
     Alarm, Findings, Handle, Inbox, Looked, QueueId, Raise, Rouse, Stopped, command_channel,
 };
-pub use door::{Door, Order};
 pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, LockWait, Names, Offered,
     QueueReport, Resized, Told,
@@ -43,5 +42,6 @@ pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 pub use ring_bell::{Bell, watchdog_signal};
 pub use rings::Rings;
 pub use sampler::Latency;
+pub use session_inbox::{SessionCommand, SessionInbox};
 pub use stats::{QueueStats, WorkerStats};
 pub use worker::Worker;

@@ -6,7 +6,7 @@ use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Tran
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_export::{
-    AnswerDue, Armed, Bell, Broken, Door, Pop, QueueLifecycle, RequestQueue, SharedMemory,
+    AnswerDue, Armed, Bell, Broken, Pop, QueueLifecycle, RequestQueue, SessionInbox, SharedMemory,
 };
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{self, Areas, Chain, Device, Format, Head, InflightError};
@@ -55,7 +55,7 @@ pub struct Queue {
 #[derive(Debug)]
 struct BehindIommu {
     /// Where to ask for translations, and as which queue.
-    door: Arc<Door>,
+    inbox: Arc<SessionInbox>,
     at: usize,
     /// Pages that the next request must not have: the front-end knows no translation.
     faults: Vec<Miss>,
@@ -103,12 +103,12 @@ impl Queue {
         Ok(queue)
     }
 
-    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `door`, as
+    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `inbox`, as
     /// queue `at`, and come with [`Queue::learn`] or [`Queue::fault`].
-    pub(super) fn put_behind_iommu(&mut self, door: Arc<Door>, at: usize) {
+    pub(super) fn put_behind_iommu(&mut self, inbox: Arc<SessionInbox>, at: usize) {
         self.memory = Translator::behind_iommu(Arc::clone(self.memory.map()));
         let faults = Vec::with_capacity(MISSES_MAX);
-        self.iommu = Some(Box::new(BehindIommu { door, at, faults }));
+        self.iommu = Some(Box::new(BehindIommu { inbox, at, faults }));
     }
 
     /// These are the translations that were asked for: the request is tried again.
@@ -148,7 +148,7 @@ impl Queue {
         }
         self.stalled = true;
         self.ring.put_back(head);
-        iommu.door.miss(iommu.at, missed);
+        iommu.inbox.miss(iommu.at, missed);
         missed.clear();
         Ok(())
     }
