@@ -6,7 +6,7 @@ mod lock_state;
 mod offered;
 mod report;
 
-pub use change::{ChangeError, Resized, Told};
+pub use change::{ChangeError, GuestNotice, Resized};
 pub use image_lock::{LockWait, Names};
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};

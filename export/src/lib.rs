@@ -27,8 +27,8 @@ pub use command::{
     Alarm, Findings, Handle, Inbox, Looked, QueueId, Raise, Rouse, Stopped, command_channel,
 };
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, LockWait, Names, Offered,
-    QueueReport, Resized, Told,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
+    Offered, QueueReport, Resized,
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;

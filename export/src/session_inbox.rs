@@ -1,7 +1,7 @@
 //! How others reach a session: workers with alarms, the control plane with commands.
 
 use crate::command::Alarm;
-use crate::export::Told;
+use crate::export::GuestNotice;
 use ringway_core::mem::Miss;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 #[derive(Debug)]
 pub enum SessionCommand {
     /// Tell the front-end that the configuration space has changed.
-    Announce(SyncSender<Told>),
+    Announce(SyncSender<GuestNotice>),
     /// Stop all queues, because the export is paused; `false` if the disk is stuck.
     Pause(SyncSender<bool>),
     /// Start them again; `false` if one does not start.

@@ -17,7 +17,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Whether a front-end was told of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum GuestNotice {
     /// There is none. The next one reads the size when it connects.
     NobodyThere,
     /// The message was sent.
@@ -30,7 +30,7 @@ pub enum Told {
     Later,
 }
 
-impl Told {
+impl GuestNotice {
     /// The word for programs.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -52,7 +52,7 @@ pub struct Resized {
     /// The size now, in bytes.
     pub to: u64,
     /// Whether the guest knows.
-    pub told: Told,
+    pub notice: GuestNotice,
 }
 
 /// Why a disk could not be changed: what is wrong, what to do.
@@ -153,8 +153,8 @@ impl<Q: QueueLifecycle> Export<Q> {
             self.disk.set_capacity(to);
         }
         kill_point!(Resized);
-        let told = if to == from { Told::Yes } else { self.announce() };
-        Ok(Resized { from, to, told })
+        let notice = if to == from { GuestNotice::Yes } else { self.announce() };
+        Ok(Resized { from, to, notice })
     }
 
     /// Waits until nothing is in flight beyond `end`.
@@ -176,24 +176,24 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// Tells all front-ends that the configuration space has changed.
-    fn announce(&self) -> Told {
+    fn announce(&self) -> GuestNotice {
         self.resizes.fetch_add(1, SeqCst);
         let answers = self.send(SessionCommand::Announce);
-        let told = answers.iter().map(|(_, answer)| match answer.recv_timeout(ANSWER_MAX) {
-            Ok(told) => told,
-            Err(RecvTimeoutError::Timeout) => Told::Later,
+        let notice = answers.iter().map(|(_, answer)| match answer.recv_timeout(ANSWER_MAX) {
+            Ok(notice) => notice,
+            Err(RecvTimeoutError::Timeout) => GuestNotice::Later,
             // It has gone meanwhile.
-            Err(RecvTimeoutError::Disconnected) => Told::NobodyThere,
+            Err(RecvTimeoutError::Disconnected) => GuestNotice::NobodyThere,
         });
         // Of several the one that is worst off.
-        let rank = |told: &Told| match told {
-            Told::NobodyThere => 0,
-            Told::Yes => 1,
-            Told::Later => 2,
-            Told::Deaf => 3,
-            Told::NotListening => 4,
+        let rank = |notice: &GuestNotice| match notice {
+            GuestNotice::NobodyThere => 0,
+            GuestNotice::Yes => 1,
+            GuestNotice::Later => 2,
+            GuestNotice::Deaf => 3,
+            GuestNotice::NotListening => 4,
         };
-        told.max_by_key(rank).unwrap_or(Told::NobodyThere)
+        notice.max_by_key(rank).unwrap_or(GuestNotice::NobodyThere)
     }
 
     /// Gives a command to all sessions; the answers come later.

@@ -3,7 +3,7 @@
 use super::{Refusal, Session, State};
 use crate::keys;
 use crate::xenstore::StoreError;
-use ringway_export::{Alarm, SessionCommand, Told};
+use ringway_export::{Alarm, GuestNotice, SessionCommand};
 use tracing::{error, warn};
 
 impl Session<'_> {
@@ -37,9 +37,9 @@ impl Session<'_> {
     fn carry_out(&mut self, command: &SessionCommand) -> Result<(), StoreError> {
         match command {
             SessionCommand::Announce(reply) => {
-                let told = self.announce();
-                let _ = reply.send(*told.as_ref().unwrap_or(&Told::Later));
-                told.map(drop)
+                let notice = self.announce();
+                let _ = reply.send(*notice.as_ref().unwrap_or(&GuestNotice::Later));
+                notice.map(drop)
             }
             SessionCommand::Pause(reply) => {
                 let done = self.stop_all();
@@ -65,12 +65,12 @@ impl Session<'_> {
     }
 
     /// Tells the front-end of the disk's size.
-    fn announce(&mut self) -> Result<Told, StoreError> {
+    fn announce(&mut self) -> Result<GuestNotice, StoreError> {
         let seen = keys::look(&mut self.store, &self.at)?;
         if !seen.present || self.resizes_told == self.export.resizes() {
-            return Ok(if seen.present { Told::Yes } else { Told::NobodyThere });
+            return Ok(if seen.present { GuestNotice::Yes } else { GuestNotice::NobodyThere });
         }
         self.tell_size(seen.back)?;
-        Ok(if seen.is_connected() { Told::Yes } else { Told::Later })
+        Ok(if seen.is_connected() { GuestNotice::Yes } else { GuestNotice::Later })
     }
 }
