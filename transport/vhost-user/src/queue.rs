@@ -6,7 +6,8 @@ use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Tran
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_export::{
-    AnswerDue, Armed, Bell, Broken, Pop, QueueLifecycle, RequestQueue, SessionInbox, SharedMemory,
+    AnswerDue, Armed, Broken, PeerEventfd, Pop, QueueLifecycle, RequestQueue, SessionInbox,
+    SharedMemory,
 };
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{self, Areas, Chain, Device, Format, Head, InflightError};
@@ -40,7 +41,7 @@ pub struct Queue {
     memory: Translator,
     inflight: Option<Part>,
     kick: OwnedFd,
-    call: Option<Bell>,
+    call: Option<PeerEventfd>,
     calls: u64,
     /// Descriptors of the last chain.
     effort: u32,
@@ -74,7 +75,7 @@ impl Queue {
         map: Arc<GuestMap>,
         inflight: Option<Part>,
         kick: OwnedFd,
-        call: Option<Bell>,
+        call: Option<PeerEventfd>,
     ) -> Result<Self, InflightError> {
         // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
         // mapped and aligned, belongs to this queue alone, and is kept as well.
@@ -164,7 +165,7 @@ impl Queue {
     }
 
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.
-    pub(super) fn set_call(&mut self, call: Option<Bell>) {
+    pub(super) fn set_call(&mut self, call: Option<PeerEventfd>) {
         self.call = call;
         let _ = self.call();
     }
@@ -186,14 +187,14 @@ impl Queue {
     }
 
     /// Gives the eventfds back.
-    pub(super) fn into_fds(self) -> (OwnedFd, Option<Bell>) {
+    pub(super) fn into_fds(self) -> (OwnedFd, Option<PeerEventfd>) {
         (self.kick, self.call)
     }
 
     fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
         self.calls += 1;
-        let rung = call.ring();
+        let rung = call.signal();
         kill_point!(Called);
         if rung.is_err() {
             // Whatever the peer has done to it, this one is done with. If it blocked, so are all others.

@@ -25,7 +25,7 @@ use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
-use ringway_export::{Bell, LockWait, SessionInbox};
+use ringway_export::{LockWait, PeerEventfd, SessionInbox};
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
 use std::fmt;
@@ -151,7 +151,7 @@ pub struct Session<'a> {
     inbox: Arc<SessionInbox>,
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
-    log_bell: Option<Arc<Bell>>,
+    log_bell: Option<Arc<PeerEventfd>>,
     /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
     iommu: Option<Box<Iommu>>,
     /// What was known when they were not any more.

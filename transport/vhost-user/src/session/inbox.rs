@@ -62,7 +62,7 @@ impl Session<'_> {
         }
         if let Some(err) = self.vrings.get(queue).and_then(|vring| vring.err.as_ref()) {
             // Best effort: the front-end may not listen.
-            let _ = err.ring();
+            let _ = err.signal();
         }
         fatal
     }

@@ -6,7 +6,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{Bell, QueueLifecycle, Stopped};
+use ringway_export::{PeerEventfd, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -117,7 +117,7 @@ impl Session<'_> {
         if let Some(call) = &call {
             check_eventfd(call, "call")?;
         }
-        let call = call.map(|call| Bell::new(call, &self.inbox));
+        let call = call.map(|call| PeerEventfd::new(call, &self.inbox));
         // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
         match self.vrings[at].worker_queue {
             Some(id) => self
@@ -136,7 +136,7 @@ impl Session<'_> {
         if let Some(err) = &err {
             check_eventfd(err, "error")?;
         }
-        let err = err.map(|err| Bell::new(err, &self.inbox));
+        let err = err.map(|err| PeerEventfd::new(err, &self.inbox));
         self.vring(index)?.1.err = err;
         Ok(Answer::Ack)
     }
