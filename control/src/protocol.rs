@@ -424,7 +424,7 @@ pub struct ResizedTo {
     /// Bytes now.
     pub to: u64,
     /// `yes`, `nobody-there`, `not-listening`, `deaf`, `later`.
-    pub told: String,
+    pub guest_notice: String,
 }
 
 /// `drain`, `pause`, `resume`.

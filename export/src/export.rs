@@ -6,17 +6,17 @@ mod lock_state;
 mod offered;
 mod report;
 
-pub use change::{ChangeError, Resized, Told};
+pub use change::{ChangeError, GuestNotice, Resized};
 pub use image_lock::{LockWait, Names};
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, QueueId, Stopped};
-use crate::door::Door;
 use crate::limit::Limits;
 use crate::penalty::Penalty;
 use crate::quarantine::Quarantine;
 use crate::queue::QueueLifecycle;
+use crate::session_inbox::SessionInbox;
 use ringway_disk::{CacheMode, Disk, DiskStats};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
@@ -51,7 +51,7 @@ pub struct Export<Q> {
     /// whether what they had in flight is over.
     failed: AtomicBool,
     /// The connections that are open; a daemon has at most one of each disk.
-    doors: Mutex<Vec<Arc<Door>>>,
+    inboxes: Mutex<Vec<Arc<SessionInbox>>>,
     /// Queues that run: index, worker, and their name there.
     running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.
@@ -107,7 +107,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             drain_max: DRAIN_MAX,
             fenced: Mutex::default(),
             failed: AtomicBool::new(false),
-            doors: Mutex::default(),
+            inboxes: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
             resizes: AtomicU64::new(0),
@@ -206,14 +206,14 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// A connection has begun.
-    pub fn enter(&self, door: Arc<Door>) {
-        lock(&self.doors).push(door);
+    pub fn enter(&self, inbox: Arc<SessionInbox>) {
+        lock(&self.inboxes).push(inbox);
     }
 
     /// It has ended.
-    pub fn leave(&self, door: &Arc<Door>) {
-        lock(&self.doors).retain(|other| !Arc::ptr_eq(other, door));
-        door.close();
+    pub fn leave(&self, inbox: &Arc<SessionInbox>) {
+        lock(&self.inboxes).retain(|other| !Arc::ptr_eq(other, inbox));
+        inbox.close();
     }
 
     /// A queue runs.

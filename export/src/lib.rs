@@ -6,19 +6,19 @@
 
 mod answer;
 mod command;
-mod door;
 mod export;
 mod limit;
 mod memory;
+mod peer_eventfd;
 mod penalty;
 mod pinned;
 mod polling;
 mod pool;
 mod quarantine;
 mod queue;
-mod ring_bell;
-mod rings;
+mod ring_pool;
 mod sampler;
+mod session_inbox;
 mod stats;
 mod worker;
 
@@ -26,13 +26,13 @@ pub use answer::{AnswerDue, abandon};
 pub use command::{
     Alarm, Findings, Handle, Inbox, Looked, QueueId, Raise, Rouse, Stopped, command_channel,
 };
-pub use door::{Door, Order};
 pub use export::{
-    ChangeError, Counts, Export, ExportOptions, ExportReport, LockWait, Names, Offered,
-    QueueReport, Resized, Told,
+    ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
+    Offered, QueueReport, Resized,
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;
+pub use peer_eventfd::{PeerEventfd, watchdog_signal};
 pub use polling::Polling;
 pub use pool::{
     Cpus, ENGINE_DEPTH, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers,
@@ -40,8 +40,8 @@ pub use pool::{
 };
 pub use quarantine::Quarantine;
 pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
-pub use ring_bell::{Bell, watchdog_signal};
-pub use rings::Rings;
+pub use ring_pool::RingPool;
 pub use sampler::Latency;
+pub use session_inbox::{SessionCommand, SessionInbox};
 pub use stats::{QueueStats, WorkerStats};
 pub use worker::Worker;

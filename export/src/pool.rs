@@ -1,10 +1,10 @@
 //! Worker threads: one engine each, made on the thread that uses it.
 
 use crate::command::{Handle, command_channel};
+use crate::peer_eventfd;
 use crate::polling::Polling;
 use crate::queue::QueueLifecycle;
-use crate::ring_bell;
-use crate::rings::{self, Rings, ring};
+use crate::ring_pool::{self, RingPool, ring};
 use crate::worker::Worker;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, LinuxAio, Null, Threads, ThreadsSetup};
@@ -51,7 +51,7 @@ pub struct Pool<Q: QueueLifecycle + 'static> {
     options: PoolOptions,
     cpus: Cpus,
     on_failure: OnFailure,
-    rings: Option<Rings>,
+    rings: Option<RingPool>,
     handles: Vec<Handle<Q>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -75,7 +75,7 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
         options: PoolOptions,
         cpus: Cpus,
         on_failure: OnFailure,
-        rings: Option<Rings>,
+        rings: Option<RingPool>,
     ) -> io::Result<Self> {
         let (handles, threads) = (Vec::new(), Vec::new());
         let mut pool = Self { options, cpus, on_failure, rings, handles, threads };
@@ -90,22 +90,24 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
     pub fn grow(&mut self, workers: usize) -> io::Result<()> {
         let options = self.options;
         // Here, because workers may not start threads themselves.
-        ring_bell::watch();
+        peer_eventfd::watch();
         for index in self.handles.len()..workers {
-            let care = Care::new(&self.cpus, &self.on_failure);
+            let setup = WorkerSetup::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, care, || Null::new(ENGINE_DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, care, move || {
+                EngineKind::Null => spawn(index, options, setup, || Null::new(ENGINE_DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, options, setup, move || {
                     Ok(Sim::new(Null::new(ENGINE_DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, care, move || {
+                EngineKind::Sim(model) => spawn(index, options, setup, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => spawn(index, options, care, || LinuxAio::new(ENGINE_DEPTH)),
-                EngineKind::Threads => spawn(index, options, care, || Threads::new(threads())),
+                EngineKind::LinuxAio => {
+                    spawn(index, options, setup, || LinuxAio::new(ENGINE_DEPTH))
+                }
+                EngineKind::Threads => spawn(index, options, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();
-                    spawn(index, options, care, move || match rings {
+                    spawn(index, options, setup, move || match rings {
                         Some(rings) => rings.take(),
                         None => ring(options.iopoll),
                     })
@@ -136,8 +138,8 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
         let mut pool =
             Self { options, cpus: Cpus::default(), on_failure, rings: None, handles, threads };
         for index in 0..options.workers {
-            let (make, care) = (make.clone(), Care::new(&pool.cpus, &pool.on_failure));
-            let (handle, thread) = spawn(index, options, care, move || make(index))?;
+            let (make, setup) = (make.clone(), WorkerSetup::new(&pool.cpus, &pool.on_failure));
+            let (handle, thread) = spawn(index, options, setup, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -169,7 +171,7 @@ impl<Q: QueueLifecycle + 'static> Drop for Pool<Q> {
 /// # Errors
 /// What the host says.
 pub fn install_handlers() -> io::Result<()> {
-    ring_bell::prepare();
+    peer_eventfd::prepare();
     install_sigbus_handler()
 }
 
@@ -197,12 +199,12 @@ impl Cpus {
 }
 
 /// What a worker's thread needs around its work.
-struct Care {
+struct WorkerSetup {
     pin: Pin,
     on_failure: OnFailure,
 }
 
-impl Care {
+impl WorkerSetup {
     fn new(cpus: &Cpus, on_failure: &OnFailure) -> Self {
         Self { pin: cpus.pin(), on_failure: Arc::clone(on_failure) }
     }
@@ -265,7 +267,7 @@ fn threads() -> ThreadsSetup {
 fn spawn<E, Q, F>(
     index: usize,
     options: PoolOptions,
-    care: Care,
+    setup: WorkerSetup,
     make: F,
 ) -> io::Result<(Handle<Q>, JoinHandle<()>)>
 where
@@ -276,8 +278,8 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
-        let started = care.pin.to_all().and_then(|()| make()).and_then(|engine| {
-            care.pin.to_own()?;
+        let started = setup.pin.to_all().and_then(|()| make()).and_then(|engine| {
+            setup.pin.to_own()?;
             Worker::new(engine, inbox, &options)
         });
         let worker = match started {
@@ -291,7 +293,7 @@ where
         let _ = ready.send(Ok(()));
         worker.run_to_end(|failure| {
             tracing::error!("worker {}/{index} ends: {failure}", options.engine);
-            (care.on_failure)();
+            (setup.on_failure)();
         });
     })?;
     is_ready.recv().map_err(|_| io::Error::other("a worker died while it started"))??;
@@ -325,7 +327,7 @@ pub fn engines_to_choose(asked: Option<EngineKind>) -> Vec<(EngineKind, Result<S
 /// Why to take an engine for files, or why not.
 fn try_engine(engine: EngineKind) -> Result<String, String> {
     let tried = match engine {
-        EngineKind::IoUring => rings::probe(),
+        EngineKind::IoUring => ring_pool::probe(),
         EngineKind::LinuxAio => LinuxAio::new(4).map(drop),
         _ => return Ok("works everywhere".to_owned()),
     };

@@ -1,7 +1,7 @@
 //! The loop: the only file that sees both ring and disk (hot).
 //!
 //! A worker is one thread with one engine. It serves queues of one or more disks and shares nothing
-//! with other workers on the way of a request. Commands arrive between turns; `control.rs` obeys.
+//! with other workers on the way of a request. Commands arrive between turns; `control.rs` handles them.
 
 mod control;
 mod end;
@@ -157,7 +157,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         let commanded = self.inbox.is_pending();
         if commanded {
-            self.obey();
+            self.handle_commands();
         }
         if poison_epoch() != self.poison_seen {
             self.check_memory();
@@ -165,7 +165,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         if !self.waiting.is_empty() {
             self.answer_waiting();
         }
-        // A command is work: the order to exit must not be slept over.
+        // A command is work: the one to exit must not be slept over.
         Ok(commanded || popped + completed > 0)
     }
 
@@ -282,7 +282,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         all
     }
 
-    /// Nobody else had anything to do, so no queue owes them a turn. True if one did.
+    /// Nobody else had anything to do, so no queue has_backlog them a turn. True if one did.
     fn forgive_debts(&mut self) -> bool {
         let (queues, active) = (&mut self.queues, &self.active);
         let debts =

@@ -189,7 +189,7 @@ fn a_disk_grows_and_shrinks_and_its_guest_hears_of_it() {
     refused(dir.path(), &["resize", "disk.img", "1M"], "--shrink");
     assert_eq!(dir.path().join("disk.img").metadata().unwrap().len(), 2 * MIB);
     let said = answer(dir.path(), &["resize", "disk.img", "1M", "--shrink"]);
-    assert_eq!((&said["to"], &said["told"]), (&json!(MIB), &json!("yes")));
+    assert_eq!((&said["to"], &said["guest_notice"]), (&json!(MIB), &json!("yes")));
     assert!(!write(&device, &mut queue, 4000, 7));
     // The file was made longer by somebody else.
     std::fs::File::options()

@@ -21,7 +21,7 @@ use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, Rings};
+use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, RingPool};
 use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -47,7 +47,7 @@ pub(crate) struct Disks {
     /// Where images and sockets are.
     pub(super) host: Host,
     /// In a sandbox: all rings there will ever be.
-    rings: Option<Rings>,
+    rings: Option<RingPool>,
     polling: Polling,
     /// The CPUs of all workers, whatever their engine.
     pins: Cpus,

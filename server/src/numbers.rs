@@ -5,7 +5,7 @@ use crate::sandbox;
 use anyhow::Context;
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, cpus};
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::Rings;
+use ringway_export::RingPool;
 use std::sync::Arc;
 
 /// Rings that are set up at the start for disks that are added later, unless --workers says how many
@@ -24,7 +24,7 @@ pub(super) fn rings(
     opened: &[(Arc<Disk>, DiskSpec)],
     options: &DaemonArgs,
     host: &Host,
-) -> anyhow::Result<Option<Rings>> {
+) -> anyhow::Result<Option<RingPool>> {
     if !sandbox::filters(options.sandbox.unwrap_or_default()) {
         return Ok(None);
     }
@@ -35,7 +35,7 @@ pub(super) fn rings(
     let later =
         if comes_later && host.has_io_uring() { workers(options, RINGS_IN_STORE) } else { 0 };
     let wanted = now.max(later);
-    let rings = Rings::set_up(now, wanted, options.iopoll)
+    let rings = RingPool::set_up(now, wanted, options.iopoll)
         .with_context(|| format!("cannot set {now} rings of io_uring up"))?;
     if rings.left() < wanted {
         tracing::warn!(

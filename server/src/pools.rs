@@ -6,7 +6,7 @@ use super::spread::Spread;
 use super::xen;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
-    Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, QueueLifecycle, Rings,
+    Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, QueueLifecycle, RingPool,
 };
 
 use ringway_vhost_user::{Export, Pool};
@@ -40,7 +40,7 @@ impl Pools {
     pub(super) fn start(
         xen: bool,
         options: PoolOptions,
-        (cpus, on_failure, rings): (Cpus, OnFailure, Option<Rings>),
+        (cpus, on_failure, rings): (Cpus, OnFailure, Option<RingPool>),
     ) -> io::Result<Self> {
         if xen {
             #[cfg(feature = "xen")]

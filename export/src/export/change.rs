@@ -1,8 +1,8 @@
 //! Changes to a disk that guests are using: its size, whether it takes requests.
 
 use super::{Export, lock};
-use crate::door::{Door, Order};
 use crate::queue::QueueLifecycle;
+use crate::session_inbox::{SessionCommand, SessionInbox};
 use ringway_core::kill_point;
 use ringway_disk::ResizeError;
 use std::io;
@@ -17,7 +17,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Whether a front-end was told of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum GuestNotice {
     /// There is none. The next one reads the size when it connects.
     NobodyThere,
     /// The message was sent.
@@ -30,7 +30,7 @@ pub enum Told {
     Later,
 }
 
-impl Told {
+impl GuestNotice {
     /// The word for programs.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -52,7 +52,7 @@ pub struct Resized {
     /// The size now, in bytes.
     pub to: u64,
     /// Whether the guest knows.
-    pub told: Told,
+    pub notice: GuestNotice,
 }
 
 /// Why a disk could not be changed: what is wrong, what to do.
@@ -153,8 +153,8 @@ impl<Q: QueueLifecycle> Export<Q> {
             self.disk.set_capacity(to);
         }
         kill_point!(Resized);
-        let told = if to == from { Told::Yes } else { self.announce() };
-        Ok(Resized { from, to, told })
+        let notice = if to == from { GuestNotice::Yes } else { self.announce() };
+        Ok(Resized { from, to, notice })
     }
 
     /// Waits until nothing is in flight beyond `end`.
@@ -176,35 +176,38 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// Tells all front-ends that the configuration space has changed.
-    fn announce(&self) -> Told {
+    fn announce(&self) -> GuestNotice {
         self.resizes.fetch_add(1, SeqCst);
-        let answers = self.order(Order::Announce);
-        let told = answers.iter().map(|(_, answer)| match answer.recv_timeout(ANSWER_MAX) {
-            Ok(told) => told,
-            Err(RecvTimeoutError::Timeout) => Told::Later,
+        let answers = self.send(SessionCommand::Announce);
+        let notice = answers.iter().map(|(_, answer)| match answer.recv_timeout(ANSWER_MAX) {
+            Ok(notice) => notice,
+            Err(RecvTimeoutError::Timeout) => GuestNotice::Later,
             // It has gone meanwhile.
-            Err(RecvTimeoutError::Disconnected) => Told::NobodyThere,
+            Err(RecvTimeoutError::Disconnected) => GuestNotice::NobodyThere,
         });
         // Of several the one that is worst off.
-        let rank = |told: &Told| match told {
-            Told::NobodyThere => 0,
-            Told::Yes => 1,
-            Told::Later => 2,
-            Told::Deaf => 3,
-            Told::NotListening => 4,
+        let rank = |notice: &GuestNotice| match notice {
+            GuestNotice::NobodyThere => 0,
+            GuestNotice::Yes => 1,
+            GuestNotice::Later => 2,
+            GuestNotice::Deaf => 3,
+            GuestNotice::NotListening => 4,
         };
-        told.max_by_key(rank).unwrap_or(Told::NobodyThere)
+        notice.max_by_key(rank).unwrap_or(GuestNotice::NobodyThere)
     }
 
-    /// Gives an order to all sessions; the answers come later.
-    fn order<T>(&self, make: impl Fn(SyncSender<T>) -> Order) -> Vec<(Arc<Door>, Receiver<T>)> {
-        let doors: Vec<Arc<Door>> = lock(&self.doors).clone();
-        doors
+    /// Gives a command to all sessions; the answers come later.
+    fn send<T>(
+        &self,
+        make: impl Fn(SyncSender<T>) -> SessionCommand,
+    ) -> Vec<(Arc<SessionInbox>, Receiver<T>)> {
+        let inboxes: Vec<Arc<SessionInbox>> = lock(&self.inboxes).clone();
+        inboxes
             .iter()
-            .map(|door| {
+            .map(|inbox| {
                 let (reply, answer) = sync_channel(1);
-                door.order(make(reply));
-                (Arc::clone(door), answer)
+                inbox.send(make(reply));
+                (Arc::clone(inbox), answer)
             })
             .collect()
     }
@@ -226,7 +229,7 @@ impl<Q: QueueLifecycle> Export<Q> {
 
     fn pause_alone(&self) -> Result<(), ChangeError> {
         self.paused.store(true, SeqCst);
-        let answered = self.all_answer(Order::Pause);
+        let answered = self.all_answer(SessionCommand::Pause);
         // Not before: a snapshot that is taken while a queue runs is torn.
         self.rests.store(answered != Err(Silent), SeqCst);
         match answered {
@@ -249,7 +252,7 @@ impl<Q: QueueLifecycle> Export<Q> {
     fn resume_alone(&self) -> Result<(), ChangeError> {
         self.rests.store(false, SeqCst);
         self.paused.store(false, SeqCst);
-        match self.all_answer(Order::Resume) {
+        match self.all_answer(SessionCommand::Resume) {
             Ok(true) => Ok(()),
             _ => Err(ChangeError::NotResumed),
         }
@@ -270,17 +273,20 @@ impl<Q: QueueLifecycle> Export<Q> {
 
     /// True unless a session says no, or was ended because it said nothing for too long. By then its
     /// queues have stopped in any case.
-    fn all_answer(&self, make: impl Fn(SyncSender<bool>) -> Order) -> Result<bool, Silent> {
+    fn all_answer(
+        &self,
+        make: impl Fn(SyncSender<bool>) -> SessionCommand,
+    ) -> Result<bool, Silent> {
         let patience = self.drain_max + ANSWER_MAX;
         let (mut all, mut silent) = (true, false);
-        for (door, answer) in self.order(make) {
+        for (inbox, answer) in self.send(make) {
             match answer.recv_timeout(patience) {
                 Ok(done) => all &= done,
                 // It has ended meanwhile.
                 Err(RecvTimeoutError::Disconnected) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     all = false;
-                    door.end();
+                    inbox.end();
                     let ended = answer.recv_timeout(patience);
                     silent |= ended == Err(RecvTimeoutError::Timeout);
                 }

@@ -42,7 +42,7 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// True while a front-end is connected: its socket, or both sides' states in xenstore.
     #[must_use]
     pub fn is_connected(&self) -> bool {
-        lock(&self.doors).iter().any(|door| door.is_attended())
+        lock(&self.inboxes).iter().any(|inbox| inbox.is_attended())
     }
 
     /// How it is, by what the workers of its pool have said, in their order; `None` is one that did

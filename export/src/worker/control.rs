@@ -26,7 +26,7 @@ pub(super) enum Waiting<Q> {
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Carries out what the control plane asked for.
     #[cold]
-    pub(super) fn obey(&mut self) {
+    pub(super) fn handle_commands(&mut self) {
         while let Some(command) = self.inbox.next() {
             match command {
                 Command::Add { ring, disk, durable, alarm, reply } => {
@@ -106,7 +106,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         match waiting {
             Waiting::Stop { queue, .. } => self.queues[*queue as usize]
                 .as_ref()
-                .is_none_or(|queue| queue.disk.in_flight() == 0 && !queue.owes()),
+                .is_none_or(|queue| queue.disk.in_flight() == 0 && !queue.has_backlog()),
             Waiting::Unused { queue, ranges, .. } => {
                 self.queues[*queue as usize].as_ref().is_none_or(|queue| !queue.uses(ranges))
             }

@@ -107,7 +107,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         if self.disk.has_deferred() {
             self.disk.retry(engine, BUDGET);
         }
-        if !matches!(self.state, State::Running) && !self.owes() {
+        if !matches!(self.state, State::Running) && !self.has_backlog() {
             return 0;
         }
         let (mut popped, mut cost, mut last) = (0, self.debt, None);
@@ -159,7 +159,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// True if the queue must not stop yet: what a killed predecessor left in flight is taken first,
     /// unless it waits for translations, which need not come. It stays in the record then.
     #[cold]
-    pub(super) fn owes(&self) -> bool {
+    pub(super) fn has_backlog(&self) -> bool {
         matches!(self.state, State::Stopping) && self.ring.backlog() > 0 && !self.ring.is_stalled()
     }
 

@@ -221,11 +221,11 @@ fn removed(removed: &Removed) -> String {
 }
 
 fn resized(resized: &ResizedTo) -> String {
-    let ResizedTo { image, from, to, told, .. } = resized;
+    let ResizedTo { image, from, to, guest_notice, .. } = resized;
     if from == to {
         return format!("{image}: {} as before\n", Size(*to));
     }
-    let told = match told.as_str() {
+    let told = match guest_notice.as_str() {
         "yes" => "the guest was told",
         "nobody-there" => "no front-end is connected",
         "not-listening" => {

@@ -161,11 +161,11 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
         disk = image,
         from = done.from,
         to = done.to,
-        told = done.told.name(),
+        guest_notice = done.notice.name(),
         "resized"
     );
-    let (from, to, told) = (done.from, done.to, done.told.name().into());
-    answer(ResizedTo { id: served.id, image, from, to, told })
+    let (from, to, guest_notice) = (done.from, done.to, done.notice.name().into());
+    answer(ResizedTo { id: served.id, image, from, to, guest_notice })
 }
 
 fn change(

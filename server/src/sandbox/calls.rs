@@ -308,7 +308,7 @@ fn tgkill(signal: u32) -> Call {
     call!(SYS_tgkill, "tgkill", Rule::Both(std::process::id(), vec![signal]))
 }
 
-/// `export/src/ring_bell.rs`.
+/// `export/src/peer_eventfd.rs`.
 fn watchdog_signal() -> u32 {
     ringway_export::watchdog_signal().cast_unsigned()
 }

@@ -8,7 +8,7 @@
 use super::message::Message;
 use ringway_core::Segment;
 use ringway_core::mem::{GuestMap, Mapping, MappingError, Quota};
-use ringway_export::Bell;
+use ringway_export::PeerEventfd;
 use ringway_ring::virtio_blk::StatusByte;
 use ringway_ring::virtqueue::{Areas, Format, Unpublished};
 use std::fs::File;
@@ -98,7 +98,7 @@ pub(super) struct QueueLog {
     /// Where the ring is written, as logged; `None` if writes to the ring are not to be logged. For
     /// a packed ring: the descriptors and the device area.
     ring: Option<(u64, u64)>,
-    bell: Option<Arc<Bell>>,
+    bell: Option<Arc<PeerEventfd>>,
     bell_lost: AtomicBool,
 }
 
@@ -115,7 +115,7 @@ pub(super) struct Logged<'a> {
     /// which.
     pub(super) behind_iommu: bool,
     /// Rung when marks were made (SET_LOG_FD).
-    pub(super) bell: Option<Arc<Bell>>,
+    pub(super) bell: Option<Arc<PeerEventfd>>,
 }
 
 impl QueueLog {
@@ -194,7 +194,7 @@ impl QueueLog {
                 self.area.mark(device + 2, 2);
             }
         }
-        self.ring_bell();
+        self.signal();
     }
 
     /// The device has written what it wants to be told: flags, event index, event structure.
@@ -213,10 +213,10 @@ impl QueueLog {
         self.wished();
     }
 
-    fn ring_bell(&self) {
+    fn signal(&self) {
         if let Some(bell) = &self.bell
             && !self.bell_lost.load(Relaxed)
-            && bell.ring().is_err()
+            && bell.signal().is_err()
         {
             // As for the bells of queues.
             self.bell_lost.store(true, Relaxed);

@@ -6,7 +6,8 @@ use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Tran
 use ringway_core::{Request, Status, kill_point};
 use ringway_disk::Watcher;
 use ringway_export::{
-    AnswerDue, Armed, Bell, Broken, Door, Pop, QueueLifecycle, RequestQueue, SharedMemory,
+    AnswerDue, Armed, Broken, PeerEventfd, Pop, QueueLifecycle, RequestQueue, SessionInbox,
+    SharedMemory,
 };
 use ringway_ring::virtio_blk::{self, StatusByte};
 use ringway_ring::virtqueue::{self, Areas, Chain, Device, Format, Head, InflightError};
@@ -40,7 +41,7 @@ pub struct Queue {
     memory: Translator,
     inflight: Option<Part>,
     kick: OwnedFd,
-    call: Option<Bell>,
+    call: Option<PeerEventfd>,
     calls: u64,
     /// Descriptors of the last chain.
     effort: u32,
@@ -55,7 +56,7 @@ pub struct Queue {
 #[derive(Debug)]
 struct BehindIommu {
     /// Where to ask for translations, and as which queue.
-    door: Arc<Door>,
+    inbox: Arc<SessionInbox>,
     at: usize,
     /// Pages that the next request must not have: the front-end knows no translation.
     faults: Vec<Miss>,
@@ -74,7 +75,7 @@ impl Queue {
         map: Arc<GuestMap>,
         inflight: Option<Part>,
         kick: OwnedFd,
-        call: Option<Bell>,
+        call: Option<PeerEventfd>,
     ) -> Result<Self, InflightError> {
         // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
         // mapped and aligned, belongs to this queue alone, and is kept as well.
@@ -103,12 +104,12 @@ impl Queue {
         Ok(queue)
     }
 
-    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `door`, as
+    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `inbox`, as
     /// queue `at`, and come with [`Queue::learn`] or [`Queue::fault`].
-    pub(super) fn put_behind_iommu(&mut self, door: Arc<Door>, at: usize) {
+    pub(super) fn put_behind_iommu(&mut self, inbox: Arc<SessionInbox>, at: usize) {
         self.memory = Translator::behind_iommu(Arc::clone(self.memory.map()));
         let faults = Vec::with_capacity(MISSES_MAX);
-        self.iommu = Some(Box::new(BehindIommu { door, at, faults }));
+        self.iommu = Some(Box::new(BehindIommu { inbox, at, faults }));
     }
 
     /// These are the translations that were asked for: the request is tried again.
@@ -148,7 +149,7 @@ impl Queue {
         }
         self.stalled = true;
         self.ring.put_back(head);
-        iommu.door.miss(iommu.at, missed);
+        iommu.inbox.miss(iommu.at, missed);
         missed.clear();
         Ok(())
     }
@@ -164,7 +165,7 @@ impl Queue {
     }
 
     /// Whom to call from now on. Calls once, because a call may have gone to the old place.
-    pub(super) fn set_call(&mut self, call: Option<Bell>) {
+    pub(super) fn set_call(&mut self, call: Option<PeerEventfd>) {
         self.call = call;
         let _ = self.call();
     }
@@ -186,14 +187,14 @@ impl Queue {
     }
 
     /// Gives the eventfds back.
-    pub(super) fn into_fds(self) -> (OwnedFd, Option<Bell>) {
+    pub(super) fn into_fds(self) -> (OwnedFd, Option<PeerEventfd>) {
         (self.kick, self.call)
     }
 
     fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
         self.calls += 1;
-        let rung = call.ring();
+        let rung = call.signal();
         kill_point!(Called);
         if rung.is_err() {
             // Whatever the peer has done to it, this one is done with. If it blocked, so are all others.

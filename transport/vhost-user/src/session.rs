@@ -7,9 +7,9 @@
 mod config;
 mod dirty_log;
 mod features;
+mod inbox;
 mod inflight;
 mod iommu;
-mod orders;
 mod queues;
 mod write_cache;
 mod write_cache_known;
@@ -25,7 +25,7 @@ use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
-use ringway_export::{Bell, Door, LockWait};
+use ringway_export::{LockWait, PeerEventfd, SessionInbox};
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
 use std::fmt;
@@ -148,10 +148,10 @@ pub struct Session<'a> {
     /// Where to record what is in flight, if the front-end has given a place.
     inflight: Option<Inflight>,
     vrings: Vec<Vring>,
-    door: Arc<Door>,
+    inbox: Arc<SessionInbox>,
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
-    log_bell: Option<Arc<Bell>>,
+    log_bell: Option<Arc<PeerEventfd>>,
     /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
     iommu: Option<Box<Iommu>>,
     /// What was known when they were not any more.
@@ -173,7 +173,7 @@ impl<'a> Session<'a> {
     /// # Errors
     /// What the host says to the socket or an eventfd.
     pub fn new(export: &'a Export, socket: UnixStream, stop: BorrowedFd<'a>) -> io::Result<Self> {
-        let door = Arc::new(Door::new()?);
+        let inbox = Arc::new(SessionInbox::new()?);
         let session = Self {
             export,
             channel: Channel::new(socket, Arc::clone(export.quarantine()))?,
@@ -191,7 +191,7 @@ impl<'a> Session<'a> {
             quota: Arc::default(),
             inflight: None,
             vrings: fresh_vrings(export),
-            door: Arc::clone(&door),
+            inbox: Arc::clone(&inbox),
             log: None,
             log_bell: None,
             iommu: None,
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
             lock_wait: None,
             stuck: false,
         };
-        export.enter(door);
+        export.enter(inbox);
         Ok(session)
     }
 
@@ -271,7 +271,7 @@ impl<'a> Session<'a> {
             let again = self.lock_wait.as_ref().map(LockWait::pause);
             let patience = [again, self.channel.time_left()?].into_iter().flatten().min();
             let patience = patience.and_then(|time| Timespec::try_from(time).ok());
-            let bell = self.door.bell();
+            let bell = self.inbox.bell();
             match self.channel.wait(self.stop, bell, answers, self.others, patience.as_ref())? {
                 // A guest that waits for the image's lock, or the rest of a message.
                 Event::Silence => {
@@ -283,7 +283,7 @@ impl<'a> Session<'a> {
                 Event::AnotherWaits => self.tell_of_another(),
                 Event::Stop => return Err(MessageError::Stopped),
                 Event::Alarm => {
-                    if self.answer_door() {
+                    if self.handle_inbox() {
                         return Ok(());
                     }
                 }
@@ -294,7 +294,7 @@ impl<'a> Session<'a> {
                     }
                 }
                 Event::Message => {
-                    // The door is heard while the rest of a message is to come.
+                    // The inbox is heard while the rest of a message is to come.
                     let Some(message) = self.channel.receive()? else { continue };
                     // Memory may have vanished while no worker had a queue to look at.
                     if !self.take(message)? || self.map.is_poisoned() {
@@ -433,7 +433,7 @@ impl<'a> Session<'a> {
 impl Drop for Session<'_> {
     fn drop(&mut self) {
         self.set_backend_channel(None);
-        self.export.leave(&self.door);
+        self.export.leave(&self.inbox);
     }
 }
 

@@ -4,7 +4,7 @@ use super::inflight::Part;
 use super::queue::Queue;
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
-use ringway_export::{Bell, QueueId, QueueLifecycle};
+use ringway_export::{PeerEventfd, QueueId, QueueLifecycle};
 use ringway_ring::virtqueue::{Areas, Format};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ pub(super) struct Vring {
     /// Where the queue goes on, while it does not run; `None` at the start.
     pub(super) base: Option<u32>,
     pub(super) kick: Option<OwnedFd>,
-    pub(super) call: Option<Bell>,
-    pub(super) err: Option<Bell>,
+    pub(super) call: Option<PeerEventfd>,
+    pub(super) err: Option<PeerEventfd>,
     pub(super) enabled: bool,
     /// Guest address under which writes to the used ring are logged, if they are.
     pub(super) log_at: Option<u64>,

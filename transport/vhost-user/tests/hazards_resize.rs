@@ -3,7 +3,7 @@
 
 use ringway_disk::{EngineKind, ResizeError, Source};
 use ringway_driver::{BlkQueue, Device, Options, Status};
-use ringway_export::{ChangeError, Resized, Told};
+use ringway_export::{ChangeError, GuestNotice, Resized};
 use ringway_testkit::pattern;
 use ringway_testkit::raw::{
     DATA, F_FLUSH, F_INDIRECT, F_VERSION_1, RawGuest, halves, request, words,
@@ -92,8 +92,8 @@ fn load(
     })
 }
 
-fn resized(from: u64, to: u64, told: Told) -> Resized {
-    Resized { from, to, told }
+fn resized(from: u64, to: u64, notice: GuestNotice) -> Resized {
+    Resized { from, to, notice }
 }
 
 /// Grows and shrinks a hundred times while another queue writes and verifies.
@@ -118,7 +118,7 @@ fn b12_resize_under_load() {
             let large = MIB + round * 4096;
             assert_eq!(request(&device, &mut mine, true, large - 4096), Status::IoError);
             let answer = rig.export().resize(Some(large), false).unwrap();
-            assert_eq!(answer, resized(MIB, large, Told::Yes));
+            assert_eq!(answer, resized(MIB, large, GuestNotice::Yes));
             learns(&mut device, large);
             assert_eq!(request(&device, &mut mine, true, large - 4096), Status::Ok);
             assert_eq!(len(&path), large);
@@ -127,7 +127,7 @@ fn b12_resize_under_load() {
             assert!(matches!(error, ChangeError::Shrinks { .. }), "{error}");
             assert_eq!((device.capacity(), len(&path)), (large, large), "nothing has changed");
             let answer = rig.export().resize(Some(MIB), true).unwrap();
-            assert_eq!(answer, resized(large, MIB, Told::Yes));
+            assert_eq!(answer, resized(large, MIB, GuestNotice::Yes));
             learns(&mut device, MIB);
             assert_eq!(len(&path), MIB);
             for write in [true, false] {
@@ -181,9 +181,9 @@ fn b12_a_stuck_disk_does_not_shrink() {
 fn b12_who_was_told_of_a_new_size() {
     let mut rig = slow(0, PATIENCE);
     let sizes = |n: u64| Some(MIB + n * 4096);
-    assert_eq!(rig.export().resize(sizes(1), false).unwrap().told, Told::NobodyThere);
+    assert_eq!(rig.export().resize(sizes(1), false).unwrap().notice, GuestNotice::NobodyThere);
     let mut deaf = Options::new().over(rig.connect()).unwrap();
-    assert_eq!(rig.export().resize(sizes(2), false).unwrap().told, Told::NotListening);
+    assert_eq!(rig.export().resize(sizes(2), false).unwrap().notice, GuestNotice::NotListening);
     assert!(!deaf.config_changed().unwrap());
     assert_eq!(deaf.refresh().unwrap().capacity, MIB + 2 * 4096, "it can still ask");
     drop(deaf);
@@ -193,24 +193,24 @@ fn b12_who_was_told_of_a_new_size() {
     let mut guest = RawGuest::connect(rig.connect(), BASIC);
     let ours = listen(&guest);
     // QEMU 7.2 would not survive it before its guest has started the device.
-    assert_eq!(rig.export().resize(sizes(3), false).unwrap().told, Told::Later);
+    assert_eq!(rig.export().resize(sizes(3), false).unwrap().notice, GuestNotice::Later);
     assert!(heard(&ours).is_empty());
     assert!(guest.start_queue(0).unwrap());
     assert_eq!(heard(&ours), changed(), "told when it starts");
     let told: Vec<_> =
-        (4..2000).map(|n| rig.export().resize(sizes(n), false).unwrap().told).collect();
-    assert_eq!(told[0], Told::Yes);
-    assert!(told.contains(&Told::Deaf), "the socket never fills");
-    assert_eq!(told.last(), Some(&Told::NotListening), "not again after half a message");
+        (4..2000).map(|n| rig.export().resize(sizes(n), false).unwrap().notice).collect();
+    assert_eq!(told[0], GuestNotice::Yes);
+    assert!(told.contains(&GuestNotice::Deaf), "the socket never fills");
+    assert_eq!(told.last(), Some(&GuestNotice::NotListening), "not again after half a message");
     assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK, "its connection lives");
     // Nor does a descriptor that is no socket harm anybody.
     let file = tempfile::tempfile().unwrap();
     assert!(guest.client.acked(request::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]).unwrap());
-    assert_eq!(rig.export().resize(sizes(1), true).unwrap().told, Told::Deaf);
+    assert_eq!(rig.export().resize(sizes(1), true).unwrap().notice, GuestNotice::Deaf);
     // Nor is one told that has stopped its queues.
     let ours = listen(&guest);
     guest.stop_queue(0).unwrap();
-    assert_eq!(rig.export().resize(sizes(2), false).unwrap().told, Told::Later);
+    assert_eq!(rig.export().resize(sizes(2), false).unwrap().notice, GuestNotice::Later);
     assert!(heard(&ours).is_empty());
 }
 
@@ -281,7 +281,7 @@ fn a_disk_follows_its_file() {
     let rig = Rig::start(&RigOptions::buffered(&path, EngineKind::Threads));
     std::fs::File::options().write(true).open(&path).unwrap().set_len(3 * MIB).unwrap();
     let answer = rig.export().resize(None, false).unwrap();
-    assert_eq!(answer, resized(MIB, 3 * MIB, Told::NobodyThere));
+    assert_eq!(answer, resized(MIB, 3 * MIB, GuestNotice::NobodyThere));
 }
 
 /// Nothing is in flight while a disk is paused, whoever comes and goes; nothing is lost either.

@@ -3,7 +3,7 @@
 //! The thread sleeps until the store, a worker or the control plane has something to say, looks at
 //! what the store says now, and does what `xenbus.rs` decides, until there is nothing to do.
 
-mod orders;
+mod inbox;
 mod queues;
 
 use super::Queue;
@@ -16,7 +16,7 @@ use super::record::RecordError;
 use super::xenbus::{self, Action, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::thread::panic_message;
-use ringway_export::{Door, Export, QueueId};
+use ringway_export::{Export, QueueId, SessionInbox};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -92,7 +92,7 @@ pub struct Session<'a> {
     store: Xenstore,
     at: Address,
     stop: BorrowedFd<'a>,
-    door: Arc<Door>,
+    inbox: Arc<SessionInbox>,
     queues: Vec<Place>,
     /// How often the disk had changed its size when the front-end was last told.
     resizes_told: u64,
@@ -111,19 +111,19 @@ impl<'a> Session<'a> {
         at: Address,
         stop: BorrowedFd<'a>,
     ) -> io::Result<Self> {
-        let door = Arc::new(Door::new()?);
-        door.attend(false);
+        let inbox = Arc::new(SessionInbox::new()?);
+        inbox.attend(false);
         let session = Self {
             export,
             options,
             store,
             at,
             stop,
-            door: Arc::clone(&door),
+            inbox: Arc::clone(&inbox),
             queues: Vec::new(),
             resizes_told: export.resizes(),
         };
-        export.enter(door);
+        export.enter(inbox);
         Ok(session)
     }
 
@@ -183,8 +183,8 @@ impl<'a> Session<'a> {
             if let Some(ended) = self.act()? {
                 return Ok(ended);
             }
-            let (store, door) = (self.store.fd(), self.door.bell());
-            let fds = [self.stop.as_fd(), door.as_fd(), store.as_fd()];
+            let (store, inbox) = (self.store.fd(), self.inbox.bell());
+            let fds = [self.stop.as_fd(), inbox.as_fd(), store.as_fd()];
             let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
             // Events that came between answers are in no socket any more.
             let patience = self.store.has_events().then_some(&NOT_AT_ALL);
@@ -192,11 +192,11 @@ impl<'a> Session<'a> {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StoreError::Broken(error.into())),
             }
-            let [stop, door, _] = polled.map(|fd| !fd.revents().is_empty());
+            let [stop, inbox, _] = polled.map(|fd| !fd.revents().is_empty());
             if stop {
                 return Ok(Ended::ByOrder);
             }
-            if door && self.answer_door()? {
+            if inbox && self.handle_inbox()? {
                 return Ok(Ended::Failed);
             }
         }
@@ -207,7 +207,7 @@ impl<'a> Session<'a> {
         for _ in 0..TURNS_MAX {
             let seen = keys::look(&mut self.store, &self.at)?;
             let has_rings = !self.queues.is_empty();
-            self.door.attend(has_rings && seen.is_connected());
+            self.inbox.attend(has_rings && seen.is_connected());
             let Some(action) = xenbus::next(seen, has_rings) else { break };
             debug!(disk = self.export.disk().name(), ?seen, ?action, "xenbus");
             match action {
@@ -353,6 +353,6 @@ impl<'a> Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        self.export.leave(&self.door);
+        self.export.leave(&self.inbox);
     }
 }

@@ -1,4 +1,4 @@
-//! The one door to the ioctls of Xen's devices.
+//! The one way to the ioctls of Xen's devices.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -3,7 +3,7 @@
 use super::{Answer, Protocol, Refusal, Session};
 use crate::device;
 use crate::message::{CONFIG_BYTES_MAX, Message};
-use ringway_export::Told;
+use ringway_export::GuestNotice;
 use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, WRITEBACK_OFFSET};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
@@ -52,15 +52,15 @@ impl Session<'_> {
     /// Tells the front-end that the configuration space has changed
     /// (VHOST_USER_BACKEND_CONFIG_CHANGE_MSG). It answers by reading it, on the main connection: so
     /// nobody waits here.
-    pub(super) fn announce(&mut self) -> Told {
+    pub(super) fn announce(&mut self) -> GuestNotice {
         let listens = self.protocol.contains(Protocol::BACKEND_REQ | Protocol::CONFIG);
         let Some(channel) = self.backend_channel.as_ref().filter(|_| listens) else {
-            return Told::NotListening;
+            return GuestNotice::NotListening;
         };
         // QEMU up to 7.2 dies of a change of a device that its guest has not started. What is missed
         // now is told when a queue starts.
         if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
-            return Told::Later;
+            return GuestNotice::Later;
         }
         self.resizes_known = self.export.resizes();
         self.announced = true;
@@ -79,7 +79,7 @@ impl Session<'_> {
         };
         if sent == Ok(bytes.len()) {
             debug!(disk, "front-end told that the configuration space has changed");
-            return Told::Yes;
+            return GuestNotice::Yes;
         }
         if let Some(pass) = self.export.limits().deaf.pass() {
             let suppressed = pass.suppressed;
@@ -87,7 +87,7 @@ impl Session<'_> {
         }
         // After half a message the rest would be misread.
         self.backend_channel = None;
-        Told::Deaf
+        GuestNotice::Deaf
     }
 
     /// A front-end whose queues did not run when the disk changed its size, and that did not read it

@@ -5,7 +5,7 @@ use super::{Answer, Refusal, Session};
 use crate::dirty_log::{LogArea, LogError, Logged, QueueLog, check_memory};
 use crate::message::Message;
 use ringway_core::mem::GuestMap;
-use ringway_export::Bell;
+use ringway_export::PeerEventfd;
 use std::sync::Arc;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
@@ -28,7 +28,7 @@ impl Session<'_> {
     pub(super) fn set_log_fd(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
         let bell = message.take_fd().ok_or(Refusal::NotAnEventfd("log"))?;
         check_eventfd(&bell, "log")?;
-        self.log_bell = Some(Arc::new(Bell::new(bell, &self.door)));
+        self.log_bell = Some(Arc::new(PeerEventfd::new(bell, &self.inbox)));
         self.pass_log_on()?;
         Ok(Answer::Ack)
     }

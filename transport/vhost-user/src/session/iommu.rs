@@ -142,7 +142,7 @@ impl Session<'_> {
 
     /// What queues have asked for: known already, or the front-end is asked.
     pub(super) fn answer_misses(&mut self) {
-        let misses = self.door.take_misses();
+        let misses = self.inbox.take_misses();
         let Some(iommu) = &mut self.iommu else { return };
         for (at, miss) in misses {
             if self.vrings.get(at).is_some_and(Vring::is_running) {

@@ -6,7 +6,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{Bell, QueueLifecycle, Stopped};
+use ringway_export::{PeerEventfd, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -117,7 +117,7 @@ impl Session<'_> {
         if let Some(call) = &call {
             check_eventfd(call, "call")?;
         }
-        let call = call.map(|call| Bell::new(call, &self.door));
+        let call = call.map(|call| PeerEventfd::new(call, &self.inbox));
         // QEMU changes this while the queue runs, whenever the guest masks an interrupt.
         match self.vrings[at].worker_queue {
             Some(id) => self
@@ -136,7 +136,7 @@ impl Session<'_> {
         if let Some(err) = &err {
             check_eventfd(err, "error")?;
         }
-        let err = err.map(|err| Bell::new(err, &self.door));
+        let err = err.map(|err| PeerEventfd::new(err, &self.inbox));
         self.vring(index)?.1.err = err;
         Ok(Answer::Ack)
     }
@@ -199,7 +199,7 @@ impl Session<'_> {
             });
             let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
             if self.iommu.is_some() {
-                queue.put_behind_iommu(Arc::clone(&self.door), at);
+                queue.put_behind_iommu(Arc::clone(&self.inbox), at);
             }
             queue.set_log(log);
             self.settle_write_cache(at, queue.goes_on())?;
@@ -215,8 +215,8 @@ impl Session<'_> {
                     "carrying out what a predecessor left in flight"
                 );
             }
-            let door = Arc::clone(&self.door);
-            let alarm = Box::new(move |alarm| door.raise(at, alarm));
+            let inbox = Arc::clone(&self.inbox);
+            let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
             let disk = Arc::clone(self.export.disk());
             let id = self
                 .export

@@ -122,8 +122,8 @@ impl Session<'_> {
             let Place::Here(_) = place else { continue };
             let Place::Here(mut queue) = std::mem::replace(place, Place::Lost) else { continue };
             queue.resume();
-            let (door, disk) = (Arc::clone(&self.door), Arc::clone(self.export.disk()));
-            let alarm = Box::new(move |alarm| door.raise(at, alarm));
+            let (inbox, disk) = (Arc::clone(&self.inbox), Arc::clone(self.export.disk()));
+            let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
             let id = self.export.worker(at).add(*queue, disk, durable, alarm);
             let id = id.map_err(|error| Refusal::Worker(at, error))?;
             *place = Place::Running(id);

@@ -13,9 +13,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Rings that were set up beforehand, by a process that is to lose the right to set up any: an
 /// unrestricted one could open files and sockets past a filter of system calls.
 #[derive(Clone, Default)]
-pub struct Rings(Arc<Mutex<Vec<IoUring>>>);
+pub struct RingPool(Arc<Mutex<Vec<IoUring>>>);
 
-impl Rings {
+impl RingPool {
     /// For `needed` workers, and for so many in all (`wanted`) if the host has memory for them.
     ///
     /// # Errors

@@ -3,13 +3,13 @@
 use super::{Refusal, Session, State};
 use crate::keys;
 use crate::xenstore::StoreError;
-use ringway_export::{Alarm, Order, Told};
+use ringway_export::{Alarm, GuestNotice, SessionCommand};
 use tracing::{error, warn};
 
 impl Session<'_> {
-    /// Hears alarms and obeys orders. True if the session must end.
-    pub(super) fn answer_door(&mut self) -> Result<bool, StoreError> {
-        let (alarms, orders) = self.door.take();
+    /// Handles alarms and commands. True if the session must end.
+    pub(super) fn handle_inbox(&mut self) -> Result<bool, StoreError> {
+        let (alarms, commands) = self.inbox.take();
         let mut fatal = false;
         let disk = self.export.disk().name();
         for (queue, alarm) in alarms {
@@ -27,26 +27,26 @@ impl Session<'_> {
                 }
             }
         }
-        for order in orders {
-            self.carry_out(&order)?;
+        for command in commands {
+            self.carry_out(&command)?;
         }
         Ok(fatal)
     }
 
-    /// Whoever gave the order may have stopped waiting for the answer.
-    fn carry_out(&mut self, order: &Order) -> Result<(), StoreError> {
-        match order {
-            Order::Announce(reply) => {
-                let told = self.announce();
-                let _ = reply.send(*told.as_ref().unwrap_or(&Told::Later));
-                told.map(drop)
+    /// Whoever gave the command may have stopped waiting for the answer.
+    fn carry_out(&mut self, command: &SessionCommand) -> Result<(), StoreError> {
+        match command {
+            SessionCommand::Announce(reply) => {
+                let notice = self.announce();
+                let _ = reply.send(*notice.as_ref().unwrap_or(&GuestNotice::Later));
+                notice.map(drop)
             }
-            Order::Pause(reply) => {
+            SessionCommand::Pause(reply) => {
                 let done = self.stop_all();
                 let _ = reply.send(done.is_ok());
                 self.close_unless("pause", done)
             }
-            Order::Resume(reply) => {
+            SessionCommand::Resume(reply) => {
                 let done = self.start_stopped();
                 let _ = reply.send(done.is_ok());
                 self.close_unless("resume", done)
@@ -65,12 +65,12 @@ impl Session<'_> {
     }
 
     /// Tells the front-end of the disk's size.
-    fn announce(&mut self) -> Result<Told, StoreError> {
+    fn announce(&mut self) -> Result<GuestNotice, StoreError> {
         let seen = keys::look(&mut self.store, &self.at)?;
         if !seen.present || self.resizes_told == self.export.resizes() {
-            return Ok(if seen.present { Told::Yes } else { Told::NobodyThere });
+            return Ok(if seen.present { GuestNotice::Yes } else { GuestNotice::NobodyThere });
         }
         self.tell_size(seen.back)?;
-        Ok(if seen.is_connected() { Told::Yes } else { Told::Later })
+        Ok(if seen.is_connected() { GuestNotice::Yes } else { GuestNotice::Later })
     }
 }

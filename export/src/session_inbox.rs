@@ -1,7 +1,7 @@
-//! How others reach a session: workers with alarms, the control plane with orders.
+//! How others reach a session: workers with alarms, the control plane with commands.
 
 use crate::command::Alarm;
-use crate::export::Told;
+use crate::export::GuestNotice;
 use ringway_core::mem::Miss;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -12,9 +12,9 @@ use std::sync::{Mutex, MutexGuard};
 
 /// What a session is asked to do. A session that ends meanwhile drops the reply.
 #[derive(Debug)]
-pub enum Order {
+pub enum SessionCommand {
     /// Tell the front-end that the configuration space has changed.
-    Announce(SyncSender<Told>),
+    Announce(SyncSender<GuestNotice>),
     /// Stop all queues, because the export is paused; `false` if the disk is stuck.
     Pause(SyncSender<bool>),
     /// Start them again; `false` if one does not start.
@@ -23,11 +23,11 @@ pub enum Order {
 
 /// A bell, and why it rings.
 #[derive(Debug)]
-pub struct Door {
+pub struct SessionInbox {
     bell: OwnedFd,
     alarms: Mutex<Vec<(usize, Alarm)>>,
     /// `None` once the session has ended: what comes then is dropped, and whoever waits hears it.
-    orders: Mutex<Option<Vec<Order>>>,
+    commands: Mutex<Option<Vec<SessionCommand>>>,
     /// Pages behind an IOMMU that queues need; a queue that has asked waits for the answer.
     misses: Mutex<Vec<(usize, Miss)>>,
     /// A front-end is there.
@@ -38,7 +38,7 @@ pub struct Door {
     is_over: AtomicBool,
 }
 
-impl Door {
+impl SessionInbox {
     /// For one session.
     ///
     /// # Errors
@@ -47,8 +47,8 @@ impl Door {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let attended = AtomicBool::new(true);
         let (alarms, misses, is_over, blocked) = Default::default();
-        let orders = Mutex::new(Some(Vec::new()));
-        Ok(Self { bell, alarms, orders, misses, attended, is_over, blocked })
+        let commands = Mutex::new(Some(Vec::new()));
+        Ok(Self { bell, alarms, commands, misses, attended, is_over, blocked })
     }
 
     /// A session may begin before its front-end is there, and outlive it.
@@ -97,16 +97,16 @@ impl Door {
     }
 
     /// The control plane wants something.
-    pub fn order(&self, order: Order) {
-        if let Some(orders) = &mut *lock(&self.orders) {
-            orders.push(order);
+    pub fn send(&self, command: SessionCommand) {
+        if let Some(commands) = &mut *lock(&self.commands) {
+            commands.push(command);
         }
         self.ring();
     }
 
-    /// The session has ended: orders that it has not taken are dropped.
+    /// The session has ended: commands that it has not taken are dropped.
     pub fn close(&self) {
-        lock(&self.orders).take();
+        lock(&self.commands).take();
     }
 
     /// The session is to end its connection, as soon as it hears this.
@@ -121,13 +121,13 @@ impl Door {
     }
 
     /// Takes all there is.
-    pub fn take(&self) -> (Vec<(usize, Alarm)>, Vec<Order>) {
+    pub fn take(&self) -> (Vec<(usize, Alarm)>, Vec<SessionCommand>) {
         let mut counter = [0; 8];
         // Empty already is as good as emptied.
         let _ = rustix::io::read(&self.bell, &mut counter);
         let alarms = std::mem::take(&mut *lock(&self.alarms));
-        let orders = lock(&self.orders).as_mut().map(std::mem::take);
-        (alarms, orders.unwrap_or_default())
+        let commands = lock(&self.commands).as_mut().map(std::mem::take);
+        (alarms, commands.unwrap_or_default())
     }
 
     fn ring(&self) {

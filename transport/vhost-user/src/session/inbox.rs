@@ -1,29 +1,29 @@
 //! What workers tell a session, what the control plane asks of it, and who else wants the disk.
 
 use super::{Refusal, Session};
-use ringway_export::{Alarm, Broken, Order};
+use ringway_export::{Alarm, Broken, SessionCommand};
 use tracing::{error, warn};
 
 impl Session<'_> {
-    /// Hears alarms and obeys orders. True if the connection must end.
-    pub(super) fn answer_door(&mut self) -> bool {
-        let (alarms, orders) = self.door.take();
-        let mut fatal = self.door.was_blocked();
+    /// Handles alarms and commands. True if the connection must end.
+    pub(super) fn handle_inbox(&mut self) -> bool {
+        let (alarms, commands) = self.inbox.take();
+        let mut fatal = self.inbox.was_blocked();
         for (queue, alarm) in alarms {
             fatal |= self.hear(queue, &alarm);
         }
         self.answer_misses();
-        for order in orders {
-            fatal |= self.carry_out(&order);
+        for command in commands {
+            fatal |= self.carry_out(&command);
         }
         // Vanished memory may show as a broken queue first.
-        fatal || self.door.is_over() || self.map.is_poisoned()
+        fatal || self.inbox.is_over() || self.map.is_poisoned()
     }
 
     /// Has the next connection wait if the front-end has made a notification block, and with it all that
     /// its worker serves.
     pub(super) fn punish_if_blocked(&self) {
-        if !self.door.was_blocked() {
+        if !self.inbox.was_blocked() {
             return;
         }
         let pause = self.export.offended().as_secs();
@@ -62,24 +62,24 @@ impl Session<'_> {
         }
         if let Some(err) = self.vrings.get(queue).and_then(|vring| vring.err.as_ref()) {
             // Best effort: the front-end may not listen.
-            let _ = err.ring();
+            let _ = err.signal();
         }
         fatal
     }
 
-    /// Whoever gave the order may have stopped waiting for the answer.
-    fn carry_out(&mut self, order: &Order) -> bool {
-        match order {
-            Order::Announce(reply) => {
+    /// Whoever gave the command may have stopped waiting for the answer.
+    fn carry_out(&mut self, command: &SessionCommand) -> bool {
+        match command {
+            SessionCommand::Announce(reply) => {
                 let _ = reply.send(self.announce());
                 false
             }
-            Order::Pause(reply) => {
+            SessionCommand::Pause(reply) => {
                 let done = self.stop_all();
                 let _ = reply.send(done.is_ok());
                 self.fails("pause", done)
             }
-            Order::Resume(reply) => {
+            SessionCommand::Resume(reply) => {
                 let done = self.start_ready().map(drop);
                 let _ = reply.send(done.is_ok());
                 self.fails("resume", done)

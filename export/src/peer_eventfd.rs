@@ -18,7 +18,7 @@
 //! operation of Linux AIO or as the bell of a whole io_uring, which would cost every notification of
 //! honest guests an operation more.
 
-use crate::door::Door;
+use crate::session_inbox::SessionInbox;
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -82,17 +82,17 @@ thread_local! {
     static MARK: Registered = Registered::new();
 }
 
-/// An eventfd of a peer, and the door of the session that has the peer's connection.
+/// An eventfd of a peer, and the inbox of the session that has the peer's connection.
 #[derive(Debug)]
-pub struct Bell {
+pub struct PeerEventfd {
     fd: OwnedFd,
-    door: Arc<Door>,
+    inbox: Arc<SessionInbox>,
 }
 
-impl Bell {
-    /// `door` hears of it if a write to `fd` blocks.
-    pub fn new(fd: OwnedFd, door: &Arc<Door>) -> Self {
-        Self { fd, door: Arc::clone(door) }
+impl PeerEventfd {
+    /// `inbox` hears of it if a write to `fd` blocks.
+    pub fn new(fd: OwnedFd, inbox: &Arc<SessionInbox>) -> Self {
+        Self { fd, inbox: Arc::clone(inbox) }
     }
 
     /// Writes 1 to the eventfd. A full counter has rung already.
@@ -100,14 +100,14 @@ impl Bell {
     /// # Errors
     /// What the host says; `Interrupted` if the peer made this write block, or an earlier one to any of
     /// its descriptors.
-    pub fn ring(&self) -> io::Result<()> {
+    pub fn signal(&self) -> io::Result<()> {
         // Written once in the life of a connection.
-        if self.door.was_blocked() {
+        if self.inbox.was_blocked() {
             return Err(io::ErrorKind::Interrupted.into());
         }
         write_one(&self.fd).inspect_err(|error| {
             if error.kind() == io::ErrorKind::Interrupted {
-                self.door.block();
+                self.inbox.block();
             }
         })
     }
@@ -216,29 +216,29 @@ mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
 
-    fn bell() -> Bell {
+    fn bell() -> PeerEventfd {
         let fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        Bell::new(fd, &Arc::new(Door::new().unwrap()))
+        PeerEventfd::new(fd, &Arc::new(SessionInbox::new().unwrap()))
     }
 
     #[test]
     fn a_write_that_blocks_is_interrupted() {
         let bell = bell();
-        bell.ring().unwrap();
+        bell.signal().unwrap();
         rustix::io::write(&bell.fd, &(u64::MAX - 2).to_ne_bytes()).unwrap();
-        assert_eq!(bell.ring().unwrap_err().kind(), io::ErrorKind::Interrupted);
+        assert_eq!(bell.signal().unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 
     /// Neither by another descriptor of the same peer nor by another thread.
     #[test]
     fn b21_who_made_a_write_block_is_rung_no_more() {
-        let door = Arc::new(Door::new().unwrap());
-        let new = || Bell::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap(), &door);
+        let inbox = Arc::new(SessionInbox::new().unwrap());
+        let new = || PeerEventfd::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap(), &inbox);
         let (one, other) = (new(), new());
         rustix::io::write(&one.fd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        other.ring().unwrap();
-        assert!(!door.was_blocked() && one.ring().is_err() && door.was_blocked());
-        let there = std::thread::scope(|scope| scope.spawn(|| other.ring()).join().unwrap());
+        other.signal().unwrap();
+        assert!(!inbox.was_blocked() && one.signal().is_err() && inbox.was_blocked());
+        let there = std::thread::scope(|scope| scope.spawn(|| other.signal()).join().unwrap());
         assert_eq!(there.unwrap_err().kind(), io::ErrorKind::Interrupted);
         let mut counter = [0; 8];
         rustix::io::read(&other.fd, &mut counter).unwrap();
@@ -249,11 +249,11 @@ mod tests {
     fn a_write_that_blocks_wakes_the_watchdog() {
         for _ in 0..5 {
             let bell = bell();
-            bell.ring().unwrap();
+            bell.signal().unwrap();
             // Long enough for it to fall asleep, if no other test rings meanwhile.
             std::thread::sleep(5 * WATCH_EVERY);
             rustix::io::write(&bell.fd, &(u64::MAX - 2).to_ne_bytes()).unwrap();
-            assert_eq!(bell.ring().unwrap_err().kind(), io::ErrorKind::Interrupted);
+            assert_eq!(bell.signal().unwrap_err().kind(), io::ErrorKind::Interrupted);
         }
     }
 }
