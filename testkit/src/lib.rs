@@ -5,7 +5,7 @@
 /// The examples of `docs/embedding.md`.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/embedding.md")]
-pub struct Embedding;
+struct Embedding;
 
 pub mod kill;
 pub mod late_store;
