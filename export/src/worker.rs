@@ -327,6 +327,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
+        self.make_room();
         self.queues[at] =
             Some(WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
         self.name_memory();
@@ -336,6 +337,14 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         // And its memory may have vanished while the control plane held it.
         self.check_memory();
         Ok(QueueId(id))
+    }
+
+    /// All of them may be active, and all bells ring: an engine may look twice before it tells.
+    #[cold]
+    fn make_room(&mut self) {
+        let (queues, bells) = (self.queues.len(), 1 + self.queues.len());
+        self.active.reserve(queues.saturating_sub(self.active.len()));
+        self.reaped.rung.reserve((2 * bells).saturating_sub(self.reaped.rung.len()));
     }
 
     /// Tells the engine which guests' memory the present queues use, if it is to be pinned.

@@ -95,17 +95,20 @@ fn worker<Q: QueueLifecycle + 'static>()
 -> (crate::Handle<Q>, std::thread::JoinHandle<io::Result<()>>) {
     let (handle, inbox) = command_channel().unwrap();
     let worker = std::thread::spawn(move || {
-        let options = PoolOptions {
-            engine: EngineKind::Null,
-            workers: 1,
-            polling: Polling::Never,
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: false,
-        };
-        Worker::new(Null::new(16).unwrap(), inbox, &options).unwrap().run()
+        Worker::new(Null::new(16).unwrap(), inbox, &never_spins()).unwrap().run()
     });
     (handle, worker)
+}
+
+fn never_spins() -> PoolOptions {
+    PoolOptions {
+        engine: EngineKind::Null,
+        workers: 1,
+        polling: Polling::Never,
+        pin_memory: false,
+        iopoll: false,
+        sample_latency: false,
+    }
 }
 
 fn null_disk() -> Arc<ringway_disk::Disk> {
@@ -306,4 +309,26 @@ fn b03_memory_that_vanishes_just_before_the_sleep_is_noticed() {
     assert!(matches!(broken, Ok(Alarm::Broken(Broken::MemoryGone))), "slept over");
     handle.exit().unwrap();
     worker.join().unwrap().unwrap();
+}
+
+/// The lists grow with a command, not when they are needed in the loop.
+#[test]
+fn many_queues_leave_nothing_to_allocate_in_the_loop() {
+    const QUEUES: usize = 300;
+    let (_handle, inbox) = command_channel().unwrap();
+    let mut worker = Worker::new(Null::new(16).unwrap(), inbox, &never_spins()).unwrap();
+    let disk = null_disk();
+    for _ in 0..QUEUES {
+        let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let queue = Silent { kick, asked: Arc::default(), answered: Arc::default() };
+        worker.add(queue, Arc::clone(&disk), false, Box::new(|_| {})).unwrap();
+        // It rests.
+        worker.active.clear();
+        worker.queues.iter_mut().flatten().for_each(|queue| queue.active = false);
+    }
+    let room = (worker.active.capacity(), worker.reaped.rung.capacity());
+    // The inbox has a bell, too.
+    assert!(room.0 >= QUEUES && room.1 > 2 * QUEUES, "{room:?}");
+    (0..).take(QUEUES).for_each(|id| worker.activate(id));
+    assert_eq!((worker.active.len(), worker.active.capacity()), (QUEUES, room.0));
 }
