@@ -1,6 +1,7 @@
 //! A disk, offered to guests. `change.rs` changes it while they use it, `report.rs` tells how it is.
 
 mod change;
+mod drain;
 mod image_lock;
 mod lock_state;
 mod offered;

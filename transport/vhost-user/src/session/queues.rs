@@ -11,15 +11,11 @@ use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
 use ringway_ring::virtqueue::{Format, LayoutError, PackedBase, check_packed_size, check_size};
-use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
-use tracing::{debug, info, warn};
-
-/// How often to say that a disk keeps a stopping queue waiting.
-const DRAIN_REPORT: Duration = Duration::from_secs(5);
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+use tracing::{debug, info};
 
 /// VHOST_VRING_F_LOG, a flag of SET_VRING_ADDR: writes to the used ring are logged.
 const VRING_F_LOG: u32 = 1;
@@ -259,7 +255,7 @@ impl Session<'_> {
         let begun = Instant::now();
         let mut stopping = stopping.into_iter();
         while let Some((at, promise)) = stopping.next() {
-            let stopped = match self.await_one(begun, at, &promise) {
+            let stopped = match self.export.await_disk(begun, at, &promise) {
                 Ok(Some(stopped)) => stopped,
                 Ok(None) => {
                     let rest = std::iter::once((at, promise)).chain(stopping);
@@ -268,7 +264,7 @@ impl Session<'_> {
                 }
                 Err(gone) => {
                     self.vrings[at].worker_queue = None;
-                    outcome = Err(gone);
+                    outcome = Err(Refusal::Worker(gone));
                     continue;
                 }
             };
@@ -289,39 +285,12 @@ impl Session<'_> {
     ) -> Result<(), Refusal> {
         let begun = Instant::now();
         for (at, promise) in promises {
-            if self.await_one(begun, at, &promise)?.is_none() {
+            if self.export.await_disk(begun, at, &promise).map_err(Refusal::Worker)?.is_none() {
                 self.abandon_queues(Vec::new());
                 return Err(Refusal::Stuck(at));
             }
         }
         Ok(())
-    }
-
-    /// Waits for a promise about queue `at` that depends on the disk; `None` if it takes too long.
-    fn await_one<T>(
-        &self,
-        begun: Instant,
-        at: usize,
-        promise: &Receiver<T>,
-    ) -> Result<Option<T>, Refusal> {
-        loop {
-            let left = self.export.drain_max().saturating_sub(begun.elapsed());
-            match promise.recv_timeout(left.min(DRAIN_REPORT)) {
-                Ok(kept) => return Ok(Some(kept)),
-                Err(RecvTimeoutError::Timeout) if begun.elapsed() < self.export.drain_max() => {
-                    if let Some(pass) = self.export.limits().waiting.pass() {
-                        warn!(
-                            disk = self.export.disk().name(),
-                            queue = at,
-                            suppressed = pass.suppressed,
-                            "still waiting for the disk to finish what is in flight"
-                        );
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(gone) => return Err(Refusal::Worker(io::Error::other(gone))),
-            }
-        }
     }
 
     /// Leaves queues to their workers, which keep them and their memory until the disk answers: the

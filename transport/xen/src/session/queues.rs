@@ -6,19 +6,11 @@ use crate::host::GrantMapping;
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
-use ringway_export::{QueueLifecycle, Stopped};
+use ringway_export::QueueLifecycle;
 use ringway_ring::blkif::RingAt;
-use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tracing::{info, warn};
-
-/// How often to say that a disk keeps a stopping queue waiting.
-const DRAIN_REPORT: Duration = Duration::from_secs(5);
-
-/// A queue that a worker will give back.
-type Promise = Receiver<Stopped<Queue>>;
 
 impl Session<'_> {
     /// Maps the rings of a front-end; with `adopt` goes on where a predecessor was.
@@ -148,7 +140,7 @@ impl Session<'_> {
         let begun = Instant::now();
         let mut stopping = stopping.into_iter();
         while let Some((at, promise)) = stopping.next() {
-            let stopped = match self.wait(at, &promise, begun) {
+            let stopped = match self.export.await_disk(begun, at, &promise) {
                 Ok(Some(stopped)) => stopped,
                 Ok(None) => {
                     // They stay with their workers, with all they have mapped, until the disk
@@ -166,34 +158,6 @@ impl Session<'_> {
             self.queues[at] = Place::Here(Box::new(stopped.ring));
         }
         outcome
-    }
-
-    /// Waits for one queue; `None` if the disk is stuck.
-    fn wait(
-        &self,
-        at: usize,
-        promise: &Promise,
-        begun: Instant,
-    ) -> io::Result<Option<Stopped<Queue>>> {
-        let most = self.export.drain_max();
-        loop {
-            let left = most.saturating_sub(begun.elapsed());
-            match promise.recv_timeout(left.min(DRAIN_REPORT)) {
-                Ok(stopped) => return Ok(Some(stopped)),
-                Err(RecvTimeoutError::Timeout) if begun.elapsed() < most => {
-                    if let Some(pass) = self.export.limits().waiting.pass() {
-                        warn!(
-                            disk = self.export.disk().name(),
-                            queue = at,
-                            suppressed = pass.suppressed,
-                            "still waiting for the disk to finish what is in flight"
-                        );
-                    }
-                }
-                Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(gone) => return Err(io::Error::other(gone)),
-            }
-        }
     }
 
     /// Finishes what is in flight and lets the rings go.
