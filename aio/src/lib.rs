@@ -26,6 +26,7 @@
 //! | engine | for |
 //! |---|---|
 //! | [`null::Null`] | nothing, at once: the tutorial and the yardstick |
+//! | [`Immediate`] | data in memory, or computed, by a function of yours |
 //! | [`threads::Threads`] | every file on every host |
 //! | [`linux_aio::LinuxAio`] | files opened with O_DIRECT, also where io_uring is forbidden |
 //! | [`io_uring::IoUring`] | the best there is, where the kernel has it |
@@ -40,6 +41,7 @@ pub mod engine;
 #[cfg(any(test, feature = "faulty"))]
 pub mod faulty;
 pub mod files;
+mod immediate;
 pub mod io_uring;
 pub mod linux_aio;
 pub mod null;
@@ -52,6 +54,7 @@ pub mod threads;
 pub use engine::{BellId, CommandPort, Counters, Engine, Limits, Reaped};
 #[cfg(any(test, feature = "faulty"))]
 pub use faulty::{Fault, Faulty};
+pub use immediate::Immediate;
 pub use io_uring::{IoUring, IoUringSetup};
 pub use linux_aio::LinuxAio;
 pub use null::Null;

@@ -4,12 +4,13 @@ use ringway_aio::contract::{Mode, Suite, takes_direct};
 use ringway_aio::faulty::Fault;
 use ringway_aio::io_uring::{Feature, probe};
 use ringway_aio::{
-    Engine, Faulty, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model, Null, Sim,
-    SimSetup, Threads, ThreadsSetup,
+    Engine, Faulty, Full, Immediate, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model,
+    Null, Reaped, Sim, SimSetup, Threads, ThreadsSetup,
 };
 use ringway_testkit::{Need, skip};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
 /// Cargo's folder for test files: on the disk that the sources are on.
 fn disk() -> &'static Path {
@@ -78,6 +79,53 @@ fn null() {
         block_device: None,
     }
     .run();
+}
+
+#[test]
+fn immediate() {
+    let moved = |io: &Io<'_>| match io.op.moves_data() {
+        true => i32::try_from(io.len).unwrap(),
+        false => 0,
+    };
+    Suite {
+        make: &|depth| Box::new(Immediate::new(depth, moved).unwrap()),
+        dir: disk(),
+        modes: &[Mode::Cached],
+        moves_data: false,
+        syscalls_per_io_max: 0.0,
+        block_device: None,
+    }
+    .run();
+}
+
+/// What the function says comes out with the tag it was said of, whenever that is reaped.
+#[test]
+fn immediate_results_stay_with_their_tags() {
+    let mut engine = Immediate::new(4, |io| -i32::try_from(io.offset).unwrap()).unwrap();
+    let file = Arc::new(std::fs::File::open("/dev/null").unwrap());
+    let file = engine.attach(&file).unwrap();
+    let queue = |engine: &mut dyn Engine, tag| {
+        let (op, memory) = (IoOp::Sync, IoMemory::NONE);
+        let io = Io { tag, op, file, offset: tag * 10, len: 0, memory };
+        // SAFETY: no memory is named.
+        unsafe { engine.queue(&io) }
+    };
+    let mut out = Reaped::with_capacity(4, 0);
+    let mut found = Vec::new();
+    for round in 0..3 {
+        queue(&mut engine, round * 4).unwrap();
+        engine.submit().unwrap();
+        // Queued, and not submitted yet: the next round reaps it.
+        queue(&mut engine, round * 4 + 1).unwrap();
+        out.clear();
+        engine.reap(&mut out);
+        found.extend(out.done.iter().map(|done| (done.tag, done.result)));
+    }
+    assert_eq!(found, [(0, 0), (1, -10), (4, -40), (5, -50), (8, -80)]);
+    queue(&mut engine, 10).unwrap();
+    queue(&mut engine, 11).unwrap();
+    queue(&mut engine, 12).unwrap();
+    assert_eq!(queue(&mut engine, 13), Err(Full), "one is left of the last round");
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
         EngineKind::Threads => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
         }
-        EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_) => {
+        EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_) | EngineKind::Custom => {
             return Err(io::Error::other("it is not for files"));
         }
     })

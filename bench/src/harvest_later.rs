@@ -21,12 +21,14 @@ use std::time::Duration;
 pub(crate) fn pool(options: PoolOptions) -> io::Result<Pool> {
     let nobody = Arc::new(|| {});
     match options.engine {
-        EngineKind::LinuxAio => {
-            Pool::with_engines(options, nobody, |_| LinuxAio::new(ENGINE_DEPTH).map(later))
-        }
+        EngineKind::LinuxAio => Pool::with_engines(options.workers, options.worker, nobody, |_| {
+            LinuxAio::new(ENGINE_DEPTH).map(later)
+        }),
         EngineKind::IoUring => {
             let setup = IoUringSetup { iopoll: options.iopoll, ..IoUringSetup::new(ENGINE_DEPTH) };
-            Pool::with_engines(options, nobody, move |_| IoUring::new(setup).map(later))
+            Pool::with_engines(options.workers, options.worker, nobody, move |_| {
+                IoUring::new(setup).map(later)
+            })
         }
         _ => Err(io::ErrorKind::Unsupported.into()),
     }

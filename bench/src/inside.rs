@@ -3,7 +3,7 @@
 use crate::harvest_later;
 use anyhow::{Context, Result};
 use ringway_disk::Disk;
-use ringway_export::{ExportOptions, Polling, PoolOptions, WorkerStats};
+use ringway_export::{ExportOptions, PoolOptions, WorkerStats};
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,14 +35,7 @@ impl Inside {
     /// What the host says.
     pub(crate) fn start(disk: Disk, serving: &Serving) -> Result<(Self, UnixStream)> {
         let Serving { queues, queue_size, workers, harvest_at_once } = *serving;
-        let options = PoolOptions {
-            engine: disk.engine(),
-            workers,
-            polling: Polling::default(),
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: false,
-        };
+        let options = PoolOptions::new(disk.engine(), workers);
         let pool =
             if harvest_at_once { Pool::start(options) } else { harvest_later::pool(options) };
         let pool = pool.context("cannot start the workers")?;

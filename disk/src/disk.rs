@@ -57,10 +57,11 @@ impl Disk {
         self.created
     }
 
-    /// True if a file or device holds the data: neither `null:` nor `sim:`.
+    /// True if a file or device holds the data: neither `null:`, `sim:` nor a custom disk.
     #[must_use]
     pub fn is_real(&self) -> bool {
-        !matches!(self.engine, EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_))
+        use EngineKind::{Custom, Null, NullAfter, Sim};
+        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Custom)
     }
 
     /// True if it was opened without its lock ([`crate::OpenOptions::incoming`]).

@@ -51,6 +51,7 @@
 
 mod choices;
 mod clock;
+mod custom;
 mod disk;
 mod durability;
 mod extent;
@@ -60,11 +61,11 @@ pub mod open;
 mod parts;
 mod queue;
 mod resize;
-mod simulated;
 mod state;
 mod stats;
 
 pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
+pub use custom::CustomDisk;
 pub use disk::Disk;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use open::{
@@ -75,6 +76,5 @@ pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, Oldest, Overdue, SEGMENTS_MAX, Watcher};
 pub use resize::ResizeError;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
-pub use simulated::Simulated;
 pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;

@@ -315,7 +315,7 @@ fn open_unreal(
     }))
 }
 
-fn memory_file(bytes: u64) -> io::Result<File> {
+pub(crate) fn memory_file(bytes: u64) -> io::Result<File> {
     // SAFETY: the name is a C string; the descriptor is new and nobody else's.
     let file = unsafe {
         let fd = libc::memfd_create(c"ringway-sim".as_ptr(), libc::MFD_CLOEXEC);
@@ -572,7 +572,7 @@ fn permission(path: &Path, read_only: bool) -> OpenError {
 }
 
 /// The serial as the guest reads it; without one a word that is the same for the same path.
-fn serial_bytes(serial: Option<&str>, name: &str) -> Result<[u8; 20], OpenError> {
+pub(crate) fn serial_bytes(serial: Option<&str>, name: &str) -> Result<[u8; 20], OpenError> {
     let word = match serial {
         Some(word) => word.to_owned(),
         None => format!("rw-{:016x}", fnv1a(name.as_bytes())),

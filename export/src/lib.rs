@@ -35,8 +35,8 @@ pub use memory::SharedMemory;
 pub use peer_eventfd::{PeerEventfd, watchdog_signal};
 pub use polling::Polling;
 pub use pool::{
-    Cpus, ENGINE_DEPTH, OnFailure, Pool, PoolOptions, engines_to_choose, install_handlers,
-    usable_engines,
+    Cpus, ENGINE_DEPTH, OnFailure, Pool, PoolOptions, WorkerOptions, engines_to_choose,
+    install_handlers, usable_engines,
 };
 pub use quarantine::Quarantine;
 pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};

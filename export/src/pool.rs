@@ -32,14 +32,29 @@ pub struct PoolOptions {
     pub engine: EngineKind,
     /// How many.
     pub workers: usize,
-    /// Whether they spin before they sleep.
+    /// Whether io_uring polls devices for completions, of disks that can be polled.
+    pub iopoll: bool,
+    /// How each of them works.
+    pub worker: WorkerOptions,
+}
+
+impl PoolOptions {
+    /// Workers of this engine as they are unless somebody asks for something else.
+    #[must_use]
+    pub fn new(engine: EngineKind, workers: usize) -> Self {
+        Self { engine, workers, iopoll: false, worker: WorkerOptions::default() }
+    }
+}
+
+/// How a worker works, whatever its engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WorkerOptions {
+    /// Whether it spins before it sleeps.
     pub polling: Polling,
     /// Whether guest memory is pinned for engines that gain by it. Only for guests without a
     /// balloon and without free page reporting.
     pub pin_memory: bool,
-    /// Whether io_uring polls devices for completions, of disks that can be polled.
-    pub iopoll: bool,
-    /// Whether workers time one request of many, for [`crate::QueueStats::latency`].
+    /// Whether it times one request of many, for [`crate::QueueStats::latency`].
     pub sample_latency: bool,
 }
 
@@ -48,7 +63,8 @@ pub type OnFailure = Arc<dyn Fn() + Send + Sync>;
 
 /// The workers of one engine, for queues of one transport. Dropping it ends them.
 pub struct Pool<Q: QueueLifecycle + 'static> {
-    options: PoolOptions,
+    /// `None` if the engines are the caller's own.
+    options: Option<PoolOptions>,
     cpus: Cpus,
     on_failure: OnFailure,
     rings: Option<RingPool>,
@@ -78,7 +94,7 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
         rings: Option<RingPool>,
     ) -> io::Result<Self> {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let mut pool = Self { options, cpus, on_failure, rings, handles, threads };
+        let mut pool = Self { options: Some(options), cpus, on_failure, rings, handles, threads };
         pool.grow(options.workers)?;
         Ok(pool)
     }
@@ -86,32 +102,38 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
     /// Starts more workers until there are `workers`; queues that run stay where they are.
     ///
     /// # Errors
-    /// As [`Pool::start_watched`]; those that were there go on.
+    /// As [`Pool::start_watched`]; those that were there go on. [`io::ErrorKind::Unsupported`] for a
+    /// pool of [`Pool::with_engines`], and for [`EngineKind::Custom`].
     pub fn grow(&mut self, workers: usize) -> io::Result<()> {
-        let options = self.options;
+        let Some(options) = self.options else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let worker = options.worker;
         // Here, because workers may not start threads themselves.
         peer_eventfd::watch();
         for index in self.handles.len()..workers {
             let setup = WorkerSetup::new(&self.cpus, &self.on_failure);
             let (handle, thread) = match options.engine {
-                EngineKind::Null => spawn(index, options, setup, || Null::new(ENGINE_DEPTH)),
-                EngineKind::NullAfter(micros) => spawn(index, options, setup, move || {
+                EngineKind::Null => spawn(index, worker, setup, || Null::new(ENGINE_DEPTH)),
+                EngineKind::NullAfter(micros) => spawn(index, worker, setup, move || {
                     Ok(Sim::new(Null::new(ENGINE_DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => spawn(index, options, setup, move || {
+                EngineKind::Sim(model) => spawn(index, worker, setup, move || {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
-                EngineKind::LinuxAio => {
-                    spawn(index, options, setup, || LinuxAio::new(ENGINE_DEPTH))
-                }
-                EngineKind::Threads => spawn(index, options, setup, || Threads::new(threads())),
+                EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
+                EngineKind::Threads => spawn(index, worker, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();
-                    spawn(index, options, setup, move || match rings {
+                    spawn(index, worker, setup, move || match rings {
                         Some(rings) => rings.take(),
                         None => ring(options.iopoll),
                     })
                 }
+                EngineKind::Custom => Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "only its owner can make this engine: see Pool::with_engines",
+                )),
             }?;
             self.handles.push(handle);
             self.threads.push(thread);
@@ -119,14 +141,15 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
         Ok(())
     }
 
-    /// As [`Pool::start`], with engines of the caller's own instead of `options.engine`: for
-    /// simulations. `make` is called on the thread of each worker, with its number; `on_failure` as for
-    /// [`Pool::start_watched`].
+    /// So many workers with engines of the caller's own, for disks that such engines serve
+    /// ([`ringway_disk::CustomDisk`]). `make` is called on the thread of each worker, with its number;
+    /// `on_failure` as for [`Pool::start_watched`].
     ///
     /// # Errors
     /// As [`Pool::start`].
     pub fn with_engines<E, F>(
-        options: PoolOptions,
+        workers: usize,
+        worker: WorkerOptions,
         on_failure: OnFailure,
         make: F,
     ) -> io::Result<Self>
@@ -135,11 +158,17 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
         F: Fn(usize) -> io::Result<E> + Clone + Send + 'static,
     {
         let (handles, threads) = (Vec::new(), Vec::new());
-        let mut pool =
-            Self { options, cpus: Cpus::default(), on_failure, rings: None, handles, threads };
-        for index in 0..options.workers {
+        let mut pool = Self {
+            options: None,
+            cpus: Cpus::default(),
+            on_failure,
+            rings: None,
+            handles,
+            threads,
+        };
+        for index in 0..workers {
             let (make, setup) = (make.clone(), WorkerSetup::new(&pool.cpus, &pool.on_failure));
-            let (handle, thread) = spawn(index, options, setup, move || make(index))?;
+            let (handle, thread) = spawn(index, worker, setup, move || make(index))?;
             pool.handles.push(handle);
             pool.threads.push(thread);
         }
@@ -266,7 +295,7 @@ fn threads() -> ThreadsSetup {
 
 fn spawn<E, Q, F>(
     index: usize,
-    options: PoolOptions,
+    options: WorkerOptions,
     setup: WorkerSetup,
     make: F,
 ) -> io::Result<(Handle<Q>, JoinHandle<()>)>
@@ -280,9 +309,10 @@ where
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
         let started = setup.pin.to_all().and_then(|()| make()).and_then(|engine| {
             setup.pin.to_own()?;
-            Worker::new(engine, inbox, &options)
+            let name = engine.limits().name;
+            Ok((Worker::new(engine, inbox, &options)?, name))
         });
-        let worker = match started {
+        let (worker, engine) = match started {
             Ok(worker) => worker,
             Err(error) => {
                 let _ = ready.send(Err(error));
@@ -292,7 +322,7 @@ where
         data_thread_starts(DataThread::Worker);
         let _ = ready.send(Ok(()));
         worker.run_to_end(|failure| {
-            tracing::error!("worker {}/{index} ends: {failure}", options.engine);
+            tracing::error!("worker {engine}/{index} ends: {failure}");
             (setup.on_failure)();
         });
     })?;

@@ -11,7 +11,7 @@ use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
 use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
-use crate::pool::PoolOptions;
+use crate::pool::WorkerOptions;
 use crate::queue::{Armed, Broken, QueueLifecycle};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
@@ -71,7 +71,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     ///
     /// # Errors
     /// What the host says to listening to the inbox.
-    pub fn new(mut engine: E, inbox: Inbox<Q>, options: &PoolOptions) -> io::Result<Self> {
+    pub fn new(mut engine: E, inbox: Inbox<Q>, options: &WorkerOptions) -> io::Result<Self> {
         engine.watch(INBOX_BELL, inbox.doorbell())?;
         let depth = engine.limits().depth as usize;
         Ok(Self {

@@ -6,7 +6,7 @@ use ringway_aio::Null;
 use ringway_core::{ByteRange, Op, Request, Segment, Status};
 use ringway_disk::{Disk, EngineKind, Source};
 use ringway_export::{
-    Armed, Broken, Handle, Polling, PoolOptions, Pop, QueueLifecycle, RequestQueue, Worker,
+    Armed, Broken, Handle, Polling, Pop, QueueLifecycle, RequestQueue, Worker, WorkerOptions,
     command_channel,
 };
 use ringway_testkit::rig::{RigOptions, open_patiently};
@@ -155,14 +155,7 @@ impl Scene {
         let source = Source::Null { bytes: 1 << 30, latency_us: 0 };
         let disk = open_patiently(&RigOptions::new(source, EngineKind::Null).disk).unwrap();
         let (handle, inbox) = command_channel().unwrap();
-        let options = PoolOptions {
-            engine: EngineKind::Null,
-            workers: 1,
-            polling,
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: false,
-        };
+        let options = WorkerOptions { polling, ..WorkerOptions::default() };
         let thread = std::thread::spawn(move || {
             let engine = Null::new(depth).unwrap();
             Worker::new(engine, inbox, &options).unwrap().run().unwrap();

@@ -21,7 +21,9 @@ use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
-use ringway_export::{Cpus, ExportOptions, OnFailure, Polling, PoolOptions, RingPool};
+use ringway_export::{
+    Cpus, ExportOptions, OnFailure, Polling, PoolOptions, RingPool, WorkerOptions,
+};
 use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -169,10 +171,12 @@ impl Disks {
         let options = PoolOptions {
             engine: kind,
             workers: wanted,
-            polling: self.polling,
-            pin_memory: self.options.pin_memory,
             iopoll: self.options.iopoll,
-            sample_latency: self.options.control.is_some() || self.sampled,
+            worker: WorkerOptions {
+                polling: self.polling,
+                pin_memory: self.options.pin_memory,
+                sample_latency: self.options.control.is_some() || self.sampled,
+            },
         };
         let bell = Arc::clone(&self.bell);
         let on_failure: OnFailure = Arc::new(move || {

@@ -2,7 +2,9 @@
 
 use ringway_aio::Engine;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
-use ringway_export::{ExportOptions, Handle, Looked, Polling, PoolOptions, WorkerStats};
+use ringway_export::{
+    ExportOptions, Handle, Looked, Polling, PoolOptions, WorkerOptions, WorkerStats,
+};
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
@@ -62,15 +64,8 @@ impl RigOptions {
         self
     }
 
-    fn pool(&self, engine: EngineKind) -> PoolOptions {
-        PoolOptions {
-            engine,
-            workers: self.workers,
-            polling: self.polling,
-            pin_memory: false,
-            iopoll: false,
-            sample_latency: true,
-        }
+    fn worker(&self) -> WorkerOptions {
+        WorkerOptions { polling: self.polling, pin_memory: false, sample_latency: true }
     }
 }
 
@@ -90,7 +85,9 @@ impl Rig {
     #[must_use]
     pub fn start(options: &RigOptions) -> Self {
         let disk = Arc::new(open_patiently(&options.disk).unwrap_or_else(|e| panic!("{e}")));
-        let pool = Pool::start(options.pool(disk.engine())).expect("workers start");
+        let pool = PoolOptions::new(disk.engine(), options.workers);
+        let pool = Pool::start(PoolOptions { worker: options.worker(), ..pool });
+        let pool = pool.expect("workers start");
         Self::with_pool(disk, pool, options)
     }
 
@@ -106,8 +103,10 @@ impl Rig {
         make: impl Fn() -> E + Clone + Send + 'static,
     ) -> Self {
         let pool =
-            Pool::with_engines(options.pool(disk.engine()), Arc::new(|| {}), move |_| Ok(make()))
-                .expect("workers start");
+            Pool::with_engines(options.workers, options.worker(), Arc::new(|| {}), move |_| {
+                Ok(make())
+            })
+            .expect("workers start");
         Self::with_pool(Arc::new(disk), pool, options)
     }
 

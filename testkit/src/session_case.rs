@@ -13,7 +13,7 @@ use crate::raw::{
     halves, request as ask, words,
 };
 use ringway_disk::{EngineKind, OpenOptions, Source, open};
-use ringway_export::{ExportOptions, Polling, PoolOptions};
+use ringway_export::{ExportOptions, Polling, PoolOptions, WorkerOptions};
 use ringway_vhost_user::{Export, Pool, Session};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -66,15 +66,9 @@ struct Bench {
 static BENCH: LazyLock<Bench> = LazyLock::new(|| {
     let disk = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
     let disk = Arc::new(open(&disk).expect("no disk at all"));
-    let pool = Pool::start(PoolOptions {
-        engine: EngineKind::Null,
-        workers: 2,
-        polling: Polling::Never,
-        pin_memory: false,
-        iopoll: false,
-        sample_latency: true,
-    })
-    .expect("workers");
+    let worker = WorkerOptions { polling: Polling::Never, pin_memory: false, sample_latency: true };
+    let options = PoolOptions { worker, ..PoolOptions::new(EngineKind::Null, 2) };
+    let pool = Pool::start(options).expect("workers");
     let options = ExportOptions { queues: QUEUES, queue_size: QUEUE_SIZE };
     let memory = |bytes| {
         let file = memfd_create("session", MemfdFlags::CLOEXEC).expect("a memfd");

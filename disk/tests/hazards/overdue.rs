@@ -3,7 +3,7 @@
 use ringway_aio::{Engine, FileId, Reaped};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{Alignment, CacheMode, DiskQueue, Overdue, SchedulerMode, Simulated};
+use ringway_disk::{Alignment, CacheMode, CustomDisk, DiskQueue, Overdue, SchedulerMode};
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use std::sync::Arc;
 
@@ -27,9 +27,9 @@ impl Bench {
         let disk = SimulatedDisk::new(setup, &vec![0; bytes]);
         let alignment = Alignment { memory: 512, offset: 4096 };
         let cache = CacheMode::None;
-        let shape = Simulated { bytes: BYTES, cache, alignment, block_device: false, path };
+        let shape = CustomDisk { bytes: BYTES, cache, alignment, block_device: false, path };
         let engine = PowerCutEngine::by_hand(&disk);
-        let opened = Arc::new(shape.open().unwrap());
+        let opened = Arc::new(shape.open(None).unwrap());
         opened.set_now(0);
         let queue = DiskQueue::new(opened, engine.limits(), FileId(0), 0, 8).unwrap();
         Self { engine, queue, disk, memory: Mapping::anonymous(64 << 10).unwrap() }

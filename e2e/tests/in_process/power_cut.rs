@@ -2,7 +2,7 @@
 //! Many more cuts, without threads, are made by `disk/tests/hazards/power_cut.rs`.
 
 use crate::scene::PATIENCE;
-use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, CustomDisk, EngineKind, SchedulerMode, SimModel, Source};
 use ringway_driver::{BlkQueue, BufferPool, Completion, Device, Options};
 use ringway_testkit::power_cut::{
     Content, Faults, Lie, Oracle, PowerCutEngine, SimulatedDisk, SimulatedSetup, Ticket, Wrong,
@@ -206,13 +206,14 @@ fn cut(way: Way, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(),
         &image,
     );
     let Way { cache, alignment, path, .. } = way;
-    let shape = Simulated { bytes, cache, alignment, block_device: false, path };
+    let shape = CustomDisk { bytes, cache, alignment, block_device: false, path };
     let source = Source::Sim { model: SimModel::Ram, bytes };
     let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram)).queues(QUEUES, 2);
     let of_workers = disk.clone();
-    let mut rig = Rig::with_engines(shape.open().expect("a simulated disk"), &options, move || {
-        PowerCutEngine::for_worker(&of_workers)
-    });
+    let mut rig =
+        Rig::with_engines(shape.open(None).expect("a simulated disk"), &options, move || {
+            PowerCutEngine::for_worker(&of_workers)
+        });
     let front = Options::new().queues(QUEUES).queue_size(64).packed(way.packed);
     let mut device: Device = front.over(rig.connect()).unwrap_or_else(|error| panic!("{error}"));
     if way.through {

@@ -7,7 +7,7 @@ use crate::queue::{Pop, RequestQueue};
 use ringway_aio::Null;
 use ringway_core::mem::{GuestMap, HostRange, Mapping};
 use ringway_core::{Request, Status};
-use ringway_disk::{EngineKind, OpenOptions, Source, Watcher, open};
+use ringway_disk::{OpenOptions, Source, Watcher, open};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -100,15 +100,8 @@ fn worker<Q: QueueLifecycle + 'static>()
     (handle, worker)
 }
 
-fn never_spins() -> PoolOptions {
-    PoolOptions {
-        engine: EngineKind::Null,
-        workers: 1,
-        polling: Polling::Never,
-        pin_memory: false,
-        iopoll: false,
-        sample_latency: false,
-    }
+fn never_spins() -> WorkerOptions {
+    WorkerOptions { polling: Polling::Never, ..WorkerOptions::default() }
 }
 
 fn null_disk() -> Arc<ringway_disk::Disk> {

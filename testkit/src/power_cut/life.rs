@@ -7,7 +7,7 @@ use crate::{Rng, pattern};
 use ringway_aio::{Engine, FileId, Reaped};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_disk::{CacheMode, Disk, DiskQueue, DiskStats, Finished, SchedulerMode, Simulated};
+use ringway_disk::{CacheMode, CustomDisk, Disk, DiskQueue, DiskStats, Finished, SchedulerMode};
 use std::sync::Arc;
 
 /// What a disk may need to come to rest.
@@ -78,8 +78,8 @@ impl<'a> Life<'a> {
         };
         let (alignment, block_device) = (config.alignment, config.block_device);
         let (bytes, path) = (image.len() as u64, config.path);
-        let shape = Simulated { bytes, cache, alignment, block_device, path };
-        let open = || Arc::new(shape.open().expect("a simulated disk"));
+        let shape = CustomDisk { bytes, cache, alignment, block_device, path };
+        let open = || Arc::new(shape.open(None).expect("a simulated disk"));
         let shared = open();
         let apart = match lie {
             Some(Lie::LocksPerQueue) => true,

@@ -1,8 +1,8 @@
 //! Workers whose engine fails.
 
 use ringway_aio::{Counters, Engine, FileId, Full, Io, Limits, Null, Reaped};
-use ringway_disk::{EngineKind, OpenOptions, Source, open};
-use ringway_export::{ExportOptions, OnFailure, Polling, PoolOptions};
+use ringway_disk::{OpenOptions, Source, open};
+use ringway_export::{ExportOptions, OnFailure, WorkerOptions};
 use ringway_testkit::raw::{DATA, F_VERSION_1, RawGuest};
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, eventfd};
@@ -61,16 +61,8 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     let fails = Arc::new(AtomicBool::new(false));
     let (told, hears) = channel();
     let on_failure: OnFailure = Arc::new(move || told.send(()).unwrap());
-    let options = PoolOptions {
-        engine: EngineKind::Null,
-        workers: 1,
-        polling: Polling::default(),
-        pin_memory: false,
-        iopoll: false,
-        sample_latency: false,
-    };
     let engine = Arc::clone(&fails);
-    let pool = Pool::with_engines(options, on_failure, move |_| {
+    let pool = Pool::with_engines(1, WorkerOptions::default(), on_failure, move |_| {
         Ok(Failing(Null::new(64)?, Arc::clone(&engine)))
     })
     .unwrap();

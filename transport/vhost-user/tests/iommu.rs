@@ -2,7 +2,7 @@
 //! of docs/hazards.md. The front-end here keeps a page table by hand, and answers when a test lets it.
 #![allow(missing_docs)]
 
-use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, CustomDisk, EngineKind, SchedulerMode, SimModel, Source};
 use ringway_export::Polling;
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::raw::{
@@ -415,7 +415,7 @@ fn held(content: &[u8]) -> (SimulatedDisk, Rig) {
         },
         content,
     );
-    let shape = Simulated {
+    let shape = CustomDisk {
         bytes,
         cache: CacheMode::None,
         alignment: Alignment { memory: 512, offset: 512 },
@@ -425,7 +425,7 @@ fn held(content: &[u8]) -> (SimulatedDisk, Rig) {
     let source = Source::Sim { model: SimModel::Ram, bytes };
     let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram));
     let of_worker = disk.clone();
-    let rig = Rig::with_engines(shape.open().unwrap(), &options, move || {
+    let rig = Rig::with_engines(shape.open(None).unwrap(), &options, move || {
         PowerCutEngine::by_hand(&of_worker)
     });
     (disk, rig)

@@ -1,7 +1,7 @@
 //! A look at what a disk does not answer, through the whole back-end, by a clock of the test's own.
 
 use ringway_core::Op;
-use ringway_disk::{Alignment, CacheMode, EngineKind, SchedulerMode, SimModel, Simulated, Source};
+use ringway_disk::{Alignment, CacheMode, CustomDisk, EngineKind, SchedulerMode, SimModel, Source};
 use ringway_driver::{BlkQueue, Options};
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::rig::{Rig, RigOptions};
@@ -31,7 +31,7 @@ fn disk() -> SimulatedDisk {
 fn c08_a_lost_completion_is_told_and_counted() {
     for path in [SchedulerMode::Bio, SchedulerMode::Request, SchedulerMode::Auto] {
         let disk = disk();
-        let shape = Simulated {
+        let shape = CustomDisk {
             bytes: BYTES,
             cache: CacheMode::None,
             alignment: Alignment { memory: 512, offset: 512 },
@@ -41,7 +41,7 @@ fn c08_a_lost_completion_is_told_and_counted() {
         let source = Source::Sim { model: SimModel::Ram, bytes: BYTES };
         let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram));
         let of_worker = disk.clone();
-        let mut rig = Rig::with_engines(shape.open().unwrap(), &options, move || {
+        let mut rig = Rig::with_engines(shape.open(None).unwrap(), &options, move || {
             PowerCutEngine::by_hand(&of_worker)
         });
         let mut device = Options::new().over(rig.connect()).unwrap();
