@@ -29,7 +29,7 @@ struct Asked {
 }
 
 /// One guest's queue. Dropped in the order of its fields: the engine lets go first.
-struct Lane {
+struct QueueUnderTest {
     engine: PowerCutEngine,
     queue: DiskQueue<Asked>,
     /// Places in memory that no request uses.
@@ -44,7 +44,7 @@ pub(super) struct Life<'a> {
     lie: Option<Lie>,
     memory: &'a Mapping,
     disk: SimulatedDisk,
-    lanes: Vec<Lane>,
+    queues: Vec<QueueUnderTest>,
     oracle: Oracle,
     pub(super) sequence: u64,
     durable: bool,
@@ -87,15 +87,15 @@ impl<'a> Life<'a> {
             Some(Lie::FailedFlushPerQueue) => config.cache != CacheMode::None,
             _ => false,
         };
-        let lanes = (0..config.queues).map(|number| {
-            let of_lane = if apart { open() } else { Arc::clone(&shared) };
-            Lane::new(&disk, of_lane, number)
+        let queues = (0..config.queues).map(|number| {
+            let of_queue = if apart { open() } else { Arc::clone(&shared) };
+            QueueUnderTest::new(&disk, of_queue, number)
         });
         let mut life = Self {
             config,
             lie,
             memory,
-            lanes: lanes.collect(),
+            queues: queues.collect(),
             disk,
             oracle: Oracle::new(DISK, image.to_vec()),
             sequence: 0,
@@ -111,18 +111,18 @@ impl<'a> Life<'a> {
     fn set_durable(&mut self, durable: bool) {
         self.durable = durable;
         self.era += 1;
-        let last = self.lanes.len() - 1;
-        for (number, lane) in self.lanes.iter_mut().enumerate() {
+        let last = self.queues.len() - 1;
+        for (number, each) in self.queues.iter_mut().enumerate() {
             let forgotten = self.lie == Some(Lie::OneQueueNotDurable) && number == last;
-            lane.queue.set_durable_writes(durable && !forgotten);
+            each.queue.set_durable_writes(durable && !forgotten);
         }
     }
 
     /// Time passes: it does so here, not on the wall, so that a seed is a history.
     fn pass(&mut self, ns: u64) {
         self.now += ns;
-        for lane in &self.lanes {
-            lane.queue.disk().set_now(self.now);
+        for each in &self.queues {
+            each.queue.disk().set_now(self.now);
         }
     }
 
@@ -134,7 +134,7 @@ impl<'a> Life<'a> {
             if steps > STEPS_MAX as u64 + 100 * self.config.requests {
                 return Err(self.hang());
             }
-            let at = pick(rng, self.lanes.len());
+            let at = pick(rng, self.queues.len());
             if self.config.path != SchedulerMode::Bio {
                 self.pass(rng.below(self.config.step_ns));
             }
@@ -158,19 +158,19 @@ impl<'a> Life<'a> {
             1 => self.rest(sum)?,
             _ => {
                 self.rest(sum)?;
-                let at = pick(rng, self.lanes.len());
+                let at = pick(rng, self.queues.len());
                 self.ask_flush(at);
                 self.rest(sum)?;
             }
         }
         sum.cuts += 1;
-        sum.cuts_in_flight += u64::from(self.lanes.iter().any(|lane| lane.queue.in_flight() > 0));
+        sum.cuts_in_flight += u64::from(self.queues.iter().any(|each| each.queue.in_flight() > 0));
         let image = self.disk.cut();
         sum.sectors += (image.len() / SECTOR) as u64;
-        for lane in &self.lanes {
-            sum.bounced += lane.queue.stats().bounced;
-            sum.continued += lane.queue.stats().continued;
-            sum.merged += lane.queue.stats().path.merged;
+        for each in &self.queues {
+            sum.bounced += each.queue.stats().bounced;
+            sum.continued += each.queue.stats().continued;
+            sum.merged += each.queue.stats().path.merged;
         }
         sum.both_ways += u64::from(self.went_both_ways());
         if let Some(complaint) = self.disk.complaint() {
@@ -184,7 +184,7 @@ impl<'a> Life<'a> {
 
     fn went_both_ways(&self) -> bool {
         let sum = |count: fn(&DiskStats) -> u64| -> u64 {
-            self.lanes.iter().map(|lane| count(&lane.queue.stats())).sum()
+            self.queues.iter().map(|each| count(&each.queue.stats())).sum()
         };
         let plugged = sum(|stats| stats.path.plugged);
         let auto = self.config.path == SchedulerMode::Auto;
@@ -194,13 +194,13 @@ impl<'a> Life<'a> {
     /// Lets everything come to its end.
     fn rest(&mut self, sum: &mut Counts) -> Result<(), Wrong> {
         for _ in 0..STEPS_MAX {
-            if self.lanes.iter().all(|lane| lane.queue.in_flight() == 0) {
+            if self.queues.iter().all(|each| each.queue.in_flight() == 0) {
                 return Ok(());
             }
             while self.disk.step() {}
             // What is held for company goes at last.
             self.pass(1_000_000);
-            for at in 0..self.lanes.len() {
+            for at in 0..self.queues.len() {
                 self.turn(at, sum)?;
             }
         }
@@ -208,13 +208,13 @@ impl<'a> Life<'a> {
     }
 
     fn hang(&self) -> Wrong {
-        let left: Vec<usize> = self.lanes.iter().map(|lane| lane.queue.in_flight()).collect();
+        let left: Vec<usize> = self.queues.iter().map(|each| each.queue.in_flight()).collect();
         Wrong(format!("requests hang: {left:?} of each queue"))
     }
 
     /// One round of what a worker does.
     fn turn(&mut self, at: usize, sum: &mut Counts) -> Result<(), Wrong> {
-        for finished in self.lanes[at].turn() {
+        for finished in self.queues[at].turn() {
             self.answer(at, &finished, sum)?;
         }
         Ok(())
@@ -248,7 +248,7 @@ impl<'a> Life<'a> {
         if asked.len > 0 {
             // The guest uses its memory for something else at once.
             self.bytes(asked.memory, asked.len).fill(0xee);
-            self.lanes[at].free.push(asked.memory / ROOM * ROOM);
+            self.queues[at].free.push(asked.memory / ROOM * ROOM);
         }
         Ok(())
     }
@@ -273,10 +273,10 @@ impl<'a> Life<'a> {
         }
         let (first, sectors) = self.place(rng, at);
         let moves = op.moves_data();
-        let Some(tag) = self.lanes[at].queue.acquire() else { return false };
-        let room = if moves { self.lanes[at].free.pop() } else { Some(0) };
+        let Some(tag) = self.queues[at].queue.acquire() else { return false };
+        let room = if moves { self.queues[at].free.pop() } else { Some(0) };
         let Some(room) = room else {
-            self.lanes[at].queue.abandon(tag);
+            self.queues[at].queue.abandon(tag);
             return false;
         };
         let len = if moves { usize::try_from(sectors).expect("few") * SECTOR } else { 0 };
@@ -301,7 +301,7 @@ impl<'a> Life<'a> {
             pattern::fill(self.bytes(memory, len), DISK, first, sequence);
         }
         let base = self.memory.at(memory);
-        let request = self.lanes[at].queue.request_mut(tag);
+        let request = self.queues[at].queue.request_mut(tag);
         (request.op, request.unmap) = (op, rng.below(2) == 0);
         request.range = ByteRange::new(first * 512, sectors * 512).expect("a small disk");
         request.segments.clear();
@@ -314,32 +314,32 @@ impl<'a> Life<'a> {
         }
         let durable = self.durable && self.config.cache != CacheMode::Unsafe;
         let asked = Asked { op, ticket, memory, len, era: self.era, durable };
-        self.lanes[at].start(tag, asked);
+        self.queues[at].start(tag, asked);
         true
     }
 
     fn ask_flush(&mut self, at: usize) -> bool {
-        let Some(tag) = self.lanes[at].queue.acquire() else { return false };
-        let request = self.lanes[at].queue.request_mut(tag);
+        let Some(tag) = self.queues[at].queue.acquire() else { return false };
+        let request = self.queues[at].queue.request_mut(tag);
         (request.op, request.range) = (Op::Flush, ByteRange::default());
         request.segments.clear();
         let ticket = self.oracle.ask(0, 0);
         let asked =
             Asked { op: Op::Flush, ticket, memory: 0, len: 0, era: self.era, durable: false };
-        self.lanes[at].start(tag, asked);
+        self.queues[at].start(tag, asked);
         true
     }
 
     /// Where a request goes, in sectors: mostly a few, sometimes whole blocks.
     fn place(&mut self, rng: &mut Rng, at: usize) -> (u64, u64) {
         let (first, sectors) = self.place_of(rng, at);
-        self.lanes[at].head = first + sectors;
+        self.queues[at].head = first + sectors;
         (first, sectors)
     }
 
     fn place_of(&self, rng: &mut Rng, at: usize) -> (u64, u64) {
         let all = self.config.blocks * 8;
-        let head = self.lanes[at].head;
+        let head = self.queues[at].head;
         if self.config.path != SchedulerMode::Bio && head < all && rng.below(3) > 0 {
             // A stream: what it asks for can be merged.
             let block = head.is_multiple_of(8) && all - head >= 8 && rng.below(2) == 0;
@@ -356,11 +356,11 @@ impl<'a> Life<'a> {
     }
 }
 
-impl Lane {
-    fn new(disk: &SimulatedDisk, of_lane: Arc<Disk>, number: usize) -> Self {
+impl QueueUnderTest {
+    fn new(disk: &SimulatedDisk, of_queue: Arc<Disk>, number: usize) -> Self {
         let engine = PowerCutEngine::by_hand(disk);
         let base = (number as u64) << 16;
-        let queue = DiskQueue::new(of_lane, engine.limits(), FileId(0), base, DEPTH);
+        let queue = DiskQueue::new(of_queue, engine.limits(), FileId(0), base, DEPTH);
         let first = number * usize::from(DEPTH);
         let free = (first..first + usize::from(DEPTH)).map(|room| room * ROOM).collect();
         Self { engine, queue: queue.expect("memory"), free, head: 0 }
@@ -368,7 +368,7 @@ impl Lane {
 
     fn start(&mut self, tag: u16, asked: Asked) {
         // SAFETY: the memory belongs to this request until it is answered, and to the campaign,
-        // which outlives the lane.
+        // which outlives the queue.
         unsafe { self.queue.start(&mut self.engine, tag, asked) };
     }
 

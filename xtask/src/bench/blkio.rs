@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU8;
 
 /// One queue with the buffers of its slots, one after another from `base`.
-struct Lane {
+struct QueueLoad {
     queue: Blkioq,
     base: usize,
     load: Load,
@@ -39,42 +39,43 @@ pub(crate) fn attack(
     let capacity = device.get_u64("capacity")?;
     let started = device.start()?;
     let len = load.depth as usize * load.size as usize;
-    let mut lanes = Vec::new();
+    let mut queues = Vec::new();
     for (index, queue) in started.queues.into_iter().enumerate() {
         let region = device.alloc_mem_region(len.next_multiple_of(1 << 21))?;
         device.map_mem_region(&region)?;
         let units = (capacity / u64::from(load.size)).max(1);
         let random = index as u64 + 0x9e37_79b9_7f4a_7c15;
-        lanes.push(Lane { queue, base: region.addr, load: *load, units, random, next: 0 });
+        queues.push(QueueLoad { queue, base: region.addr, load: *load, units, random, next: 0 });
     }
     let cpus = lab.common.client_cpus.len();
-    let threads = if load.waiting == Waiting::Polling { cpus } else { lanes.len() };
-    let mut crews: Vec<Vec<Lane>> = (0..threads.min(lanes.len())).map(|_| Vec::new()).collect();
-    let count = crews.len();
-    for (index, lane) in lanes.into_iter().enumerate() {
-        crews[index % count].push(lane);
+    let threads = if load.waiting == Waiting::Polling { cpus } else { queues.len() };
+    let mut threads: Vec<Vec<QueueLoad>> =
+        (0..threads.min(queues.len())).map(|_| Vec::new()).collect();
+    let count = threads.len();
+    for (index, queue) in queues.into_iter().enumerate() {
+        threads[index % count].push(queue);
     }
-    measure(lab, crews, boundary, work)
+    measure(lab, threads, boundary, work)
 }
 
-fn work(mut lanes: Vec<Lane>, phase: &AtomicU8) -> Result<Outcome> {
-    let load = lanes[0].load;
+fn work(mut queues: Vec<QueueLoad>, phase: &AtomicU8) -> Result<Outcome> {
+    let load = queues[0].load;
     let least = usize::from(load.waiting == Waiting::Sleeping);
     let mut found: Vec<MaybeUninit<Completion>> = Vec::new();
     found.resize_with(load.depth as usize, MaybeUninit::uninit);
-    for lane in &mut lanes {
-        (0..load.depth as usize).for_each(|slot| lane.start(slot));
+    for queue in &mut queues {
+        (0..load.depth as usize).for_each(|slot| queue.start(slot));
     }
     let (mut counting, mut outcome) = (Counting::default(), Outcome::default());
     loop {
-        for lane in &mut lanes {
-            let count = lane.queue.do_io(&mut found, least, None, None)?;
+        for queue in &mut queues {
+            let count = queue.queue.do_io(&mut found, least, None, None)?;
             for one in &found[..count] {
                 // SAFETY: do_io has written the first `count`.
                 let one = unsafe { one.assume_init_ref() };
                 outcome.errors += u64::from(one.ret != 0);
                 outcome.done += 1;
-                lane.start(one.user_data);
+                queue.start(one.user_data);
             }
         }
         match counting.look(phase) {
@@ -89,14 +90,14 @@ fn work(mut lanes: Vec<Lane>, phase: &AtomicU8) -> Result<Outcome> {
         }
     }
     // Sends what is queued and takes all that is in flight.
-    for lane in &mut lanes {
+    for queue in &mut queues {
         let all = found.len();
-        lane.queue.do_io(&mut found, all, None, None)?;
+        queue.queue.do_io(&mut found, all, None, None)?;
     }
     Ok(outcome)
 }
 
-impl Lane {
+impl QueueLoad {
     #[inline]
     fn start(&mut self, slot: usize) {
         let Load { size, write, sequential, .. } = self.load;

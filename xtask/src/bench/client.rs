@@ -1,10 +1,10 @@
 //! The load: our front-end on its own core, in a closed loop.
 
 use crate::bench::lab::Lab;
-use crate::bench::lane::{Lane, work};
 use crate::bench::load::{Load, Outcome};
 use crate::bench::options::{Client, IndirectArg, Waiting};
 use crate::bench::phases::measure;
+use crate::bench::queue_load::{QueueLoad, work};
 use anyhow::{Context, Result, bail};
 use ringway_driver::{Device, Error, Indirect, Options};
 use std::path::Path;
@@ -52,20 +52,21 @@ pub(crate) fn attack_over(
             .patience(Duration::from_secs(5)),
     )?;
     let (capacity, pool) = (device.capacity(), device.pool());
-    let mut lanes = Vec::new();
+    let mut queues = Vec::new();
     for (index, queue) in device.queues()?.into_iter().enumerate() {
         let buffers = (0..load.depth).map(|_| pool.alloc(load.size as usize));
         let buffers: Option<Vec<_>> = buffers.collect();
         let buffers = buffers.context("out of shared memory")?;
-        lanes.push(Lane::new(queue, buffers, *load, capacity, index as u64));
+        queues.push(QueueLoad::new(queue, buffers, *load, capacity, index as u64));
     }
     // Whoever polls serves all its queues in turn; whoever sleeps has a thread per queue.
     let cpus = &lab.common.client_cpus;
-    let threads = if load.waiting == Waiting::Polling { cpus.len() } else { lanes.len() };
-    let mut crews: Vec<Vec<Lane>> = (0..threads.min(lanes.len())).map(|_| Vec::new()).collect();
-    let count = crews.len();
-    for (index, lane) in lanes.into_iter().enumerate() {
-        crews[index % count].push(lane);
+    let threads = if load.waiting == Waiting::Polling { cpus.len() } else { queues.len() };
+    let mut threads: Vec<Vec<QueueLoad>> =
+        (0..threads.min(queues.len())).map(|_| Vec::new()).collect();
+    let count = threads.len();
+    for (index, queue) in queues.into_iter().enumerate() {
+        threads[index % count].push(queue);
     }
-    measure(lab, crews, boundary, |crew, phase| work(crew, load.waiting, phase))
+    measure(lab, threads, boundary, |queues, phase| work(queues, load.waiting, phase))
 }

@@ -13,10 +13,10 @@ const WARM: u8 = 0;
 const MEASURE: u8 = 1;
 const STOP: u8 = 2;
 
-/// Runs one thread per crew and tells all of them when to count.
+/// Runs one thread for each load and tells all of them when to count.
 pub(crate) fn measure<C: Send>(
     lab: &Lab,
-    crews: Vec<C>,
+    loads: Vec<C>,
     boundary: &mut dyn FnMut() -> Result<()>,
     work: impl Fn(C, &AtomicU8) -> Result<Outcome> + Sync,
 ) -> Result<Outcome> {
@@ -32,11 +32,11 @@ pub(crate) fn measure<C: Send>(
     });
     let outcome = std::thread::scope(|scope| {
         let mut threads = Vec::new();
-        for (index, crew) in crews.into_iter().enumerate() {
+        for (index, load) in loads.into_iter().enumerate() {
             let (phase, work, cpu) = (&phase, &work, cpus[index % cpus.len()]);
             threads.push(scope.spawn(move || {
                 pin(&[cpu])?;
-                work(crew, phase)
+                work(load, phase)
             }));
         }
         std::thread::sleep(Duration::from_secs_f64(lab.common.warmup));

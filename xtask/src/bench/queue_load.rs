@@ -12,26 +12,30 @@ use std::time::{Duration, Instant};
 /// the client takes the rest.
 const SUBMIT_EVERY: usize = 8;
 
-/// Keeps all requests of `lanes` in flight until told to stop.
-pub(crate) fn work(mut lanes: Vec<Lane>, waiting: Waiting, phase: &AtomicU8) -> Result<Outcome> {
-    for lane in &mut lanes {
-        lane.begin()?;
+/// Keeps all requests of `queues` in flight until told to stop.
+pub(crate) fn work(
+    mut queues: Vec<QueueLoad>,
+    waiting: Waiting,
+    phase: &AtomicU8,
+) -> Result<Outcome> {
+    for queue in &mut queues {
+        queue.begin()?;
     }
     let (mut counting, mut idle) = (Counting::default(), 0u32);
     loop {
         let mut found = 0;
-        for lane in &mut lanes {
-            found += lane.turn()?;
+        for queue in &mut queues {
+            found += queue.turn()?;
         }
         match counting.look(phase) {
             Next::GoOn => {}
-            Next::Begin => lanes.iter_mut().for_each(Lane::forget),
+            Next::Begin => queues.iter_mut().for_each(QueueLoad::forget),
             Next::End(took, cpu) => {
                 let (seconds, cpu_ns) = (took.as_secs_f64(), nanos(cpu));
                 let mut sum = Outcome { seconds, cpu_ns, ..Outcome::default() };
-                lanes.iter_mut().for_each(|lane| sum.add(lane.counted()));
-                for lane in lanes {
-                    lane.end()?;
+                queues.iter_mut().for_each(|queue| sum.add(queue.counted()));
+                for queue in queues {
+                    queue.end()?;
                 }
                 return Ok(sum);
             }
@@ -39,10 +43,10 @@ pub(crate) fn work(mut lanes: Vec<Lane>, waiting: Waiting, phase: &AtomicU8) -> 
         if found > 0 {
             idle = 0;
         } else if waiting == Waiting::Sleeping {
-            lanes[0].queue.wait(None)?;
+            queues[0].queue.wait(None)?;
         } else {
             idle = idle.wrapping_add(1);
-            if idle.is_multiple_of(1 << 22) && !lanes[0].queue.is_connected() {
+            if idle.is_multiple_of(1 << 22) && !queues[0].queue.is_connected() {
                 bail!("the server is gone");
             }
             std::hint::spin_loop();
@@ -51,7 +55,7 @@ pub(crate) fn work(mut lanes: Vec<Lane>, waiting: Waiting, phase: &AtomicU8) -> 
 }
 
 /// One queue under load.
-pub(crate) struct Lane {
+pub(crate) struct QueueLoad {
     queue: BlkQueue<u32>,
     /// Before they are sent for the first time.
     buffers: Vec<Buffer>,
@@ -69,7 +73,7 @@ pub(crate) struct Lane {
     sleeps: u64,
 }
 
-impl Lane {
+impl QueueLoad {
     pub(crate) fn new(
         queue: BlkQueue<u32>,
         buffers: Vec<Buffer>,
