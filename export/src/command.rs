@@ -26,7 +26,7 @@ pub struct Stopped<Q> {
 
 /// What a look has found in one queue.
 #[derive(Clone, Debug)]
-pub struct Looked {
+pub struct QueueFindings {
     /// Its name on its worker.
     pub id: QueueId,
     /// The disk it belongs to.
@@ -41,7 +41,7 @@ pub struct Looked {
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     /// Its queues.
-    pub queues: Vec<Looked>,
+    pub queues: Vec<QueueFindings>,
     /// Nothing is in flight, and nothing was asked for since the look before: the worker calls whoever
     /// looked as soon as that changes.
     pub quiet: bool,
@@ -89,12 +89,12 @@ pub(crate) enum Command<Q> {
     /// Report.
     Stats { reply: SyncSender<WorkerStats> },
     /// Look for requests that are overdue and kicks that were lost.
-    Look { now_ns: u64, limit_ns: u64, rouse: Option<Rouse>, reply: SyncSender<Findings> },
+    Inspect { now_ns: u64, limit_ns: u64, rouse: Option<Rouse>, reply: SyncSender<Findings> },
     /// Leave the loop.
     Exit,
 }
 
-/// Looked at by its worker in every turn. On lines of its own (two, because neighbouring lines are
+/// QueueFindings at by its worker in every turn. On lines of its own (two, because neighbouring lines are
 /// fetched in pairs), so that nothing that others write comes with it (ADR 0010).
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -274,14 +274,14 @@ impl<Q: QueueLifecycle> Handle<Q> {
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn ask_look(
+    pub fn ask_inspect(
         &self,
         now_ns: u64,
         limit_ns: u64,
         rouse: Option<Rouse>,
     ) -> io::Result<Receiver<Findings>> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Look { now_ns, limit_ns, rouse, reply })?;
+        self.send(Command::Inspect { now_ns, limit_ns, rouse, reply })?;
         Ok(answer)
     }
 

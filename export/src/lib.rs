@@ -24,7 +24,7 @@ mod worker;
 
 pub use answer::{AnswerDue, abandon};
 pub use command::{
-    Alarm, Findings, Handle, Inbox, Looked, QueueId, Raise, Rouse, Stopped, command_channel,
+    Alarm, Findings, Handle, Inbox, QueueFindings, QueueId, Raise, Rouse, Stopped, command_channel,
 };
 pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,

@@ -177,12 +177,12 @@ fn start_watchdog() {
         loop {
             // Woken too early is as good: a thread that is interrupted for nothing goes on.
             std::thread::park_timeout(WATCH_EVERY);
-            let now = look(&seen);
+            let now = sample(&seen);
             let is_over = |(_, writes): &(_, u64)| writes % 2 == 0;
             if now == seen && now.iter().all(is_over) {
                 ASLEEP.0.store(true, SeqCst);
                 // One may have begun before it could see that.
-                while ASLEEP.0.load(SeqCst) && look(&seen) == seen {
+                while ASLEEP.0.load(SeqCst) && sample(&seen) == seen {
                     std::thread::park();
                 }
                 ASLEEP.0.store(false, SeqCst);
@@ -196,7 +196,7 @@ fn start_watchdog() {
 }
 
 /// How far each thread has come; one that is in the same write as when it was `seen` is interrupted.
-fn look(seen: &[(libc::pthread_t, u64)]) -> Vec<(libc::pthread_t, u64)> {
+fn sample(seen: &[(libc::pthread_t, u64)]) -> Vec<(libc::pthread_t, u64)> {
     let marks = MARKS.lock().unwrap_or_else(|e| e.into_inner());
     let mut now = Vec::with_capacity(marks.len());
     for mark in marks.iter().filter_map(Weak::upgrade) {

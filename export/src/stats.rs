@@ -57,7 +57,7 @@ pub struct QueueStats {
     pub queue_size: u16,
     /// Requests begun and not answered.
     pub in_flight: usize,
-    /// Those of them that the last look found overdue: see [`crate::Handle::ask_look`].
+    /// Those of them that the last look found overdue: see [`crate::Handle::ask_inspect`].
     pub overdue: usize,
     /// Its guest has broken it.
     pub broken: bool,

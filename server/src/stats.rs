@@ -55,7 +55,7 @@ impl Workers {
             .collect()
     }
 
-    /// Asks those that owe no answer for a look: see [`ringway_export::Handle::ask_look`].
+    /// Asks those that owe no answer for a look: see [`ringway_export::Handle::ask_inspect`].
     pub(crate) fn look(
         &self,
         now: Duration,
@@ -68,7 +68,7 @@ impl Workers {
             handles.iter().enumerate().map(move |(number, handle)| ((*kind, number), handle))
         });
         let asked = all.filter(|(id, _)| !owes(*id)).map(|(id, handle)| {
-            (id, handle.ask_look(nanos(now), nanos(limit), Some(Arc::clone(rouse))))
+            (id, handle.ask_inspect(nanos(now), nanos(limit), Some(Arc::clone(rouse))))
         });
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }

@@ -11,7 +11,7 @@ use super::survive::survive;
 use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
 use ringway_disk::Overdue;
-use ringway_export::{Looked, Rouse};
+use ringway_export::{QueueFindings, Rouse};
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -233,7 +233,13 @@ impl Rounds {
     }
 
     /// Of the queues that were looked at; `silent` if some were not.
-    fn disks(&mut self, now: Duration, found: Vec<Looked>, silent: bool, lines: &mut Vec<Line>) {
+    fn disks(
+        &mut self,
+        now: Duration,
+        found: Vec<QueueFindings>,
+        silent: bool,
+        lines: &mut Vec<Line>,
+    ) {
         let mut disks: BTreeMap<String, (Overdue, u64)> = BTreeMap::new();
         for looked in found {
             let (overdue, lost) = disks.entry(looked.disk.name().to_owned()).or_default();
@@ -336,7 +342,7 @@ mod tests {
         }
 
         /// A round at `now` seconds; the worker says this, or nothing.
-        fn at(&mut self, now: u64, says: Option<Vec<Looked>>) -> Vec<Line> {
+        fn at(&mut self, now: u64, says: Option<Vec<QueueFindings>>) -> Vec<Line> {
             self.now.set(now);
             let (sender, promise) = channel();
             let keep = match says {
@@ -366,12 +372,12 @@ mod tests {
         }
     }
 
-    fn looked(disk: &Arc<Disk>, requests: usize, new: usize, lost_kicks: u64) -> Looked {
+    fn looked(disk: &Arc<Disk>, requests: usize, new: usize, lost_kicks: u64) -> QueueFindings {
         let range = ByteRange::new(8192, 4096).unwrap();
         let oldest = Oldest { op: Op::Write, range, age_ns: 31_500_000_000 };
         let oldest = (requests > 0).then_some(oldest);
         let overdue = Overdue { requests, new, oldest };
-        Looked { id: QueueId(0), disk: Arc::clone(disk), overdue, lost_kicks }
+        QueueFindings { id: QueueId(0), disk: Arc::clone(disk), overdue, lost_kicks }
     }
 
     #[test]

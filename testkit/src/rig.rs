@@ -3,7 +3,7 @@
 use ringway_aio::Engine;
 use ringway_disk::{CacheMode, Disk, EngineKind, OpenError, OpenOptions, Source, open};
 use ringway_export::{
-    ExportOptions, Handle, Looked, Polling, PoolOptions, WorkerOptions, WorkerStats,
+    ExportOptions, Handle, Polling, PoolOptions, QueueFindings, WorkerOptions, WorkerStats,
 };
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
@@ -195,8 +195,9 @@ impl Rig {
     /// # Panics
     /// If a worker ended.
     #[must_use]
-    pub fn look(&self, now_ns: u64, limit_ns: u64) -> Vec<Looked> {
-        let ask = |worker: &Handle<_>| worker.ask_look(now_ns, limit_ns, None).expect("a worker");
+    pub fn inspect(&self, now_ns: u64, limit_ns: u64) -> Vec<QueueFindings> {
+        let ask =
+            |worker: &Handle<_>| worker.ask_inspect(now_ns, limit_ns, None).expect("a worker");
         let asked: Vec<_> = self.pool.handles().iter().map(ask).collect();
         asked.into_iter().flat_map(|promise| promise.recv().expect("a worker").queues).collect()
     }
@@ -223,8 +224,8 @@ impl Rig {
     pub fn wait_in_flight(&self, wanted: usize) {
         let begun = Instant::now();
         let in_flight = || {
-            let lanes = self.stats().into_iter().flat_map(|worker| worker.queues);
-            lanes.map(|lane| lane.in_flight).sum::<usize>()
+            let queues = self.stats().into_iter().flat_map(|worker| worker.queues);
+            queues.map(|queue| queue.in_flight).sum::<usize>()
         };
         while in_flight() != wanted {
             assert!(begun.elapsed() < Duration::from_secs(15), "{} in flight", in_flight());

@@ -23,8 +23,8 @@ fn slow(path: SchedulerMode) -> Scene {
 
 fn timed(scene: &Scene) -> Latency {
     let mut sum = Latency::new();
-    for lane in scene.rig.stats().iter().flat_map(|worker| &worker.queues) {
-        sum.add(lane.latency.as_ref().expect("this rig takes samples"));
+    for queue in scene.rig.stats().iter().flat_map(|worker| &worker.queues) {
+        sum.add(queue.latency.as_ref().expect("this rig takes samples"));
     }
     sum
 }

@@ -128,11 +128,11 @@ pub trait Counts: Send + Sync {
     /// That the worker has ended.
     fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>>;
 
-    /// As [`Handle::ask_look`].
+    /// As [`Handle::ask_inspect`].
     ///
     /// # Errors
     /// That the worker has ended.
-    fn ask_look(
+    fn ask_inspect(
         &self,
         now_ns: u64,
         limit_ns: u64,
@@ -149,12 +149,12 @@ impl<Q: QueueLifecycle> Counts for Handle<Q> {
         self.ask_stats()
     }
 
-    fn ask_look(
+    fn ask_inspect(
         &self,
         now_ns: u64,
         limit_ns: u64,
         rouse: Option<Rouse>,
     ) -> io::Result<Receiver<Findings>> {
-        self.ask_look(now_ns, limit_ns, rouse)
+        self.ask_inspect(now_ns, limit_ns, rouse)
     }
 }

@@ -2,7 +2,7 @@
 
 use super::Worker;
 use super::queue::{State, WorkerQueue};
-use crate::command::{Command, Findings, Looked, QueueId, Rouse, Stopped};
+use crate::command::{Command, Findings, QueueFindings, QueueId, Rouse, Stopped};
 use crate::memory::SharedMemory;
 use crate::queue::QueueLifecycle;
 use crate::stats::{QueueStats, WorkerStats};
@@ -66,8 +66,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 Command::Stats { reply } => {
                     let _ = reply.send(self.snapshot());
                 }
-                Command::Look { now_ns, limit_ns, rouse, reply } => {
-                    let _ = reply.send(self.look(now_ns, limit_ns, rouse));
+                Command::Inspect { now_ns, limit_ns, rouse, reply } => {
+                    let _ = reply.send(self.inspect(now_ns, limit_ns, rouse));
                 }
                 Command::Exit => self.exit = true,
             }
@@ -137,7 +137,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     /// Looks at every queue, and wakes those whose kick was lost.
     #[cold]
-    fn look(&mut self, now_ns: u64, limit_ns: u64, rouse: Option<Rouse>) -> Findings {
+    fn inspect(&mut self, now_ns: u64, limit_ns: u64, rouse: Option<Rouse>) -> Findings {
         let mut found = Vec::with_capacity(self.queues.len());
         let mut wake = Vec::new();
         let asked = std::mem::replace(&mut self.requests_looked, self.stats.requests);
@@ -153,7 +153,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             let overdue = queue.disk.scan_overdue(now_ns, limit_ns);
             queue.overdue = overdue.requests;
             let disk = Arc::clone(queue.disk.disk());
-            found.push(Looked { id: QueueId(id), disk, overdue, lost_kicks });
+            found.push(QueueFindings { id: QueueId(id), disk, overdue, lost_kicks });
         }
         wake.into_iter().for_each(|id| self.activate(id));
         self.rouse = rouse.filter(|_| quiet);

@@ -176,9 +176,9 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
         answered: Arc::clone(&answered),
     };
     handle.add(queue, null_disk(), false, Box::new(|_| {})).unwrap();
-    let look = || {
-        let found = handle.ask_look(0, u64::MAX, None).unwrap().recv().unwrap();
-        found.queues.iter().map(|looked| looked.lost_kicks).sum::<u64>()
+    let inspect = || {
+        let found = handle.ask_inspect(0, u64::MAX, None).unwrap().recv().unwrap();
+        found.queues.iter().map(|queue| queue.lost_kicks).sum::<u64>()
     };
     // After some sleeps without requests the queue rests. A look ends one, unless the next comes before
     // the worker, which may be slow, has begun another: so the sleeps are counted, not the looks.
@@ -186,7 +186,7 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
         let sleeps = || handle.stats().unwrap().sleeps;
         let enough = sleeps() + 40;
         while sleeps() < enough {
-            assert_eq!(look(), 0);
+            assert_eq!(inspect(), 0);
         }
     };
     let until = |number: u32| {
@@ -201,20 +201,20 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
     asked.store(1, SeqCst);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(answered.load(SeqCst), 0);
-    assert_eq!(look(), 0, "its kick may be on its way");
+    assert_eq!(inspect(), 0, "its kick may be on its way");
     until(1);
-    assert_eq!(look(), 1, "it never came");
+    assert_eq!(inspect(), 1, "it never came");
     assert_eq!(handle.stats().unwrap().lost_kicks, 1);
     rest();
     // With a kick that is late.
     asked.store(1, SeqCst);
-    assert_eq!(look(), 0);
+    assert_eq!(inspect(), 0);
     until(2);
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
     while handle.stats().unwrap().queues[0].kicks == 0 {
         std::thread::yield_now();
     }
-    assert_eq!(look(), 0, "it was late");
+    assert_eq!(inspect(), 0, "it was late");
     // With a kick in time.
     rest();
     asked.store(1, SeqCst);
@@ -231,14 +231,14 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
 fn e08_a_quiet_worker_calls_when_it_is_asked_for_something() {
     let (handle, worker) = worker();
     let roused = Arc::new(AtomicU32::new(0));
-    let look = || {
+    let inspect = || {
         let roused = Arc::clone(&roused);
         let rouse: Rouse = Arc::new(move || {
             roused.fetch_add(1, SeqCst);
         });
-        handle.ask_look(0, u64::MAX, Some(rouse)).unwrap().recv().unwrap().quiet
+        handle.ask_inspect(0, u64::MAX, Some(rouse)).unwrap().recv().unwrap().quiet
     };
-    assert!(look(), "nothing to do");
+    assert!(inspect(), "nothing to do");
     let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let queue = Silent {
@@ -259,11 +259,11 @@ fn e08_a_quiet_worker_calls_when_it_is_asked_for_something() {
     };
     ask(1);
     assert_eq!(roused.load(SeqCst), 1, "nobody waits to be called");
-    assert!(!look(), "something was asked for since the look before");
+    assert!(!inspect(), "something was asked for since the look before");
     ask(2);
     assert_eq!(roused.load(SeqCst), 1, "whoever found it busy looks again without a call");
-    assert!(!look());
-    assert!(look());
+    assert!(!inspect());
+    assert!(inspect());
     handle.stats().unwrap();
     assert_eq!(roused.load(SeqCst), 1, "a question is no work");
     (3..6).for_each(ask);

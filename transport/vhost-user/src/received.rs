@@ -49,7 +49,7 @@ fn kind(fd: BorrowedFd<'_>) -> Kind {
         }
         _ => return Kind::Foreign,
     }
-    let Some((device, attributes)) = look(fd) else { return Kind::Foreign };
+    let Some((device, attributes)) = identify(fd) else { return Kind::Foreign };
     // What has no device number of its own is on no disk of this host. FUSE can have one, if it was
     // mounted by root, but knows none of these attributes.
     let on_a_disk = device.0 != 0 && attributes.contains(StatxAttributes::APPEND);
@@ -60,7 +60,7 @@ fn kind(fd: BorrowedFd<'_>) -> Kind {
 pub static NO_PATH: &CStr = c"";
 
 /// Device and known attributes, from what the kernel has in memory.
-fn look(fd: BorrowedFd<'_>) -> Option<((u32, u32), StatxAttributes)> {
+fn identify(fd: BorrowedFd<'_>) -> Option<((u32, u32), StatxAttributes)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd, NO_PATH, flags, StatxFlags::TYPE).ok()?;
     Some(((stat.stx_dev_major, stat.stx_dev_minor), stat.stx_attributes_mask))
@@ -70,7 +70,7 @@ fn look(fd: BorrowedFd<'_>) -> Option<((u32, u32), StatxAttributes)> {
 fn anonymous_device() -> Option<(u32, u32)> {
     use rustix::event::{EventfdFlags, eventfd};
     let own = eventfd(0, EventfdFlags::CLOEXEC).ok()?;
-    look(own.as_fd()).map(|(device, _)| device)
+    identify(own.as_fd()).map(|(device, _)| device)
 }
 
 /// Sorts what has come into those that may be used (`kept`) and those that are put aside: how many.

@@ -54,20 +54,20 @@ fn c08_a_lost_completion_is_told_and_counted() {
             assert!(begun.elapsed() < PATIENCE, "{path}: it does not begin");
             std::thread::yield_now();
         }
-        let look = |now| {
-            let found = rig.look(now, LIMIT);
+        let inspect = |now| {
+            let found = rig.inspect(now, LIMIT);
             assert_eq!(found.len(), 1, "one queue");
             assert_eq!(found[0].lost_kicks, 0);
             found[0].overdue
         };
-        assert_eq!(look(100 * SECOND).requests, 0, "{path}: met for the first time");
-        assert_eq!(look(100 * SECOND + LIMIT - 1).requests, 0);
-        let found = look(101 * SECOND + LIMIT);
+        assert_eq!(inspect(100 * SECOND).requests, 0, "{path}: met for the first time");
+        assert_eq!(inspect(100 * SECOND + LIMIT - 1).requests, 0);
+        let found = inspect(101 * SECOND + LIMIT);
         assert_eq!((found.requests, found.new), (1, 1), "{path}");
         let oldest = found.oldest.unwrap();
         assert_eq!((oldest.op, oldest.age_ns), (Op::Write, LIMIT + SECOND));
         assert_eq!((oldest.range.offset(), oldest.range.len()), (4096, 8192));
-        let again = look(102 * SECOND + LIMIT);
+        let again = inspect(102 * SECOND + LIMIT);
         assert_eq!((again.requests, again.new), (1, 0), "{path}: counted once");
         let stats = &rig.stats()[0];
         assert_eq!((stats.queues[0].overdue, stats.disk.overdue), (1, 1), "{path}");
@@ -81,7 +81,7 @@ fn c08_a_lost_completion_is_told_and_counted() {
             }
         };
         answer();
-        let gone = look(200 * SECOND);
+        let gone = inspect(200 * SECOND);
         assert_eq!((gone.requests, gone.oldest), (0, None), "{path}");
         let stats = &rig.stats()[0];
         assert_eq!((stats.queues[0].overdue, stats.disk.overdue), (0, 1), "{path}");

@@ -238,7 +238,7 @@ pub(super) fn guest_memory(store: &mut Xenstore, domid: u16) -> Result<Option<u6
 }
 
 /// What the store says of a device now.
-pub(super) fn look(store: &mut Xenstore, at: &Address) -> Result<Seen, StoreError> {
+pub(super) fn read(store: &mut Xenstore, at: &Address) -> Result<Seen, StoreError> {
     // What a guest has written may be anything; what is no text says nothing.
     let mut read = |key: String| match store.read(Tx::NONE, &key) {
         Err(error) if !error.is_final() => Ok(None),

@@ -29,7 +29,7 @@ impl Movement {
 
 /// One way to move the data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Transfer {
     Copy,
     Map,
     Persistent,
@@ -42,11 +42,11 @@ const SETTLED: u32 = 16 * 1024;
 
 /// Chooses a way for each batch.
 ///
-/// In a trial each of two ways has its batches; from then on the one that cost less a page is taken,
+/// In a trial each of two transfers has its batches; from then on the one that cost less a page is taken,
 /// until the next trial.
 #[derive(Debug)]
 pub(super) struct Chooser {
-    ways: [Way; 2],
+    transfers: [Transfer; 2],
     /// The index of the way in use.
     now: usize,
     in_trial: bool,
@@ -58,22 +58,22 @@ pub(super) struct Chooser {
 impl Chooser {
     /// `persistent`: the front-end grants the same pages again.
     pub(super) fn new(movement: Movement, persistent: bool) -> Self {
-        let ways = match movement {
-            Movement::Auto if persistent => [Way::Persistent, Way::Copy],
-            Movement::Auto => [Way::Copy, Way::Map],
-            Movement::Persistent if persistent => [Way::Persistent; 2],
-            Movement::Copy | Movement::Persistent => [Way::Copy; 2],
-            Movement::Map => [Way::Map; 2],
+        let transfers = match movement {
+            Movement::Auto if persistent => [Transfer::Persistent, Transfer::Copy],
+            Movement::Auto => [Transfer::Copy, Transfer::Map],
+            Movement::Persistent if persistent => [Transfer::Persistent; 2],
+            Movement::Copy | Movement::Persistent => [Transfer::Copy; 2],
+            Movement::Map => [Transfer::Map; 2],
         };
-        let in_trial = ways[0] != ways[1];
+        let in_trial = transfers[0] != transfers[1];
         let (spent, pages) = Default::default();
-        Self { ways, now: 0, in_trial, left: TRIAL, spent, pages }
+        Self { transfers, now: 0, in_trial, left: TRIAL, spent, pages }
     }
 
     /// The way in use.
     #[inline]
-    pub(super) fn way(&self) -> Way {
-        self.ways[self.now]
+    pub(super) fn transfer(&self) -> Transfer {
+        self.transfers[self.now]
     }
 
     /// True if [`Chooser::cost`] wants to know.
@@ -83,8 +83,8 @@ impl Chooser {
     }
 
     /// What moving `pages` pages by `way` took, or a part of it.
-    pub(super) fn cost(&mut self, way: Way, spent: Duration, pages: u64) {
-        if let Some(at) = self.ways.iter().position(|other| *other == way) {
+    pub(super) fn cost(&mut self, transfer: Transfer, spent: Duration, pages: u64) {
+        if let Some(at) = self.transfers.iter().position(|other| *other == transfer) {
             self.spent[at] += spent;
             self.pages[at] += pages;
         }
@@ -101,7 +101,7 @@ impl Chooser {
 
     #[cold]
     fn turn(&mut self) {
-        let differ = self.ways[0] != self.ways[1];
+        let differ = self.transfers[0] != self.transfers[1];
         (self.left, self.in_trial, self.now) = match (differ, self.in_trial, self.now) {
             (false, ..) => (SETTLED, false, 0),
             (true, true, 0) => (TRIAL, true, 1),
@@ -126,46 +126,46 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    fn settle(chooser: &mut Chooser, cost: impl Fn(Way) -> u64) -> Way {
+    fn settle(chooser: &mut Chooser, cost: impl Fn(Transfer) -> u64) -> Transfer {
         for _ in 0..2 * TRIAL {
             if chooser.measures() {
-                let way = chooser.way();
-                chooser.cost(way, Duration::from_nanos(8 * cost(way)), 8);
+                let transfer = chooser.transfer();
+                chooser.cost(transfer, Duration::from_nanos(8 * cost(transfer)), 8);
             }
             chooser.batch_is_over();
         }
         assert!(!chooser.in_trial);
-        chooser.way()
+        chooser.transfer()
     }
 
     #[test]
     fn takes_what_costs_less_and_looks_again() {
         let mut chooser = Chooser::new(Movement::Auto, false);
-        let dear_copy = |way| if way == Way::Copy { 900 } else { 300 };
-        assert_eq!(settle(&mut chooser, dear_copy), Way::Map);
+        let dear_copy = |transfer| if transfer == Transfer::Copy { 900 } else { 300 };
+        assert_eq!(settle(&mut chooser, dear_copy), Transfer::Map);
         for _ in 0..SETTLED {
-            assert_eq!(chooser.way(), Way::Map);
+            assert_eq!(chooser.transfer(), Transfer::Map);
             chooser.batch_is_over();
         }
         assert!(chooser.in_trial);
-        let dear_map = |way| if way == Way::Copy { 200 } else { 300 };
-        assert_eq!(settle(&mut chooser, dear_map), Way::Copy);
+        let dear_map = |transfer| if transfer == Transfer::Copy { 200 } else { 300 };
+        assert_eq!(settle(&mut chooser, dear_map), Transfer::Copy);
     }
 
     #[test]
     fn a_forced_way_is_kept_and_costs_no_measuring() {
-        for (movement, way) in [
-            (Movement::Copy, Way::Copy),
-            (Movement::Map, Way::Map),
-            (Movement::Persistent, Way::Persistent),
+        for (movement, transfer) in [
+            (Movement::Copy, Transfer::Copy),
+            (Movement::Map, Transfer::Map),
+            (Movement::Persistent, Transfer::Persistent),
         ] {
             let mut chooser = Chooser::new(movement, true);
             for _ in 0..2 * SETTLED {
-                assert_eq!((chooser.way(), chooser.measures()), (way, false));
+                assert_eq!((chooser.transfer(), chooser.measures()), (transfer, false));
                 chooser.batch_is_over();
             }
         }
         // Without a front-end that takes part there is nothing to keep.
-        assert_eq!(Chooser::new(Movement::Persistent, false).way(), Way::Copy);
+        assert_eq!(Chooser::new(Movement::Persistent, false).transfer(), Transfer::Copy);
     }
 }

@@ -18,7 +18,7 @@ pub use setup::{AdoptError, QueueSetup};
 
 use super::domain::Domain;
 use super::host::{Direction, GrantCopy, Host};
-use super::movement::{Chooser, Way};
+use super::movement::{Chooser, Transfer};
 use super::persistent::Persistent;
 use super::record::{Kept, Record};
 use flight::{BATCH, Flight, Place, list_copies};
@@ -204,7 +204,7 @@ impl<H: Host> Queue<H> {
     fn answer(&mut self, entry: u16, status: Status) {
         let flight = &mut self.flights[usize::from(entry)];
         let begun = self.chooser.measures().then(Instant::now);
-        let way = match std::mem::replace(&mut flight.place, Place::None) {
+        let transfer = match std::mem::replace(&mut flight.place, Place::None) {
             Place::None => None,
             Place::Pages(pages) => {
                 self.pool.release(pages);
@@ -212,15 +212,15 @@ impl<H: Host> Queue<H> {
             }
             Place::Mapped(mapped) => {
                 drop(mapped);
-                Some(Way::Map)
+                Some(Transfer::Map)
             }
             Place::Held(count) => {
                 flight.held[..count].iter().for_each(|&place| self.pages.release(place));
-                Some(Way::Persistent)
+                Some(Transfer::Persistent)
             }
         };
-        if let (Some(begun), Some(way)) = (begun, way) {
-            self.chooser.cost(way, begun.elapsed(), 0);
+        if let (Some(begun), Some(transfer)) = (begun, transfer) {
+            self.chooser.cost(transfer, begun.elapsed(), 0);
         }
         self.record.answer(entry, self.answers);
         self.answers += 1;
@@ -241,7 +241,7 @@ impl<H: Host> Queue<H> {
         }
         self.copy(Direction::ToGuest);
         if let Some(begun) = begun {
-            self.chooser.cost(Way::Copy, begun.elapsed(), 0);
+            self.chooser.cost(Transfer::Copy, begun.elapsed(), 0);
         }
         for at in 0..self.done_reads.len() {
             let entry = self.done_reads[at];

@@ -205,7 +205,7 @@ impl<'a> Session<'a> {
     /// Does all there is to do; the way the session ended, if it did.
     fn act(&mut self) -> Result<Option<Ended>, StoreError> {
         for _ in 0..TURNS_MAX {
-            let seen = keys::look(&mut self.store, &self.at)?;
+            let seen = keys::read(&mut self.store, &self.at)?;
             let has_rings = !self.queues.is_empty();
             self.inbox.attend(has_rings && seen.is_connected());
             let Some(action) = xenbus::next(seen, has_rings) else { break };

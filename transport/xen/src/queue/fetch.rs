@@ -4,7 +4,7 @@ use super::Queue;
 use super::flight::{BATCH, Flight, Place, list_copies};
 use super::step::Barrier;
 use crate::host::{Direction, GrantCopy, GrantMapping, Host, PAGE};
-use crate::movement::Way;
+use crate::movement::Transfer;
 use crate::persistent::Persistent;
 use crate::record::Kept;
 use ringway_core::mem::Segments;
@@ -42,7 +42,7 @@ impl<H: Host> Queue<H> {
         self.copy(Direction::FromGuest);
         if self.moved > 0 {
             if let Some(begun) = begun {
-                self.chooser.cost(self.chooser.way(), begun.elapsed(), self.moved);
+                self.chooser.cost(self.chooser.transfer(), begun.elapsed(), self.moved);
             }
             self.chooser.batch_is_over();
             self.pages.sweep();
@@ -61,7 +61,7 @@ impl<H: Host> Queue<H> {
         // None free: answers are waiting to be published.
         let Some(entry) = self.free.last().copied() else { return Ok(None) };
         let (host, pages) = (&mut self.host, &mut self.pages);
-        let persistent = self.chooser.way() == Way::Persistent;
+        let persistent = self.chooser.transfer() == Transfer::Persistent;
         let mut lists = |grant, into: &mut [u8]| read_page(host, pages, persistent, grant, into);
         let Some((token, asked)) = self.ring.pop(&mut lists).map_err(Broken::rule)? else {
             return Ok(None);
@@ -82,12 +82,12 @@ impl<H: Host> Queue<H> {
             Kept::Write | Kept::Barrier if !pieces.is_empty() => true,
             _ => return true,
         };
-        match self.chooser.way() {
-            Way::Persistent if hold(&mut self.host, &mut self.pages, flight, pieces) => {
+        match self.chooser.transfer() {
+            Transfer::Persistent if hold(&mut self.host, &mut self.pages, flight, pieces) => {
                 self.moved += pieces.len() as u64;
                 return true;
             }
-            Way::Map => {
+            Transfer::Map => {
                 self.grants.clear();
                 self.grants.extend(pieces.iter().map(|piece| piece.grant()));
                 if let Ok(mapped) = self.host.map(&self.grants, !from_guest) {
