@@ -241,7 +241,7 @@ kind() {
     if [ "$(cat /sys/hypervisor/version/minor)" -ge 18 ]; then echo vbd3; else echo vbd; fi
 }
 
-# The lines of the README.
+# The lines of docs/manual.md.
 disk_line() { # VDEV TARGET [ACCESS]
     local type=tap
     [ "$(kind)" = vbd3 ] || type=phy
