@@ -147,17 +147,14 @@ fn measure(path: &str, name: &str, depth: u32, options: &Options) -> io::Result<
     }
     let mut free: Vec<u64> = (0..depth.into()).collect();
     let mut out = Reaped::with_capacity(slots, 1);
-    let (mut random, mut done, mut reaps) = (0x1234_5678_9abc_def0_u64, 0u64, 0u64);
+    let (mut random, mut done, mut reaps) = (fastrand::Rng::with_seed(1), 0u64, 0u64);
     let (start, before) = (Instant::now(), (cpu(libc::RUSAGE_SELF), cpu(libc::RUSAGE_THREAD)));
     let mut turns = 0u64;
     while !turns.is_multiple_of(16) || start.elapsed().as_secs_f64() < options.seconds {
         turns += 1;
         while let Some(tag) = free.pop() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
             let slot = usize::try_from(tag).expect("a slot");
-            let offset = random % blocks * block as u64;
+            let offset = random.u64(..blocks) * block as u64;
             let (len, memory) = (block as u64, IoMemory::Segments(&segments[slot]));
             let io = Io { tag, op: options.op, file, offset, len, memory };
             // SAFETY: a slot is free, so nothing else uses its memory; the engine is dropped first.

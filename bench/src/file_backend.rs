@@ -1,8 +1,8 @@
 //! An engine of `ringway-aio` on a file, without a device in between (hot).
 
 use crate::backend::{Ask, Backend, Effort};
-use crate::random::Random;
 use anyhow::{Context, Result, bail};
+use fastrand::Rng;
 use ringway_aio::{
     Engine, FileId, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads,
     ThreadsSetup,
@@ -87,9 +87,9 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
 /// segments the kernel makes of a buffer.
 fn scatter(pages: &mut [Page]) {
     let mut order: Vec<usize> = (0..pages.len()).collect();
-    let mut random = Random::new(1);
+    let mut random = Rng::with_seed(1);
     for last in (1..order.len()).rev() {
-        let other = usize::try_from(random.below(last as u64 + 1)).unwrap_or(0);
+        let other = usize::try_from(random.u64(..=last as u64)).unwrap_or(0);
         order.swap(last, other);
     }
     for at in order {

@@ -20,7 +20,6 @@ mod options;
 pub mod origins;
 mod pattern;
 pub mod peer;
-pub mod random;
 mod rate_limit;
 mod record;
 mod round;

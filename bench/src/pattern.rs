@@ -1,8 +1,8 @@
 //! What is asked for next: kind, place and length (hot).
 
 use crate::backend::Ask;
-use crate::random::Random;
 use crate::round::{Order, Round};
+use fastrand::Rng;
 use ringway_control::size::Size;
 use std::ops::Range;
 use std::str::FromStr;
@@ -157,7 +157,7 @@ pub(crate) struct Pattern {
     next: u64,
     /// Where writes go, and reads in order, if each block is to be met once.
     round: Option<Round>,
-    random: Random,
+    random: Rng,
 }
 
 impl Pattern {
@@ -172,7 +172,7 @@ impl Pattern {
     ) -> Self {
         let align = sizes.least().into();
         let next = region.start + (first - region.start) / align * align;
-        Self { rw, reads, sizes, region, align, next, round: None, random: Random::new(seed) }
+        Self { rw, reads, sizes, region, align, next, round: None, random: Rng::with_seed(seed) }
     }
 
     /// Has writes, or reads in order, go through all of the region before they go anywhere twice. The
@@ -196,14 +196,14 @@ impl Pattern {
         let len = match self.sizes.0[..] {
             [(_, len)] => len,
             ref mix => {
-                let dice = self.random.below(100);
+                let dice = self.random.u64(..100);
                 mix.iter().find(|(up_to, _)| dice < *up_to).map_or(512, |&(_, len)| len)
             }
         };
         let write = match self.rw {
             Rw::Read | Rw::Randread => false,
             Rw::Write | Rw::Randwrite => true,
-            Rw::Mixed | Rw::Randrw => self.random.below(100) >= self.reads,
+            Rw::Mixed | Rw::Randrw => self.random.u64(..100) >= self.reads,
         };
         if let Some(round) = &mut self.round
             && (write || self.rw == Rw::Read)
@@ -219,7 +219,7 @@ impl Pattern {
     pub(crate) fn place(&mut self, len: u64) -> u64 {
         if self.rw.is_random() {
             let room = self.region.end - self.region.start - len;
-            return self.region.start + self.random.below(room / self.align + 1) * self.align;
+            return self.region.start + self.random.u64(..=room / self.align) * self.align;
         }
         if self.next + len > self.region.end {
             self.next = self.region.start;

@@ -195,7 +195,7 @@ fn mix(state: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use fastrand::Rng;
 
     #[test]
     fn a_shuffle_has_each_number_once_and_goes_back() {
@@ -227,7 +227,7 @@ mod tests {
     /// Whatever the sizes, and wherever it ends: what was written is what the order says.
     #[test]
     fn what_was_written_is_known_from_how_far_it_came() {
-        let mut random = Random::new(3);
+        let mut random = Rng::with_seed(3);
         for (bytes, seed) in [(64 * 4096, Some(1)), (64 * 4096 + 512, Some(2)), (9 * 4096, None)] {
             let order = Order::new(8192..8192 + bytes, 4096, seed);
             let sectors = usize::try_from(bytes / 512).unwrap();
@@ -241,7 +241,7 @@ mod tests {
                     assert_eq!(behind, *writes > 0, "sector {sector} at {reached:?}");
                 }
                 assert_eq!(order.behind(reached), sum.min(bytes), "{reached:?}");
-                let len = [512, 1024, 4096][usize::try_from(random.below(3)).unwrap()];
+                let len = [512, 1024, 4096][usize::try_from(random.u64(..3)).unwrap()];
                 let (offset, len) = round.next(len);
                 assert_eq!(round.reached(true), reached, "one that was never sent");
                 let first = usize::try_from((offset - 8192) / 512).unwrap();

@@ -109,14 +109,8 @@ fn run(
     if let Some(cpu) = cpu {
         pin(cpu);
     }
-    let mut state = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut offset = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        // A number below `blocks`, without a division.
-        ((u128::from(state) * u128::from(load.blocks)) >> 64) as u64 * load.size
-    };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut offset = || random.u64(..load.blocks) * load.size;
     let mut start = |queue: &mut BlkQueue<()>, buffer: Buffer| {
         if load.write {
             queue.write(offset(), buffer, ())

@@ -1,9 +1,9 @@
 //! Random reads and writes of 4 KiB: how many, how fast.
 
 use super::pump::{Part, Queues, Sent};
+use fastrand::Rng;
 use hdrhistogram::Histogram;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use ringway_bench::random::Random;
 use std::time::{Duration, Instant};
 
 /// Bytes of each request.
@@ -91,7 +91,7 @@ fn one_queue(
     deadline: Instant,
 ) -> anyhow::Result<Histogram<u64>> {
     let mut latencies = Histogram::new_with_bounds(1, LATENCY_MAX, 3)?;
-    let mut random = Random::new(part.index as u64);
+    let mut random = Rng::with_seed(part.index as u64);
     let blocks = capacity / BLOCK as u64;
     part.pump(
         load.depth,
@@ -101,7 +101,7 @@ fn one_queue(
             if at >= deadline {
                 return Ok(Some(buffer));
             }
-            let offset = random.below(blocks) * BLOCK as u64;
+            let offset = random.u64(..blocks) * BLOCK as u64;
             let sent = Sent { offset, at };
             if load.write {
                 // Blocks differ, for disks that compress or look for equal ones.

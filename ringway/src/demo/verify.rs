@@ -1,9 +1,9 @@
 //! Fills the disk, writes parts of it again, reads all of it back.
 
 use super::pump::{Part, Queues, Sent};
+use fastrand::Rng;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
 use ringway_bench::content::{Mark, SECTOR};
-use ringway_bench::random::Random;
 use ringway_control::size::Size;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -134,10 +134,10 @@ fn write_again(
     rewritten: &Mutex<Vec<bool>>,
     bar: &ProgressBar,
 ) -> anyhow::Result<u64> {
-    let mut random = Random::new(part.index as u64);
+    let mut random = Rng::with_seed(part.index as u64);
     let mut cells: Vec<u64> = part.range.clone().step_by(CELL).step_by(2).collect();
     for last in (1..cells.len()).rev() {
-        cells.swap(last, usize::try_from(random.below(last as u64 + 1))?);
+        cells.swap(last, usize::try_from(random.u64(..=last as u64))?);
     }
     let (end, mut bytes) = (part.range.end, 0);
     part.pump(
@@ -146,8 +146,8 @@ fn write_again(
         |queue, mut buffer| {
             let Some(cell) = cells.pop() else { return Ok(Some(buffer)) };
             let room = (end - cell).min(CELL as u64) / SECTOR as u64;
-            let count = 1 + random.below(room);
-            let offset = cell + random.below(room - count + 1) * SECTOR as u64;
+            let count = 1 + random.u64(..room);
+            let offset = cell + random.u64(..=room - count) * SECTOR as u64;
             // At most CELL.
             #[allow(clippy::cast_possible_truncation)]
             let len = count as usize * SECTOR;

@@ -16,7 +16,7 @@ struct QueueLoad {
     base: usize,
     load: Load,
     units: u64,
-    random: u64,
+    random: fastrand::Rng,
     next: u64,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn attack(
         let region = device.alloc_mem_region(len.next_multiple_of(1 << 21))?;
         device.map_mem_region(&region)?;
         let units = (capacity / u64::from(load.size)).max(1);
-        let random = index as u64 + 0x9e37_79b9_7f4a_7c15;
+        let random = fastrand::Rng::with_seed(index as u64);
         queues.push(QueueLoad { queue, base: region.addr, load: *load, units, random, next: 0 });
     }
     let cpus = lab.common.client_cpus.len();
@@ -105,10 +105,7 @@ impl QueueLoad {
             self.next = if self.next + 1 < self.units { self.next + 1 } else { 0 };
             self.next
         } else {
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
-            ((u128::from(self.random) * u128::from(self.units)) >> 64) as u64
+            self.random.u64(..self.units)
         };
         let (offset, len) = (unit * u64::from(size), size as usize);
         let buffer = (self.base + slot * len) as *mut u8;

@@ -63,7 +63,7 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
     let file = engine.attach(&Arc::new(file))?;
     let mut free: Vec<u64> = (0..depth.into()).collect();
     let mut out = Reaped::with_capacity(slots, 1);
-    let (mut random, mut next) = (0x1234_5678_9abc_def0_u64, 0);
+    let (mut random, mut next) = (fastrand::Rng::with_seed(1), 0);
     let (mut done, mut before, mut turns) = (0u64, 0u64, 0u64);
     let (mut start, mut warm) = (Instant::now(), false);
     loop {
@@ -74,11 +74,8 @@ pub(crate) fn run(name: &str, path: &Path, direct: &Direct) -> Result<Ran> {
             break;
         }
         while let Some(tag) = free.pop() {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
             next = if next + 1 < units { next + 1 } else { 0 };
-            let offset = if sequential { next } else { random % units } * size as u64;
+            let offset = if sequential { next } else { random.u64(..units) } * size as u64;
             let op = if write { IoOp::Write } else { IoOp::Read };
             let memory = IoMemory::Segments(&segments[usize::try_from(tag)?]);
             let io = Io { tag, op, file, offset, len: size as u64, memory };

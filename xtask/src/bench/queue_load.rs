@@ -4,6 +4,7 @@ use crate::bench::load::{Load, Outcome};
 use crate::bench::options::Waiting;
 use crate::bench::phases::{Counting, Next};
 use anyhow::{Context, Result, bail};
+use fastrand::Rng;
 use ringway_driver::{BlkQueue, Buffer};
 use std::sync::atomic::AtomicU8;
 use std::time::{Duration, Instant};
@@ -62,7 +63,7 @@ pub(crate) struct QueueLoad {
     load: Load,
     units: u64,
     next: u64,
-    random: u64,
+    random: Rng,
     /// Queued since the last submission.
     fresh: Vec<u32>,
     /// When each slot's request was queued, and submitted.
@@ -90,7 +91,7 @@ impl QueueLoad {
             load,
             units: (bytes.saturating_sub(u64::from(load.size)) / u64::from(unit)).max(1),
             next: seed << 16,
-            random: seed.wrapping_add(0x9e37_79b9_7f4a_7c15),
+            random: Rng::with_seed(seed),
             sent: now.clone(),
             queued: now,
             counted: Outcome::default(),
@@ -99,20 +100,11 @@ impl QueueLoad {
         }
     }
 
-    /// A number below `below`, without a division.
-    #[inline]
-    fn random(&mut self, below: u64) -> u64 {
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        ((u128::from(self.random) * u128::from(below)) >> 64) as u64
-    }
-
     #[inline(always)]
     fn start(&mut self, slot: u32, mut buffer: Buffer) -> Result<()> {
         let mut unit = u64::from(self.load.size);
         if !self.load.mix.is_empty() {
-            let dice = self.random(100);
+            let dice = self.random.u64(..100);
             let size = self.load.mix.iter().find(|(up_to, _)| dice < *up_to);
             buffer.set_len(size.map_or(512, |&(_, size)| size as usize));
             unit = 512;
@@ -121,7 +113,7 @@ impl QueueLoad {
             self.next = if self.next + 1 < self.units { self.next + 1 } else { 0 };
             self.next * unit
         } else {
-            self.random(self.units) * unit
+            self.random.u64(..self.units) * unit
         };
         if self.load.timed {
             self.queued[slot as usize] = Instant::now();
