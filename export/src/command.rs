@@ -5,6 +5,7 @@ use crate::stats::WorkerStats;
 use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::Pid;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -45,6 +46,8 @@ pub struct Findings {
     /// Nothing is in flight, and nothing was asked for since the look before: the worker calls whoever
     /// looked as soon as that changes.
     pub quiet: bool,
+    /// The thread of the worker.
+    pub thread: Option<Pid>,
 }
 
 /// How a worker calls whoever found it quiet. It must not block.

@@ -172,3 +172,17 @@ fn b17_what_cannot_be_is_refused() {
     let error = text(&run(command).stderr);
     assert!(error.contains("--xen has none"), "{error}");
 }
+
+/// Whoever can connect reads and writes the disk.
+#[test]
+fn a_socket_for_everybody_earns_a_warning() {
+    let dir = folder();
+    for (mode, warned) in [("777", true), ("0666", true), ("0660", false)] {
+        let words = ["serve", "disk.img", "--socket", "s", "--socket-mode", mode];
+        let mut command = ringway();
+        command.args(words).current_dir(dir.path());
+        let daemon = Daemon::start(command);
+        assert_eq!(daemon.log().contains("every user of this host"), warned, "{}", daemon.log());
+        daemon.stop();
+    }
+}

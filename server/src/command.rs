@@ -2,7 +2,7 @@
 
 use crate::attach::QemuVersion;
 use crate::signals::Signals;
-use crate::{daemon, endpoint, isolate, ready, sandbox};
+use crate::{activation, daemon, endpoint, isolate, ready, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, Command};
 use ringway_control::config::{
@@ -123,6 +123,7 @@ pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Res
         None => plan_of(args, command)?,
     };
     plan.daemon = options.or(&plan.daemon);
+    activation::give_sockets(&mut plan)?;
     plan.look_groups_up(sandbox::group_number).map_err(anyhow::Error::msg)?;
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(command, &error));
     logging::start(log, plan.log_format, plan.log_level);
@@ -188,7 +189,10 @@ fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
     let place = match (disk.socket.take(), args.fd) {
         (Some(path), _) => Place::Socket(path),
         (None, Some(fd)) => endpoint::inherit(fd)?,
-        (None, None) => usage(command, "no place to serve it at: add --socket PATH"),
+        (None, None) => match activation::only_one()? {
+            Some(place) => place,
+            None => usage(command, "no place to serve it at: add --socket PATH"),
+        },
     };
     let spec = disk.into_spec(&image, place).unwrap_or_else(|error| usage(command, &error));
     let daemon = DaemonArgs { each, ..DaemonArgs::default() };

@@ -6,6 +6,7 @@ use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
 use super::notify::Notify;
+use super::pulse::Pulse;
 use super::survive::survive;
 use super::toolstack::Toolstack;
 use super::watchdog::{self, Watchdog};
@@ -19,7 +20,7 @@ use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -170,11 +171,12 @@ impl Daemon {
         let launched = launched.and_then(|()| disks.launch_isolated());
         let farewell = inside.map(|inside| inside.attend(&disks, &stop)).transpose()?;
         let control = control.map(|control| control.run(&disks)).transpose();
+        let pulse = Pulse::default();
         let watchdog = match overdue {
             Duration::ZERO => None,
-            limit => Some(Watchdog::start(&disks, limit)?),
+            limit => Some(Watchdog::start(&disks, limit, pulse.clone())?),
         };
-        let served = launched.and_then(|()| wait(&disks, &stop, stays));
+        let served = launched.and_then(|()| wait(&disks, &stop, stays, &|| pulse.tell(&notify)));
         deadline::begin(&disks, name.is_some())?;
         notify.stopping();
         // New requests are refused first: nothing is added any more.
@@ -204,13 +206,21 @@ impl Daemon {
     }
 }
 
-fn wait(disks: &Disks, stop: &OwnedFd, stays: bool) -> anyhow::Result<()> {
+/// `alive` is called now and then, and says when the next time is due.
+fn wait(
+    disks: &Disks,
+    stop: &OwnedFd,
+    stays: bool,
+    alive: &dyn Fn() -> Option<Timespec>,
+) -> anyhow::Result<()> {
     loop {
+        let next = alive();
         let bell = disks.bell();
         let stop = stop.as_fd();
         let mut polled = [PollFd::new(&stop, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
-        match poll(&mut polled, None) {
-            Ok(_) | Err(Errno::INTR) => {}
+        match poll(&mut polled, next.as_ref()) {
+            Ok(0) | Err(Errno::INTR) => continue,
+            Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
         if !polled[0].revents().is_empty() {

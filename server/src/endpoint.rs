@@ -11,7 +11,7 @@ use ringway_xen_blkback::Address;
 use rustix::net::sockopt;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Takes over an inherited descriptor.
 ///
@@ -20,7 +20,9 @@ use std::path::Path;
 pub(crate) fn inherit(fd: i32) -> anyhow::Result<Place> {
     let socket = inherited(fd).with_context(|| format!("--fd {fd}"))?;
     let listens = sockopt::socket_acceptconn(&socket)?;
-    Ok(Place::Inherited { fd: socket, listens })
+    let bound = UnixListener::from(socket.try_clone()?).local_addr()?;
+    let path = bound.as_pathname().filter(|path| path.is_absolute()).map(Path::to_path_buf);
+    Ok(Place::Inherited { fd: socket, listens, path })
 }
 
 /// Takes over an inherited socket.
@@ -44,10 +46,18 @@ pub(crate) fn inherited(fd: i32) -> anyhow::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// Where a listening socket is.
+pub(crate) enum At {
+    /// At a file of ours, which goes with it.
+    Own(SocketFile),
+    /// Wherever somebody else has bound it, who also removes it.
+    Others(Option<PathBuf>),
+}
+
 /// Where front-ends come in.
 pub(crate) enum Endpoint {
     /// They connect, one after the other.
-    Listener(UnixListener, Option<SocketFile>),
+    Listener(UnixListener, At),
     /// It is connected; nobody comes after it.
     Connected(UnixStream),
     /// Not a socket: a device of this Xen host's guest.
@@ -63,11 +73,22 @@ impl Endpoint {
     pub(crate) fn open(place: Place, access: Access, host: &Host) -> anyhow::Result<Self> {
         match place {
             Place::Socket(path) => {
+                // unix(7): to connect takes the right to write.
+                if access.mode & 0o002 != 0 {
+                    tracing::warn!(
+                        "socket-mode {:04o}: every user of this host who can reach its folder can \
+                         connect to {}, and so read and write the disk",
+                        access.mode,
+                        path.display()
+                    );
+                }
                 let (listener, file) = host.listen(&path, false, access)?;
-                Self::listening(listener, Some(file))
+                Self::listening(listener, At::Own(file))
             }
-            Place::Inherited { fd, listens: true } => Self::listening(fd.into(), None),
-            Place::Inherited { fd, listens: false } => Ok(Self::Connected(fd.into())),
+            Place::Inherited { fd, listens: true, path } => {
+                Self::listening(fd.into(), At::Others(path))
+            }
+            Place::Inherited { fd, listens: false, .. } => Ok(Self::Connected(fd.into())),
             #[cfg(feature = "xen")]
             Place::Xen(device) => Ok(Self::Xen(address(device))),
             #[cfg(not(feature = "xen"))]
@@ -75,10 +96,10 @@ impl Endpoint {
         }
     }
 
-    fn listening(listener: UnixListener, file: Option<SocketFile>) -> anyhow::Result<Self> {
+    fn listening(listener: UnixListener, at: At) -> anyhow::Result<Self> {
         // A front-end may be gone again before it is accepted.
         listener.set_nonblocking(true)?;
-        Ok(Self::Listener(listener, file))
+        Ok(Self::Listener(listener, at))
     }
 
     /// The device, if it is one of a Xen guest: its folder in xenstore.
@@ -90,10 +111,11 @@ impl Endpoint {
         }
     }
 
-    /// The socket file, if there is one.
+    /// Where the socket is, if it has a name.
     pub(crate) fn path(&self) -> Option<&Path> {
         match self {
-            Self::Listener(_, Some(file)) => Some(file.path()),
+            Self::Listener(_, At::Own(file)) => Some(file.path()),
+            Self::Listener(_, At::Others(path)) => path.as_deref(),
             _ => None,
         }
     }

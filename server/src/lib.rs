@@ -1,6 +1,7 @@
 //! The daemon: disks, from their files to their sockets, in a sandbox. `ringway serve` is this.
 
 mod accept;
+mod activation;
 mod attach;
 mod bell;
 mod command;
@@ -24,6 +25,7 @@ mod numbers;
 mod paths;
 mod pools;
 mod promise;
+mod pulse;
 mod ready;
 pub mod sandbox;
 mod served;

@@ -1,25 +1,45 @@
 //! Tells systemd how the daemon is (sd_notify(3)). The socket is connected at the start: in the
 //! sandbox there is no way to it any more.
+//!
+//! Where systemd watches (WatchdogSec=), it hears of the daemon twice in that time, unless a worker
+//! loops without end ([`crate::pulse`]). A worker that the kernel holds, for a disk that does not answer, is no
+//! reason to be silent: a new daemon would wait for the same disk, and all others would have lost theirs.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// Where news goes, if anybody wants them.
-pub(super) struct Notify(Option<OwnedFd>);
+pub(super) struct Notify {
+    socket: Option<OwnedFd>,
+    every: Option<Duration>,
+}
 
 impl Notify {
     /// Connects to the socket that the environment names.
     pub(super) fn connect() -> Self {
         // Nobody may be listening; that is no failure.
-        Self(std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
+        let socket = std::env::var_os("NOTIFY_SOCKET").and_then(|name| {
             let connected = open(name.as_bytes());
             let error = connected.as_ref().err();
             error.inspect(|error| tracing::debug!("NOTIFY_SOCKET cannot be used: {error}"));
             connected.ok()
-        }))
+        });
+        let value = |name: &str| std::env::var(name).ok();
+        Self { every: every(std::process::id(), &value).filter(|_| socket.is_some()), socket }
+    }
+
+    /// How often [`Notify::alive`] is wanted, if it is.
+    pub(super) fn every(&self) -> Option<Duration> {
+        self.every
+    }
+
+    /// The daemon does what it is there for.
+    pub(super) fn alive(&self) {
+        self.say(b"WATCHDOG=1");
     }
 
     /// Front-ends can connect.
@@ -33,8 +53,16 @@ impl Notify {
     }
 
     fn say(&self, what: &[u8]) {
-        let _ = self.0.as_ref().map(|socket| rustix::io::write(socket, what));
+        let _ = self.socket.as_ref().map(|socket| rustix::io::write(socket, what));
     }
+}
+
+/// Half of the time after which systemd ends a process `own` of which it has not heard.
+fn every(own: u32, value: &dyn Fn(&str) -> Option<String>) -> Option<Duration> {
+    let us: u64 = value("WATCHDOG_USEC")?.parse().ok()?;
+    // It is inherited by the processes of disks, which are not meant.
+    let own = value("WATCHDOG_PID").is_none_or(|pid| pid.parse() == Ok(own));
+    (own && us > 0).then(|| Duration::from_micros(us / 2))
 }
 
 /// A path, or behind `@` an abstract name.
@@ -62,15 +90,34 @@ mod tests {
             (UnixDatagram::bind(&path).unwrap(), path.as_os_str().as_bytes().to_vec()),
             (UnixDatagram::bind_addr(&address).unwrap(), format!("@{abstract_name}").into_bytes()),
         ] {
-            let notify = Notify(Some(open(&name).unwrap()));
+            let notify = Notify { socket: Some(open(&name).unwrap()), every: None };
             notify.ready();
+            notify.alive();
             notify.stopping();
             let mut buffer = [0; 64];
             let mut next = || listener.recv(&mut buffer).map(|got| buffer[..got].to_vec());
             assert_eq!(next().unwrap(), b"READY=1");
+            assert_eq!(next().unwrap(), b"WATCHDOG=1");
             assert_eq!(next().unwrap(), b"STOPPING=1");
         }
         assert!(open(b"/nowhere/at/all").is_err());
-        Notify(None).ready();
+        Notify { socket: None, every: None }.ready();
+    }
+
+    #[test]
+    fn systemd_watches_one_process() {
+        let of = |us: &str, pid: Option<&str>| {
+            let value = |name: &str| match name {
+                "WATCHDOG_USEC" => Some(us.to_owned()),
+                _ => pid.map(str::to_owned),
+            };
+            every(77, &value)
+        };
+        let second = Some(Duration::from_secs(1));
+        assert_eq!(of("2000000", Some("77")), second);
+        assert_eq!(of("2000000", None), second);
+        assert_eq!(of("2000000", Some("78")), None, "its parent");
+        assert_eq!(of("0", None), None);
+        assert_eq!(of("soon", None), None);
     }
 }

@@ -7,11 +7,13 @@
 
 use super::disks::Disks;
 use super::promise::{Owes, Promise, Promises, WorkerId};
+use super::pulse::{Pulse, Silent, cpu_time};
 use super::survive::survive;
 use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
 use ringway_disk::Overdue;
 use ringway_export::{QueueFindings, Rouse};
+use rustix::thread::Pid;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
@@ -51,11 +53,12 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Looks after the workers of `disks`, for requests that take `limit` or longer.
+    /// Looks after the workers of `disks`, for requests that take `limit` or longer; `pulse` learns of
+    /// those that loop for as long.
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub(crate) fn start(disks: &Arc<Disks>, limit: Duration) -> io::Result<Self> {
+    pub(crate) fn start(disks: &Arc<Disks>, limit: Duration, pulse: Pulse) -> io::Result<Self> {
         // Full means that it is about to wake anyhow.
         let (events, heard) = sync_channel(1);
         let rousing = events.clone();
@@ -75,6 +78,7 @@ impl Watchdog {
                     let lines = rounds
                         .round(&clock, &mut |now, owes| workers.look(now, limit, &rouse, owes));
                     lines.iter().for_each(Line::tell);
+                    pulse.set(rounds.loops);
                 });
                 if round.is_none() {
                     // What it had noted may be half a truth.
@@ -159,6 +163,10 @@ struct Rounds {
     kicks: BTreeMap<String, Kicks>,
     /// Rounds in a row in which nothing was found to look after.
     calm: u32,
+    threads: BTreeMap<String, Pid>,
+    silent: Silent,
+    /// A worker loops without end.
+    loops: bool,
 }
 
 /// Engines of one name may be of more than one kind.
@@ -168,8 +176,16 @@ fn key((kind, number): WorkerId) -> String {
 
 impl Rounds {
     fn new(limit: Duration) -> Self {
-        let (asked, told, kicks) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { limit, asked, told, kicks, calm: 0 }
+        Self {
+            limit,
+            asked: BTreeMap::new(),
+            told: BTreeMap::new(),
+            kicks: BTreeMap::new(),
+            calm: 0,
+            threads: BTreeMap::new(),
+            silent: Silent::default(),
+            loops: false,
+        }
     }
 
     /// One look. `clock` tells the time since any moment, `ask` asks all workers but those that owe an
@@ -189,7 +205,8 @@ impl Rounds {
         let mut lines = Vec::new();
         let (mut found, mut quiet) = (Vec::new(), true);
         let limit = self.limit;
-        self.asked.retain(|_, asked| {
+        self.loops = false;
+        self.asked.retain(|key, asked| {
             let name = &asked.name;
             let left = (now + PATIENCE).saturating_sub(clock());
             let said = match asked.promise.try_recv() {
@@ -199,12 +216,23 @@ impl Rounds {
             let silent = clock().saturating_sub(asked.at);
             match said {
                 Ok(said) => {
+                    self.silent.forget(key);
+                    if let Some(thread) = said.thread {
+                        self.threads.insert(key.clone(), thread);
+                    }
                     quiet &= said.quiet;
                     found.extend(said.queues);
                 }
                 // It has ended, which others tell of.
-                Err(RecvTimeoutError::Disconnected) => return false,
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.silent.forget(key);
+                    self.threads.remove(key);
+                    return false;
+                }
                 Err(RecvTimeoutError::Timeout) => {
+                    let cpu = self.threads.get(key).and_then(|&thread| cpu_time(thread));
+                    let silent_for = |cpu| self.silent.loops(key, clock(), cpu, limit);
+                    self.loops |= cpu.is_some_and(silent_for);
                     if silent >= limit && !asked.told {
                         lines.push(Line::Bad(format!(
                             "worker {name} has not moved for {}: the kernel holds it, probably for a \
@@ -349,7 +377,7 @@ mod tests {
                 Some(says) => {
                     // It is quiet if nothing of it is overdue.
                     let quiet = says.iter().all(|looked| looked.overdue.requests == 0);
-                    sender.send(Findings { queues: says, quiet }).unwrap();
+                    sender.send(Findings { queues: says, quiet, thread: None }).unwrap();
                     None
                 }
                 None => Some(sender),
@@ -456,7 +484,7 @@ mod tests {
         for (kind, requests) in [(EngineKind::Null, 0), (EngineKind::NullAfter(7), 2)] {
             let (sender, promise) = channel();
             let queues = vec![looked(&disk, requests, requests, 0)];
-            sender.send(Findings { queues, quiet: false }).unwrap();
+            sender.send(Findings { queues, quiet: false, thread: None }).unwrap();
             asked.push(((kind, 0), promise));
         }
         let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_, _| std::mem::take(&mut asked));

@@ -48,6 +48,12 @@ pub enum Need {
     Qemu,
     /// qemu-storage-daemon.
     StorageDaemon,
+    /// systemd-analyze and systemd-socket-activate.
+    Systemd,
+    /// What installs the Debian package somewhere: the package, mmdebstrap, an archive.
+    DebianPackage,
+    /// libvirt's daemon and virsh.
+    Libvirt,
     /// Guests in QEMU, which `RINGWAY_SKIP_GUEST` switches off.
     Guest,
     /// A Xen host in QEMU: its packages.
@@ -78,6 +84,9 @@ impl Need {
             Self::Groff => "groff",
             Self::Qemu => "qemu",
             Self::StorageDaemon => "storage-daemon",
+            Self::Systemd => "systemd",
+            Self::DebianPackage => "debian-package",
+            Self::Libvirt => "libvirt",
             Self::Guest => "guest",
             Self::Xen => "xen",
         }

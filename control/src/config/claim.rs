@@ -21,8 +21,10 @@ impl DiskSpec {
     /// What this disk takes for itself; `locate` looks paths up.
     pub fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
         let socket = match &self.place {
-            Place::Socket(path) => Some(locate(path).real),
-            Place::Inherited { .. } | Place::Xen(_) => None,
+            Place::Socket(path) | Place::Inherited { path: Some(path), .. } => {
+                Some(locate(path).real)
+            }
+            Place::Inherited { path: None, .. } | Place::Xen(_) => None,
         };
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),

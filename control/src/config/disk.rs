@@ -235,6 +235,8 @@ pub enum Place {
         fd: OwnedFd,
         /// True if it listens, false if it is connected.
         listens: bool,
+        /// Where it is bound, if it is.
+        path: Option<PathBuf>,
     },
     /// A guest of this Xen host.
     Xen(XenDevice),

@@ -157,7 +157,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         wake.into_iter().for_each(|id| self.activate(id));
         self.rouse = rouse.filter(|_| quiet);
-        Findings { queues: found, quiet }
+        Findings { queues: found, quiet, thread: Some(rustix::thread::gettid()) }
     }
 
     /// Calls whoever has found this worker quiet.
