@@ -8,6 +8,7 @@ use crate::info::InfoArgs;
 use crate::io::IoArgs;
 use crate::man::{CompletionsArgs, ManArgs};
 use crate::top::TopArgs;
+use crate::version;
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
@@ -32,7 +33,8 @@ bench), 128+N ended by signal N.";
 
 /// Block I/O between virtual machines and disks, in user space, over several rings at once.
 #[derive(Debug, Parser)]
-#[command(name = "ringway", version, after_help = EXAMPLES, max_term_width = 100)]
+#[command(name = "ringway", version = version::SHORT, long_version = version::LONG,
+          after_help = EXAMPLES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,

@@ -12,6 +12,7 @@ mod info;
 mod io;
 mod man;
 mod top;
+mod version;
 
 use clap::{CommandFactory, Parser};
 use ringway_terminal::logging::{self, complain};

@@ -278,3 +278,28 @@ fn pages_say_when_and_how_they_were_made_and_which_way_is_better() {
         assert!(html.contains("more is better") && html.contains("less is better"));
     }
 }
+
+#[test]
+fn the_version_says_of_what_it_was_made() {
+    let said = |option: &str| {
+        let mut command = ringway();
+        command.arg(option);
+        text(&run(command).stdout)
+    };
+    assert_eq!(said("-V"), format!("ringway {}\n", env!("CARGO_PKG_VERSION")));
+    let long = said("--version");
+    let field = |name: &str| {
+        let found = long.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+        found.unwrap_or_else(|| panic!("no {name} in: {long}")).to_owned()
+    };
+    assert!(long.starts_with(&said("-V")), "{long}");
+    assert_eq!(field("features").contains("xen"), cfg!(feature = "xen"));
+    assert!(field("build").contains(std::env::consts::ARCH), "{long}");
+    let git = std::process::Command::new("git")
+        .args(["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "HEAD"])
+        .output();
+    // Sources that were unpacked without git have another way to know.
+    if let Some(git) = git.ok().filter(|git| git.status.success()) {
+        assert!(text(&git.stdout).starts_with(&field("commit")), "{long}");
+    }
+}
