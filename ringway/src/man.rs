@@ -1,6 +1,9 @@
 //! `ringway completions` and `ringway man`: what shells and manuals want to know, from the very
 //! definitions by which options are read.
 
+mod file_page;
+mod markdown;
+
 use anyhow::Context;
 use clap::{Args, Command, ValueHint};
 use clap_complete::Shell;
@@ -65,14 +68,20 @@ pub(crate) fn pages(args: &ManArgs, mut command: Command) -> anyhow::Result<Exit
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     command.build();
     write_page(folder, &command, "ringway")?;
+    write(&folder.join("ringway.toml.5"), file_page::page())?;
+    let about = "the requests and answers of a running daemon's socket";
+    let text = include_str!("../control.md");
+    write(&folder.join("ringway-control.7"), markdown::page("ringway-control", "7", about, text))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(path: &Path, text: Vec<u8>) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// Writes the page of a command, and those of its subcommands.
 fn write_page(folder: &Path, command: &Command, name: &str) -> anyhow::Result<()> {
-    let path = folder.join(format!("{name}.1"));
-    let text = page(command, name)?;
-    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    write(&folder.join(format!("{name}.1")), page(command, name)?)?;
     for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
         write_page(folder, sub, &format!("{name}-{}", sub.get_name()))?;
     }
