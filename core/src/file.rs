@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 pub struct FileShape {
     /// Its length in bytes; 0 for what has none, such as block devices.
     pub bytes: u64,
+    /// Bytes of the blocks that it has, holes left out: less than `bytes` if it is sparse.
+    pub allocated: u64,
     /// The block its file system likes best, in bytes. For huge pages: their size.
     pub block: u64,
     /// The type bits of its mode (`S_IFMT`); 0 for descriptors of the kernel's own (eventfd).
@@ -34,7 +36,9 @@ impl FileShape {
         // Neither is negative; their types differ from target to target.
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
         let (bytes, block) = (stat.st_size as u64, stat.st_blksize as u64);
-        Ok(Self { bytes, block, kind: stat.st_mode & libc::S_IFMT })
+        #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
+        let allocated = 512 * stat.st_blocks as u64;
+        Ok(Self { bytes, allocated, block, kind: stat.st_mode & libc::S_IFMT })
     }
 }
 
@@ -52,6 +56,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let (shape, meta) = (FileShape::of(&file).unwrap(), file.metadata().unwrap());
         assert_eq!((shape.bytes, shape.block), (4711, meta.blksize()));
+        assert_eq!(shape.allocated, 512 * meta.blocks());
         assert_eq!(shape.kind, libc::S_IFREG);
     }
 }

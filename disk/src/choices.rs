@@ -119,7 +119,11 @@ pub struct UnknownWord {
     choices: String,
 }
 
-fn choose<T: Copy>(word: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, UnknownWord> {
+pub(crate) fn choose<T: Copy>(
+    word: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<T, UnknownWord> {
     all.iter().copied().find(|&choice| name(choice) == word).ok_or_else(|| UnknownWord {
         word: word.to_owned(),
         choices: all.iter().map(|&choice| name(choice)).collect::<Vec<_>>().join(", "),

@@ -2,6 +2,7 @@
 
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::clock::Clock;
+use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
@@ -41,6 +42,7 @@ pub struct Disk {
     pub(crate) locks: RangeLocks,
     pub(crate) policy: SharedPolicy,
     pub(crate) incidents: Incidents,
+    pub(crate) holding: Holding,
     pub(crate) clock: Clock,
 }
 

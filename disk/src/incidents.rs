@@ -29,13 +29,19 @@ pub enum FailedOp {
 impl FailedOp {
     const ALL: [Self; 4] = [Self::Read, Self::Write, Self::Flush, Self::Erase];
 
-    fn of(op: Op) -> Self {
+    pub(crate) fn of(op: Op) -> Self {
         match op {
             Op::Read | Op::GetId => Self::Read,
             Op::Write => Self::Write,
             Op::Flush => Self::Flush,
             Op::Discard | Op::WriteZeroes => Self::Erase,
         }
+    }
+
+    /// The one that is `number` as an integer.
+    pub(crate) fn from_number(number: u64) -> Self {
+        let is_it = |op: &Self| *op as u64 == number;
+        Self::ALL.into_iter().find(is_it).unwrap_or(Self::Write)
     }
 
     /// The word for it.
@@ -98,13 +104,18 @@ impl Failures {
     /// The error in words.
     #[must_use]
     pub fn reason(&self) -> String {
-        match (self.errno, self.op) {
-            (0, FailedOp::Flush) => "an earlier one has failed, and what it lost stays lost until \
-                                     the disk is opened again"
-                .into(),
-            (0, _) => "the file ends there, or takes nothing".into(),
-            (errno, _) => io::Error::from_raw_os_error(errno).to_string(),
-        }
+        reason(self.op, self.errno)
+    }
+}
+
+/// An error in words; 0 if the host told none.
+pub(crate) fn reason(op: FailedOp, errno: i32) -> String {
+    match (errno, op) {
+        (0, FailedOp::Flush) => "an earlier one has failed, and what it lost stays lost until the \
+                                 disk is opened again"
+            .into(),
+        (0, _) => "the file ends there, or takes nothing".into(),
+        (errno, _) => io::Error::from_raw_os_error(errno).to_string(),
     }
 }
 
@@ -190,7 +201,7 @@ impl Incidents {
         }
     }
 
-    fn ring(&self) {
+    pub(crate) fn ring(&self) {
         if let Some(bell) = self.bell.get() {
             bell();
         }

@@ -54,7 +54,9 @@ mod clock;
 mod custom;
 mod disk;
 mod durability;
+mod error_policy;
 mod extent;
+mod holding;
 mod incidents;
 mod locks;
 pub mod open;
@@ -67,6 +69,8 @@ mod stats;
 pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
 pub use custom::CustomDisk;
 pub use disk::Disk;
+pub use error_policy::{ErrorPolicy, OnError};
+pub use holding::HeldRequests;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use open::{
     ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,

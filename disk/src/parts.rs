@@ -3,6 +3,7 @@
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::clock::Clock;
 use crate::disk::Disk;
+use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
@@ -89,7 +90,7 @@ impl Disk {
 
 impl From<Parts> for Disk {
     fn from(parts: Parts) -> Self {
-        Self {
+        let disk = Self {
             name: parts.name,
             file: parts.file,
             created: parts.created,
@@ -111,7 +112,10 @@ impl From<Parts> for Disk {
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
             incidents: Incidents::default(),
+            holding: Holding::default(),
             clock: Clock::start(),
-        }
+        };
+        disk.look_for_holes();
+        disk
     }
 }

@@ -18,12 +18,15 @@
 //! - `queue/slow_path.rs`: pieces, zeroing, flushes; `queue/slow_path/finish.rs`: how they end, and
 //!   what went wrong;
 //! - `queue/bounce.rs`: memory that the file takes in the place of the guest's;
+//! - `queue/hold.rs`: requests that are held because the disk has failed them;
 //! - `queue/overdue.rs`: what has been in flight for too long.
 
 mod arena;
 mod bounce;
 mod detours;
 mod dispatch;
+mod held;
+mod hold;
 mod issue;
 mod merge;
 mod overdue;
@@ -283,12 +286,14 @@ impl<C> DiskQueue<C> {
         self.fast = ops.into_iter().filter(|&(_, may)| may).map(|(op, _)| 1 << op as u8).sum();
     }
 
-    /// When to come back although nothing rings: `None` if nothing is held.
+    /// When to come back although nothing rings: `None` if there is nothing that time moves.
     #[must_use]
     pub fn wake_in(&self) -> Option<Duration> {
-        let scheduler = self.scheduler.as_ref().filter(|scheduler| scheduler.holds())?;
-        let at = scheduler.wake_at()?;
-        Some(Duration::from_nanos(at.saturating_sub(self.issuer.disk.now())))
+        let scheduler = self.scheduler.as_ref().filter(|scheduler| scheduler.holds());
+        let at = scheduler.and_then(|scheduler| scheduler.wake_at()).unwrap_or(u64::MAX);
+        let at = at.min(self.slow.held.due_ns);
+        let left = || Duration::from_nanos(at.saturating_sub(self.issuer.disk.now()));
+        (at != u64::MAX).then(left)
     }
 
     /// Takes the result of a slot's operation; returns the answer if the request is done.

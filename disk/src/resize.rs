@@ -90,6 +90,8 @@ impl Disk {
     /// must hold as much.
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity.store(bytes, Relaxed);
+        // What was added may be a hole.
+        self.look_for_holes();
     }
 
     /// Makes a regular file, or a simulation's memory, `bytes` long; a longer file gets a hole. Does

@@ -35,6 +35,8 @@ pub struct DiskStats {
     pub continued: u64,
     /// Requests that a look has found in flight for longer than its limit.
     pub overdue: u64,
+    /// Requests that were held because the disk had failed them, whatever became of them.
+    pub held: u64,
     /// What the request path did.
     pub path: SchedulerStats,
 }
@@ -62,6 +64,7 @@ impl DiskStats {
         self.split += other.split;
         self.continued += other.continued;
         self.overdue += other.overdue;
+        self.held += other.held;
         self.path.add(&other.path);
     }
 }

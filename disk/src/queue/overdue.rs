@@ -45,6 +45,10 @@ impl Overdue {
 pub(crate) fn scan<C>(slots: &mut Slots<C>, now_ns: u64, limit_ns: u64) -> Overdue {
     let mut found = Overdue::default();
     for (slot, slow) in slots.in_flight() {
+        if slow.held.is_some_and(|held| !held.tried) {
+            // It waits for its operator, not for the disk.
+            continue;
+        }
         if slot.stage == Stage::Whole {
             slot.stage = Stage::Watched;
             slow.seen = Sighting::default();

@@ -1,6 +1,7 @@
 //! The room kept for each request of a queue, and the answers.
 
 use super::arena::Arena;
+use super::held::HeldSlot;
 use super::watcher::Watcher;
 use crate::stats::DiskStats;
 use ringway_aio::IoOp;
@@ -90,6 +91,8 @@ pub(crate) struct SlowSlot {
     pub(crate) syncing: bool,
     /// The run whose operation is in flight in this slot, its first one.
     pub(crate) run: Option<RunId>,
+    /// The disk has failed it, and it is held, or tried again.
+    pub(crate) held: Option<HeldSlot>,
     /// Since when it has been seen in flight. Means nothing at [`Stage::Whole`].
     pub(crate) seen: Sighting,
 }
@@ -116,6 +119,7 @@ impl SlowSlot {
             counted: false,
             syncing: false,
             run: None,
+            held: None,
             seen: Sighting::default(),
         }
     }
@@ -173,6 +177,13 @@ impl<C> Slots<C> {
     /// Gives back a slot that was not started.
     #[inline]
     pub(crate) fn abandon(&mut self, tag: u16) {
+        debug_assert!(self.get(tag).context.is_none());
+        self.tags.release(tag);
+    }
+
+    /// Frees a slot whose request nobody answers.
+    #[cold]
+    pub(crate) fn free(&mut self, tag: u16) {
         debug_assert!(self.get(tag).context.is_none());
         self.tags.release(tag);
     }
@@ -277,16 +288,21 @@ impl<C> Slots<C> {
     /// True if a request is in flight, or done and not taken, whose data lies in one of these ranges
     /// of memory, or whose context says so.
     pub(crate) fn uses(&self, ranges: &[HostRange], by: impl Fn(&C) -> bool) -> bool {
-        let touches = |segment: &Segment| {
-            let first = segment.base as usize;
-            let end = first.saturating_add(segment.len);
-            ranges.iter().any(|&(from, to)| first <= to && end > from)
-        };
         self.late.iter().any(|finished| by(&finished.context))
             || self.slots.iter().any(|slot| {
-                slot.context.as_ref().is_some_and(|context| {
-                    by(context) || slot.request.segments.as_slice().iter().any(touches)
-                })
+                slot.context
+                    .as_ref()
+                    .is_some_and(|context| by(context) || touches(&slot.request.segments, ranges))
             })
     }
+}
+
+/// True if memory of these segments lies in one of these ranges.
+pub(crate) fn touches(segments: &Segments, ranges: &[HostRange]) -> bool {
+    let touches = |segment: &Segment| {
+        let first = segment.base as usize;
+        let end = first.saturating_add(segment.len);
+        ranges.iter().any(|&(from, to)| first <= to && end > from)
+    };
+    segments.as_slice().iter().any(touches)
 }

@@ -7,14 +7,17 @@
 //! start ─► advance ── waits for a lock or pages ──► waiting ──► retry ─► advance
 //!             │ issues one operation
 //!          finish ── short, EINTR, EAGAIN, next piece ──► advance
+//!             ├── failed, and to be held ──► hold ─► … ─► waiting
 //!             └── done, or failed ──► the answer
 //! ```
 
 pub(crate) mod finish;
+mod hold;
 
 use super::bounce::{Bounce, beginning_of, rest_of};
 use super::detours::DetourWatch;
 use super::dispatch::Dispatch;
+use super::held::Held;
 use super::slots::{Finished, Stage};
 use crate::choices::CacheMode;
 use crate::disk::Disk;
@@ -34,6 +37,7 @@ pub(crate) struct SlowPath {
     waiting: VecDeque<u16>,
     bounce: Bounce,
     detours: DetourWatch,
+    pub(crate) held: Held,
     /// Guests may write less than what the file takes in one piece.
     needs_locks: bool,
 }
@@ -45,6 +49,7 @@ impl SlowPath {
             waiting: VecDeque::with_capacity(depth.into()),
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
+            held: Held::new(depth),
             needs_locks: disk.needs_locks(),
         })
     }
@@ -264,6 +269,9 @@ impl SlowPath {
         }
         if let Some(range) = slow.lock.take() {
             disk.locks.unlock(range);
+        }
+        if let Some(held) = slow.held.take() {
+            self.release_held(d, held, status);
         }
         d.slots.retire(tag, status)
     }

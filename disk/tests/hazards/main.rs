@@ -3,6 +3,7 @@
 mod bench;
 mod faults;
 mod formats;
+mod held;
 mod merging;
 mod overdue;
 mod power_cut;

@@ -81,7 +81,10 @@ impl SlowPath {
             d.issue(tag);
             return None;
         }
-        // The file ends here, or the disk takes nothing. Not again.
+        // The file ends here, or the disk takes nothing. Not again at once.
+        if self.hold(d, tag, 0) {
+            return None;
+        }
         d.note_failure(tag, None);
         Some(self.end(d, tag, Status::IoError))
     }
@@ -143,7 +146,10 @@ impl SlowPath {
             _ => {
                 let data = matches!(stage, Stage::Part | Stage::BounceWrite);
                 if stage == Stage::Sync || (data && was_sync(cache, slow.op, errno)) {
+                    // Reported whatever was chosen: what it has lost, no second try brings back.
                     d.issuer.disk.flush_has_failed();
+                } else if self.hold(d, tag, errno) {
+                    return None;
                 }
                 d.note_failure(tag, Some(errno));
                 Some(self.end(d, tag, Status::IoError))
