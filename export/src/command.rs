@@ -83,6 +83,8 @@ pub(crate) enum Command<Q> {
     /// Answer once no request of a queue is in flight that uses memory in one of these ranges; new
     /// requests are taken.
     Unused { id: QueueId, ranges: Vec<HostRange>, reply: SyncSender<()> },
+    /// Try held requests of `disk` again, or have them fail; the reply says how many.
+    Retry { disk: Arc<Disk>, fail: bool, reply: SyncSender<usize> },
     /// Change something about a ring, for example whom to call.
     Edit { id: QueueId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
@@ -222,6 +224,17 @@ impl<Q: QueueLifecycle> Handle<Q> {
     pub fn unused(&self, id: QueueId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Unused { id, ranges, reply })?;
+        Ok(answer)
+    }
+
+    /// Has held requests of `disk` tried again, or fail. Returns a promise of how many they are: the
+    /// caller may ask several workers.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn retry(&self, disk: Arc<Disk>, fail: bool) -> io::Result<Receiver<usize>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Retry { disk, fail, reply })?;
         Ok(answer)
     }
 

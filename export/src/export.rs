@@ -2,12 +2,14 @@
 
 mod change;
 mod drain;
+mod hold;
 mod image_lock;
 mod lock_state;
 mod offered;
 mod report;
 
 pub use change::{ChangeError, GuestNotice, Resized};
+pub use hold::Retried;
 pub use image_lock::{LockWait, Names};
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
@@ -57,6 +59,8 @@ pub struct Export<Q> {
     running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.
     gone: Mutex<DiskStats>,
+    /// Held requests that were left unanswered, as far as the log knows.
+    left_told: AtomicU64,
     /// Takes no requests.
     paused: AtomicBool,
     /// All sessions have stopped their queues because of that, or have ended.
@@ -111,6 +115,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             inboxes: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
+            left_told: AtomicU64::new(0),
             resizes: AtomicU64::new(0),
             penalty: Mutex::default(),
             changing: Arc::default(),
@@ -231,6 +236,7 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// It has stopped, with these counts.
     pub fn stopped(&self, counts: &DiskStats) {
         lock(&self.gone).add(counts);
+        self.tell_of_left();
     }
 
     /// True while no requests are to be taken.

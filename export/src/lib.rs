@@ -28,7 +28,7 @@ pub use command::{
 };
 pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
-    Offered, QueueReport, Resized,
+    Offered, QueueReport, Resized, Retried,
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;

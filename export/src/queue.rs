@@ -119,6 +119,18 @@ pub trait QueueLifecycle: RequestQueue {
     /// The queue is to stop: from now on only the backlog is taken.
     fn wind_down(&mut self) {}
 
+    /// True if requests that are not answered can be left to whoever serves the guest next, because
+    /// a record names them. Those that are held when the queue stops are; else they fail.
+    fn can_leave(&self) -> bool {
+        false
+    }
+
+    /// Leaves a request that nothing is done for. It comes again from this queue if that is resumed,
+    /// or from the one that goes on with its record.
+    fn leave(&mut self, token: Self::Token) {
+        crate::answer::abandon(token);
+    }
+
     /// How often the guest was notified.
     fn calls(&self) -> u64 {
         0

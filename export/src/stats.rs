@@ -59,6 +59,8 @@ pub struct QueueStats {
     pub in_flight: usize,
     /// Those of them that the last look found overdue: see [`crate::Handle::ask_inspect`].
     pub overdue: usize,
+    /// Those of them that are held, and not being tried again: see [`ringway_disk::ErrorPolicy`].
+    pub held: usize,
     /// Its guest has broken it.
     pub broken: bool,
     /// What it has counted since it was started.

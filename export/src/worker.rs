@@ -5,6 +5,7 @@
 
 mod control;
 mod end;
+mod hold;
 mod queue;
 
 use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
@@ -123,8 +124,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[inline]
     fn keeps_spinning(&mut self) -> bool {
         let (queues, active) = (&self.queues, &self.active);
-        let in_flight =
-            |id: u32| queues[id as usize].as_ref().is_some_and(|queue| queue.disk.in_flight() > 0);
+        let in_flight = |id: u32| queues[id as usize].as_ref().is_some_and(WorkerQueue::is_at_work);
         self.idle.keep_spinning(|| active.iter().any(|&id| in_flight(id)))
     }
 
@@ -154,6 +154,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
             self.engine.poll_doorbells()?;
+            self.tend_held();
         }
         let commanded = self.inbox.is_pending();
         if commanded {
@@ -302,6 +303,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         for at in 0..self.active.len() {
             if let Some(queue) = self.queues[self.active[at] as usize].as_mut() {
                 queue.ring.disarm();
+                if queue.disk.held() > 0 {
+                    queue.disk.tend_held(&mut self.engine);
+                }
                 // A sleep says as much as many turns: an idle queue rests after a few of them.
                 queue.idle_turns = queue.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
             }

@@ -96,6 +96,17 @@ pub enum ChangeError {
          still write. It is paused as soon as that changes: ask again"
     )]
     Unanswered,
+    /// Requests wait because the disk has failed them.
+    #[error(
+        "{count} requests are held ({reason}), so that not all that is in flight can be carried out. \
+         Mend the disk and try them again (ctl retry), or give them up (ctl retry --fail)"
+    )]
+    Held {
+        /// How many.
+        count: u64,
+        /// Why.
+        reason: String,
+    },
     /// A queue that was stopped cannot be started again.
     #[error("the front-end's queues could not be started again: it was disconnected")]
     NotResumed,
@@ -153,6 +164,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             self.disk.set_capacity(to);
         }
         kill_point!(Resized);
+        self.retry_held_by_the_way();
         let notice = if to == from { GuestNotice::Yes } else { self.announce() };
         Ok(Resized { from, to, notice })
     }
@@ -266,7 +278,10 @@ impl<Q: QueueLifecycle> Export<Q> {
     pub fn drain(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
         let was_paused = self.holds();
-        let synced = self.pause_alone().and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
+        let left = self.disk.held_and_left();
+        self.holds_nothing(left)?;
+        let rests = self.pause_alone().and_then(|()| self.holds_nothing(left));
+        let synced = rests.and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
         let resumed = if was_paused { Ok(()) } else { self.resume_alone() };
         synced.and(resumed)
     }

@@ -1,6 +1,6 @@
 //! A disk on offer, whatever its transport: what the control plane asks of it.
 
-use super::{ChangeError, Export, ExportOptions, ExportReport, Resized};
+use super::{ChangeError, Export, ExportOptions, ExportReport, Resized, Retried};
 use crate::command::{Findings, Handle, Rouse};
 use crate::queue::QueueLifecycle;
 use crate::stats::WorkerStats;
@@ -48,6 +48,9 @@ pub trait Offered: Send + Sync {
     /// # Errors
     /// [`ChangeError`].
     fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError>;
+
+    /// As [`Export::retry_held`].
+    fn retry_held(&self, fail: bool) -> Retried;
 
     /// As [`Export::pause`].
     ///
@@ -99,6 +102,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn resize(&self, to: Option<u64>, shrink: bool) -> Result<Resized, ChangeError> {
         self.resize(to, shrink)
+    }
+
+    fn retry_held(&self, fail: bool) -> Retried {
+        self.retry_held(fail)
     }
 
     fn pause(&self) -> Result<(), ChangeError> {

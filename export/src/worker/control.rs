@@ -34,6 +34,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 }
                 Command::Stop { id, reply } => self.stop(id, reply),
                 Command::Settle { disk, end, reply } => {
+                    self.fail_held_beyond(&disk, end);
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
                 Command::Edit { id: QueueId(id), edit, reply } => {
@@ -50,7 +51,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                         self.activate(id);
                     }
                 }
+                Command::Retry { disk, fail, reply } => {
+                    let _ = reply.send(self.retry_held(&disk, fail));
+                }
                 Command::Unused { id, ranges, reply } => {
+                    self.fail_held_in(id, &ranges);
                     self.waiting.push(Waiting::Unused { queue: id.0, ranges, reply });
                 }
                 Command::SetDurable { id, durable, reply } => {
@@ -79,6 +84,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             self.engine.unwatch(id.0 + 1, queue.ring.doorbell());
             queue.state = State::Stopping;
             queue.ring.wind_down();
+            if !queue.ring.can_leave() {
+                queue.disk.hold_no_more(&mut self.engine);
+            }
             self.waiting.push(Waiting::Stop { queue: id.0, reply });
             self.activate(id.0);
         }
@@ -104,9 +112,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     fn is_over(&self, waiting: &Waiting<Q>) -> bool {
         match waiting {
-            Waiting::Stop { queue, .. } => self.queues[*queue as usize]
-                .as_ref()
-                .is_none_or(|queue| queue.disk.in_flight() == 0 && !queue.has_backlog()),
+            Waiting::Stop { queue, .. } => {
+                self.queues[*queue as usize].as_ref().is_none_or(WorkerQueue::is_at_rest)
+            }
             Waiting::Unused { queue, ranges, .. } => {
                 self.queues[*queue as usize].as_ref().is_none_or(|queue| !queue.uses(ranges))
             }
@@ -122,7 +130,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Gives back the ring of a queue with nothing in flight.
     fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
         let Some(queue) = self.queues[id as usize].take() else { return };
-        let WorkerQueue { mut ring, disk, .. } = queue;
+        let WorkerQueue { mut ring, mut disk, .. } = queue;
+        disk.leave_held(|token| ring.leave(token));
         // What completed in this very turn was published at its end.
         let _ = ring.publish();
         self.engine.detach(disk.file());
@@ -204,6 +213,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             queue_size: self.ring.depth(),
             in_flight: self.disk.in_flight(),
             overdue: self.overdue,
+            held: self.disk.held(),
             broken: matches!(self.state, State::Broken),
             counts: self.disk.stats(),
             latency: self.sampler.latency().cloned(),

@@ -156,6 +156,18 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         popped
     }
 
+    /// True if the disk has something to do for it.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.disk.in_flight() > self.disk.held()
+    }
+
+    /// True if a queue that is to stop may: nothing is under way, and nothing has to be taken before.
+    /// Held requests are left where a successor finds them, and all that waits behind them is, too.
+    #[cold]
+    pub(super) fn is_at_rest(&self) -> bool {
+        !self.is_at_work() && (self.disk.held() > 0 || !self.has_backlog())
+    }
+
     /// True if the queue must not stop yet: what a killed predecessor left in flight is taken first,
     /// unless it waits for translations, which need not come. It stays in the record then.
     #[cold]

@@ -1,5 +1,7 @@
 //! The loop with a queue of the test's own.
 
+mod held;
+
 use super::*;
 use crate::command::command_channel;
 use crate::polling::Polling;

@@ -47,6 +47,8 @@ pub struct Queue {
     effort: u32,
     /// What the device writes is marked here while a guest is migrated.
     log: Option<Arc<QueueLog>>,
+    /// Requests that were taken and stay unanswered in the record.
+    left: usize,
     /// The next request needs translations that were asked for: it stays in the ring until they come.
     stalled: bool,
     /// What a queue behind an IOMMU has beside.
@@ -94,6 +96,7 @@ impl Queue {
             calls: 0,
             effort: 0,
             log: None,
+            left: 0,
             stalled: false,
             iommu: None,
         };
@@ -157,6 +160,11 @@ impl Queue {
     /// Where the queue got to, as GET_VRING_BASE puts it.
     pub(super) fn base(&self) -> u32 {
         self.ring.base()
+    }
+
+    /// True if its record says that nothing is in flight.
+    pub(super) fn is_drained(&self) -> bool {
+        self.ring.backlog() == 0 && self.left == 0
     }
 
     /// As [`Device::goes_on`].
@@ -322,6 +330,16 @@ impl QueueLifecycle for Queue {
 
     fn is_stalled(&self) -> bool {
         self.stalled
+    }
+
+    /// Not while the guest is being migrated: its next host may know nothing of the record.
+    fn can_leave(&self) -> bool {
+        self.inflight.is_some() && self.log.is_none()
+    }
+
+    fn leave(&mut self, token: Token) {
+        token.due.settle();
+        self.left += 1;
     }
 
     fn calls(&self) -> u64 {

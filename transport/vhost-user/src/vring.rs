@@ -4,7 +4,7 @@ use super::inflight::Part;
 use super::queue::Queue;
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
-use ringway_export::{PeerEventfd, QueueId, QueueLifecycle};
+use ringway_export::{PeerEventfd, QueueId};
 use ringway_ring::virtqueue::{Areas, Format};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -80,7 +80,7 @@ impl Vring {
     pub(super) fn take_back(&mut self, queue: Queue) {
         self.worker_queue = None;
         self.base = Some(queue.base());
-        self.drained = queue.backlog() == 0;
+        self.drained = queue.is_drained();
         let (kick, call) = queue.into_fds();
         self.kick = Some(kick);
         self.call = call;

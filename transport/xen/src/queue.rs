@@ -11,6 +11,7 @@
 mod barrier;
 mod fetch;
 mod flight;
+mod leave;
 mod setup;
 mod step;
 
@@ -202,6 +203,16 @@ impl<H: Host> Queue<H> {
 
     /// Answers a request; its place is free again.
     fn answer(&mut self, entry: u16, status: Status) {
+        self.let_go(entry);
+        self.record.answer(entry, self.answers);
+        self.answers += 1;
+        self.ring.push(blkif::Token::from_parts(self.record.token(entry)), status);
+        self.answered.push(entry);
+    }
+
+    /// Gives back the memory of a request's data.
+    #[inline]
+    fn let_go(&mut self, entry: u16) {
         let flight = &mut self.flights[usize::from(entry)];
         let begun = self.chooser.measures().then(Instant::now);
         let transfer = match std::mem::replace(&mut flight.place, Place::None) {
@@ -222,10 +233,6 @@ impl<H: Host> Queue<H> {
         if let (Some(begun), Some(transfer)) = (begun, transfer) {
             self.chooser.cost(transfer, begun.elapsed(), 0);
         }
-        self.record.answer(entry, self.answers);
-        self.answers += 1;
-        self.ring.push(blkif::Token::from_parts(self.record.token(entry)), status);
-        self.answered.push(entry);
     }
 
     /// Copies what was read to the guest, then answers.
@@ -357,6 +364,16 @@ impl<H: Host> QueueLifecycle for Queue<H> {
 
     fn wind_down(&mut self) {
         self.winding_down = true;
+    }
+
+    fn can_leave(&self) -> bool {
+        true
+    }
+
+    fn leave(&mut self, token: Token) {
+        let Token { entry, due } = token;
+        due.settle();
+        self.set_aside(entry);
     }
 
     fn calls(&self) -> u64 {

@@ -1,3 +1,5 @@
+mod held;
+
 use super::super::fake_host::{FakeGuest, FakeHost, FakeMapped};
 use super::super::movement::Movement;
 use super::super::record::{Identity, RecordError};
