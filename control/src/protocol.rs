@@ -5,6 +5,10 @@
 
 #![allow(missing_docs, reason = "docs/control.md says what each field means, for all programs")]
 
+mod held;
+
+pub use held::{ErrorFacts, HeldFacts, Retried};
+
 use hdrhistogram::iterators::IterationValue;
 use hdrhistogram::{Counter, Histogram};
 use ringway_disk::DiskStats;
@@ -109,7 +113,13 @@ pub struct DiskFacts {
     pub cache_why: String,
     #[serde(default)]
     pub path: PathFacts,
+    /// What becomes of requests that the disk fails.
+    #[serde(default)]
+    pub errors: ErrorFacts,
     pub state: State,
+    /// Requests that the disk has failed, and that wait to be tried again.
+    #[serde(default)]
+    pub held: Option<HeldFacts>,
     /// A front-end is there.
     pub connected: bool,
     /// The process that serves it, if it has one of its own.
@@ -201,6 +211,9 @@ pub struct DiskStatsOf {
     /// Those of them that have been under way for longer than the daemon's `overdue`.
     #[serde(default)]
     pub overdue: usize,
+    /// Those of them that wait because the disk has failed them.
+    #[serde(default)]
+    pub held: Option<HeldFacts>,
     /// All queues since the disk was added.
     pub counts: Counts,
     /// What the host's disk has failed since it was added.
@@ -235,6 +248,8 @@ pub struct QueueStatsOf {
     pub in_flight: usize,
     #[serde(default)]
     pub overdue: usize,
+    #[serde(default)]
+    pub held: usize,
     /// Its guest has broken it; it takes no requests.
     pub broken: bool,
     /// Times its guest has called.
@@ -319,6 +334,9 @@ pub struct Counts {
     /// Requests that were found under way for longer than the daemon's `overdue`.
     #[serde(default)]
     pub overdue: u64,
+    /// Requests that were held because the disk had failed them.
+    #[serde(default)]
+    pub held: u64,
 }
 
 impl From<&DiskStats> for Counts {
@@ -343,6 +361,7 @@ impl From<&DiskStats> for Counts {
             merged_split: stats.path.split,
             deadlines: stats.path.expired,
             overdue: stats.overdue,
+            held: stats.held,
         }
     }
 }

@@ -24,6 +24,7 @@ Examples:
   ringway ctl --control /run/ringway.sock stats --json | jq .disks[0].counts
   ringway ctl --control /run/ringway.sock add vm2.img --socket /run/vm2.sock
   ringway ctl --control /run/ringway.sock resize vm2.img 20G
+  ringway ctl --control /run/ringway.sock retry vm2.img
   ringway ctl --control /run/ringway.sock remove /run/vm2.sock
 
 DISK is the number of a disk, its image or its socket, as list shows them.
@@ -103,6 +104,15 @@ enum Command {
         /// The disk.
         disk: String,
     },
+    /// Try requests again that are held because the host's disk has failed them.
+    #[command(after_help = example!("retry vm2.img"))]
+    Retry {
+        /// The disk.
+        disk: String,
+        /// Give them up instead: their guest is told that they have failed.
+        #[arg(long)]
+        fail: bool,
+    },
     /// Take requests again.
     #[command(after_help = example!("resume vm2.img"))]
     Resume {
@@ -155,6 +165,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
         }
         Command::Drain { disk } => ("drain", json!({ "disk": disk })),
         Command::Pause { disk } => ("pause", json!({ "disk": disk })),
+        Command::Retry { disk, fail } => ("retry", json!({ "disk": disk, "fail": fail })),
         Command::Resume { disk } => ("resume", json!({ "disk": disk })),
     };
     match fields {

@@ -255,7 +255,7 @@ fn e07_errors_of_the_disk_are_told() {
     };
     let image = store.path().display().to_string();
     let args = [&image, "--socket", "s", "--control", "ctl", "--cache", "none", "--path", "bio"];
-    let daemon = Daemon::serve(dir.path(), &args);
+    let daemon = Daemon::serve(dir.path(), &[&args[..], &["--on-enospc", "report"]].concat());
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     let log = |wanted: usize| {

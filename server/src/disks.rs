@@ -195,6 +195,7 @@ impl Disks {
 
     /// Gives an open disk its workers and its place.
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, id: u64) -> anyhow::Result<Ready> {
+        disk.set_error_policy(spec.errors);
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);

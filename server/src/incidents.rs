@@ -1,10 +1,12 @@
 //! Says in the log what went wrong on disks: the errors of the host, and requests that go a costly
-//! way. Once a minute for each disk and kind, with the count since.
+//! way. Once a minute for each disk and kind, with the count since. Also when a disk begins to hold
+//! requests, and when none is held any more.
 //!
 //! Workers only write counters and ring: a daemon whose disks are well sleeps here for ever. Lines that
 //! were left out of the log are told of here, too, if no line of their kind does.
 
 use super::bell::event;
+use super::held::Spell;
 use super::served::lock;
 use ringway_disk::{Disk, Failures, Incidents as Record};
 use ringway_export::{on_suppressed, tell_suppressed};
@@ -38,6 +40,7 @@ struct Shared {
 struct Watched {
     disk: Weak<Disk>,
     told: [Option<Instant>; Record::KINDS + 1],
+    spell: Spell,
 }
 
 impl Incidents {
@@ -58,7 +61,11 @@ impl Incidents {
     /// Listens to one more disk.
     pub(super) fn listen(&self, disk: &Arc<Disk>) {
         let told = [None; Record::KINDS + 1];
-        lock(&self.shared.disks).push(Watched { disk: Arc::downgrade(disk), told });
+        lock(&self.shared.disks).push(Watched {
+            disk: Arc::downgrade(disk),
+            told,
+            spell: Spell::default(),
+        });
         let bell = Arc::clone(&self.shared.bell);
         disk.incidents().on_incident(Box::new(move || ring(&bell)));
     }
@@ -110,6 +117,7 @@ impl Shared {
         let mut disks = lock(&self.disks);
         for watched in disks.iter_mut() {
             let Some(disk) = watched.disk.upgrade() else { continue };
+            watched.spell.look(&disk).iter().for_each(|change| change.tell(&disk));
             let record = disk.incidents();
             for kind in (0..Record::KINDS).filter(|&kind| record.has_untold(kind)) {
                 let told = &mut watched.told[kind];

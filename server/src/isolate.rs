@@ -352,6 +352,7 @@ impl Isolated {
             write_cache: false,
             in_flight: 0,
             overdue: 0,
+            held: None,
             counts: Counts::default(),
             failures: Vec::new(),
             latency: None,

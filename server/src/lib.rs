@@ -13,6 +13,7 @@ mod dying;
 mod endpoint;
 #[cfg(test)]
 mod heard;
+mod held;
 mod host;
 mod image;
 mod incidents;

@@ -4,10 +4,11 @@ use super::{SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
-use ringway_disk::{CacheMode, EngineKind, SchedulerMode, Source};
+use ringway_disk::{CacheMode, EngineKind, ErrorPolicy, OnError, SchedulerMode, Source};
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize, Serializer};
 use std::fmt::Display;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -105,6 +106,25 @@ pub struct DiskArgs {
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     pub path: Option<SchedulerMode>,
+
+    /// When the host's disk fails a read: report tells the guest; hold lets it wait until `ctl retry`
+    /// [default: report].
+    #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    pub on_read_error: Option<OnError>,
+    /// The same for writes, discards and zeroing [default: report].
+    #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    pub on_write_error: Option<OnError>,
+    /// When the host has no space for a write: hold also tries again every few seconds [default: hold
+    /// if the image is sparse, else report].
+    #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    pub on_enospc: Option<OnError>,
+    /// Seconds for which a request is held before the guest is told after all [default: for ever].
+    #[arg(long, value_name = "SECONDS", help_heading = "Errors")]
+    #[serde(default)]
+    pub hold_timeout: Option<NonZeroU32>,
 }
 
 /// A format of images.
@@ -161,6 +181,11 @@ pub fn cache_modes() -> impl TypedValueParser<Value = CacheMode> {
 pub fn paths() -> impl TypedValueParser<Value = SchedulerMode> {
     PossibleValuesParser::new(SchedulerMode::ALL.map(SchedulerMode::name))
         .try_map(|word| word.parse())
+}
+
+/// The words for what becomes of a request that fails, for the command line.
+fn on_error() -> impl TypedValueParser<Value = OnError> {
+    PossibleValuesParser::new(OnError::ALL.map(OnError::name)).try_map(|word| word.parse())
 }
 
 fn queues(word: &str) -> Result<u16, String> {
@@ -290,6 +315,8 @@ pub struct DiskSpec {
     pub cache: Option<CacheMode>,
     /// How requests travel.
     pub path: SchedulerMode,
+    /// What becomes of requests that fail.
+    pub errors: ErrorPolicy,
     /// The user says that it is raw.
     pub raw: bool,
     /// Who may connect to its socket, where that was said.
@@ -321,6 +348,20 @@ impl DiskArgs {
             engine: self.engine.or(other.engine),
             cache: self.cache.or(other.cache),
             path: self.path.or(other.path),
+            on_read_error: self.on_read_error.or(other.on_read_error),
+            on_write_error: self.on_write_error.or(other.on_write_error),
+            on_enospc: self.on_enospc.or(other.on_enospc),
+            hold_timeout: self.hold_timeout.or(other.hold_timeout),
+        }
+    }
+
+    fn errors(&self) -> ErrorPolicy {
+        let seconds = |seconds: NonZeroU32| Duration::from_secs(seconds.get().into());
+        ErrorPolicy {
+            on_read: self.on_read_error.unwrap_or_default(),
+            on_write: self.on_write_error.unwrap_or_default(),
+            on_enospc: self.on_enospc,
+            hold_timeout: self.hold_timeout.map(seconds),
         }
     }
 
@@ -334,6 +375,7 @@ impl DiskArgs {
             _ => None,
         };
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
+        let errors = self.errors();
         Ok(DiskSpec {
             source: source(image)?,
             place,
@@ -349,6 +391,7 @@ impl DiskArgs {
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,
             path: self.path.unwrap_or_default(),
+            errors,
             raw: self.format == Some(Format::Raw),
             access: SocketRule { mode: self.socket_mode, group: self.socket_group },
             isolate: self.isolate,

@@ -3,8 +3,9 @@
 use super::disk::{queues_in_file, word_in_file};
 use super::{Choice, DiskArgs, Format, XenArgs, XenData, is_unreal};
 use crate::size::Size;
-use ringway_disk::{CacheMode, EngineKind, SchedulerMode};
+use ringway_disk::{CacheMode, EngineKind, OnError, SchedulerMode};
 use serde::Deserialize;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use toml::Spanned;
@@ -31,6 +32,13 @@ macro_rules! table {
             cache: Option<CacheMode>,
             #[serde(default, deserialize_with = "word_in_file")]
             path: Option<SchedulerMode>,
+            #[serde(default, deserialize_with = "word_in_file")]
+            on_read_error: Option<OnError>,
+            #[serde(default, deserialize_with = "word_in_file")]
+            on_write_error: Option<OnError>,
+            #[serde(default, deserialize_with = "word_in_file")]
+            on_enospc: Option<OnError>,
+            hold_timeout: Option<NonZeroU32>,
         }
 
         impl $name {
@@ -45,6 +53,10 @@ macro_rules! table {
                     engine: self.engine,
                     cache: self.cache,
                     path: self.path,
+                    on_read_error: self.on_read_error,
+                    on_write_error: self.on_write_error,
+                    on_enospc: self.on_enospc,
+                    hold_timeout: self.hold_timeout,
                     ..DiskArgs::default()
                 }
             }

@@ -8,8 +8,13 @@ use crate::protocol::Kind;
 use serde_json::{Map, Value, json};
 
 /// Names of fields, of a request and of a disk within one.
-const FIELDS: [&str; 8] = ["disk", "disk", "disk", "size", "shrink", "buckets", "id", "version"];
-const DISK_FIELDS: [&str; 19] = [
+const FIELDS: [&str; 9] =
+    ["disk", "disk", "disk", "size", "shrink", "buckets", "id", "version", "fail"];
+const DISK_FIELDS: [&str; 23] = [
+    "on-read-error",
+    "on-write-error",
+    "on-enospc",
+    "hold-timeout",
     "image",
     "image",
     "image",
@@ -94,9 +99,9 @@ impl Choices<'_> {
             return self.any(depth);
         }
         match field {
-            "shrink" | "buckets" | "read-only" | "isolate" => json!(self.byte() & 1 != 0),
+            "shrink" | "buckets" | "read-only" | "isolate" | "fail" => json!(self.byte() & 1 != 0),
             "version" => json!(u8::from(self.byte() < 240)),
-            "queues" | "lock-wait" => json!(1 + self.byte() % 9),
+            "queues" | "lock-wait" | "hold-timeout" => json!(1 + self.byte() % 9),
             "queue-size" => json!(4u32 << (self.byte() % 15)),
             "block-size" => json!(512 << (self.byte() % 5)),
             "image" => json!(self.pick(&["/srv/vm2.img", "/dev/vg0/vm1", "null:1G", "sim:hdd:1G"])),
@@ -110,6 +115,9 @@ impl Choices<'_> {
             "socket-mode" => json!(self.pick(&["0600", "660", "0666", "0444"])),
             "socket-group" => json!(self.pick(&["0", "36", "kvm"])),
             "path" => json!(self.pick(&["auto", "bio", "request"])),
+            "on-read-error" | "on-write-error" | "on-enospc" => {
+                json!(self.pick(&["report", "hold"]))
+            }
             "serial" | "disk" => match self.byte() {
                 0..100 => self.number(),
                 _ => json!(self.pick(&WORDS)),

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The commands there are.
-pub const COMMANDS: [&str; 8] =
-    ["list", "stats", "add", "remove", "resize", "drain", "pause", "resume"];
+pub const COMMANDS: [&str; 9] =
+    ["list", "stats", "add", "remove", "resize", "drain", "pause", "resume", "retry"];
 
 /// A request whose form is right; as JSON, the fields it was made of.
 #[derive(Debug, Serialize)]
@@ -28,6 +28,7 @@ pub enum Request {
     Drain(One),
     Pause(One),
     Resume(One),
+    Retry(Retry),
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -61,6 +62,14 @@ pub struct Resize {
     pub size: Option<Size>,
     #[serde(default)]
     pub shrink: bool,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retry {
+    pub disk: Name,
+    #[serde(default)]
+    pub fail: bool,
 }
 
 /// How a client names a disk: its number, its image as it was given, or an absolute path of its
@@ -107,6 +116,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "drain" => Request::Drain(arguments(fields)?),
         "pause" => Request::Pause(arguments(fields)?),
         "resume" => Request::Resume(arguments(fields)?),
+        "retry" => Request::Retry(arguments(fields)?),
         other => {
             let message =
                 format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));

@@ -1,7 +1,8 @@
 //! Answers as people read them.
 
 use ringway_control::protocol::{
-    Counts, DiskFacts, Done, Latencies, List, Removed, ResizedTo, Spread, Stats, WorkerStatsOf,
+    Counts, DiskFacts, Done, HeldFacts, Latencies, List, Removed, ResizedTo, Retried, Spread,
+    Stats, WorkerStatsOf,
 };
 use ringway_control::size::Size;
 use ringway_terminal::table;
@@ -19,6 +20,7 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
         "stats" => stats(&from_value(answer)?),
         "add" => added(&from_value(answer)?),
         "remove" => removed(&from_value(answer)?),
+        "retry" => retried(&from_value(answer)?),
         "resize" => resized(&from_value(answer)?),
         _ => done(command, &from_value(answer)?),
     })
@@ -43,7 +45,10 @@ fn list(list: &List) -> String {
             disk.id.to_string(),
             disk.image.clone(),
             if disk.read_only { size + " (read-only)" } else { size },
-            disk.state.word().into(),
+            match &disk.held {
+                Some(held) => format!("{}, {} held", disk.state.word(), held.count),
+                None => disk.state.word().into(),
+            },
             (if disk.connected { "connected" } else { "-" }).into(),
             disk.queues.to_string(),
             disk.engine.clone(),
@@ -52,14 +57,32 @@ fn list(list: &List) -> String {
             place(disk),
         ]
     });
+    let held: String = list
+        .disks
+        .iter()
+        .filter_map(|disk| held(&disk.image, disk.held.as_ref()?).into())
+        .collect();
     let daemon = &list.daemon;
     let up = Duration::from_secs(daemon.uptime_us / 1_000_000);
     format!(
-        "{}\nringway {}, process {}, up for {up:?}\n",
+        "{}\n{held}ringway {}, process {}, up for {up:?}\n",
         table::with_words(header.len(), &header, rows.collect()),
         daemon.version,
         daemon.pid
     )
+}
+
+/// What an operator should know of held requests.
+fn held(image: &str, held: &HeldFacts) -> String {
+    let HeldFacts { count, operation, error, .. } = held;
+    let requests = if *count == 1 { "request is" } else { "requests are" };
+    let seconds = |us: u64| us.div_ceil(1_000_000);
+    let next = match held.retry_us {
+        Some(us) => format!("tried again in {} s, or by ctl retry", seconds(us)),
+        None => "tried again by ctl retry".into(),
+    };
+    let age = held.age_us / 1_000_000;
+    format!("{image}: {count} {requests} held for {age} s: {operation} failed: {error}; {next}\n")
 }
 
 /// Where front-ends meet it.
@@ -236,6 +259,20 @@ fn resized(resized: &ResizedTo) -> String {
         _ => "the guest is told as soon as its driver runs",
     };
     format!("{image}: {} → {}; {told}\n", Size(*from), Size(*to))
+}
+
+fn retried(retried: &Retried) -> String {
+    let Retried { image, requests, failed, held: left, .. } = retried;
+    let words = if *requests == 1 { "request" } else { "requests" };
+    let mut text = match (requests, failed) {
+        (0, _) => format!("{image}: no request was held\n"),
+        (_, true) => format!("{image}: {requests} {words} given up; the guest was told\n"),
+        (_, false) => format!("{image}: {requests} {words} tried again\n"),
+    };
+    if let Some(left) = left {
+        text += &held(image, left);
+    }
+    text
 }
 
 fn done(command: &str, done: &Done) -> String {

@@ -2,8 +2,8 @@
 
 use super::figures::Sample;
 use ringway_control::protocol::{
-    Counts, DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread,
-    State, Stats, WorkerStatsOf,
+    Counts, DaemonFacts, DiskFacts, DiskStatsOf, ErrorFacts, Latencies, List, PathFacts,
+    QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
 };
 
 /// What one answer counts. Disk 0, `/srv/vm1.img`, is in use by one queue; nobody uses disk 1,
@@ -75,6 +75,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         queue_size: 128,
         in_flight: 32,
         overdue: case.overdue,
+        held: 0,
         broken: false,
         kicks: case.kicks,
         calls: 0,
@@ -99,7 +100,9 @@ pub(super) fn sample(case: &Case) -> Sample {
         cache: "none".into(),
         cache_why: "O_DIRECT works".into(),
         path: path.clone(),
+        errors: ErrorFacts::default(),
         state: State::Serving,
+        held: None,
         connected: id == 0,
         process: None,
         restarts: 0,
@@ -116,6 +119,7 @@ pub(super) fn sample(case: &Case) -> Sample {
         write_cache: true,
         in_flight: if id == 0 { 32 } else { 0 },
         overdue: if id == 0 { case.overdue } else { 0 },
+        held: None,
         counts: if id == 0 { counts.clone() } else { Counts::default() },
         failures: Vec::new(),
         latency: (id == 0).then(latency),

@@ -103,6 +103,7 @@ pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
     cells[0] = format!("  queue {}", queue.queue);
     cells[1] = match queue {
         queue if queue.broken => "broken",
+        queue if queue.held > 0 => "held",
         queue if queue.overdue > 0 => "overdue",
         _ => "",
     }
@@ -112,10 +113,11 @@ pub(super) fn queue(queue: &QueueFigures) -> [String; COUNT] {
     cells
 }
 
-/// What matters most: a disk that takes no requests, one that does not answer some, or one without a
-/// front-end.
+/// What matters most: a disk that takes no requests, one with requests that it has failed and that
+/// wait, one that does not answer some, or one without a front-end.
 pub(super) fn state(disk: &DiskFigures) -> &'static str {
     match (disk.state, disk.connected) {
+        (State::Serving, _) if disk.held > 0 => "held",
         (State::Serving, true) if disk.overdue > 0 => "overdue",
         (State::Serving, true) => "connected",
         (State::Serving, false) => "alone",

@@ -171,7 +171,7 @@ fn row(app: &App, line: At, fits: &[usize], has_picture: bool) -> Row<'static> {
 /// A disk that needs somebody to look at it stands out.
 fn tone(disk: &DiskFigures) -> Style {
     match columns::state(disk) {
-        "stuck" | "overdue" => Style::new().fg(Color::Red).bold(),
+        "stuck" | "overdue" | "held" => Style::new().fg(Color::Red).bold(),
         "paused" | "unlocked" | "leaving" => Style::new().fg(Color::Yellow),
         "alone" => Style::new().fg(Color::DarkGray),
         _ => Style::new(),

@@ -59,6 +59,8 @@ pub(super) struct DiskFigures {
     pub(super) in_flight: usize,
     /// Those of them that have been under way for too long.
     pub(super) overdue: usize,
+    /// Requests that the disk has failed, and that wait.
+    pub(super) held: u64,
     pub(super) rates: Option<Rates>,
     /// Of reads and writes together.
     pub(super) latency: Percentiles,
@@ -79,6 +81,7 @@ pub(super) struct QueueFigures {
     pub(super) queue_size: u16,
     pub(super) in_flight: usize,
     pub(super) overdue: usize,
+    pub(super) held: usize,
     pub(super) broken: bool,
     pub(super) rates: Option<Rates>,
     pub(super) latency: Percentiles,
@@ -231,6 +234,7 @@ fn disk_figures(
         path: now.path.clone(),
         in_flight: now.in_flight,
         overdue: now.overdue,
+        held: now.held.as_ref().map_or(0, |held| held.count),
         rates,
         latency: spread(&[|l| &l.reads, |l| &l.writes]),
         reads: spread(&[|l| &l.reads]),
@@ -274,6 +278,7 @@ impl Eras<'_> {
             queue_size: now.queue_size,
             in_flight: now.in_flight,
             overdue: now.overdue,
+            held: now.held,
             broken: now.broken,
             rates,
             latency: buckets(Some(now)).since(&oldest).percentiles(),

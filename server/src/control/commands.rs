@@ -4,8 +4,8 @@ use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::served::Served;
 use super::reports;
-use ringway_control::protocol::{Done, Kind, Problem, Removed, ResizedTo};
-use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize};
+use ringway_control::protocol::{Done, Kind, Problem, Removed, ResizedTo, Retried};
+use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize, Retry};
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
 use ringway_terminal::reasons::in_full;
@@ -41,6 +41,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Drain(disk) => change(disks, disk, |disk| disk.drain()),
         Request::Pause(disk) => change(disks, disk, |disk| disk.pause()),
         Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
+        Request::Retry(asked) => retry(disks, asked),
     }
 }
 
@@ -48,6 +49,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
 fn changed(request: &Request) -> Option<&Name> {
     match request {
         Request::Resize(Resize { disk, .. })
+        | Request::Retry(Retry { disk, .. })
         | Request::Drain(One { disk })
         | Request::Pause(One { disk })
         | Request::Resume(One { disk }) => Some(disk),
@@ -166,6 +168,19 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
     );
     let (from, to, guest_notice) = (done.from, done.to, done.notice.name().into());
     answer(ResizedTo { id: served.id, image, from, to, guest_notice })
+}
+
+fn retry(disks: &Disks, Retry { disk, fail }: Retry) -> Outcome {
+    let served = find_here(disks, &disk)?;
+    let disk = served.export.disk();
+    let image = disk.name().to_owned();
+    let requests = served.export.retry_held(fail).requests;
+    if requests > 0 {
+        let what = if fail { "held requests given up" } else { "held requests tried again" };
+        tracing::info!(disk = image, requests, "{what}");
+    }
+    let held = disk.held().map(Into::into);
+    answer(Retried { id: served.id, image, requests, failed: fail, held })
 }
 
 fn change(

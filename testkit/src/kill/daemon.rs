@@ -30,7 +30,8 @@ impl Daemon {
         let mut command = Command::new(&plan.ringway);
         command.args(["serve", "disk.img", "--socket", "s", "--queues", &QUEUES.to_string()]);
         command.args(["--engine", &plan.engine, "--cache", &plan.cache, "--control", "c"]);
-        command.args(["--state-dir", "state"]);
+        // Faults are for the guest to hear of.
+        command.args(["--state-dir", "state", "--on-enospc", "report"]);
         command.current_dir(dir);
         for name in ["RUST_LOG", "NOTIFY_SOCKET", VARIABLE, FAULTS] {
             command.env_remove(name);

@@ -1,0 +1,349 @@
+//! The host's disk fails, or is full, and is mended: guests wait, and in the end all is right. Row C18 of
+//! docs/hazards.md, from outside.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use ringway_driver::{BlkQueue, BufferPool, Device, Options};
+use ringway_testkit::{LateStore, Need, Rng, pattern, skip};
+use serde_json::Value;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 24 * MIB;
+/// Of a request of the verified guest.
+const LEN: u64 = 32 << 10;
+const REQUESTS: u64 = BYTES / LEN;
+const DEPTH: u16 = 24;
+
+/// A small file system in memory.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(dir: &Path, bytes: u64) -> Option<Self> {
+        let at = dir.join("small");
+        std::fs::create_dir(&at).unwrap();
+        let size = format!("size={bytes}");
+        if !quiet(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at)) {
+            skip(Need::Mount, "cannot mount a tmpfs");
+            return None;
+        }
+        Some(Self(at))
+    }
+
+    fn grow(&self, bytes: u64) {
+        let size = format!("remount,size={bytes}");
+        assert!(quiet(Command::new("mount").args(["-o", &size]).arg(&self.0)));
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn quiet(command: &mut Command) -> bool {
+    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// `ringway ctl`: status 0 or not, and what it said.
+fn ctl(dir: &Path, args: &[&str]) -> (bool, String) {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+    let output = run(command);
+    (output.status.success(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn facts(dir: &Path) -> Value {
+    let (_, list) = ctl(dir, &["--json", "list"]);
+    let list: Value = serde_json::from_str(&list).unwrap_or_else(|e| panic!("{e}: {list}"));
+    list["disks"][0].clone()
+}
+
+fn held(dir: &Path) -> u64 {
+    facts(dir)["held"]["count"].as_u64().unwrap_or(0)
+}
+
+#[track_caller]
+fn until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Writes the whole disk, each request with its own content, several at a time; then reads it.
+/// `answered` counts. Every one has to succeed.
+fn guest(pool: &BufferPool, queue: &mut BlkQueue<u64>, sequence: u64, answered: &AtomicU64) {
+    let len = usize::try_from(LEN).unwrap();
+    for reads in [false, true] {
+        let (mut next, mut done) = (0, 0);
+        while done < REQUESTS {
+            while next < REQUESTS && queue.in_flight() < DEPTH {
+                let Some(mut buffer) = pool.alloc(len) else { break };
+                let queued = if reads {
+                    queue.read(next * LEN, buffer, next)
+                } else {
+                    pattern::fill(&mut buffer, 1, next * LEN / 512, sequence);
+                    queue.write(next * LEN, buffer, next)
+                };
+                queued.unwrap();
+                next += 1;
+            }
+            assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer after {done} requests");
+            while let Some(answer) = queue.pop().unwrap() {
+                assert!(answer.is_ok(), "request {} failed: {:?}", answer.ctx, answer.status);
+                if reads {
+                    let mut expected = vec![0; len];
+                    pattern::fill(&mut expected, 1, answer.ctx * LEN / 512, sequence);
+                    let ctx = answer.ctx;
+                    let found = answer.into_buffer().expect("what was read");
+                    assert!(found[..] == expected[..], "request {ctx} reads something else");
+                }
+                done += 1;
+                answered.fetch_add(1, SeqCst);
+            }
+        }
+        if !reads {
+            queue.flush(REQUESTS).unwrap();
+            assert!(queue.wait(Some(PATIENCE)).unwrap());
+            assert!(queue.pop().unwrap().unwrap().is_ok());
+        }
+    }
+}
+
+/// A guest writes a sparse image on a file system that is too small, and knows nothing of it. Its
+/// daemon is asked, paused, told to end, killed while it holds requests and while it lets them go.
+fn full_file_system(engine: &str, packed: bool) {
+    let dir = folder();
+    let path = dir.path();
+    let Some(small) = Small::mount(path, 4 * MIB) else { return };
+    let image = small.0.join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(BYTES).unwrap();
+    let config = format!(
+        "workers = 1\ncontrol = 'ctl'\n[[disk]]\nimage = 'small/disk.img'\n\
+         socket = 's'\ncache = 'writeback'\nengine = '{engine}'\nqueues = 1\n[[disk]]\nimage = 'disk.img'\nsocket = 't'\n\
+         engine = '{engine}'\nqueues = 1\n"
+    );
+    std::fs::write(path.join("disks.toml"), config).unwrap();
+    let serve = || Daemon::serve(path, &["--config", "disks.toml"]);
+    let mut daemon = serve();
+    let device = Options::new().patience(PATIENCE).packed(packed).reconnect(PATIENCE);
+    let mut device = device.memory(16 << 20).connect(path.join("s")).unwrap();
+    let mut queue = device.queue().unwrap();
+    let (answered, sequence) = (AtomicU64::new(0), 7);
+    let daemon = std::thread::scope(|scope| {
+        let (pool, answered) = (device.pool(), &answered);
+        let guest = scope.spawn(move || guest(&pool, &mut queue, sequence, answered));
+        let is_held = || held(path) > 0 || guest.is_finished();
+        until("requests are held", is_held);
+        look_at_it(path, &daemon);
+
+        small.grow(6 * MIB);
+        until("the guest goes on by itself", || answered.load(SeqCst) > 5 * MIB / LEN);
+        until("requests are held again", is_held);
+        daemon.kill();
+        daemon = serve();
+        until("a successor holds them", is_held);
+        let begun = Instant::now();
+        daemon.stop();
+        assert!(begun.elapsed() < Duration::from_secs(15), "held requests are not waited for");
+        daemon = serve();
+        until("the next one holds them", is_held);
+
+        let mut random = Rng::for_test("held");
+        for mib in [8, 10, 12, 14] {
+            small.grow(mib * MIB);
+            let before = answered.load(SeqCst);
+            let _ = ctl(path, &["retry", "0"]);
+            std::thread::sleep(Duration::from_micros(random.below(4000)));
+            daemon.kill();
+            daemon = serve();
+            until("what was let go is held once more", || {
+                (held(path) > 0 && answered.load(SeqCst) > before) || guest.is_finished()
+            });
+        }
+        assert!(!guest.is_finished(), "there is no room for all of it yet");
+        small.grow(2 * BYTES);
+        guest.join().unwrap();
+        daemon
+    });
+    assert_eq!(held(path), 0);
+    assert!(daemon.log().contains("no request is held any more"), "{}", daemon.log());
+    drop(device);
+    daemon.stop();
+    let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
+    std::fs::File::open(&image).unwrap().read_exact_at(&mut bytes, 0).unwrap();
+    let mut expected = bytes.clone();
+    pattern::fill(&mut expected, 1, 0, sequence);
+    assert!(bytes == expected, "the image is what the guest wrote");
+}
+
+/// What is said of held requests, and that nothing else waits for them.
+fn look_at_it(path: &Path, daemon: &Daemon) {
+    let disk = facts(path);
+    let held = &disk["held"];
+    assert_eq!(held["operation"], "write", "{disk}");
+    assert_eq!(held["errno"], libc::ENOSPC, "{disk}");
+    assert!(held["retry_us"].as_u64().is_some_and(|us| us <= 3_000_000), "{disk}");
+    assert_eq!(disk["errors"]["on_enospc"], "hold", "a sparse image");
+    assert_eq!(disk["errors"]["on_write_error"], "report");
+    let (_, list) = ctl(path, &["list"]);
+    for word in ["held", "write failed: No space left on device", "ctl retry"] {
+        assert!(list.contains(word), "{word}: {list}");
+    }
+    until("a line of the log", || daemon.log().contains("requests are held"));
+    let (done, said) = ctl(path, &["drain", "0"]);
+    assert!(!done && said.contains("requests are held") && said.contains("ctl retry"), "{said}");
+    // Tried again, in vain.
+    let (done, said) = ctl(path, &["retry", "0"]);
+    assert!(done && said.contains("tried again"), "{said}");
+    let begun = Instant::now();
+    for command in ["pause", "resume"] {
+        let (done, said) = ctl(path, &[command, "0"]);
+        assert!(done, "{said}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(15), "a pause waits for no held request");
+    until("held after the pause as before", || self::held(path) > 0);
+    // The other disk has the same worker.
+    let mut other = Options::new().patience(PATIENCE).connect(path.join("t")).unwrap();
+    let mut queue = other.queue().unwrap();
+    for sector in 0..64 {
+        assert!(write(&other, &mut queue, sector, 0x5a));
+        assert_eq!(read(&other, &mut queue, sector), [0x5a; 512]);
+    }
+}
+
+#[test]
+fn c18_a_full_file_system_is_waited_for() {
+    full_file_system("auto", false);
+}
+
+#[test]
+fn c18_a_full_file_system_is_waited_for_with_a_packed_ring() {
+    full_file_system("threads", true);
+}
+
+/// A disk that fails every write, or every read, until it is mended and its operator says so.
+#[test]
+fn c18_a_disk_that_was_mended_goes_on() {
+    let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
+    let path = dir.path();
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
+    };
+    let image = store.path().display().to_string();
+    let hold = ["--on-write-error", "hold", "--on-read-error", "hold"];
+    let args = [&image, "--socket", "s", "--control", "ctl", "--cache", "none", "--queues", "1"];
+    let daemon = Daemon::serve(path, &[&args[..], &hold].concat());
+    let mut device = Options::new().patience(PATIENCE).connect(path.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let mut ask = |device: &Device, write: bool| {
+        let mut buffer = device.pool().alloc(4096).unwrap();
+        buffer.fill(7);
+        if write {
+            queue.write(8192, buffer, ()).unwrap();
+        } else {
+            queue.read(8192, buffer, ()).unwrap();
+        }
+        queue.submit().unwrap();
+    };
+    for is_write in [true, false] {
+        store.set_error(is_write.then_some(libc::EIO));
+        store.set_read_error((!is_write).then_some(libc::EIO));
+        ask(&device, is_write);
+        until("it is held", || held(path) == 1);
+        let disk = facts(path);
+        assert_eq!(disk["held"]["operation"], if is_write { "write" } else { "read" });
+        assert_eq!((&disk["held"]["errno"], &disk["held"]["retry_us"]), (&5.into(), &Value::Null));
+        let (done, said) = ctl(path, &["retry", "0"]);
+        assert!(done && said.contains("1 request tried again") && said.contains("Input/output"));
+        store.set_error(None);
+        store.set_read_error(None);
+        assert_eq!(held(path), 1, "nothing says that it was mended");
+        let (done, said) = ctl(path, &["--json", "retry", "0"]);
+        let answer: Value = serde_json::from_str(&said).unwrap();
+        assert!(done && answer["requests"] == 1 && answer["held"].is_null(), "{said}");
+    }
+    for _ in 0..2 {
+        assert!(queue.wait(Some(PATIENCE)).unwrap());
+        assert!(queue.pop().unwrap().unwrap().is_ok());
+        if queue.in_flight() == 0 {
+            break;
+        }
+    }
+    // Given up: its guest is told.
+    store.set_error(Some(libc::EIO));
+    let buffer = device.pool().alloc(4096).unwrap();
+    queue.write(0, buffer, ()).unwrap();
+    queue.submit().unwrap();
+    until("it is held", || held(path) == 1);
+    let (done, said) = ctl(path, &["retry", "0", "--fail"]);
+    assert!(done && said.contains("1 request given up"), "{said}");
+    assert!(queue.wait(Some(PATIENCE)).unwrap());
+    assert!(!queue.pop().unwrap().unwrap().is_ok());
+    // And a queue that is stopped by its guest is not kept waiting.
+    let buffer = device.pool().alloc(4096).unwrap();
+    queue.write(0, buffer, ()).unwrap();
+    queue.submit().unwrap();
+    until("it is held", || held(path) == 1);
+    let begun = Instant::now();
+    device.stop().unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(15), "a reset waits for no held request");
+    assert_eq!(held(path), 0);
+    drop((queue, device));
+    daemon.stop();
+}
+
+/// After its time a held request is reported; words that cannot be are told with those that can.
+#[test]
+fn c18_patience_has_an_end_and_words_are_checked() {
+    let dir = folder();
+    let path = dir.path();
+    let Some(small) = Small::mount(path, MIB) else { return };
+    std::fs::File::create(small.0.join("disk.img")).unwrap().set_len(BYTES).unwrap();
+    let args = ["small/disk.img", "--socket", "s", "--control", "ctl", "--cache", "writeback"];
+    let daemon = Daemon::serve(path, &[&args[..], &["--hold-timeout", "1"]].concat());
+    let mut device = Options::new().patience(PATIENCE).connect(path.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let mut big = device.pool().alloc(2 << 20).unwrap();
+    big.fill(1);
+    queue.write(0, big, ()).unwrap();
+    assert!(queue.wait(Some(PATIENCE)).unwrap());
+    assert!(!queue.pop().unwrap().unwrap().is_ok(), "there never was room");
+    let (_, stats) = ctl(path, &["--json", "stats"]);
+    let stats: Value = serde_json::from_str(&stats).unwrap();
+    assert_eq!(stats["disks"][0]["counts"]["held"], 1);
+    assert_eq!(stats["disks"][0]["failures"][0]["errno"], libc::ENOSPC);
+    drop((queue, device));
+    daemon.stop();
+    for (args, says) in [
+        (["--on-enospc", "stop"], "possible values: report, hold"),
+        (["--on-read-error", "holds"], "'hold'"),
+        (["--hold-timeout", "0"], "--hold-timeout"),
+    ] {
+        let mut command = ringway();
+        command.args(["serve", "disk.img", "--socket", "s"]).args(args).current_dir(path);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(says), "{said}");
+    }
+    std::fs::write(
+        path.join("bad.toml"),
+        "[[disk]]\nimage = 'disk.img'\nsocket = 's'\non-enospc = 'stop'\n",
+    )
+    .unwrap();
+    let mut command = ringway();
+    command.args(["serve", "--config", "bad.toml"]).current_dir(path);
+    let said = text(&run(command).stderr);
+    assert!(said.contains("line 4") && said.contains("report, hold"), "{said}");
+}
