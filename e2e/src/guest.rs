@@ -131,7 +131,7 @@ impl Serve {
 }
 
 /// `RINGWAY_BIN`, or `ringway` in the target directory this test was built in.
-pub(crate) fn ringway_program() -> Result<PathBuf> {
+pub fn ringway_program() -> Result<PathBuf> {
     if let Some(program) = std::env::var_os("RINGWAY_BIN") {
         return Ok(program.into());
     }
@@ -793,7 +793,7 @@ fn build_guest() -> Result<GuestFiles> {
 }
 
 /// Cargo's directory of this build, where `ringway` is: test programs are in `deps` below it.
-pub(crate) fn target_dir() -> PathBuf {
+pub fn target_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     match program.parent().and_then(Path::parent) {
         Some(dir) if program.parent().is_some_and(|dir| dir.ends_with("deps")) => dir.to_owned(),
