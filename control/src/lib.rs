@@ -28,6 +28,7 @@
 
 pub mod config;
 pub mod log;
+pub mod metrics;
 pub mod protocol;
 pub mod request;
 pub mod size;

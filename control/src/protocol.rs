@@ -170,6 +170,10 @@ pub enum State {
 }
 
 impl State {
+    /// All there are.
+    pub const ALL: [Self; 6] =
+        [Self::Serving, Self::Paused, Self::Stuck, Self::Unlocked, Self::Leaving, Self::Restarting];
+
     pub fn word(self) -> &'static str {
         match self {
             Self::Serving => "serving",
@@ -216,6 +220,25 @@ pub struct DiskStatsOf {
     pub held: Option<HeldFacts>,
     /// All queues since the disk was added.
     pub counts: Counts,
+    /// False while a queue is being stopped, or its worker does not answer: its part of the counts is
+    /// missing.
+    #[serde(default = "yes")]
+    pub complete: bool,
+    /// Times its guest has called, since it was added.
+    #[serde(default)]
+    pub kicks: u64,
+    /// Kicks that never came although requests did.
+    #[serde(default)]
+    pub lost_kicks: u64,
+    /// Times its guest was called.
+    #[serde(default)]
+    pub calls: u64,
+    /// Requests that a predecessor had left in flight and that were carried out.
+    #[serde(default)]
+    pub recovered: u64,
+    /// If histograms were asked for: how long timed requests took, since it was added.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub durations: Vec<DurationsOf>,
     /// What the host's disk has failed since it was added.
     #[serde(default)]
     pub failures: Vec<FailuresOf>,
@@ -223,6 +246,28 @@ pub struct DiskStatsOf {
     pub latency: Option<Latencies>,
     /// The queues that run.
     pub queues: Vec<QueueStatsOf>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// How long the timed requests of one operation took, in nanoseconds.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct DurationsOf {
+    /// `read`, `write`, `flush`, `erase`.
+    pub operation: String,
+    pub nanoseconds: Buckets,
+}
+
+/// How values are spread over a few buckets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Buckets {
+    /// How many there are, also above the last bucket.
+    pub count: u64,
+    pub sum: u64,
+    /// Pairs of the highest value of a bucket and how many are in it, rising.
+    pub buckets: Vec<(u64, u64)>,
 }
 
 /// Failures of one kind.
@@ -296,6 +341,11 @@ pub struct WorkerStatsOf {
     pub batches: Spread,
     /// Completions per harvest.
     pub harvests: Spread,
+    /// If histograms were asked for: the same in few buckets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch_buckets: Option<Buckets>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub harvest_buckets: Option<Buckets>,
 }
 
 /// Counts of requests; sizes in bytes.

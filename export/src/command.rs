@@ -2,6 +2,7 @@
 
 use crate::queue::{Broken, QueueLifecycle};
 use crate::stats::WorkerStats;
+use crate::totals::QueueTotals;
 use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
@@ -23,6 +24,8 @@ pub struct Stopped<Q> {
     pub ring: Q,
     /// What it had counted.
     pub stats: DiskStats,
+    /// The same beside requests.
+    pub totals: QueueTotals,
 }
 
 /// What a look has found in one queue.
@@ -91,8 +94,8 @@ pub(crate) enum Command<Q> {
     SetDurable { id: QueueId, durable: bool, reply: SyncSender<()> },
     /// Report on one queue.
     QueueStats { id: QueueId, reply: SyncSender<DiskStats> },
-    /// Report.
-    Stats { reply: SyncSender<WorkerStats> },
+    /// Report, with the spreads of latencies if asked for: they are large.
+    Stats { spreads: bool, reply: SyncSender<WorkerStats> },
     /// Look for requests that are overdue and kicks that were lost.
     Inspect { now_ns: u64, limit_ns: u64, rouse: Option<Rouse>, reply: SyncSender<Findings> },
     /// Leave the loop.
@@ -269,16 +272,17 @@ impl<Q: QueueLifecycle> Handle<Q> {
     /// # Errors
     /// That the worker has ended.
     pub fn stats(&self) -> io::Result<WorkerStats> {
-        self.ask(|reply| Command::Stats { reply })
+        self.ask(|reply| Command::Stats { spreads: true, reply })
     }
 
-    /// As [`Handle::stats`], as a promise: the caller may ask several workers at once.
+    /// As [`Handle::stats`], as a promise: the caller may ask several workers at once. Without `spreads`
+    /// no queue tells its latencies, which are most of what is copied.
     ///
     /// # Errors
     /// That the worker has ended.
-    pub fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
+    pub fn ask_stats(&self, spreads: bool) -> io::Result<Receiver<WorkerStats>> {
         let (reply, answer) = sync_channel(1);
-        self.send(Command::Stats { reply })?;
+        self.send(Command::Stats { spreads, reply })?;
         Ok(answer)
     }
 

@@ -16,12 +16,14 @@ pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, QueueId, Stopped};
 use crate::limit::Limits;
+use crate::notice::{Listener, Notice, Notices};
 use crate::penalty::Penalty;
 use crate::quarantine::Quarantine;
 use crate::queue::QueueLifecycle;
 use crate::session_inbox::SessionInbox;
+use crate::totals::QueueTotals;
 use ringway_disk::{CacheMode, Disk, DiskStats};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -58,7 +60,12 @@ pub struct Export<Q> {
     /// Queues that run: index, worker, and their name there.
     running: Mutex<Vec<(usize, usize, QueueId)>>,
     /// Counts of queues that were stopped.
-    gone: Mutex<DiskStats>,
+    gone: Mutex<(DiskStats, QueueTotals)>,
+    /// Queues that run no more, and whose counts are not among those yet.
+    stopping: AtomicUsize,
+    /// Requests that predecessors had left in flight.
+    recovered: AtomicU64,
+    notices: Notices,
     /// Held requests that were left unanswered, as far as the log knows.
     left_told: AtomicU64,
     /// Takes no requests.
@@ -116,6 +123,9 @@ impl<Q: QueueLifecycle> Export<Q> {
             running: Mutex::default(),
             gone: Mutex::default(),
             left_told: AtomicU64::new(0),
+            stopping: AtomicUsize::new(0),
+            recovered: AtomicU64::new(0),
+            notices: Notices::default(),
             resizes: AtomicU64::new(0),
             penalty: Mutex::default(),
             changing: Arc::default(),
@@ -185,7 +195,14 @@ impl<Q: QueueLifecycle> Export<Q> {
             return false;
         }
         let mut fenced = lock(&self.fenced);
-        fenced.retain(|promise| matches!(promise.try_recv(), Err(TryRecvError::Empty)));
+        fenced.retain(|promise| match promise.try_recv() {
+            Err(TryRecvError::Empty) => true,
+            Ok(queue) => {
+                self.stopped(&queue);
+                false
+            }
+            Err(TryRecvError::Disconnected) => false,
+        });
         fenced.is_empty()
     }
 
@@ -230,13 +247,33 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// It is to stop: it is reported no more.
     pub fn stopping(&self, queue: usize, id: QueueId) {
         let worker = self.worker_index(queue);
-        lock(&self.running).retain(|&running| running != (queue, worker, id));
+        let mut all = lock(&self.running);
+        let before = all.len();
+        all.retain(|&running| running != (queue, worker, id));
+        self.stopping.fetch_add(before - all.len(), SeqCst);
     }
 
     /// It has stopped, with these counts.
-    pub fn stopped(&self, counts: &DiskStats) {
-        lock(&self.gone).add(counts);
+    pub fn stopped(&self, queue: &Stopped<Q>) {
+        let mut gone = lock(&self.gone);
+        gone.0.add(&queue.stats);
+        gone.1.add(&queue.totals);
+        let _ = self.stopping.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+        drop(gone);
         self.tell_of_left();
+    }
+
+    /// Has notices heard from now on; only the first listener hears any.
+    pub fn on_notice(&self, listener: Listener) {
+        self.notices.listen(listener);
+    }
+
+    /// A session has noticed something.
+    pub fn notice(&self, notice: Notice) {
+        if let Notice::Recovered { requests, .. } = &notice {
+            self.recovered.fetch_add(*requests as u64, Relaxed);
+        }
+        self.notices.tell(notice);
     }
 
     /// True while no requests are to be taken.

@@ -9,6 +9,7 @@ mod command;
 mod export;
 mod limit;
 mod memory;
+mod notice;
 mod peer_eventfd;
 mod penalty;
 mod pinned;
@@ -20,6 +21,7 @@ mod ring_pool;
 mod sampler;
 mod session_inbox;
 mod stats;
+mod totals;
 mod worker;
 
 pub use answer::{AnswerDue, abandon};
@@ -32,6 +34,7 @@ pub use export::{
 };
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;
+pub use notice::{Listener, Notice};
 pub use peer_eventfd::{PeerEventfd, watchdog_signal};
 pub use polling::Polling;
 pub use pool::{
@@ -44,4 +47,5 @@ pub use ring_pool::RingPool;
 pub use sampler::Latency;
 pub use session_inbox::{SessionCommand, SessionInbox};
 pub use stats::{QueueStats, WorkerStats};
+pub use totals::{DURATION_BOUNDS_NS, Durations, OPERATIONS, QueueTotals};
 pub use worker::Worker;

@@ -4,6 +4,7 @@
 //! that batch, until its own answer, whatever operation of the engine brought it. While none is
 //! timed, a queue pays one comparison per request and one per completion.
 
+use crate::totals::{Durations, OPERATIONS, record};
 use hdrhistogram::Histogram;
 use ringway_core::Op;
 use std::time::Instant;
@@ -71,6 +72,7 @@ pub(crate) struct Sampler {
     left: u32,
     since: Instant,
     latency: Option<Box<Latency>>,
+    durations: [Durations; OPERATIONS.len()],
 }
 
 /// No slot has this number.
@@ -87,12 +89,18 @@ impl Sampler {
             left: if on { 0 } else { NEVER },
             since: Instant::now(),
             latency: on.then(Box::default),
+            durations: Default::default(),
         }
     }
 
     /// What was timed, if anything ever is.
     pub(crate) fn latency(&self) -> Option<&Latency> {
         self.latency.as_deref()
+    }
+
+    /// The same in few buckets.
+    pub(crate) fn durations(&self) -> &[Durations; OPERATIONS.len()] {
+        &self.durations
     }
 
     /// A batch of `count` requests has begun, the last of them being `op` in `slot`.
@@ -128,6 +136,7 @@ impl Sampler {
         if let Some(histogram) = self.latency.as_mut().and_then(|latency| latency.of(self.op)) {
             let nanos = u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX);
             histogram.saturating_record(nanos);
+            record(&mut self.durations, self.op, nanos);
         }
     }
 
@@ -155,6 +164,8 @@ mod tests {
         }
         let latency = sampler.latency().unwrap();
         assert_eq!((latency.reads.len(), latency.writes.len(), latency.others.len()), (1, 1, 0));
+        let timed = sampler.durations().map(|one| one.buckets.iter().sum::<u64>());
+        assert_eq!(timed, [1, 1, 0, 0]);
         let mut sum = Latency::new();
         sum.add(latency);
         sum.add(latency);

@@ -2,6 +2,7 @@
 
 use crate::command::QueueId;
 use crate::sampler::Latency;
+use crate::totals::QueueTotals;
 use hdrhistogram::Histogram;
 use ringway_aio::Counters;
 use ringway_disk::{Disk, DiskStats};
@@ -65,12 +66,10 @@ pub struct QueueStats {
     pub broken: bool,
     /// What it has counted since it was started.
     pub counts: DiskStats,
-    /// How long its requests took, if the worker takes samples.
+    /// How long its requests took, if the worker takes samples and spreads were asked for.
     pub latency: Option<Latency>,
-    /// Times its guest's doorbell was found rung.
-    pub kicks: u64,
-    /// Times its guest was called.
-    pub calls: u64,
+    /// Beside `counts`, since it was started.
+    pub totals: QueueTotals,
 }
 
 impl Default for WorkerStats {

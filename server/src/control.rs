@@ -11,6 +11,7 @@ use super::disks::Disks;
 use super::host::{Host, SocketFile};
 use super::line::Line;
 use super::survive::survive;
+use anyhow::Context;
 use ringway_control::protocol::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
 use ringway_export::Limit;
@@ -26,7 +27,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(super) use commands::carry_out;
-pub(super) use reports::facts;
+pub(super) use reports::{Detail, all_facts, facts, stats};
 
 /// Clients at a time.
 const CLIENTS_MAX: usize = 32;
@@ -65,7 +66,8 @@ impl Control {
     /// # Errors
     /// What is wrong with the path.
     pub(crate) fn listen(path: &Path, host: &Host) -> anyhow::Result<Self> {
-        let (listener, file) = host.listen(path, true, Access::PRIVATE)?;
+        let (listener, file) =
+            host.listen(path, true, Access::PRIVATE).context("the control socket")?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, file })
     }

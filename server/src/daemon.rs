@@ -1,10 +1,11 @@
 //! A daemon from its start to its end: disks, control socket, signals.
 
-use super::control::{Control, facts};
+use super::control::{Control, all_facts};
 use super::deadline;
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
+use super::metrics::Metrics;
 use super::notify::Notify;
 use super::pulse::Pulse;
 use super::survive::survive;
@@ -34,6 +35,7 @@ pub(crate) struct Daemon {
     pub(crate) disks: Arc<Disks>,
     ready: Vec<Ready>,
     control: Option<Control>,
+    metrics: Option<Metrics>,
     xen: Option<(Arc<XenPlan>, Toolstack)>,
     /// The daemon that has its disk, if it is the process of one.
     inside: Option<Inside>,
@@ -84,6 +86,8 @@ impl Daemon {
         // First, because a disk that is to be made is only made once all else is in place.
         let control = plan.daemon.control.as_deref();
         let control = control.map(|path| listen(path, &host)).transpose()?;
+        let metrics = plan.daemon.metrics.as_ref();
+        let metrics = metrics.map(|at| Metrics::listen(at, &host)).transpose()?;
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
             ringway_export::install_handlers()?;
@@ -122,15 +126,23 @@ impl Daemon {
             inside.wait_for_go(&disks)?;
         }
         new_images.into_iter().for_each(|image| image.keep());
-        Ok(Self { disks, ready, control, xen, inside, notify, signals, print_stats, overdue })
+        Ok(Self {
+            disks,
+            ready,
+            control,
+            metrics,
+            xen,
+            inside,
+            notify,
+            signals,
+            print_stats,
+            overdue,
+        })
     }
 
     /// The disks it starts with.
     pub(crate) fn disk_facts(&self) -> Vec<DiskFacts> {
-        let mut all: Vec<_> = self.disks.list().iter().map(|served| facts(served)).collect();
-        all.extend(self.disks.isolated().iter().map(|disk| disk.facts(None)));
-        all.sort_by_key(|disk| disk.id);
-        all
+        all_facts(&self.disks)
     }
 
     /// The CPUs of its workers.
@@ -141,6 +153,11 @@ impl Daemon {
     /// The toolstack that attaches disks.
     pub(crate) fn xen(&self) -> Option<&XenPlan> {
         self.xen.as_ref().map(|(plan, _)| &**plan)
+    }
+
+    /// Where its metrics are told.
+    pub(crate) fn metrics(&self) -> Option<&Metrics> {
+        self.metrics.as_ref()
     }
 
     /// Its control socket.
@@ -154,8 +171,8 @@ impl Daemon {
     /// # Errors
     /// What the host says.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
-        let Self { disks, ready, control, xen, inside, notify, signals, print_stats, overdue } =
-            self;
+        let (print_stats, overdue) = (self.print_stats, self.overdue);
+        let Self { disks, ready, control, metrics, xen, inside, notify, signals, .. } = self;
         let name = inside.as_ref().map(|inside| inside.name.clone());
         let asked = Arc::clone(&disks);
         let news = move || {
@@ -171,6 +188,7 @@ impl Daemon {
         let launched = launched.and_then(|()| disks.launch_isolated());
         let farewell = inside.map(|inside| inside.attend(&disks, &stop)).transpose()?;
         let control = control.map(|control| control.run(&disks)).transpose();
+        let metrics = metrics.map(|metrics| metrics.run(&disks)).transpose();
         let pulse = Pulse::default();
         let watchdog = match overdue {
             Duration::ZERO => None,
@@ -180,7 +198,7 @@ impl Daemon {
         deadline::begin(&disks, name.is_some())?;
         notify.stopping();
         // New requests are refused first: nothing is added any more.
-        drop(control?);
+        drop((control?, metrics?));
         drop(xen);
         // Asked later, when all is counted; named now, while the disks are there.
         let (workers, list) = (disks.workers(), disks.list());

@@ -175,7 +175,7 @@ impl Disks {
             worker: WorkerOptions {
                 polling: self.polling,
                 pin_memory: self.options.pin_memory,
-                sample_latency: self.options.control.is_some() || self.sampled,
+                sample_latency: self.options.is_watched() || self.sampled,
             },
         };
         let bell = Arc::clone(&self.bell);

@@ -206,7 +206,7 @@ impl Host {
                 Ok((listener, SocketFile { path, _made: Made::There(file) }))
             }
             None => {
-                let (listener, file) = local::listen(path, private, access)?;
+                let (listener, file) = local::listen(path, access)?;
                 let path = file.path.clone();
                 Ok((listener, SocketFile { path, _made: Made::Here(file) }))
             }

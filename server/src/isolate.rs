@@ -108,7 +108,7 @@ impl Starting {
         // The daemon before may have been killed just now, and its processes not have noticed yet.
         disk.lock_wait.get_or_insert(LOCK_WAIT);
         let mut daemon = options.clone();
-        let sampled = daemon.control.take().is_some();
+        let sampled = daemon.control.take().is_some() | daemon.metrics.take().is_some();
         daemon.each = EachDisk::default();
         if let Some(cpus) = &mut daemon.cpus {
             cpus.rotate(turn);
@@ -354,6 +354,12 @@ impl Isolated {
             overdue: 0,
             held: None,
             counts: Counts::default(),
+            complete: false,
+            kicks: 0,
+            lost_kicks: 0,
+            calls: 0,
+            recovered: 0,
+            durations: Vec::new(),
             failures: Vec::new(),
             latency: None,
             queues: Vec::new(),

@@ -19,6 +19,7 @@ mod image;
 mod incidents;
 mod isolate;
 mod line;
+mod metrics;
 #[cfg(not(feature = "xen"))]
 mod no_xen;
 mod notify;

@@ -4,7 +4,7 @@ use super::attach::{self, Attach, QemuVersion};
 use super::daemon::Daemon;
 use super::xen;
 use anstyle::{AnsiColor, Style};
-use ringway_control::config::CpuList;
+use ringway_control::config::{CpuList, MetricsAt};
 use ringway_control::protocol::DiskFacts;
 use ringway_control::size::Size;
 use ringway_disk::SchedulerMode;
@@ -33,6 +33,9 @@ pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
     }
     if let Some(control) = daemon.control() {
         text.push_str(&control_line(control.path()));
+    }
+    if let Some(metrics) = daemon.metrics() {
+        text.push_str(&metrics_line(metrics.at()));
     }
     let attach: Vec<_> = disks
         .iter()
@@ -73,6 +76,17 @@ fn disk_lines(disks: &[DiskFacts], cpus: Option<&CpuList>) -> String {
     let column = disks.iter().map(|disk| disk.image.chars().count()).max().unwrap_or(0);
     let line = |disk: &DiskFacts| disk_line(&format!("{:column$}", disk.image), &facts(disk, cpus));
     disks.iter().map(line).collect()
+}
+
+fn metrics_line(at: &MetricsAt) -> String {
+    match at {
+        MetricsAt::Tcp(address) => {
+            format!("{NAME}http://{address}/metrics{NAME:#}  metrics, for Prometheus\n")
+        }
+        MetricsAt::Unix(path) => {
+            format!("{NAME}{}{NAME:#}  metrics, for Prometheus\n", path.display())
+        }
+    }
 }
 
 fn control_line(path: &Path) -> String {

@@ -34,13 +34,16 @@ impl Workers {
         Self { engines: pools.collect(), disks: disks.collect() }
     }
 
-    /// Asks all of them at once and waits no longer than `patience`.
-    pub(crate) fn ask_within(&self, patience: Duration) -> Vec<Asked> {
+    /// Asks all of them at once and waits no longer than `patience`. Without `spreads` queues tell no
+    /// latencies.
+    pub(crate) fn ask_within(&self, patience: Duration, spreads: bool) -> Vec<Asked> {
         let begun = Instant::now();
         let promises: Vec<Vec<_>> = self
             .engines
             .iter()
-            .map(|(_, handles)| handles.iter().map(|handle| handle.ask_stats().ok()).collect())
+            .map(|(_, handles)| {
+                handles.iter().map(|handle| handle.ask_stats(spreads).ok()).collect()
+            })
             .collect();
         let wait = |promise: Option<Receiver<WorkerStats>>| {
             promise?.recv_timeout(patience.saturating_sub(begun.elapsed())).ok()

@@ -56,6 +56,8 @@ pub enum Need {
     Libvirt,
     /// Guests in QEMU, which `RINGWAY_SKIP_GUEST` switches off.
     Guest,
+    /// Prometheus and its promtool.
+    Prometheus,
     /// A Xen host in QEMU: its packages.
     Xen,
 }
@@ -87,6 +89,7 @@ impl Need {
             Self::Systemd => "systemd",
             Self::DebianPackage => "debian-package",
             Self::Libvirt => "libvirt",
+            Self::Prometheus => "prometheus",
             Self::Guest => "guest",
             Self::Xen => "xen",
         }

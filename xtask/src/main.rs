@@ -2,6 +2,7 @@
 
 mod bench;
 mod kill;
+mod metrics;
 mod power_cut;
 mod tidy;
 
@@ -21,6 +22,8 @@ enum Task {
     Bench(Box<bench::BenchArgs>),
     /// Kill the daemon again and again under verified traffic: nothing may be lost or done twice.
     Kill(kill::KillArgs),
+    /// Write what is made from the list of metrics: docs/metrics.md, contrib/.
+    Metrics,
     /// Simulate power cuts: what was acknowledged must be there, and nothing else be touched.
     PowerCut(power_cut::PowerCutArgs),
     /// Style as a test: lengths, floors, names of hazard tests, stray blanks and paths.
@@ -31,6 +34,7 @@ fn main() -> anyhow::Result<()> {
     match Xtask::parse().task {
         Task::Bench(args) => bench::run(*args),
         Task::Kill(args) => kill::run(&args),
+        Task::Metrics => metrics::run(),
         Task::PowerCut(args) => power_cut::run(&args),
         Task::Tidy => tidy::run(),
     }

@@ -3,7 +3,8 @@
 use super::plan::{Poll, Sandbox};
 use super::xen::{self, XenTable};
 use super::{
-    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, Place, Plan, SocketMode, SocketRule,
+    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, MetricsAt, Place, Plan, SocketMode,
+    SocketRule,
 };
 use crate::log::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -21,6 +22,7 @@ struct File {
     #[serde(default)]
     pin_memory: bool,
     control: Option<PathBuf>,
+    metrics: Option<MetricsAt>,
     sandbox: Option<Sandbox>,
     user: Option<String>,
     #[serde(default)]
@@ -96,6 +98,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         pin_memory: file.pin_memory,
         iopoll: file.iopoll,
         control: file.control.map(|control| folder.join(control)),
+        metrics: file.metrics.map(|metrics| metrics.within(folder)),
         sandbox: file.sandbox,
         user: file.user,
         state_dir: file.state_dir.map(|dir| folder.join(dir)),
@@ -143,6 +146,7 @@ mod tests {
             poll = "never"
             stats = true
             control = "ctl.sock"
+            metrics = "unix:m.sock"
             sandbox = "log"
             user = "nobody"
             socket-mode = "0600"
@@ -178,6 +182,7 @@ mod tests {
         .unwrap();
         assert_eq!(plan.daemon.workers, Some(3));
         assert_eq!(plan.daemon.control, Some("conf/ctl.sock".into()));
+        assert_eq!(plan.daemon.metrics, Some(MetricsAt::Unix("conf/m.sock".into())));
         assert_eq!(plan.daemon.sandbox, Some(Sandbox::Log));
         assert_eq!(plan.daemon.user.as_deref(), Some("nobody"));
         assert_eq!(plan.daemon.cpus, Some("0,2-3".parse().unwrap()));
@@ -188,7 +193,7 @@ mod tests {
         assert_eq!(a.lock_wait, Some(std::time::Duration::from_secs(7)));
         assert!(a.incoming && !b.incoming);
         assert_eq!((a.path, b.path), (SchedulerMode::Request, SchedulerMode::Auto));
-        assert_eq!(a.origin, "conf/disks.toml, line 15");
+        assert_eq!(a.origin, "conf/disks.toml, line 16");
         let all = &plan.daemon.each;
         assert_eq!((all.isolate, a.isolate, b.isolate), (Some(true), Some(false), None));
         assert_eq!(all.access.settle(true), Ok((0o600, Some(7))));
@@ -224,6 +229,7 @@ mod tests {
             (format!("{disk}\n[[disk]]\nimage = './a'\nsocket = 't'\n"), "line 5", "line 1"),
             ("\ncpus = '0-'\n".to_owned() + disk, "line 2", "'0-' is not a CPU"),
             ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
+            ("metrics = 'there'".to_owned(), "line 1", "'there' is no place for metrics"),
             ("sandbox = 'perhaps'".to_owned(), "line 1", "unknown variant"),
             ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "adaptive"),
             (String::new(), "", "no disk"),

@@ -6,6 +6,7 @@ mod claim;
 mod cpus;
 mod disk;
 mod file;
+mod metrics;
 mod plan;
 mod sockets;
 mod xen;
@@ -18,6 +19,7 @@ pub use disk::{
     source,
 };
 pub use file::read;
+pub use metrics::MetricsAt;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
 pub use sockets::{SocketMode, SocketRule};
 pub use xen::{Attached, XenPlan};

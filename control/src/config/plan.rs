@@ -1,6 +1,6 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec, Location, SocketRule, XenPlan};
+use super::{Claim, CpuList, DiskSpec, Location, MetricsAt, SocketRule, XenPlan};
 use crate::log::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
@@ -38,6 +38,10 @@ pub struct DaemonArgs {
     /// their size while the daemon runs. Only this user can connect.
     #[arg(long, value_name = "PATH", help_heading = "Control")]
     pub control: Option<PathBuf>,
+    /// Tell metrics here, to Prometheus and others who collect them: a port of this host alone such as
+    /// 127.0.0.1:9099, or unix:PATH. At other addresses whoever reaches them can read the metrics.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Control")]
+    pub metrics: Option<MetricsAt>,
     /// Whether the daemon gives up, before it meets a guest, all that it does not need: whatever it
     /// should not do then ends it (on), happens (off), or happens and is told in the kernel's audit
     /// log (log) [default: on].
@@ -110,6 +114,7 @@ impl DaemonArgs {
             pin_memory: self.pin_memory || other.pin_memory,
             iopoll: self.iopoll || other.iopoll,
             control: self.control.or_else(|| other.control.clone()),
+            metrics: self.metrics.or_else(|| other.metrics.clone()),
             sandbox: self.sandbox.or(other.sandbox),
             user: self.user.or_else(|| other.user.clone()),
             state_dir: self.state_dir.or_else(|| other.state_dir.clone()),
@@ -120,6 +125,11 @@ impl DaemonArgs {
                 isolate: self.each.isolate.or(other.each.isolate),
             },
         }
+    }
+
+    /// True if somebody may ask how long requests take.
+    pub fn is_watched(&self) -> bool {
+        self.control.is_some() || self.metrics.is_some()
     }
 
     /// How workers wait.

@@ -41,6 +41,8 @@ pub struct Asked {
     pub disk: Option<Name>,
     #[serde(default)]
     pub buckets: bool,
+    #[serde(default)]
+    pub histograms: bool,
 }
 
 #[derive(Debug, Deserialize, Serialize)]

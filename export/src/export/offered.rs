@@ -2,6 +2,7 @@
 
 use super::{ChangeError, Export, ExportOptions, ExportReport, Resized, Retried};
 use crate::command::{Findings, Handle, Rouse};
+use crate::notice::Listener;
 use crate::queue::QueueLifecycle;
 use crate::stats::WorkerStats;
 use ringway_disk::Disk;
@@ -39,6 +40,9 @@ pub trait Offered: Send + Sync {
 
     /// True while the image is locked for it.
     fn is_locked(&self) -> bool;
+
+    /// As [`Export::on_notice`].
+    fn on_notice(&self, listener: Listener);
 
     /// As [`Export::report`].
     fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport;
@@ -96,6 +100,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
         self.is_locked()
     }
 
+    fn on_notice(&self, listener: Listener) {
+        self.on_notice(listener);
+    }
+
     fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport {
         self.report(workers)
     }
@@ -133,7 +141,7 @@ pub trait Counts: Send + Sync {
     ///
     /// # Errors
     /// That the worker has ended.
-    fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>>;
+    fn ask_stats(&self, spreads: bool) -> io::Result<Receiver<WorkerStats>>;
 
     /// As [`Handle::ask_inspect`].
     ///
@@ -152,8 +160,8 @@ impl<Q: QueueLifecycle> Counts for Handle<Q> {
         self.stats()
     }
 
-    fn ask_stats(&self) -> io::Result<Receiver<WorkerStats>> {
-        self.ask_stats()
+    fn ask_stats(&self, spreads: bool) -> io::Result<Receiver<WorkerStats>> {
+        self.ask_stats(spreads)
     }
 
     fn ask_inspect(

@@ -5,8 +5,10 @@ use crate::command::QueueId;
 use crate::queue::QueueLifecycle;
 use crate::sampler::Latency;
 use crate::stats::{QueueStats, WorkerStats};
+use crate::totals::QueueTotals;
 use ringway_disk::DiskStats;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// One queue that runs.
 #[derive(Clone, Debug)]
@@ -30,8 +32,15 @@ pub struct ExportReport {
     pub writeback: bool,
     /// Queues of ended connections wait for a stuck disk.
     pub stuck: bool,
+    /// All queues are in the counts: those of one that is being stopped, or whose worker did not answer,
+    /// are missing for a while.
+    pub complete: bool,
     /// The counts of all queues, those that were stopped included.
     pub counts: DiskStats,
+    /// The same beside requests.
+    pub totals: QueueTotals,
+    /// Requests that predecessors had left in flight.
+    pub recovered: u64,
     /// Latencies of the queues that run, if workers take samples.
     pub latency: Option<Latency>,
     /// The queues that run.
@@ -50,20 +59,31 @@ impl<Q: QueueLifecycle> Export<Q> {
     #[must_use]
     pub fn report(&self, workers: &[Option<WorkerStats>]) -> ExportReport {
         let stuck = !self.is_clear();
+        // A queue is in one of these, or is being stopped.
+        let (running, (counts, totals), complete) = {
+            let (running, gone) = (lock(&self.running), lock(&self.gone));
+            (running.clone(), *gone, self.stopping.load(SeqCst) == 0)
+        };
         let mut report = ExportReport {
             connected: self.is_connected(),
             paused: self.is_paused(),
             writeback: self.may_write_back() && self.writeback(),
             stuck,
-            counts: *lock(&self.gone),
+            complete,
+            counts,
+            totals,
+            recovered: self.recovered.load(Relaxed),
             latency: None,
             queues: Vec::new(),
         };
-        let running = lock(&self.running).clone();
         for (queue, worker, id) in running {
             let said = workers.get(worker).and_then(Option::as_ref);
-            let Some(stats) = said.and_then(|worker| self.find(worker, id)) else { continue };
+            let Some(stats) = said.and_then(|worker| self.find(worker, id)) else {
+                report.complete = false;
+                continue;
+            };
             report.counts.add(&stats.counts);
+            report.totals.add(&stats.totals);
             if let Some(latency) = &stats.latency {
                 report.latency.get_or_insert_default().add(latency);
             }

@@ -6,6 +6,7 @@ use crate::command::{Command, Findings, QueueFindings, QueueId, Rouse, Stopped};
 use crate::memory::SharedMemory;
 use crate::queue::QueueLifecycle;
 use crate::stats::{QueueStats, WorkerStats};
+use crate::totals::QueueTotals;
 use ringway_aio::Engine;
 use ringway_core::mem::HostRange;
 use ringway_disk::{Disk, DiskStats};
@@ -68,8 +69,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     let queue = self.queues.get(id.0 as usize).and_then(Option::as_ref);
                     let _ = reply.send(queue.map(|queue| queue.disk.stats()).unwrap_or_default());
                 }
-                Command::Stats { reply } => {
-                    let _ = reply.send(self.snapshot());
+                Command::Stats { spreads, reply } => {
+                    let _ = reply.send(self.snapshot(spreads));
                 }
                 Command::Inspect { now_ns, limit_ns, rouse, reply } => {
                     let _ = reply.send(self.inspect(now_ns, limit_ns, rouse));
@@ -130,6 +131,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Gives back the ring of a queue with nothing in flight.
     fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
         let Some(queue) = self.queues[id as usize].take() else { return };
+        let totals = queue.totals();
         let WorkerQueue { mut ring, mut disk, .. } = queue;
         disk.leave_held(|token| ring.leave(token));
         // What completed in this very turn was published at its end.
@@ -141,7 +143,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.name_memory();
         // First: whoever asked may let the disk go next, which is not for this thread to do.
         drop(disk);
-        let _ = reply.send(Stopped { ring, stats });
+        let _ = reply.send(Stopped { ring, stats, totals });
     }
 
     /// Looks at every queue, and wakes those whose kick was lost.
@@ -177,14 +179,14 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
-    fn snapshot(&self) -> WorkerStats {
+    fn snapshot(&self, spreads: bool) -> WorkerStats {
         let mut stats = self.stats.clone();
         stats.disk = DiskStats::default();
         stats.disk.add(&self.stats.gone);
         for (id, queue) in (0..).zip(&self.queues) {
             if let Some(queue) = queue {
                 stats.disk.add(&queue.disk.stats());
-                stats.queues.push(queue.report(QueueId(id)));
+                stats.queues.push(queue.report(QueueId(id), spreads));
             }
         }
         stats.engine = self.engine.counters();
@@ -206,7 +208,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         self.disk.uses(ranges, answers_into)
     }
 
-    fn report(&self, id: QueueId) -> QueueStats {
+    fn report(&self, id: QueueId, spreads: bool) -> QueueStats {
         QueueStats {
             id,
             disk: Arc::clone(self.disk.disk()),
@@ -216,9 +218,17 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             held: self.disk.held(),
             broken: matches!(self.state, State::Broken),
             counts: self.disk.stats(),
-            latency: self.sampler.latency().cloned(),
+            latency: self.sampler.latency().filter(|_| spreads).cloned(),
+            totals: self.totals(),
+        }
+    }
+
+    fn totals(&self) -> QueueTotals {
+        QueueTotals {
+            durations: *self.sampler.durations(),
             kicks: self.kicks,
             calls: self.ring.calls(),
+            lost_kicks: self.lost_kicks,
         }
     }
 }

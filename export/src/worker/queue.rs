@@ -48,6 +48,8 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) sampler: Sampler,
     /// Times its doorbell was found rung.
     pub(super) kicks: u64,
+    /// Kicks that were found lost.
+    pub(super) lost_kicks: u64,
     /// Requests that the last look found overdue.
     pub(super) overdue: usize,
     /// The last look found requests although it rested, when so many kicks had come.
@@ -90,6 +92,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             alarm,
             sampler,
             kicks,
+            lost_kicks: 0,
             overdue,
             forgotten,
             debt: 0,
@@ -206,6 +209,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     #[cold]
     pub(super) fn look_for_lost_kicks(&mut self) -> (u64, bool) {
         let lost = self.forgotten.take() == Some(self.kicks);
+        self.lost_kicks += u64::from(lost);
         let rests = !self.active && matches!(self.state, State::Running);
         let forgotten = rests && self.ring.has_work();
         if forgotten {

@@ -213,7 +213,7 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
     assert_eq!(inspect(), 0);
     until(2);
     rustix::io::write(&kick, &1u64.to_ne_bytes()).unwrap();
-    while handle.stats().unwrap().queues[0].kicks == 0 {
+    while handle.stats().unwrap().queues[0].totals.kicks == 0 {
         std::thread::yield_now();
     }
     assert_eq!(inspect(), 0, "it was late");

@@ -121,6 +121,12 @@ pub(super) fn sample(case: &Case) -> Sample {
         overdue: if id == 0 { case.overdue } else { 0 },
         held: None,
         counts: if id == 0 { counts.clone() } else { Counts::default() },
+        complete: true,
+        kicks: 0,
+        lost_kicks: 0,
+        calls: 0,
+        recovered: 0,
+        durations: Vec::new(),
         failures: Vec::new(),
         latency: (id == 0).then(latency),
         queues: Vec::new(),
@@ -143,6 +149,8 @@ pub(super) fn sample(case: &Case) -> Sample {
         lost_kicks: 0,
         batches: spread(&[(10, case.batches)]),
         harvests: spread(&[]),
+        batch_buckets: None,
+        harvest_buckets: None,
     };
     let daemon = DaemonFacts { version: "0.1.0".into(), pid: case.pid, uptime_us: case.uptime_us };
     Sample {

@@ -31,9 +31,9 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
     }
     match request {
         Request::List(Nothing {}) => answer(reports::list(disks)),
-        Request::Stats(Asked { disk, buckets }) => {
+        Request::Stats(Asked { disk, buckets, histograms }) => {
             let one = disk.map(|disk| find(disks, &disk)).transpose()?;
-            answer(reports::stats(disks, one, buckets))
+            answer(reports::stats(disks, one, reports::Detail { buckets, histograms }))
         }
         Request::Add(disk) => add(disks, *disk),
         Request::Remove(disk) => remove(disks, disk),

@@ -4,12 +4,15 @@ use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::Isolated;
 use super::super::served::Served;
 use super::super::stats::Asked;
+use hdrhistogram::Histogram;
 use ringway_control::protocol::{
-    DaemonFacts, DiskFacts, DiskStatsOf, FailuresOf, Latencies, List, PathFacts, QueueStatsOf,
-    Spread, State, Stats, WorkerStatsOf,
+    Buckets, DaemonFacts, DiskFacts, DiskStatsOf, DurationsOf, FailuresOf, Latencies, List,
+    PathFacts, QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
 };
 use ringway_disk::{Disk, EngineKind, Failures, Incidents};
-use ringway_export::{QueueReport, WorkerStats};
+use ringway_export::{
+    DURATION_BOUNDS_NS, Durations, OPERATIONS, QueueReport, QueueTotals, WorkerStats,
+};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -37,6 +40,14 @@ pub(super) fn list(disks: &Disks) -> List {
         },
         disks: all,
     }
+}
+
+/// Of all disks; of those with processes of their own, as these said last.
+pub(crate) fn all_facts(disks: &Disks) -> Vec<DiskFacts> {
+    let mut all: Vec<_> = disks.list().iter().map(|served| facts(served)).collect();
+    all.extend(disks.isolated().iter().map(|disk| disk.facts(None)));
+    all.sort_by_key(|disk| disk.id);
+    all
 }
 
 pub(crate) fn facts(served: &Served) -> DiskFacts {
@@ -92,22 +103,32 @@ pub(super) fn state(served: &Served) -> State {
     }
 }
 
-/// Of one disk and its workers, or of all; spreads with their `buckets`, if asked for.
-pub(super) fn stats(disks: &Disks, one: Option<AnyDisk>, buckets: bool) -> Stats {
+/// What is told beside counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Detail {
+    /// Spreads come with their buckets.
+    pub(crate) buckets: bool,
+    /// Histograms of few buckets instead of latencies.
+    pub(crate) histograms: bool,
+}
+
+/// Of one disk and its workers, or of all.
+pub(crate) fn stats(disks: &Disks, one: Option<AnyDisk>, detail: Detail) -> Stats {
+    let Detail { buckets, histograms } = detail;
     let (list, isolated) = match one {
         None => (disks.list(), disks.isolated()),
         Some(AnyDisk::Here(one)) => (vec![one], Vec::new()),
         Some(AnyDisk::Apart(one)) => (Vec::new(), vec![one]),
     };
-    let request = json!({"command": "stats", "buckets": buckets});
+    let request = json!({"command": "stats", "buckets": buckets, "histograms": histograms});
     let apart: Vec<_> = isolated.iter().map(|disk| disk.ask(request.clone())).collect();
     let begun = Instant::now();
     let kinds: Vec<_> = list.iter().map(|served| served.export.disk().engine()).collect();
-    let mut asked = disks.workers().ask_within(PATIENCE);
+    let mut asked = disks.workers().ask_within(PATIENCE, !histograms || buckets);
     asked.retain(|engine| kinds.contains(&engine.kind));
-    let mut all: Vec<_> = list.iter().map(|served| disk_stats(served, &asked, buckets)).collect();
+    let mut all: Vec<_> = list.iter().map(|served| disk_stats(served, &asked, detail)).collect();
     let mut workers: Vec<_> =
-        asked.iter().flat_map(|engine| worker_stats(engine, buckets)).collect();
+        asked.iter().flat_map(|engine| worker_stats(engine, detail)).collect();
     for (disk, answer) in isolated.iter().zip(apart) {
         // It waits that long for its own workers.
         let answer = answer.wait((PATIENCE * 2).saturating_sub(begun.elapsed())).ok();
@@ -134,7 +155,8 @@ fn apart_stats(disk: &Isolated, answer: Option<Value>) -> (DiskStatsOf, Vec<Work
     (one, workers)
 }
 
-fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
+fn disk_stats(served: &Served, asked: &[Asked], detail: Detail) -> DiskStatsOf {
+    let Detail { buckets, histograms } = detail;
     let disk = served.export.disk();
     let workers = asked.iter().find(|engine| engine.kind == disk.engine());
     let report = served.export.report(workers.map_or(&[], |engine| &engine.workers));
@@ -152,10 +174,29 @@ fn disk_stats(served: &Served, asked: &[Asked], buckets: bool) -> DiskStatsOf {
         overdue: report.queues.iter().map(|queue| queue.stats.overdue).sum(),
         held: disk.held().map(Into::into),
         counts: (&report.counts).into(),
+        complete: report.complete,
+        kicks: report.totals.kicks,
+        lost_kicks: report.totals.lost_kicks,
+        calls: report.totals.calls,
+        recovered: report.recovered,
+        durations: if histograms { durations(&report.totals) } else { Vec::new() },
         failures: failures(disk),
         latency: report.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
         queues: report.queues.iter().map(|q| queue_stats(q, disk.engine(), buckets)).collect(),
     }
+}
+
+fn durations(totals: &QueueTotals) -> Vec<DurationsOf> {
+    let one = |(operation, durations): (&str, &Durations)| {
+        let bounded = DURATION_BOUNDS_NS.iter().copied().zip(durations.buckets);
+        let nanoseconds = Buckets {
+            count: durations.buckets.iter().sum(),
+            sum: durations.sum_ns,
+            buckets: bounded.collect(),
+        };
+        DurationsOf { operation: operation.into(), nanoseconds }
+    };
+    OPERATIONS.into_iter().zip(&totals.durations).map(one).collect()
 }
 
 fn failures(disk: &Disk) -> Vec<FailuresOf> {
@@ -180,14 +221,15 @@ fn queue_stats(queue: &QueueReport, engine: EngineKind, buckets: bool) -> QueueS
         overdue: stats.overdue,
         held: stats.held,
         broken: stats.broken,
-        kicks: stats.kicks,
-        calls: stats.calls,
+        kicks: stats.totals.kicks,
+        calls: stats.totals.calls,
         counts: (&stats.counts).into(),
         latency: stats.latency.as_ref().map(|latency| Latencies::of(latency, buckets)),
     }
 }
 
-fn worker_stats(asked: &Asked, buckets: bool) -> Vec<WorkerStatsOf> {
+fn worker_stats(asked: &Asked, detail: Detail) -> Vec<WorkerStatsOf> {
+    let Detail { buckets, histograms } = detail;
     let one = |(number, said): (usize, &Option<WorkerStats>)| {
         let (answers, said) = (said.is_some(), said.clone().unwrap_or_default());
         WorkerStatsOf {
@@ -208,9 +250,23 @@ fn worker_stats(asked: &Asked, buckets: bool) -> Vec<WorkerStatsOf> {
             lost_kicks: said.lost_kicks,
             batches: Spread::new(&said.batches, buckets),
             harvests: Spread::new(&said.harvests, buckets),
+            batch_buckets: histograms.then(|| in_few_buckets(&said.batches)),
+            harvest_buckets: histograms.then(|| in_few_buckets(&said.harvests)),
         }
     };
     asked.workers.iter().enumerate().map(one).collect()
+}
+
+/// Powers of two.
+fn in_few_buckets(spread: &Histogram<u64>) -> Buckets {
+    let (mut below, mut buckets) = (1, Vec::new());
+    for bound in (0..10).map(|power| 1u64 << power) {
+        buckets.push((bound, spread.count_between(below, bound)));
+        below = bound + 1;
+    }
+    let each = spread.iter_recorded();
+    let sum = each.map(|step| step.value_iterated_to() * step.count_since_last_iteration()).sum();
+    Buckets { count: spread.len(), sum, buckets }
 }
 
 fn micros(time: Duration) -> u64 {

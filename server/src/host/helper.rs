@@ -274,7 +274,7 @@ impl Helper {
         let (listener, file) = match &self.duties.account {
             // What connects to the daemon's disks has its rights, not those of who started it.
             Some(account) if !self.started && !private => for_account(account, path, access)?,
-            _ => self.as_account(|| listen(path, private, access))??,
+            _ => self.as_account(|| listen(path, access))??,
         };
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
@@ -315,7 +315,7 @@ fn for_account(
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             account.with_group(access.group).own_what_is_made()?;
-            listen(path, false, access)
+            listen(path, access)
         });
         thread.join().map_err(|_| anyhow!("the helper's thread panicked"))?
     })

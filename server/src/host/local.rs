@@ -73,15 +73,10 @@ pub(super) fn open(options: &OpenOptions, iopoll: bool) -> anyhow::Result<(Disk,
 }
 
 /// Listens on a new socket file.
-pub(super) fn listen(
-    path: &Path,
-    private: bool,
-    access: Access,
-) -> anyhow::Result<(UnixListener, OwnFile)> {
+pub(super) fn listen(path: &Path, access: Access) -> anyhow::Result<(UnixListener, OwnFile)> {
     let mut tries = 0;
     loop {
-        let bound = bind(path, access);
-        let listener = if private { bound.context("the control socket")? } else { bound? };
+        let listener = bind(path, access)?;
         match OwnFile::new(path) {
             Ok(file) => return Ok((listener, file)),
             // The helper of a daemon that was killed removes what it has made, and looks a moment before.

@@ -25,7 +25,7 @@ use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
 use ringway_core::thread::panic_message;
-use ringway_export::{LockWait, PeerEventfd, SessionInbox};
+use ringway_export::{LockWait, Notice, PeerEventfd, SessionInbox};
 use ringway_ring::virtqueue::LayoutError;
 use rustix::event::Timespec;
 use std::fmt;
@@ -220,6 +220,8 @@ impl<'a> Session<'a> {
     /// If stopping the queues panicked: the disk serves nobody from then on.
     pub fn run(mut self) -> Ended {
         let (disk, limits) = (self.export.disk().name(), self.export.limits());
+        self.export.notice(Notice::Connected);
+        let mut why = None;
         let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
             error!(disk, "a session panicked, its connection ends: {}", panic_message(&*panic));
             Ok(())
@@ -234,6 +236,7 @@ impl<'a> Session<'a> {
             Err(MessageError::Stopped) => Ended::ByOrder,
             Err(error) => {
                 self.tell_end(format_args!("{error}"));
+                why = Some(error.to_string());
                 Ended::ByPeer
             }
             Ok(()) => Ended::ByPeer,
@@ -253,6 +256,7 @@ impl<'a> Session<'a> {
         self.leave_write_cache();
         // Nobody wants the image's lock any more; one that is held stays held.
         self.export.rings_stopped(false);
+        self.export.notice(Notice::Disconnected { why });
         stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
     }
 

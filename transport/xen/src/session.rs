@@ -16,7 +16,7 @@ use super::record::RecordError;
 use super::xenbus::{self, Action, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::thread::panic_message;
-use ringway_export::{Export, QueueId, SessionInbox};
+use ringway_export::{Export, Notice, QueueId, SessionInbox};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -292,6 +292,7 @@ impl<'a> Session<'a> {
         let disk = self.export.disk().name();
         match self.connect(adopt) {
             Ok(keys) => {
+                self.export.notice(Notice::Connected);
                 if let Some(pass) = self.export.limits().connected.pass() {
                     info!(
                         disk,

@@ -1,7 +1,7 @@
 //! What workers tell a session, what the control plane asks of it, and who else wants the disk.
 
 use super::{Refusal, Session};
-use ringway_export::{Alarm, Broken, SessionCommand};
+use ringway_export::{Alarm, Broken, Notice, SessionCommand};
 use tracing::{error, warn};
 
 impl Session<'_> {
@@ -51,6 +51,7 @@ impl Session<'_> {
         let fatal = matches!(alarm, Alarm::WorkerFailed | Alarm::Broken(Broken::MemoryGone));
         match alarm {
             Alarm::Broken(broken) => {
+                self.export.notice(Notice::Broken { queue, why: broken.to_string() });
                 if let Some(pass) = self.export.limits().broken.pass() {
                     warn!(disk, queue, suppressed = pass.suppressed, "queue stopped: {broken}");
                 }

@@ -6,7 +6,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{PeerEventfd, QueueLifecycle, Stopped};
+use ringway_export::{Notice, PeerEventfd, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -200,16 +200,17 @@ impl Session<'_> {
             queue.set_log(log);
             self.settle_write_cache(at, queue.goes_on())?;
             let durable = self.durable_writes();
-            if queue.backlog() > 0
-                && let Some(pass) = self.export.limits().recovered.pass()
-            {
-                info!(
-                    disk = self.export.disk().name(),
-                    queue = at,
-                    requests = queue.backlog(),
-                    suppressed = pass.suppressed,
-                    "carrying out what a predecessor left in flight"
-                );
+            if queue.backlog() > 0 {
+                self.export.notice(Notice::Recovered { queue: at, requests: queue.backlog() });
+                if let Some(pass) = self.export.limits().recovered.pass() {
+                    info!(
+                        disk = self.export.disk().name(),
+                        queue = at,
+                        requests = queue.backlog(),
+                        suppressed = pass.suppressed,
+                        "carrying out what a predecessor left in flight"
+                    );
+                }
             }
             let inbox = Arc::clone(&self.inbox);
             let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
@@ -268,7 +269,7 @@ impl Session<'_> {
                     continue;
                 }
             };
-            self.export.stopped(&stopped.stats);
+            self.export.stopped(&stopped);
             self.vrings[at].take_back(stopped.ring);
             if let Some(iommu) = &mut self.iommu {
                 iommu.unwant(at);

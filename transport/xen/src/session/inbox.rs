@@ -3,7 +3,7 @@
 use super::{Refusal, Session, State};
 use crate::keys;
 use crate::xenstore::StoreError;
-use ringway_export::{Alarm, GuestNotice, SessionCommand};
+use ringway_export::{Alarm, GuestNotice, Notice, SessionCommand};
 use tracing::{error, warn};
 
 impl Session<'_> {
@@ -15,6 +15,7 @@ impl Session<'_> {
         for (queue, alarm) in alarms {
             match alarm {
                 Alarm::Broken(broken) => {
+                    self.export.notice(Notice::Broken { queue, why: broken.to_string() });
                     if let Some(pass) = self.export.limits().broken.pass() {
                         let (domain, suppressed) = (self.at.domid, pass.suppressed);
                         warn!(disk, queue, domain, suppressed, "ring stopped: {broken}");

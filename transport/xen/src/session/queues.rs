@@ -6,7 +6,7 @@ use crate::host::GrantMapping;
 use crate::keys::{FrontKeys, Saying};
 use crate::queue::{Queue, QueueSetup};
 use crate::record::{Identity, Record, RecordError};
-use ringway_export::QueueLifecycle;
+use ringway_export::{Notice, QueueLifecycle};
 use ringway_ring::blkif::RingAt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -62,16 +62,17 @@ impl Session<'_> {
                 unsafe { Queue::new(setup, record) }
             }
             .map_err(|error| Refusal::Queue(at, error))?;
-            if queue.backlog() > 0
-                && let Some(pass) = self.export.limits().recovered.pass()
-            {
-                info!(
-                    disk = self.export.disk().name(),
-                    queue = at,
-                    requests = queue.backlog(),
-                    suppressed = pass.suppressed,
-                    "carrying out what a predecessor left in flight"
-                );
+            if queue.backlog() > 0 {
+                self.export.notice(Notice::Recovered { queue: at, requests: queue.backlog() });
+                if let Some(pass) = self.export.limits().recovered.pass() {
+                    info!(
+                        disk = self.export.disk().name(),
+                        queue = at,
+                        requests = queue.backlog(),
+                        suppressed = pass.suppressed,
+                        "carrying out what a predecessor left in flight"
+                    );
+                }
             }
             queues.push(Place::Here(Box::new(queue)));
         }
@@ -154,7 +155,7 @@ impl Session<'_> {
                     continue;
                 }
             };
-            self.export.stopped(&stopped.stats);
+            self.export.stopped(&stopped);
             self.queues[at] = Place::Here(Box::new(stopped.ring));
         }
         outcome
@@ -168,6 +169,7 @@ impl Session<'_> {
                 queue.discard_record();
             }
         }
+        self.export.notice(Notice::Disconnected { why: None });
         if let Some(pass) = self.export.limits().disconnected.pass() {
             let (disk, domain) = (self.export.disk().name(), self.at.domid);
             info!(disk, domain, suppressed = pass.suppressed, "front-end disconnected");

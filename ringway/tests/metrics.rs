@@ -1,0 +1,331 @@
+//! `ringway serve --metrics`, from outside: by hand, by hostile clients, by Prometheus.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use ringway_control::metrics::{ALL, Kind};
+use ringway_driver::Options;
+use ringway_testkit::skip::{Need, skip};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Asks on a connection: the head of the answer and the rest.
+fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> (String, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: ringway\r\nAccept: {accept}\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    (head.to_owned(), body.to_owned())
+}
+
+fn unix(dir: &Path) -> UnixStream {
+    let stream = UnixStream::connect(dir.join("m")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// The values of all series.
+fn scrape(dir: &Path) -> BTreeMap<String, f64> {
+    // An answer may be told again for a moment.
+    std::thread::sleep(Duration::from_millis(100));
+    values(&ask(unix(dir), "/metrics", "text/plain").1)
+}
+
+fn values(text: &str) -> BTreeMap<String, f64> {
+    let series = text.lines().filter(|line| !line.starts_with('#'));
+    let pair = |line: &str| {
+        let (name, value) = line.rsplit_once(' ').unwrap();
+        (name.to_owned(), value.parse().unwrap_or_else(|_| panic!("{line}")))
+    };
+    series.map(pair).collect()
+}
+
+/// A port that nobody has.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn metrics_say_what_has_happened() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--queues", "2", "--metrics", "unix:m"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mode = dir.path().join("m").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let disk = format!("disk=\"{}\"", dir.path().join("s").display());
+    let of = |values: &BTreeMap<String, f64>, name: &str, labels: &str| {
+        let comma = if labels.is_empty() { "" } else { "," };
+        let series = format!("{name}{{{disk}{comma}{labels}}}");
+        *values.get(&series).unwrap_or_else(|| panic!("no {series} in {values:#?}"))
+    };
+    let before = scrape(dir.path());
+    assert_eq!(of(&before, "ringway_disk_connected", ""), 0.0);
+    assert_eq!(of(&before, "ringway_disk_size_bytes", ""), f64::from(1 << 20));
+
+    let mut device = Options::new().patience(PATIENCE).connect(dir.path().join("s")).unwrap();
+    let mut queue = device.queue().unwrap();
+    for sector in 0..200 {
+        assert!(write(&device, &mut queue, sector, 7));
+        read(&device, &mut queue, sector);
+    }
+    let during = scrape(dir.path());
+    drop((queue, device));
+    let after = loop {
+        let values = scrape(dir.path());
+        if of(&values, "ringway_disk_queues", "") == 0.0 {
+            break values;
+        }
+    };
+    for values in [&during, &after] {
+        for operation in ["read", "write"] {
+            let labels = format!("operation=\"{operation}\"");
+            assert_eq!(of(values, "ringway_disk_requests_total", &labels), 200.0);
+            assert_eq!(of(values, "ringway_disk_bytes_total", &labels), 200.0 * 512.0);
+            // One of 61, of 400 in all.
+            let timed = of(values, "ringway_disk_request_duration_seconds_count", &labels);
+            assert!((1.0..=7.0).contains(&timed), "{operation}: {timed}");
+            let name = "ringway_disk_request_duration_seconds_bucket";
+            let bucket = |le: &str| values[&format!("{name}{{le=\"{le}\",{disk},{labels}}}")];
+            assert_eq!(bucket("+Inf"), timed);
+            assert!(bucket("0.000005") <= bucket("30.0"));
+        }
+    }
+    assert_eq!(of(&during, "ringway_disk_connected", ""), 1.0);
+    assert!(of(&during, "ringway_disk_kicks_total", "") > 0.0);
+    let none = "operation=\"write\",error=\"no-space\"";
+    assert_eq!(of(&during, "ringway_disk_host_errors_total", none), 0.0);
+    assert_eq!(of(&during, "ringway_disk_state", "state=\"serving\""), 1.0);
+    let workers = |name: &str| -> f64 {
+        during.iter().filter(|(series, _)| series.starts_with(name)).map(|(_, value)| value).sum()
+    };
+    assert_eq!(workers("ringway_worker_requests_total{"), 400.0);
+    assert_eq!(workers("ringway_worker_batch_requests_sum{"), 400.0);
+    assert!(during["process_resident_memory_bytes"] > 1e6);
+    assert!(!dir.path().join("m.sock").exists());
+    daemon.stop();
+    assert!(!dir.path().join("m").exists(), "the socket goes with the daemon");
+}
+
+#[test]
+fn what_is_told_is_what_the_list_says() {
+    let dir = folder();
+    std::fs::write(
+        dir.path().join("c.toml"),
+        "metrics = 'unix:m'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n\
+         [[disk]]\nimage = 'null:1G'\nsocket = 'odd\"\\name'\nisolate = true\n",
+    )
+    .unwrap();
+    let _daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    let accept = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+    for (accept, kind) in [(accept, "openmetrics-text"), ("*/*", "text/plain")] {
+        let (head, body) = ask(unix(dir.path()), "/metrics", accept);
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains(kind), "{head}");
+        assert_eq!(body.ends_with("# EOF\n"), kind == "openmetrics-text");
+        let described = |mark: &str| -> BTreeMap<String, String> {
+            let lines = body.lines().filter_map(|line| line.strip_prefix(mark)?.split_once(' '));
+            lines.map(|(name, rest)| (name.to_owned(), rest.to_owned())).collect()
+        };
+        let (help, types) = (described("# HELP "), described("# TYPE "));
+        let mut families = BTreeSet::new();
+        for metric in ALL {
+            let name = match (metric.kind, kind) {
+                (Kind::Counter, "openmetrics-text") => metric.name.trim_end_matches("_total"),
+                _ => metric.name,
+            };
+            assert_eq!(help.get(name).map(String::as_str), Some(metric.help), "{name}");
+            assert_eq!(types.get(name).map(String::as_str), Some(metric.kind.word()), "{name}");
+            families.insert(name.to_owned());
+        }
+        assert_eq!(help.keys().cloned().collect::<BTreeSet<_>>(), families);
+        // Each series has the labels of its metric, and no others.
+        for series in body.lines().filter(|line| !line.starts_with('#')) {
+            let name = series.split(['{', ' ']).next().unwrap();
+            let metric = ALL.iter().find(|metric| match metric.kind {
+                Kind::Histogram => name
+                    .strip_prefix(metric.name)
+                    .is_some_and(|end| ["_bucket", "_sum", "_count"].contains(&end)),
+                _ => name == metric.name,
+            });
+            let metric = metric.unwrap_or_else(|| panic!("{series}"));
+            let labels = metric.labels.iter().all(|label| series.contains(&format!("{label}=\"")));
+            assert!(labels, "{series}");
+        }
+        let odd = format!("{}/odd\\\"\\\\name", dir.path().canonicalize().unwrap().display());
+        assert!(body.contains(&format!("disk=\"{odd}\"")), "{body}");
+        assert!(body.contains("worker=\"1:null/0\""), "{body}");
+    }
+}
+
+#[test]
+fn e11_clients_of_metrics_cost_themselves_alone() {
+    let dir = folder();
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let args = ["disk.img", "--socket", "s", "--metrics", &at];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let threads = common::threads(daemon.pid()).len();
+    let connect = || {
+        let stream = TcpStream::connect(&at).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    };
+    // They connect and say nothing; they begin and do not end; they talk nonsense; they do not read.
+    let mut crowd = Vec::new();
+    for round in 0..300 {
+        let mut stream = connect();
+        let said: &[u8] = match round % 4 {
+            0 => b"",
+            1 => b"GET /metrics HTTP/1.1\r\nHost:",
+            2 => &[0xff; 4096],
+            _ => b"GET /metrics HTTP/1.1\r\n\r\n",
+        };
+        // The daemon may have had enough of it already.
+        let _ = stream.write_all(said);
+        crowd.push(stream);
+    }
+    let (head, body) = ask(connect(), "/metrics", "*/*");
+    assert!(head.starts_with("HTTP/1.1 200 OK") && body.contains("ringway_disk_info"), "{head}");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    assert!(open < 100, "{open} descriptors");
+    assert_eq!(common::threads(daemon.pid()).len(), threads);
+    let mut device = Options::new().patience(PATIENCE).connect(dir.path().join("s")).unwrap();
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 3, 9));
+    let (head, _) = ask(connect(), "/etc/passwd", "*/*");
+    assert!(head.starts_with("HTTP/1.1 404"), "{head}");
+    drop(crowd);
+    daemon.stop();
+}
+
+#[test]
+fn a_place_that_cannot_be_had_is_told_and_nothing_is_left() {
+    let dir = folder();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap().to_string();
+    let before = common::snapshot(dir.path());
+    for (at, status, what) in [
+        (at.as_str(), 1, "Address already in use"),
+        ("unix:no/folder/m", 1, "no/folder"),
+        ("everywhere", 2, "'everywhere' is no place for metrics: give 127.0.0.1:9099"),
+    ] {
+        let mut command = ringway();
+        let args = ["serve", "disk.img", "--socket", "s", "--control", "c", "--metrics", at];
+        command.args(args).current_dir(dir.path());
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{said}");
+        assert!(said.contains(what) && said.contains(at), "{said}");
+        assert_eq!(common::snapshot(dir.path()), before);
+    }
+}
+
+/// Killed with the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn contrib() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../contrib/prometheus")
+}
+
+fn lacks_prometheus() -> bool {
+    let there = |name: &str| Command::new(name).arg("--version").output().is_ok();
+    let lacks = !there("promtool") || !there("prometheus");
+    if lacks {
+        skip(Need::Prometheus, "apt install prometheus");
+    }
+    lacks
+}
+
+#[test]
+fn promtool_finds_nothing_wrong_with_metrics_and_rules() {
+    if lacks_prometheus() {
+        return;
+    }
+    let dir = folder();
+    let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--metrics", "unix:m"]);
+    let (_, body) = ask(unix(dir.path()), "/metrics", "*/*");
+    let mut check = Command::new("promtool");
+    check.args(["check", "metrics"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut check = check.stderr(Stdio::piped()).spawn().unwrap();
+    check.stdin.take().unwrap().write_all(body.as_bytes()).unwrap();
+    let output = check.wait_with_output().unwrap();
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(output.status.success() && said.trim().is_empty(), "{said}");
+    for args in [["check", "rules", "alerts.yml"], ["test", "rules", "alerts_test.yml"]] {
+        let mut promtool = Command::new("promtool");
+        promtool.args(args).current_dir(contrib());
+        let output = run(promtool);
+        assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    }
+}
+
+#[test]
+fn prometheus_scrapes_a_daemon_and_raises_an_alert() {
+    if lacks_prometheus() {
+        return;
+    }
+    let dir = folder();
+    let (port, own) = (free_port(), free_port());
+    let at = format!("127.0.0.1:{port}");
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--metrics", &at];
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let rules = contrib().join("alerts.yml").canonicalize().unwrap();
+    let config = format!(
+        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\n\
+         scrape_configs: [{{job_name: ringway, static_configs: [{{targets: ['{at}']}}]}}]\n",
+        rules.display()
+    );
+    std::fs::write(dir.path().join("p.yml"), config).unwrap();
+    let mut prometheus = Command::new("prometheus");
+    prometheus
+        .args(["--config.file=p.yml", "--storage.tsdb.path=data", "--log.level=error"])
+        .arg(format!("--web.listen-address=127.0.0.1:{own}"))
+        .current_dir(dir.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let _prometheus = Running(prometheus.spawn().unwrap());
+    let get = |path: &str| -> Option<Value> {
+        let mut stream = TcpStream::connect(("127.0.0.1", own)).ok()?;
+        stream.set_read_timeout(Some(PATIENCE)).ok()?;
+        let request = format!("GET {path} HTTP/1.0\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
+    };
+    let begun = Instant::now();
+    let wait_for = |path: &str, found: &dyn Fn(&Value) -> bool| loop {
+        let answer = get(path).unwrap_or_default();
+        if found(&answer["data"]) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{path}: {answer:#}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let is_one = |data: &Value| data["result"][0]["value"][1] == "1";
+    wait_for("/api/v1/query?query=up", &is_one);
+    wait_for("/api/v1/query?query=ringway_disk_state%7Bstate=%22serving%22%7D", &is_one);
+    let mut pause = ringway();
+    pause.args(["ctl", "--control", "ctl", "pause", "disk.img"]).current_dir(dir.path());
+    assert!(run(pause).status.success());
+    wait_for("/api/v1/alerts", &|data| {
+        let alerts = data["alerts"].as_array().into_iter().flatten();
+        let names = alerts.map(|alert| alert["labels"]["alertname"].as_str());
+        names.collect::<Vec<_>>() == [Some("RingwayDiskPaused")]
+    });
+}
