@@ -31,4 +31,6 @@ pub mod log;
 pub mod metrics;
 pub mod protocol;
 pub mod request;
+#[cfg(feature = "schema")]
+pub mod schema;
 pub mod size;

@@ -5,14 +5,15 @@
 
 #![allow(missing_docs, reason = "docs/control.md says what each field means, for all programs")]
 
+mod events;
 mod held;
+mod spread;
 
+pub use events::{Event, Happened};
 pub use held::{ErrorFacts, HeldFacts, Retried};
+pub use spread::{Buckets, DurationsOf, Latencies, Spread};
 
-use hdrhistogram::iterators::IterationValue;
-use hdrhistogram::{Counter, Histogram};
 use ringway_disk::DiskStats;
-use ringway_export::Latency;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -27,6 +28,7 @@ pub const ANSWER_MAX: u64 = 64 << 20;
 
 /// An answer: `answer` if `ok`, else `error`.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Reply {
     pub version: u32,
     /// What the request had there.
@@ -41,6 +43,7 @@ pub struct Reply {
 
 /// Why a request was not carried out.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// For programs.
     pub kind: Kind,
@@ -50,6 +53,7 @@ pub struct Problem {
 
 /// Kinds of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// The line is no request.
@@ -76,6 +80,7 @@ impl Problem {
 
 /// `list`.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct List {
     pub daemon: DaemonFacts,
     pub disks: Vec<DiskFacts>,
@@ -83,6 +88,7 @@ pub struct List {
 
 /// The daemon.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DaemonFacts {
     /// Of the program.
     pub version: String,
@@ -92,6 +98,7 @@ pub struct DaemonFacts {
 
 /// A disk, as it is offered.
 #[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DiskFacts {
     /// Never given to another disk of this daemon.
     pub id: u64,
@@ -132,6 +139,7 @@ pub struct DiskFacts {
 
 /// How a disk's requests travel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PathFacts {
     /// What was asked for: `bio`, `request`, `auto`.
     pub kind: String,
@@ -152,10 +160,12 @@ impl PathFacts {
 }
 
 /// What a disk does with requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// Takes them.
+    #[default]
     Serving,
     /// Lets them wait.
     Paused,
@@ -189,6 +199,7 @@ impl State {
 /// `stats`. All counts begin with the daemon or the disk and only grow: two answers and the
 /// difference of their `uptime_us` make rates.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Stats {
     pub uptime_us: u64,
     pub disks: Vec<DiskStatsOf>,
@@ -196,7 +207,8 @@ pub struct Stats {
 }
 
 /// One disk.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DiskStatsOf {
     pub id: u64,
     pub image: String,
@@ -252,26 +264,9 @@ fn yes() -> bool {
     true
 }
 
-/// How long the timed requests of one operation took, in nanoseconds.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct DurationsOf {
-    /// `read`, `write`, `flush`, `erase`.
-    pub operation: String,
-    pub nanoseconds: Buckets,
-}
-
-/// How values are spread over a few buckets.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Buckets {
-    /// How many there are, also above the last bucket.
-    pub count: u64,
-    pub sum: u64,
-    /// Pairs of the highest value of a bucket and how many are in it, rising.
-    pub buckets: Vec<(u64, u64)>,
-}
-
 /// Failures of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailuresOf {
     /// `read`, `write`, `flush`, `erase`.
     pub operation: String,
@@ -286,6 +281,7 @@ pub struct FailuresOf {
 
 /// One queue, since it was started.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct QueueStatsOf {
     pub queue: usize,
     pub worker: String,
@@ -308,7 +304,8 @@ pub struct QueueStatsOf {
 }
 
 /// One worker.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct WorkerStatsOf {
     /// `io_uring/0`
     pub worker: String,
@@ -350,6 +347,7 @@ pub struct WorkerStatsOf {
 
 /// Counts of requests; sizes in bytes.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
     pub reads: u64,
     pub read_bytes: u64,
@@ -416,66 +414,9 @@ impl From<&DiskStats> for Counts {
     }
 }
 
-/// Latencies in nanoseconds, of the one request in about sixty that is timed.
-#[derive(Debug, Deserialize, Serialize)]
-pub struct Latencies {
-    pub reads: Spread,
-    pub writes: Spread,
-    /// Flushes, discards, write-zeroes.
-    pub others: Spread,
-}
-
-impl Latencies {
-    /// With their buckets, if asked for.
-    pub fn of(latency: &Latency, buckets: bool) -> Self {
-        Self {
-            reads: Spread::new(&latency.reads, buckets),
-            writes: Spread::new(&latency.writes, buckets),
-            others: Spread::new(&latency.others, buckets),
-        }
-    }
-}
-
-/// How values are spread; all 0 if there are none.
-#[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub struct Spread {
-    /// How many there are.
-    pub count: u64,
-    pub p50: u64,
-    pub p90: u64,
-    pub p99: u64,
-    pub p999: u64,
-    pub max: u64,
-    /// If asked for: pairs of the highest value of a bucket and how many are in it, rising. The
-    /// difference of two answers is the spread of what came in between.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub buckets: Option<Vec<(u64, u64)>>,
-}
-
-impl Spread {
-    /// With its buckets, if asked for.
-    pub fn new<C: Counter>(histogram: &Histogram<C>, buckets: bool) -> Self {
-        let pair =
-            |step: IterationValue<C>| (step.value_iterated_to(), step.count_since_last_iteration());
-        let buckets = buckets.then(|| histogram.iter_recorded().map(pair).collect());
-        if histogram.is_empty() {
-            return Self { buckets, ..Self::default() };
-        }
-        let at = |part| histogram.value_at_quantile(part);
-        Self {
-            count: histogram.len(),
-            p50: at(0.5),
-            p90: at(0.9),
-            p99: at(0.99),
-            p999: at(0.999),
-            max: histogram.max(),
-            buckets,
-        }
-    }
-}
-
 /// `add` answers with [`DiskFacts`], `remove` with this.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Removed {
     pub id: u64,
     pub image: String,
@@ -485,6 +426,7 @@ pub struct Removed {
 
 /// `resize`.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ResizedTo {
     pub id: u64,
     pub image: String,
@@ -498,6 +440,7 @@ pub struct ResizedTo {
 
 /// `drain`, `pause`, `resume`.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Done {
     pub id: u64,
     pub image: String,

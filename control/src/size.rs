@@ -44,6 +44,20 @@ impl fmt::Display for Size {
     }
 }
 
+#[cfg(feature = "schema")]
+impl schemars::JsonSchema for Size {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Size".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "Bytes, or a number with K, M, G or T (powers of 1024).",
+            "type": ["integer", "string"],
+        })
+    }
+}
+
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Bytes;

@@ -1,5 +1,6 @@
 //! `ringway ctl`: looks into a running daemon and changes its disks, over its control socket.
 
+mod events;
 mod report;
 
 use anyhow::{Context, anyhow, bail};
@@ -71,6 +72,9 @@ enum Command {
         /// Only this disk.
         disk: Option<String>,
     },
+    /// Print what happens, one line of JSON each, until the daemon ends.
+    #[command(after_help = example!("events | jq -c 'select(.event == \"failed\")'"))]
+    Events,
     /// Serve one more disk; the words are those of `ringway serve`.
     #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
     Add(Box<DiskArgs>),
@@ -132,6 +136,10 @@ pub(crate) fn run(
 ) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let path = socket(args.control, usage);
+    if let Command::Events = args.command {
+        events::print(&path)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let (name, request) = request(args.command)?;
     let answer = ask_from_here(&path, name, request)?;
     let text = match args.json {
@@ -156,6 +164,7 @@ pub(crate) fn socket(control: Option<PathBuf>, usage: &mut clap::Command) -> Pat
 fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>)> {
     let (name, fields) = match command {
         Command::List => ("list", json!({})),
+        Command::Events => ("events", json!({})),
         Command::Stats { disk: None } => ("stats", json!({})),
         Command::Stats { disk: Some(disk) } => ("stats", json!({ "disk": disk })),
         Command::Add(disk) => ("add", json!({ "disk": from_root(*disk)? })),
@@ -217,9 +226,20 @@ fn ask_from_here(
 pub(crate) fn ask(
     path: &Path,
     command: &str,
-    mut request: Map<String, Value>,
+    request: Map<String, Value>,
     patience: Duration,
 ) -> anyhow::Result<Result<Value, Problem>> {
+    let stream = say(path, command, request, patience)?;
+    hear(path, &mut BufReader::new(stream))
+}
+
+/// Connects and asks.
+fn say(
+    path: &Path,
+    command: &str,
+    mut request: Map<String, Value>,
+    patience: Duration,
+) -> anyhow::Result<UnixStream> {
     let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
     // Waiting for an image takes as long as was asked for.
     let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
@@ -230,8 +250,13 @@ pub(crate) fn ask(
     let mut bytes = serde_json::to_vec(&request)?;
     bytes.push(b'\n');
     stream.write_all(&bytes).with_context(|| format!("{}: cannot ask", path.display()))?;
+    Ok(stream)
+}
+
+/// Reads the answer.
+fn hear(path: &Path, lines: &mut BufReader<UnixStream>) -> anyhow::Result<Result<Value, Problem>> {
     let mut line = String::new();
-    let got = BufReader::new(&stream).take(ANSWER_MAX).read_line(&mut line);
+    let got = lines.take(ANSWER_MAX).read_line(&mut line);
     let silent = || format!("{}: the daemon does not answer", path.display());
     if got.with_context(silent)? == 0 {
         bail!("{}: the daemon closed the connection; its log should say why", path.display());

@@ -8,6 +8,7 @@ mod commands;
 mod reports;
 
 use super::disks::Disks;
+use super::events::Reader;
 use super::host::{Host, SocketFile};
 use super::line::Line;
 use super::survive::survive;
@@ -17,6 +18,7 @@ use ringway_core::panic_point;
 use ringway_export::Limit;
 use ringway_vhost_user::Access;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use serde_json::{Map, Value};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -26,6 +28,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use commands::Taken;
 pub(super) use commands::carry_out;
 pub(super) use reports::{Detail, all_facts, facts, stats};
 
@@ -33,6 +36,8 @@ pub(super) use reports::{Detail, all_facts, facts, stats};
 const CLIENTS_MAX: usize = 32;
 /// How long a client may be in reading an answer.
 const WRITE_MAX: Duration = Duration::from_secs(5);
+/// How long one that reads events may not read any.
+const STALL_MAX: Duration = Duration::from_secs(600);
 /// How long to leave the host alone when it has no descriptor for a new client.
 const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -219,17 +224,38 @@ fn serve(number: u64, stream: &Line, disks: &Disks, clients: &Clients) -> io::Re
         }
         clients.set_busy(number, true);
         panic_point!("control-client");
-        let (id, outcome) = commands::carry_out(disks, &line);
-        clients.set_busy(number, false);
-        write(stream, id, outcome)?;
+        let (id, taken) = commands::take(disks, &line);
+        match taken {
+            Ok(Taken::Answer(answer)) => {
+                clients.set_busy(number, false);
+                write(stream, id, Ok(answer))?;
+            }
+            Ok(Taken::Events(reader)) => {
+                write(stream, id, Ok(Value::Object(Map::new())))?;
+                return tell_events(stream, &reader);
+            }
+            Err(problem) => {
+                clients.set_busy(number, false);
+                write(stream, id, Err(problem))?;
+            }
+        }
     }
 }
 
-fn write(
-    stream: &Line,
-    id: Option<serde_json::Value>,
-    outcome: Result<serde_json::Value, Problem>,
-) -> io::Result<()> {
+/// Tells events until the client goes. It is busy all the time: no other one takes its place.
+fn tell_events(stream: &Line, reader: &Reader<'_>) -> io::Result<()> {
+    loop {
+        stream.wait_for(reader.bell())?;
+        for event in reader.take() {
+            let mut bytes = serde_json::to_vec(&event)?;
+            bytes.push(b'\n');
+            // What happens meanwhile waits, or is lost and told as such.
+            stream.write_within(&bytes, STALL_MAX)?;
+        }
+    }
+}
+
+fn write(stream: &Line, id: Option<Value>, outcome: Result<Value, Problem>) -> io::Result<()> {
     let (answer, error) = match outcome {
         Ok(answer) => (Some(answer), None),
         Err(problem) => (None, Some(problem)),

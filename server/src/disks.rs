@@ -6,6 +6,7 @@ mod means;
 
 use super::bell::{Bell, event};
 use super::endpoint::Endpoint;
+use super::events::Events;
 use super::host::{Host, NewImage};
 use super::incidents::Incidents;
 use super::isolate::{Isolated, LogWords, Spawner, Starting};
@@ -19,6 +20,7 @@ use anyhow::{Context, anyhow, bail};
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
+use ringway_control::protocol::Happened;
 use ringway_core::kill_point;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
@@ -55,6 +57,8 @@ pub(crate) struct Disks {
     pins: Cpus,
     paths: Paths,
     incidents: Incidents,
+    /// What happens to them.
+    pub(crate) events: Arc<Events>,
     list: Mutex<Vec<Arc<Served>>>,
     /// Those with a process of their own.
     isolated: Mutex<Vec<Arc<Isolated>>>,
@@ -111,6 +115,7 @@ impl Disks {
         host.confine();
         enter()?;
         let bell = Bell::new()?;
+        let events = Arc::<Events>::default();
         let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
         let disks = Self {
             options,
@@ -119,8 +124,9 @@ impl Disks {
             rings,
             polling,
             pins,
-            paths: Paths::start()?,
-            incidents: Incidents::start()?,
+            paths: Paths::start(&events)?,
+            incidents: Incidents::start(&events)?,
+            events,
             list: Mutex::default(),
             isolated: Mutex::new(isolated),
             spawner,
@@ -208,8 +214,8 @@ impl Disks {
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
-            self.paths.listen(&disk);
-            self.incidents.listen(&disk);
+            self.paths.listen(id, &disk);
+            self.incidents.listen(id, &disk);
             (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
         };
         let busy = workers.min(spec.queues.into());
@@ -227,6 +233,9 @@ impl Disks {
             ended: AtomicBool::new(false),
             thread: Mutex::default(),
         });
+        let (events, image) = (Arc::clone(&self.events), served.name().to_owned());
+        let listener = move |notice| events.notice((id, &image), notice);
+        served.export.on_notice(Box::new(listener));
         if served.export.is_paused() {
             tracing::warn!(
                 disk = served.export.disk().name(),
@@ -296,7 +305,8 @@ impl Disks {
         if let Some(image) = new_image {
             image.keep();
         }
-        tracing::info!(disk = served.export.disk().name(), id = served.id, "disk added");
+        tracing::info!(disk = served.name(), id = served.id, "disk added");
+        self.events.tell(Some((served.id, served.name())), Happened::Added);
         Ok(AnyDisk::Here(served))
     }
 
@@ -313,7 +323,9 @@ impl Disks {
         let outcome = served.join().unwrap_or(Ok(()));
         self.forget(&served);
         let clear = served.export.is_clear();
-        tracing::info!(disk = served.export.disk().name(), id = served.id, "disk removed");
+        tracing::info!(disk = served.name(), id = served.id, "disk removed");
+        let removed = Happened::Removed { drained: clear };
+        self.events.tell(Some((served.id, served.name())), removed);
         // Others may be looking at it for a moment.
         let begun = Instant::now();
         while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
@@ -372,6 +384,7 @@ impl Disks {
     pub(crate) fn clear_up(&self) -> anyhow::Result<bool> {
         self.bell.silence();
         if self.bell.worker_failed.load(SeqCst) {
+            self.events.tell(None, Happened::WorkerFailed);
             bail!("a worker failed, and its queues with it; the log says why");
         }
         for served in self.list() {

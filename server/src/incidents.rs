@@ -7,7 +7,9 @@
 
 use super::bell::event;
 use super::held::Spell;
+use super::events::Events;
 use super::served::lock;
+use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, Failures, Incidents as Record};
 use ringway_export::{on_suppressed, tell_suppressed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,10 +36,12 @@ struct Shared {
     bell: Arc<OwnedFd>,
     stop: AtomicBool,
     disks: Mutex<Vec<Watched>>,
+    events: Arc<Events>,
 }
 
 /// A disk that is listened to, and when each kind was told last; the last place is for detours.
 struct Watched {
+    id: u64,
     disk: Weak<Disk>,
     told: [Option<Instant>; Record::KINDS + 1],
     spell: Spell,
@@ -48,9 +52,10 @@ impl Incidents {
     ///
     /// # Errors
     /// What the host says.
-    pub(super) fn start() -> io::Result<Self> {
+    pub(super) fn start(events: &Arc<Events>) -> io::Result<Self> {
         let (stop, disks) = (AtomicBool::new(false), Mutex::default());
-        let shared = Arc::new(Shared { bell: Arc::new(event()?), stop, disks });
+        let (bell, events) = (Arc::new(event()?), Arc::clone(events));
+        let shared = Arc::new(Shared { bell, stop, disks, events });
         let (all, bell) = (Arc::clone(&shared), Arc::clone(&shared.bell));
         on_suppressed(Arc::new(move || ring(&bell)));
         let thread = std::thread::Builder::new().name("incidents".into());
@@ -59,9 +64,10 @@ impl Incidents {
     }
 
     /// Listens to one more disk.
-    pub(super) fn listen(&self, disk: &Arc<Disk>) {
+    pub(super) fn listen(&self, id: u64, disk: &Arc<Disk>) {
         let told = [None; Record::KINDS + 1];
         lock(&self.shared.disks).push(Watched {
+            id,
             disk: Arc::downgrade(disk),
             told,
             spell: Spell::default(),
@@ -128,6 +134,7 @@ impl Shared {
                 } else if let Some(failures) = record.take(kind) {
                     *told = Some(now);
                     tell(&disk, &failures);
+                    self.events.tell(Some((watched.id, disk.name())), happened(&failures));
                 }
             }
             let told = &mut watched.told[Record::KINDS];
@@ -159,6 +166,16 @@ fn tell(disk: &Disk, failures: &Failures) {
         op.name(),
         failures.reason()
     );
+}
+
+fn happened(failures: &Failures) -> Happened {
+    Happened::Failed {
+        operation: failures.op.name().into(),
+        count: failures.count,
+        errno: (failures.errno != 0).then_some(failures.errno),
+        error: failures.reason(),
+        sector: failures.sector,
+    }
 }
 
 /// False if there is nothing to tell.
@@ -201,10 +218,11 @@ mod tests {
         /// No thread tells anything here.
         fn new() -> Self {
             let (bell, stop) = (Arc::new(event().unwrap()), AtomicBool::new(false));
-            let shared = Arc::new(Shared { bell, stop, disks: Mutex::default() });
+            let (disks, events) = Default::default();
+            let shared = Arc::new(Shared { bell, stop, disks, events });
             let incidents = Incidents { shared, thread: None };
             let disks = [disk(), disk()];
-            disks.iter().for_each(|disk| incidents.listen(disk));
+            disks.iter().for_each(|disk| incidents.listen(0, disk));
             Self { incidents, disks, begun: Instant::now() }
         }
 

@@ -22,12 +22,13 @@ mod told;
 mod words;
 
 use super::bell::{Bell, event};
+use super::events::Events;
 use super::served::lock;
 use anyhow::{Context, bail};
 use process::{LOOK, Process};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
 use ringway_control::log::{LogFormat, LogLevel};
-use ringway_control::protocol::{Counts, DiskFacts, DiskStatsOf, Kind, Problem, State};
+use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened, Kind, Problem, State};
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -158,13 +159,15 @@ impl Isolated {
         self: &Arc<Self>,
         spawner: &Arc<Spawner>,
         bell: &Arc<Bell>,
+        events: &Arc<Events>,
     ) -> anyhow::Result<()> {
         let process = lock(&self.process).clone().context("its process has not been started")?;
         process.say(&Tell::Go { paused: false })?;
         let (disk, spawner, bell) = (Arc::clone(self), Arc::clone(spawner), Arc::clone(bell));
+        let events = Arc::clone(events);
         let name = format!("disk-{}", self.id);
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            disk.attend(&spawner, process);
+            disk.attend(&spawner, process, &events);
             spawner.forget(disk.number);
             drop(disk);
             bell.ring();
@@ -181,11 +184,12 @@ impl Isolated {
         spawner.forget(self.number);
     }
 
-    fn attend(&self, spawner: &Spawner, mut process: Arc<Process>) {
+    fn attend(&self, spawner: &Spawner, mut process: Arc<Process>, events: &Events) {
+        let tell = |happened| events.tell(Some((self.id, &self.image())), happened);
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear(|what| self.told.odd(what)) {
+            if let Some(clear) = process.hear(|what| self.told.odd(what), tell) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -199,6 +203,7 @@ impl Isolated {
             }
             let why = how.unwrap_or_else(|error| in_full(&error));
             self.told.ended(pid, &why);
+            tell(Happened::ProcessEnded { process: pid, why });
             process = loop {
                 if self.rest(pause) {
                     return;
@@ -212,6 +217,7 @@ impl Isolated {
             };
             self.restarts.fetch_add(1, SeqCst);
             self.told.again(process.pid);
+            tell(Happened::Restarted { process: process.pid });
         }
     }
 
@@ -349,20 +355,7 @@ impl Isolated {
             path: facts.path,
             state: facts.state,
             connected: facts.connected,
-            write_cache: false,
-            in_flight: 0,
-            overdue: 0,
-            held: None,
-            counts: Counts::default(),
-            complete: false,
-            kicks: 0,
-            lost_kicks: 0,
-            calls: 0,
-            recovered: 0,
-            durations: Vec::new(),
-            failures: Vec::new(),
-            latency: None,
-            queues: Vec::new(),
+            ..DiskStatsOf::default()
         }
     }
 

@@ -11,6 +11,7 @@ mod deadline;
 mod disks;
 mod dying;
 mod endpoint;
+mod events;
 #[cfg(test)]
 mod heard;
 mod held;

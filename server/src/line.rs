@@ -3,7 +3,7 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,6 +41,24 @@ impl Line {
             }
         }
         Ok(())
+    }
+
+    /// Waits until `bell` rings; fails if the client has gone or is given up.
+    pub(crate) fn wait_for(&self, bell: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            let leave = PollFd::new(&*self.leave, PollFlags::IN);
+            // What the client says is not read; that it has gone is told unasked.
+            let stream = PollFd::new(&self.stream, PollFlags::empty());
+            let mut polled = [leave, stream, PollFd::new(&bell, PollFlags::IN)];
+            match poll(&mut polled, None) {
+                Ok(_) if !polled[0].revents().is_empty() || !polled[1].revents().is_empty() => {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                Ok(_) if !polled[2].revents().is_empty() => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Waits until the stream is ready or the time is over; fails if the client is given up.

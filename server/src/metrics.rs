@@ -201,7 +201,8 @@ impl Gather {
         let stats = stats(&self.disks, None, detail);
         let facts = all_facts(&self.disks);
         let took = begun.elapsed();
-        let snapshot = Snapshot::new(stats, facts, self.process.now(), took, 0);
+        let snapshot =
+            Snapshot::new(stats, facts, self.process.now(), took, self.disks.events.lost());
         let text = text::open_metrics(snapshot);
         let plain = text::plain(&text);
         let at = Instant::now();

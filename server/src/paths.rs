@@ -1,6 +1,8 @@
 //! Says in the log when a disk's path has changed.
 
+use super::events::Events;
 use super::survive::survive;
+use ringway_control::protocol::Happened;
 use ringway_core::panic_point;
 use ringway_disk::{Disk, Policy, SchedulerMode};
 use ringway_export::Limit;
@@ -18,6 +20,7 @@ pub(crate) struct Paths {
 
 /// A disk whose path may change.
 struct Listened {
+    id: u64,
     name: String,
     /// The guest's load decides how often it does.
     told: Limit,
@@ -28,7 +31,8 @@ impl Paths {
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub(crate) fn start() -> io::Result<Self> {
+    pub(crate) fn start(events: &Arc<Events>) -> io::Result<Self> {
+        let events = Arc::clone(events);
         let (changed, changes) = sync_channel::<(Arc<Listened>, Policy)>(ROOM);
         std::thread::Builder::new().name("paths".into()).spawn(move || {
             for (disk, path) in changes {
@@ -38,6 +42,8 @@ impl Paths {
                 };
                 survive("the thread that tells of paths", || {
                     panic_point!("paths");
+                    let path_changed = Happened::PathChanged { path: path.to_string() };
+                    events.tell(Some((disk.id, &disk.name)), path_changed);
                     if let Some(pass) = disk.told.pass() {
                         let (name, suppressed) = (&disk.name, pass.suppressed);
                         tracing::info!(suppressed, "{name}: path {path} ({why})");
@@ -49,11 +55,12 @@ impl Paths {
     }
 
     /// Listens to one more disk.
-    pub(crate) fn listen(&self, disk: &Disk) {
+    pub(crate) fn listen(&self, id: u64, disk: &Disk) {
         if disk.policy().mode() != SchedulerMode::Auto {
             return;
         }
         let listened = Arc::new(Listened {
+            id,
             name: disk.name().into(),
             told: Limit::notes(Some(disk.name()), "changes of its path"),
         });

@@ -91,6 +91,11 @@ impl Served {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
+    /// Its image, as it was given.
+    pub(crate) fn name(&self) -> &str {
+        self.export.disk().name()
+    }
+
     /// It was told to go.
     pub(crate) fn is_leaving(&self) -> bool {
         self.leaving.load(SeqCst)

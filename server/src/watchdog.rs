@@ -8,7 +8,9 @@
 use super::disks::Disks;
 use super::promise::{Owes, Promise, Promises, WorkerId};
 use super::pulse::{Pulse, Silent, cpu_time};
+use super::served::Served;
 use super::survive::survive;
+use ringway_control::protocol::Happened;
 use ringway_control::size::Size;
 use ringway_core::{Op, panic_point};
 use ringway_disk::Overdue;
@@ -79,6 +81,7 @@ impl Watchdog {
                         .round(&clock, &mut |now, owes| workers.look(now, limit, &rouse, owes));
                     lines.iter().for_each(Line::tell);
                     pulse.set(rounds.loops);
+                    rounds.tell_events(&disks);
                 });
                 if round.is_none() {
                     // What it had noted may be half a truth.
@@ -161,6 +164,8 @@ struct Rounds {
     asked: BTreeMap<String, Asked>,
     told: BTreeMap<String, Told>,
     kicks: BTreeMap<String, Kicks>,
+    /// Events that are not told yet, with the names of their disks.
+    events: Vec<(String, Happened)>,
     /// Rounds in a row in which nothing was found to look after.
     calm: u32,
     threads: BTreeMap<String, Pid>,
@@ -181,10 +186,19 @@ impl Rounds {
             asked: BTreeMap::new(),
             told: BTreeMap::new(),
             kicks: BTreeMap::new(),
+            events: Vec::new(),
             calm: 0,
             threads: BTreeMap::new(),
             silent: Silent::default(),
             loops: false,
+        }
+    }
+
+    fn tell_events(&mut self, disks: &Disks) {
+        for (name, happened) in self.events.drain(..) {
+            let is_it = |served: &Arc<Served>| served.name() == name;
+            let id = disks.list().into_iter().find(is_it).map(|served| served.id);
+            disks.events.tell(id.map(|id| (id, name.as_str())), happened);
         }
     }
 
@@ -282,6 +296,8 @@ impl Rounds {
             let quiet = told.is_some_and(|told| now < told.at + QUIET);
             if overdue.new > 0 && !quiet {
                 lines.push(Line::Bad(self.words(name, overdue)));
+                let requests = overdue.requests;
+                self.events.push((name.clone(), Happened::Overdue { requests }));
                 self.told.insert(name.clone(), Told { at: now, now: true });
             }
         }
@@ -305,6 +321,7 @@ impl Rounds {
             if told.now && !still && !silent {
                 told.now = false;
                 let limit = seconds(self.limit);
+                self.events.push((name.clone(), Happened::InTime));
                 lines.push(Line::Good(format!("{name}: no request waits for {limit} any more")));
             }
         }

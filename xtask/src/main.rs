@@ -4,6 +4,7 @@ mod bench;
 mod kill;
 mod metrics;
 mod power_cut;
+mod schema;
 mod tidy;
 
 use clap::{Parser, Subcommand};
@@ -24,6 +25,8 @@ enum Task {
     Kill(kill::KillArgs),
     /// Write what is made from the list of metrics: docs/metrics.md, contrib/.
     Metrics,
+    /// Write docs/control.schema.json from the words of the control socket.
+    Schema,
     /// Simulate power cuts: what was acknowledged must be there, and nothing else be touched.
     PowerCut(power_cut::PowerCutArgs),
     /// Style as a test: lengths, floors, names of hazard tests, stray blanks and paths.
@@ -35,6 +38,7 @@ fn main() -> anyhow::Result<()> {
         Task::Bench(args) => bench::run(*args),
         Task::Kill(args) => kill::run(&args),
         Task::Metrics => metrics::run(),
+        Task::Schema => schema::run(),
         Task::PowerCut(args) => power_cut::run(&args),
         Task::Tidy => tidy::run(),
     }

@@ -32,6 +32,7 @@ const QUEUE_SIZE: u16 = 1024;
 
 /// What one disk is served from, and how.
 #[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskArgs {
     /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
@@ -72,6 +73,7 @@ pub struct DiskArgs {
     /// Mode of the socket file: who may connect [default: 0600; 0660 with --user or --socket-group].
     #[arg(long, value_name = "MODE", help_heading = "Disk")]
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub socket_mode: Option<SocketMode>,
     /// Group of the socket file, by name or number: that of the virtual machines.
     #[arg(long, value_name = "GROUP", help_heading = "Disk")]
@@ -87,24 +89,29 @@ pub struct DiskArgs {
     /// Request queues, up to 256 [default: one per CPU, at most 16].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
     #[serde(default, deserialize_with = "queues_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u16>"))]
     pub queues: Option<u16>,
     /// Largest ring a guest may set up, in descriptors, a power of two [default: 1024].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queue_size)]
     #[serde(default, deserialize_with = "queue_size_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u16>"))]
     pub queue_size: Option<u16>,
     /// How to talk to the host's disk [default: auto, the best that works].
     #[arg(long, help_heading = "Speed", value_parser = engines())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub engine: Option<Choice<EngineKind>>,
     /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works,
     /// else writeback].
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub cache: Option<CacheMode>,
     /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
     /// whichever carries more, found by trying [default: auto].
     #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub path: Option<SchedulerMode>,
 
     /// When the host's disk fails a read: report tells the guest; hold lets it wait until `ctl retry`
@@ -129,6 +136,7 @@ pub struct DiskArgs {
 
 /// A format of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "a doc comment would be a line of the help")]
 pub enum Format {

@@ -156,7 +156,7 @@ impl Choices<'_> {
         };
         // Mostly the fields that the command has.
         let mut request = match (self.byte(), command) {
-            (0..200, "list") => Map::new(),
+            (0..200, "list" | "events") => Map::new(),
             (0..200, "stats") => {
                 let buckets = self.value("buckets", 1);
                 Map::from_iter([("buckets".into(), buckets)])

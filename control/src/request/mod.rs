@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The commands there are.
-pub const COMMANDS: [&str; 9] =
-    ["list", "stats", "add", "remove", "resize", "drain", "pause", "resume", "retry"];
+pub const COMMANDS: [&str; 10] =
+    ["list", "stats", "events", "add", "remove", "resize", "drain", "pause", "resume", "retry"];
 
 /// A request whose form is right; as JSON, the fields it was made of.
 #[derive(Debug, Serialize)]
@@ -22,6 +22,7 @@ pub const COMMANDS: [&str; 9] =
 pub enum Request {
     List(Nothing),
     Stats(Asked),
+    Events(Nothing),
     Add(Box<Add>),
     Remove(One),
     Resize(Resize),
@@ -32,10 +33,12 @@ pub enum Request {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Nothing {}
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Asked {
     pub disk: Option<Name>,
@@ -46,18 +49,21 @@ pub struct Asked {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct One {
     pub disk: Name,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Add {
     disk: DiskArgs,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Resize {
     pub disk: Name,
@@ -77,6 +83,7 @@ pub struct Retry {
 /// How a client names a disk: its number, its image as it was given, or an absolute path of its
 /// image or socket.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
 pub enum Name {
     Id(u64),
@@ -112,6 +119,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
     Ok(match command.as_str() {
         "list" => Request::List(arguments(fields)?),
         "stats" => Request::Stats(arguments(fields)?),
+        "events" => Request::Events(arguments(fields)?),
         "add" => Request::Add(arguments(fields)?),
         "remove" => Request::Remove(arguments(fields)?),
         "resize" => Request::Resize(arguments(fields)?),

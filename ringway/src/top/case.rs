@@ -121,15 +121,8 @@ pub(super) fn sample(case: &Case) -> Sample {
         overdue: if id == 0 { case.overdue } else { 0 },
         held: None,
         counts: if id == 0 { counts.clone() } else { Counts::default() },
-        complete: true,
-        kicks: 0,
-        lost_kicks: 0,
-        calls: 0,
-        recovered: 0,
-        durations: Vec::new(),
-        failures: Vec::new(),
         latency: (id == 0).then(latency),
-        queues: Vec::new(),
+        ..DiskStatsOf::default()
     };
     let worker = WorkerStatsOf {
         worker: "io_uring/0".into(),
@@ -137,20 +130,14 @@ pub(super) fn sample(case: &Case) -> Sample {
         answers: true,
         age_us: case.uptime_us,
         cpu_us: case.cpu_us,
-        turns: 0,
-        spins: 0,
         spin_us: case.spin_us,
-        sleeps: 0,
         queues: 1,
         requests: case.requests,
         operations: case.requests,
         syscalls: case.syscalls,
-        lost_calls: 0,
-        lost_kicks: 0,
         batches: spread(&[(10, case.batches)]),
         harvests: spread(&[]),
-        batch_buckets: None,
-        harvest_buckets: None,
+        ..WorkerStatsOf::default()
     };
     let daemon = DaemonFacts { version: "0.1.0".into(), pid: case.pid, uptime_us: case.uptime_us };
     Sample {

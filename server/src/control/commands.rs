@@ -1,10 +1,13 @@
 //! What clients ask for, carried out.
 
 use super::super::disks::{AnyDisk, Disks};
+use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::served::Served;
 use super::reports;
-use ringway_control::protocol::{Done, Kind, Problem, Removed, ResizedTo, Retried};
+use ringway_control::protocol::{
+    Done, Happened, Kind, Problem, Removed, ResizedTo, Retried,
+};
 use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize, Retry};
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
@@ -16,6 +19,33 @@ use std::sync::Arc;
 use std::time::Instant;
 
 type Outcome = Result<Value, Problem>;
+
+/// What becomes of a request.
+pub(super) enum Taken<'a> {
+    /// It was carried out.
+    Answer(Value),
+    /// Its answer is what happens from now on.
+    Events(Reader<'a>),
+}
+
+/// Carries out one line, or begins to tell events.
+pub(super) fn take<'a>(
+    disks: &'a Disks,
+    line: &[u8],
+) -> (Option<Value>, Result<Taken<'a>, Problem>) {
+    let (id, request) = request::parse(line);
+    let taken = request.and_then(|request| match request {
+        Request::Events(Nothing {}) => match disks.events.read() {
+            Ok(Some(reader)) => Ok(Taken::Events(reader)),
+            Ok(None) => {
+                Err(Problem::new(Kind::Busy, "too many others read events: try again later"))
+            }
+            Err(error) => Err(Problem::new(Kind::Failed, error)),
+        },
+        request => obey(disks, request).map(Taken::Answer),
+    });
+    (id, taken)
+}
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.
 pub(crate) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
@@ -34,6 +64,9 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Stats(Asked { disk, buckets, histograms }) => {
             let one = disk.map(|disk| find(disks, &disk)).transpose()?;
             answer(reports::stats(disks, one, reports::Detail { buckets, histograms }))
+        }
+        Request::Events(Nothing {}) => {
+            Err(Problem::new(Kind::Failed, "events are told on a connection of their own"))
         }
         Request::Add(disk) => add(disks, *disk),
         Request::Remove(disk) => remove(disks, disk),
@@ -166,7 +199,9 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
         guest_notice = done.notice.name(),
         "resized"
     );
-    let (from, to, guest_notice) = (done.from, done.to, done.notice.name().into());
+    let (from, to, guest_notice) = (done.from, done.to, done.notice.name().to_owned());
+    let happened = Happened::Resized { from, to, guest_notice: guest_notice.clone() };
+    disks.events.tell(Some((served.id, &image)), happened);
     answer(ResizedTo { id: served.id, image, from, to, guest_notice })
 }
 
@@ -190,9 +225,15 @@ fn change(
 ) -> Outcome {
     let served = find_here(disks, &disk)?;
     let image = served.export.disk().name().to_owned();
-    let begun = Instant::now();
+    let (begun, before) = (Instant::now(), served.export.is_paused());
     act(&*served.export).map_err(|error| refused(&image, &error))?;
     let took_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    let after = served.export.is_paused();
+    if after != before {
+        tracing::info!(disk = image, "{}", if after { "paused" } else { "resumed" });
+        let happened = if after { Happened::Paused } else { Happened::Resumed };
+        disks.events.tell(Some((served.id, &image)), happened);
+    }
     answer(Done { id: served.id, image, state: reports::state(&served), took_us })
 }
 

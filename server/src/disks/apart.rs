@@ -6,6 +6,7 @@ use super::Disks;
 use super::means::wait;
 use anyhow::anyhow;
 use ringway_control::config::{Claim, DiskSpec};
+use ringway_control::protocol::Happened;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -25,7 +26,7 @@ impl Disks {
     /// What the host says.
     pub(crate) fn launch_isolated(&self) -> anyhow::Result<()> {
         for disk in self.isolated() {
-            disk.launch(self.spawner()?, &self.bell)?;
+            disk.launch(self.spawner()?, &self.bell, &self.events)?;
         }
         Ok(())
     }
@@ -63,12 +64,13 @@ impl Disks {
             true => self.check_claim_apart(&disk.claim),
             false => Err(anyhow!("the daemon is stopping")),
         };
-        if let Err(error) = apart.and_then(|()| disk.launch(spawner, &self.bell)) {
+        if let Err(error) = apart.and_then(|()| disk.launch(spawner, &self.bell, &self.events)) {
             disk.abandon(spawner);
             return Err(error);
         }
         lock(&self.isolated).push(Arc::clone(&disk));
         tracing::info!(disk = disk.image(), id, "disk added");
+        self.events.tell(Some((id, &disk.image())), Happened::Added);
         Ok(disk)
     }
 
@@ -81,6 +83,8 @@ impl Disks {
         let clear = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");
+        let removed = Happened::Removed { drained: clear };
+        self.events.tell(Some((disk.id, &disk.image())), removed);
         Ok(clear)
     }
 

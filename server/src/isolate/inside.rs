@@ -10,6 +10,7 @@ use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::protocol::DiskFacts;
 use ringway_export::Limit;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex};
@@ -61,6 +62,7 @@ impl Inside {
     ) -> std::io::Result<Farewell> {
         let Self { mut ear, mouth, .. } = self;
         let farewell = Farewell(Arc::clone(&mouth));
+        forward_events(disks, &mouth)?;
         let (disks, stop) = (Arc::clone(disks), Arc::clone(stop));
         std::thread::Builder::new().name("line".into()).spawn(move || {
             while let Ok(Some(told)) = hear(&mut ear) {
@@ -79,6 +81,21 @@ impl Inside {
         })?;
         Ok(farewell)
     }
+}
+
+/// Says what happens to the disk, on a thread of its own.
+fn forward_events(disks: &Arc<Disks>, mouth: &Arc<Mouth>) -> std::io::Result<()> {
+    let (events, mouth) = (Arc::clone(&disks.events), Arc::clone(mouth));
+    std::thread::Builder::new().name("events".into()).spawn(move || {
+        // The only reader, so there is room for it.
+        let Ok(Some(reader)) = events.read() else { return };
+        loop {
+            // Interrupted is as good as woken.
+            let _ = poll(&mut [PollFd::new(&reader.bell(), PollFlags::IN)], None);
+            reader.take().into_iter().for_each(|event| mouth.say(&Told::Happened(event.happened)));
+        }
+    })?;
+    Ok(())
 }
 
 /// A change may wait for the disk, so each request has a thread. The control socket has few

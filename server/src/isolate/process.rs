@@ -5,7 +5,7 @@ use super::words::{Tell, Told};
 use crate::bell::event;
 use crate::line::Line;
 use anyhow::{Context, anyhow, bail};
-use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Problem};
+use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Happened, Problem};
 use ringway_terminal::reasons::in_full;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -132,8 +132,9 @@ impl Process {
     }
 
     /// Hears answers until the process has ended or is given up. Gives back what it said of its end.
-    /// `odd` is told of what it should not say: it may be in wrong hands.
-    pub(super) fn hear(&self, odd: impl Fn(&str)) -> Option<bool> {
+    /// `odd` is told of what it should not say: it may be in wrong hands; `happened` of what has happened
+    /// to its disk.
+    pub(super) fn hear(&self, odd: impl Fn(&str), happened: impl Fn(Happened)) -> Option<bool> {
         let mut ear = lock(&self.ear);
         let mut clear = None;
         loop {
@@ -144,6 +145,7 @@ impl Process {
                     // Whoever has asked may have gone.
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
+                Ok(Some(Told::Happened(what))) => happened(what),
                 Ok(Some(Told::Stopped { clear: told })) => clear = Some(told),
                 Ok(Some(Told::Ready(_) | Told::Failed(_))) => {
                     odd("it says twice that it has started")

@@ -72,7 +72,7 @@ mod tests {
                 its.write_all(nonsense.as_bytes()).unwrap();
                 its.write_all(b"{\"Stopped\":{\"clear\":true}}\n").unwrap();
             });
-            assert_eq!(process.hear(|what| told.odd(what)), Some(true));
+            assert_eq!(process.hear(|what| told.odd(what), drop), Some(true));
         };
         let lines = heard(|| (0..3).for_each(|_| live()));
         assert_eq!(lines.len(), 10, "{lines:?}");

@@ -4,7 +4,7 @@
 use anyhow::Context;
 use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
 use ringway_control::log::{LogFormat, LogLevel};
-use ringway_control::protocol::{DiskFacts, Problem};
+use ringway_control::protocol::{DiskFacts, Happened, Problem};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -56,6 +56,8 @@ pub(super) enum Told {
         number: u64,
         outcome: Result<Value, Problem>,
     },
+    /// Something has happened to the disk.
+    Happened(Happened),
     /// It ends now; `clear` if nothing of it can still land on the disk.
     Stopped {
         clear: bool,

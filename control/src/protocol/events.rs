@@ -1,0 +1,90 @@
+//! What `events` tells: one line for each thing that happens.
+
+use serde::{Deserialize, Serialize};
+
+/// One line of `events`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Event {
+    pub version: u32,
+    /// Rises by one with each event of this daemon: a gap is what this reader has lost.
+    pub number: u64,
+    /// Microseconds since 1970.
+    pub time_us: u64,
+    /// The disk, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    #[serde(flatten)]
+    pub happened: Happened,
+}
+
+/// What has happened.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Happened {
+    /// A disk is served from now on.
+    Added,
+    /// It is served no more.
+    Removed {
+        /// False if something was still in flight.
+        drained: bool,
+    },
+    /// A front-end is there.
+    Connected,
+    /// It has gone.
+    Disconnected {
+        /// Why its connection was ended; `None` if it ended by itself.
+        why: Option<String>,
+    },
+    /// A guest has broken a queue, which takes no more requests.
+    Broken { queue: usize, why: String },
+    /// Requests that a predecessor left in flight are carried out.
+    Recovered { queue: usize, requests: usize },
+    /// A disk has another size.
+    Resized {
+        /// Bytes before.
+        from: u64,
+        /// Bytes now.
+        to: u64,
+        /// As `resize` answers it.
+        guest_notice: String,
+    },
+    /// No requests are taken.
+    Paused,
+    /// They are again.
+    Resumed,
+    /// Requests travel in another way.
+    PathChanged {
+        /// `bio`, `request`.
+        path: String,
+    },
+    /// The host's disk has failed operations; each kind once a minute at most.
+    Failed {
+        /// `read`, `write`, `flush`, `erase`.
+        operation: String,
+        /// How many since this was told last.
+        count: u64,
+        /// Of the latest one.
+        errno: Option<i32>,
+        error: String,
+        sector: Option<u64>,
+    },
+    /// Requests are in flight for longer than the daemon's `overdue`.
+    Overdue { requests: usize },
+    /// None is any more.
+    InTime,
+    /// The process of a disk that has one of its own has ended.
+    ProcessEnded { process: u32, why: String },
+    /// Another one serves the disk.
+    Restarted { process: u32 },
+    /// A worker has failed: the daemon ends.
+    WorkerFailed,
+    /// This reader was too slow.
+    Lost {
+        /// How many events it does not get.
+        events: u64,
+    },
+}

@@ -1,0 +1,253 @@
+//! `ringway ctl events` and the schema of the control socket, from outside.
+
+mod common;
+
+use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, write};
+use ringway_driver::{Device, Options};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// `ringway ctl events`, read on a thread of its own.
+struct Events {
+    child: Child,
+    lines: Receiver<Value>,
+    /// Those that came, to be compared with the schema.
+    seen: Vec<Value>,
+}
+
+impl Events {
+    fn of(dir: &Path) -> Self {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "events"]).current_dir(dir);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let (tell, lines) = channel();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).for_each(|line| {
+                let _ = tell.send(serde_json::from_str(&line).unwrap());
+            });
+        });
+        let mut events = Self { child, lines, seen: Vec::new() };
+        // It hears what comes from now on once it hears anything: something happens until it does.
+        let begun = Instant::now();
+        loop {
+            for change in ["pause", "resume"] {
+                ctl(dir, &[change, "disk.img"]);
+            }
+            if let Ok(event) = events.lines.recv_timeout(Duration::from_millis(50)) {
+                events.seen.push(event);
+                break;
+            }
+            assert!(begun.elapsed() < PATIENCE);
+        }
+        ctl(dir, &["resize", "disk.img", "2M"]);
+        events.wait_for("resized");
+        events
+    }
+
+    /// The next event of this name; others may come before.
+    #[track_caller]
+    fn wait_for(&mut self, name: &str) -> Value {
+        let begun = Instant::now();
+        while let Ok(event) = self.lines.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())) {
+            self.seen.push(event.clone());
+            if event["event"] == name {
+                return event;
+            }
+        }
+        panic!("no {name} in {:#?}", self.seen);
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> Value {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl", "--json"]).args(args).current_dir(dir);
+    let output = run(command);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn connect(dir: &Path, socket: &str) -> Device {
+    Options::new().patience(PATIENCE).connect(dir.join(socket)).unwrap()
+}
+
+#[test]
+fn what_happens_is_told_in_its_order() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    let device = connect(dir.path(), "s");
+    let event = events.wait_for("connected");
+    assert_eq!((&event["id"], &event["image"]), (&json!(0), &json!("disk.img")));
+    drop(device);
+    assert_eq!(events.wait_for("disconnected")["why"], Value::Null);
+    // One that talks nonsense.
+    let mut stream = UnixStream::connect(dir.path().join("s")).unwrap();
+    stream.write_all(&[0xff; 64]).unwrap();
+    assert!(events.wait_for("disconnected")["why"].is_string());
+    drop(stream);
+    ctl(dir.path(), &["pause", "disk.img"]);
+    ctl(dir.path(), &["pause", "disk.img"]);
+    ctl(dir.path(), &["resume", "disk.img"]);
+    ctl(dir.path(), &["add", "null:1G", "--socket", "t"]);
+    ctl(dir.path(), &["resize", "disk.img", "3M"]);
+    ctl(dir.path(), &["remove", "t"]);
+    events.wait_for("removed");
+    let last: Vec<_> = events.seen.iter().rev().take(5).rev().collect();
+    let names: Vec<_> = last.iter().map(|event| event["event"].as_str().unwrap()).collect();
+    assert_eq!(names, ["paused", "resumed", "added", "resized", "removed"]);
+    assert_eq!((&last[3]["from"], &last[3]["to"]), (&json!(2 << 20), &json!(3 << 20)));
+    assert_eq!((&last[4]["id"], &last[4]["drained"]), (&json!(1), &json!(true)));
+    let numbers: Vec<_> =
+        events.seen.iter().map(|event| event["number"].as_u64().unwrap()).collect();
+    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
+    daemon.stop();
+    let status = common::wait(&mut events.child, PATIENCE).unwrap();
+    assert_eq!(status.code(), Some(1), "the daemon has ended");
+}
+
+#[test]
+fn failures_and_a_slow_disk_are_told() {
+    let dir = folder();
+    let args = ["--control", "ctl", "--overdue", "1", "disk.img", "--socket", "s"];
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    ctl(dir.path(), &["add", "null:1G,latency=2500ms", "--socket", "slow", "--queues", "1"]);
+    let mut device = connect(dir.path(), "slow");
+    let mut queue = device.queue().unwrap();
+    assert!(write(&device, &mut queue, 0, 1));
+    let event = events.wait_for("overdue");
+    assert_eq!((&event["id"], &event["requests"]), (&json!(1), &json!(1)));
+    assert_eq!(events.wait_for("in-time")["id"], 1);
+    // Somebody cuts the image off under the daemon.
+    let mut device = connect(dir.path(), "s");
+    let mut queue = device.queue().unwrap();
+    std::fs::File::options()
+        .write(true)
+        .open(dir.path().join("disk.img"))
+        .unwrap()
+        .set_len(0)
+        .unwrap();
+    queue.read(4096, device.pool().alloc(512).unwrap(), ()).unwrap();
+    assert!(!finish(&mut queue).0);
+    let event = events.wait_for("failed");
+    let told = ["operation", "count", "errno", "sector"].map(|field| event[field].clone());
+    assert_eq!(told, [json!("read"), json!(1), Value::Null, json!(8)]);
+}
+
+#[test]
+fn the_end_of_an_isolated_disks_process_is_told() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--isolate"];
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    let device = connect(dir.path(), "s");
+    assert_eq!(events.wait_for("connected")["id"], 0);
+    let process = ctl(dir.path(), &["list"])["disks"][0]["process"].as_i64().unwrap();
+    let process = i32::try_from(process).unwrap();
+    // SAFETY: the process of this test's own daemon.
+    unsafe { libc::kill(process, libc::SIGKILL) };
+    assert_eq!(events.wait_for("process-ended")["process"], process);
+    assert_ne!(events.wait_for("restarted")["process"], process);
+    drop(device);
+}
+
+#[test]
+fn readers_of_events_keep_nobody_waiting() {
+    let dir = folder();
+    let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let subscribe = || {
+        let mut stream = UnixStream::connect(dir.path().join("ctl")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"{\"command\":\"events\",\"id\":7}\n").unwrap();
+        let mut lines = BufReader::new(stream);
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        (serde_json::from_str::<Value>(&line).unwrap(), lines)
+    };
+    let readers: Vec<_> = (0..8).map(|_| subscribe()).collect();
+    for (answer, _) in &readers {
+        assert_eq!(answer, &json!({"version": 1, "id": 7, "ok": true, "answer": {}}));
+    }
+    let (refused, _) = subscribe();
+    assert_eq!(refused["error"]["kind"], "busy");
+    // Nobody reads; everything goes on, and others are served.
+    for _ in 0..40 {
+        ctl(dir.path(), &["pause", "disk.img"]);
+        ctl(dir.path(), &["resume", "disk.img"]);
+    }
+    drop(readers);
+    let begun = Instant::now();
+    while subscribe().0["ok"] != true {
+        assert!(begun.elapsed() < PATIENCE, "their places are free again");
+    }
+}
+
+#[test]
+fn what_is_said_fits_the_published_schema() {
+    let dir = folder();
+    let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/control.schema.json");
+    let schema: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    // The schema of one definition, with all others at hand.
+    let validator = |name: &str| {
+        let mut schema = schema.clone();
+        schema.as_object_mut().unwrap().remove("anyOf");
+        schema["$ref"] = format!("#/$defs/{name}").into();
+        jsonschema::validator_for(&schema).unwrap()
+    };
+    let fits = |name: &str, value: &Value| {
+        let validator = validator(name);
+        let errors: Vec<_> = validator.iter_errors(value).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{name}: {errors:?} in {value:#}");
+    };
+    let mut events = Events::of(dir.path());
+    let _device = connect(dir.path(), "s");
+    let mut client = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
+    let added = json!({"image": "null:1G", "socket": dir.path().join("t"), "queues": 2});
+    for request in [
+        json!({"command": "list"}),
+        json!({"command": "stats", "buckets": true, "version": 1, "id": [1]}),
+        json!({"command": "stats", "histograms": true, "disk": 0}),
+        json!({"command": "add", "disk": added}),
+        json!({"command": "resize", "disk": "disk.img", "size": "4M"}),
+        json!({"command": "drain", "disk": 0}),
+        json!({"command": "pause", "disk": 0}),
+        json!({"command": "resume", "disk": 0}),
+        json!({"command": "remove", "disk": 1}),
+        json!({"command": "events"}),
+    ] {
+        fits("Request", &request);
+        client.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+        let mut line = String::new();
+        client.read_line(&mut line).unwrap();
+        let reply: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(reply["ok"], true, "{request}: {reply}");
+        fits("Reply", &reply);
+        fits(&format!("answer.{}", request["command"].as_str().unwrap()), &reply["answer"]);
+    }
+    events.wait_for("removed");
+    events.seen.iter().for_each(|event| fits("Event", event));
+    for wrong in [
+        json!({"command": "fly"}),
+        json!({"command": "resize"}),
+        json!({"command": "list", "disk": 0}),
+        json!({"command": "add", "disk": {"image": "a", "quues": 1}}),
+    ] {
+        assert!(!validator("Request").is_valid(&wrong), "{wrong}");
+    }
+    assert!(!validator("Event").is_valid(&json!({"version": 1, "number": 1, "time_us": 1})));
+}
