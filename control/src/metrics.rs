@@ -91,6 +91,10 @@ metrics! {
         "Those in flight for longer than --overdue when they were looked at last.";
     DISK_OVERDUES = Counter "ringway_disk_overdue_total" "requests" ["disk"]
         "Requests that were found in flight for longer than --overdue.";
+    DISK_HELD = Gauge "ringway_disk_held_requests" "requests" ["disk"]
+        "Requests that the host's disk has failed and that wait to be tried again.";
+    DISK_HELD_ALL = Counter "ringway_disk_held_total" "requests" ["disk"]
+        "Requests that were held, whatever became of them.";
     DISK_QUEUES = Gauge "ringway_disk_queues" "queues" ["disk"]
         "Queues that run.";
     DISK_QUEUE_DEPTH = Gauge "ringway_disk_queue_depth" "requests" ["disk"]

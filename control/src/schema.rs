@@ -1,8 +1,10 @@
 //! The JSON schema of the control socket's lines, made from the types that read and write them:
 //! `docs/control.schema.json`.
 
-use crate::protocol::{DiskFacts, Done, Event, List, Removed, Reply, ResizedTo, Stats, VERSION};
-use crate::request::{Add, Asked, Nothing, One, Resize};
+use crate::protocol::{
+    DiskFacts, Done, Event, List, Removed, Reply, ResizedTo, Retried, Stats, VERSION,
+};
+use crate::request::{Add, Asked, Nothing, One, Resize, Retry};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -21,6 +23,7 @@ pub fn schema() -> Value {
         request::<One>("drain"),
         request::<One>("pause"),
         request::<One>("resume"),
+        request::<Retry>("retry"),
     ];
     let requests: Vec<_> = requests.iter().map(|make| make(&mut generator)).collect();
     let answers = [
@@ -33,6 +36,7 @@ pub fn schema() -> Value {
         answer::<Done>("drain"),
         answer::<Done>("pause"),
         answer::<Done>("resume"),
+        answer::<Retried>("retry"),
     ];
     let answers: Map<String, Value> =
         answers.iter().map(|(name, make)| (name.clone(), make(&mut generator))).collect();

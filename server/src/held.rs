@@ -3,6 +3,7 @@
 //! The one place where that is noticed: the thread `incidents` looks whenever a disk rings, which it
 //! does at either.
 
+use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, HeldRequests};
 
 /// What is known of a disk's held requests from one look to the next.
@@ -52,6 +53,14 @@ impl Spell {
 }
 
 impl Change {
+    /// What readers of events are told.
+    pub(crate) fn happened(&self) -> Happened {
+        match self {
+            Self::Held(held) => Happened::Held { held: held.map(Into::into) },
+            Self::Released => Happened::Released,
+        }
+    }
+
     /// A line of the log.
     pub(crate) fn tell(&self, disk: &Disk) {
         let name = disk.name();

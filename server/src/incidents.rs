@@ -6,8 +6,8 @@
 //! were left out of the log are told of here, too, if no line of their kind does.
 
 use super::bell::event;
-use super::held::Spell;
 use super::events::Events;
+use super::held::Spell;
 use super::served::lock;
 use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, Failures, Incidents as Record};
@@ -123,7 +123,10 @@ impl Shared {
         let mut disks = lock(&self.disks);
         for watched in disks.iter_mut() {
             let Some(disk) = watched.disk.upgrade() else { continue };
-            watched.spell.look(&disk).iter().for_each(|change| change.tell(&disk));
+            for change in watched.spell.look(&disk) {
+                change.tell(&disk);
+                self.events.tell(Some((watched.id, disk.name())), change.happened());
+            }
             let record = disk.incidents();
             for kind in (0..Record::KINDS).filter(|&kind| record.has_untold(kind)) {
                 let told = &mut watched.told[kind];

@@ -118,19 +118,23 @@ pub struct DiskArgs {
     /// [default: report].
     #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub on_read_error: Option<OnError>,
     /// The same for writes, discards and zeroing [default: report].
     #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub on_write_error: Option<OnError>,
     /// When the host has no space for a write: hold also tries again every few seconds [default: hold
     /// if the image is sparse, else report].
     #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub on_enospc: Option<OnError>,
     /// Seconds for which a request is held before the guest is told after all [default: for ever].
     #[arg(long, value_name = "SECONDS", help_heading = "Errors")]
     #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub hold_timeout: Option<NonZeroU32>,
 }
 

@@ -1,5 +1,6 @@
 //! What `events` tells: one line for each thing that happens.
 
+use super::HeldFacts;
 use serde::{Deserialize, Serialize};
 
 /// One line of `events`.
@@ -72,6 +73,13 @@ pub enum Happened {
         error: String,
         sector: Option<u64>,
     },
+    /// Requests that the host's disk has failed are held: their guest waits.
+    Held {
+        /// `None` where they were held for a moment only.
+        held: Option<HeldFacts>,
+    },
+    /// None is held any more.
+    Released,
     /// Requests are in flight for longer than the daemon's `overdue`.
     Overdue { requests: usize },
     /// None is any more.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 /// What becomes of requests that a disk fails.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ErrorFacts {
     /// `report`, `hold`
     pub on_read_error: String,
@@ -31,6 +32,7 @@ impl From<&Disk> for ErrorFacts {
 
 /// Requests that are held.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HeldFacts {
     pub count: u64,
     /// For how long there have been some.
@@ -61,6 +63,7 @@ impl From<HeldRequests> for HeldFacts {
 
 /// `retry`.
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Retried {
     pub id: u64,
     pub image: String,

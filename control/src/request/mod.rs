@@ -73,6 +73,7 @@ pub struct Resize {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Retry {
     pub disk: Name,

@@ -5,9 +5,7 @@ use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::served::Served;
 use super::reports;
-use ringway_control::protocol::{
-    Done, Happened, Kind, Problem, Removed, ResizedTo, Retried,
-};
+use ringway_control::protocol::{Done, Happened, Kind, Problem, Removed, ResizedTo, Retried};
 use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize, Retry};
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};

@@ -132,6 +132,9 @@ impl Snapshot {
         self.each(to, &list::DISK_CONNECTED, |disk| disk.stats.connected.into())?;
         self.each(to, &list::DISK_IN_FLIGHT, |disk| disk.stats.in_flight as u64)?;
         self.each(to, &list::DISK_OVERDUE, |disk| disk.stats.overdue as u64)?;
+        self.each(to, &list::DISK_HELD, |disk| {
+            disk.stats.held.as_ref().map_or(0, |held| held.count)
+        })?;
         self.each(to, &list::DISK_QUEUES, |disk| disk.stats.queues.len() as u64)?;
         self.each(to, &list::DISK_QUEUE_DEPTH, |disk| {
             disk.stats.queues.iter().map(|queue| u64::from(queue.queue_size)).sum()
@@ -194,6 +197,7 @@ impl Snapshot {
     }
 
     fn costs(&self, to: &mut Families<'_, '_>) -> fmt::Result {
+        self.count(to, &list::DISK_HELD_ALL, |disk| disk.counts.held)?;
         self.count(to, &list::DISK_OVERDUES, |disk| disk.counts.overdue)?;
         self.count(to, &list::DISK_SYNCS, |disk| disk.counts.syncs)?;
         self.count(to, &list::DISK_BOUNCED, |disk| disk.counts.bounced)?;

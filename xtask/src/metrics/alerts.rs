@@ -32,37 +32,50 @@ pub(super) fn rules() -> String {
 }
 
 fn alerts() -> Vec<Alert> {
-    let mut all = of_disks();
-    all.extend(of_the_daemon());
-    all
+    [of_host_disks(), of_disks(), of_the_daemon()].into_iter().flatten().collect()
 }
 
-fn of_disks() -> Vec<Alert> {
-    let state = |state: &str| format!("{}{{state=\"{state}\"}} == 1", list::DISK_STATE.name);
-    let grows = |name: &str, time: &str| format!("increase({name}[{time}])");
+/// How often something has happened lately.
+fn increase(name: &str, time: &str) -> String {
+    format!("increase({name}[{time}])")
+}
+
+fn of_host_disks() -> Vec<Alert> {
+    let errors = |filter: &str| {
+        let name = format!("{}{{error{filter}}}", list::DISK_HOST_ERRORS.name);
+        format!("{} > 0", increase(&name, "5m"))
+    };
     vec![
         Alert {
+            name: "RingwayRequestsHeld",
+            expr: format!("{} > 0", list::DISK_HELD.name),
+            lasts: "0m",
+            severity: "critical",
+            summary: "{{ $labels.disk }}: {{ $value }} failed requests are held, and the guest waits",
+            what_to_do: "Mend the host disk or make room. ringway ctl retry tries them again.",
+        },
+        Alert {
             name: "RingwayDiskNoSpace",
-            expr: format!(
-                "{} > 0",
-                grows(&format!("{}{{error=\"no-space\"}}", list::DISK_HOST_ERRORS.name), "5m")
-            ),
+            expr: errors("=\"no-space\""),
             lasts: "0m",
             severity: "critical",
             summary: "{{ $labels.disk }}: its file system is full",
-            what_to_do: "Writes of the guest fail. Free space or grow the file system.",
+            what_to_do: "Writes fail or are held. Free space or grow the file system.",
         },
         Alert {
             name: "RingwayDiskFails",
-            expr: format!(
-                "{} > 0",
-                grows(&format!("{}{{error!=\"no-space\"}}", list::DISK_HOST_ERRORS.name), "5m")
-            ),
+            expr: errors("!=\"no-space\""),
             lasts: "0m",
             severity: "critical",
             summary: "{{ $labels.disk }}: the disk fails {{ $labels.operation }}s ({{ $labels.error }})",
             what_to_do: "The log of the daemon names error and sector. Look at the host disk.",
         },
+    ]
+}
+
+fn of_disks() -> Vec<Alert> {
+    let state = |state: &str| format!("{}{{state=\"{state}\"}} == 1", list::DISK_STATE.name);
+    vec![
         Alert {
             name: "RingwayRequestsOverdue",
             expr: format!("{} > 0", list::DISK_OVERDUE.name),
@@ -97,7 +110,7 @@ fn of_disks() -> Vec<Alert> {
         },
         Alert {
             name: "RingwayDiskRestarts",
-            expr: format!("{} > 3", grows(list::DISK_RESTARTS.name, "15m")),
+            expr: format!("{} > 3", increase(list::DISK_RESTARTS.name, "15m")),
             lasts: "0m",
             severity: "warning",
             summary: "{{ $labels.disk }}: its process ends again and again",
@@ -130,7 +143,7 @@ fn of_the_daemon() -> Vec<Alert> {
         },
         Alert {
             name: "RingwayKicksLost",
-            expr: format!("increase({}[15m]) > 10", list::DISK_LOST_KICKS.name),
+            expr: format!("{} > 10", increase(list::DISK_LOST_KICKS.name, "15m")),
             lasts: "0m",
             severity: "warning",
             summary: "{{ $labels.disk }}: kicks of its guest do not arrive",

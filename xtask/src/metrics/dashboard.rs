@@ -158,9 +158,10 @@ fn trouble() -> Vec<Panel> {
             ],
         },
         Panel {
-            title: "Overdue requests, broken queues",
+            title: "Held and overdue requests, broken queues",
             unit: "short",
             queries: vec![
+                (now(&list::DISK_HELD, DISK), "{{disk}} held"),
                 (now(&list::DISK_OVERDUE, DISK), "{{disk}} overdue"),
                 (now(&list::DISK_BROKEN_QUEUES, DISK), "{{disk}} broken"),
             ],
