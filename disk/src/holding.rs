@@ -1,40 +1,31 @@
-//! Requests of a disk that are held because it has failed them: how many, since when, why. Queues
-//! count them here, whoever tells people of it reads.
-//!
-//! A request is held from its first failure until it is answered or left to a successor, also while
-//! it is being tried again. The first one and the last one ring the bell of
-//! [`Incidents`](crate::Incidents).
+//! Requests of a disk that are held because it has failed them: what its queues share.
 
-use crate::disk::Disk;
-use crate::error_policy::{ErrorPolicy, OnError};
 use crate::incidents::{FailedOp, reason};
-use ringway_core::Op;
-use ringway_core::file::FileShape;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 /// The shared part of what holds a disk's requests.
 #[derive(Debug, Default)]
 pub(crate) struct Holding {
-    policy: AtomicU64,
+    pub(crate) policy: AtomicU64,
     /// The image is a file that has holes, or may get some.
-    sparse: AtomicBool,
+    pub(crate) sparse: AtomicBool,
     /// Requests that are held.
-    held: AtomicU64,
+    pub(crate) held: AtomicU64,
     /// Those of them that are with the disk once more.
-    trying: AtomicU64,
+    pub(crate) trying: AtomicU64,
     /// Those of them that are tried again by themselves.
-    by_itself: AtomicU64,
+    pub(crate) by_itself: AtomicU64,
     /// When the present spell began, in the disk's time.
-    since_ns: AtomicU64,
+    pub(crate) since_ns: AtomicU64,
     /// When a request is tried again by itself.
-    retry_ns: AtomicU64,
+    pub(crate) retry_ns: AtomicU64,
     /// What the latest one was to do in the upper half, its error in the lower one.
-    latest: AtomicU64,
+    pub(crate) latest: AtomicU64,
     /// Spells so far: times that requests have begun to be held.
-    spells: AtomicU64,
+    pub(crate) spells: AtomicU64,
     /// Requests that were left in the record for whoever serves the guest next.
-    left: AtomicU64,
+    pub(crate) left: AtomicU64,
 }
 
 /// Requests that are held.
@@ -63,132 +54,4 @@ impl HeldRequests {
 /// True for errors that say that there is no space.
 pub(crate) fn is_no_space(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT)
-}
-
-impl Disk {
-    /// From now on requests that fail go by `policy`; those that are held stay so.
-    pub fn set_error_policy(&self, policy: ErrorPolicy) {
-        self.holding.policy.store(policy.to_bits(), SeqCst);
-    }
-
-    /// What becomes of requests that fail.
-    #[must_use]
-    pub fn error_policy(&self) -> ErrorPolicy {
-        ErrorPolicy::from_bits(self.holding.policy.load(SeqCst))
-    }
-
-    /// What becomes of writes for which there is no space: as was chosen, else hold if the image is
-    /// sparse. That is a regular file with fewer blocks than its length needs, or one in which guests
-    /// may punch holes (discard).
-    #[must_use]
-    pub fn on_enospc(&self) -> OnError {
-        let by_default =
-            if self.holding.sparse.load(SeqCst) { OnError::Hold } else { OnError::Report };
-        self.error_policy().on_enospc.unwrap_or(by_default)
-    }
-
-    /// Looks whether its file is sparse; it may be made longer by now.
-    pub(crate) fn look_for_holes(&self) {
-        let file = self.is_real() && !self.block_device && !self.geometry.read_only;
-        let has_holes = || {
-            // What cannot be asked is taken for sparse: to wait loses nothing.
-            FileShape::of(&self.file).map_or(true, |shape| shape.allocated < shape.bytes)
-        };
-        self.holding.sparse.store(file && (self.geometry.discard || has_holes()), SeqCst);
-    }
-
-    /// The requests that are held, if there are any.
-    #[must_use]
-    pub fn held(&self) -> Option<HeldRequests> {
-        let holding = &self.holding;
-        let count = holding.held.load(SeqCst);
-        let latest = holding.latest.load(SeqCst);
-        let since = |at: &AtomicU64| self.now().saturating_sub(at.load(SeqCst));
-        let until = |at: &AtomicU64| at.load(SeqCst).saturating_sub(self.now());
-        let by_itself = holding.by_itself.load(SeqCst) > 0;
-        (count > 0).then(|| HeldRequests {
-            count,
-            age: Duration::from_nanos(since(&holding.since_ns)),
-            op: FailedOp::from_number(latest >> 32),
-            errno: i32::try_from(latest & u64::from(u32::MAX)).unwrap_or(0),
-            retry_in: by_itself.then(|| Duration::from_nanos(until(&holding.retry_ns))),
-        })
-    }
-
-    /// Held requests that are being tried again now.
-    #[must_use]
-    pub fn held_under_way(&self) -> u64 {
-        self.holding.trying.load(SeqCst)
-    }
-
-    /// How often requests have begun to be held, while none was. With [`Disk::held`] it tells whoever
-    /// looks what has changed since the last look, also if it was over in between.
-    #[must_use]
-    pub fn held_spells(&self) -> u64 {
-        self.holding.spells.load(SeqCst)
-    }
-
-    /// Held requests that were left to whoever serves the guest next, so far.
-    #[must_use]
-    pub fn held_and_left(&self) -> u64 {
-        self.holding.left.load(SeqCst)
-    }
-
-    /// True if a request that failed with this error is to be held.
-    #[cold]
-    pub(crate) fn holds(&self, op: Op, errno: i32) -> bool {
-        let on = match op {
-            Op::Read => self.error_policy().on_read,
-            Op::Write | Op::Discard | Op::WriteZeroes if is_no_space(errno) => self.on_enospc(),
-            Op::Write | Op::Discard | Op::WriteZeroes => self.error_policy().on_write,
-            Op::Flush | Op::GetId => OnError::Report,
-        };
-        on == OnError::Hold
-    }
-
-    /// A request is held: for the first time, or again after it was tried, when its error was
-    /// `before`.
-    #[cold]
-    pub(crate) fn hold(&self, op: Op, errno: i32, before: Option<i32>) {
-        let holding = &self.holding;
-        let latest = (FailedOp::of(op) as u64) << 32 | u64::from(errno.unsigned_abs());
-        holding.latest.store(latest, SeqCst);
-        holding.by_itself.fetch_add(u64::from(is_no_space(errno)), SeqCst);
-        if let Some(before) = before {
-            holding.by_itself.fetch_sub(u64::from(is_no_space(before)), SeqCst);
-            holding.trying.fetch_sub(1, SeqCst);
-        } else if holding.held.fetch_add(1, SeqCst) == 0 {
-            holding.since_ns.store(self.now(), SeqCst);
-            holding.spells.fetch_add(1, SeqCst);
-            self.incidents.ring();
-        }
-    }
-
-    /// A held request is tried again.
-    pub(crate) fn try_held(&self) {
-        self.holding.trying.fetch_add(1, SeqCst);
-    }
-
-    /// When a held request is tried again by itself, in the disk's time.
-    pub(crate) fn try_held_at(&self, ns: u64) {
-        self.holding.retry_ns.store(ns, SeqCst);
-    }
-
-    /// A request is held no more: it is answered, after it was tried again or not.
-    #[cold]
-    pub(crate) fn release_held(&self, errno: i32, tried: bool) {
-        let holding = &self.holding;
-        holding.trying.fetch_sub(u64::from(tried), SeqCst);
-        holding.by_itself.fetch_sub(u64::from(is_no_space(errno)), SeqCst);
-        if holding.held.fetch_sub(1, SeqCst) == 1 {
-            self.incidents.ring();
-        }
-    }
-
-    /// As [`Disk::release_held`], and it was left to whoever serves the guest next.
-    #[cold]
-    pub(crate) fn leave_held(&self, errno: i32) {
-        self.holding.left.fetch_add(1, SeqCst);
-        self.release_held(errno, false);
-    }
 }

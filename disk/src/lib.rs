@@ -56,6 +56,7 @@ mod disk;
 mod durability;
 mod error_policy;
 mod extent;
+mod held;
 mod holding;
 mod incidents;
 mod locks;

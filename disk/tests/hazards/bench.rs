@@ -4,7 +4,8 @@ use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
-    CacheMode, Disk, DiskQueue, Finished, OpenError, OpenOptions, SchedulerMode, Source, open,
+    CacheMode, Disk, DiskQueue, ErrorPolicy, Finished, OnError, OpenError, OpenOptions,
+    SchedulerMode, Source, open,
 };
 use ringway_testkit::rig::open_patiently;
 use ringway_testkit::{Lack, LoopDevice, Need};
@@ -118,9 +119,14 @@ impl Place {
         self
     }
 
-    /// Opens it; the last one must have been dropped.
+    /// Opens it; the last one must have been dropped. What fails is reported.
     pub(crate) fn open(&self) -> Arc<Disk> {
-        Arc::new(open_patiently(&self.options).unwrap_or_else(|error| panic!("{error}")))
+        let disk = open_patiently(&self.options).unwrap_or_else(|error| panic!("{error}"));
+        disk.set_error_policy(ErrorPolicy {
+            on_enospc: Some(OnError::Report),
+            ..ErrorPolicy::default()
+        });
+        Arc::new(disk)
     }
 
     /// As [`open`](Self::open), by an owner who says that it is raw.
