@@ -30,11 +30,12 @@ need_components() {
     done
 }
 
-# missing_packages COMMAND=PACKAGE[,PACKAGE…] …: prints what belongs to commands that are missing.
+# missing_packages COMMAND=PACKAGE[,PACKAGE…] …: prints what belongs to commands that are missing, or to
+# files, if there are paths for commands.
 missing_packages() {
     local pair missing=()
     for pair in "$@"; do
-        command -v "${pair%%=*}" >/dev/null 2>&1 || missing+=("${pair#*=}")
+        command -v "${pair%%=*}" >/dev/null 2>&1 || [ -f "${pair%%=*}" ] || missing+=("${pair#*=}")
     done
     printf '%s' "${missing[*]//,/ }"
 }

@@ -468,6 +468,13 @@ impl Guest {
     }
 }
 
+/// Waits for other guests to end. Theirs is the next turn when this is dropped.
+pub fn turn() -> Result<File> {
+    let turn = File::create(logs()?.join("turn.lock"))?;
+    turn.lock().context("wait for other guests")?;
+    Ok(turn)
+}
+
 /// A guest that is running.  Dropping it kills it.
 #[derive(Debug)]
 pub struct Running {
@@ -484,10 +491,7 @@ pub struct Running {
 impl Running {
     /// Waits for other guests to end, and starts QEMU.
     pub(crate) fn start(command: Command, name: String, limit: Duration) -> Result<Self> {
-        let logs = logs()?;
-        let turn = File::create(logs.join("turn.lock"))?;
-        turn.lock().context("wait for other guests")?;
-        Self::start_now(command, name, limit, Some(turn))
+        Self::start_now(command, name, limit, Some(turn()?))
     }
 
     fn start_now(
@@ -763,14 +767,17 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
+/// What a guest is started from.
 #[derive(Debug)]
-struct GuestFiles {
-    kernel: PathBuf,
-    initrd: PathBuf,
+pub struct GuestFiles {
+    /// Linux.
+    pub kernel: PathBuf,
+    /// Its first file system, with the scenarios.
+    pub initrd: PathBuf,
 }
 
 /// Runs `guest/build.sh` once per test program; with a warm cache it takes no time.
-fn guest_files() -> Result<&'static GuestFiles> {
+pub fn guest_files() -> Result<&'static GuestFiles> {
     static FILES: OnceLock<Result<GuestFiles, String>> = OnceLock::new();
     let found = FILES.get_or_init(|| build_guest().map_err(|error| format!("{error:#}")));
     found.as_ref().map_err(|error| anyhow!("{error}"))

@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# A libvirtd of our own and guests that start from disks that `ringway serve` offers, attached by the
+# XML that it prints. As root, in a mount namespace of its own (run.sh).
+#
+#   inside.sh RINGWAY VMLINUZ INITRD FOLDER
+set -euo pipefail
+ringway=$1 kernel=$2 initrd=$3 folder=$4
+cd "$folder"
+export LIBVIRT_DEFAULT_URI=qemu:///system LC_ALL=C.UTF-8
+
+step() { printf -- '-- %4d s  %s\n' $SECONDS "$*"; }
+fail() {
+    printf 'FAILED: %s\n' "$*"
+    tail -n 20 serial-*.log libvirtd.log daemon*.log 2>/dev/null | tr -d '\r' || true
+    tail -n 5 /var/log/libvirt/qemu/*.log 2>/dev/null || true
+    exit 1
+}
+wait_for() { # wait_for SECONDS COMMAND…
+    local left=$(($1 * 5))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        left=$((left - 1))
+        [ $left -gt 0 ] || fail "it does not happen: $*"
+        sleep 0.2
+    done
+}
+
+# --- a disk that boots: FAT from its first sector, for SeaBIOS (syslinux) and OVMF (its shell) -------
+
+disk() { # disk FILE WANTS
+    local words="console=ttyS0 quiet panic=-1 ringway.scenario=libvirt ringway.timeout=150 ringway.wants=$2"
+    truncate -s 256M "$1"
+    mkfs.vfat -F 32 -n RINGWAY "$1" $((160 * 1024)) >/dev/null 2>&1
+    printf 'DEFAULT linux\nLABEL linux\n KERNEL vmlinuz\n INITRD initrd\n APPEND %s\n' "$words" >syslinux.cfg
+    # It lists what the shell of EFI is to do.
+    printf 'fs0:\r\nvmlinuz initrd=initrd %s\r\n' "$words" >startup.nsh
+    mcopy -i "$1" "$kernel" ::vmlinuz
+    # Firmware reads slowly.
+    [ -f initrd.gz ] || gzip -1 <"$initrd" >initrd.gz
+    mcopy -i "$1" initrd.gz ::initrd
+    mcopy -i "$1" syslinux.cfg ::syslinux.cfg
+    mcopy -i "$1" startup.nsh ::startup.nsh
+    syslinux --install "$1"
+}
+
+serve() { # serve NUMBER ARGS…: a daemon, ready
+    local log=daemon-$1.log
+    shift
+    "$ringway" serve "$@" >>"$log" 2>&1 &
+    daemon=$!
+    wait_for 30 grep -q cloud-hypervisor "$log"
+}
+
+# What was printed for libvirt: its first line is for <domain>, the rest for <devices>.
+xml() { sed -n '/^libvirt/,/^cloud-hypervisor/p' "$1" | sed '1d;$d'; }
+
+domain() { # domain NAME MACHINE FIRMWARE DISKS MEMORY
+    cat <<END
+<domain type='qemu'>
+  <name>$1</name><memory unit='MiB'>640</memory><vcpu>2</vcpu>
+  $5
+  <os><type arch='x86_64' machine='$2'>hvm</type>$3<boot dev='hd'/></os>
+  <features><acpi/></features>
+  <cpu mode='maximum'/>
+  <on_reboot>destroy</on_reboot>
+  <devices>
+    <emulator>$(command -v qemu-system-x86_64)</emulator>
+    $4
+    <serial type='file'><source path='$folder/serial-$1.log'/></serial>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+END
+}
+
+says() { tr -d '\r' <"serial-$1.log" | grep -q "RINGWAY $2"; }
+rounds() { tr -d '\r' <"serial-$1.log" | grep -c 'RINGWAY INFO rounds' || true; }
+more_rounds() { [ "$(rounds "$1")" -ge "$2" ]; }
+is_over() { says "$1" DONE; }
+judge() { # judge NAME: all its checks
+    wait_for 90 is_over "$1"
+    tr -d '\r' <"serial-$1.log" | grep -E 'RINGWAY (CHECK|INFO (kernel|uptime|sectors))' | sed 's/^.*RINGWAY/  /'
+    ! says "$1" 'CHECK [a-z_0-9]* FAIL' || fail "the guest $1 is not content"
+}
+
+# --- libvirtd, without systemd, on folders of its own ------------------------------------------------
+
+step "libvirtd"
+cat >/etc/libvirt/qemu.conf <<END
+user = "libvirt-qemu"
+group = "kvm"
+security_driver = "none"
+cgroup_controllers = []
+namespaces = []
+stdio_handler = "file"
+remember_owner = 0
+END
+printf 'auth_unix_rw = "none"\n' >/etc/libvirt/libvirtd.conf
+libvirtd >libvirtd.log 2>&1 &
+wait_for 60 virsh list
+trap 'virsh destroy bios; virsh destroy efi; jobs -p | xargs -r kill -KILL' EXIT >/dev/null 2>&1
+
+step "a guest of SeaBIOS"
+disk bios.img kill,grow,hotplug
+truncate -s 64M data.img
+daemon_args=(--config disks.toml)
+cat >disks.toml <<END
+control = "control.sock"
+socket-group = "kvm"
+[[disk]]
+image = "bios.img"
+socket = "bios.sock"
+format = "raw"
+queues = 2
+[[disk]]
+image = "data.img"
+socket = "data.sock"
+format = "raw"
+END
+serve 1 "${daemon_args[@]}"
+xml daemon-1.log >printed.xml
+memory=$(head -n 1 printed.xml)
+# Two disks were printed.
+awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 1' <(tail -n +2 printed.xml) >first.xml
+awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 2' <(tail -n +2 printed.xml) >second.xml
+domain bios pc "" "$(cat first.xml)" "$memory" >bios.xml
+: >serial-bios.log
+chown libvirt-qemu serial-bios.log
+virsh create bios.xml
+wait_for 90 says bios 'INFO ready_for kill'
+step "it works; the daemon is killed"
+kill -KILL $daemon
+wait $daemon 2>/dev/null || true
+before=$(rounds bios)
+serve 2 "${daemon_args[@]}"
+wait_for 60 more_rounds bios $((before + 3))
+step "it goes on"
+wait_for 90 says bios 'INFO ready_for grow'
+"$ringway" ctl --control control.sock resize bios.img 320M
+wait_for 60 says bios 'INFO ready_for hotplug'
+step "it has seen the new size; a second disk"
+virsh attach-device bios second.xml --live
+wait_for 60 says bios 'INFO ready_for unplug'
+virsh detach-device bios second.xml --live
+judge bios
+says bios "INFO sectors_at_end $((320 * 2048))" || fail "the size at the end is wrong"
+wait_for 30 sh -c '! virsh domstate bios | grep -q running'
+kill -TERM $daemon
+wait $daemon || fail "the daemon ends with status $?"
+
+step "a guest of OVMF"
+if [ -f /usr/share/OVMF/OVMF_CODE_4M.fd ]; then
+    disk efi.img none
+    cp /usr/share/OVMF/OVMF_VARS_4M.fd vars.fd
+    chown libvirt-qemu vars.fd
+    serve 3 efi.img --format raw --socket efi.sock --socket-group kvm
+    xml daemon-3.log >printed.xml
+    firmware="<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram>$folder/vars.fd</nvram>"
+    domain efi q35 "$firmware" "$(tail -n +2 printed.xml)" "$(head -n 1 printed.xml)" >efi.xml
+    : >serial-efi.log
+    chown libvirt-qemu serial-efi.log
+    virsh create efi.xml
+    judge efi
+else
+    echo "left out: there is no /usr/share/OVMF/OVMF_CODE_4M.fd (package ovmf)"
+fi
+step passed
