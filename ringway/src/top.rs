@@ -1,7 +1,8 @@
 //! `ringway top`: what a running daemon does, disk by disk, as it happens.
 //!
 //! `watch.rs` asks over the control socket, `figures.rs` makes rates of what it hears, `app.rs` is
-//! the state of the screen, `draw.rs` draws it; `plain.rs` prints the same for those without one.
+//! the state of the screen, `draw.rs` draws it; `plain.rs` prints the same for those without one,
+//! `page.rs` serves it to browsers.
 
 mod app;
 mod buckets;
@@ -10,6 +11,7 @@ mod case;
 mod columns;
 mod draw;
 mod figures;
+mod page;
 mod plain;
 mod watch;
 
@@ -18,6 +20,7 @@ use anyhow::{Context, ensure};
 use app::{App, OFTEN, SELDOM, Sort};
 use clap::Args;
 use figures::{Figures, Samples};
+use page::{Address, Serve};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ringway_bench::seconds;
@@ -40,10 +43,18 @@ Examples:
   ringway top --control /run/ringway.sock --interval 500ms --sort latency
   ringway top --once                              one table, for people
   ringway top --json --interval 10s | jq '.disks[] | [.image, .rates.iops]'
+  ringway top --serve 127.0.0.1:9097              a page for browsers
+  ringway top --serve unix:/run/top.sock          the same, for a proxy before it
 
 The daemon must have been started with `ringway serve --control PATH`;
 RINGWAY_CONTROL may name the socket instead of --control. Press h for keys.
 Where standard output is no terminal, one table is printed, as with --once.
+
+--serve goes on until a signal ends it. Its first line is the address to open.
+It only asks the daemon and changes nothing, but it has no password: every user
+of this host can open it. With unix:PATH only yours can. From another machine:
+ssh -L 9097:127.0.0.1:9097 HOST, then open http://localhost:9097/.
+
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
 
 /// What `ringway top` is told.
@@ -65,6 +76,21 @@ pub(crate) struct TopArgs {
     /// Look once, and print JSON.
     #[arg(long, help_heading = "Output")]
     json: bool,
+    /// Serve a page for browsers there: 127.0.0.1:PORT, [::1]:PORT or unix:PATH.
+    ///
+    /// Port 0 takes any that is free.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Page", conflicts_with_all = ["once", "json", "sort"])]
+    serve: Option<Address>,
+    /// Let other machines connect. Whoever can sees the names and figures of all disks.
+    #[arg(long, help_heading = "Page", requires = "serve")]
+    serve_remote: bool,
+    /// A host name the page may be opened under, beside addresses and localhost; may be repeated.
+    #[arg(long, value_name = "NAME", help_heading = "Page", requires = "serve")]
+    serve_name: Vec<String>,
+    /// How much of the past the page can show, up to 3600 times --interval.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = seconds,
+        help_heading = "Page", requires = "serve")]
+    history: Duration,
 }
 
 fn interval(word: &str) -> Result<Duration, String> {
@@ -87,6 +113,13 @@ pub(crate) fn run(
 ) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let socket = ctl::socket(args.control, usage);
+    if let Some(address) = args.serve {
+        // Who names the wrong socket should not have to look at an empty page.
+        watch::take(&socket)?;
+        let (remote, names, past) = (args.serve_remote, args.serve_name, args.history);
+        let serve = Serve { address, remote, names, past };
+        return page::serve(serve, socket, args.interval);
+    }
     if args.once || args.json || !std::io::stdout().is_terminal() {
         let mut figures = look(&socket, args.interval)?;
         app::sort(&mut figures.disks, args.sort);

@@ -60,6 +60,8 @@ pub enum Need {
     Prometheus,
     /// A Xen host in QEMU: its packages.
     Xen,
+    /// Chromium, which shows pages.
+    Chromium,
 }
 
 impl Need {
@@ -92,6 +94,7 @@ impl Need {
             Self::Prometheus => "prometheus",
             Self::Guest => "guest",
             Self::Xen => "xen",
+            Self::Chromium => "chromium",
         }
     }
 }

@@ -52,6 +52,11 @@ impl Buckets {
         Self(self.0.into_iter().filter_map(came).collect())
     }
 
+    /// The highest value of each bucket, rising, and how many are in it.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0.iter().map(|(&value, &count)| (value, count))
+    }
+
     fn count(&self) -> u64 {
         self.0.values().sum()
     }

@@ -149,11 +149,15 @@ impl Samples {
         self.0.push_back(sample);
     }
 
+    /// The last answer, the one before it, and the oldest one that latencies are told from.
+    pub(super) fn span(&self) -> Option<(&Sample, Option<&Sample>, Option<&Sample>)> {
+        let then = self.0.iter().rev().nth(1);
+        Some((self.0.back()?, then, self.0.front().filter(|_| then.is_some())))
+    }
+
     /// What the answers so far say; `None` if there are none.
     pub(super) fn figures(&self) -> Option<Figures> {
-        let now = self.0.back()?;
-        let then = self.0.iter().rev().nth(1);
-        let oldest = self.0.front().filter(|_| then.is_some());
+        let (now, then, oldest) = self.span()?;
         let seconds = |then: &Sample| {
             let us = now.stats.uptime_us.saturating_sub(then.stats.uptime_us);
             us as f64 / 1e6

@@ -1,6 +1,8 @@
 //! Runs the real program from outside.
 #![allow(dead_code)] // Each test file uses its part.
 
+pub(crate) mod browser;
+
 use ringway_driver::{BlkQueue, Device};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
