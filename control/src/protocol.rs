@@ -16,6 +16,7 @@ pub use spread::{Buckets, DurationsOf, Latencies, Spread};
 use ringway_disk::DiskStats;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// The version of the contract. It goes up when a program that knew the last one would go wrong.
@@ -64,6 +65,8 @@ pub enum Kind {
     UnknownCommand,
     /// No disk has this number, image or socket.
     NoSuchDisk,
+    /// No limit group has this name.
+    NoSuchGroup,
     /// Another change of the disk is under way.
     Busy,
     /// It would lose data, and the request does not say that this is meant.
@@ -84,6 +87,18 @@ impl Problem {
 pub struct List {
     pub daemon: DaemonFacts,
     pub disks: Vec<DiskFacts>,
+    #[serde(default)]
+    pub limit_groups: Vec<LimitGroupFacts>,
+}
+
+/// Limits that disks share.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LimitGroupFacts {
+    pub name: String,
+    pub limits: BTreeMap<String, u64>,
+    /// The numbers of its disks.
+    pub disks: Vec<u64>,
 }
 
 /// The daemon.
@@ -135,6 +150,12 @@ pub struct DiskFacts {
     /// How often that one has been started again.
     #[serde(default)]
     pub restarts: u64,
+    /// Its own, by their words.
+    #[serde(default)]
+    pub limits: BTreeMap<String, u64>,
+    /// The group that it shares limits with.
+    #[serde(default)]
+    pub limit_group: Option<String>,
 }
 
 /// How a disk's requests travel.
@@ -385,6 +406,9 @@ pub struct Counts {
     /// Requests that were held because the disk had failed them.
     #[serde(default)]
     pub held: u64,
+    /// Time in which requests waited for a limit, of all queues together.
+    #[serde(default)]
+    pub throttled_us: u64,
 }
 
 impl From<&DiskStats> for Counts {
@@ -410,6 +434,7 @@ impl From<&DiskStats> for Counts {
             deadlines: stats.path.expired,
             overdue: stats.overdue,
             held: stats.held,
+            throttled_us: stats.throttled_ns / 1000,
         }
     }
 }
@@ -436,6 +461,17 @@ pub struct ResizedTo {
     pub to: u64,
     /// `yes`, `nobody-there`, `not-listening`, `deaf`, `later`.
     pub guest_notice: String,
+}
+
+/// `limit`, of a disk or of a group.
+#[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Limited {
+    pub id: Option<u64>,
+    pub image: Option<String>,
+    /// The group itself, or that of the disk.
+    pub group: Option<String>,
+    pub limits: BTreeMap<String, u64>,
 }
 
 /// `drain`, `pause`, `resume`.

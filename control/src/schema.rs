@@ -2,9 +2,9 @@
 //! `docs/control.schema.json`.
 
 use crate::protocol::{
-    DiskFacts, Done, Event, List, Removed, Reply, ResizedTo, Retried, Stats, VERSION,
+    DiskFacts, Done, Event, Limited, List, Removed, Reply, ResizedTo, Retried, Stats, VERSION,
 };
-use crate::request::{Add, Asked, Nothing, One, Resize, Retry};
+use crate::request::{Add, Asked, Limit, Nothing, One, Resize, Retry};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -20,6 +20,7 @@ pub fn schema() -> Value {
         request::<Add>("add"),
         request::<One>("remove"),
         request::<Resize>("resize"),
+        request::<Limit>("limit"),
         request::<One>("drain"),
         request::<One>("pause"),
         request::<One>("resume"),
@@ -33,6 +34,7 @@ pub fn schema() -> Value {
         answer::<DiskFacts>("add"),
         answer::<Removed>("remove"),
         answer::<ResizedTo>("resize"),
+        answer::<Limited>("limit"),
         answer::<Done>("drain"),
         answer::<Done>("pause"),
         answer::<Done>("resume"),

@@ -8,9 +8,10 @@ use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry, Op, Request, Status};
 use ringway_scheduler::SharedPolicy;
+use ringway_throttle::Member;
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An open disk, shared by all its queues.
 #[derive(Debug)]
@@ -41,6 +42,8 @@ pub struct Disk {
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
     pub(crate) policy: SharedPolicy,
+    /// Its own limits and those of its group.
+    pub(crate) limits: Mutex<Vec<Arc<Member>>>,
     pub(crate) incidents: Incidents,
     pub(crate) holding: Holding,
     pub(crate) clock: Clock,
@@ -118,6 +121,17 @@ impl Disk {
     #[must_use]
     pub fn policy(&self) -> &SharedPolicy {
         &self.policy
+    }
+
+    /// The limits of its queues: its own, and those of a group.
+    #[must_use]
+    pub fn limits(&self) -> Vec<Arc<Member>> {
+        self.limits.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Queues that start from now on have these limits. Those that run have to be told.
+    pub fn set_limits(&self, limits: Vec<Arc<Member>>) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     /// What went wrong on it.

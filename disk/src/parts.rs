@@ -111,6 +111,7 @@ impl From<Parts> for Disk {
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
+            limits: std::sync::Mutex::default(),
             incidents: Incidents::default(),
             holding: Holding::default(),
             clock: Clock::start(),

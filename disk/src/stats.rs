@@ -37,6 +37,8 @@ pub struct DiskStats {
     pub overdue: u64,
     /// Requests that were held because the disk had failed them, whatever became of them.
     pub held: u64,
+    /// Nanoseconds in which requests waited for a limit.
+    pub throttled_ns: u64,
     /// What the request path did.
     pub path: SchedulerStats,
 }
@@ -65,6 +67,7 @@ impl DiskStats {
         self.continued += other.continued;
         self.overdue += other.overdue;
         self.held += other.held;
+        self.throttled_ns += other.throttled_ns;
         self.path.add(&other.path);
     }
 }

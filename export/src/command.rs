@@ -92,6 +92,8 @@ pub(crate) enum Command<Q> {
     Edit { id: QueueId, edit: Box<dyn FnOnce(&mut Q) + Send>, reply: SyncSender<()> },
     /// Whether writes must be durable before they complete.
     SetDurable { id: QueueId, durable: bool, reply: SyncSender<()> },
+    /// Take over the limits of a disk, which have changed.
+    AdoptLimits { disk: Arc<Disk>, reply: SyncSender<()> },
     /// Report on one queue.
     QueueStats { id: QueueId, reply: SyncSender<DiskStats> },
     /// Report, with the spreads of latencies if asked for: they are large.
@@ -257,6 +259,17 @@ impl<Q: QueueLifecycle> Handle<Q> {
     /// That the worker has ended.
     pub fn set_durable(&self, id: QueueId, durable: bool) -> io::Result<()> {
         self.ask(|reply| Command::SetDurable { id, durable, reply })
+    }
+
+    /// Has the queues of `disk` take over its limits ([`Disk::limits`]). Returns a promise: the caller
+    /// may tell several workers at once.
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn adopt_limits(&self, disk: Arc<Disk>) -> io::Result<Receiver<()>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::AdoptLimits { disk, reply })?;
+        Ok(answer)
     }
 
     /// Asks for one queue's counts.

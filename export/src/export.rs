@@ -4,6 +4,7 @@ mod change;
 mod drain;
 mod hold;
 mod image_lock;
+mod limits;
 mod lock_state;
 mod offered;
 mod report;

@@ -5,6 +5,7 @@
 //! plane: `ringway-vhost-user`, `ringway-xen-blkback`.
 
 mod answer;
+mod clock;
 mod command;
 mod export;
 mod limit;

@@ -6,6 +6,7 @@
 mod control;
 mod end;
 mod hold;
+mod limited;
 mod queue;
 
 use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
@@ -23,17 +24,13 @@ use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
 use ringway_disk::DiskQueue;
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Turns without a request before a queue goes back to being woken by its doorbell.
 const IDLE_TURNS_MAX: u32 = 2000;
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
 const LOOK_EVERY: u64 = 256;
-
-/// How long to sleep when requests wait for something that rings no bell of this worker: a range
-/// being written by another one.
-const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
 
 /// Looks at the rings in between two turns while there is no work.
 const LINGER: u32 = 4;
@@ -293,10 +290,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     /// Sleeps for kicks, completions and commands alike.
     fn sleep(&mut self) -> io::Result<()> {
-        let queues = self.active.iter().flat_map(|&id| &self.queues[id as usize]);
-        let patience = queues.filter_map(|queue| {
-            if queue.disk.has_deferred() { Some(DEFERRED_SLEEP) } else { queue.disk.wake_in() }
-        });
+        let (queues, active) = (&mut self.queues, &self.active);
+        let wake_in = |&id: &u32| queues[id as usize].as_mut().and_then(WorkerQueue::wake_in);
+        let patience = active.iter().filter_map(wake_in);
         self.stats.sleeps += 1;
         self.engine.wait(patience.min())?;
         self.idle.woke();
@@ -332,8 +328,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();
-        self.queues[at] =
-            Some(WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency)));
+        let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));
+        queue.adopt_limits();
+        self.queues[at] = Some(queue);
         self.name_memory();
         self.rouse();
         // Requests may have been there before the doorbell was watched.

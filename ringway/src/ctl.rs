@@ -6,7 +6,7 @@ mod report;
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
-use ringway_control::config::{DiskArgs, is_unreal};
+use ringway_control::config::{DiskArgs, LimitArgs, is_unreal};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
 use ringway_control::size::Size;
@@ -96,6 +96,10 @@ enum Command {
         #[arg(long)]
         shrink: bool,
     },
+    /// Change what a guest may ask of a disk, or what a group of disks may together; without options,
+    /// show it. What is not named stays as it is.
+    #[command(after_help = LIMIT_EXAMPLES)]
+    Limit(Box<LimitDisk>),
     /// Finish what is in flight, make it durable, and go on.
     #[command(after_help = example!("drain vm2.img"))]
     Drain {
@@ -123,6 +127,38 @@ enum Command {
         /// The disk.
         disk: String,
     },
+}
+
+const LIMIT_EXAMPLES: &str = "\
+Examples:
+  ringway ctl --control /run/ringway.sock limit vm1.img --iops 500 --bps 100M
+  ringway ctl --control /run/ringway.sock limit vm1.img --iops-max 2000 --iops-max-length 30
+  ringway ctl --control /run/ringway.sock limit vm1.img --bps none    no limit any more
+  ringway ctl --control /run/ringway.sock limit vm1.img --lift        no limits at all
+  ringway ctl --control /run/ringway.sock limit --group gold --create --iops 5000
+  ringway ctl --control /run/ringway.sock limit vm1.img --group gold  one of the group
+  ringway ctl --control /run/ringway.sock limit vm1.img --group none
+
+The numbers hold until the daemon ends, or the disk is removed.
+Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
+
+/// What `ringway ctl limit` is told.
+#[derive(Debug, Args)]
+struct LimitDisk {
+    /// The disk; without it, the group is meant.
+    #[arg(required_unless_present = "group")]
+    disk: Option<String>,
+    /// The group; with a disk, the one that it shares limits with from now on, or none.
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// Make the group.
+    #[arg(long, requires = "group", conflicts_with = "disk")]
+    create: bool,
+    /// Lift all limits there were, before those that are named hold.
+    #[arg(long)]
+    lift: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 /// Carries out `ringway ctl`. Without a daemon to ask the process ends as wrong options of `usage` do.
@@ -171,6 +207,13 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
         Command::Remove { disk } => ("remove", json!({ "disk": disk })),
         Command::Resize { disk, size, shrink } => {
             ("resize", json!({ "disk": disk, "size": size, "shrink": shrink }))
+        }
+        Command::Limit(limit) => {
+            let LimitDisk { disk, group, create, lift, limits } = *limit;
+            let fields = json!({
+                "disk": disk, "group": group, "create": create, "lift": lift, "limits": limits,
+            });
+            ("limit", fields)
         }
         Command::Drain { disk } => ("drain", json!({ "disk": disk })),
         Command::Pause { disk } => ("pause", json!({ "disk": disk })),

@@ -70,7 +70,7 @@ pub struct ServeArgs {
     disk: DiskArgs,
     /// Serve the disks of a TOML file; see below.
     #[arg(long, value_name = "FILE", help_heading = "Disk",
-          conflicts_with_all = ["DiskArgs", "blk_file", "fd"])]
+          conflicts_with_all = ["DiskArgs", "LimitArgs", "blk_file", "fd"])]
     config: Option<PathBuf>,
     #[command(flatten)]
     daemon: DaemonArgs,

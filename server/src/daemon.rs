@@ -5,6 +5,7 @@ use super::deadline;
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
+use super::limits::LimitGroups;
 use super::metrics::Metrics;
 use super::notify::Notify;
 use super::pulse::Pulse;
@@ -60,6 +61,8 @@ impl Daemon {
         mut inside: Option<Inside>,
         log: &LogArgs,
     ) -> anyhow::Result<Self> {
+        plan.check_limit_groups().map_err(|(_, error)| anyhow!(error))?;
+        let limit_groups = LimitGroups::new(&plan.limit_groups)?;
         let print_stats = plan.daemon.stats;
         let overdue =
             plan.daemon.overdue.map_or(watchdog::LIMIT, |s| Duration::from_secs(s.into()));
@@ -102,6 +105,7 @@ impl Daemon {
             xen: xen.clone(),
             spawner: spawner.map(Arc::new),
             log: (plan.log_format, plan.log_level),
+            limit_groups,
             sampled: inside.as_ref().is_some_and(|inside| inside.sampled),
         };
         let (disks, ready, new_images) =

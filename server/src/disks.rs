@@ -10,6 +10,7 @@ use super::events::Events;
 use super::host::{Host, NewImage};
 use super::incidents::Incidents;
 use super::isolate::{Isolated, LogWords, Spawner, Starting};
+use super::limits::LimitGroups;
 use super::numbers::{rings, workers};
 use super::paths::Paths;
 use super::pools::{Engine, Pools};
@@ -66,6 +67,8 @@ pub(crate) struct Disks {
     log: LogWords,
     sampled: bool,
     next_id: AtomicU64,
+    /// Limits that some of them share.
+    pub(crate) limit_groups: LimitGroups,
     engines: Mutex<Vec<Engine>>,
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
@@ -87,7 +90,7 @@ impl Disks {
         means: Means,
         enter: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<(Self, Vec<Ready>, Vec<NewImage>)> {
-        let Means { host, xen, spawner, log, sampled } = means;
+        let Means { host, xen, spawner, log, sampled, limit_groups } = means;
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
         let (mut new_images, mut turn) = (Vec::new(), 0);
         let next_id = AtomicU64::new(0);
@@ -133,6 +136,7 @@ impl Disks {
             log,
             sampled,
             next_id,
+            limit_groups,
             engines: Mutex::default(),
             open: Mutex::new(true),
             bell: Arc::new(bell),
@@ -207,6 +211,8 @@ impl Disks {
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);
         let rule = spec.access.or(&self.options.each.access);
         let (mode, group) = rule.settle(self.options.user.is_some()).map_err(anyhow::Error::msg)?;
+        let limits =
+            self.limit_groups.of_new(&spec.words.limits, spec.words.limit_group.as_deref())?;
         let endpoint = Endpoint::open(spec.place, Access { mode, group }, &self.host)?;
         let stop = event()?;
         let (workers, first, export) = {
@@ -227,6 +233,7 @@ impl Disks {
             socket: endpoint.path().map(Path::to_path_buf),
             device: endpoint.device().map(str::to_owned),
             workers: busy,
+            limits: Mutex::new(limits),
             place,
             stop,
             leaving: AtomicBool::new(false),
@@ -243,6 +250,7 @@ impl Disks {
             );
         }
         lock(&self.list).push(Arc::clone(&served));
+        self.limit_groups.settle(&served)?;
         Ok(Ready { served, endpoint })
     }
 

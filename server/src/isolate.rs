@@ -23,10 +23,11 @@ mod words;
 
 use super::bell::{Bell, event};
 use super::events::Events;
+use super::limits::apart_has_no_group;
 use super::served::lock;
 use anyhow::{Context, bail};
 use process::{LOOK, Process};
-use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, Place};
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened, Kind, Problem, State};
 use ringway_terminal::reasons::in_full;
@@ -71,6 +72,8 @@ pub(crate) struct Isolated {
     process: Mutex<Option<Arc<Process>>>,
     restarts: AtomicU64,
     paused: AtomicBool,
+    /// Those that were changed while it ran.
+    limits: Mutex<Option<LimitArgs>>,
     leaving: AtomicBool,
     /// Nothing of it was in flight when it ended.
     clear: AtomicBool,
@@ -102,6 +105,9 @@ impl Starting {
             bail!(
                 "a disk with a process of its own needs a socket file: name one, or leave isolate out"
             );
+        }
+        if spec.words.limit_group.is_some() {
+            bail!(apart_has_no_group(&source_name(&spec)));
         }
         let rule = spec.access.clone().or(&options.each.access);
         let mut disk = (*spec.words).clone();
@@ -136,6 +142,7 @@ impl Starting {
             process: Mutex::new(Some(self.process)),
             restarts: AtomicU64::new(0),
             paused: AtomicBool::new(false),
+            limits: Mutex::default(),
             leaving: AtomicBool::new(false),
             clear: AtomicBool::new(false),
             stop: event()?,
@@ -162,7 +169,7 @@ impl Isolated {
         events: &Arc<Events>,
     ) -> anyhow::Result<()> {
         let process = lock(&self.process).clone().context("its process has not been started")?;
-        process.say(&Tell::Go { paused: false })?;
+        process.say(&Tell::Go { paused: false, limits: None })?;
         let (disk, spawner, bell) = (Arc::clone(self), Arc::clone(spawner), Arc::clone(bell));
         let events = Arc::clone(events);
         let name = format!("disk-{}", self.id);
@@ -230,7 +237,8 @@ impl Isolated {
             }
             let facts = process.ready()?;
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
-            process.say(&Tell::Go { paused: self.paused.load(SeqCst) })?;
+            let limits = *lock(&self.limits);
+            process.say(&Tell::Go { paused: self.paused.load(SeqCst), limits })?;
             if self.is_leaving() {
                 process.say(&Tell::Stop)?;
             }
@@ -325,6 +333,11 @@ impl Isolated {
     /// Whether it is paused is kept here, as its process may end.
     pub(crate) fn set_paused(&self, paused: bool) {
         self.paused.store(paused, SeqCst);
+    }
+
+    /// As above: what its limits are by now.
+    pub(crate) fn set_limits(&self, limits: LimitArgs) {
+        *lock(&self.limits) = Some(limits);
     }
 
     /// As its process says now, or said last.

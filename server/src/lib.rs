@@ -19,6 +19,7 @@ mod host;
 mod image;
 mod incidents;
 mod isolate;
+mod limits;
 mod line;
 mod metrics;
 #[cfg(not(feature = "xen"))]

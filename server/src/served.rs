@@ -2,6 +2,7 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
+use super::limits::DiskLimits;
 #[cfg(feature = "xen")]
 use super::xen;
 use super::xen::SessionOptions;
@@ -52,6 +53,8 @@ pub(crate) struct Served {
     pub(crate) device: Option<String>,
     /// Threads that serve its queues.
     pub(crate) workers: usize,
+    /// What its guest may ask of it.
+    pub(crate) limits: Mutex<DiskLimits>,
     /// The worker of its first queue, and how many there were.
     pub(super) place: (usize, usize),
     pub(super) stop: OwnedFd,
@@ -113,6 +116,6 @@ impl Served {
 }
 
 /// What is behind it is whole at any time.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }

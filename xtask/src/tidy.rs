@@ -35,10 +35,10 @@ const LONGER: &[(&str, usize)] = &[
     ("ring/src/virtqueue/packed.rs", 410), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/sides.rs", 420), // one match for each verb of both formats
-    ("control/src/config/disk.rs", 455), // each word of a disk
-    ("control/src/protocol.rs", 460), // each word of the control socket
-    ("server/src/isolate.rs", 402),   // one process for each disk
-    ("server/src/disks.rs", 420),     // the life of a list
+    ("control/src/protocol.rs", 487), // each word of the control socket
+    ("control/src/config/disk.rs", 490), // each word of a disk
+    ("server/src/isolate.rs", 416),   // one process for each disk
+    ("server/src/disks.rs", 445),     // the life of a list
     ("testkit/oracle/src/blkif.rs", 560), // an oracle: a ring and its two sides
     ("testkit/oracle/src/inflight.rs", 405), // an oracle
     ("testkit/oracle/src/packed.rs", 465), // an oracle
@@ -80,12 +80,13 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-ring", &["core"]),
     ("ringway-aio", &["core"]),
     ("ringway-scheduler", &["core"]),
-    ("ringway-disk", &["core", "aio", "scheduler"]),
-    ("ringway-export", &["core", "aio", "disk"]),
+    ("ringway-throttle", &["core"]),
+    ("ringway-disk", &["core", "aio", "scheduler", "throttle"]),
+    ("ringway-export", &["core", "aio", "throttle", "disk"]),
     ("ringway-vhost-user", &["core", "ring", "disk", "export"]),
     ("ringway-xen-blkback", &["core", "ring", "disk", "export"]),
     ("ringway-driver", &["core", "ring", "scheduler"]),
-    ("ringway-control", &["core", "aio", "disk", "export"]),
+    ("ringway-control", &["core", "aio", "throttle", "disk", "export"]),
     ("ringway-terminal", &["control"]),
     (
         "ringway-bench",
@@ -93,7 +94,17 @@ const FLOORS: &[(&str, &[&str])] = &[
     ),
     (
         "ringway-server",
-        &["core", "aio", "disk", "export", "vhost-user", "xen-blkback", "control", "terminal"],
+        &[
+            "core",
+            "aio",
+            "throttle",
+            "disk",
+            "export",
+            "vhost-user",
+            "xen-blkback",
+            "control",
+            "terminal",
+        ],
     ),
     (
         "ringway",

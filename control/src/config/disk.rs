@@ -1,6 +1,6 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
-use super::{SocketMode, SocketRule, cpus};
+use super::{LimitArgs, SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -136,6 +136,15 @@ pub struct DiskArgs {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub hold_timeout: Option<NonZeroU32>,
+    /// What its guest may ask of it.
+    #[command(flatten)]
+    #[serde(default)]
+    pub limits: LimitArgs,
+    /// The group of disks that it shares limits with: a [[limit-group]] of the file, or one made by
+    /// `ringway ctl limit --create`.
+    #[arg(long, value_name = "NAME", help_heading = "Limits")]
+    #[serde(default)]
+    pub limit_group: Option<String>,
 }
 
 /// A format of images.
@@ -364,6 +373,8 @@ impl DiskArgs {
             on_write_error: self.on_write_error.or(other.on_write_error),
             on_enospc: self.on_enospc.or(other.on_enospc),
             hold_timeout: self.hold_timeout.or(other.hold_timeout),
+            limits: self.limits.or(&other.limits),
+            limit_group: self.limit_group.or_else(|| other.limit_group.clone()),
         }
     }
 
@@ -382,6 +393,7 @@ impl DiskArgs {
     /// # Errors
     /// That `null:` or `sim:` is not followed by what belongs there.
     pub fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+        self.limits.rates()?;
         let socket = match &place {
             Place::Socket(path) => Some(path.clone()),
             _ => None,

@@ -1,10 +1,11 @@
 //! The configuration file: TOML, several disks, the words of the command line.
 
+use super::nearest::with_hint;
 use super::plan::{Poll, Sandbox};
 use super::xen::{self, XenTable};
 use super::{
-    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, MetricsAt, Place, Plan, SocketMode,
-    SocketRule,
+    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitGroup, MetricsAt, Place, Plan,
+    SocketMode, SocketRule,
 };
 use crate::log::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -37,6 +38,8 @@ struct File {
     socket_group: Option<String>,
     isolate: Option<bool>,
     #[serde(default)]
+    limit_group: Vec<Spanned<LimitGroup>>,
+    #[serde(default)]
     disk: Vec<Spanned<DiskArgs>>,
     xen: Option<XenTable>,
 }
@@ -54,7 +57,7 @@ pub fn read(path: &Path) -> Result<Plan, String> {
 pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     let at = |offset: usize| format!("{}, line {}", path.display(), line_of(text, offset));
     let file: File = toml::from_str(text).map_err(|error| match error.span() {
-        Some(span) => format!("{}: {}", at(span.start), error.message()),
+        Some(span) => format!("{}: {}", at(span.start), with_hint(error.message())),
         None => format!("{}: {}", path.display(), error.message()),
     })?;
     if file.disk.is_empty() && file.control.is_none() && file.xen.is_none() {
@@ -81,6 +84,16 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         ));
     }
     let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
+    let mut limit_groups: Vec<LimitGroup> = Vec::new();
+    for table in file.limit_group {
+        let origin = at(table.span().start);
+        let group = table.into_inner();
+        group.limits.rates().map_err(|error| format!("{origin}: {error}"))?;
+        if limit_groups.iter().any(|other| other.name == group.name) {
+            return Err(format!("{origin}: there are two limit groups '{}'", group.name));
+        }
+        limit_groups.push(group);
+    }
     let mut disks = Vec::new();
     for table in file.disk {
         let origin = at(table.span().start);
@@ -111,8 +124,12 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
     let (log_format, log_level) = (file.log_format, file.log_level);
-    let plan = Plan { disks, xen, daemon, log_format, log_level };
+    let plan = Plan { disks, limit_groups, xen, daemon, log_format, log_level };
     plan.check_apart()?;
+    plan.check_limit_groups().map_err(|error| match error {
+        (None, error) => format!("{}: {error}", path.display()),
+        (Some(origin), error) => format!("{origin}: {error}"),
+    })?;
     Ok(plan)
 }
 

@@ -6,7 +6,9 @@ mod claim;
 mod cpus;
 mod disk;
 mod file;
+mod limits;
 mod metrics;
+mod nearest;
 mod plan;
 mod sockets;
 mod xen;
@@ -19,8 +21,10 @@ pub use disk::{
     source,
 };
 pub use file::read;
+pub use limits::{LimitArgs, LimitGroup, limit_words};
 pub use metrics::MetricsAt;
-pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, cpus};
+pub use nearest::hint;
+pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, check_limit_group, cpus};
 pub use sockets::{SocketMode, SocketRule};
 pub use xen::{Attached, XenPlan};
 pub use xen_args::{XenArgs, XenData};

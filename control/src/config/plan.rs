@@ -1,6 +1,6 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec, Location, MetricsAt, SocketRule, XenPlan};
+use super::{Claim, CpuList, DiskSpec, LimitGroup, Location, MetricsAt, SocketRule, XenPlan, hint};
 use crate::log::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
@@ -156,6 +156,8 @@ impl DaemonArgs {
 pub struct Plan {
     /// The disks; at least one, unless there is a control socket to add some.
     pub disks: Vec<DiskSpec>,
+    /// Limits that several disks share.
+    pub limit_groups: Vec<LimitGroup>,
     /// The toolstack that attaches more of them, if it is one of Xen's.
     pub xen: Option<XenPlan>,
     /// What concerns all of them.
@@ -197,6 +199,27 @@ impl Plan {
         each.access.group.is_some() || self.disks.iter().any(|disk| disk.access.group.is_some())
     }
 
+    /// Refuses disks of a limit group that there is not.
+    ///
+    /// # Errors
+    /// Where that is said, if it was told, and the message.
+    pub fn check_limit_groups(&self) -> Result<(), (Option<&str>, String)> {
+        let said =
+            self.disks.iter().map(|disk| (Some(disk.origin.as_str()), &disk.words.limit_group));
+        let xen = self.xen.iter().flat_map(|xen| {
+            let each = xen.disks.iter().map(|d| (Some(d.origin.as_str()), &d.words.limit_group));
+            std::iter::once((None, &xen.disk.limit_group)).chain(each)
+        });
+        for (origin, group) in said.chain(xen) {
+            if let Some(group) = group {
+                let known = self.limit_groups.iter().map(|group| group.name.as_str());
+                check_limit_group(group, known)
+                    .map_err(|e| (origin.filter(|o| !o.is_empty()), e))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses two disks on one socket, and two on one image unless both only read it.
     ///
     /// # Errors
@@ -210,6 +233,24 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Refuses the name of a limit group that is not among those `known`.
+///
+/// # Errors
+/// The message, with the nearest one.
+pub fn check_limit_group<'a>(
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+) -> Result<(), String> {
+    if known.clone().any(|other| other == name) {
+        return Ok(());
+    }
+    Err(format!(
+        "there is no limit group '{name}'{}: add it as a [[limit-group]] of the file that --config \
+         names, or by `ringway ctl limit --group {name} --create`",
+        hint(name, known)
+    ))
 }
 
 /// The CPUs this process may use.

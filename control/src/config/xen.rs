@@ -1,7 +1,7 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
 use super::disk::{queues_in_file, word_in_file};
-use super::{Choice, DiskArgs, Format, XenArgs, XenData, is_unreal};
+use super::{Choice, DiskArgs, Format, LimitArgs, XenArgs, XenData, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, OnError, SchedulerMode};
 use serde::Deserialize;
@@ -39,6 +39,9 @@ macro_rules! table {
             #[serde(default, deserialize_with = "word_in_file")]
             on_enospc: Option<OnError>,
             hold_timeout: Option<NonZeroU32>,
+            #[serde(default)]
+            limits: LimitArgs,
+            limit_group: Option<String>,
         }
 
         impl $name {
@@ -57,6 +60,8 @@ macro_rules! table {
                     on_write_error: self.on_write_error,
                     on_enospc: self.on_enospc,
                     hold_timeout: self.hold_timeout,
+                    limits: self.limits,
+                    limit_group: self.limit_group.clone(),
                     ..DiskArgs::default()
                 }
             }
@@ -165,6 +170,7 @@ pub(super) fn plan(
     at: impl Fn(usize) -> String,
 ) -> Result<XenPlan, String> {
     let disk = table.words();
+    disk.limits.rates().map_err(|error| format!("{}: {error}", at(0)))?;
     let mut disks: Vec<XenDisk> = Vec::new();
     for table in table.disk {
         let origin = at(table.span().start);
@@ -192,6 +198,7 @@ pub(super) fn plan(
 
 fn one(table: XenDiskTable, folder: &Path, origin: &str) -> Result<XenDisk, String> {
     let words = table.words();
+    words.limits.rates()?;
     let XenDiskTable { guest, vdev, image, .. } = table;
     if guest.is_none() && vdev.is_none() && image.is_none() {
         return Err(

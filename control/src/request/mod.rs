@@ -5,7 +5,7 @@
 #[cfg(any(test, fuzzing))]
 pub mod case;
 
-use crate::config::{DiskArgs, DiskSpec, Place, is_unreal};
+use crate::config::{DiskArgs, DiskSpec, LimitArgs, Place, is_unreal};
 use crate::protocol::{Kind, Problem, VERSION};
 use crate::size::Size;
 use serde::de::DeserializeOwned;
@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 /// The commands there are.
-pub const COMMANDS: [&str; 10] =
-    ["list", "stats", "events", "add", "remove", "resize", "drain", "pause", "resume", "retry"];
+pub const COMMANDS: [&str; 11] = [
+    "list", "stats", "events", "add", "remove", "resize", "limit", "drain", "pause", "resume",
+    "retry",
+];
 
 /// A request whose form is right; as JSON, the fields it was made of.
 #[derive(Debug, Serialize)]
@@ -26,6 +28,7 @@ pub enum Request {
     Add(Box<Add>),
     Remove(One),
     Resize(Resize),
+    Limit(Box<Limit>),
     Drain(One),
     Pause(One),
     Resume(One),
@@ -81,6 +84,25 @@ pub struct Retry {
     pub fail: bool,
 }
 
+/// Of a disk, or of a group if no disk is named.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Limit {
+    pub disk: Option<Name>,
+    /// With a disk the group it is to share limits with, or `none`.
+    pub group: Option<String>,
+    /// What is to change; what is not said stays.
+    #[serde(default)]
+    pub limits: LimitArgs,
+    /// All that was said before is lifted first.
+    #[serde(default)]
+    pub lift: bool,
+    /// There is no such group yet.
+    #[serde(default)]
+    pub create: bool,
+}
+
 /// How a client names a disk: its number, its image as it was given, or an absolute path of its
 /// image or socket.
 #[derive(Debug, Deserialize, Serialize)]
@@ -124,6 +146,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "add" => Request::Add(arguments(fields)?),
         "remove" => Request::Remove(arguments(fields)?),
         "resize" => Request::Resize(arguments(fields)?),
+        "limit" => Request::Limit(Box::new(limit(arguments(fields)?)?)),
         "drain" => Request::Drain(arguments(fields)?),
         "pause" => Request::Pause(arguments(fields)?),
         "resume" => Request::Resume(arguments(fields)?),
@@ -134,6 +157,18 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
             return Err(Problem::new(Kind::UnknownCommand, message));
         }
     })
+}
+
+fn limit(limit: Limit) -> Result<Limit, Problem> {
+    let what = match (&limit.disk, &limit.group) {
+        (None, None) => "neither a disk nor a limit group is named",
+        (Some(_), _) if limit.create => {
+            "a disk does not make a group: create it first, without a disk"
+        }
+        (None, Some(group)) if group.is_empty() || group == "none" => "a group needs a name",
+        _ => return Ok(limit),
+    };
+    Err(Problem::new(Kind::Malformed, what))
 }
 
 fn arguments<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Problem> {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long a session may take to pass a message on. Longer only if it waits for a disk that is
 /// stuck, or for a front-end that stopped in the middle of a message.
-const ANSWER_MAX: Duration = Duration::from_secs(2);
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// Whether a front-end was told of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

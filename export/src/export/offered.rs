@@ -6,6 +6,7 @@ use crate::notice::Listener;
 use crate::queue::QueueLifecycle;
 use crate::stats::WorkerStats;
 use ringway_disk::Disk;
+use ringway_throttle::Member;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -73,6 +74,9 @@ pub trait Offered: Send + Sync {
     /// # Errors
     /// [`ChangeError`].
     fn drain(&self) -> Result<(), ChangeError>;
+
+    /// As [`Export::set_limits`].
+    fn set_limits(&self, limits: Vec<Arc<Member>>);
 }
 
 impl<Q: QueueLifecycle> Offered for Export<Q> {
@@ -126,6 +130,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn drain(&self) -> Result<(), ChangeError> {
         self.drain()
+    }
+
+    fn set_limits(&self, limits: Vec<Arc<Member>>) {
+        self.set_limits(limits);
     }
 }
 

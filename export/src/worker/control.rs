@@ -65,9 +65,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     }
                     let _ = reply.send(());
                 }
+                Command::AdoptLimits { disk, reply } => {
+                    let queues = self.queues.iter_mut().flatten();
+                    let its = queues.filter(|queue| Arc::ptr_eq(queue.disk.disk(), &disk));
+                    its.for_each(WorkerQueue::adopt_limits);
+                    let _ = reply.send(());
+                }
                 Command::QueueStats { id, reply } => {
                     let queue = self.queues.get(id.0 as usize).and_then(Option::as_ref);
-                    let _ = reply.send(queue.map(|queue| queue.disk.stats()).unwrap_or_default());
+                    let _ = reply.send(queue.map(WorkerQueue::counts).unwrap_or_default());
                 }
                 Command::Stats { spreads, reply } => {
                     let _ = reply.send(self.snapshot(spreads));
@@ -130,14 +136,13 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     /// Gives back the ring of a queue with nothing in flight.
     fn release(&mut self, id: u32, reply: &SyncSender<Stopped<Q>>) {
-        let Some(queue) = self.queues[id as usize].take() else { return };
-        let totals = queue.totals();
-        let WorkerQueue { mut ring, mut disk, .. } = queue;
-        disk.leave_held(|token| ring.leave(token));
+        let Some(mut queue) = self.queues[id as usize].take() else { return };
+        queue.disk.leave_held(|token| queue.ring.leave(token));
+        let (stats, totals) = (queue.counts(), queue.totals());
+        let WorkerQueue { mut ring, disk, .. } = queue;
         // What completed in this very turn was published at its end.
         let _ = ring.publish();
         self.engine.detach(disk.file());
-        let stats = disk.stats();
         self.stats.gone.add(&stats);
         self.active.retain(|&active| active != id);
         self.name_memory();
@@ -185,7 +190,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         stats.disk.add(&self.stats.gone);
         for (id, queue) in (0..).zip(&self.queues) {
             if let Some(queue) = queue {
-                stats.disk.add(&queue.disk.stats());
+                stats.disk.add(&queue.counts());
                 stats.queues.push(queue.report(QueueId(id), spreads));
             }
         }
@@ -217,7 +222,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             overdue: self.overdue,
             held: self.disk.held(),
             broken: matches!(self.state, State::Broken),
-            counts: self.disk.stats(),
+            counts: self.counts(),
             latency: self.sampler.latency().filter(|_| spreads).cloned(),
             totals: self.totals(),
         }

@@ -5,6 +5,8 @@ use crate::queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
+use ringway_throttle::Gate;
+use std::time::Duration;
 
 /// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
 /// begins with the first of a batch only when the last has been prepared, so a full queue goes in
@@ -34,6 +36,10 @@ const UNIT_BYTES_LOG: u32 = 12;
 /// The longest debt: a single huge request must not keep its queue waiting for long.
 const DEBT_MAX: u64 = 16 * BUDGET_COST;
 
+/// How long to sleep when requests wait for something that rings no bell of their worker: a range
+/// being written by another one.
+const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
+
 /// One queue and its hand on a disk.
 pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) ring: Q,
@@ -56,11 +62,17 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) forgotten: Option<u64>,
     /// What the last turns cost beyond [`BUDGET_COST`].
     debt: u64,
+    /// The limits of its disk, if it has some.
+    pub(super) gate: Option<Box<Gate>>,
+    /// How long its requests have waited for limits that it has no more.
+    pub(super) throttled_ns: u64,
 }
 
 /// Whether a queue takes new requests.
 pub(super) enum State {
     Running,
+    /// As `Running`, within limits.
+    Limited,
     /// The guest broke it: what is in flight ends, nothing new begins.
     Broken,
     /// As soon as nothing is in flight the ring goes back to whoever asked.
@@ -68,9 +80,13 @@ pub(super) enum State {
 }
 
 impl State {
+    pub(super) fn takes_requests(&self) -> bool {
+        matches!(self, Self::Running | Self::Limited)
+    }
+
     pub(super) fn broken(&self) -> Self {
         match self {
-            Self::Running | Self::Broken => Self::Broken,
+            Self::Running | Self::Limited | Self::Broken => Self::Broken,
             Self::Stopping => Self::Stopping,
         }
     }
@@ -96,6 +112,8 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             overdue,
             forgotten,
             debt: 0,
+            gate: None,
+            throttled_ns: 0,
         }
     }
 
@@ -110,21 +128,30 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         if self.disk.has_deferred() {
             self.disk.retry(engine, BUDGET);
         }
-        if !matches!(self.state, State::Running) && !self.has_backlog() {
-            return 0;
+        if !matches!(self.state, State::Running) {
+            return self.pop_limited(engine);
         }
+        self.take_batch::<E, false>(engine)
+    }
+
+    /// A batch of requests, within its limits if `LIMITED`.
+    #[inline]
+    pub(super) fn take_batch<E: Engine, const LIMITED: bool>(&mut self, engine: &mut E) -> usize {
         let (mut popped, mut cost, mut last) = (0, self.debt, None);
         let budget = if self.lasting {
             (BUDGET_RAMP * self.disk.in_flight()).clamp(BUDGET_FIRST, BUDGET)
         } else {
             BUDGET
         };
-        while popped < budget && cost < BUDGET_COST {
+        while popped < budget && cost < BUDGET_COST && !(LIMITED && self.is_used_up()) {
             // No slot free: the request stays in the ring.
             let Some(tag) = self.disk.acquire() else { break };
             match self.ring.pop(self.disk.request_mut(tag)) {
                 Ok(Pop::Request(token)) => {
                     cost += self.disk.request_mut(tag).range.len() >> UNIT_BYTES_LOG;
+                    if LIMITED {
+                        self.charge(tag);
+                    }
                     self.sampler.taken(tag);
                     last = Some(tag);
                     // SAFETY: the ring resolved the segments in guest memory that stays mapped
@@ -178,8 +205,22 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         matches!(self.state, State::Stopping) && self.ring.backlog() > 0 && !self.ring.is_stalled()
     }
 
+    /// In how long the worker has to look at it, although nothing rings.
+    #[inline]
+    pub(super) fn wake_in(&mut self) -> Option<Duration> {
+        if self.disk.has_deferred() {
+            return Some(DEFERRED_SLEEP);
+        }
+        let limit = if self.gate.is_some() { self.throttled_for() } else { None };
+        match (limit, self.disk.wake_in()) {
+            (Some(limit), Some(disk)) => Some(limit.min(disk)),
+            (limit, disk) => limit.or(disk),
+        }
+    }
+
     pub(super) fn arm(&mut self) -> Armed {
-        if !matches!(self.state, State::Running) {
+        // Whose requests wait for a limit needs no kicks.
+        if !self.state.takes_requests() || self.is_throttled() {
             return Armed::Quiet;
         }
         match self.ring.arm() {
@@ -199,7 +240,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     #[cold]
     pub(super) fn put_to_rest(&mut self) -> bool {
         self.idle_turns = 0;
-        let resting = matches!(self.state, State::Running | State::Broken);
+        let resting = !matches!(self.state, State::Stopping) && !self.is_throttled();
         resting && self.disk.in_flight() == 0 && self.arm() == Armed::Quiet
     }
 
@@ -210,7 +251,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     pub(super) fn look_for_lost_kicks(&mut self) -> (u64, bool) {
         let lost = self.forgotten.take() == Some(self.kicks);
         self.lost_kicks += u64::from(lost);
-        let rests = !self.active && matches!(self.state, State::Running);
+        let rests = !self.active && self.state.takes_requests();
         let forgotten = rests && self.ring.has_work();
         if forgotten {
             self.forgotten = Some(self.kicks);
@@ -220,7 +261,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
 
     #[cold]
     fn break_off(&mut self, broken: Broken) {
-        if matches!(self.state, State::Running) {
+        if self.state.takes_requests() {
             self.state = State::Broken;
             (self.alarm)(Alarm::Broken(broken));
         }

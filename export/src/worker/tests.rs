@@ -16,6 +16,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
+use std::time::Duration;
 
 /// An empty ring whose memory vanishes at the worst moment: after the last look, before the sleep.
 struct Vanishing {

@@ -1,12 +1,14 @@
 //! Answers as people read them.
 
+use ringway_control::config::limit_words;
 use ringway_control::protocol::{
-    Counts, DiskFacts, Done, HeldFacts, Latencies, List, Removed, ResizedTo, Retried, Spread,
-    Stats, WorkerStatsOf,
+    Counts, DiskFacts, Done, HeldFacts, Latencies, Limited, List, Removed, ResizedTo, Retried,
+    Spread, Stats, WorkerStatsOf,
 };
 use ringway_control::size::Size;
 use ringway_terminal::table;
 use serde_json::{Result, Value, from_value};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -21,6 +23,7 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
         "add" => added(&from_value(answer)?),
         "remove" => removed(&from_value(answer)?),
         "retry" => retried(&from_value(answer)?),
+        "limit" => limited(&from_value(answer)?),
         "resize" => resized(&from_value(answer)?),
         _ => done(command, &from_value(answer)?),
     })
@@ -37,6 +40,7 @@ fn list(list: &List) -> String {
         "engine",
         "cache",
         "path",
+        "limits",
         "place",
     ];
     let rows = list.disks.iter().map(|disk| {
@@ -54,6 +58,7 @@ fn list(list: &List) -> String {
             disk.engine.clone(),
             disk.cache.clone(),
             disk.path.words(),
+            limits(&disk.limits, disk.limit_group.as_deref()),
             place(disk),
         ]
     });
@@ -62,10 +67,18 @@ fn list(list: &List) -> String {
         .iter()
         .filter_map(|disk| held(&disk.image, disk.held.as_ref()?).into())
         .collect();
+    let groups = list.limit_groups.iter().map(|group| {
+        let disks: Vec<_> = group.disks.iter().map(u64::to_string).collect();
+        let disks = if disks.is_empty() { "-".to_owned() } else { disks.join(" ") };
+        vec![group.name.clone(), limits(&group.limits, None), disks]
+    });
+    let mut shared = String::new();
+    section(&mut shared, 3, &["limit group", "limits", "disks"], groups.collect());
+    let gap = if shared.is_empty() { "" } else { "\n" };
     let daemon = &list.daemon;
     let up = Duration::from_secs(daemon.uptime_us / 1_000_000);
     format!(
-        "{}\n{held}ringway {}, process {}, up for {up:?}\n",
+        "{}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up:?}\n",
         table::with_words(header.len(), &header, rows.collect()),
         daemon.version,
         daemon.pid
@@ -83,6 +96,26 @@ fn held(image: &str, held: &HeldFacts) -> String {
     };
     let age = held.age_us / 1_000_000;
     format!("{image}: {count} {requests} held for {age} s: {operation} failed: {error}; {next}\n")
+}
+
+/// What a guest may ask of a disk, or disks of a group.
+fn limits(own: &BTreeMap<String, u64>, group: Option<&str>) -> String {
+    let group = group.map(|group| format!("group {group}"));
+    let own = Some(limit_words(own)).filter(|own| !own.is_empty());
+    let all: Vec<_> = own.into_iter().chain(group).collect();
+    if all.is_empty() { "-".into() } else { all.join(", ") }
+}
+
+fn limited(limited: &Limited) -> String {
+    let Limited { image, group, limits: own, .. } = limited;
+    let name = match (image, group) {
+        (Some(image), _) => image.clone(),
+        (None, group) => format!("group {}", group.as_deref().unwrap_or("-")),
+    };
+    match limits(own, group.as_deref().filter(|_| image.is_some())).as_str() {
+        "-" => format!("{name}: no limits\n"),
+        words => format!("{name}: {words}\n"),
+    }
 }
 
 /// Where front-ends meet it.

@@ -106,6 +106,8 @@ pub(super) fn sample(case: &Case) -> Sample {
         connected: id == 0,
         process: None,
         restarts: 0,
+        limits: (id == 0).then(|| ("iops".into(), 500)).into_iter().collect(),
+        limit_group: None,
     };
     let disk = |id: u64| DiskStatsOf {
         id,
@@ -141,7 +143,7 @@ pub(super) fn sample(case: &Case) -> Sample {
     };
     let daemon = DaemonFacts { version: "0.1.0".into(), pid: case.pid, uptime_us: case.uptime_us };
     Sample {
-        list: List { daemon, disks: vec![facts(0), facts(1)] },
+        list: List { daemon, disks: vec![facts(0), facts(1)], limit_groups: Vec::new() },
         stats: Stats {
             uptime_us: case.uptime_us,
             disks: vec![DiskStatsOf { queues: vec![queue], ..disk(0) }, disk(1)],

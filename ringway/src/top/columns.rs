@@ -25,7 +25,7 @@ const fn number(title: &'static str, width: u16, rank: u8) -> Column {
 }
 
 /// How many columns there are.
-const COUNT: usize = 17;
+const COUNT: usize = 18;
 
 /// The columns, in their order. The first one also gets the room that is left.
 pub(super) const COLUMNS: [Column; COUNT] = [
@@ -46,6 +46,7 @@ pub(super) const COLUMNS: [Column; COUNT] = [
     number("notify/s", 8, 6),
     words("engine", 12, 6),
     words("cache", 12, 7),
+    number("throttled", 9, 3),
 ];
 
 /// Which of the columns fit into so many characters, in their order.
@@ -147,6 +148,7 @@ fn figures(
     cells[12] = mean(|effort| effort.syscalls_per_io);
     cells[13] = effort.map_or_else(none, |effort| percent(effort.spinning));
     cells[14] = rate(|rates| rates.calls_s);
+    cells[17] = rates.map_or_else(none, |rates| percent(rates.throttled));
     cells
 }
 

@@ -9,6 +9,7 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Clear, Paragraph, Row, Table, Wrap};
+use ringway_control::config::limit_words;
 use ringway_control::size::Size;
 use ringway_terminal::short::count;
 
@@ -217,6 +218,9 @@ fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
         format!("writes  {}", latencies(&disk.writes)),
         format!("others  {}", latencies(&disk.others)),
     ];
+    if let Some(words) = limits(disk) {
+        lines.push(format!("limits  {words}"));
+    }
     if let Some(rates) = &disk.rates {
         let parts = [
             ("reads", rates.reads_s),
@@ -236,6 +240,14 @@ fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
     let block = Block::new().borders(Borders::TOP).title(title);
     frame.render_widget(Paragraph::new(lines).wrap(Wrap { trim: true }).block(block), area);
+}
+
+/// What a guest may ask of a disk, if that is limited.
+fn limits(disk: &DiskFigures) -> Option<String> {
+    let group = disk.limit_group.as_ref().map(|group| format!("group {group}"));
+    let own = Some(limit_words(&disk.limits)).filter(|own| !own.is_empty());
+    let all: Vec<_> = own.into_iter().chain(group).collect();
+    (!all.is_empty()).then(|| all.join(", "))
 }
 
 fn draw_workers(frame: &mut Frame<'_>, app: &App, area: Rect) {

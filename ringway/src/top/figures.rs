@@ -7,7 +7,7 @@ use ringway_control::protocol::{
     State, Stats, WorkerStatsOf,
 };
 use serde::Serialize;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 
 /// Answers that latencies are told from.
@@ -56,6 +56,9 @@ pub(super) struct DiskFigures {
     pub(super) cache_why: String,
     pub(super) write_cache: bool,
     pub(super) path: PathFacts,
+    /// Its own limits, by their words.
+    pub(super) limits: BTreeMap<String, u64>,
+    pub(super) limit_group: Option<String>,
     pub(super) in_flight: usize,
     /// Those of them that have been under way for too long.
     pub(super) overdue: usize,
@@ -119,6 +122,8 @@ pub(super) struct Rates {
     pub(super) merged_s: f64,
     pub(super) kicks_s: f64,
     pub(super) calls_s: f64,
+    /// The part of the time in which a queue had requests that waited for a limit.
+    pub(super) throttled: f64,
 }
 
 /// What the requests cost.
@@ -211,6 +216,7 @@ fn disk_figures(
         Rates {
             kicks_s: sum(|rates| rates.kicks_s),
             calls_s: sum(|rates| rates.calls_s),
+            throttled: sum(|rates| rates.throttled) / queues.len().max(1) as f64,
             ..rates(&now.counts, &then.counts, seconds)
         }
     });
@@ -236,6 +242,8 @@ fn disk_figures(
         cache_why: facts.cache_why.clone(),
         write_cache: now.write_cache,
         path: now.path.clone(),
+        limits: facts.limits.clone(),
+        limit_group: facts.limit_group.clone(),
         in_flight: now.in_flight,
         overdue: now.overdue,
         held: now.held.as_ref().map_or(0, |held| held.count),
@@ -372,6 +380,7 @@ fn rates(now: &Counts, then: &Counts, seconds: f64) -> Rates {
         merged_s: rate(|c| c.merged),
         kicks_s: 0.0,
         calls_s: 0.0,
+        throttled: (rate(|c| c.throttled_us) / 1e6).min(1.0),
     }
 }
 

@@ -3,10 +3,15 @@
 use super::super::disks::{AnyDisk, Disks};
 use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
+use super::super::limits::{self, Change};
 use super::super::served::Served;
 use super::reports;
-use ringway_control::protocol::{Done, Happened, Kind, Problem, Removed, ResizedTo, Retried};
-use ringway_control::request::{self, Add, Asked, Name, Nothing, One, Request, Resize, Retry};
+use ringway_control::protocol::{
+    Done, Happened, Kind, Limited, Problem, Removed, ResizedTo, Retried,
+};
+use ringway_control::request::{
+    self, Add, Asked, Limit, Name, Nothing, One, Request, Resize, Retry,
+};
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
 use ringway_terminal::reasons::in_full;
@@ -69,6 +74,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Add(disk) => add(disks, *disk),
         Request::Remove(disk) => remove(disks, disk),
         Request::Resize(asked) => resize(disks, asked),
+        Request::Limit(asked) => limit(disks, *asked),
         Request::Drain(disk) => change(disks, disk, |disk| disk.drain()),
         Request::Pause(disk) => change(disks, disk, |disk| disk.pause()),
         Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
@@ -214,6 +220,36 @@ fn retry(disks: &Disks, Retry { disk, fail }: Retry) -> Outcome {
     }
     let held = disk.held().map(Into::into);
     answer(Retried { id: served.id, image, requests, failed: fail, held })
+}
+
+fn limit(disks: &Disks, asked: Limit) -> Outcome {
+    let group = asked.group.as_deref();
+    let change = Change { limits: &asked.limits, lift: asked.lift, group };
+    let wrong = |error| {
+        let kind = match group {
+            Some(name) if name != "none" && !asked.create && !disks.limit_groups.has(name) => {
+                Kind::NoSuchGroup
+            }
+            _ => Kind::Failed,
+        };
+        Problem::new(kind, in_full(&error))
+    };
+    let Some(name) = &asked.disk else {
+        let name = group.unwrap_or_default();
+        let change = Change { group: None, ..change };
+        let limits = disks.limit_group(name, &change, asked.create).map_err(wrong)?.numbers();
+        return answer(Limited { id: None, image: None, group: asked.group, limits });
+    };
+    let disk = find(disks, name)?;
+    let (id, image) = match &disk {
+        AnyDisk::Here(served) => {
+            disks.limit(served, &change).map_err(wrong)?;
+            (served.id, served.export.disk().name().to_owned())
+        }
+        AnyDisk::Apart(isolated) => return disks.limit_apart(isolated, &change),
+    };
+    let (limits, group) = limits::of(&disk);
+    answer(Limited { id: Some(id), image: Some(image), group, limits })
 }
 
 fn change(

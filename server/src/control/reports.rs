@@ -2,7 +2,7 @@
 
 use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::Isolated;
-use super::super::served::Served;
+use super::super::served::{Served, lock};
 use super::super::stats::Asked;
 use hdrhistogram::Histogram;
 use ringway_control::protocol::{
@@ -39,6 +39,7 @@ pub(super) fn list(disks: &Disks) -> List {
             uptime_us: micros(disks.begun.elapsed()),
         },
         disks: all,
+        limit_groups: disks.limit_group_facts(),
     }
 }
 
@@ -54,6 +55,7 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
     let (disk, options) = (served.export.disk(), served.export.options());
     let geometry = disk.geometry();
     let serial = String::from_utf8_lossy(disk.serial());
+    let limits = lock(&served.limits);
     DiskFacts {
         id: served.id,
         image: disk.name().into(),
@@ -77,6 +79,8 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
         connected: served.export.is_connected(),
         process: None,
         restarts: 0,
+        limits: limits.own.numbers(),
+        limit_group: limits.group.clone(),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::super::host::Host;
 use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
+use super::super::limits::LimitGroups;
 use super::super::served::Served;
 use anyhow::anyhow;
 use ringway_control::config::{DaemonArgs, DiskSpec, XenPlan};
@@ -28,6 +29,8 @@ pub(crate) struct Means {
     pub(crate) log: LogWords,
     /// Requests are timed although there is no control socket here.
     pub(crate) sampled: bool,
+    /// Limits that some of them share.
+    pub(crate) limit_groups: LimitGroups,
 }
 
 pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> bool {

@@ -6,6 +6,7 @@ use super::process::{Ear, hear, say};
 use super::words::{Tell, Told};
 use crate::control::{carry_out, facts};
 use crate::disks::Disks;
+use crate::limits::Change;
 use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::protocol::DiskFacts;
@@ -45,8 +46,15 @@ impl Inside {
         let facts = DiskFacts { process, ..facts(&served) };
         self.mouth.say(&Told::Ready(Box::new(facts)));
         match hear(&mut self.ear)? {
-            Some(Tell::Go { paused: true }) => Ok(served.export.pause()?),
-            Some(Tell::Go { paused: false }) => Ok(()),
+            Some(Tell::Go { paused, limits }) => {
+                if let Some(limits) = &limits {
+                    disks.limit(&served, &Change { limits, lift: true, group: None })?;
+                }
+                if paused {
+                    served.export.pause()?;
+                }
+                Ok(())
+            }
             _ => bail!("the daemon does not go on"),
         }
     }

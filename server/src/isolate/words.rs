@@ -2,7 +2,7 @@
 //! this very program, so nothing here has to last.
 
 use anyhow::Context;
-use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, Place, Plan};
+use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, LimitArgs, Place, Plan};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, Happened, Problem};
 use serde::{Deserialize, Serialize};
@@ -35,8 +35,9 @@ impl Order {
 /// What the daemon tells the process.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) enum Tell {
-    /// All else is in place: what was made stays, front-ends are served, or wait if it is paused.
-    Go { paused: bool },
+    /// All else is in place: what was made stays, front-ends are served, or wait if it is paused;
+    /// with these limits, if they were changed.
+    Go { paused: bool, limits: Option<LimitArgs> },
     /// End, in order.
     Stop,
     /// Print the counts.

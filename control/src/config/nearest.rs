@@ -1,0 +1,43 @@
+//! What somebody meant who wrote a word that nobody knows.
+
+/// How alike words have to be, from 0 to 1: as clap has it for options.
+const ALIKE: f64 = 0.7;
+
+/// The word most like `word`, if one is.
+fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let alike = known.into_iter().map(|other| (strsim::jaro(word, other), other));
+    let alike = alike.filter(|(how, _)| *how > ALIKE);
+    alike.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, other)| other)
+}
+
+/// ` (did you mean 'iops'?)`, or nothing.
+pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(word, known).map(|meant| format!(" (did you mean '{meant}'?)")).unwrap_or_default()
+}
+
+/// A parser's message, with the word that was meant if it is of an unknown field.
+pub(super) fn with_hint(message: &str) -> String {
+    let Some((word, rest)) =
+        message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
+    else {
+        return message.to_owned();
+    };
+    let hint = hint(word, rest.split('`').skip(1).step_by(2));
+    format!("unknown field `{word}`{hint}{rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_that_was_meant_is_told() {
+        let told = with_hint("unknown field `iosp`, expected one of `image`, `iops`, `bps`");
+        let wanted =
+            "unknown field `iosp` (did you mean 'iops'?), expected one of `image`, `iops`, `bps`";
+        assert_eq!(told, wanted);
+        for other in ["unknown field `xyz`, expected `image`", "invalid type", "unknown field `"] {
+            assert_eq!(with_hint(other), other);
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Limits, from outside: options, files, `ctl limit`, and what becomes of a guest that asks for more.
+//! A byte a second lets one request pass, and the next one long after a test has ended.
+
+mod common;
+
+use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, wait};
+use ringway_driver::{BlkQueue, Device, Options};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+fn ctl(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+    run(command)
+}
+
+#[track_caller]
+fn answer(dir: &Path, args: &[&str]) -> Value {
+    let output = ctl(dir, &[args, &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn refused(dir: &Path, args: &[&str], what: &str) {
+    let output = ctl(dir, args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", text(&output.stdout));
+    let message = text(&output.stderr);
+    assert!(message.contains(what), "{what}: {message}");
+    assert!(message.starts_with("error: ") && message.lines().count() == 1, "{message}");
+}
+
+/// A guest with one queue, whose first request has passed and whose second one waits.
+fn throttled(dir: &Path, socket: &str) -> (Device, BlkQueue<()>) {
+    let options = Options::new().patience(PATIENCE).reconnect(PATIENCE);
+    let mut device = options.connect(dir.join(socket)).unwrap();
+    let mut queue = device.queue().unwrap();
+    ask(&device, &mut queue);
+    assert!(finish(&mut queue).0);
+    ask(&device, &mut queue);
+    queue.submit().unwrap();
+    waits(&mut queue);
+    (device, queue)
+}
+
+fn ask(device: &Device, queue: &mut BlkQueue<()>) {
+    queue.read(0, device.pool().alloc(512).unwrap(), ()).unwrap();
+}
+
+#[track_caller]
+fn waits(queue: &mut BlkQueue<()>) {
+    assert!(!queue.wait(Some(Duration::from_millis(300))).unwrap(), "its limit does not hold");
+}
+
+#[test]
+fn a23_a_throttled_disk_is_drained_paused_and_released() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--bps", "1", "--queues", "1"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    let (device, mut queue) = throttled(dir.path(), "s");
+    let stats = answer(dir.path(), &["stats"]);
+    assert_eq!(stats["disks"][0]["in_flight"], 0, "what waits is in the ring");
+    assert!(stats["disks"][0]["counts"]["throttled_us"].as_u64().unwrap() > 200_000, "{stats}");
+    assert_eq!(answer(dir.path(), &["drain", "s"])["state"], "serving");
+    assert_eq!(answer(dir.path(), &["pause", "s"])["state"], "paused");
+    assert_eq!(answer(dir.path(), &["resume", "s"])["state"], "serving");
+    assert_eq!(answer(dir.path(), &["resize", "s", "2M"])["to"], 2 << 20);
+    // The queue has begun anew, but what it had taken still counts.
+    waits(&mut queue);
+    assert_eq!(answer(dir.path(), &["limit", "s", "--lift"])["limits"], json!({}));
+    assert!(finish(&mut queue).0, "who waits is served at once");
+    (0..50).for_each(|_| {
+        ask(&device, &mut queue);
+        assert!(finish(&mut queue).0);
+    });
+    answer(dir.path(), &["limit", "s", "--bps", "1"]);
+    ask(&device, &mut queue);
+    assert!(finish(&mut queue).0, "a limit begins with an empty bucket");
+    ask(&device, &mut queue);
+    queue.submit().unwrap();
+    waits(&mut queue);
+    drop((queue, device));
+    daemon.stop();
+}
+
+#[test]
+fn a23_a_daemon_with_a_throttled_guest_stops_in_order() {
+    let dir = folder();
+    let args = ["null:1G", "--socket", "s", "--bps", "1", "--queues", "1"];
+    let mut daemon = Daemon::serve(dir.path(), &args);
+    let (_device, _queue) = throttled(dir.path(), "s");
+    let begun = Instant::now();
+    daemon.signal(libc::SIGTERM);
+    let (status, _) = daemon.wait();
+    assert_eq!(status.code(), Some(0), "{}", daemon.log());
+    assert!(begun.elapsed() < Duration::from_secs(20), "it waited for its limit");
+}
+
+#[test]
+fn limits_are_changed_word_by_word_and_shown() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--iops", "500", "--iops-max"];
+    let args = [&args[..], &["1000", "--iops-max-length", "5", "--bps-write", "10M"]].concat();
+    let daemon = Daemon::serve(dir.path(), &args);
+    let limits = || answer(dir.path(), &["list"])["disks"][0]["limits"].clone();
+    let begun = json!({"iops": 500, "iops-max": 1000, "iops-max-length": 5, "bps-write": 10 << 20});
+    assert_eq!(limits(), begun);
+    let list = text(&ctl(dir.path(), &["list"]).stdout);
+    assert!(list.contains("iops 500 (max 1000 for 5 s), bps-write 10 MiB"), "{list}");
+    assert_eq!(answer(dir.path(), &["limit", "s"])["limits"], begun, "nothing was to change");
+    let changed = answer(dir.path(), &["limit", "s", "--iops", "800", "--bps-write", "none"]);
+    assert_eq!(changed["limits"], json!({"iops": 800, "iops-max": 1000, "iops-max-length": 5}));
+    assert_eq!(limits(), changed["limits"]);
+    for (words, what) in [
+        (&["--iops", "2000"][..], "iops-max = 1000 is below iops = 2000"),
+        (&["--iops", "none"], "iops-max needs iops"),
+        (&["--bps", "0"], "bps = 0: nothing would ever pass"),
+        (&["--bps-read", "99999999999999999"], "the highest is 1000000000000000"),
+        (&["--iops-max-length", "99999999999999"], "give a lower or a shorter burst"),
+        (&["--group", "gold"], "there is no limit group 'gold': add it"),
+    ] {
+        refused(dir.path(), &[&["limit", "s"], words].concat(), what);
+        assert_eq!(limits(), changed["limits"], "{words:?}: nothing is changed");
+    }
+    let lifted = answer(dir.path(), &["limit", "s", "--lift", "--bps", "1G"]);
+    assert_eq!(lifted["limits"], json!({"bps": 1 << 30}));
+    let top = ringway_top(dir.path());
+    assert_eq!(top["disks"][0]["limits"], json!({"bps": 1 << 30}));
+    assert_eq!(top["disks"][0]["rates"]["throttled"], 0.0);
+    let said = text(&ctl(dir.path(), &["limit", "s", "--lift"]).stdout);
+    assert!(said.ends_with("disk.img: no limits\n"), "{said}");
+    daemon.stop();
+}
+
+fn ringway_top(dir: &Path) -> Value {
+    let mut command = ringway();
+    let args = ["top", "--control", "ctl", "--json", "--interval", "200ms"];
+    command.args(args).current_dir(dir);
+    let output = run(command);
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+}
+
+#[test]
+fn a24_groups_are_named_in_a_file_joined_left_and_changed() {
+    let dir = folder();
+    std::fs::write(
+        dir.path().join("c.toml"),
+        "control = 'ctl'\n\
+         [[limit-group]]\nname = 'gold'\nlimits = { iops = 5000, iops-max = 9000 }\n\
+         [[disk]]\nimage = 'null:1G'\nsocket = 'a'\nqueues = 1\nlimit-group = 'gold'\n\
+         limits = { bps = '100M' }\n\
+         [[disk]]\nimage = 'null:2G'\nsocket = 'b'\nqueues = 1\n",
+    )
+    .unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    let list = answer(dir.path(), &["list"]);
+    assert_eq!(list["disks"][0]["limit_group"], "gold");
+    let gold = json!({"name": "gold", "limits": {"iops": 5000, "iops-max": 9000}, "disks": [0]});
+    assert_eq!(list["limit_groups"], json!([gold]));
+    let shown = text(&ctl(dir.path(), &["list"]).stdout);
+    assert!(shown.contains("bps 100 MiB, group gold") && shown.contains("limit group"), "{shown}");
+    refused(dir.path(), &["limit", "b", "--group", "glod"], "'glod' (did you mean 'gold'?)");
+    refused(dir.path(), &["limit", "--group", "gold", "--create"], "'gold' already");
+    refused(dir.path(), &["limit", "--group", "silver"], "there is no limit group 'silver'");
+    refused(dir.path(), &["limit", "--group", "gold", "--iops", "0"], "nothing would ever pass");
+    // A group that lets nothing pass any more holds its disks, one by one as they join.
+    answer(dir.path(), &["limit", "--group", "tight", "--create", "--bps", "1"]);
+    assert_eq!(answer(dir.path(), &["limit", "b", "--group", "tight"])["group"], "tight");
+    let (_device, mut queue) = throttled(dir.path(), "b");
+    let changed = answer(dir.path(), &["limit", "--group", "tight", "--bps", "1G"]);
+    assert_eq!(changed["limits"], json!({"bps": 1 << 30}));
+    assert!(finish(&mut queue).0, "who waits is served at once");
+    assert_eq!(answer(dir.path(), &["limit", "b", "--group", "none"])["group"], Value::Null);
+    let words = ["add", "null:3G", "--socket", "d", "--queues", "1", "--limit-group"];
+    refused(dir.path(), &[&words[..], &["tigth"]].concat(), "'tigth' (did you mean 'tight'?)");
+    let added = answer(dir.path(), &[&words[..], &["tight"]].concat());
+    assert_eq!(added["limit_group"], "tight");
+    let list = answer(dir.path(), &["list"]);
+    let disks = |at: usize| list["limit_groups"][at]["disks"].clone();
+    assert_eq!((disks(0), disks(1)), (json!([0]), json!([added["id"]])));
+    daemon.stop();
+}
+
+#[test]
+fn mistakes_in_limits_are_told_and_nothing_is_begun() {
+    let dir = folder();
+    let serve = |args: &[&str], code: i32, what: &str| {
+        let mut command = ringway();
+        command.arg("serve").args(args).current_dir(dir.path());
+        let output = run(command);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(what), "{what}: {message}");
+        assert!(!dir.path().join("s").exists());
+    };
+    let disk = ["disk.img", "--socket", "s"];
+    serve(&[&disk[..], &["--iops", "0"]].concat(), 2, "iops = 0: nothing would ever pass");
+    serve(&[&disk[..], &["--bps-max", "5"]].concat(), 2, "bps-max needs bps");
+    serve(&[&disk[..], &["--iosp", "5"]].concat(), 2, "--iops");
+    serve(&[&disk[..], &["--limit-group", "gold"]].concat(), 1, "no limit group 'gold'");
+    let file = |text: &str, what: &str| {
+        std::fs::write(dir.path().join("c.toml"), text).unwrap();
+        serve(&["--config", "c.toml"], 1, what);
+    };
+    let disk = "[[disk]]\nimage = 'disk.img'\nsocket = 's'\n";
+    file(
+        &format!("{disk}limits = {{ iosp = 5 }}\n"),
+        "line 4: unknown field `iosp` (did you mean 'iops'?)",
+    );
+    file(
+        &format!("{disk}limits = {{ iops = 5, iops-max = 4 }}\n"),
+        "line 1: iops-max = 4 is below",
+    );
+    file(
+        &format!("{disk}limit-group = 'gold'\n"),
+        "c.toml, line 1: there is no limit group 'gold'",
+    );
+    let group = "[[limit-group]]\nname = 'gold'\nlimits = { iops = 5 }\n";
+    file(&format!("{group}{group}{disk}"), "line 4: there are two limit groups 'gold'");
+    file(
+        &format!("{group}{disk}limit-group = 'glod'\n"),
+        "line 4: there is no limit group 'glod' (did",
+    );
+}
+
+#[test]
+fn a23_isolated_disks_have_limits_of_their_own() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--queues", "1", "--isolate"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    assert_eq!(answer(dir.path(), &["limit", "s", "--bps", "1"])["limits"], json!({"bps": 1}));
+    let (_device, mut queue) = throttled(dir.path(), "s");
+    refused(dir.path(), &["limit", "s", "--group", "gold"], "shares no limits with others");
+    // They are not forgotten with the process.
+    let process = || answer(dir.path(), &["list"])["disks"][0]["process"].as_i64();
+    let before = process().unwrap();
+    // SAFETY: a process of the daemon's, which was there a moment ago.
+    assert_eq!(unsafe { libc::kill(before.try_into().unwrap(), libc::SIGKILL) }, 0);
+    let begun = Instant::now();
+    while process().is_none_or(|now| now == before) {
+        assert!(begun.elapsed() < PATIENCE, "it is not started again");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(answer(dir.path(), &["list"])["disks"][0]["limits"], json!({"bps": 1}));
+    answer(dir.path(), &["limit", "s", "--lift"]);
+    assert!(finish(&mut queue).0);
+    daemon.stop();
+    let mut command = ringway();
+    let args = ["serve", "null:1G", "--socket", "t", "--isolate", "--limit-group", "gold"];
+    let mut child = command.args(args).current_dir(dir.path()).spawn().unwrap();
+    assert_eq!(wait(&mut child, PATIENCE).and_then(|status| status.code()), Some(1));
+}
