@@ -173,7 +173,12 @@ pub(crate) fn run(
     logging::start(log, None, None);
     let path = socket(args.control, usage);
     if let Command::Events = args.command {
-        events::print(&path)?;
+        let stream = say(&path, "events", Map::new(), PATIENCE)?;
+        let mut lines = BufReader::new(stream);
+        if let Err(problem) = hear(&path, &mut lines)? {
+            bail!("{}", problem.message);
+        }
+        events::print(&path, lines)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (name, request) = request(args.command)?;

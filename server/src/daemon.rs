@@ -16,7 +16,7 @@ use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
-use ringway_control::config::{CpuList, Plan, XenPlan};
+use ringway_control::config::{CpuList, DaemonArgs, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::DiskFacts;
 use ringway_core::panic_point;
@@ -35,8 +35,7 @@ pub(crate) struct Daemon {
     /// Its disks.
     pub(crate) disks: Arc<Disks>,
     ready: Vec<Ready>,
-    control: Option<Control>,
-    metrics: Option<Metrics>,
+    outside: Outside,
     xen: Option<(Arc<XenPlan>, Toolstack)>,
     /// The daemon that has its disk, if it is the process of one.
     inside: Option<Inside>,
@@ -45,6 +44,20 @@ pub(crate) struct Daemon {
     print_stats: bool,
     /// When to warn of requests that take long; never if zero.
     overdue: Duration,
+}
+
+/// Where it is told what to do, and asked how it is.
+struct Outside {
+    control: Option<Control>,
+    metrics: Option<Metrics>,
+}
+
+impl Outside {
+    fn listen(options: &DaemonArgs, host: &Host) -> anyhow::Result<Self> {
+        let control = options.control.as_deref().map(|path| listen(path, host));
+        let metrics = options.metrics.as_ref().map(|at| Metrics::listen(at, host));
+        Ok(Self { control: control.transpose()?, metrics: metrics.transpose()? })
+    }
 }
 
 impl Daemon {
@@ -87,10 +100,7 @@ impl Daemon {
         let host = Host::start(mode, duties)?;
         let notify = Notify::connect();
         // First, because a disk that is to be made is only made once all else is in place.
-        let control = plan.daemon.control.as_deref();
-        let control = control.map(|path| listen(path, &host)).transpose()?;
-        let metrics = plan.daemon.metrics.as_ref();
-        let metrics = metrics.map(|at| Metrics::listen(at, &host)).transpose()?;
+        let outside = Outside::listen(&plan.daemon, &host)?;
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
             ringway_export::install_handlers()?;
@@ -130,18 +140,7 @@ impl Daemon {
             inside.wait_for_go(&disks)?;
         }
         new_images.into_iter().for_each(|image| image.keep());
-        Ok(Self {
-            disks,
-            ready,
-            control,
-            metrics,
-            xen,
-            inside,
-            notify,
-            signals,
-            print_stats,
-            overdue,
-        })
+        Ok(Self { disks, ready, outside, xen, inside, notify, signals, print_stats, overdue })
     }
 
     /// The disks it starts with.
@@ -161,12 +160,12 @@ impl Daemon {
 
     /// Where its metrics are told.
     pub(crate) fn metrics(&self) -> Option<&Metrics> {
-        self.metrics.as_ref()
+        self.outside.metrics.as_ref()
     }
 
     /// Its control socket.
     pub(crate) fn control(&self) -> Option<&Control> {
-        self.control.as_ref()
+        self.outside.control.as_ref()
     }
 
     /// Serves until a signal says stop, until no front-end can come any more, or until a worker
@@ -176,7 +175,8 @@ impl Daemon {
     /// What the host says.
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let (print_stats, overdue) = (self.print_stats, self.overdue);
-        let Self { disks, ready, control, metrics, xen, inside, notify, signals, .. } = self;
+        let Self { disks, ready, outside, xen, inside, notify, signals, .. } = self;
+        let Outside { control, metrics } = outside;
         let name = inside.as_ref().map(|inside| inside.name.clone());
         let asked = Arc::clone(&disks);
         let news = move || {
