@@ -28,7 +28,7 @@ wait_for() { # wait_for SECONDS COMMAND…
 # --- a disk that boots: FAT from its first sector, for SeaBIOS (syslinux) and OVMF (its shell) -------
 
 disk() { # disk FILE WANTS
-    local words="console=ttyS0 quiet panic=-1 ringway.scenario=libvirt ringway.timeout=150 ringway.wants=$2"
+    local words="console=ttyS0 quiet panic=-1 ringway.scenario=libvirt ringway.timeout=500 ringway.wants=$2"
     truncate -s 256M "$1"
     mkfs.vfat -F 32 -n RINGWAY "$1" $((160 * 1024)) >/dev/null 2>&1
     printf 'DEFAULT linux\nLABEL linux\n KERNEL vmlinuz\n INITRD initrd\n APPEND %s\n' "$words" >syslinux.cfg
@@ -48,7 +48,7 @@ serve() { # serve NUMBER ARGS…: a daemon, ready
     shift
     "$ringway" serve "$@" >>"$log" 2>&1 &
     daemon=$!
-    wait_for 30 grep -q cloud-hypervisor "$log"
+    wait_for 60 grep -q cloud-hypervisor "$log"
 }
 
 # What was printed for libvirt: its first line is for <domain>, the rest for <devices>.
@@ -78,7 +78,7 @@ rounds() { tr -d '\r' <"serial-$1.log" | grep -c 'RINGWAY INFO rounds' || true; 
 more_rounds() { [ "$(rounds "$1")" -ge "$2" ]; }
 is_over() { says "$1" DONE; }
 judge() { # judge NAME: all its checks
-    wait_for 90 is_over "$1"
+    wait_for 240 is_over "$1"
     tr -d '\r' <"serial-$1.log" | grep -E 'RINGWAY (CHECK|INFO (kernel|uptime|sectors))' | sed 's/^.*RINGWAY/  /'
     ! says "$1" 'CHECK [a-z_0-9]* FAIL' || fail "the guest $1 is not content"
 }
@@ -97,7 +97,7 @@ remember_owner = 0
 END
 printf 'auth_unix_rw = "none"\n' >/etc/libvirt/libvirtd.conf
 libvirtd >libvirtd.log 2>&1 &
-wait_for 60 virsh list
+wait_for 120 virsh list
 trap 'virsh destroy bios; virsh destroy efi; jobs -p | xargs -r kill -KILL' EXIT >/dev/null 2>&1
 
 step "a guest of SeaBIOS"
@@ -126,25 +126,25 @@ awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 2' <(tail -n +2 printed.xml) >se
 domain bios pc "" "$(cat first.xml)" "$memory" >bios.xml
 : >serial-bios.log
 chown libvirt-qemu serial-bios.log
-virsh create bios.xml
-wait_for 90 says bios 'INFO ready_for kill'
+virsh create bios.xml || fail "it does not start"
+wait_for 240 says bios 'INFO ready_for kill'
 step "it works; the daemon is killed"
 kill -KILL $daemon
 wait $daemon 2>/dev/null || true
 before=$(rounds bios)
 serve 2 "${daemon_args[@]}"
-wait_for 60 more_rounds bios $((before + 3))
+wait_for 120 more_rounds bios $((before + 3))
 step "it goes on"
-wait_for 90 says bios 'INFO ready_for grow'
+wait_for 240 says bios 'INFO ready_for grow'
 "$ringway" ctl --control control.sock resize bios.img 320M
-wait_for 60 says bios 'INFO ready_for hotplug'
+wait_for 120 says bios 'INFO ready_for hotplug'
 step "it has seen the new size; a second disk"
-virsh attach-device bios second.xml --live
-wait_for 60 says bios 'INFO ready_for unplug'
-virsh detach-device bios second.xml --live
+virsh attach-device bios second.xml --live || fail "it cannot be attached"
+wait_for 120 says bios 'INFO ready_for unplug'
+virsh detach-device bios second.xml --live || fail "it cannot be detached"
 judge bios
 says bios "INFO sectors_at_end $((320 * 2048))" || fail "the size at the end is wrong"
-wait_for 30 sh -c '! virsh domstate bios | grep -q running'
+wait_for 60 sh -c '! virsh domstate bios | grep -q running'
 kill -TERM $daemon
 wait $daemon || fail "the daemon ends with status $?"
 

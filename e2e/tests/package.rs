@@ -7,6 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use ringway_e2e::guest::{ringway_program, skip_reason, target_dir};
 use ringway_testkit::{Need, skip};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -63,5 +64,45 @@ fn the_package_is_installed_started_upgraded_and_purged() -> Result<()> {
     let said = run(&mut check)?;
     ensure!(said.ends_with("passed\n"), "{said}");
     println!("{said}");
+    Ok(())
+}
+
+/// What systemd forbids would end a daemon, or a helper, that did nothing wrong.
+#[test]
+fn the_unit_allows_every_system_call_of_the_sandbox() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace")?;
+    let unit = std::fs::read_to_string(root.join("packaging/systemd/ringway@.service"))?;
+    let filter = Command::new("systemd-analyze").args(["--no-pager", "syscall-filter"]).output();
+    let Ok(filter) = filter else {
+        skip(Need::Systemd, "there is no systemd-analyze");
+        return Ok(());
+    };
+    // "@group", and below it, indented, comments, calls and other groups.
+    let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut group = String::new();
+    for line in String::from_utf8(filter.stdout)?.lines() {
+        match line.strip_prefix("    ") {
+            Some(call) => groups.entry(group.clone()).or_default().push(call.to_owned()),
+            None => group = line.to_owned(),
+        }
+    }
+    let mut allowed = BTreeSet::new();
+    let lines = unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter="));
+    let mut words: Vec<_> = lines.flat_map(str::split_whitespace).map(str::to_owned).collect();
+    while let Some(word) = words.pop() {
+        words.extend(groups.get(&word).into_iter().flatten().cloned());
+        allowed.insert(word);
+    }
+    let mut calls = BTreeSet::new();
+    for file in ["server/src/sandbox/calls.rs", "server/src/sandbox/calls/helper.rs"] {
+        let text = std::fs::read_to_string(root.join(file))?;
+        let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let names = text.split("SYS_").skip(1);
+        let end = |rest: &str| rest.find(|c| !is_of_name(c)).unwrap_or(rest.len());
+        calls.extend(names.map(|rest| rest[..end(rest)].to_owned()));
+    }
+    ensure!(calls.len() > 60 && allowed.len() > 200, "{} of {}", calls.len(), allowed.len());
+    let missing: Vec<_> = calls.difference(&allowed).collect();
+    ensure!(missing.is_empty(), "the unit does not allow {missing:?}");
     Ok(())
 }
