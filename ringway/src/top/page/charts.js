@@ -392,7 +392,12 @@ export class HeatMap extends Chart {
     for (let at = this.first; at < this.last; at++) {
       const slot = Math.floor(points.at[at] / (every * this.join));
       let column = this.columns.get(slot);
-      if (!column) this.columns.set(slot, (column = { from: points.at[at] - every, to: 0, cells: new Map() }));
+      if (!column) {
+        // Each begins where the one before ends, unless nothing was heard in between.
+        const before = points.at[at - 1] ?? 0;
+        const from = points.at[at] - before <= this.view.gap ? before : points.at[at] - every;
+        this.columns.set(slot, (column = { from, to: 0, cells: new Map() }));
+      }
       column.to = points.at[at];
       for (const [row, number] of points.heat[at]) {
         column.cells.set(row, (column.cells.get(row) ?? 0) + number);
