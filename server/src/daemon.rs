@@ -60,6 +60,11 @@ impl Outside {
     }
 }
 
+fn limit_groups(plan: &Plan) -> anyhow::Result<LimitGroups> {
+    plan.check_limit_groups().map_err(|(_, error)| anyhow!(error))?;
+    LimitGroups::new(&plan.limit_groups)
+}
+
 impl Daemon {
     /// Opens disks, enters the sandbox, starts workers, listens, in an order that leaves nothing
     /// behind if a later part fails. From then on front-ends can connect.
@@ -74,8 +79,7 @@ impl Daemon {
         mut inside: Option<Inside>,
         log: &LogArgs,
     ) -> anyhow::Result<Self> {
-        plan.check_limit_groups().map_err(|(_, error)| anyhow!(error))?;
-        let limit_groups = LimitGroups::new(&plan.limit_groups)?;
+        let limit_groups = limit_groups(&plan)?;
         let print_stats = plan.daemon.stats;
         let overdue =
             plan.daemon.overdue.map_or(watchdog::LIMIT, |s| Duration::from_secs(s.into()));

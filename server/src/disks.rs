@@ -2,6 +2,7 @@
 
 mod apart;
 mod crew;
+mod limits;
 mod means;
 
 use super::bell::{Bell, event};
@@ -18,6 +19,7 @@ use super::served::{Served, lock};
 use super::spread::Spread;
 use super::stats::Workers;
 use anyhow::{Context, anyhow, bail};
+pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
@@ -92,8 +94,7 @@ impl Disks {
     ) -> anyhow::Result<(Self, Vec<Ready>, Vec<NewImage>)> {
         let Means { host, xen, spawner, log, sampled, limit_groups } = means;
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut new_images, mut turn) = (Vec::new(), 0);
-        let next_id = AtomicU64::new(0);
+        let (mut new_images, mut turn, next_id) = (Vec::new(), 0, AtomicU64::new(0));
         for spec in specs {
             let id = next_id.fetch_add(1, SeqCst);
             if let Some(spawner) = spawner.as_ref().filter(|_| is_isolated(&spec, &options)) {
@@ -105,8 +106,8 @@ impl Disks {
                 continue;
             }
             ids.push(id);
-            let opening = host.open(&spec);
-            let (disk, new_image) = opening.map_err(|error| with_origin(&spec.origin, error))?;
+            let (disk, new_image) =
+                host.open(&spec).map_err(|error| with_origin(&spec.origin, error))?;
             opened.push((Arc::new(disk), spec));
             new_images.extend(new_image);
         }
@@ -250,7 +251,7 @@ impl Disks {
             );
         }
         lock(&self.list).push(Arc::clone(&served));
-        self.limit_groups.settle(&served)?;
+        self.settle_limits(&served)?;
         Ok(Ready { served, endpoint })
     }
 

@@ -237,7 +237,7 @@ impl Isolated {
             }
             let facts = process.ready()?;
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
-            let limits = *lock(&self.limits);
+            let limits = lock(&self.limits).map(Box::new);
             process.say(&Tell::Go { paused: self.paused.load(SeqCst), limits })?;
             if self.is_leaving() {
                 process.say(&Tell::Stop)?;

@@ -84,16 +84,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         ));
     }
     let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
-    let mut limit_groups: Vec<LimitGroup> = Vec::new();
-    for table in file.limit_group {
-        let origin = at(table.span().start);
-        let group = table.into_inner();
-        group.limits.rates().map_err(|error| format!("{origin}: {error}"))?;
-        if limit_groups.iter().any(|other| other.name == group.name) {
-            return Err(format!("{origin}: there are two limit groups '{}'", group.name));
-        }
-        limit_groups.push(group);
-    }
+    let limit_groups = limit_groups(file.limit_group, at)?;
     let mut disks = Vec::new();
     for table in file.disk {
         let origin = at(table.span().start);
@@ -131,6 +122,23 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         (Some(origin), error) => format!("{origin}: {error}"),
     })?;
     Ok(plan)
+}
+
+fn limit_groups(
+    tables: Vec<Spanned<LimitGroup>>,
+    at: impl Fn(usize) -> String,
+) -> Result<Vec<LimitGroup>, String> {
+    let mut groups: Vec<LimitGroup> = Vec::new();
+    for table in tables {
+        let origin = at(table.span().start);
+        let group = table.into_inner();
+        group.limits.rates().map_err(|error| format!("{origin}: {error}"))?;
+        if groups.iter().any(|other| other.name == group.name) {
+            return Err(format!("{origin}: there are two limit groups '{}'", group.name));
+        }
+        groups.push(group);
+    }
+    Ok(groups)
 }
 
 fn disk(mut disk: DiskArgs, folder: &Path) -> Result<DiskSpec, String> {

@@ -1,9 +1,9 @@
 //! What clients ask for, carried out.
 
-use super::super::disks::{AnyDisk, Disks};
+use super::super::disks::{AnyDisk, Disks, limits_of};
 use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
-use super::super::limits::{self, Change};
+use super::super::limits::Change;
 use super::super::served::Served;
 use super::reports;
 use ringway_control::protocol::{
@@ -248,7 +248,7 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
         }
         AnyDisk::Apart(isolated) => return disks.limit_apart(isolated, &change),
     };
-    let (limits, group) = limits::of(&disk);
+    let (limits, group) = limits_of(&disk);
     answer(Limited { id: Some(id), image: Some(image), group, limits })
 }
 

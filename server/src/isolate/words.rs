@@ -37,7 +37,7 @@ impl Order {
 pub(super) enum Tell {
     /// All else is in place: what was made stays, front-ends are served, or wait if it is paused;
     /// with these limits, if they were changed.
-    Go { paused: bool, limits: Option<LimitArgs> },
+    Go { paused: bool, limits: Option<Box<LimitArgs>> },
     /// End, in order.
     Stop,
     /// Print the counts.
