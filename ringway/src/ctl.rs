@@ -73,7 +73,7 @@ enum Command {
         disk: Option<String>,
     },
     /// Print what happens, one line of JSON each, until the daemon ends.
-    #[command(after_help = example!("events | jq -c 'select(.event == \"failed\")'"))]
+    #[command(after_help = example!("events | jq .event"))]
     Events,
     /// Serve one more disk; the words are those of `ringway serve`.
     #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
@@ -131,15 +131,17 @@ enum Command {
 
 const LIMIT_EXAMPLES: &str = "\
 Examples:
-  ringway ctl --control /run/ringway.sock limit vm1.img --iops 500 --bps 100M
-  ringway ctl --control /run/ringway.sock limit vm1.img --iops-max 2000 --iops-max-length 30
-  ringway ctl --control /run/ringway.sock limit vm1.img --bps none    no limit any more
-  ringway ctl --control /run/ringway.sock limit vm1.img --lift        no limits at all
-  ringway ctl --control /run/ringway.sock limit --group gold --create --iops 5000
-  ringway ctl --control /run/ringway.sock limit vm1.img --group gold  one of the group
-  ringway ctl --control /run/ringway.sock limit vm1.img --group none
+  ringway ctl limit vm1.img --iops 500 --bps 100M
+  ringway ctl limit vm1.img --iops-max 2000 --iops-max-length 30
+  ringway ctl limit vm1.img --bps none       no limit any more
+  ringway ctl limit vm1.img --lift           no limits at all
+  ringway ctl limit --group gold --create --iops 5000
+  ringway ctl limit vm1.img --group gold     one of the group
+  ringway ctl limit vm1.img --group none
 
-The numbers hold until the daemon ends, or the disk is removed.
+The numbers hold until the daemon ends, or the disk is removed. In the examples
+RINGWAY_CONTROL names the socket.
+
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
 
 /// What `ringway ctl limit` is told.

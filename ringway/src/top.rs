@@ -44,7 +44,7 @@ Examples:
   ringway top --once                              one table, for people
   ringway top --json --interval 10s | jq '.disks[] | [.image, .rates.iops]'
   ringway top --serve 127.0.0.1:9097              a page for browsers
-  ringway top --serve unix:/run/top.sock          the same, for a proxy before it
+  ringway top --serve unix:/run/top.sock          the same, behind a proxy
 
 The daemon must have been started with `ringway serve --control PATH`;
 RINGWAY_CONTROL may name the socket instead of --control. Press h for keys.

@@ -4,7 +4,7 @@ use crate::attach::QemuVersion;
 use crate::signals::Signals;
 use crate::{activation, daemon, endpoint, isolate, ready, sandbox};
 use clap::error::ErrorKind;
-use clap::{Args, Command};
+use clap::{Args, Command, Id};
 use ringway_control::config::{
     self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
 };
@@ -70,7 +70,7 @@ pub struct ServeArgs {
     disk: DiskArgs,
     /// Serve the disks of a TOML file; see below.
     #[arg(long, value_name = "FILE", help_heading = "Disk",
-          conflicts_with_all = ["DiskArgs", "LimitArgs", "blk_file", "fd"])]
+          conflicts_with_all = words_of_a_disk())]
     config: Option<PathBuf>,
     #[command(flatten)]
     daemon: DaemonArgs,
@@ -97,6 +97,14 @@ pub struct ServeArgs {
     #[arg(long, hide = true, value_name = "N",
           value_parser = clap::value_parser!(i32).range(3..))]
     isolated: Option<i32>,
+}
+
+/// What the file says of each disk. (The group that clap makes of `DiskArgs` is empty, because others
+/// are flattened into it.)
+fn words_of_a_disk() -> Vec<Id> {
+    let disk = DiskArgs::augment_args(Command::new("disk"));
+    let words = disk.get_arguments().map(|word| word.get_id().clone());
+    words.chain(["blk_file".into(), "fd".into()]).collect()
 }
 
 /// Carries out `ringway serve`. Options that do not go together end the process as wrong ones of

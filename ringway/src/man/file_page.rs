@@ -2,7 +2,7 @@
 
 use clap::{Arg, Args, Command};
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
-use ringway_control::config::{DaemonArgs, DiskArgs, XenArgs};
+use ringway_control::config::{DaemonArgs, DiskArgs, LimitArgs, XenArgs};
 
 /// Words of the whole file that are options of a disk on the command line, or none.
 const MORE: [(&str, &str, &str); 5] = [
@@ -63,6 +63,20 @@ pub(super) fn page() -> Vec<u8> {
     MORE.iter().for_each(|(word, value, help)| entry(&mut roff, word, value, help));
     roff.control("SH", ["[[disk]]"]);
     of::<DiskArgs>(&mut roff, "");
+    entry(
+        &mut roff,
+        "limits",
+        "{ WORD = N, … }",
+        "What its guest may ask for: the words of LIMITS",
+    );
+    roff.control("SH", ["[[limit-group]]"]);
+    roff.text([roman("Limits that the disks of a group share. They name it with limit-group.")]);
+    entry(&mut roff, "name", "NAME", "What disks call it");
+    entry(&mut roff, "limits", "{ WORD = N, … }", "Of all its disks together: the words of LIMITS");
+    roff.control("SH", ["LIMITS"]);
+    LimitArgs::augment_args(Command::new("limits"))
+        .get_arguments()
+        .for_each(|arg| argument(&mut roff, arg, ""));
     roff.control("SH", ["[xen]"]);
     roff.text([roman(
         "Disks that a Xen host's toolstack attaches. Also the words of [[disk]] but for image,",
@@ -86,9 +100,17 @@ pub(super) fn page() -> Vec<u8> {
 /// The words of one kind of options, without `prefix`.
 fn of<A: Args>(roff: &mut Roff, prefix: &str) {
     let command = A::augment_args(Command::new("ringway"));
-    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
-        let word = arg.get_long().or(arg.is_positional().then_some("image"));
-        let Some(word) = word.and_then(|word| word.strip_prefix(prefix)) else { continue };
+    let limits = LimitArgs::augment_args(Command::new("limits"));
+    let limits: Vec<_> = limits.get_arguments().map(Arg::get_id).collect();
+    // Options stand beside each other, words of limits in a table of their own.
+    let args = command.get_arguments().filter(|arg| !limits.contains(&arg.get_id()));
+    args.for_each(|arg| argument(roff, arg, prefix));
+}
+
+fn argument(roff: &mut Roff, arg: &Arg, prefix: &str) {
+    let word = arg.get_long().or(arg.is_positional().then_some("image"));
+    let word = word.filter(|_| !arg.is_hide_set()).and_then(|word| word.strip_prefix(prefix));
+    if let Some(word) = word {
         let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string);
         entry(roff, word, &value(arg), &help.unwrap_or_default());
     }
@@ -129,11 +151,13 @@ mod tests {
             rest.split_once(&format!(".SH {to}")).unwrap().0.to_owned()
         };
         for (table, from, to) in
-            [("", "\"THE DAEMON\"", "[[disk]]"), ("[[disk]]", "[[disk]]", "[xen]")]
+            [("", "\"THE DAEMON\"", "[[disk]]"), ("[[disk]]", "[[disk]]", "[[limit-group]]")]
         {
             let section = section(from, to).replace("\\-", "-");
             let mut known = known(table);
-            known.retain(|word| !["disk", "xen"].contains(&word.as_str()));
+            let tables: &[&str] =
+                if table.is_empty() { &["disk", "xen", "limit-group"] } else { &[] };
+            known.retain(|word| !tables.contains(&word.as_str()));
             for word in &known {
                 assert!(
                     section.contains(&format!("\\fB{word}\\fR = ")),

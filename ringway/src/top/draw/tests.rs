@@ -52,7 +52,7 @@ fn press(app: &mut App, code: KeyCode) {
 
 /// The line that holds this, without its blanks.
 fn line(app: &mut App, what: &str) -> Vec<String> {
-    let all = lines(&screen(app, 200, 30));
+    let all = lines(&screen(app, 220, 30));
     let line = all.iter().find(|line| line.contains(what));
     let line = line.unwrap_or_else(|| panic!("no {what}:\n{}", all.join("\n")));
     line.split_whitespace().map(str::to_owned).collect()
