@@ -9,7 +9,7 @@ set -euo pipefail
 here=$(realpath "$(dirname "$0")")
 tar=$(realpath -m "$1") first=$(realpath "$2") second=$(realpath "$3")
 if [ ! -f "$tar" ]; then
-    mmdebstrap --quiet --variant=minbase --include=systemd "${RINGWAY_SUITE:-bookworm}" "$tar.new"
+    mmdebstrap --quiet --format=tar --variant=minbase --include=systemd "${RINGWAY_SUITE:-bookworm}" "$tar.new"
     mv "$tar.new" "$tar"
 fi
 root=$(mktemp -d)

@@ -76,7 +76,7 @@ pub(crate) struct TopArgs {
     /// Look once, and print JSON.
     #[arg(long, help_heading = "Output")]
     json: bool,
-    /// Serve a page for browsers there: 127.0.0.1:PORT, [::1]:PORT or unix:PATH.
+    /// Serve a page for browsers there: an address with a port, such as 127.0.0.1:9097, or unix:PATH.
     ///
     /// Port 0 takes any that is free.
     #[arg(long, value_name = "ADDRESS", help_heading = "Page", conflicts_with_all = ["once", "json", "sort"])]
