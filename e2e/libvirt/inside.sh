@@ -98,7 +98,8 @@ END
 printf 'auth_unix_rw = "none"\n' >/etc/libvirt/libvirtd.conf
 libvirtd >libvirtd.log 2>&1 &
 wait_for 120 virsh list
-trap 'virsh destroy bios; virsh destroy efi; jobs -p | xargs -r kill -KILL' EXIT >/dev/null 2>&1
+# They may be gone: that is no failure.
+trap '{ virsh destroy bios; virsh destroy efi; jobs -p | xargs -r kill -KILL; } >/dev/null 2>&1 || true' EXIT
 
 step "a guest of SeaBIOS"
 disk bios.img kill,grow,hotplug
@@ -141,8 +142,10 @@ wait_for 120 says bios 'INFO ready_for hotplug'
 step "it has seen the new size; a second disk"
 virsh attach-device bios second.xml --live || fail "it cannot be attached"
 wait_for 120 says bios 'INFO ready_for unplug'
-virsh detach-device bios second.xml --live || fail "it cannot be detached"
+# The guest ends once its disk is gone, maybe before libvirt has heard of that; the guest is the judge.
+virsh detach-device bios second.xml --live || true
 judge bios
+says bios 'CHECK vdb_goes ok' || fail "it cannot be detached"
 says bios "INFO sectors_at_end $((320 * 2048))" || fail "the size at the end is wrong"
 wait_for 60 sh -c '! virsh domstate bios | grep -q running'
 kill -TERM $daemon
