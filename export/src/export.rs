@@ -277,6 +277,23 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.notices.tell(notice);
     }
 
+    /// Queue number `queue` begins with so many requests that a predecessor left in flight.
+    pub fn notice_backlog(&self, queue: usize, requests: usize) {
+        if requests == 0 {
+            return;
+        }
+        self.notice(Notice::Recovered { queue, requests });
+        if let Some(pass) = self.limits.recovered.pass() {
+            tracing::info!(
+                disk = self.disk.name(),
+                queue,
+                requests,
+                suppressed = pass.suppressed,
+                "carrying out what a predecessor left in flight"
+            );
+        }
+    }
+
     /// True while no requests are to be taken.
     #[must_use]
     pub fn is_paused(&self) -> bool {

@@ -18,11 +18,12 @@
 //!     let mut at = io.offset as usize; // within the disk: that has been checked
 //!     for segment in io.memory.segments() {
 //!         let ours = sectors[at..at + segment.len].as_mut_ptr();
+//!         let (from, to) = match io.op {
+//!             IoOp::Read => (ours, segment.base),
+//!             _ => (segment.base, ours),
+//!         };
 //!         // SAFETY: both are mapped and as long as this; the guest's is used by copying only.
-//!         match io.op {
-//!             IoOp::Read => unsafe { segment.base.copy_from(ours, segment.len) },
-//!             _ => unsafe { segment.base.copy_to(ours, segment.len) },
-//!         }
+//!         unsafe { to.copy_from(from, segment.len) };
 //!         at += segment.len;
 //!     }
 //!     match io.op {

@@ -6,7 +6,7 @@ use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{Notice, PeerEventfd, QueueLifecycle, Stopped};
+use ringway_export::{PeerEventfd, QueueLifecycle, Stopped};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
@@ -15,7 +15,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
-use tracing::{debug, info};
+use tracing::debug;
 
 /// VHOST_VRING_F_LOG, a flag of SET_VRING_ADDR: writes to the used ring are logged.
 const VRING_F_LOG: u32 = 1;
@@ -200,18 +200,7 @@ impl Session<'_> {
             queue.set_log(log);
             self.settle_write_cache(at, queue.goes_on())?;
             let durable = self.durable_writes();
-            if queue.backlog() > 0 {
-                self.export.notice(Notice::Recovered { queue: at, requests: queue.backlog() });
-                if let Some(pass) = self.export.limits().recovered.pass() {
-                    info!(
-                        disk = self.export.disk().name(),
-                        queue = at,
-                        requests = queue.backlog(),
-                        suppressed = pass.suppressed,
-                        "carrying out what a predecessor left in flight"
-                    );
-                }
-            }
+            self.export.notice_backlog(at, queue.backlog());
             let inbox = Arc::clone(&self.inbox);
             let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
             let disk = Arc::clone(self.export.disk());

@@ -62,18 +62,7 @@ impl Session<'_> {
                 unsafe { Queue::new(setup, record) }
             }
             .map_err(|error| Refusal::Queue(at, error))?;
-            if queue.backlog() > 0 {
-                self.export.notice(Notice::Recovered { queue: at, requests: queue.backlog() });
-                if let Some(pass) = self.export.limits().recovered.pass() {
-                    info!(
-                        disk = self.export.disk().name(),
-                        queue = at,
-                        requests = queue.backlog(),
-                        suppressed = pass.suppressed,
-                        "carrying out what a predecessor left in flight"
-                    );
-                }
-            }
+            self.export.notice_backlog(at, queue.backlog());
             queues.push(Place::Here(Box::new(queue)));
         }
         self.queues = queues;
