@@ -22,12 +22,7 @@ fi
 
 rm -rf "$stage"
 mkdir -p "$stage"
-"$program" man "$stage/man"
-for section in 1 5 7; do
-    mkdir -p "$stage/man$section"
-    find "$stage/man" -name "*.$section" -exec mv -t "$stage/man$section" {} +
-done
-rmdir "$stage/man"
+"$program" man "$stage"
 for shell in bash zsh fish; do
     "$program" completions "$shell" >"$stage/$shell"
 done

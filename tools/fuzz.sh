@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../fuzz"
 seconds=${1:-60}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(blkif chain config control header inflight packed session)
+[ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(basename -s .rs -a fuzz_targets/*.rs)
 
 triple=$(rustc +nightly -vV | sed -n 's/^host: //p')
 target_dir="$(realpath -m "${CARGO_TARGET_DIR:-target}")/plain-fuzz"

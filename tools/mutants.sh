@@ -3,7 +3,8 @@
 # Needs `cargo install cargo-mutants --locked`.
 #
 #   tools/mutants.sh [FILE…]             every mutant of the files; of all in tools/mutants/files.txt
-#   tools/mutants.sh --sample N SECONDS  N mutants of those files at random; stops in time, and says so
+#   tools/mutants.sh --sample N SECONDS  N mutants of those files at random; stops so long after the first
+#                                        one, and says so
 #
 # A mutant meets the quick tests of its crate first; what outlives them meets all tests of its crate.
 # What outlives those too must be in tools/mutants/survivors.txt, with the reason, or the status is 1.
@@ -31,11 +32,15 @@ done
 base="$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants"
 tree=$base/tree
 export CARGO_TARGET_DIR=$base/build CARGO_TERM_COLOR=never
-# A mutant may want all the memory there is. In KiB.
-ulimit -v $((8 << 20))
+# A mutant may want all the memory there is: then it is what the kernel ends first. In KiB; tests map more
+# than they ever touch.
+ulimit -d $((64 << 20))
+echo 1000 >/proc/self/oom_score_adj
 # A mutant's tests may leave out anything.
 unset RINGWAY_SKIPS
 begun=$SECONDS
+# Set once a sample has run out of time.
+stopped=''
 
 # Only what differs is written, so that cargo builds that anew and nothing else.
 copy_tree() {
@@ -101,7 +106,10 @@ round() {
     # 2: some were missed. 3: some did not end. 124, 130: out of time.
     case $status in
         0 | 2 | 3) ;;
-        124 | 130) [ ${#within[@]} -gt 0 ] || exit "$status" ;;
+        124 | 130)
+            [ ${#within[@]} -gt 0 ] || exit "$status"
+            stopped=yes
+            ;;
         *) die "cargo mutants ended with status $status, see $out/mutants.out" ;;
     esac
 }
@@ -112,7 +120,10 @@ try() {
     shift 2
     if [ -n "$seconds" ]; then
         limit=$((seconds - SECONDS + begun))
-        [ "$limit" -gt 0 ] || return 0
+        if [ "$limit" -le 0 ]; then
+            stopped=yes
+            return 0
+        fi
     fi
     round "$out.1" "$limit" "$crate" quick "$@"
     # Stopped before it began.
@@ -142,22 +153,32 @@ once() { awk '{ name = $0; sub(/^[^ ]* /, "", name); last[name] = $0 } END { for
 cargo mutants --version >/dev/null 2>&1 || die "there is no cargo-mutants: cargo install cargo-mutants --locked"
 copy_tree
 : >"$base/result"
+mutants --list "${files[@]/#/--file=}" >"$base/list"
+for file in "${files[@]}"; do
+    grep -q "^$file:" "$base/list" || die "cargo-mutants finds no mutant in $file: leave it out"
+done
 if [ -n "$size" ]; then
     seed=${RINGWAY_SEED:-$(date +%s)}
     printf '%d mutants of %d files, RINGWAY_SEED=%s\n' "$size" "${#files[@]}" "$seed"
-    mutants --list "${files[@]/#/--file=}" |
-        awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n |
-        awk -F '\t' -v size="$size" 'NR <= size { print $2 }' >"$base/sample"
-    for crate in ring path disk export transport/vhost-user transport/xen; do
-        mapfile -t chosen < <(grep "^$crate/" "$base/sample" || true)
-        [ ${#chosen[@]} -gt 0 ] || continue
+    awk -v seed="$seed" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' "$base/list" | sort -n |
+        awk -F '\t' -v size="$size" 'NR <= size { print $2 }' >"$base/chosen"
+    # Crates as the files are named, ring/src/… is of ring; in the order of chance, as time may run out.
+    mapfile -t crates < <(sed 's|/src/.*||' "$base/chosen" | awk '!seen[$0]++')
+    for crate in "${crates[@]}"; do
+        mapfile -t chosen < <(grep "^$crate/src/" "$base/chosen")
+        if [ ! -s "$base/result" ]; then
+            # What has to be built first is not counted: one is tried, whatever time that takes.
+            only "${chosen[0]}"
+            seconds='' try sample-first "$crate" "${exactly[@]}"
+            begun=$SECONDS
+            chosen=("${chosen[@]:1}")
+            [ ${#chosen[@]} -gt 0 ] || continue
+        fi
         only "${chosen[@]}"
         try "sample-${crate//\//_}" "$crate" "${exactly[@]}"
     done
-    ran=$(once <"$base/result" | wc -l)
-    [ "$ran" -ge "$size" ] || printf 'warning: stopped after %s s, %d of %d were tried\n' \
-        "$seconds" "$ran" "$size"
 else
+    cp "$base/list" "$base/chosen"
     for file in "${files[@]}"; do
         try "${file//\//_}" "${file%%/src/*}" --file "$file"
     done
@@ -169,6 +190,15 @@ once <"$base/result" | sort >"$base/final"
 awk '{ split($2, place, ":"); file[place[1]]; n[place[1], $1]++ }
     END { for (f in file) printf "%s: %d caught, %d never ended, %d missed, %d did not compile\n", f,
         n[f, "caught"], n[f, "timeout"], n[f, "missed"], n[f, "unviable"] }' "$base/final" | sort
+# What was to be tried and was not passes for nothing.
+mapfile -t untried < <(comm -23 <(sort -u "$base/chosen") <(cut -d ' ' -f 2- "$base/final" | sort -u))
+if [ ${#untried[@]} -gt 0 ] && [ -n "$stopped" ]; then
+    printf 'warning: stopped after %s s, %d of %d were not tried\n' "$seconds" "${#untried[@]}" \
+        "$(sort -u "$base/chosen" | wc -l)"
+elif [ ${#untried[@]} -gt 0 ]; then
+    printf 'not tried: %s\n' "${untried[@]}"
+    die "${#untried[@]} mutants were chosen and not tried, see $base"
+fi
 sed -n 's/^missed //p' "$base/final" | unplaced | sort >"$base/missed"
 listed | sort >"$base/listed"
 status=0

@@ -77,6 +77,17 @@ impl Bells {
         self.control(libc::EPOLL_CTL_ADD, fd, bell.into())
     }
 
+    /// From now on `fd`, which is watched, also rings when there is room for bytes, or no more. It rings
+    /// at once for what there is already.
+    ///
+    /// # Errors
+    /// If `fd` is not watched.
+    pub fn watch_room(&mut self, bell: BellId, fd: RawFd, wanted: bool) -> io::Result<()> {
+        let room = if wanted { libc::EPOLLOUT } else { 0 };
+        let events = libc::EPOLLIN | libc::EPOLLET | room;
+        self.control_for(events, libc::EPOLL_CTL_MOD, fd, bell.into())
+    }
+
     /// Stops listening to `fd`, which must still be open.
     pub fn unwatch(&mut self, fd: RawFd) {
         // A descriptor that is not watched is as good as one that is watched no longer.
@@ -129,8 +140,11 @@ impl Bells {
     }
 
     fn control(&self, action: c_int, fd: RawFd, name: u64) -> io::Result<()> {
-        let events = (libc::EPOLLIN | libc::EPOLLET).cast_unsigned();
-        let mut event = libc::epoll_event { events, u64: name };
+        self.control_for(libc::EPOLLIN | libc::EPOLLET, action, fd, name)
+    }
+
+    fn control_for(&self, events: c_int, action: c_int, fd: RawFd, name: u64) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: name };
         // SAFETY: the kernel reads `event` during the call.
         sys::check(unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), action, fd, &raw mut event) })?;
         Ok(())

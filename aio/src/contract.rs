@@ -28,7 +28,10 @@ use data::{
     discard, errors, random_mix, reads_and_writes, short_at_the_end, sync, vectors, zeroes,
 };
 use ports::{commands, registered_buffers};
-use turns::{dropped_in_flight, each_tag_once, few_system_calls, files_come_and_go, full_then_not};
+use turns::{
+    dropped_in_flight, each_tag_once, few_system_calls, files_come_and_go, full_then_not,
+    submit_with_the_wait,
+};
 
 pub use setting::{Mode, Suite, takes_direct};
 
@@ -48,10 +51,11 @@ impl Suite<'_> {
         ("dropped in flight", dropped_in_flight),
     ];
 
-    const ANY: [Case; 12] = [
+    const ANY: [Case; 13] = [
         ("full, then not", full_then_not),
         ("each tag once", each_tag_once),
         ("few system calls", few_system_calls),
+        ("submit with the wait", submit_with_the_wait),
         ("a bell before the wait", bell_before_wait),
         ("a bell during the wait", bell_during_wait),
         ("a bell with operations in flight", bell_amid_operations),

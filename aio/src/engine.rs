@@ -6,6 +6,9 @@
 //! engine.reap(&mut out)   // never blocks: completions and doorbells that rang
 //! engine.wait(until)?     // sleeps for completions *and* doorbells, in one system call
 //! ```
+//!
+//! Whoever has nothing else to do after `queue` calls `submit_and_wait`, which is one system call
+//! where the engine can do both at once.
 
 pub use crate::operation::{
     Command, CommandRefused, Done, FileId, Full, Io, IoMemory, IoOp, OpSet,
@@ -247,6 +250,15 @@ pub trait Engine: Send {
     /// Only if the engine is beyond use.
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
 
+    /// [`Engine::submit`] and [`Engine::wait`], in one system call if the engine can do that.
+    ///
+    /// # Errors
+    /// As these.
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.submit()?;
+        self.wait(timeout)
+    }
+
     /// What it has counted.
     fn counters(&self) -> Counters;
 }
@@ -307,6 +319,10 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         (**self).wait(timeout)
+    }
+
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        (**self).submit_and_wait(timeout)
     }
 
     fn counters(&self) -> Counters {

@@ -65,7 +65,7 @@ pub struct Faulty<E, F> {
     inner: E,
     choose: F,
     granule: u32,
-    slots: Box<[Slot]>,
+    slots: Box<[FaultySlot]>,
     free: Vec<u32>,
     queued: Vec<Done>,
     ready: Vec<Done>,
@@ -73,7 +73,7 @@ pub struct Faulty<E, F> {
 }
 
 #[derive(Clone, Debug, Default)]
-struct Slot {
+struct FaultySlot {
     tag: u64,
     /// The most bytes to tell of.
     most: i32,
@@ -90,7 +90,7 @@ impl<E: Engine, F: Choose> Faulty<E, F> {
             inner,
             choose,
             granule,
-            slots: vec![Slot::default(); depth as usize].into_boxed_slice(),
+            slots: vec![FaultySlot::default(); depth as usize].into_boxed_slice(),
             free: (0..depth).rev().collect(),
             queued: Vec::with_capacity(depth as usize),
             ready: Vec::with_capacity(depth as usize),

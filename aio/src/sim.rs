@@ -60,7 +60,7 @@ pub struct Sim<E> {
     inner: E,
     setup: SimSetup,
     limits: Limits,
-    slots: Box<[Slot]>,
+    slots: Box<[SimSlot]>,
     free: Vec<u32>,
     /// Not submitted yet.
     queued: Vec<u32>,
@@ -76,7 +76,7 @@ pub struct Sim<E> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct SimSlot {
     tag: u64,
     access: Access,
     arrived: Instant,
@@ -89,7 +89,7 @@ impl<E: Engine> Sim<E> {
         let limits = Limits { name: "sim", ..inner.limits().clone() };
         let depth = limits.depth as usize;
         let epoch = Instant::now();
-        let slot = Slot {
+        let slot = SimSlot {
             tag: 0,
             access: Access { op: IoOp::Sync, offset: 0, len: 0 },
             arrived: epoch,
@@ -243,7 +243,7 @@ impl<E: Engine> Engine for Sim<E> {
         let before = out.done.len();
         let (slots, free) = (&self.slots, &mut self.free);
         self.ripe.retain(|&number| {
-            let Slot { tag, result: Some(result), .. } = slots[number as usize] else {
+            let SimSlot { tag, result: Some(result), .. } = slots[number as usize] else {
                 return true;
             };
             out.done.push(Done { tag, result });

@@ -13,7 +13,8 @@ use std::time::Duration;
 
 /// One request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ask {
+pub struct Ask {
+    /// A write, or a read.
     pub write: bool,
     /// First byte on the target.
     pub offset: u64,
@@ -21,8 +22,8 @@ pub(crate) struct Ask {
     pub len: u32,
 }
 
-/// Slots, each with memory for one request, over some way to the data.
-pub(crate) trait Backend {
+/// Slots, each with memory for one request, over some way to the data. It is used by one thread.
+pub trait Backend {
     /// Queues the request of a slot that is not in flight.
     ///
     /// # Errors
@@ -65,15 +66,15 @@ pub(crate) trait Backend {
 
 /// What a queue has counted since it was made.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Effort {
+pub struct Effort {
     /// Notifications to the server.
     pub kicks: u64,
     /// Sleeps of the client.
     pub sleeps: u64,
     /// Requests that went along with others, and so on.
-    pub path: SchedulerStats,
+    pub(crate) path: SchedulerStats,
     /// The path in use, and how often it has changed; `None` if it is bio by order.
-    pub in_use: Option<(Policy, u64)>,
+    pub(crate) in_use: Option<(Policy, u64)>,
 }
 
 impl Effort {

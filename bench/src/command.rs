@@ -4,7 +4,8 @@ use crate::load::{AccessArgs, Load};
 use crate::measured::Measured;
 use crate::options::BenchArgs;
 use crate::options::Special;
-use crate::runner::{self, Outcome, Progress};
+use crate::outcome::Outcome;
+use crate::runner::{self, Progress};
 use crate::target::Target;
 use crate::verifier::WrongData;
 use crate::{html, origins, summary};
@@ -64,7 +65,7 @@ fn measure_and_tell(
     command: &mut Command,
 ) -> Result<()> {
     let show = &args.show;
-    let load = Load::new(&args.load, &args.access, show.vs.is_some());
+    let load = Load::of(&args.load, &args.access, show.vs.is_some());
     let load = load.unwrap_or_else(|error| {
         command.error(ErrorKind::ValueValidation, format!("{error:#}")).exit()
     });

@@ -10,7 +10,7 @@ pub const SECTOR: usize = 512;
 
 /// What a sector holds: which write of which sector of which disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct SectorStamp {
     /// The disk.
     pub disk: u64,
     /// The sector, counted from the disk's start.
@@ -19,7 +19,7 @@ pub struct Mark {
     pub sequence: u64,
 }
 
-impl Mark {
+impl SectorStamp {
     fn words(self) -> impl Iterator<Item = u64> {
         let Self { disk, sector, sequence } = self;
         let mut state = disk ^ sector.rotate_left(24) ^ sequence.rotate_left(48);
@@ -74,8 +74,8 @@ impl Mark {
 /// A sector with the wrong content.
 #[derive(Debug, thiserror::Error)]
 pub struct Wrong {
-    expected: Mark,
-    found: Option<Mark>,
+    expected: SectorStamp,
+    found: Option<SectorStamp>,
     zeroes: bool,
 }
 
@@ -88,7 +88,7 @@ impl Wrong {
 
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Mark { disk, sector, sequence } = self.expected;
+        let SectorStamp { disk, sector, sequence } = self.expected;
         write!(f, "wrong data in sector {sector}: it should hold write {sequence}, but holds ")?;
         match self.found {
             Some(found) if found.disk != disk => f.write_str("data of another disk"),
@@ -106,7 +106,7 @@ impl fmt::Display for Wrong {
 mod tests {
     use super::*;
 
-    const MARK: Mark = Mark { disk: 7, sector: 1000, sequence: 2 };
+    const MARK: SectorStamp = SectorStamp { disk: 7, sector: 1000, sequence: 2 };
 
     fn verdict(content: &[u8]) -> String {
         MARK.check(content).unwrap_err().to_string()
@@ -118,9 +118,9 @@ mod tests {
         MARK.fill(&mut sector);
         MARK.check(&sector).unwrap();
         for (other, told) in [
-            (Mark { sequence: 1, ..MARK }, "write 2, but holds write 1"),
-            (Mark { sector: 77, ..MARK }, "holds write 2 of sector 77"),
-            (Mark { disk: 8, ..MARK }, "another disk"),
+            (SectorStamp { sequence: 1, ..MARK }, "write 2, but holds write 1"),
+            (SectorStamp { sector: 77, ..MARK }, "holds write 2 of sector 77"),
+            (SectorStamp { disk: 8, ..MARK }, "another disk"),
         ] {
             let mut content = [0; SECTOR];
             other.fill(&mut content);

@@ -9,6 +9,7 @@ use ringway_aio::{
 };
 use ringway_core::Segment;
 use ringway_disk::{Disk, EngineKind};
+use ringway_nbd_client::Nbd;
 use std::io;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ impl FileBackend {
         let slot = |at| [Segment { base: base.wrapping_add(at * stride + skew), len: room }];
         let mut engine = engine(disk.engine(), depth)
             .with_context(|| format!("cannot start the engine {}", disk.engine()))?;
-        let file = engine.attach(disk.file())?;
+        let file = engine.attach(&disk.file())?;
         Ok(Self {
             engine,
             file,
@@ -76,6 +77,7 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
         EngineKind::Threads => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
         }
+        EngineKind::Nbd => Box::new(Nbd::new(depth)?),
         EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_) | EngineKind::Custom => {
             return Err(io::Error::other("it is not for files"));
         }

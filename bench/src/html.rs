@@ -6,7 +6,7 @@ mod plots;
 use crate::counters::{Frames, Tick};
 use crate::load::Load;
 use crate::measured::Measured;
-use crate::runner::Outcome;
+use crate::outcome::Outcome;
 use crate::summary;
 use crate::units::duration;
 use crate::{usage, versus};

@@ -8,8 +8,7 @@ use clap::Args;
 use ringway_control::config::{self, Choice, Format};
 use ringway_control::size::Size;
 use ringway_disk::{EngineKind, SchedulerMode};
-use std::ops::Range;
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 /// What is asked for.
 #[derive(Clone, Debug, Args)]
@@ -28,7 +27,7 @@ pub(crate) struct LoadArgs {
     /// Several sizes with their percentages: 4k/60:64k/40, or iometer for fio's storage server.
     #[arg(long, value_name = "LIST", conflicts_with = "bs")]
     pub bssplit: Option<Sizes>,
-    /// Requests in flight, each job.
+    /// Requests in flight, each job; with --queues each queue.
     #[arg(long, value_name = "N", default_value_t = 32,
           value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub iodepth: u32,
@@ -36,6 +35,10 @@ pub(crate) struct LoadArgs {
     #[arg(long, alias = "numjobs", value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub jobs: u16,
+    /// Queues of a served disk that each job polls in turn.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "polling",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub queues: u16,
     /// How long to measure: 10s, 500ms, 2m [default: 5s, with --vs 1s each round, with --verify all of
     /// the range once].
     #[arg(long, value_name = "TIME", value_parser = seconds)]
@@ -73,16 +76,41 @@ pub(crate) struct LoadArgs {
     pub seed: u64,
 }
 
+/// When requests take indirect tables.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum IndirectArg {
+    /// When more than half of the ring is taken.
+    #[default]
+    Scarce,
+    /// Never.
+    Never,
+    /// Always.
+    Always,
+}
+
+impl From<IndirectArg> for ringway_driver::Indirect {
+    fn from(when: IndirectArg) -> Self {
+        match when {
+            IndirectArg::Scarce => Self::WhenScarce,
+            IndirectArg::Never => Self::Never,
+            IndirectArg::Always => Self::Always,
+        }
+    }
+}
+
 /// How the target is reached.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Access")]
-pub(crate) struct AccessArgs {
+pub struct AccessArgs {
     /// Write even though this destroys data. Not needed for files without data, null and sim.
     #[arg(long)]
     pub allow_write: bool,
-    /// Write even to a file that looks like another format than raw.
+    /// The format of an image [default: raw, not written if it looks like another one].
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub format: Option<Format>,
+    /// The folder that names of backing files may not lead out of [default: that of the image].
+    #[arg(long, value_name = "DIR")]
+    pub backing_root: Option<std::path::PathBuf>,
     /// For files, as for serve [default: auto].
     #[arg(long, value_parser = config::engines())]
     pub engine: Option<Choice<EngineKind>>,
@@ -102,6 +130,12 @@ pub(crate) struct AccessArgs {
     /// Packed instead of split rings.
     #[arg(long)]
     pub packed: bool,
+    /// Descriptors of each ring, a power of two [default: twice --iodepth, at least 256].
+    #[arg(long, value_name = "N", value_parser = queue_size)]
+    pub queue_size: Option<u16>,
+    /// When a request takes an indirect table instead of descriptors of the ring [default: scarce].
+    #[arg(long, value_enum, value_name = "WHEN")]
+    pub indirect: Option<IndirectArg>,
     /// How requests travel from this front-end: straight (default), sorted and merged, or as measured
     /// under load. The server has a --path of its own.
     #[arg(long, value_name = "PATH", value_parser = config::paths())]
@@ -116,37 +150,89 @@ pub(crate) struct AccessArgs {
 
 /// A load with nothing left open.
 #[derive(Clone, Debug)]
-pub(crate) struct Load {
+pub struct Load {
+    /// Reads or writes, in order or anywhere.
     pub rw: Rw,
+    /// Percent of reads, where there are both.
     pub rwmixread: u8,
+    /// Bytes of the requests.
     pub sizes: Sizes,
+    /// Requests in flight, each queue.
     pub depth: u32,
+    /// Threads.
     pub jobs: u16,
-    /// `None` if `budget` ends the load.
+    /// Queues of each; more than one only for clients that poll.
+    pub queues: u16,
+    /// How long to measure; `None` if something else ends the load.
     pub runtime: Option<Duration>,
+    /// Load before that, which is not counted.
     pub ramp: Duration,
-    /// Bytes.
+    /// Bytes to ask for in all.
     pub budget: Option<u64>,
+    /// Bytes of the target that are used.
     pub size: Option<u64>,
+    /// Where they begin.
     pub offset: u64,
+    /// The most to ask for.
     pub rate: Option<Rate>,
     /// End after all of the region, once.
     pub whole: bool,
+    /// Write data that says what it is, and judge it when it is read.
     pub verify: bool,
     /// Take the time of each request.
     pub timed: bool,
+    /// Of places and sizes.
     pub seed: u64,
+    /// Completions to take before the requests that replace them are sent.
     pub batch: u32,
+    /// Look for completions without sleeping.
     pub polling: bool,
+    /// CPUs of the jobs, in turn; anywhere if there are none.
     pub cpus: Vec<usize>,
 }
 
 impl Load {
+    /// One job that sleeps, five seconds long, with times; change the fields for another load.
+    pub fn new(rw: Rw, sizes: Sizes, depth: u32) -> Self {
+        Self {
+            rw,
+            rwmixread: 50,
+            sizes,
+            depth,
+            jobs: 1,
+            queues: 1,
+            runtime: Some(Duration::from_secs(5)),
+            ramp: Duration::from_millis(200),
+            budget: None,
+            size: None,
+            offset: 0,
+            rate: None,
+            whole: false,
+            verify: false,
+            timed: true,
+            seed: 1,
+            batch: 8,
+            polling: false,
+            cpus: Vec::new(),
+        }
+    }
+
+    /// Requests that each job has in flight.
+    pub fn slots(&self) -> u32 {
+        self.depth * u32::from(self.queues)
+    }
+
+    /// Queues of all jobs together.
+    pub(crate) fn all_queues(&self) -> u16 {
+        // Two numbers of 256 at most.
+        self.jobs.saturating_mul(self.queues)
+    }
+
     /// Fills in the defaults.
     ///
     /// # Errors
     /// Options that do not go together: wrong usage.
-    pub(crate) fn new(args: &LoadArgs, access: &AccessArgs, alternating: bool) -> Result<Self> {
+    pub(crate) fn of(args: &LoadArgs, access: &AccessArgs, alternating: bool) -> Result<Self> {
         let sizes = args.bssplit.clone().unwrap_or_else(|| Sizes::one(args.bs.unwrap_or(4096)));
         let rate = match (args.rate, args.rate_iops) {
             (Some(Size(0)), _) => bail!("--rate 0 would never send anything: leave it out"),
@@ -171,11 +257,9 @@ impl Load {
             );
         }
         Ok(Self {
-            rw: args.rw,
             rwmixread: args.rwmixread,
-            sizes,
-            depth: args.iodepth,
             jobs: args.jobs,
+            queues: args.queues,
             runtime,
             ramp: if budget.is_some() || whole { Duration::ZERO } else { ramp },
             budget,
@@ -189,6 +273,7 @@ impl Load {
             batch: access.batch,
             polling: access.polling,
             cpus: access.cpus.clone(),
+            ..Self::new(args.rw, sizes, args.iodepth)
         })
     }
 
@@ -242,7 +327,7 @@ impl Load {
         }
         let (unit, jobs) = (u64::from(self.sizes.most()), jobs as u64);
         let parts: Vec<_> = (0..jobs).map(|job| part(region, unit, jobs, job)).collect();
-        let in_flight = if self.rw.writes() { u64::from(self.depth) * unit } else { unit };
+        let in_flight = if self.rw.writes() { u64::from(self.slots()) * unit } else { unit };
         let least = parts.iter().map(|part| part.end - part.start).min().unwrap_or(0);
         ensure!(
             least >= in_flight,
@@ -266,6 +351,10 @@ impl Load {
             _ => String::new(),
         };
         let jobs = if self.jobs == 1 { String::new() } else { format!(", {} jobs", self.jobs) };
+        let queues = match self.queues {
+            1 => String::new(),
+            count => format!(", {count} queues each"),
+        };
         let client = if self.polling { "polls" } else { "sleeps" };
         let untimed = if self.timed { "" } else { ", only counted" };
         let rate = match self.rate {
@@ -274,7 +363,7 @@ impl Load {
             None => String::new(),
         };
         format!(
-            "{}{mix} {}, depth {}{jobs}, client {client}{untimed}{rate}",
+            "{}{mix} {}, depth {}{jobs}{queues}, client {client}{untimed}{rate}",
             self.rw.name(),
             self.sizes.describe(),
             self.depth
@@ -293,6 +382,13 @@ pub fn seconds(word: &str) -> Result<Duration, String> {
     found
         .filter(|time| *time < year)
         .ok_or_else(|| format!("'{word}' is not a time: give 10s, 500ms or 2m"))
+}
+
+fn queue_size(word: &str) -> Result<u16, String> {
+    match word.parse::<u16>() {
+        Ok(size) if size.is_power_of_two() => Ok(size),
+        _ => Err(format!("a ring has a power of two of descriptors, up to 32768, not {word}")),
+    }
 }
 
 fn cpu(word: &str) -> Result<usize, String> {

@@ -1,6 +1,6 @@
 //! What was measured of one target.
 
-use crate::runner::Outcome;
+use crate::outcome::Outcome;
 
 /// One target with all that was measured of it.
 pub(crate) struct Measured {

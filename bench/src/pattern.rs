@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 /// Reads or writes, in order or anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Rw {
+pub enum Rw {
     /// In order.
     Read,
     /// In order.
@@ -27,7 +27,7 @@ pub(crate) enum Rw {
 
 impl Rw {
     /// The word on the command line.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
             Self::Write => "write",
@@ -38,7 +38,8 @@ impl Rw {
         }
     }
 
-    pub(crate) const fn writes(self) -> bool {
+    /// Whether any request is a write.
+    pub const fn writes(self) -> bool {
         !matches!(self, Self::Read | Self::Randread)
     }
 
@@ -53,7 +54,7 @@ impl Rw {
 
 /// Lengths of requests, each with the percentile up to which it goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Sizes(Vec<(u64, u32)>);
+pub struct Sizes(Vec<(u64, u32)>);
 
 /// fio's "Emulation of Storage Server Access Pattern" (IOmeter).
 const IOMETER: &str = "512/10:1k/5:2k/5:4k/60:8k/2:16k/4:32k/4:64k/10";
@@ -63,15 +64,17 @@ pub(crate) const LEN_MAX: u32 = 1 << 30;
 
 impl Sizes {
     /// All requests of one length.
-    pub(crate) fn one(len: u32) -> Self {
+    pub fn one(len: u32) -> Self {
         Self(vec![(100, len)])
     }
 
+    /// The shortest, in bytes.
     pub(crate) fn least(&self) -> u32 {
         self.0.iter().map(|&(_, len)| len).min().unwrap_or(512)
     }
 
-    pub(crate) fn most(&self) -> u32 {
+    /// The longest, in bytes.
+    pub fn most(&self) -> u32 {
         self.0.iter().map(|&(_, len)| len).max().unwrap_or(512)
     }
 

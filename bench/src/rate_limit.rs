@@ -10,7 +10,7 @@ pub(crate) struct RateLimit {
 
 /// What is limited, all jobs together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Rate {
+pub enum Rate {
     /// Requests a second.
     Requests(f64),
     /// Bytes a second.

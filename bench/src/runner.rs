@@ -1,19 +1,17 @@
 //! All jobs of one measurement: a thread each, one schedule, and somebody who adds up.
 
-use crate::backend::{Effort, RingBackend};
 use crate::counters::{Frames, Tick};
-use crate::file_backend::FileBackend;
 use crate::inside;
-use crate::job::{self, Counted, JobSetup, News, Schedule};
+use crate::job::{Counted, JobSetup, News, Schedule};
 use crate::load::Load;
+use crate::outcome::Outcome;
 use crate::pattern::Pattern;
 use crate::rate_limit::RateLimit;
 use crate::record::{self, Record};
 use crate::round::Reached;
-use crate::target::{Handle, Opened, Server};
-use crate::trace::learn;
+use crate::target::{Opened, Server};
 use crate::usage::Usage;
-use crate::verifier::{Judged, Left, Verifier};
+use crate::verifier::{Judged, Verifier};
 use anyhow::{Context, Result, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::ops::Range;
@@ -31,25 +29,6 @@ const FRAMES: f64 = 120.0;
 /// Seconds of a tick, at least and at most.
 const TICK_SECONDS: (f64, f64) = (0.02, 1.0);
 
-/// What was seen of a target.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    /// How long was counted.
-    pub seconds: f64,
-    /// All requests.
-    pub tick: Tick,
-    /// Over time.
-    pub frames: Frames,
-    /// CPU time of this process but the server in it, in nanoseconds.
-    pub client_ns: u64,
-    /// CPU time of the server, if it is known.
-    pub server_ns: Option<u64>,
-    /// Of targets with rings.
-    pub effort: Option<Effort>,
-    /// What `--verify` has found.
-    pub judged: Judged,
-}
-
 /// How far a measurement is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
@@ -60,6 +39,14 @@ pub(crate) struct Progress {
 
 /// Something to do when counting begins and when it ends.
 pub(crate) type Boundary<'a> = &'a mut dyn FnMut() -> Result<()>;
+
+/// Measures a target. `boundary` is called when counting begins and when it ends.
+///
+/// # Errors
+/// The first failed request, or a target that is gone.
+pub fn measure(mut opened: Opened, load: &Load, boundary: Boundary<'_>) -> Result<Outcome> {
+    run(&mut opened, load, &AtomicUsize::new(0), boundary, &mut |_| ())
+}
 
 /// Runs one job per handle. `signal` is not 0 once the program is to end.
 ///
@@ -91,7 +78,7 @@ pub(crate) fn run(
             let thread = std::thread::Builder::new().name(format!("job-{index}"));
             threads.push(thread.spawn_scoped(scope, move || {
                 let mut verifier = verifier;
-                let backend = pin(&load.cpus, index).and_then(|()| backend_of(handle));
+                let backend = pin(&load.cpus, index).and_then(|()| handle());
                 let backend = backend.and_then(|mut backend| {
                     if let Some(verifier) = verifier.as_mut().filter(|_| !load.rw.writes()) {
                         verifier.expect(backend.learn(load.seed, region, &part, block)?);
@@ -104,7 +91,7 @@ pub(crate) fn run(
                 let done = backend.and_then(|backend| {
                     let setup = JobSetup {
                         index,
-                        depth: load.depth,
+                        depth: load.depth * u32::from(load.queues),
                         batch: load.batch,
                         polling: load.polling,
                         timed: load.timed,
@@ -121,10 +108,7 @@ pub(crate) fn run(
                         news,
                         empty,
                     };
-                    match backend {
-                        AnyBackend::Ring(backend) => job::run(*backend, setup),
-                        AnyBackend::File(backend) => job::run(backend, setup),
-                    }
+                    backend.run(setup)
                 });
                 if done.is_err() {
                     stop.store(true, Relaxed);
@@ -148,39 +132,6 @@ pub(crate) fn run(
             judged.add(&thread.join().map_err(|_| anyhow!("a job panicked"))??);
         }
         Ok(Outcome { judged, ..outcome? })
-    })
-}
-
-/// The backend of a handle, made on its thread.
-enum AnyBackend {
-    Ring(Box<RingBackend>),
-    File(FileBackend),
-}
-
-impl AnyBackend {
-    /// What earlier runs have left in a part of a region.
-    fn learn(
-        &mut self,
-        seed: u64,
-        region: &Range<u64>,
-        part: &Range<u64>,
-        block: u32,
-    ) -> Result<Vec<Left>> {
-        match self {
-            Self::Ring(backend) => learn(&mut **backend, seed, region, part, block),
-            Self::File(backend) => learn(backend, seed, region, part, block),
-        }
-    }
-}
-
-fn backend_of(handle: Handle) -> Result<AnyBackend> {
-    Ok(match handle {
-        Handle::Ring(queue, buffers, merges) => {
-            AnyBackend::Ring(Box::new(RingBackend::new(*queue, buffers, merges)))
-        }
-        Handle::File { disk, depth, room, skew } => {
-            AnyBackend::File(FileBackend::new(&disk, depth, room, skew)?)
-        }
     })
 }
 
@@ -250,7 +201,9 @@ fn pin(cpus: &[usize], index: usize) -> Result<()> {
     let cpu = cpus[index % cpus.len()];
     let mut set = CpuSet::new();
     set.set(cpu);
-    sched_setaffinity(None, &set).with_context(|| format!("--cpus: cannot run on CPU {cpu}"))
+    sched_setaffinity(None, &set).with_context(|| {
+        format!("--cpus: cannot run on CPU {cpu}, which is not there or not for this process")
+    })
 }
 
 fn number(count: usize) -> u32 {

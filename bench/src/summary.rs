@@ -4,7 +4,7 @@ use crate::backend::Effort;
 use crate::counters::Side;
 use crate::load::Load;
 use crate::measured::Measured;
-use crate::runner::Outcome;
+use crate::outcome::Outcome;
 use crate::units::micros;
 use crate::verifier::Judged;
 use crate::versus;

@@ -1,30 +1,32 @@
 //! What is measured: a served disk, a file, or a disk served in this process.
 
+use crate::backend::{Backend, RingBackend};
+use crate::file_backend::FileBackend;
 use crate::fill;
+use crate::handle::{Handle, handle};
+use crate::image_disk::{self, ring_size};
 use crate::inside::{Inside, Serving};
 use crate::load::{AccessArgs, Load};
 use crate::peer;
+use crate::queue_set::QueueSet;
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use ringway_control::config::missing_folder;
-use ringway_control::config::{Choice, Format, cpus, source};
+use ringway_control::config::{Choice, Format, missing_folder, source};
 use ringway_control::size::Size;
 use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
-use ringway_driver::{BlkQueue, Buffer, Device, Options, SchedulerMode};
+use ringway_driver::{Device, Options, SchedulerMode};
 use ringway_export::usable_engines;
 use rustix::fs::{SeekFrom, seek};
-use rustix::io::Errno;
-use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// A target, as it is named.
+/// A target, as it is named: `vhost-user:SOCKET`, `file:PATH` or a path, `null:SIZE`, `sim:MODEL:SIZE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub struct Target {
     name: String,
     kind: Kind,
 }
@@ -55,49 +57,60 @@ impl FromStr for Target {
     }
 }
 
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl std::fmt::Display for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(&self.name)
     }
 }
 
-/// Where one job sits.
-pub(crate) enum Handle {
-    /// The queue, buffers for its requests, and whether these may be merged.
-    Ring(Box<BlkQueue<u32>>, Vec<Buffer>, bool),
-    File {
-        disk: Arc<Disk>,
-        depth: u32,
-        room: usize,
-        skew: usize,
-    },
-}
-
 /// Whose CPU time is the server's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Server {
+pub enum Server {
     /// There is none.
     None,
     /// Somebody in another container.
     Unknown,
+    /// A process, by its id.
     Process(u32),
     /// Threads of this process.
     Inside,
 }
 
 /// A target that is ready.
-pub(crate) struct Opened {
+pub struct Opened {
     /// What it is, in words.
-    pub facts: String,
+    pub(crate) facts: String,
     /// Bytes.
-    pub capacity: u64,
+    pub(crate) capacity: u64,
     /// Requests are multiples of this, in bytes.
-    pub block: u32,
-    pub handles: Vec<Handle>,
-    pub server: Server,
+    pub(crate) block: u32,
+    /// One for each job.
+    pub(crate) handles: Vec<Handle>,
+    pub(crate) server: Server,
     /// Stopped before the back-end ends.
     device: Option<Device>,
-    pub inside: Option<Inside>,
+    pub(crate) inside: Option<Inside>,
+}
+
+impl Opened {
+    /// A target of your own, of `capacity` bytes in blocks of `block` bytes, with what makes the
+    /// backend of each job. A backend needs [`Load::slots`] slots of the longest request's size.
+    pub fn custom<B: Backend + 'static, F: FnOnce() -> Result<B> + Send + 'static>(
+        capacity: u64,
+        block: u32,
+        server: Server,
+        backends: impl IntoIterator<Item = F>,
+    ) -> Self {
+        Self {
+            facts: String::new(),
+            capacity,
+            block,
+            handles: backends.into_iter().map(handle).collect(),
+            server,
+            device: None,
+            inside: None,
+        }
+    }
 }
 
 impl Drop for Opened {
@@ -110,11 +123,34 @@ impl Drop for Opened {
 }
 
 impl Target {
-    /// Opens it with a handle per job.
+    /// As [`Target::open`], of a server that may need a while until it listens; `alive` says whether
+    /// it runs.
+    ///
+    /// # Errors
+    /// What `alive` says, or what is wrong after that while.
+    pub fn open_within(
+        &self,
+        patience: Duration,
+        load: &Load,
+        access: &AccessArgs,
+        mut alive: impl FnMut() -> Result<()>,
+    ) -> Result<Opened> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.open(load, access) {
+                Err(_) if Instant::now() < deadline => {}
+                done => return done,
+            }
+            alive()?;
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    }
+
+    /// Opens it for a load.
     ///
     /// # Errors
     /// What is wrong with it, or that it holds data.
-    pub(crate) fn open(&self, load: &Load, access: &AccessArgs) -> Result<Opened> {
+    pub fn open(&self, load: &Load, access: &AccessArgs) -> Result<Opened> {
         match &self.kind {
             Kind::Socket(path) => {
                 if load.rw.writes() && !access.allow_write {
@@ -128,10 +164,18 @@ impl Target {
                 let server = pid.map_or(Server::Unknown, Server::Process);
                 over(stream, load, access, server)
             }
+            Kind::Disk(Source::Path(path)) if access.format == Some(Format::Qcow2) => {
+                let disk = image_disk::open(path, load, access)?;
+                served_alike(disk, "a qcow2 image, served in this process", load, access, true)
+            }
             Kind::Disk(Source::Path(path)) => {
                 ensure!(
                     access.path.is_none(),
                     "{self} is measured bare, without a front-end: leave out --path"
+                );
+                ensure!(
+                    load.queues == 1,
+                    "{self} is measured bare, without queues: leave out --queues"
                 );
                 self.open_file(path, load, access).map(|disk| bare(disk, load, 0))
             }
@@ -157,15 +201,7 @@ impl Target {
             Source::Sim { .. } => "a simulation, served in this process",
             _ => "no data moves; served in this process",
         };
-        let serving = Serving {
-            queues: load.jobs,
-            queue_size: ring_size(load.depth),
-            workers: cpus().min(load.jobs).into(),
-            harvest_at_once,
-        };
-        let mut opened = served_here(disk, &serving, load, access)?;
-        opened.facts = format!("{}, {facts}", opened.facts);
-        Ok(opened)
+        served_alike(disk, facts, load, access, harvest_at_once)
     }
 
     fn open_file(&self, path: &Path, load: &Load, access: &AccessArgs) -> Result<Disk> {
@@ -175,7 +211,8 @@ impl Target {
         options.engine = access.engine.and_then(Choice::given);
         options.engines = usable_engines();
         // Reading does no harm to any format.
-        options.raw = options.read_only || access.format == Some(Format::Raw);
+        let raw = access.format == Some(Format::Raw);
+        options.raw = options.read_only || raw;
         if !path.exists() {
             if let Some(folder) = missing_folder(path) {
                 bail!("{}: there is no such folder: {folder}", path.display());
@@ -212,6 +249,20 @@ impl Target {
     }
 }
 
+/// Serves a disk in this process as a daemon would.
+fn served_alike(
+    disk: Disk,
+    facts: &str,
+    load: &Load,
+    access: &AccessArgs,
+    harvest_at_once: bool,
+) -> Result<Opened> {
+    let serving = image_disk::serving(load, access, harvest_at_once);
+    let mut opened = served_here(disk, &serving, load, access)?;
+    opened.facts = format!("{}, {facts}", opened.facts);
+    Ok(opened)
+}
+
 /// Handles on a disk without a device in between; buffers begin `skew` bytes behind a page.
 pub(crate) fn bare(disk: Disk, load: &Load, skew: usize) -> Opened {
     let disk = Arc::new(disk);
@@ -224,12 +275,15 @@ pub(crate) fn bare(disk: Disk, load: &Load, skew: usize) -> Opened {
         disk.engine()
     );
     let (depth, room) = (load.depth, load.sizes.most() as usize);
-    let handle = || Handle::File { disk: Arc::clone(&disk), depth, room, skew };
+    let one = || {
+        let disk = Arc::clone(&disk);
+        handle(move || FileBackend::new(&disk, depth, room, skew))
+    };
     Opened {
         facts,
         capacity: geometry.capacity,
         block: if direct { disk.alignment().offset.max(512) } else { 512 },
-        handles: (0..load.jobs).map(|_| handle()).collect(),
+        handles: (0..load.jobs).map(|_| one()).collect(),
         server: Server::None,
         device: None,
         inside: None,
@@ -259,23 +313,19 @@ fn connect(path: &Path) -> Result<(UnixStream, Option<u32>)> {
     Ok((stream, pid))
 }
 
-/// Descriptors for `depth` requests.
-fn ring_size(depth: u32) -> u16 {
-    // At most 4096 requests.
-    u16::try_from((depth * 2).next_power_of_two().max(256)).unwrap_or(8192)
-}
-
 /// Opens the device behind a connection, a queue per job.
 fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) -> Result<Opened> {
     let room = load.sizes.most() as usize;
-    let buffers = room.next_multiple_of(4096) * load.depth as usize * usize::from(load.jobs);
+    let (depth, queues) = (load.depth, load.all_queues());
+    let buffers = room.next_multiple_of(4096) * depth as usize * usize::from(queues);
     let path = access.path.unwrap_or(SchedulerMode::Bio);
     let merges = path != SchedulerMode::Bio;
     let mut device = Options::new()
-        .queues(load.jobs)
-        .queue_size(ring_size(load.depth))
+        .queues(queues)
+        .queue_size(access.queue_size.unwrap_or(ring_size(depth)))
         .memory(buffers + (1 << 20))
         .packed(access.packed)
+        .indirect(access.indirect.unwrap_or_default().into())
         .path(path)
         .timeout(Duration::from_secs(10))
         .over(stream)?;
@@ -284,17 +334,26 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
         "this disk is read-only: use --rw read or randread"
     );
     let pool = device.pool();
-    let handles = device.queues()?.into_iter().map(|queue| {
-        let buffers = (0..load.depth).map(|_| pool.alloc(room)).collect::<Option<Vec<_>>>();
+    let rings = device.queues()?.into_iter().map(|queue| {
+        let buffers = (0..depth).map(|_| pool.alloc(room)).collect::<Option<Vec<_>>>();
         let buffers = buffers.context("the shared memory is too small")?;
-        Ok(Handle::Ring(Box::new(queue), buffers, merges))
+        Ok(RingBackend::new(queue, buffers, merges))
     });
-    let handles = handles.collect::<Result<Vec<_>>>()?;
+    let mut rings = rings.collect::<Result<Vec<_>>>()?.into_iter();
+    let handles = (0..load.jobs).map(|_| {
+        if load.queues == 1 {
+            let ring = rings.next();
+            return handle(move || ring.context("a queue is missing"));
+        }
+        let set: Vec<_> = rings.by_ref().take(load.queues.into()).collect();
+        handle(move || Ok(QueueSet::new(set, depth)))
+    });
+    let handles = handles.collect();
     Ok(Opened {
         facts: format!(
             "{}, {} of {} queues{}",
             Size(device.capacity()),
-            load.jobs,
+            queues,
             device.server_queues(),
             if merges { format!(", path {path}") } else { String::new() }
         ),
@@ -315,7 +374,7 @@ fn holds_data(path: &Path) -> Result<bool> {
     }
     let file = File::open(path).with_context(|| format!("{}: cannot read it", name()))?;
     match seek(&file, SeekFrom::Data(0)) {
-        Err(Errno::NXIO) => Ok(false),
+        Err(rustix::io::Errno::NXIO) => Ok(false),
         Ok(_) => Ok(true),
         Err(error) => Err(error).with_context(name),
     }

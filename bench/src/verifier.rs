@@ -1,7 +1,7 @@
 //! What `--verify` knows: which write each unit of a job's region should hold, and how to tell.
 
 use crate::backend::Ask;
-use crate::content::{Mark, SECTOR, Wrong};
+use crate::content::{SECTOR, SectorStamp, Wrong};
 use crate::record::Record;
 use crate::round::Order;
 use anyhow::{Result, bail, ensure};
@@ -127,10 +127,10 @@ impl Verifier {
         }
     }
 
-    fn mark(&self, offset: u64) -> Mark {
+    fn mark(&self, offset: u64) -> SectorStamp {
         let unit = usize::try_from((offset - self.start) / self.unit).unwrap_or(usize::MAX);
         let writes = self.writes.get(unit).map_or(0, |unit| unit & !BUSY);
-        Mark { disk: self.disk, sector: offset / SECTOR as u64, sequence: writes.into() }
+        SectorStamp { disk: self.disk, sector: offset / SECTOR as u64, sequence: writes.into() }
     }
 
     /// Gives the units of a finished request back, and judges what a read has brought.
@@ -150,7 +150,7 @@ impl Verifier {
             let mut mark = self.mark(offset);
             if self.writes.is_empty() {
                 // Any write of this sector will do.
-                mark.sequence = Mark::sequence_of(sector);
+                mark.sequence = SectorStamp::sequence_of(sector);
             } else if mark.sequence == 0 {
                 continue;
             }
@@ -169,7 +169,7 @@ impl Verifier {
         offset: u64,
         ask: &Ask,
         sector: &[u8],
-        mark: Mark,
+        mark: SectorStamp,
         wrong: &Wrong,
     ) -> Result<()> {
         let any = self.writes.is_empty();
@@ -189,7 +189,7 @@ impl Verifier {
                 return Ok(());
             }
             let claims =
-                wrong.is_misplaced() || Mark::claimed_by(sector) == (mark.disk, mark.sector);
+                wrong.is_misplaced() || SectorStamp::claimed_by(sector) == (mark.disk, mark.sector);
             if !(record || written || claims) {
                 self.judged.unwritten += 1;
                 return Ok(());
@@ -240,7 +240,7 @@ fn describe(
     offset: u64,
     ask: &Ask,
     sector: &[u8],
-    (mark, any): (Mark, bool),
+    (mark, any): (SectorStamp, bool),
     wrong: &str,
 ) -> WrongData {
     let mut expected = [0; SECTOR];
@@ -310,7 +310,7 @@ mod tests {
     fn a_reader_accepts_any_write_but_no_other_sector() {
         let mut verifier = Verifier::new(9, &(0..65_536), 512, false).unwrap();
         let mut sector = vec![0; 512];
-        Mark { disk: 9, sector: 4, sequence: 77 }.fill(&mut sector);
+        SectorStamp { disk: 9, sector: 4, sequence: 77 }.fill(&mut sector);
         verifier.settle(&read(2048, 512), &sector).unwrap();
         for (offset, told) in [(4096, "write 77 of sector 4"), (2048, "something else")] {
             sector[100] ^= u8::from(offset == 2048);

@@ -1,7 +1,7 @@
 //! `--vs`: two targets measured in turn, medians beside each other, and their ratios.
 
 use crate::measured::Measured;
-use crate::runner::Outcome;
+use crate::outcome::Outcome;
 use crate::units::micros;
 use ringway_terminal::short::count;
 use ringway_terminal::table;
@@ -17,48 +17,38 @@ struct Figure {
 }
 
 const FIGURES: [Figure; 8] = [
-    Figure {
-        name: "IOPS",
-        key: "iops",
-        of: |o| Some(o.tick.done() as f64 / o.seconds),
-        show: count,
-    },
+    Figure { name: "IOPS", key: "iops", of: |o| Some(o.iops()), show: count },
     Figure {
         name: "MB/s",
         key: "mb_per_second",
-        of: |o| Some(o.tick.bytes() as f64 / o.seconds / 1e6),
+        of: |o| Some(o.bytes() as f64 / o.seconds / 1e6),
         show: |x| format!("{x:.1}"),
     },
     Figure {
-        name: "latency µs, mean", key: "lat_mean_ns", of: |o| latency(o, None), show: micros
+        name: "latency µs, mean",
+        key: "lat_mean_ns",
+        of: |o| o.latency_ns(None),
+        show: micros,
     },
-    Figure { name: "p50", key: "lat_p50_ns", of: |o| latency(o, Some(50.0)), show: micros },
-    Figure { name: "p99", key: "lat_p99_ns", of: |o| latency(o, Some(99.0)), show: micros },
-    Figure { name: "p99.9", key: "lat_p99_9_ns", of: |o| latency(o, Some(99.9)), show: micros },
+    Figure { name: "p50", key: "lat_p50_ns", of: |o| o.latency_ns(Some(50.0)), show: micros },
+    Figure { name: "p99", key: "lat_p99_ns", of: |o| o.latency_ns(Some(99.0)), show: micros },
+    Figure { name: "p99.9", key: "lat_p99_9_ns", of: |o| o.latency_ns(Some(99.9)), show: micros },
     Figure {
         name: "client CPU ns/IO",
         key: "client_ns_per_io",
-        of: |o| Some(o.client_ns as f64 / o.tick.done().max(1) as f64),
+        of: |o| Some(o.client_ns as f64 / o.done().max(1) as f64),
         show: |x| format!("{x:.0}"),
     },
     Figure {
         name: "server CPU ns/IO",
         key: "server_ns_per_io",
-        of: |o| Some(o.server_ns? as f64 / o.tick.done().max(1) as f64),
+        of: |o| Some(o.server_ns? as f64 / o.done().max(1) as f64),
         show: |x| format!("{x:.0}"),
     },
 ];
 
-fn latency(outcome: &Outcome, percentile: Option<f64>) -> Option<f64> {
-    let lat = outcome.tick.total().lat;
-    if lat.is_empty() {
-        return None;
-    }
-    Some(percentile.map_or_else(|| lat.mean(), |p| lat.value_at_percentile(p) as f64))
-}
-
 /// The middle, or the mean of the two in the middle.
-pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
     let high = *values.get(half)?;

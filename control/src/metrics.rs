@@ -79,8 +79,8 @@ metrics! {
         "Requests that failed: refused for a mistake of the guest, or failed by the host's disk.";
     DISK_HOST_ERRORS = Counter "ringway_disk_host_errors_total" "operations"
         ["disk", "operation", "error"]
-        "Operations that the host's disk failed, by error: no-space, io, other, none (it took \
-         nothing).";
+        "Operations that the host's disk failed and the guest was told of, by error: no-space, io, \
+         other, none (it took nothing). Held requests count once they are given up.";
     DISK_DURATION = Histogram "ringway_disk_request_duration_seconds" "seconds"
         ["disk", "operation"]
         "Time from the end of the batch with which a request was taken from its ring to its \
@@ -95,6 +95,13 @@ metrics! {
         "Requests that the host's disk has failed and that wait to be tried again.";
     DISK_HELD_ALL = Counter "ringway_disk_held_total" "requests" ["disk"]
         "Requests that were held, whatever became of them.";
+    DISK_THROTTLED = Counter "ringway_disk_throttled_seconds_total" "seconds" ["disk"]
+        "Time in which requests waited in their ring for a limit, of all queues together.";
+    DISK_THROTTLES = Counter "ringway_disk_throttled_total" "" ["disk"]
+        "Times that requests of a queue began to wait for a limit.";
+    DISK_BATCHES = Counter "ringway_disk_batches_total" "" ["disk"]
+        "Times that requests were taken from a ring, one or more of them at a time: requests over \
+         this are the size of a batch in the mean.";
     DISK_QUEUES = Gauge "ringway_disk_queues" "queues" ["disk"]
         "Queues that run.";
     DISK_QUEUE_DEPTH = Gauge "ringway_disk_queue_depth" "requests" ["disk"]

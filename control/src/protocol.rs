@@ -7,10 +7,16 @@
 
 mod events;
 mod held;
+mod limits;
+mod qcow2;
+mod reload;
 mod spread;
 
 pub use events::{Event, Happened};
 pub use held::{ErrorFacts, HeldFacts, Retried};
+pub use limits::{LimitGroupFacts, Limited};
+pub use qcow2::{Qcow2Facts, Snapshotted};
+pub use reload::{FailedOf, LeftOf, Reloaded};
 pub use spread::{Buckets, DurationsOf, Latencies, Spread};
 
 use ringway_disk::DiskStats;
@@ -91,16 +97,6 @@ pub struct List {
     pub limit_groups: Vec<LimitGroupFacts>,
 }
 
-/// Limits that disks share.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct LimitGroupFacts {
-    pub name: String,
-    pub limits: BTreeMap<String, u64>,
-    /// The numbers of its disks.
-    pub disks: Vec<u64>,
-}
-
 /// The daemon.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -142,6 +138,8 @@ pub struct DiskFacts {
     /// Requests that the disk has failed, and that wait to be tried again.
     #[serde(default)]
     pub held: Option<HeldFacts>,
+    #[serde(default)]
+    pub qcow2: Option<Qcow2Facts>,
     /// A front-end is there.
     pub connected: bool,
     /// The process that serves it, if it has one of its own.
@@ -156,6 +154,9 @@ pub struct DiskFacts {
     /// The group that it shares limits with.
     #[serde(default)]
     pub limit_group: Option<String>,
+    /// Requests have waited for a limit within the last second.
+    #[serde(default)]
+    pub at_limit: bool,
 }
 
 /// How a disk's requests travel.
@@ -406,6 +407,12 @@ pub struct Counts {
     /// Requests that were held because the disk had failed them.
     #[serde(default)]
     pub held: u64,
+    /// Times that requests were taken from a ring, one or more of them at a time.
+    #[serde(default)]
+    pub batches: u64,
+    /// Times that requests of a queue began to wait for a limit.
+    #[serde(default)]
+    pub throttled: u64,
     /// Time in which requests waited for a limit, of all queues together.
     #[serde(default)]
     pub throttled_us: u64,
@@ -434,6 +441,8 @@ impl From<&DiskStats> for Counts {
             deadlines: stats.path.expired,
             overdue: stats.overdue,
             held: stats.held,
+            batches: stats.batches,
+            throttled: stats.throttled,
             throttled_us: stats.throttled_ns / 1000,
         }
     }
@@ -447,6 +456,9 @@ pub struct Removed {
     pub image: String,
     /// False if the disk is stuck: what was in flight may still land.
     pub drained: bool,
+    /// A front-end was connected: its guest has lost the disk.
+    #[serde(default)]
+    pub connected: bool,
 }
 
 /// `resize`.
@@ -459,19 +471,8 @@ pub struct ResizedTo {
     pub from: u64,
     /// Bytes now.
     pub to: u64,
-    /// `yes`, `nobody-there`, `not-listening`, `deaf`, `later`.
+    /// `yes`, `nobody-there`, `not-listening`, `undelivered`, `later`.
     pub guest_notice: String,
-}
-
-/// `limit`, of a disk or of a group.
-#[derive(Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Limited {
-    pub id: Option<u64>,
-    pub image: Option<String>,
-    /// The group itself, or that of the disk.
-    pub group: Option<String>,
-    pub limits: BTreeMap<String, u64>,
 }
 
 /// `drain`, `pause`, `resume`.

@@ -2,9 +2,10 @@
 //! `docs/control.schema.json`.
 
 use crate::protocol::{
-    DiskFacts, Done, Event, Limited, List, Removed, Reply, ResizedTo, Retried, Stats, VERSION,
+    DiskFacts, Done, Event, Limited, List, Reloaded, Removed, Reply, ResizedTo, Retried,
+    Snapshotted, Stats, VERSION,
 };
-use crate::request::{Add, Asked, Limit, Nothing, One, Resize, Retry};
+use crate::request::{Add, Asked, Limit, Nothing, One, Resize, Retry, Snapshot};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -17,6 +18,7 @@ pub fn schema() -> Value {
         request::<Nothing>("list"),
         request::<Asked>("stats"),
         request::<Nothing>("events"),
+        request::<Nothing>("reload"),
         request::<Add>("add"),
         request::<One>("remove"),
         request::<Resize>("resize"),
@@ -25,12 +27,14 @@ pub fn schema() -> Value {
         request::<One>("pause"),
         request::<One>("resume"),
         request::<Retry>("retry"),
+        request::<Snapshot>("snapshot"),
     ];
     let requests: Vec<_> = requests.iter().map(|make| make(&mut generator)).collect();
     let answers = [
         answer::<List>("list"),
         answer::<Stats>("stats"),
         answer::<Nothing>("events"),
+        answer::<Reloaded>("reload"),
         answer::<DiskFacts>("add"),
         answer::<Removed>("remove"),
         answer::<ResizedTo>("resize"),
@@ -39,6 +43,7 @@ pub fn schema() -> Value {
         answer::<Done>("pause"),
         answer::<Done>("resume"),
         answer::<Retried>("retry"),
+        answer::<Snapshotted>("snapshot"),
     ];
     let answers: Map<String, Value> =
         answers.iter().map(|(name, make)| (name.clone(), make(&mut generator))).collect();

@@ -16,9 +16,6 @@
 /// The variable that names a point and a count.
 pub const VARIABLE: &str = "RINGWAY_KILL_POINT";
 
-/// The variable that names a place to panic at, and a count.
-pub const PANIC_VARIABLE: &str = "RINGWAY_PANIC_POINT";
-
 macro_rules! points {
     ($($(#[doc = $doc:literal])* $point:ident = $name:literal,)*) => {
         /// The places there are, in the order in which a request or a connection comes to them.
@@ -89,6 +86,14 @@ points! {
     FlushFailing = "flush-failing",
     /// It is kept that a flush has failed; nobody was answered.
     FlushFailed = "flush-failed",
+    /// The disk has failed a request that is to be held; nothing is done about it yet.
+    Holding = "holding",
+    /// A request is held; its guest waits.
+    Held = "held",
+    /// A held request is about to be tried again.
+    Retrying = "retrying",
+    /// A held request is over; it still counts as held, and nobody was answered.
+    Releasing = "releasing",
     /// A disk grows: the file is longer, the guest cannot use it.
     Grown = "grown",
     /// A disk shrinks: nothing is in flight beyond the end, and the file not cut.
@@ -104,7 +109,7 @@ points! {
     /// GET_VRING_BASE: the queue is drained and stopped; the answer was not sent.
     Drained = "drained",
     /// GET_VRING_BASE: the answer was sent; the record is not marked as new.
-    Told = "told",
+    BaseAnswered = "base-answered",
 }
 
 /// The variable that says which operations fail: see [`injected!`](crate::injected).
@@ -114,8 +119,9 @@ pub const FAULTS: &str = "RINGWAY_FAULTS";
 /// write, sync, offset, len)`. Nothing but `result` without the feature `kill-points`.
 ///
 /// `RINGWAY_FAULTS=eio=509:7,enospc=701:11,sync=3` lets writes fail that touch a sector whose number
-/// leaves 7 when divided by 509 (EIO), or 11 by 701 (ENOSPC), and once the third sync (EIO). The
-/// operations were carried out.
+/// leaves 7 when divided by 509 (EIO), or 11 by 701 (ENOSPC), and once the third sync (EIO).
+/// `full=64:4` lets the first four of each 64 writes fail (ENOSPC), as on a disk that is full now and
+/// then. The operations were carried out.
 #[cfg(not(feature = "kill-points"))]
 #[macro_export]
 macro_rules! injected {
@@ -171,10 +177,13 @@ pub use armed::{arm, injected, panics_at, reached};
 
 #[cfg(feature = "kill-points")]
 mod armed {
-    use super::{FAULTS, PANIC_VARIABLE, Point, VARIABLE};
+    use super::{FAULTS, Point, VARIABLE};
     use std::sync::OnceLock;
     use std::sync::atomic::Ordering::Relaxed;
     use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+    /// The variable that names a place to panic at, and a count.
+    const PANIC_VARIABLE: &str = "RINGWAY_PANIC_POINT";
 
     /// The point's place in [`Point::ALL`], and one; 0 for none.
     static POINT: AtomicUsize = AtomicUsize::new(0);
@@ -202,6 +211,7 @@ mod armed {
     struct Faults {
         eio: Option<(u64, u64)>,
         enospc: Option<(u64, u64)>,
+        full: Option<(u64, u64)>,
         sync: u64,
     }
 
@@ -217,6 +227,7 @@ mod armed {
                 let read = match part.split_once('=') {
                     Some(("eio", text)) => place(text).map(|place| faults.eio = Some(place)),
                     Some(("enospc", text)) => place(text).map(|place| faults.enospc = Some(place)),
+                    Some(("full", text)) => place(text).map(|part| faults.full = Some(part)),
                     Some(("sync", text)) => text.parse().ok().map(|sync| faults.sync = sync),
                     _ => None,
                 };
@@ -230,16 +241,20 @@ mod armed {
     pub fn injected(result: i32, write: bool, sync: bool, offset: u64, len: u64) -> i32 {
         static FAULTY: OnceLock<Faults> = OnceLock::new();
         static SYNCS: AtomicU64 = AtomicU64::new(0);
+        static WRITES: AtomicU64 = AtomicU64::new(0);
         let faults = FAULTY.get_or_init(Faults::read);
         let (first, end) = (offset / 512, (offset + len).div_ceil(512));
         let hits = |place: Option<(u64, u64)>| {
             place.is_some_and(|(every, at)| (first..end).any(|sector| sector % every == at))
         };
+        let is_full = |full: Option<(u64, u64)>| {
+            full.is_some_and(|(every, fail)| WRITES.fetch_add(1, Relaxed) % every < fail)
+        };
         if result < 0 {
             result
         } else if write && hits(faults.eio) {
             -libc::EIO
-        } else if write && hits(faults.enospc) {
+        } else if write && (hits(faults.enospc) || is_full(faults.full)) {
             -libc::ENOSPC
         } else if sync && faults.sync != 0 && SYNCS.fetch_add(1, Relaxed) + 1 == faults.sync {
             -libc::EIO

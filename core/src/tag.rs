@@ -14,7 +14,8 @@ pub struct TagList {
 }
 
 impl TagList {
-    /// A list with the tags `0..count`, all free; the lowest is handed out first.
+    /// A list with the tags `0..count`, all free; the lowest is handed out first, and a tag for the
+    /// first time only while all lower ones are.
     #[must_use]
     pub fn new(count: u16) -> Self {
         Self { free: (0..count).rev().collect(), count }

@@ -27,7 +27,7 @@ fn b03_the_table_of_mappings_has_an_end() {
     for mapping in [&all[0], &all[all.len() / 2], &all[all.len() - 1]] {
         // SAFETY: the mapping is one page; what was behind it is replaced by zeroes.
         assert_eq!(unsafe { mapping.at(0).read_volatile() }, 0);
-        assert!(mapping.is_poisoned());
+        assert!(mapping.is_lost());
     }
     // And all places come back.
     let count = all.len();

@@ -47,6 +47,8 @@ pub enum EngineKind {
     NullAfter(u32),
     /// A disk in memory that takes the time a real one would take. A simulation.
     Sim(SimModel),
+    /// An NBD server.
+    Nbd,
     /// An engine of whoever opened the disk ([`crate::CustomDisk`]).
     Custom,
 }
@@ -106,6 +108,7 @@ impl EngineKind {
             Self::Sim(SimModel::Ram) => "sim:ram",
             Self::Sim(SimModel::Ssd) => "sim:ssd",
             Self::Sim(SimModel::Hdd) => "sim:hdd",
+            Self::Nbd => "nbd",
             Self::Custom => "custom",
         }
     }

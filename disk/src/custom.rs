@@ -73,6 +73,8 @@ impl CustomDisk {
             engine_why: "its owner's".into(),
             alignment: self.alignment,
             path: self.path,
+            image: None,
+            remote: None,
         }))
     }
 }

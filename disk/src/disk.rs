@@ -1,23 +1,26 @@
 //! What is known about a disk once it is open.
 
+use crate::active::Active;
+use crate::at_limit::AtLimit;
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::clock::Clock;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
-use ringway_core::{ByteRange, Geometry, Op, Request, Status};
+use ringway_core::{ByteRange, Geometry};
+use ringway_nbd_client::Remote;
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An open disk, shared by all its queues.
 #[derive(Debug)]
 pub struct Disk {
     pub(crate) name: String,
-    pub(crate) file: Arc<File>,
+    pub(crate) active: Mutex<Active>,
     /// Made by [`crate::open()`]: there was no such file before.
     pub(crate) created: bool,
     pub(crate) block_device: bool,
@@ -33,6 +36,8 @@ pub struct Disk {
     pub(crate) engine: EngineKind,
     pub(crate) engine_why: String,
     pub(crate) alignment: Alignment,
+    /// The export whose connection its file is, if it is one of an NBD server.
+    pub(crate) remote: Option<Arc<Remote>>,
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,
@@ -44,6 +49,7 @@ pub struct Disk {
     pub(crate) policy: SharedPolicy,
     /// Its own limits and those of its group.
     pub(crate) limits: Mutex<Vec<Arc<Member>>>,
+    pub(crate) at_limit: AtLimit,
     pub(crate) incidents: Incidents,
     pub(crate) holding: Holding,
     pub(crate) clock: Clock,
@@ -62,11 +68,17 @@ impl Disk {
         self.created
     }
 
-    /// True if a file or device holds the data: neither `null:`, `sim:` nor a custom disk.
+    /// True if a file or device holds the data: neither `null:`, `sim:`, a server nor a custom disk.
     #[must_use]
     pub fn is_real(&self) -> bool {
-        use EngineKind::{Custom, Null, NullAfter, Sim};
-        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Custom)
+        use EngineKind::{Custom, Nbd, Null, NullAfter, Sim};
+        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Nbd | Custom)
+    }
+
+    /// The export that holds the data, if it is one of an NBD server.
+    #[must_use]
+    pub fn remote(&self) -> Option<&Arc<Remote>> {
+        self.remote.as_ref()
     }
 
     /// True if it was opened without its lock ([`crate::OpenOptions::incoming`]).
@@ -134,6 +146,32 @@ impl Disk {
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
+    /// Requests of a queue wait for a limit: said by the queue's worker, as often as it finds that. The
+    /// first one since that was taken rings as an incident does.
+    #[cold]
+    pub fn mark_at_limit(&self) {
+        if self.at_limit.mark(self.now()) {
+            self.incidents.ring();
+        }
+    }
+
+    /// True if requests have waited for a limit within the last second.
+    #[must_use]
+    pub fn is_at_limit(&self) -> bool {
+        self.at_limit.is_so(self.now())
+    }
+
+    /// True if requests have waited for a limit since [`Disk::take_limit_reached`].
+    #[must_use]
+    pub fn has_reached_limit(&self) -> bool {
+        self.at_limit.is_untold()
+    }
+
+    /// As [`Disk::has_reached_limit`]; the next one that waits rings.
+    pub fn take_limit_reached(&self) -> bool {
+        self.at_limit.take()
+    }
+
     /// What went wrong on it.
     #[must_use]
     pub fn incidents(&self) -> &Incidents {
@@ -152,29 +190,15 @@ impl Disk {
         self.clock.set(ns);
     }
 
-    /// The file.
-    #[must_use]
-    pub fn file(&self) -> &Arc<File> {
-        &self.file
+    /// What it is served from; locked for a moment. Queues have what they need of their own.
+    pub(crate) fn active(&self) -> MutexGuard<'_, Active> {
+        self.active.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The one place that says whether a request may be carried out: bounds and read-only, for
-    /// every operation.
-    ///
-    /// # Errors
-    /// The answer for the guest.
-    #[inline]
-    pub fn authorise(&self, request: &Request) -> Result<(), Status> {
-        if request.op.changes_disk() && self.geometry.read_only {
-            return Err(Status::IoError);
-        }
-        if request.range.end() > self.capacity.load(Relaxed) {
-            return Err(Status::IoError);
-        }
-        if request.op == Op::Discard && !self.geometry.discard {
-            return Err(Status::Unsupported);
-        }
-        Ok(())
+    /// The file that is written; after a snapshot it is another one.
+    #[must_use]
+    pub fn file(&self) -> Arc<File> {
+        Arc::clone(&self.active().file)
     }
 
     /// True if guests may write less than what the file takes in one piece, so that writes must be

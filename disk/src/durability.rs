@@ -81,12 +81,6 @@ impl Disk {
         forgiven
     }
 
-    /// True if flushes fail because one has failed.
-    #[must_use]
-    pub fn flush_fails(&self) -> bool {
-        self.flush_failed.load(SeqCst)
-    }
-
     /// True if whoever served it last had it paused.
     #[must_use]
     pub fn was_paused(&self) -> bool {

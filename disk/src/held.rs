@@ -37,11 +37,11 @@ impl Disk {
     }
 
     /// Looks whether its file is sparse; it may be made longer by now.
-    pub(crate) fn look_for_holes(&self) {
+    pub(crate) fn find_holes(&self) {
         let file = self.is_real() && !self.block_device && !self.geometry.read_only;
         let has_holes = || {
             // What cannot be asked is taken for sparse: to wait loses nothing.
-            FileShape::of(&self.file).map_or(true, |shape| shape.allocated < shape.bytes)
+            FileShape::of(&self.file()).map_or(true, |shape| shape.allocated < shape.bytes)
         };
         self.holding.sparse.store(file && (self.geometry.discard || has_holes()), SeqCst);
     }

@@ -82,7 +82,7 @@ pub struct Incidents {
 #[derive(Default)]
 struct Record {
     all: AtomicU64,
-    untold: AtomicU64,
+    unreported: AtomicU64,
     /// The error of the latest one in 16 bits, its sector in 48.
     latest: AtomicU64,
 }
@@ -147,14 +147,14 @@ impl Incidents {
 
     /// True if failures of a kind were not taken yet.
     #[must_use]
-    pub fn has_untold(&self, kind: usize) -> bool {
-        self.record(kind).untold.load(SeqCst) > 0
+    pub fn has_unreported(&self, kind: usize) -> bool {
+        self.record(kind).unreported.load(SeqCst) > 0
     }
 
     /// Takes the failures of one kind since they were last taken. The next one rings.
     #[must_use]
     pub fn take(&self, kind: usize) -> Option<Failures> {
-        self.failures(kind, |record| record.untold.swap(0, SeqCst))
+        self.failures(kind, |record| record.unreported.swap(0, SeqCst))
     }
 
     /// Takes what there is to be told of requests that take a detour.
@@ -187,7 +187,7 @@ impl Incidents {
         let errno = u64::from(u16::try_from(errno).unwrap_or(u16::MAX));
         record.latest.store(errno << SECTOR_BITS | (offset / SECTOR_BYTES).min(SECTORS), SeqCst);
         record.all.fetch_add(1, SeqCst);
-        if record.untold.fetch_add(1, SeqCst) == 0 {
+        if record.unreported.fetch_add(1, SeqCst) == 0 {
             self.ring();
         }
     }

@@ -18,7 +18,7 @@
 //! let disk = Arc::new(open(&options)?);
 //!
 //! let mut engine = Threads::new(ThreadsSetup { depth: 64, threads: 2, cached_inline: false })?;
-//! let file = engine.attach(disk.file())?;
+//! let file = engine.attach(&disk.file())?;
 //! let limits = engine.limits().clone();
 //! let mut queue = DiskQueue::new(disk, &limits, file, 0, 32)?; // 32 slots
 //!
@@ -49,23 +49,30 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod active;
+mod at_limit;
+mod authorise;
 mod choices;
 mod clock;
 mod custom;
 mod disk;
 mod durability;
 mod error_policy;
-mod extent;
 mod held;
 mod holding;
 mod incidents;
 mod locks;
+mod mapped;
+mod memory_file;
+mod new_image;
 pub mod open;
 mod parts;
 mod queue;
 mod resize;
+mod snapshot;
 mod state;
 mod stats;
+mod unmapped;
 
 pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
 pub use custom::CustomDisk;
@@ -73,13 +80,17 @@ pub use disk::Disk;
 pub use error_policy::{ErrorPolicy, OnError};
 pub use holding::HeldRequests;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
+pub use new_image::{Backing, BackingError, NewFile, is_named_qcow2};
 pub use open::{
-    ForeignFormat, LockError, OpenError, OpenOptions, Report, Source, lock_image, open, probe,
-    unlock_image,
+    Base, ForeignFormat, LockError, NewOverlay, OpenError, OpenOptions, OverlayError, Qcow2,
+    Report, Source, lock_image, open, probe, unlock_image,
 };
 pub use parts::Parts;
-pub use queue::{DiskQueue, Finished, Oldest, Overdue, SEGMENTS_MAX, Watcher};
+pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};
 pub use resize::ResizeError;
+pub use ringway_image::Port as ImagePort;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
-pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
+pub use snapshot::{Beneath, NoSnapshot, OverlayShape};
+pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
 pub use stats::DiskStats;
+pub use unmapped::Unmapped;

@@ -1,5 +1,7 @@
 //! An open disk in parts, so that one process can open it and another one serve it.
 
+use crate::active::Active;
+use crate::at_limit::AtLimit;
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::clock::Clock;
 use crate::disk::Disk;
@@ -7,11 +9,13 @@ use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::open::{LockError, lock_image};
+use crate::unmapped::Unmapped;
 use ringway_core::Geometry;
+use ringway_nbd_client::{Connected, Negotiated, Remote};
 use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How many requests that change a disk may be in flight on all its queues together before the
 /// table of locked ranges has to grow.
@@ -48,15 +52,21 @@ pub struct Parts {
     pub alignment: Alignment,
     /// See [`SharedPolicy::mode`].
     pub path: SchedulerMode,
+    /// The files of the disk's image, if that is no raw one; `file` is the first of them.
+    pub image: Option<Unmapped>,
+    /// What was agreed upon with an NBD server, if `file` is a connection to one.
+    pub remote: Option<Negotiated>,
 }
 
 impl Disk {
     /// Takes a disk apart that is not served yet.
     #[must_use]
     pub fn into_parts(self) -> Parts {
+        let geometry = self.geometry();
+        let active = self.active.into_inner().unwrap_or_else(PoisonError::into_inner);
         Parts {
-            geometry: self.geometry(),
-            file: self.file,
+            geometry,
+            file: active.file,
             name: self.name,
             created: self.created,
             block_device: self.block_device,
@@ -69,6 +79,8 @@ impl Disk {
             engine_why: self.engine_why,
             alignment: self.alignment,
             path: self.policy.mode(),
+            image: active.unmapped,
+            remote: self.remote.map(|remote| remote.negotiated()),
         }
     }
 
@@ -77,22 +89,26 @@ impl Disk {
     /// # Errors
     /// That somebody else has it, or what the host says.
     pub fn lock(&self) -> Result<(), LockError> {
-        lock_image(&self.file, self.geometry.read_only)
+        lock_image(&self.file(), self.geometry.read_only)
     }
 
     /// Prepares a file for being handed to another process, which has to lock it then: the kernel
     /// names as the holder of an `flock` who has taken it. What QEMU looks at stays.
     pub fn hand_over(&self) {
         // Without a lock there is nothing to let go.
-        let _ = self.file.unlock();
+        let _ = self.file().unlock();
     }
 }
 
 impl From<Parts> for Disk {
     fn from(parts: Parts) -> Self {
+        let remote = parts.remote.map(|negotiated| {
+            let socket = Arc::clone(&parts.file);
+            Arc::new(Remote::new(&parts.name, &Connected { socket, negotiated }))
+        });
         let disk = Self {
+            remote,
             name: parts.name,
-            file: parts.file,
             created: parts.created,
             block_device: parts.block_device,
             incoming: parts.incoming,
@@ -111,12 +127,14 @@ impl From<Parts> for Disk {
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
-            limits: std::sync::Mutex::default(),
+            active: Mutex::new(Active { file: parts.file, unmapped: parts.image, image: None }),
+            limits: Mutex::default(),
+            at_limit: AtLimit::default(),
             incidents: Incidents::default(),
             holding: Holding::default(),
             clock: Clock::start(),
         };
-        disk.look_for_holes();
+        disk.find_holes();
         disk
     }
 }

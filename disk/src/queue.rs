@@ -19,6 +19,7 @@
 //!   what went wrong;
 //! - `queue/bounce.rs`: memory that the file takes in the place of the guest's;
 //! - `queue/hold.rs`: requests that are held because the disk has failed them;
+//! - `queue/mapped.rs`, `queue/slow_path/mapped.rs`: disks whose image says where their clusters are;
 //! - `queue/overdue.rs`: what has been in flight for too long.
 
 mod arena;
@@ -28,6 +29,7 @@ mod dispatch;
 mod held;
 mod hold;
 mod issue;
+mod mapped;
 mod merge;
 mod overdue;
 mod slots;
@@ -54,7 +56,7 @@ use std::time::Duration;
 pub use watcher::Watcher;
 
 /// The most segments of a request: what `preadv2` takes (IOV_MAX).
-pub const SEGMENTS_MAX: usize = 1024;
+const SEGMENTS_MAX: usize = 1024;
 
 /// Slots for the requests of one ring on one worker.
 ///
@@ -222,7 +224,7 @@ impl<C> DiskQueue<C> {
                 Admitted::Send => {}
             }
         }
-        if matches!(kind, Kind::Data { .. }) {
+        if matches!(kind, Kind::Data { .. }) && self.issuer.image.is_none() {
             self.slots.get_mut(tag).stage = if timed { Stage::Probe } else { Stage::Whole };
             self.issuer.issue(engine, &self.slots, tag);
         } else {
@@ -244,7 +246,10 @@ impl<C> DiskQueue<C> {
         in_flight: usize,
     ) -> Admitted {
         let (mut owner, scheduler) = self.owner(engine);
-        scheduler.map_or(Admitted::Send, |s| s.admit(&mut owner, tag, kind, in_flight))
+        let Some(scheduler) = scheduler else { return Admitted::Send };
+        let admitted = scheduler.admit(&mut owner, tag, kind, in_flight);
+        owner.take_scattered(scheduler);
+        admitted
     }
 
     /// Sends what may go of the requests that are held. Call once a turn, after the last
@@ -265,6 +270,7 @@ impl<C> DiskQueue<C> {
     fn dispatch_held<E: Engine>(&mut self, engine: &mut E) {
         if let (mut owner, Some(scheduler)) = self.owner(engine) {
             scheduler.dispatch(&mut owner);
+            owner.take_scattered(scheduler);
         }
     }
 
@@ -281,7 +287,9 @@ impl<C> DiskQueue<C> {
 
     /// Which operations may take the fast path.
     fn choose_fast(&mut self) {
-        let idle = self.scheduler.as_ref().is_none_or(|scheduler| scheduler.is_idle());
+        // Where an image has its clusters is looked up.
+        let idle = self.issuer.image.is_none()
+            && self.scheduler.as_ref().is_none_or(|scheduler| scheduler.is_idle());
         let ops = [(Op::Read, idle), (Op::Write, idle && !self.slow.needs_locks())];
         self.fast = ops.into_iter().filter(|&(_, may)| may).map(|(op, _)| 1 << op as u8).sum();
     }
@@ -371,14 +379,6 @@ impl<C> DiskQueue<C> {
             let (mut owner, _) = self.owner(engine);
             owner.slow.retry(&mut owner.dispatch, budget);
         }
-    }
-
-    /// Looks for requests that have been in flight for `limit_ns` or longer: in the engine, held by
-    /// the scheduler, or waiting for bounce memory or a lock. `now_ns` is of any clock that only goes
-    /// forward, always the same one. Takes time by the depth of the queue; call it every few seconds.
-    #[cold]
-    pub fn scan_overdue(&mut self, now_ns: u64, limit_ns: u64) -> Overdue {
-        overdue::scan(&mut self.slots, now_ns, limit_ns)
     }
 
     /// True if a request is in flight that reaches beyond `end` bytes. Looks at every slot.

@@ -39,6 +39,18 @@ pub enum ResizeError {
          without a size"
     )]
     ReadOnly,
+    /// Its data would have to be thrown away cluster by cluster.
+    #[error(
+        "its image is qcow2, which only grows while it is served. Stop serving it, then use `qemu-img \
+         resize --shrink`"
+    )]
+    Image,
+    /// The server says how large it is.
+    #[error(
+        "it is as large as the NBD server says, which is told at the start of a connection. Resize it \
+         there, then serve it anew"
+    )]
+    Remote,
     /// There is nothing to look at.
     #[error("no file holds this disk: say how large it should be")]
     NoFile,
@@ -65,8 +77,16 @@ impl Disk {
     /// # Errors
     /// [`ResizeError`].
     pub fn next_size(&self, to: Option<u64>) -> Result<u64, ResizeError> {
+        if self.remote.is_some() {
+            return Err(ResizeError::Remote);
+        }
         let bytes = match to {
+            Some(bytes) if self.is_image() && bytes < self.capacity() => {
+                return Err(ResizeError::Image);
+            }
             Some(bytes) => bytes,
+            // Its header says it, which nobody else changes.
+            None if self.is_image() => self.capacity(),
             None if !self.is_real() => return Err(ResizeError::NoFile),
             None => self.file_bytes()?,
         };
@@ -75,7 +95,7 @@ impl Disk {
         if bytes == 0 || !bytes.is_multiple_of(unit) {
             return Err(ResizeError::Size { bytes, unit });
         }
-        if self.block_device && to.is_some() {
+        if self.block_device && to.is_some() && !self.is_image() {
             let device = self.file_bytes()?;
             if device != bytes {
                 return Err(ResizeError::Device { bytes: device });
@@ -91,21 +111,25 @@ impl Disk {
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity.store(bytes, Relaxed);
         // What was added may be a hole.
-        self.look_for_holes();
+        self.find_holes();
     }
 
-    /// Makes a regular file, or a simulation's memory, `bytes` long; a longer file gets a hole. Does
-    /// nothing to others.
+    /// Makes a regular file, or a simulation's memory, `bytes` long; a longer file gets a hole. An image
+    /// with a map becomes larger, durably. Does nothing to others.
     ///
     /// # Errors
     /// [`ResizeError::Host`], with the file as it was.
     pub fn set_file_bytes(&self, bytes: u64) -> Result<(), ResizeError> {
+        if let Some(image) = self.image() {
+            let host = |source| ResizeError::Host { what: "make its image larger", source };
+            return image.grow(bytes).map_err(host);
+        }
         let has_length = self.is_real() || matches!(self.engine, EngineKind::Sim(_));
         if self.block_device || !has_length {
             return Ok(());
         }
         let host = |source| ResizeError::Host { what: "change the size of its file", source };
-        self.file.set_len(bytes).map_err(host)
+        self.file().set_len(bytes).map_err(host)
     }
 
     /// Makes durable what was written and completed, as a guest's flush does.
@@ -122,7 +146,11 @@ impl Disk {
         }
         // The host tells a lost write-back once: the queues must learn of it.
         self.set_flushing(true);
-        let synced = self.file.sync_data().inspect_err(|_| self.flush_has_failed());
+        let image = self.image();
+        let data_file = image.as_ref().and_then(|image| image.data_file());
+        let data = data_file.map_or(Ok(()), |(_, file)| file.sync_data());
+        let synced = data.and_then(|()| self.file().sync_data());
+        let synced = synced.inspect_err(|_| self.flush_has_failed());
         self.set_flushing(false);
         synced
     }
@@ -130,22 +158,29 @@ impl Disk {
     /// Forgets what the host's page cache holds of the file, as far as nobody has changed it here:
     /// others may have written since it was read.
     pub fn forget_cached(&self) {
+        let file = self.file();
         // Advice: what the host does not drop, it does not know to be old.
         // SAFETY: no memory is involved.
-        unsafe { libc::posix_fadvise(self.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     }
 
     /// Lets others have the file at once, though the kernel may keep it open for a moment. Only for
     /// a disk that has nothing in flight.
     pub fn unlock(&self) {
-        unlock_image(&self.file);
+        unlock_image(&self.file());
+    }
+
+    /// True if it is no raw image.
+    fn is_image(&self) -> bool {
+        let active = self.active();
+        active.image.is_some() || active.unmapped.is_some()
     }
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {
         let bytes = if self.block_device {
-            device_bytes(&self.file)
+            device_bytes(&self.file())
         } else {
-            FileShape::of(&self.file).map(|shape| shape.bytes)
+            FileShape::of(&self.file()).map(|shape| shape.bytes)
         };
         bytes.map_err(|source| ResizeError::Host { what: "learn its size", source })
     }

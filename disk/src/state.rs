@@ -20,13 +20,13 @@ pub const STATE_FLUSH_FAILED: u64 = 1;
 /// A flush through the page cache is under way, and nobody knows its outcome.
 pub const STATE_FLUSHING: u64 = 2;
 /// No requests are taken.
-pub const STATE_PAUSED: u64 = 4;
+pub(crate) const STATE_PAUSED: u64 = 4;
 
 /// The page of one disk: one word, with the bits above.
 pub(crate) struct State {
     mapping: Mapping,
     /// Goes when nobody has the disk open any more.
-    _keeper: Box<dyn Any + Send + Sync>,
+    pub(crate) keeper: Box<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for State {
@@ -41,7 +41,7 @@ impl State {
         file: &File,
         keeper: Box<dyn Any + Send + Sync>,
     ) -> Result<Self, MappingError> {
-        Ok(Self { mapping: Mapping::of_file(file, 0, STATE_BYTES)?, _keeper: keeper })
+        Ok(Self { mapping: Mapping::of_file(file, 0, STATE_BYTES)?, keeper })
     }
 
     pub(crate) fn word(&self) -> &AtomicU64 {

@@ -37,7 +37,11 @@ pub struct DiskStats {
     pub overdue: u64,
     /// Requests that were held because the disk had failed them, whatever became of them.
     pub held: u64,
-    /// Nanoseconds in which requests waited for a limit.
+    /// Times that requests were taken from a ring, one or more of them at a time.
+    pub batches: u64,
+    /// Times that requests of a queue began to wait for a limit.
+    pub throttled: u64,
+    /// Nanoseconds in which they waited.
     pub throttled_ns: u64,
     /// What the request path did.
     pub path: SchedulerStats,
@@ -67,6 +71,8 @@ impl DiskStats {
         self.continued += other.continued;
         self.overdue += other.overdue;
         self.held += other.held;
+        self.batches += other.batches;
+        self.throttled += other.throttled;
         self.throttled_ns += other.throttled_ns;
         self.path.add(&other.path);
     }

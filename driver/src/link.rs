@@ -99,7 +99,7 @@ impl Link {
     }
 
     /// Why there is no server.
-    pub(crate) fn gone(&self) -> Error {
+    pub(crate) fn disconnected(&self) -> Error {
         self.given_up.get().map_or(Error::NotConnected, |why| Error::GivenUp(why.clone()))
     }
 

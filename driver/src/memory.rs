@@ -172,8 +172,7 @@ impl BufferPool {
     }
 
     /// As [`BufferPool::alloc`], beginning on a multiple of `align`.
-    #[must_use]
-    pub fn alloc_aligned(&self, len: usize, align: usize) -> Option<Buffer> {
+    fn alloc_aligned(&self, len: usize, align: usize) -> Option<Buffer> {
         let capacity = u32::try_from(len).ok().filter(|&len| len > 0)?;
         let offset = self.memory.take(len, align.max(1))?;
         let host = NonNull::new(self.memory.at(offset)).expect("a mapping is not at address 0");

@@ -153,16 +153,24 @@ wait $daemon || fail "the daemon ends with status $?"
 
 step "a guest of OVMF"
 if [ -f /usr/share/OVMF/OVMF_CODE_4M.fd ]; then
-    disk efi.img none
+    disk efi.img kill
     cp /usr/share/OVMF/OVMF_VARS_4M.fd vars.fd
     chown libvirt-qemu vars.fd
-    serve 3 efi.img --format raw --socket efi.sock --socket-group kvm
+    daemon_args=(efi.img --format raw --socket efi.sock --socket-group kvm)
+    serve 3 "${daemon_args[@]}"
     xml daemon-3.log >printed.xml
     firmware="<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram>$folder/vars.fd</nvram>"
     domain efi q35 "$firmware" "$(tail -n +2 printed.xml)" "$(head -n 1 printed.xml)" >efi.xml
     : >serial-efi.log
     chown libvirt-qemu serial-efi.log
     virsh create efi.xml
+    wait_for 240 says efi 'INFO ready_for kill'
+    step "it works; the daemon is killed"
+    kill -KILL $daemon
+    wait $daemon 2>/dev/null || true
+    before=$(rounds efi)
+    serve 4 "${daemon_args[@]}"
+    wait_for 120 more_rounds efi $((before + 3))
     judge efi
 else
     echo "left out: there is no /usr/share/OVMF/OVMF_CODE_4M.fd (package ovmf)"

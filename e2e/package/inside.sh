@@ -74,7 +74,7 @@ grep -q 'sandbox on:' /tmp/daemon.log || fail "no sandbox: $(cat /tmp/daemon.log
 
 step "upgrade"
 dpkg --install "$second"
-equals "version" "0.1.0-2" "$(dpkg-query --show --showformat='${Version}' ringway)"
+equals "version" "$(dpkg-deb --field "$second" Version)" "$(dpkg-query --show --showformat='${Version}' ringway)"
 kill -0 "$daemon" || fail "the upgrade has ended the daemon"
 [[ $(readlink "/proc/$daemon/exe") == *"(deleted)" ]] || fail "the program is still the old one"
 vm "read -P 0x5a 0 64k"

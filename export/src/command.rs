@@ -1,10 +1,11 @@
 //! What the control plane asks of a worker, and how it gets there.
 
 use crate::queue::{Broken, QueueLifecycle};
+pub use crate::queue_id::QueueId;
 use crate::stats::WorkerStats;
 use crate::totals::QueueTotals;
 use ringway_core::mem::HostRange;
-use ringway_disk::{Disk, DiskStats, Overdue};
+use ringway_disk::{Disk, DiskStats, ImagePort, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::Pid;
 use std::io;
@@ -12,10 +13,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-
-/// Names a queue on its worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct QueueId(pub u32);
 
 /// A queue that was taken off its worker: nothing is in flight, nothing will be written.
 #[derive(Debug)]
@@ -75,6 +72,8 @@ pub(crate) enum Command<Q> {
     Add {
         ring: Q,
         disk: Arc<Disk>,
+        /// To the disk's image, if that has a map.
+        port: Option<ImagePort>,
         durable: bool,
         alarm: Raise,
         reply: SyncSender<io::Result<QueueId>>,
@@ -197,7 +196,9 @@ impl<Q: QueueLifecycle> Handle<Q> {
         durable: bool,
         alarm: Raise,
     ) -> io::Result<QueueId> {
-        self.ask(|reply| Command::Add { ring, disk, durable, alarm, reply })?
+        // Here, because workers may not start threads themselves.
+        let port = disk.image_port(ring.depth())?;
+        self.ask(|reply| Command::Add { ring, disk, port, durable, alarm, reply })?
     }
 
     /// Takes a queue off the worker. Returns a promise: the caller may wait for several.

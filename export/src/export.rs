@@ -2,16 +2,20 @@
 
 mod change;
 mod drain;
+mod guest_notice;
 mod hold;
 mod image_lock;
 mod limits;
+mod lock_owner;
 mod lock_state;
 mod offered;
 mod report;
 
-pub use change::{ChangeError, GuestNotice, Resized};
+pub use change::{ChangeError, Resized};
+pub use guest_notice::GuestNotice;
 pub use hold::Retried;
-pub use image_lock::{LockWait, Names};
+pub use image_lock::LockWait;
+pub use lock_owner::Names;
 pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
@@ -68,7 +72,7 @@ pub struct Export<Q> {
     recovered: AtomicU64,
     notices: Notices,
     /// Held requests that were left unanswered, as far as the log knows.
-    left_told: AtomicU64,
+    left_reported: AtomicU64,
     /// Takes no requests.
     paused: AtomicBool,
     /// All sessions have stopped their queues because of that, or have ended.
@@ -79,7 +83,7 @@ pub struct Export<Q> {
     /// reconnects does not say it again (QEMU) and its guest goes on in the old belief.
     writeback: AtomicBool,
     /// The lock of the image: queues run only while it is held.
-    image_lock: image_lock::ImageLock,
+    image_lock: lock_owner::ImageLock,
     /// Held by whoever changes something; one change at a time.
     changing: Arc<Mutex<()>>,
     limits: Limits,
@@ -112,7 +116,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
             paused: AtomicBool::new(disk.was_paused()),
             rests: AtomicBool::new(disk.was_paused()),
-            image_lock: image_lock::ImageLock::of(&disk),
+            image_lock: lock_owner::ImageLock::of(&disk),
             disk,
             options,
             workers,
@@ -123,7 +127,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             inboxes: Mutex::default(),
             running: Mutex::default(),
             gone: Mutex::default(),
-            left_told: AtomicU64::new(0),
+            left_reported: AtomicU64::new(0),
             stopping: AtomicUsize::new(0),
             recovered: AtomicU64::new(0),
             notices: Notices::default(),

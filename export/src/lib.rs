@@ -2,12 +2,13 @@
 //!
 //! What all transports share. `worker.rs` is the loop and the only file that sees both a ring and a
 //! disk. A transport has a crate of its own, with the queues ([`RequestQueue`]) and their control
-//! plane: `ringway-vhost-user`, `ringway-xen-blkback`.
+//! plane: `ringway-vhost-user`, `ringway-xen-blkback`, `ringway-nbd`.
 
 mod answer;
 mod clock;
 mod command;
 mod export;
+mod latency;
 mod limit;
 mod memory;
 mod notice;
@@ -18,12 +19,15 @@ mod polling;
 mod pool;
 mod quarantine;
 mod queue;
+mod queue_id;
 mod ring_pool;
 mod sampler;
 mod session_inbox;
 mod stats;
 mod totals;
+mod waiting;
 mod worker;
+mod worker_options;
 
 pub use answer::{AnswerDue, abandon};
 pub use command::{
@@ -33,6 +37,7 @@ pub use export::{
     ChangeError, Counts, Export, ExportOptions, ExportReport, GuestNotice, LockWait, Names,
     Offered, QueueReport, Resized, Retried,
 };
+pub use latency::Latency;
 pub use limit::{Limit, Limits, Pass, on_suppressed, tell_suppressed};
 pub use memory::SharedMemory;
 pub use notice::{Listener, Notice};
@@ -45,7 +50,6 @@ pub use pool::{
 pub use quarantine::Quarantine;
 pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 pub use ring_pool::RingPool;
-pub use sampler::Latency;
 pub use session_inbox::{SessionCommand, SessionInbox};
 pub use stats::{QueueStats, WorkerStats};
 pub use totals::{DURATION_BOUNDS_NS, Durations, OPERATIONS, QueueTotals};

@@ -180,8 +180,10 @@ pub struct Limits {
     pub settled: Limit,
     /// The image's lock is waited for, comes or goes.
     pub locked: Limit,
-    /// A front-end does not hear what it is told.
-    pub deaf: Limit,
+    /// A front-end does not take what it is sent.
+    pub undelivered: Limit,
+    /// Held requests were left to whoever serves the guest next.
+    pub left: Limit,
     /// Something of the host fails, and is tried again.
     pub retried: Limit,
 }
@@ -204,7 +206,8 @@ impl Limits {
             recovered: note("what a predecessor left in flight"),
             settled: note("what the guest has had set"),
             locked: warning("the image's lock"),
-            deaf: note("front-ends that do not hear what they are told"),
+            undelivered: note("messages that could not be delivered to a front-end"),
+            left: note("held requests that stay unanswered"),
             retried: warning("what fails on this host, and is tried again"),
         }
     }

@@ -11,7 +11,7 @@ pub trait SharedMemory<T> {
     fn map(&self) -> &Arc<GuestMap>;
 
     /// True if a part of it that the queue needs has vanished.
-    fn is_gone(&self) -> bool;
+    fn is_lost(&self) -> bool;
 
     /// Who wants to be told of what is written to it. Asked when a worker takes the queue, and after
     /// every change to it.

@@ -37,13 +37,13 @@ const WATCH_EVERY: Duration = Duration::from_millis(100);
 ///    watchdog holds the registry's lock when it uses `id`, and the drop takes that lock.
 // Written with every call: on lines of its own (ADR 0010).
 #[repr(align(128))]
-struct Mark {
+struct ThreadMark {
     id: libc::pthread_t,
     /// Odd while the thread is in a write; never the same for two writes.
     writes: AtomicU64,
 }
 
-const _: () = assert!(size_of::<Mark>() == 128 && align_of::<Mark>() == 128);
+const _: () = assert!(size_of::<ThreadMark>() == 128 && align_of::<ThreadMark>() == 128);
 
 /// Whether the watchdog sleeps until it is woken. Read with every call, by all threads: on lines of
 /// its own (ADR 0010).
@@ -53,19 +53,19 @@ struct Asleep(AtomicBool);
 static ASLEEP: Asleep = Asleep(AtomicBool::new(false));
 static WATCHING: OnceLock<Thread> = OnceLock::new();
 
-static MARKS: Mutex<Vec<Weak<Mark>>> = Mutex::new(Vec::new());
+static MARKS: Mutex<Vec<Weak<ThreadMark>>> = Mutex::new(Vec::new());
 static HANDLER: Once = Once::new();
 static WATCHDOG: Once = Once::new();
 
 /// What a thread-local holds: unregisters the mark before the thread is gone.
-struct Registered(Arc<Mark>);
+struct Registered(Arc<ThreadMark>);
 
 impl Registered {
     fn new() -> Self {
         watch();
         // SAFETY: no preconditions.
         let id = unsafe { libc::pthread_self() };
-        let mark = Arc::new(Mark { id, writes: AtomicU64::new(0) });
+        let mark = Arc::new(ThreadMark { id, writes: AtomicU64::new(0) });
         MARKS.lock().unwrap_or_else(|e| e.into_inner()).push(Arc::downgrade(&mark));
         Self(mark)
     }

@@ -2,15 +2,17 @@
 
 use crate::command::{Handle, command_channel};
 use crate::peer_eventfd;
-use crate::polling::Polling;
 use crate::queue::QueueLifecycle;
+pub use crate::ring_pool::ENGINE_DEPTH;
 use crate::ring_pool::{self, RingPool, ring};
 use crate::worker::Worker;
+pub use crate::worker_options::WorkerOptions;
 use ringway_aio::sim::{Model, Sim, SimSetup};
 use ringway_aio::{Engine, LinuxAio, Null, Threads, ThreadsSetup};
 use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
+use ringway_nbd_client::Nbd;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::Arc;
@@ -18,9 +20,6 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
-
-/// Operations one engine may have in flight. More wait in their queues' backlog.
-pub const ENGINE_DEPTH: u32 = 2048;
 
 /// Threads of one `threads` engine: enough to keep a fast disk busy from one worker.
 const THREADS: usize = 16;
@@ -44,18 +43,6 @@ impl PoolOptions {
     pub fn new(engine: EngineKind, workers: usize) -> Self {
         Self { engine, workers, iopoll: false, worker: WorkerOptions::default() }
     }
-}
-
-/// How a worker works, whatever its engine.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WorkerOptions {
-    /// Whether it spins before it sleeps.
-    pub polling: Polling,
-    /// Whether guest memory is pinned for engines that gain by it. Only for guests without a
-    /// balloon and without free page reporting.
-    pub pin_memory: bool,
-    /// Whether it times one request of many, for [`crate::QueueStats::latency`].
-    pub sample_latency: bool,
 }
 
 /// What is done when a worker ends because its engine failed or it panicked.
@@ -122,6 +109,7 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                     Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
                 }),
                 EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
+                EngineKind::Nbd => spawn(index, worker, setup, || Nbd::new(ENGINE_DEPTH)),
                 EngineKind::Threads => spawn(index, worker, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();
@@ -307,6 +295,8 @@ where
     let (handle, inbox) = command_channel()?;
     let (ready, is_ready) = sync_channel(1);
     let thread = std::thread::Builder::new().name(format!("worker-{index}")).spawn(move || {
+        // A timer that ends a sleep comes when it is due, not up to 50 us later. Refused, it comes late.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let started = setup.pin.to_all().and_then(|()| make()).and_then(|engine| {
             setup.pin.to_own()?;
             let name = engine.limits().name;

@@ -105,7 +105,8 @@ pub trait QueueLifecycle: RequestQueue {
     fn depth(&self) -> u16;
 
     /// Requests that were taken from the ring and not popped yet, by this queue or by a predecessor
-    /// that left them unanswered. They come first, and are popped even from a queue that is to stop.
+    /// that left them unanswered. They come first, and are popped even from a queue that is to stop, as
+    /// far as the limits of its disk let them pass.
     fn backlog(&self) -> usize {
         0
     }

@@ -1,10 +1,12 @@
 //! Rings of io_uring, set up with patience or beforehand.
 
-use crate::pool::ENGINE_DEPTH;
 use ringway_aio::{IoUring, IoUringSetup};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
+
+/// Operations one engine may have in flight. More wait in their queues' backlog.
+pub const ENGINE_DEPTH: u32 = 2048;
 
 /// How long to wait for memory for a ring. The kernel lets go of those of a process that was killed
 /// some time after it has gone, and its successor comes at once.

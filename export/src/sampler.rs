@@ -4,63 +4,14 @@
 //! that batch, until its own answer, whatever operation of the engine brought it. While none is
 //! timed, a queue pays one comparison per request and one per completion.
 
+use crate::latency::Latency;
 use crate::totals::{Durations, OPERATIONS, record};
-use hdrhistogram::Histogram;
 use ringway_core::Op;
 use std::time::Instant;
 
 /// Requests from one that is timed to the next. A prime, so that guests with a rhythm are not always
 /// met at the same beat.
 const EVERY: u32 = 61;
-
-/// What latencies are told apart from one another, in nanoseconds: a little over nothing, and a
-/// minute. Longer ones count as a minute.
-const RANGE_NS: (u64, u64) = (256, 60_000_000_000);
-
-/// Latencies of timed requests, in nanoseconds: from the end of the batch in which they were taken
-/// from the ring to being answered.
-#[derive(Clone, Debug)]
-pub struct Latency {
-    /// Reads.
-    pub reads: Histogram<u32>,
-    /// Writes.
-    pub writes: Histogram<u32>,
-    /// Flushes, discards and write-zeroes.
-    pub others: Histogram<u32>,
-}
-
-impl Latency {
-    /// Nothing timed. All memory it will ever need is taken here: 30 KiB.
-    #[must_use]
-    pub fn new() -> Self {
-        let (low, high) = RANGE_NS;
-        let empty = Histogram::new_with_bounds(low, high, 2).expect("the bounds are sound");
-        Self { reads: empty.clone(), writes: empty.clone(), others: empty }
-    }
-
-    /// Adds what another queue has timed.
-    pub fn add(&mut self, other: &Self) {
-        // All have the same bounds.
-        let _ = self.reads.add(&other.reads);
-        let _ = self.writes.add(&other.writes);
-        let _ = self.others.add(&other.others);
-    }
-
-    fn of(&mut self, op: Op) -> Option<&mut Histogram<u32>> {
-        match op {
-            Op::Read => Some(&mut self.reads),
-            Op::Write => Some(&mut self.writes),
-            Op::Flush | Op::Discard | Op::WriteZeroes => Some(&mut self.others),
-            Op::GetId => None,
-        }
-    }
-}
-
-impl Default for Latency {
-    fn default() -> Self {
-        Self::new()
-    }
-}
 
 /// The request being timed.
 #[derive(Debug)]
@@ -150,45 +101,4 @@ impl Sampler {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_request_of_many_is_timed() {
-        let mut sampler = Sampler::new(true);
-        for round in 0..2 * EVERY {
-            sampler.taken(3);
-            sampler.begun(1, 3, || if round < EVERY { Op::Read } else { Op::Write });
-            sampler.done(4);
-            sampler.done(3);
-        }
-        let latency = sampler.latency().unwrap();
-        assert_eq!((latency.reads.len(), latency.writes.len(), latency.others.len()), (1, 1, 0));
-        let timed = sampler.durations().map(|one| one.buckets.iter().sum::<u64>());
-        assert_eq!(timed, [1, 1, 0, 0]);
-        let mut sum = Latency::new();
-        sum.add(latency);
-        sum.add(latency);
-        assert_eq!(sum.reads.len(), 2);
-    }
-
-    #[test]
-    fn a_request_whose_end_nobody_saw_is_forgotten() {
-        let mut sampler = Sampler::new(true);
-        sampler.begun(1, 3, || Op::Read);
-        sampler.taken(3);
-        sampler.done(3);
-        assert_eq!(sampler.latency().unwrap().reads.len(), 0);
-    }
-
-    #[test]
-    fn one_that_is_off_never_looks_at_a_clock() {
-        let mut sampler = Sampler::new(false);
-        for slot in 0..1000 {
-            sampler.begun(16, slot, || Op::Read);
-            sampler.done(slot);
-            assert_eq!(sampler.slot, NONE);
-        }
-        assert!(sampler.latency().is_none());
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! What workers count: plain integers, read by asking the worker.
 
 use crate::command::QueueId;
-use crate::sampler::Latency;
+use crate::latency::Latency;
 use crate::totals::QueueTotals;
 use hdrhistogram::Histogram;
 use ringway_aio::Counters;

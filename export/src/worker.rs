@@ -8,26 +8,25 @@ mod end;
 mod hold;
 mod limited;
 mod queue;
+mod wait;
 
+use crate::clock::since;
 use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
 use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
-use crate::polling::{Idle, Spins};
+use crate::polling::{Idle, Next, Spins};
 use crate::pool::WorkerOptions;
 use crate::queue::{Armed, Broken, QueueLifecycle};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
 use control::Waiting;
-use queue::WorkerQueue;
+use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
-use ringway_disk::DiskQueue;
+use ringway_disk::{DiskQueue, ImagePort};
 use std::io;
-use std::time::Instant;
-
-/// Turns without a request before a queue goes back to being woken by its doorbell.
-const IDLE_TURNS_MAX: u32 = 2000;
+use std::time::{Duration, Instant};
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
 const LOOK_EVERY: u64 = 256;
@@ -37,6 +36,9 @@ const LINGER: u32 = 4;
 
 /// The doorbell of the inbox; queue *n* rings as *n* + 1.
 const INBOX_BELL: u32 = 0;
+
+/// With this bit rings the thread of the image of queue *n*.
+const IMAGE_BELL: u32 = 1 << 31;
 
 /// One thread's engine and queues.
 ///
@@ -50,6 +52,8 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
+    /// What was taken last is queued and not submitted: the sleep that follows does it.
+    unsubmitted: bool,
     pinned: Option<Pinned>,
     sample_latency: bool,
     turns: u64,
@@ -80,6 +84,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             inbox,
             reaped: Reaped::with_capacity(depth, 256),
             idle: Idle::new(options.polling),
+            unsubmitted: false,
             pinned: options.pin_memory.then(Pinned::default),
             sample_latency: options.sample_latency,
             turns: 0,
@@ -104,25 +109,27 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     }
 
     fn work(&mut self) -> io::Result<()> {
+        if self.idle.adapts() {
+            self.calibrate()?;
+        }
         while !self.exit {
-            let worked = self.turn()?;
-            if worked {
-                self.idle.reset();
-            } else if self.keeps_spinning() {
-                self.spins.spun(self.turns);
-                self.linger();
-            } else if self.arm_all() == Armed::Quiet {
-                self.sleep()?;
+            if self.turn()? {
+                continue;
+            }
+            match self.what_next() {
+                Next::Spin => {
+                    self.spins.spun(self.turns);
+                    self.linger();
+                }
+                Next::Nap(ns) => self.sleep(Some(Duration::from_nanos(ns)))?,
+                Next::Sleep(at_most) => {
+                    if self.arm_all() == Armed::Quiet {
+                        self.sleep(at_most.map(Duration::from_nanos))?;
+                    }
+                }
             }
         }
         Ok(())
-    }
-
-    #[inline]
-    fn keeps_spinning(&mut self) -> bool {
-        let (queues, active) = (&self.queues, &self.active);
-        let in_flight = |id: u32| queues[id as usize].as_ref().is_some_and(WorkerQueue::is_at_work);
-        self.idle.keep_spinning(|| active.iter().any(|&id| in_flight(id)))
     }
 
     /// Looks at the rings only, a few times: most turns without work find none in the next either.
@@ -138,15 +145,28 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
-    /// One round: rings → disks → engine → rings. True if anything moved.
+    /// One round: rings → disks → engine → rings. True if anything moved, and false as well if what
+    /// was taken may be submitted by the sleep that follows.
     fn turn(&mut self) -> io::Result<bool> {
         let popped = self.pop_batch();
-        kill_point!(Submitting);
-        self.engine.submit()?;
-        kill_point!(Submitted);
+        if popped > 0 {
+            self.idle.reset(false, || since(self.begun));
+        }
+        self.unsubmitted = popped > 0 && !self.unsubmitted && self.may_defer();
+        if !self.unsubmitted {
+            kill_point!(Submitting);
+            self.engine.submit()?;
+            kill_point!(Submitted);
+        }
         panic_point!("worker");
         // Right after the submission: a fast disk may be done already (origin O2).
         let completed = self.reap_batch();
+        if completed > 0 {
+            self.idle.reset(true, || since(self.begun));
+            if popped > 0 && self.idle.defers() {
+                self.note_prompt_disk();
+            }
+        }
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(LOOK_EVERY) {
@@ -155,6 +175,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         let commanded = self.inbox.is_pending();
         if commanded {
+            self.idle.reset(false, || since(self.begun));
             self.handle_commands();
         }
         if poison_epoch() != self.poison_seen {
@@ -163,8 +184,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         if !self.waiting.is_empty() {
             self.answer_waiting();
         }
+        let moved = completed > 0 || (popped > 0 && !self.unsubmitted);
         // A command is work: the one to exit must not be slept over.
-        Ok(commanded || popped + completed > 0)
+        Ok(commanded || moved)
     }
 
     /// Takes requests from every active ring, at most `BUDGET` of each.
@@ -222,7 +244,10 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             self.stats.harvests.saturating_record(count as u64);
         }
         for at in 0..self.reaped.rung.len() {
-            if let Some(queue) = self.reaped.rung[at].checked_sub(1) {
+            let bell = self.reaped.rung[at];
+            if bell & IMAGE_BELL != 0 {
+                self.take_answers(bell & !IMAGE_BELL);
+            } else if let Some(queue) = bell.checked_sub(1) {
                 if let Some(Some(queue)) = self.queues.get_mut(queue as usize) {
                     queue.kicks += 1;
                 }
@@ -230,6 +255,16 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             }
         }
         count
+    }
+
+    /// The thread of a queue's image has something to say.
+    #[cold]
+    fn take_answers(&mut self, id: u32) {
+        if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
+            queue.disk.take_answers(&mut self.engine);
+        }
+        // Answers are published with those of the active queues.
+        self.activate(id);
     }
 
     /// Makes the answers of every active queue visible.
@@ -261,71 +296,31 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
-    /// Drain, re-arm, look again, for all active queues: `Quiet` only if every one is.
-    fn arm_all(&mut self) -> Armed {
-        if self.inbox.is_pending() || self.forgive_debts() {
-            return Armed::WorkArrived;
-        }
-        let mut all = Armed::Quiet;
-        for &id in &self.active {
-            let Some(queue) = self.queues[id as usize].as_mut() else { continue };
-            if queue.arm() == Armed::WorkArrived {
-                all = Armed::WorkArrived;
-            }
-        }
-        // Memory that vanished under the last look must not be slept over: nobody may kick again.
-        if poison_epoch() != self.poison_seen {
-            return Armed::WorkArrived;
-        }
-        all
-    }
-
-    /// Nobody else had anything to do, so no queue has_backlog them a turn. True if one did.
-    fn forgive_debts(&mut self) -> bool {
-        let (queues, active) = (&mut self.queues, &self.active);
-        let debts =
-            active.iter().filter_map(|&id| queues[id as usize].as_mut().map(WorkerQueue::forgive));
-        debts.fold(false, |any, owed| any | owed)
-    }
-
-    /// Sleeps for kicks, completions and commands alike.
-    fn sleep(&mut self) -> io::Result<()> {
-        let (queues, active) = (&mut self.queues, &self.active);
-        let wake_in = |&id: &u32| queues[id as usize].as_mut().and_then(WorkerQueue::wake_in);
-        let patience = active.iter().filter_map(wake_in);
-        self.stats.sleeps += 1;
-        self.engine.wait(patience.min())?;
-        self.idle.woke();
-        for at in 0..self.active.len() {
-            if let Some(queue) = self.queues[self.active[at] as usize].as_mut() {
-                queue.ring.disarm();
-                if queue.disk.held() > 0 {
-                    queue.disk.tend_held(&mut self.engine);
-                }
-                // A sleep says as much as many turns: an idle queue rests after a few of them.
-                queue.idle_turns = queue.idle_turns.saturating_add(IDLE_TURNS_MAX / 16);
-            }
-        }
-        Ok(())
-    }
-
     #[cold]
     fn add(
         &mut self,
         ring: Q,
         disk: std::sync::Arc<ringway_disk::Disk>,
+        port: Option<ImagePort>,
         durable: bool,
         alarm: Raise,
     ) -> io::Result<QueueId> {
         let at = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
         let id = u32::try_from(at).map_err(io::Error::other)?;
-        let file = self.engine.attach(disk.file())?;
+        let file = self.engine.attach(&disk.file())?;
         let limits = self.engine.limits().clone();
         let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
-        self.engine.watch(id + 1, ring.doorbell()).inspect_err(|_| self.engine.detach(file))?;
+        let listening = port
+            .map_or(Ok(()), |port| disk.attach_image(&mut self.engine, port, IMAGE_BELL | id))
+            .and_then(|()| self.engine.watch(id + 1, ring.doorbell()));
+        if let Err(error) = listening {
+            disk.detach_image(&mut self.engine, IMAGE_BELL | id);
+            self.engine.detach(file);
+            return Err(error);
+        }
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();
         let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));
@@ -343,7 +338,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// All of them may be active, and all bells ring: an engine may look twice before it tells.
     #[cold]
     fn make_room(&mut self) {
-        let (queues, bells) = (self.queues.len(), 1 + self.queues.len());
+        let (queues, bells) = (self.queues.len(), 1 + 2 * self.queues.len());
         self.active.reserve(queues.saturating_sub(self.active.len()));
         self.reaped.rung.reserve((2 * bells).saturating_sub(self.reaped.rung.len()));
     }
@@ -364,7 +359,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     fn check_memory(&mut self) {
         self.poison_seen = poison_epoch();
         for queue in self.queues.iter_mut().flatten() {
-            if queue.ring.shared_memory().is_some_and(SharedMemory::is_gone) {
+            if queue.ring.shared_memory().is_some_and(SharedMemory::is_lost) {
                 // Told even if the queue was broken before: the whole connection must go.
                 queue.state = queue.state.broken();
                 (queue.alarm)(Alarm::Broken(Broken::MemoryGone));

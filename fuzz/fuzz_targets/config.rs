@@ -3,5 +3,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    ringway_control::config::case::check(data);
+    ringway_control::config::fuzz_case::check(data);
 });

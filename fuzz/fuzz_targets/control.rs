@@ -4,5 +4,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    ringway_control::request::case::check(data);
+    ringway_control::request::fuzz_case::check(data);
 });

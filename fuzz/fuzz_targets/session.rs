@@ -4,5 +4,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    ringway_testkit::session_case::check(data);
+    ringway_testkit::session_fuzz_case::check(data);
 });

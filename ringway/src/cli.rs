@@ -1,6 +1,8 @@
 //! What can be said on the command line.
 
+use crate::check::CheckArgs;
 use crate::copy::args::CopyArgs;
+use crate::create::CreateArgs;
 use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
@@ -12,7 +14,7 @@ use crate::version;
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
-use ringway_server::ServeArgs;
+use ringway_server::{NbdArgs, ServeArgs};
 use std::ffi::OsString;
 
 const EXAMPLES: &str = "\
@@ -20,16 +22,19 @@ Examples:
   ringway demo                                      see it work; no VM needed
   ringway serve disk.img --socket /run/disk.sock    serve a disk image
   ringway serve --config disks.toml                 serve several disks
+  ringway nbd disk.img --listen unix:/run/nbd.sock  serve it to NBD clients
   ringway doctor disk.img                           what it can do here
   ringway top --control /run/ringway.sock           what a daemon does, live
   ringway ctl --control /run/ringway.sock list      its disks; and changes
   ringway bench vhost-user:/run/disk.sock           how fast it is
   ringway copy --verify disk.img backup.img         copy it, leaving out zeroes
   ringway info vhost-user:/run/disk.sock            what a server serves
+  ringway create new.qcow2 --backing base.qcow2     a clone of an image
+  ringway check new.qcow2                           is it whole?
   ringway help serve                                all options, with examples
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 data differ (copy, io,
-bench), 128+N ended by signal N.";
+bench) or are damaged (check), 4 leaks only (check), 128+N ended by signal N.";
 
 /// Block I/O between virtual machines and disks, in user space, over several rings at once.
 #[derive(Debug, Parser)]
@@ -47,6 +52,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Serve disks to virtual machines, over vhost-user-blk or to guests of a Xen host.
     Serve(Box<ServeArgs>),
+    /// Serve a disk to NBD clients, on this host or another one.
+    Nbd(Box<NbdArgs>),
     /// Measure a served disk, a file, or two of them in turn.
     Bench(Box<BenchArgs>),
     /// Serve a temporary disk, verify it, measure it.
@@ -63,6 +70,10 @@ pub(crate) enum Command {
     Io(IoArgs),
     /// Say what a disk is: an image, or one that any server serves.
     Info(InfoArgs),
+    /// Make an image: an empty one, or one based on another.
+    Create(CreateArgs),
+    /// Go through a qcow2 image: is each cluster counted as often as it is used?
+    Check(CheckArgs),
     /// Print a script with which a shell completes commands and options.
     Completions(CompletionsArgs),
     /// Write manual pages.

@@ -2,38 +2,46 @@
 //!
 //! `open.rs` opens the two ends and makes sure that nobody else uses them, `journal.rs` keeps what
 //! an interrupted copy needs to go on, `flow.rs` moves the bytes (`extents.rs` what to read, `zero.rs`
-//! what to leave out, `end.rs` how each end takes it), `share.rs` does without moving them.
+//! what to leave out, `end.rs` how each end takes it, `image.rs` qcow2 images), `share.rs` does without
+//! moving them, `new_image.rs` makes a qcow2 image.
 
 pub(crate) mod args;
 mod end;
 mod extents;
+mod finish;
 mod flow;
 mod guard;
+mod image;
 mod journal;
+mod new_image;
 mod open;
+mod order;
+mod report;
 mod share;
 mod space;
+mod watch;
 mod zero;
 
 use crate::io::target::Target;
 use anyhow::{Context, bail};
-use args::{CopyArgs, EngineArg, Prealloc};
+use args::{CopyArgs, Prealloc};
 use end::{DIRECT, End};
-use flow::{Counters, Course, DST, Flow, Halt, Mode, SRC, Watcher};
+use flow::{Counters, Course, DST, Flow, Halt, Mode};
 use guard::{discard_if_new, is_same, journal_path, may_write, mode_of};
-use indicatif::{ProgressBar, ProgressStyle};
-use journal::{Identity, Journal, sync_folder};
-use open::Buffers;
-use ringway_aio::{Engine, IoUring, IoUringSetup, Threads, ThreadsSetup};
+use journal::{Identity, Journal, Story};
+use new_image::NewImage;
+use open::{Buffers, Opened};
+use report::Summary;
 use ringway_control::log::LogArgs;
-use ringway_control::size::Size;
 use ringway_terminal::logging;
 use share::Shared;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
+use watch::{Watch, bar, engine};
 
 /// Bytes of a request, if the ends take so many.
 const CHUNK: usize = 1 << 20;
@@ -55,9 +63,13 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     }
     let mut copy = Copy::prepare(args, log.quiet)?;
     match copy.carry_out(args, &signal)? {
-        Outcome::Done(line) => {
-            if !log.quiet {
-                ringway_terminal::output::print(&(line + "\n"))
+        Outcome::Done(summary) => {
+            let text = match (args.json, log.quiet) {
+                (true, _) => Some(serde_json::to_string_pretty(&summary)?),
+                (false, quiet) => (!quiet).then(|| summary.line()),
+            };
+            if let Some(text) = text {
+                ringway_terminal::output::print(&(text + "\n"))
                     .context("the copy is complete, but")?;
             }
             Ok(ExitCode::SUCCESS)
@@ -80,7 +92,7 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
 /// How it ended.
 enum Outcome {
     /// With what to say.
-    Done(String),
+    Done(Box<Summary>),
     Differs(u64),
     Stopped(String),
 }
@@ -90,6 +102,8 @@ struct Copy {
     ends: [End; 2],
     source: Identity,
     journal: Option<Journal>,
+    /// A destination that is a new qcow2 image.
+    image: Option<NewImage>,
     /// Where to begin.
     start: u64,
     /// The destination was not there before.
@@ -99,6 +113,8 @@ struct Copy {
     prealloc: Prealloc,
     mode: Mode,
     chunk: usize,
+    /// Zeroes are looked for in multiples of this many bytes.
+    unit: usize,
     quiet: bool,
 }
 
@@ -112,8 +128,11 @@ impl Copy {
             guard::is_disk(target)?;
         }
         let buffers = Buffers { slots: args.in_flight.into(), chunk: CHUNK };
-        let source = open::source(from, buffers)?;
+        let source = open::source(args, buffers)?;
         guard::is_raw(args, &source)?;
+        if guard::makes_image(args)? {
+            return Self::to_image(args, source, quiet);
+        }
         let path = journal_path(args);
         let story = path.as_deref().map(Journal::read).transpose();
         let story = if args.force { None } else { story?.flatten() };
@@ -131,24 +150,10 @@ impl Copy {
         if !regular && bytes > room {
             bail!("{from} ({bytes} bytes) does not fit on {to} ({room} bytes)");
         }
-        let start = match &story {
-            None => 0,
-            Some(story) => {
-                let same = story.destination.is_same_place(&destination.identity);
-                if !same || (regular && story.done > 0 && room != bytes) || story.done > bytes {
-                    bail!("{to} is not what was being written: begin anew with --force");
-                }
-                story.done
-            }
-        };
+        let start = guard::start_of(to, story.as_ref(), &destination, bytes)?;
         // The journal is durable before anything else changes.
-        let (src, dst) = (&source.identity, &destination.identity);
-        let journal = match (&path, &story) {
-            (None, _) => Ok(None),
-            (Some(path), Some(story)) => Journal::resume(path, story).map(Some),
-            (Some(path), None) => Journal::begin(path, src, dst, prealloc).map(Some),
-        };
-        let journal = match journal {
+        let identities = [&source.identity, &destination.identity];
+        let journal = match journal_of(path.as_deref(), story.as_ref(), identities, prealloc) {
             Err(error) if regular => {
                 discard_if_new(to, there);
                 return Err(error);
@@ -165,11 +170,7 @@ impl Copy {
         if let End::File(file) = &mut ends[DST] {
             file.keep_space(prealloc);
         }
-        let chunk = ends.iter().map(|end| match end {
-            End::Disk(disk) => disk.chunk().next_multiple_of(usize::try_from(DIRECT).unwrap_or(1)),
-            End::File(_) => CHUNK,
-        });
-        let chunk = chunk.fold(CHUNK, usize::min);
+        let chunk = chunk_of(&ends);
         let fresh = start == 0 && (regular || args.target_is_zero);
         let mode = match prealloc {
             Prealloc::Full => Mode::Copy { fresh: false, find_zeroes: false },
@@ -178,7 +179,46 @@ impl Copy {
         let source = source.identity;
         // What was begun before has been written to, even if nothing of it is durable.
         let (is_new, untouched) = (!there, story.is_none());
-        Ok(Self { ends, source, journal, start, is_new, untouched, prealloc, mode, chunk, quiet })
+        let (image, unit) = (None, zero::UNIT);
+        Ok(Self {
+            ends,
+            source,
+            journal,
+            image,
+            start,
+            is_new,
+            untouched,
+            prealloc,
+            mode,
+            chunk,
+            unit,
+            quiet,
+        })
+    }
+
+    /// A copy to a new qcow2 image.
+    fn to_image(args: &CopyArgs, source: Opened, quiet: bool) -> anyhow::Result<Self> {
+        let mode = mode_of(&source);
+        NewImage::prepare(args)?;
+        let (image, end) = NewImage::begin(args, source.identity.bytes, mode)?;
+        let ends = [source.end, end];
+        let cluster = usize::try_from(image.cluster)?;
+        let unit = if image.compressed { zero::UNIT.max(cluster) } else { zero::UNIT };
+        Ok(Self {
+            // Whole clusters, if they are compressed.
+            chunk: chunk_of(&ends).next_multiple_of(unit),
+            ends,
+            source: source.identity,
+            journal: None,
+            image: Some(image),
+            start: 0,
+            is_new: true,
+            untouched: true,
+            prealloc: Prealloc::Off,
+            mode: Mode::Copy { fresh: true, find_zeroes: true },
+            unit,
+            quiet,
+        })
     }
 
     fn carry_out(&mut self, args: &CopyArgs, signal: &AtomicUsize) -> anyhow::Result<Outcome> {
@@ -207,43 +247,41 @@ impl Copy {
             _ if from == bytes => (from, Counters::default(), None),
             _ => self.flow(args, signal, self.mode, "copy", from)?,
         };
-        if let Some(halt) = halt {
-            let durable = done > 0 && self.sync(args).is_ok();
-            if durable && let Some(journal) = &mut self.journal {
-                journal.note(done)?;
+        match halt {
+            Some(Halt::Failed(error)) if self.image.is_some() => return Err(error),
+            Some(_) if self.image.is_some() => {
+                let line = format!("interrupted; {} was not made", args.destination);
+                return Ok(Outcome::Stopped(line));
             }
-            let unfinished = unfinished(self.journal.is_some(), done);
-            return match halt {
-                Halt::Failed(error) => Err(error.context(unfinished)),
-                _ => Ok(Outcome::Stopped(format!("interrupted; {unfinished}"))),
-            };
+            Some(halt) => {
+                let durable = done > 0 && self.sync(args).is_ok();
+                if durable && let Some(journal) = &mut self.journal {
+                    journal.note(done)?;
+                }
+                let unfinished = unfinished(self.journal.is_some(), done);
+                return match halt {
+                    Halt::Failed(error) => Err(error.context(unfinished)),
+                    _ => Ok(Outcome::Stopped(format!("interrupted; {unfinished}"))),
+                };
+            }
+            None => {}
         }
         self.sync(args)?;
         self.check_source(args)?;
         let took = begin.elapsed().as_secs_f64();
-        if args.verify {
-            let (_, _, halt) = self.flow(args, signal, Mode::Compare, "verify", 0)?;
-            match halt {
-                None => {}
-                Some(Halt::Differs(at)) => {
-                    // What is there is not to be trusted when it is resumed.
-                    if let Some(journal) = &mut self.journal {
-                        journal.note(0)?;
-                    }
-                    return Ok(Outcome::Differs(at));
-                }
-                Some(Halt::Failed(error)) => return Err(error.context("verifying")),
-                Some(Halt::Stopped) => {
-                    let line = format!("interrupted; {} is not verified", args.destination);
-                    return Ok(Outcome::Stopped(line));
-                }
-            }
-            self.check_source(args)?;
+        if args.verify
+            && let Some(outcome) = self.verify(args, signal)?
+        {
+            return Ok(outcome);
         }
         if let Some(journal) = self.journal.take() {
             journal.remove()?;
         }
-        Ok(Outcome::Done(self.summary(args, from, &counters, took)))
+        let summary = Box::new(self.summary(args, from, &counters, took));
+        if let Some(image) = self.image.take() {
+            image.name(args.force)?;
+        }
+        Ok(Outcome::Done(summary))
     }
 
     fn flow(
@@ -260,7 +298,7 @@ impl Copy {
             end: self.source.bytes,
             slots: args.in_flight.into(),
             chunk: self.chunk,
-            holes: true,
+            unit: self.unit,
         };
         let journal = self.journal.as_mut();
         let mut watch =
@@ -270,113 +308,28 @@ impl Copy {
         watch.bar.finish_and_clear();
         Ok(result)
     }
+}
 
-    /// Makes everything durable: data, and that there is a file at all.
-    fn sync(&mut self, args: &CopyArgs) -> anyhow::Result<()> {
-        let name = &args.destination;
-        match &mut self.ends[DST] {
-            End::File(file) => {
-                file.file.sync_all().with_context(|| format!("cannot make {name} durable"))?;
-                if file.regular {
-                    sync_folder(name.path())
-                        .with_context(|| format!("cannot make {name} durable"))?;
-                }
-                Ok(())
-            }
-            End::Disk(disk) => disk.flush().with_context(|| format!("cannot make {name} durable")),
-        }
-    }
-
-    /// A source that was written meanwhile was not copied as it was at any time.
-    fn check_source(&self, args: &CopyArgs) -> anyhow::Result<()> {
-        if let End::File(file) = &self.ends[SRC]
-            && open::identity(args.source.path(), &file.file)? != self.source
-        {
-            bail!(
-                "{} changed while it was copied, so {} is no copy of it: copy again with --force",
-                args.source,
-                args.destination
-            );
-        }
-        Ok(())
-    }
-
-    /// Everything before `from` was shared, or there when it was resumed.
-    fn summary(&self, args: &CopyArgs, from: u64, counters: &Counters, seconds: f64) -> String {
-        let bytes = self.source.bytes;
-        let rate = (bytes - from) as f64 / seconds.max(1e-3);
-        // Far below 2^64.
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let rate = rate as u64;
-        let resumed = match self.start {
-            0 => String::new(),
-            start => format!(", resumed at {}", Size(start)),
-        };
-        let verified = if args.verify { ", verified" } else { "" };
-        let reserved = match self.prealloc {
-            Prealloc::Off => "",
-            Prealloc::Falloc => " reserved",
-            Prealloc::Full => " written",
-        };
-        let shared = match from - self.start {
-            0 => String::new(),
-            shared => format!("  {} shared", Size(shared)),
-        };
-        let copied = match bytes - from {
-            0 if bytes > 0 => String::new(),
-            copied => format!(
-                "  {} copied: {} data, {} zeroes{reserved}",
-                Size(copied),
-                Size(counters.written),
-                Size(counters.zeroes)
-            ),
-        };
-        let rate = if bytes == from { String::new() } else { format!("  {}/s", Size(rate)) };
-        format!(
-            "{} to {}{resumed}{shared}{copied}  {seconds:.2} s{rate}{verified}",
-            args.source, args.destination
-        )
+/// A journal that begins or goes on, if there is a place for it.
+fn journal_of(
+    path: Option<&Path>,
+    story: Option<&Story>,
+    [source, destination]: [&Identity; 2],
+    prealloc: Prealloc,
+) -> anyhow::Result<Option<Journal>> {
+    match (path, story) {
+        (None, _) => Ok(None),
+        (Some(path), Some(story)) => Journal::resume(path, story).map(Some),
+        (Some(path), None) => Journal::begin(path, source, destination, prealloc).map(Some),
     }
 }
 
-fn engine(wanted: EngineArg) -> anyhow::Result<Box<dyn Engine>> {
-    /// Enough for all parts of all pieces in flight; more of them wait.
-    const DEPTH: u32 = 1024;
-    let uring = || IoUring::new(IoUringSetup::new(DEPTH));
-    let threads = || Threads::new(ThreadsSetup { depth: DEPTH, threads: 16, cached_inline: false });
-    Ok(match wanted {
-        EngineArg::Auto => match uring() {
-            Ok(engine) => Box::new(engine),
-            Err(_) => Box::new(threads()?),
-        },
-        EngineArg::IoUring => Box::new(uring().context("io_uring does not work here")?),
-        EngineArg::Threads => Box::new(threads()?),
-    })
-}
-
-/// On a terminal only: indicatif sees to that.
-fn bar(name: &'static str, start: u64, bytes: u64, quiet: bool) -> ProgressBar {
-    let style = "{prefix:>7} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
-    let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(bytes) };
-    if let Ok(style) = ProgressStyle::with_template(style) {
-        bar.set_style(style);
-    }
-    bar.with_prefix(name).with_position(start)
-}
-
-struct Watch<'a> {
-    bar: ProgressBar,
-    signal: &'a AtomicUsize,
-    journal: Option<&'a mut Journal>,
-}
-
-impl Watcher for Watch<'_> {
-    fn progress(&mut self, done: u64) -> bool {
-        self.bar.set_position(done);
-        self.signal.load(Relaxed) != 0
-    }
-
-    fn durable(&mut self, done: u64) -> anyhow::Result<()> {
-        self.journal.as_mut().map_or(Ok(()), |journal| journal.note(done))
-    }
+/// Bytes of a piece, as both ends take them.
+fn chunk_of(ends: &[End; 2]) -> usize {
+    let direct = usize::try_from(DIRECT).unwrap_or(1);
+    let chunk = ends.iter().map(|end| match end {
+        End::Disk(disk) => disk.chunk().next_multiple_of(direct),
+        End::File(_) | End::Image(_) => CHUNK,
+    });
+    chunk.fold(CHUNK, usize::min)
 }

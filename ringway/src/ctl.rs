@@ -1,19 +1,21 @@
 //! `ringway ctl`: looks into a running daemon and changes its disks, over its control socket.
 
 mod events;
+mod images;
 mod report;
 
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
-use ringway_control::config::{DiskArgs, LimitArgs, is_unreal};
+use ringway_control::config::{DiskArgs, LimitArgs, NbdAddress, is_unreal};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
 use ringway_control::size::Size;
 use ringway_server::sandbox::group_number;
 use ringway_terminal::{logging, output};
 use serde_json::{Map, Value, json};
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -72,13 +74,17 @@ enum Command {
         /// Only this disk.
         disk: Option<String>,
     },
-    /// Print what happens, one line of JSON each, until the daemon ends.
-    #[command(after_help = example!("events | jq .event"))]
+    /// Print what happens, one line each, until the daemon ends: as words on a terminal, else as JSON.
+    #[command(after_help = example!("events --json | jq .event"))]
     Events,
+    /// Read the configuration file again: disks are added and removed, limits changed.
+    #[command(after_help = example!("reload"))]
+    Reload,
     /// Serve one more disk; the words are those of `ringway serve`.
     #[command(after_help = example!("add vm2.img --socket /run/vm2.sock"))]
     Add(Box<DiskArgs>),
-    /// Serve a disk no more: what is in flight ends, then its front-end is disconnected.
+    /// Serve a disk no more: what is in flight ends, then its front-end is disconnected. Take the disk
+    /// from the guest first: it loses it at once.
     #[command(after_help = example!("remove vm2.img"))]
     Remove {
         /// The disk.
@@ -106,7 +112,8 @@ enum Command {
         /// The disk.
         disk: String,
     },
-    /// Take no more requests; the guest waits.
+    /// Take no more requests; the guest waits. Requests that are held stay so, but those of a front-end
+    /// without a record are tried once more, and fail if the disk still fails them.
     #[command(after_help = example!("pause vm2.img"))]
     Pause {
         /// The disk.
@@ -121,6 +128,11 @@ enum Command {
         #[arg(long)]
         fail: bool,
     },
+    /// Keep what was written so far as a read-only image called NEW, in the folder of the disk's image.
+    /// That goes on as a new qcow2 image on top of it, under the name it had, so that the words the disk
+    /// is served by stay true.
+    #[command(after_help = example!("snapshot vm2.qcow2 vm2-monday.qcow2"))]
+    Snapshot(images::SnapshotOf),
     /// Take requests again.
     #[command(after_help = example!("resume vm2.img"))]
     Resume {
@@ -133,11 +145,12 @@ const LIMIT_EXAMPLES: &str = "\
 Examples:
   ringway ctl limit vm1.img --iops 500 --bps 100M
   ringway ctl limit vm1.img --iops-max 2000 --iops-max-length 30
-  ringway ctl limit vm1.img --bps none       no limit any more
-  ringway ctl limit vm1.img --lift           no limits at all
+  ringway ctl limit vm1.img --bps none       # no limit any more
+  ringway ctl limit vm1.img --lift           # no limits at all
   ringway ctl limit --group gold --create --iops 5000
-  ringway ctl limit vm1.img --group gold     one of the group
+  ringway ctl limit vm1.img --group gold     # one of the group
   ringway ctl limit vm1.img --group none
+  ringway ctl limit --group gold --remove    # once no disk is in it
 
 The numbers hold until the daemon ends, or the disk is removed. In the examples
 RINGWAY_CONTROL names the socket.
@@ -156,6 +169,9 @@ struct LimitDisk {
     /// Make the group.
     #[arg(long, requires = "group", conflicts_with = "disk")]
     create: bool,
+    /// Take the group away; no disk may be in it any more.
+    #[arg(long, requires = "group", conflicts_with_all = ["disk", "create", "lift", "LimitArgs"])]
+    remove: bool,
     /// Lift all limits there were, before those that are named hold.
     #[arg(long)]
     lift: bool,
@@ -175,16 +191,36 @@ pub(crate) fn run(
     logging::start(log, None, None);
     let path = socket(args.control, usage);
     if let Command::Events = args.command {
-        let stream = say(&path, "events", Map::new(), PATIENCE)?;
-        let mut lines = BufReader::new(stream);
-        if let Err(problem) = hear(&path, &mut lines)? {
-            bail!("{}", problem.message);
-        }
-        events::print(&path, lines)?;
-        return Ok(ExitCode::SUCCESS);
+        return match self::events(&path)? {
+            Ok(lines) => {
+                let people = !args.json && io::stdout().is_terminal();
+                events::print(&path, lines, people).map(|()| ExitCode::SUCCESS)
+            }
+            Err(problem) => bail!("{}", problem.message),
+        };
     }
+    let asked = match &args.command {
+        Command::Add(disk) => disk.size,
+        _ => None,
+    };
     let (name, request) = request(args.command)?;
-    let answer = ask_from_here(&path, name, request)?;
+    let answer = match ask_from_here(&path, name, request)? {
+        Ok(answer) => answer,
+        Err(problem) => {
+            if args.json {
+                let said = json!({ "error": problem });
+                output::print(&(serde_json::to_string_pretty(&said)? + "\n"))?;
+            }
+            let hint = if problem.kind == Kind::NotMeant { " (--shrink)" } else { "" };
+            bail!("{}{hint}", problem.message);
+        }
+    };
+    if let (Some(asked), Some(is)) = (asked, answer["size"].as_u64())
+        && asked != Size(is)
+    {
+        let is = Size(is);
+        eprintln!("warning: --size {asked} is for a new file; the one that was there has {is}");
+    }
     let text = match args.json {
         true => serde_json::to_string_pretty(&answer)? + "\n",
         false => report::write(name, answer).context("the daemon's answer is not understood")?,
@@ -196,7 +232,8 @@ pub(crate) fn run(
 /// Where the daemon listens: as was said, or as the environment says. If neither does, that ends the
 /// process as wrong options of `usage` do.
 pub(crate) fn socket(control: Option<PathBuf>, usage: &mut clap::Command) -> PathBuf {
-    let path = control.or_else(|| std::env::var_os("RINGWAY_CONTROL").map(PathBuf::from));
+    let named = std::env::var_os("RINGWAY_CONTROL").filter(|path| !path.is_empty());
+    let path = control.or_else(|| named.map(PathBuf::from));
     path.unwrap_or_else(|| {
         let why = "no daemon named: add --control PATH, as `ringway serve --control` was told";
         usage.error(ErrorKind::MissingRequiredArgument, why).exit()
@@ -208,6 +245,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
     let (name, fields) = match command {
         Command::List => ("list", json!({})),
         Command::Events => ("events", json!({})),
+        Command::Reload => ("reload", json!({})),
         Command::Stats { disk: None } => ("stats", json!({})),
         Command::Stats { disk: Some(disk) } => ("stats", json!({ "disk": disk })),
         Command::Add(disk) => ("add", json!({ "disk": from_root(*disk)? })),
@@ -216,15 +254,17 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
             ("resize", json!({ "disk": disk, "size": size, "shrink": shrink }))
         }
         Command::Limit(limit) => {
-            let LimitDisk { disk, group, create, lift, limits } = *limit;
+            let LimitDisk { disk, group, create, remove, lift, limits } = *limit;
             let fields = json!({
-                "disk": disk, "group": group, "create": create, "lift": lift, "limits": limits,
+                "disk": disk, "group": group, "create": create, "remove": remove, "lift": lift,
+                "limits": limits,
             });
             ("limit", fields)
         }
         Command::Drain { disk } => ("drain", json!({ "disk": disk })),
         Command::Pause { disk } => ("pause", json!({ "disk": disk })),
         Command::Retry { disk, fail } => ("retry", json!({ "disk": disk, "fail": fail })),
+        Command::Snapshot(snapshot) => ("snapshot", snapshot.request()?),
         Command::Resume { disk } => ("resume", json!({ "disk": disk })),
     };
     match fields {
@@ -235,11 +275,20 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
 
 /// The daemon runs in another folder.
 fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
-    let image = disk.image.take().ok_or_else(|| anyhow!("no disk to add: name an IMAGE"))?;
-    let socket = disk.socket.take();
-    let socket = socket.ok_or_else(|| anyhow!("no place to serve it at: add --socket PATH"))?;
+    let image = disk.take_image().ok_or_else(|| anyhow!("no disk to add: name an IMAGE"))?;
+    if let Some(NbdAddress::Unix(path)) = &mut disk.nbd {
+        *path = std::path::absolute(&*path)?;
+    }
+    if let Some(socket) = &mut disk.socket {
+        *socket = std::path::absolute(&*socket)?;
+    } else if disk.nbd.is_none() {
+        bail!("no place to serve it at: add --socket PATH");
+    }
     let image = if is_unreal(&image) { image } else { std::path::absolute(image)? };
-    (disk.image, disk.socket) = (Some(image), Some(std::path::absolute(socket)?));
+    disk.image = Some(image);
+    for path in [&mut disk.backing_root, &mut disk.base, &mut disk.overlay].into_iter().flatten() {
+        *path = std::path::absolute(&*path)?;
+    }
     if let Some(group) = &mut disk.socket_group {
         let number = group_number(group).with_context(|| format!("--socket-group {group}"))?;
         *group = number.to_string();
@@ -253,7 +302,7 @@ fn ask_from_here(
     path: &Path,
     command: &str,
     mut request: Map<String, Value>,
-) -> anyhow::Result<Value> {
+) -> anyhow::Result<Result<Value, Problem>> {
     if let Some(Value::String(disk)) = request.get("disk")
         && disk.parse::<u64>().is_err()
         && Path::new(disk).exists()
@@ -261,11 +310,7 @@ fn ask_from_here(
         let from_root = std::path::absolute(disk)?.display().to_string();
         request.insert("disk".into(), from_root.into());
     }
-    match ask(path, command, request, PATIENCE)? {
-        Ok(answer) => Ok(answer),
-        Err(problem) if problem.kind == Kind::NotMeant => bail!("{} (--shrink)", problem.message),
-        Err(problem) => bail!("{}", problem.message),
-    }
+    ask(path, command, request, PATIENCE)
 }
 
 /// Asks a daemon for one thing: its answer, or what it finds wrong with the request. It may be silent
@@ -281,6 +326,17 @@ pub(crate) fn ask(
 ) -> anyhow::Result<Result<Value, Problem>> {
     let stream = say(path, command, request, patience)?;
     hear(path, &mut BufReader::new(stream))
+}
+
+/// Asks a daemon for events: the lines that tell them, one by one as they happen.
+///
+/// # Errors
+/// As [`ask`].
+pub(crate) fn events(path: &Path) -> anyhow::Result<Result<BufReader<UnixStream>, Problem>> {
+    let mut lines = BufReader::new(say(path, "events", Map::new(), PATIENCE)?);
+    let refused = hear(path, &mut lines)?.err();
+    lines.get_ref().set_read_timeout(None)?;
+    Ok(refused.map_or(Ok(lines), Err))
 }
 
 /// Connects and asks.
@@ -309,7 +365,11 @@ fn hear(path: &Path, lines: &mut BufReader<UnixStream>) -> anyhow::Result<Result
     let got = lines.take(ANSWER_MAX).read_line(&mut line);
     let silent = || format!("{}: the daemon does not answer", path.display());
     if got.with_context(silent)? == 0 {
-        bail!("{}: the daemon closed the connection; its log should say why", path.display());
+        bail!(
+            "{}: the daemon closed the connection: is this the socket of a disk? Name the one of \
+             `ringway serve --control`. Else the daemon's log says why",
+            path.display()
+        );
     }
     let reply: Reply = serde_json::from_str(&line)
         .with_context(|| format!("{}: this is no control socket", path.display()))?;
@@ -321,8 +381,12 @@ fn hear(path: &Path, lines: &mut BufReader<UnixStream>) -> anyhow::Result<Result
 }
 
 fn no_daemon(path: &Path, error: &io::Error) -> anyhow::Error {
+    let is_socket = path.metadata().map_or(true, |meta| meta.file_type().is_socket());
     let path = path.display();
     match error.kind() {
+        io::ErrorKind::ConnectionRefused if !is_socket => {
+            anyhow!("{path} is no socket: name the one of `ringway serve --control`")
+        }
         io::ErrorKind::NotFound => {
             anyhow!("there is no socket at {path}: start `ringway serve --control {path} …`")
         }

@@ -11,9 +11,13 @@ pub(crate) mod image;
 mod memory;
 pub(crate) mod report;
 
-use clap::Args;
+use crate::info::chain;
+use clap::{Args, ValueHint};
 use report::Report;
+use ringway_control::config::Format;
 use ringway_control::log::LogArgs;
+use ringway_disk::Qcow2;
+use ringway_terminal::reasons::in_full;
 use ringway_terminal::{logging, output};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +26,7 @@ const EXAMPLES: &str = "\
 Examples:
   ringway doctor                 what this host can do
   ringway doctor disk.img        and how disk.img would be served, or why not
+  ringway doctor --format qcow2 vm7.qcow2  and all that it is based on
   ringway doctor --control /run/ringway.sock  and a daemon's limits
   ringway doctor --json disk.img | jq .image.choice
 
@@ -32,9 +37,15 @@ Exit status: 0 done, 1 IMAGE cannot be served, 2 wrong usage.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Also look at this disk: a raw image file, a block device, `null:…` or `sim:…` as for serve.
+    /// Also look at this disk: an image file, a block device, `null:…` or `sim:…` as for serve.
     #[arg(value_name = "IMAGE")]
     image: Option<PathBuf>,
+    /// The format of IMAGE [default: raw]: with qcow2, all that it is based on is looked at, too.
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "image")]
+    format: Option<Format>,
+    /// The folder that names of backing files may not lead out of [default: that of IMAGE].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, requires = "format")]
+    backing_root: Option<PathBuf>,
     /// Also look whether this daemon may use as much memory as its guests can make it use: its control
     /// socket. With root's rights, as only those tell what is mapped.
     #[arg(long, value_name = "PATH")]
@@ -52,22 +63,39 @@ pub(crate) struct DoctorArgs {
 pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let engines = ringway_export::usable_engines();
+    let qcow2 = (args.format == Some(Format::Qcow2))
+        .then(|| Qcow2 { backing_root: args.backing_root.clone(), base: None });
+    let is_qcow2 = qcow2.is_some();
+    let mut image = args.image.as_ref().map(|path| image::look(path, &engines, qcow2));
+    let mut chain = None;
+    if let (Some(image), Some(path), true) = (&mut image, &args.image, is_qcow2)
+        && image.error.is_none()
+    {
+        // What is said of it as a raw image is no fault now.
+        image.looks_like = None;
+        match chain::look(path, args.backing_root.as_deref()) {
+            Ok(links) => chain = Some(links),
+            Err(error) => (image.choice, image.error) = (None, Some(in_full(&error))),
+        }
+    }
     let mut report = Report {
         version: env!("CARGO_PKG_VERSION"),
-        host: host::look(),
-        memory: memory::look(args.control.as_deref())?,
+        host: host::inspect(),
+        memory: memory::inspect(args.control.as_deref())?,
         engines: engines::list(&engines),
         io_uring: engines::uring(),
-        image: args.image.as_ref().map(|path| image::look(path, &engines)),
+        image,
+        images: chain.as_deref().map(chain::sections).unwrap_or_default(),
+        chain: chain.map(serde_json::to_value).transpose()?,
         warnings: Vec::new(),
     };
     report.warnings = advice::draw(&report);
+    let servable = report.image.as_ref().is_none_or(|image| image.error.is_none());
     let text = if args.json {
         serde_json::to_string_pretty(&report)? + "\n"
     } else {
-        report::write(&report)
+        report::write(report)
     };
     output::print(&text)?;
-    let servable = report.image.is_none_or(|image| image.error.is_none());
     Ok(if servable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

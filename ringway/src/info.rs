@@ -1,5 +1,6 @@
 //! `ringway info`: what a disk is, whoever serves it.
 
+pub(crate) mod chain;
 mod image;
 mod report;
 mod server;
@@ -7,18 +8,23 @@ mod server;
 use crate::io::target::Target;
 use clap::{Args, ValueHint};
 use report::Info;
+use ringway_control::config::Format;
 use ringway_control::log::LogArgs;
+use ringway_terminal::reasons::in_full;
 use ringway_terminal::{logging, output};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "\
 Examples:
   ringway info disk.img                        an image, and what it costs
+  ringway info --format qcow2 vm7.qcow2        and all that it is based on
   ringway info vhost-user:/run/disk.sock       a served disk, by any server
   ringway info --json /run/disk.sock | jq .limits
 
 A server has one front-end at a time: while a virtual machine uses the disk, it
-cannot be asked. Nothing of the disk is read or written.
+cannot be asked. Nothing of the disk is read or written. Without --format an
+image is raw; one that looks like qcow2 is shown both ways.
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
 /// What `ringway info` is told.
@@ -28,6 +34,12 @@ pub(crate) struct InfoArgs {
     /// A raw image file, a block device, or vhost-user:SOCKET.
     #[arg(value_name = "TARGET", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     target: Target,
+    /// The format of an image: with qcow2, what is wrong with its chain is an error.
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// The folder that names of backing files may not lead out of [default: that of the image].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    backing_root: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -41,7 +53,19 @@ pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let info = match &args.target {
         Target::VhostUser(socket) => Info::Served(Box::new(server::ask(socket)?)),
-        Target::Path(path) => Info::Image(Box::new(image::look(path)?)),
+        Target::Path(path) if args.format == Some(Format::Qcow2) => {
+            Info::Chain { chain: chain::look(path, args.backing_root.as_deref())? }
+        }
+        Target::Path(path) => {
+            let mut facts = image::look(path)?;
+            if args.format.is_none() && facts.image.looks_like == Some("qcow2") {
+                match chain::look(path, args.backing_root.as_deref()) {
+                    Ok(chain) => facts.chain = Some(chain),
+                    Err(error) => facts.chain_error = Some(in_full(&error)),
+                }
+            }
+            Info::Image(Box::new(facts))
+        }
     };
     let text =
         if args.json { serde_json::to_string_pretty(&info)? + "\n" } else { report::write(&info) };

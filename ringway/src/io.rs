@@ -18,6 +18,7 @@ use ringway_control::config::Format;
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use target::Target;
 
@@ -27,6 +28,7 @@ Examples:
   ringway io vhost-user:/run/disk.sock -c 'write -P 0x5a 1M 64K' -c flush
   ringway io vhost-user:/run/disk.sock -c 'verify -P 0x5a 1M 64K'
   ringway io --read-only disk.img -c 'read -v 0 512'
+  ringway io --format qcow2 vm7.qcow2 -c 'read -v 1M 512'
   ringway io disk.img < script              a command on each line, # comments
 
 Commands: read, write, verify, zero, discard, flush, id, info, sleep, quit.
@@ -40,7 +42,7 @@ those expected.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct IoArgs {
-    /// A raw image file, a block device, or vhost-user:SOCKET.
+    /// An image file, a block device, or vhost-user:SOCKET.
     #[arg(value_name = "TARGET", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     target: Target,
     /// Carry out CMD instead of asking; may be repeated.
@@ -52,9 +54,12 @@ pub(crate) struct IoArgs {
     /// Files: go around the page cache (O_DIRECT).
     #[arg(long)]
     direct: bool,
-    /// Write even to what looks like another format than raw.
+    /// The format of an image [default: raw, not written if it looks like another one].
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
+    /// The folder that names of backing files may not lead out of [default: that of the image].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    backing_root: Option<PathBuf>,
     /// Go on after a command that failed; the exit status tells of the first.
     #[arg(short, long)]
     keep_going: bool,
@@ -72,8 +77,9 @@ pub(crate) fn run(args: &IoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
             return misspelt(line, &error);
         }
     }
-    let raw = args.format == Some(Format::Raw);
-    let open = Open { read_only: args.read_only, direct: args.direct, raw };
+    let backing_root = args.backing_root.clone();
+    let (read_only, direct, format) = (args.read_only, args.direct, args.format);
+    let open = Open { read_only, direct, format, backing_root };
     let medium = Medium::open(&args.target, open)?;
     let mut session = Session::new(medium, log.quiet);
     if args.commands.is_empty() && std::io::stdin().is_terminal() {

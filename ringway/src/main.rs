@@ -3,14 +3,18 @@
 //! Floor 4 of the house, the one program. `cli.rs` is what can be said on the command line; the daemon is
 //! `ringway-server`, the benchmark `ringway-bench`, and each other command has its file here.
 
+mod check;
 mod cli;
 mod copy;
+mod create;
 mod ctl;
 mod demo;
 mod doctor;
+mod happened;
 mod info;
 mod io;
 mod man;
+mod new_file;
 mod top;
 mod version;
 
@@ -27,6 +31,7 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         cli::Command::Serve(args) => ringway_server::run(*args, &cli.log, &mut cli::of("serve")),
+        cli::Command::Nbd(args) => ringway_server::run_nbd(*args, &cli.log, &mut cli::of("nbd")),
         cli::Command::Bench(args) => ringway_bench::run(*args, &cli.log, &mut cli::of("bench")),
         cli::Command::Demo(args) => demo::run(&args, &cli.log),
         cli::Command::Ctl(args) => ctl::run(args, &cli.log, &mut cli::of("ctl")),
@@ -35,6 +40,8 @@ fn main() -> ExitCode {
         cli::Command::Copy(args) => copy::run(&args, &cli.log),
         cli::Command::Io(args) => io::run(&args, &cli.log),
         cli::Command::Info(args) => info::run(&args, &cli.log),
+        cli::Command::Create(args) => create::run(&args, &cli.log),
+        cli::Command::Check(args) => check::run(&args, &cli.log),
         cli::Command::Completions(args) => man::completions(&args, &mut cli::Cli::command()),
         cli::Command::Man(args) => man::pages(&args, cli::Cli::command()),
     };

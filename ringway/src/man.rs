@@ -22,8 +22,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 
 const PAGES: &str = "\
 Examples:
-  ringway man /usr/local/share/man/man1     write all pages
-  ringway man . && man ./ringway-copy.1     read one of them
+  ringway man /usr/local/share/man            write all pages, by their section
+  ringway man . && man ./man1/ringway-copy.1  read one of them
 
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
@@ -40,7 +40,7 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = PAGES)]
 pub(crate) struct ManArgs {
-    /// The folder to write the pages to; made if it is not there.
+    /// The folder in which man1, man5 and man7 get the pages; all are made if they are not there.
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     folder: PathBuf,
 }
@@ -65,13 +65,20 @@ pub(crate) fn completions(
 /// What the host says.
 pub(crate) fn pages(args: &ManArgs, mut command: Command) -> anyhow::Result<ExitCode> {
     let folder = &args.folder;
-    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let section = |number: u8| {
+        let section = folder.join(format!("man{number}"));
+        let made = std::fs::create_dir_all(&section);
+        made.with_context(|| format!("cannot make {}", section.display())).map(|()| section)
+    };
     command.build();
-    write_page(folder, &command, "ringway")?;
-    write(&folder.join("ringway.toml.5"), file_page::page())?;
+    write_page(&section(1)?, &command, "ringway")?;
+    write(&section(5)?.join("ringway.toml.5"), file_page::page())?;
     let about = "the requests and answers of a running daemon's socket";
     let text = include_str!("../control.md");
-    write(&folder.join("ringway-control.7"), markdown::page("ringway-control", "7", about, text))?;
+    write(
+        &section(7)?.join("ringway-control.7"),
+        markdown::page("ringway-control", "7", about, text),
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -131,7 +138,12 @@ fn page(command: &Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut also = Roff::new();
     also.control("SH", ["SEE ALSO"]);
     let parent = name.rsplit_once('-').map_or("qemu-storage-daemon", |(parent, _)| parent);
-    also.text([bold(parent), roman("(1)")]);
+    let mut pages = vec![bold(parent), roman("(1)")];
+    if matches!(name, "ringway" | "ringway-serve" | "ringway-ctl") {
+        pages.extend([roman(", "), bold("ringway.toml"), roman("(5), ")]);
+        pages.extend([bold("ringway-control"), roman("(7)")]);
+    }
+    also.text(pages);
     text.extend(also.render().into_bytes());
     Ok(text)
 }

@@ -6,11 +6,11 @@
 
 mod app;
 mod buckets;
-#[cfg(test)]
-mod case;
 mod columns;
 mod draw;
 mod figures;
+#[cfg(test)]
+mod fixture;
 mod page;
 mod plain;
 mod watch;
@@ -121,7 +121,7 @@ pub(crate) fn run(
         return page::serve(serve, socket, args.interval);
     }
     if args.once || args.json || !std::io::stdout().is_terminal() {
-        let mut figures = look(&socket, args.interval)?;
+        let mut figures = sample(&socket, args.interval)?;
         app::sort(&mut figures.disks, args.sort);
         let text = match args.json {
             true => serde_json::to_string_pretty(&figures)? + "\n",
@@ -150,7 +150,7 @@ pub(crate) fn run(
 }
 
 /// Two answers, so far apart.
-fn look(socket: &Path, time: Duration) -> anyhow::Result<Figures> {
+fn sample(socket: &Path, time: Duration) -> anyhow::Result<Figures> {
     let mut samples = Samples::default();
     samples.push(watch::take(socket)?);
     std::thread::sleep(time);

@@ -233,6 +233,9 @@ fn numbers_and_words_that_make_no_sense() {
     serve_refused(dir.path(), &with("--serial", long), FAILED, &["serial", "20 bytes"]);
     let args = ["disk.img", "--socket", "s", "--poll", "never", "--poll-max-us", "9"];
     serve_refused(dir.path(), &args, USAGE, &["poll-max-us", "adaptive"]);
+    let args = ["disk.img", "--socket", "s", "--poll", "always", "--poll-budget", "9"];
+    serve_refused(dir.path(), &args, USAGE, &["poll-budget", "adaptive"]);
+    serve_refused(dir.path(), &with("--poll-budget", "101"), USAGE, &["'101'", "--poll-budget"]);
 }
 
 #[test]
@@ -332,4 +335,44 @@ fn iopoll_that_cannot_work() {
     refused("threads", &["disk.img", "--iopoll is a matter of io_uring", "threads"]);
     // A file in the page cache: there is nothing to poll, whatever the device has.
     refused("io_uring", &["disk.img", "--iopoll cannot work", "O_DIRECT"]);
+}
+
+#[test]
+fn one_path_for_two_sockets() {
+    let dir = folder();
+    let what = ["s is both control and socket", "its own path"];
+    let args = ["disk.img", "--socket", "s", "--control", "s"];
+    serve_refused(dir.path(), &args, FAILED, &what);
+    let what = ["m is both control and metrics"];
+    let args = ["disk.img", "--socket", "s", "--control", "m", "--metrics", "unix:./m"];
+    serve_refused(dir.path(), &args, FAILED, &what);
+    config_refused(&format!("control = 's'\n{DISK}"), &["is both control and socket"]);
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let dir = folder();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = taken.local_addr().unwrap().to_string();
+    let args = ["disk.img", "--socket", "s", "--metrics", &at];
+    let what = ["--metrics", &at, "another process listens there"];
+    serve_refused(dir.path(), &args, FAILED, &what);
+}
+
+#[test]
+fn seconds_and_limits_that_are_none() {
+    let dir = folder();
+    for (option, word, what) in [
+        ("--hold-timeout", "0", "it must be at least 1; leave it out for ever"),
+        ("--lock-wait", "x", "'x' is not a whole number of seconds"),
+        ("--iops", "10K", "'10K' has a unit: here write the whole number"),
+        ("--iops", "99999999999999999999", "is too large"),
+    ] {
+        let args = ["disk.img", "--socket", "s", option, word];
+        serve_refused(dir.path(), &args, USAGE, &[option, what]);
+    }
+    let args = ["disk.img", "--socket", "s", "--iops", "9", "--iops-max", "10"];
+    let args = [&args[..], &["--iops-max-length", "0"]].concat();
+    let what = ["iops-max-length = 0", "Leave it out for one second"];
+    serve_refused(dir.path(), &args, USAGE, &what);
 }

@@ -154,6 +154,9 @@ fn bad_options_are_told() {
         (&["null:1G", "--runtime", "0"], 2, &["nothing would be measured"]),
         (&["null:1G", "--rate", "0"], 2, &["--rate 0"]),
         (&["null:1G", "--iodepth", "0"], 2, &["0", "iodepth"]),
+        (&["null:1G", "--queues", "2"], 2, &["--polling"]),
+        (&["null:1G", "--queue-size", "100"], 2, &["power of two", "not 100"]),
+        (&["hole", "--size", "1M", "--queues", "2", "--polling"], 1, &["leave out --queues"]),
         (&["null:1G", "--size", "2G"], 1, &["--size 2 GiB", "the target has 1 GiB"]),
         (&["null:1G", "--offset", "1G"], 1, &["--offset 1 GiB", "the target has 1 GiB"]),
         (&["null:64k", "--bs", "128k"], 1, &["too small for requests of 128 KiB"]),
@@ -172,6 +175,19 @@ fn bad_options_are_told() {
     ] {
         refused(dir.path(), args, status, fragments);
     }
+}
+
+#[test]
+fn a_job_can_poll_several_queues() {
+    let dir = folder();
+    let rings = ["--queue-size", "64", "--indirect", "always", "--packed"];
+    let load = ["sim:ram:8M", "--jobs", "2", "--queues", "3", "--polling", "--iodepth", "4"];
+    let verified = ["--rw", "randwrite", "--verify", "--io-size", "4M"];
+    let found = json(dir.path(), &[&load[..], &rings, &verified].concat());
+    consistent(&found);
+    assert_eq!(number(&found["write"]["requests"]), 1024, "4 KiB each");
+    // Judged when it was read back: each answer was that of its own queue and slot.
+    assert_eq!(number(&found["verified_sectors"]), 8192);
 }
 
 #[test]

@@ -134,7 +134,7 @@ fn b12_disks_come_and_go_while_another_one_is_under_load() {
         queue.submit().unwrap();
         let name = ["new.img", "t", listed["disks"][1]["image"].as_str().unwrap()];
         let removed = answer(dir.path(), &["remove", name[usize::from(round) % 3]]);
-        assert_eq!(removed["drained"], true);
+        assert_eq!((&removed["drained"], &removed["connected"]), (&json!(true), &json!(true)));
         assert!(!dir.path().join("t").exists(), "its socket file is gone");
         assert!(!device.is_connected());
         assert_eq!(std::fs::read(dir.path().join("new.img")).unwrap()[9 * 512], round);
@@ -169,7 +169,8 @@ fn a_daemon_may_begin_without_a_disk_and_lose_its_last() {
         let mut queue = device.queue().unwrap();
         assert!(write(&device, &mut queue, 1, 1));
         let id = answer(dir.path(), &["list"])["disks"][0]["id"].to_string();
-        assert!(done(dir.path(), &["remove", &id]).contains("removed"));
+        let said = done(dir.path(), &["remove", &id]);
+        assert!(said.contains("removed; a front-end was connected"), "{said}");
     }
     daemon.stop();
 }
@@ -372,11 +373,11 @@ fn a_hostile_client_keeps_nobody_waiting() {
     // Half a request, and questions without end whose answers nobody reads.
     let mut half = Client::new(dir.path());
     half.0.get_mut().write_all(b"{\"command\"").unwrap();
-    let deaf = UnixStream::connect(dir.path().join("ctl")).unwrap();
-    deaf.set_nonblocking(true).unwrap();
+    let unread = UnixStream::connect(dir.path().join("ctl")).unwrap();
+    unread.set_nonblocking(true).unwrap();
     let line = b"{\"command\":\"stats\"}\n".repeat(1000);
     for _ in 0..100 {
-        let _ = (&deaf).write(&line);
+        let _ = (&unread).write(&line);
     }
     let begun = Instant::now();
     assert_eq!(answer(dir.path(), &["list"])["disks"][0]["id"], 0);
@@ -500,5 +501,38 @@ fn a_disk_of_the_same_name_elsewhere_is_left_alone() {
         assert_eq!(from(elsewhere.path(), &["drain", disk]).status.code(), Some(0), "{disk}");
     }
     assert_eq!(from(dir.path(), &["drain", "s"]).status.code(), Some(0), "its socket");
+    daemon.stop();
+}
+
+#[test]
+fn what_is_no_control_socket_is_told_apart() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    for (path, what) in
+        [("disk.img", "disk.img is no socket"), ("s", "is this the socket of a disk?")]
+    {
+        let mut command = ringway();
+        command.args(["ctl", "--control", path, "list"]).current_dir(dir.path());
+        let message = text(&run(command).stderr);
+        assert!(message.contains(what) && message.lines().count() == 1, "{message}");
+    }
+    let mut command = ringway();
+    command.args(["ctl", "list"]).current_dir(dir.path()).env("RINGWAY_CONTROL", "");
+    assert!(text(&run(command).stderr).contains("no daemon named"));
+    // Programs get the kind of a refusal.
+    let output = ctl(dir.path(), &["--json", "limit", "nope"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["error"]["kind"], "no-such-disk");
+    assert!(said["error"]["message"].as_str().unwrap().contains("'nope'"), "{said}");
+    // A place that is taken is told with whose it is; a size that an image has not, too.
+    let socket = dir.path().join("s").display().to_string();
+    let image = dir.path().join("disk.img").display().to_string();
+    refused(dir.path(), &["add", "null:1G", "--socket", &socket], "disk.img, which is served");
+    done(dir.path(), &["remove", "disk.img"]);
+    let output = ctl(dir.path(), &["add", &image, "--socket", "s", "--size", "1G"]);
+    assert!(output.status.success());
+    let warning = text(&output.stderr);
+    assert!(warning.contains("--size 1 GiB") && warning.contains("has 1 MiB"), "{warning}");
     daemon.stop();
 }

@@ -103,14 +103,26 @@ fn what_happens_is_told_in_its_order() {
     ctl(dir.path(), &["pause", "disk.img"]);
     ctl(dir.path(), &["resume", "disk.img"]);
     ctl(dir.path(), &["add", "null:1G", "--socket", "t"]);
+    ctl(dir.path(), &["limit", "--group", "gold", "--create", "--iops", "500"]);
+    ctl(dir.path(), &["limit", "disk.img", "--bps", "1M"]);
+    // That only asks.
+    ctl(dir.path(), &["limit", "disk.img"]);
+    let event = events.wait_for("limits-changed");
+    assert_eq!((&event["id"], &event["limit_group"]), (&Value::Null, &json!("gold")));
+    assert_eq!(event["limits"], json!({"iops": 500}));
+    let event = events.wait_for("limits-changed");
+    assert_eq!((&event["id"], &event["limits"]), (&json!(0), &json!({"bps": 1 << 20})));
     ctl(dir.path(), &["resize", "disk.img", "3M"]);
     ctl(dir.path(), &["remove", "t"]);
     events.wait_for("removed");
-    let last: Vec<_> = events.seen.iter().rev().take(5).rev().collect();
+    let last: Vec<_> = events.seen.iter().rev().take(7).rev().collect();
     let names: Vec<_> = last.iter().map(|event| event["event"].as_str().unwrap()).collect();
-    assert_eq!(names, ["paused", "resumed", "added", "resized", "removed"]);
-    assert_eq!((&last[3]["from"], &last[3]["to"]), (&json!(2 << 20), &json!(3 << 20)));
-    assert_eq!((&last[4]["id"], &last[4]["drained"]), (&json!(1), &json!(true)));
+    assert_eq!(
+        names,
+        ["paused", "resumed", "added", "limits-changed", "limits-changed", "resized", "removed"]
+    );
+    assert_eq!((&last[5]["from"], &last[5]["to"]), (&json!(2 << 20), &json!(3 << 20)));
+    assert_eq!((&last[6]["id"], &last[6]["drained"]), (&json!(1), &json!(true)));
     let numbers: Vec<_> =
         events.seen.iter().map(|event| event["number"].as_u64().unwrap()).collect();
     assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "{numbers:?}");
@@ -146,6 +158,43 @@ fn failures_and_a_slow_disk_are_told() {
     let event = events.wait_for("failed");
     let told = ["operation", "count", "errno", "sector"].map(|field| event[field].clone());
     assert_eq!(told, [json!("read"), json!(1), Value::Null, json!(8)]);
+}
+
+#[test]
+fn what_a_killed_daemon_had_in_flight_is_told_by_the_next() {
+    let dir = folder();
+    // Requests to its second disk take longer than its life.
+    let args = ["--control", "ctl", "disk.img", "--socket", "s"];
+    let slow = ["add", "null:1G,latency=60000ms", "--socket", "slow", "--queues", "1"];
+    let daemon = Daemon::serve(dir.path(), &args);
+    ctl(dir.path(), &slow);
+    let front = Options::new().patience(PATIENCE).reconnect(PATIENCE);
+    let mut device = front.connect(dir.path().join("slow")).unwrap();
+    let mut queue = device.queue().unwrap();
+    for sector in 0..3 {
+        queue.read(sector * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
+    }
+    queue.submit().unwrap();
+    let begun = Instant::now();
+    while in_flight(dir.path()) < 3 {
+        assert!(begun.elapsed() < PATIENCE, "they are never in flight");
+    }
+    drop(daemon);
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    ctl(dir.path(), &slow);
+    let event = events.wait_for("recovered");
+    assert_eq!(
+        (&event["id"], &event["queue"], &event["requests"]),
+        (&json!(1), &json!(0), &json!(3))
+    );
+}
+
+/// Requests that the disks of the daemon have in hand.
+fn in_flight(dir: &Path) -> u64 {
+    let stats = ctl(dir, &["stats"]);
+    let disks = stats["disks"].as_array().unwrap().iter();
+    disks.map(|disk| disk["in_flight"].as_u64().unwrap_or(0)).sum()
 }
 
 #[test]

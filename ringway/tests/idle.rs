@@ -130,3 +130,68 @@ fn e08_a_daemon_without_load_wakes_for_nothing_linux_aio() {
 fn e08_a_daemon_without_load_wakes_for_nothing_threads() {
     wakes_for_nothing("threads");
 }
+
+/// What a process holds: threads, descriptors, and memory of its own in KiB.
+fn held(pids: &[u32]) -> [u64; 3] {
+    let mut sum = [0; 3];
+    for pid in pids {
+        let count = |what| std::fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let kib = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
+        };
+        let here = [count("task") as u64, count("fd") as u64, kib("RssAnon:") + kib("VmPTE:")];
+        sum.iter_mut().zip(here).for_each(|(sum, here)| *sum += here);
+    }
+    sum
+}
+
+/// How many disks to connect: `RINGWAY_IDLE_DISKS`, or forty.
+fn many() -> usize {
+    std::env::var("RINGWAY_IDLE_DISKS").ok().and_then(|s| s.parse().ok()).unwrap_or(40)
+}
+
+/// What a disk with four queues costs, whether its front-end does anything or not.
+#[test]
+fn e08_a_connected_disk_that_is_idle_costs_little() {
+    const QUEUES: u16 = 4;
+    let dir = folder();
+    let disks = many();
+    let mut toml = "workers = 2\n".to_owned();
+    for number in 0..disks {
+        let image = dir.path().join(format!("{number}.img"));
+        std::fs::File::create(image).unwrap().set_len(1 << 20).unwrap();
+        toml += &format!(
+            "[[disk]]\nimage = '{number}.img'\nsocket = 's{number}'\nqueues = {QUEUES}\nengine = 'io_uring'\n"
+        );
+    }
+    std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    let pids = family(daemon.pid());
+    let offered = held(&pids);
+    let connect = |number: usize| {
+        let options = Options::new().queues(QUEUES).patience(PATIENCE).memory(1 << 16);
+        let mut device = options.connect(dir.path().join(format!("s{number}"))).unwrap();
+        let queues = device.queues::<()>().unwrap();
+        (device, queues)
+    };
+    let mut connected: Vec<_> = (0..disks / 2).map(connect).collect();
+    let half = held(&pids);
+    connected.extend((disks / 2..disks).map(connect));
+    let all = held(&pids);
+    std::thread::sleep(SETTLING);
+    let before = switches(&pids);
+    std::thread::sleep(watched());
+    let after = switches(&pids);
+    let woken: u64 = after.iter().map(|(name, count)| count - before.get(name).unwrap_or(&0)).sum();
+    println!("offered: {offered:?}, half connected: {half:?}, all connected: {all:?}");
+    println!("{woken} times some thread gave a CPU up in {:?}", watched());
+    let each = |n: usize| (all[n] - half[n]) as f64 / (disks - disks / 2) as f64;
+    let [threads, descriptors, memory] = [each(0), each(1), each(2)];
+    println!("each connection: {threads} threads, {descriptors} descriptors, {memory} KiB");
+    assert!(threads <= 1.0 && descriptors <= 11.0, "each connection");
+    assert!(memory <= 256.0, "each connection: {memory} KiB");
+    drop(connected);
+    daemon.stop();
+}

@@ -243,7 +243,10 @@ fn manual_pages_tell_examples_and_exit_statuses() {
     let mut command = ringway();
     command.args(["man", "pages"]).current_dir(dir.path());
     assert_eq!(run(command).status.code(), Some(0));
-    let pages = dir.path().join("pages");
+    for page in ["man5/ringway.toml.5", "man7/ringway-control.7"] {
+        assert!(dir.path().join("pages").join(page).is_file(), "{page}");
+    }
+    let pages = dir.path().join("pages/man1");
     for name in ["ringway", "ringway-serve", "ringway-copy", "ringway-io", "ringway-info"] {
         let page = std::fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
         for part in [".TH", "NAME", "SYNOPSIS", "OPTIONS", "EXIT STATUS", "EXAMPLES"] {

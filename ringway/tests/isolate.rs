@@ -6,8 +6,9 @@ use common::{Daemon, PATIENCE, children, folder, read, ringway, run, text, write
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -494,6 +495,15 @@ fn e06_memory_that_a_guest_makes_it_fill_ends_its_own_process_alone() {
     daemon.stop();
 }
 
+/// The process that starts those of disks.
+fn spawner_of(daemon: &Daemon) -> u32 {
+    let is_spawner = |pid: &u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
+        name.is_ok_and(|name| name.trim() == "ringway-spawner")
+    };
+    children(daemon.pid()).into_iter().find(is_spawner).unwrap()
+}
+
 /// With a helper or without one: the kernel keeps no record of a spawner that has ended, nor does the
 /// spawner of a process that nobody asks for any more.
 #[test]
@@ -502,11 +512,7 @@ fn what_has_ended_is_no_zombie() {
         let dir = folder();
         let args = ["disk.img", "--socket", "s", "--isolate", "--control", "ctl"];
         let daemon = Daemon::serve(dir.path(), &[&args[..], &["--sandbox", sandbox]].concat());
-        let is_spawner = |pid: &u32| {
-            let name = std::fs::read_to_string(format!("/proc/{pid}/comm"));
-            name.is_ok_and(|name| name.trim() == "ringway-spawner")
-        };
-        let spawner = children(daemon.pid()).into_iter().find(is_spawner).unwrap();
+        let spawner = spawner_of(&daemon);
         assert_eq!(children(spawner).len(), 1, "the disk's");
         let add = ["add", "disk.img/inner", "--socket", "t", "--isolate"];
         let refused = ctl(dir.path(), &add).unwrap_err();
@@ -517,4 +523,285 @@ fn what_has_ended_is_no_zombie() {
         drop(connect(dir.path(), "s"));
         daemon.stop();
     }
+}
+
+/// Nobody finds out only when a disk is not served again.
+#[test]
+fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let guests = ["a", "b", "c"].map(|socket| Guest::start(connect(dir.path(), socket)));
+    guests.iter().for_each(|guest| guest.goes_on(10));
+    let mut events = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
+    events.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+    events.get_mut().write_all(b"{\"command\":\"events\"}\n").unwrap();
+    let mut lines = events.lines().map(Result::unwrap);
+    assert!(lines.next().is_some_and(|answer| answer.contains("\"ok\":true")));
+    kill(spawner_of(&daemon).cast_signed(), libc::SIGKILL);
+    let told = "the process that starts others for disks has ended";
+    until("it is not told", || daemon.log().contains(told));
+    let event: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
+    assert_eq!((&event["event"], &event["id"]), (&"spawner-ended".into(), &Value::Null));
+    guests.iter().for_each(|guest| guest.goes_on(10));
+    let add = ["add", "disk.img", "--socket", "t", "--isolate"];
+    let refused = ctl(dir.path(), &add).unwrap_err();
+    assert!(refused.contains("start the daemon anew"), "{refused}");
+    // A disk whose process ends now stays away, and says why; the others do not notice.
+    let [a, b, c] = guests;
+    a.stop();
+    kill(process(dir.path(), 0).unwrap(), libc::SIGKILL);
+    until("nobody says why", || daemon.log().contains("cannot be served again yet"));
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert_eq!(list["disks"][0]["state"], "restarting");
+    [&b, &c].iter().for_each(|guest| guest.goes_on(10));
+    assert_eq!(daemon.log().matches(told).count(), 1, "it is told once");
+    b.stop();
+    c.stop();
+    daemon.stop();
+}
+
+/// One that asks for as much as it can, next to one that asks for one thing at a time: processes share
+/// nothing but the host, so each has queues, slots and engines for itself. Judged by counts.
+#[test]
+fn e06_a_greedy_disk_leaves_its_neighbours_what_is_theirs() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let mut device = connect(dir.path(), "a");
+    let neighbour = Guest::start(connect(dir.path(), "b"));
+    let reads = |disk: usize| {
+        let stats = ctl(dir.path(), &["stats"]).unwrap();
+        stats["disks"][disk]["counts"]["reads"].as_u64().unwrap()
+    };
+    neighbour.goes_on(10);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (told, asked) = (Arc::clone(&stop), Arc::new(AtomicU64::new(0)));
+    let counted = Arc::clone(&asked);
+    let greedy = std::thread::spawn(move || {
+        let mut idle: Vec<_> = (0..32).map(|_| device.pool().alloc(32768).unwrap()).collect();
+        while !told.load(SeqCst) {
+            while let Some(buffer) = idle.pop() {
+                queue.read(0, buffer, ()).unwrap();
+            }
+            queue.wait(Some(Duration::from_millis(100))).unwrap();
+            while let Some(done) = queue.pop().unwrap() {
+                assert!(done.is_ok());
+                idle.push(done.into_buffer().unwrap());
+                counted.fetch_add(1, SeqCst);
+            }
+        }
+    });
+    // While the greedy one has thousands carried out the neighbour goes on, and so does the disk that
+    // the daemon serves itself.
+    let plain = Guest::start(connect(dir.path(), "c"));
+    for _ in 0..5 {
+        let before = asked.load(SeqCst);
+        neighbour.goes_on(20);
+        plain.goes_on(20);
+        until("the greedy one stands still", || asked.load(SeqCst) >= before + 200);
+    }
+    assert!(reads(0) >= 1000 && reads(2) >= 110);
+    // Nor do limits of the greedy one reach anybody else: it waits, for a byte a second, alone.
+    ctl(dir.path(), &["limit", "a", "--bps", "1"]).unwrap();
+    let before = asked.load(SeqCst);
+    neighbour.goes_on(50);
+    plain.goes_on(50);
+    // What was under way when it was limited has ended, and no second round has begun.
+    assert!(asked.load(SeqCst) - before <= 64, "it is not limited");
+    ctl(dir.path(), &["limit", "a", "--lift"]).unwrap();
+    let before = asked.load(SeqCst);
+    until("it stays limited", || asked.load(SeqCst) > before + 200);
+    stop.store(true, SeqCst);
+    greedy.join().unwrap();
+    neighbour.stop();
+    plain.stop();
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert!((0..3).all(|disk| list["disks"][disk]["restarts"] == 0), "{list}");
+    daemon.stop();
+}
+
+/// What a file says of its disks may be said beside it; a disk that says something else keeps it.
+#[test]
+fn isolate_is_said_beside_a_file_too() {
+    let dir = folder();
+    std::fs::write(
+        dir.path().join("c.toml"),
+        "control = 'ctl'\n\
+         [[disk]]\nimage = 'null:1G'\nsocket = 'a'\nqueues = 1\n\
+         [[disk]]\nimage = 'null:2G'\nsocket = 'b'\nqueues = 1\nisolate = false\n",
+    )
+    .unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "c.toml", "--isolate"]);
+    let apart = |disk| process(dir.path(), disk).is_some();
+    assert_eq!((apart(0), apart(1)), (true, false));
+    ctl(dir.path(), &["reload"]).unwrap();
+    assert_eq!((apart(0), apart(1)), (true, false));
+    daemon.stop();
+    // The other way round.
+    let file = std::fs::read_to_string(dir.path().join("c.toml")).unwrap();
+    std::fs::write(dir.path().join("c.toml"), format!("isolate = true\n{file}")).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "c.toml", "--isolate=false"]);
+    assert_eq!((apart(0), apart(1)), (false, false));
+    daemon.stop();
+    std::fs::write(dir.path().join("x.toml"), "[xen]\nqueues = 1\n").unwrap();
+    let mut command = ringway();
+    command.args(["serve", "--config", "x.toml", "--isolate"]).current_dir(dir.path());
+    let output = run(command);
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.matches("error:").count()), (Some(2), 1), "{error}");
+    assert!(error.contains("--isolate is for disks with sockets"), "{error}");
+}
+
+/// A cgroup of version 2 that is delegated as systemd does it; `None` where none can be made.
+struct Delegated(PathBuf);
+
+impl Delegated {
+    fn new(name: &str) -> Option<Self> {
+        let root = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].into_iter().map(Path::new);
+        let root = root.into_iter().find(|root| root.join("cgroup.controllers").exists())?;
+        let folder = root.join(format!("ringway-{name}-{}", std::process::id()));
+        std::fs::create_dir(&folder).ok()?;
+        let made = Self(folder);
+        let mark =
+            rustix::fs::setxattr(&made.0, "user.delegate", b"1", rustix::fs::XattrFlags::empty());
+        mark.ok().map(|()| made)
+    }
+
+    /// Whether memory can be limited in it.
+    fn has_memory(&self) -> bool {
+        let root = self.0.parent().unwrap().join("cgroup.subtree_control");
+        // Where nobody has asked for it yet.
+        let _ = std::fs::write(root, "+memory");
+        std::fs::read_to_string(self.0.join("cgroup.controllers")).unwrap().contains("memory")
+    }
+
+    /// `ringway ARGS`, begun in it.
+    fn command(&self, dir: &Path, args: &[&str]) -> std::process::Command {
+        let mut command = std::process::Command::new("sh");
+        let enter = "echo $$ > \"$0/cgroup.procs\" && exec \"$@\"";
+        command.args(["-c", enter]).arg(&self.0).arg(env!("CARGO_BIN_EXE_ringway")).args(args);
+        command.current_dir(dir).stdin(std::process::Stdio::null());
+        command
+    }
+
+    /// The cgroup of a process, within this one.
+    fn of(&self, process: u32) -> String {
+        let all = std::fs::read_to_string(format!("/proc/{process}/cgroup")).unwrap();
+        let own = all.lines().find_map(|line| line.strip_prefix("0::")).unwrap().to_owned();
+        let name = self.0.file_name().unwrap().to_str().unwrap();
+        own.split_once(name).unwrap_or_else(|| panic!("{own}")).1.to_owned()
+    }
+}
+
+impl Drop for Delegated {
+    fn drop(&mut self) {
+        for _ in 0..100 {
+            for inner in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+                let _ = std::fs::remove_dir(inner.path());
+            }
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// Whoever delegates a cgroup to the daemon has one for each process of a disk in it.
+#[test]
+fn e06_isolated_disks_have_cgroups_of_their_own() {
+    let Some(cgroup) = Delegated::new("own") else {
+        return skip(Need::MemoryCgroup, "no cgroup of version 2 can be made here");
+    };
+    let dir = folder();
+    let args = ["serve", "disk.img", "--socket", "s", "--isolate", "--control", "ctl"];
+    let daemon = Daemon::start(cgroup.command(dir.path(), &args));
+    assert_eq!(cgroup.of(daemon.pid()), "/daemon");
+    assert_eq!(cgroup.of(spawner_of(&daemon)), "/daemon");
+    let place = |disk| cgroup.of(process(dir.path(), disk).unwrap().try_into().unwrap());
+    assert_eq!(place(0), "/disk-1");
+    let guest = Guest::start(connect(dir.path(), "s"));
+    guest.goes_on(5);
+    let its = process(dir.path(), 0).unwrap();
+    kill(its, libc::SIGKILL);
+    guest.goes_on(5);
+    until("it is not served again", || process(dir.path(), 0).is_some_and(|now| now != its));
+    assert_eq!(place(0), "/disk-1");
+    ctl(dir.path(), &["add", "b.img", "--size", "1M", "--socket", "t"]).unwrap();
+    assert_eq!(place(1), "/disk-2");
+    ctl(dir.path(), &["remove", "b.img"]).unwrap();
+    // It is taken away when something happens that the spawner hears of.
+    let add = ["add", "disk.img/inner", "--socket", "t"];
+    until("the cgroup stays", || {
+        ctl(dir.path(), &add).unwrap_err();
+        !cgroup.0.join("disk-2").exists()
+    });
+    assert!(!daemon.log().contains("share one cgroup"), "{}", daemon.log());
+    if !cgroup.has_memory() {
+        let add = ["add", "c.img", "--size", "1M", "--socket", "t", "--memory-max", "64M"];
+        let refused = ctl(dir.path(), &add).unwrap_err();
+        assert!(refused.contains("has no memory controller"), "{refused}");
+    }
+    guest.stop();
+    daemon.stop();
+}
+
+/// What is asked for and cannot be had is an error; what is not asked for is told once.
+#[test]
+fn memory_max_needs_a_process_and_a_cgroup() {
+    let dir = folder();
+    let refuse = |args: &[&str], status, what: &str| {
+        let mut command = ringway();
+        command.args(["serve", "disk.img", "--socket", "s"]).args(args).current_dir(dir.path());
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{said}");
+        assert!(said.contains(what), "{said}");
+    };
+    refuse(&["--memory-max", "1G"], 1, "this one has none of its own: add isolate = true");
+    refuse(&["--isolate", "--memory-max", "1M"], 2, "give 32 MiB at least");
+    let Some(cgroup) = Delegated::new("none") else {
+        return skip(Need::MemoryCgroup, "no cgroup of version 2 can be made here");
+    };
+    rustix::fs::removexattr(&cgroup.0, "user.delegate").unwrap();
+    let args = ["serve", "disk.img", "--socket", "s", "--isolate", "--control", "ctl"];
+    let daemon = Daemon::start(cgroup.command(dir.path(), &args));
+    assert_eq!(daemon.log().matches("share one cgroup").count(), 1, "{}", daemon.log());
+    assert_eq!(cgroup.of(daemon.pid()), "");
+    let add = ["add", "c.img", "--size", "1M", "--socket", "t", "--memory-max", "64M"];
+    let refused = ctl(dir.path(), &add).unwrap_err();
+    assert!(refused.contains("is not delegated to it. docs/operating.md"), "{refused}");
+    assert!(!dir.path().join("c.img").exists());
+    daemon.stop();
+}
+
+/// The limit is the disk's: what its guest has it fill ends its own process, as often as it does.
+#[test]
+fn e06_a_disk_has_no_more_memory_than_its_own_limit() {
+    let Some(cgroup) = Delegated::new("memory").filter(Delegated::has_memory) else {
+        return skip(Need::MemoryCgroup, "memory is not limited by cgroups of version 2 here");
+    };
+    let dir = folder();
+    let toml = "control = 'ctl'\nisolate = true\n\
+                [[disk]]\nimage = 'disk.img'\nsocket = 'a'\nqueues = 1\nmemory-max = '64M'\n\
+                [[disk]]\nimage = 'b.img'\nsize = '4M'\nsocket = 'b'\nqueues = 1\n";
+    std::fs::write(dir.path().join("c.toml"), toml).unwrap();
+    let daemon = Daemon::start(cgroup.command(dir.path(), &["serve", "--config", "c.toml"]));
+    let max = std::fs::read_to_string(cgroup.0.join("disk-1/memory.max")).unwrap();
+    assert_eq!(max.trim(), (64 * MIB).to_string());
+    let neighbour = Guest::start(connect(dir.path(), "b"));
+    neighbour.goes_on(20);
+    let its = process(dir.path(), 0).unwrap();
+    let mut device =
+        Options::new().patience(PATIENCE).memory(256 * MIB).connect(dir.path().join("a")).unwrap();
+    let filled = fill(&mut device);
+    assert!(filled < 64, "it lives although {filled} MiB were read");
+    until("it was not ended", || !is_there(its));
+    neighbour.goes_on(20);
+    drop(device);
+    let list = ctl(dir.path(), &["list"]).unwrap();
+    assert_eq!(list["disks"][1]["restarts"], 0);
+    until("it is not served again", || process(dir.path(), 0).is_some());
+    neighbour.stop();
+    daemon.stop();
 }

@@ -33,6 +33,10 @@ fn plan(packed: bool, engine: &str) -> Plan {
         patience: PATIENCE,
         harm: None,
         faults: false,
+        hold: false,
+        limits: false,
+        qcow2: false,
+        qemu: false,
         progress: |_, _| {},
     }
 }
@@ -73,11 +77,21 @@ fn c09_killed_under_writes_auto_engine() {
 fn a_daemon_is_replaced_under_writes() {
     for packed in [false, true] {
         survives(&Plan {
-            end: End::Told,
+            end: End::Terminated,
             points: Points::Never,
             kills: deaths() / 4 + 1,
             ..plan(packed, "threads")
         });
+    }
+}
+
+/// An overlay whose tables change all the time: after each kill it is whole, to `qemu-img check`, too.
+#[test]
+fn c19_killed_daemons_leave_images_that_are_whole() {
+    let qemu = std::process::Command::new("qemu-img").arg("--version").output().is_ok();
+    for (packed, engine) in [(false, "auto"), (true, "threads")] {
+        let kills = deaths() / 2 + 1;
+        survives(&Plan { qcow2: true, qemu, kills, ..plan(packed, engine) });
     }
 }
 
@@ -86,6 +100,19 @@ fn a_daemon_is_replaced_under_writes() {
 fn killed_while_the_front_end_merges() {
     for packed in [false, true] {
         survives(&Plan { path: SchedulerMode::Request, ..plan(packed, "threads") });
+    }
+}
+
+/// What a predecessor left in flight is limited, too, and limits change all the time.
+#[test]
+fn c09_killed_while_requests_wait_for_limits() {
+    for packed in [false, true] {
+        let plan = Plan { limits: true, kills: deaths() / 4 + 1, ..plan(packed, "threads") };
+        println!("again: {plan}");
+        let outcome = campaign::run(&plan).unwrap();
+        println!("{outcome:?}");
+        assert!(outcome.findings.is_empty(), "{:#?}", outcome.findings);
+        assert!(outcome.throttled > 0, "no request has waited");
     }
 }
 
@@ -143,6 +170,27 @@ fn c16_kills_together_with_other_faults() {
         });
         let outcome = outcome.unwrap_or_else(|| panic!("{harm:?} was not noticed"));
         std::fs::remove_dir_all(outcome.kept.unwrap()).unwrap();
+    }
+}
+
+/// Kills while requests are held for want of space, tried again and released: no request fails, none is
+/// lost or done twice, and those that a daemon held its successor carries out.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c18_kills_while_requests_are_held() {
+    use ringway_core::kill_points::Point;
+    let mut struck = std::collections::BTreeMap::new();
+    for (packed, engine) in [(false, "threads"), (true, "threads"), (false, "auto")] {
+        let plan = Plan { hold: true, points: Points::Always, ..plan(packed, engine) };
+        println!("again: {plan}");
+        let outcome = campaign::run(&plan).unwrap();
+        println!("{outcome:?}");
+        assert!(outcome.findings.is_empty(), "{:#?}", outcome.findings);
+        assert_eq!((outcome.kills, outcome.refused), (plan.kills + 3, 0));
+        outcome.at.iter().for_each(|(point, kills)| *struck.entry(*point).or_insert(0) += kills);
+    }
+    for point in [Point::Holding, Point::Held, Point::Retrying, Point::Releasing] {
+        assert!(struck.contains_key(&point), "{point:?}: {struck:?}");
     }
 }
 

@@ -6,6 +6,8 @@ mod common;
 use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, wait};
 use ringway_driver::{BlkQueue, Device, Options};
 use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -83,6 +85,44 @@ fn a23_a_throttled_disk_is_drained_paused_and_released() {
     waits(&mut queue);
     drop((queue, device));
     daemon.stop();
+}
+
+/// As an event, in the list, in the counts and as metrics; also of a disk with a process of its own.
+#[test]
+fn a_disk_at_its_limit_is_seen() {
+    for more in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let args = ["disk.img", "--socket", "s", "--control", "ctl", "--bps", "1", "--queues", "1"];
+        let args = [&args[..], &["--metrics", "unix:m"], more].concat();
+        let daemon = Daemon::serve(dir.path(), &args);
+        assert_eq!(answer(dir.path(), &["list"])["disks"][0]["at_limit"], false);
+        let mut events = UnixStream::connect(dir.path().join("ctl")).unwrap();
+        events.set_read_timeout(Some(PATIENCE)).unwrap();
+        events.write_all(b"{\"command\":\"events\"}\n").unwrap();
+        let mut lines = BufReader::new(events).lines().map(|line| line.unwrap());
+        assert!(lines.next().unwrap().contains("\"ok\":true"));
+        let (_device, _queue) = throttled(dir.path(), "s");
+        let event = lines.find(|line| line.contains("\"event\":\"limit-reached\"")).unwrap();
+        assert!(event.contains("\"image\":\"disk.img\""), "{event}");
+        assert_eq!(answer(dir.path(), &["list"])["disks"][0]["at_limit"], true);
+        let list = text(&ctl(dir.path(), &["list"]).stdout);
+        assert!(list.contains("serving, at its limit"), "{list}");
+        let counts = &answer(dir.path(), &["stats"])["disks"][0]["counts"];
+        assert_eq!(counts["throttled"], 1, "it has waited since: {counts}");
+        let top = ringway_top(dir.path());
+        assert!(top["disks"][0]["rates"]["throttled"].as_f64().unwrap() > 0.5, "{top}");
+        let mut scraped = String::new();
+        let mut metrics = UnixStream::connect(dir.path().join("m")).unwrap();
+        metrics.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        metrics.read_to_string(&mut scraped).unwrap();
+        let value = |name: &str| -> f64 {
+            let line = scraped.lines().find(|line| line.starts_with(name)).unwrap();
+            line.rsplit_once(' ').unwrap().1.parse().unwrap()
+        };
+        assert_eq!(value("ringway_disk_throttled_total{"), 1.0);
+        assert!(value("ringway_disk_throttled_seconds_total{") > 0.3);
+        daemon.stop();
+    }
 }
 
 #[test]
@@ -180,6 +220,15 @@ fn a24_groups_are_named_in_a_file_joined_left_and_changed() {
     let list = answer(dir.path(), &["list"]);
     let disks = |at: usize| list["limit_groups"][at]["disks"].clone();
     assert_eq!((disks(0), disks(1)), (json!([0]), json!([added["id"]])));
+    // Only what nobody shares any more can be removed.
+    let remove = ["limit", "--group", "tight", "--remove"];
+    refused(dir.path(), &remove, "'tight' is shared by null:3G");
+    answer(dir.path(), &["remove", "null:3G"]);
+    assert_eq!(answer(dir.path(), &remove)["removed"], true);
+    refused(dir.path(), &remove, "there is no limit group 'tight'");
+    assert_eq!(answer(dir.path(), &["list"])["limit_groups"].as_array().unwrap().len(), 1);
+    let both = ctl(dir.path(), &["limit", "b", "--group", "gold", "--remove"]);
+    assert_eq!(both.status.code(), Some(2), "{}", text(&both.stderr));
     daemon.stop();
 }
 
@@ -211,7 +260,7 @@ fn mistakes_in_limits_are_told_and_nothing_is_begun() {
     );
     file(
         &format!("{disk}limits = {{ iops = 5, iops-max = 4 }}\n"),
-        "line 1: iops-max = 4 is below",
+        "line 4: iops-max = 4 is below",
     );
     file(
         &format!("{disk}limit-group = 'gold'\n"),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Asks on a connection: the head of the answer and the rest.
 fn ask(mut stream: impl Read + Write, path: &str, accept: &str) -> (String, String) {
-    let request = format!("GET {path} HTTP/1.1\r\nHost: ringway\r\nAccept: {accept}\r\n\r\n");
+    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -204,6 +204,38 @@ fn e11_clients_of_metrics_cost_themselves_alone() {
     let (head, _) = ask(connect(), "/etc/passwd", "*/*");
     assert!(head.starts_with("HTTP/1.1 404"), "{head}");
     drop(crowd);
+    daemon.stop();
+}
+
+/// A browser that shows a foreign site sends that site's name, whatever address it connects to.
+#[test]
+fn e20_metrics_are_told_under_names_of_our_own_only() {
+    let dir = folder();
+    let toml = "metrics = '127.0.0.1:0'\nmetrics-name = ['vmhost.example']\n\
+                [[disk]]\nimage = 'disk.img'\nsocket = 's'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).unwrap();
+    let mut daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    let line = (0..20).map(|_| daemon.next_line()).find(|line| line.contains("http://"));
+    let (_, rest) = line.as_deref().unwrap().split_once("http://").unwrap();
+    let (at, _) = rest.split_once('/').unwrap();
+    let status = |host: &str, path: &str| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let told = answer.contains("ringway_disk_info") || answer.contains("disk.img");
+        (answer.split(' ').nth(1).unwrap().to_owned(), told)
+    };
+    for host in [at, "localhost", "[::1]:9099", "VMhost.example:9099"] {
+        assert_eq!(status(host, "/metrics"), ("200".into(), true), "{host}");
+    }
+    for host in ["evil.example", "evil.example:9099", "127.0.0.1.evil.example", "ringway"] {
+        for path in ["/metrics", "/", "/nothing"] {
+            assert_eq!(status(host, path), ("421".into(), false), "{host}");
+        }
+    }
     daemon.stop();
 }
 

@@ -154,10 +154,18 @@ fn the_parts_of_the_page_come_with_all_that_keeps_others_out() {
     ] {
         // As from the page of a foreign site.
         let place = page.place();
-        let answer = page.send(
-            format!("GET {path} HTTP/1.1\r\nHost: {place}\r\nOrigin: http://evil.example\r\nConnection: close\r\n\r\n")
-                .as_bytes(),
+        let ask = format!(
+            "GET {path} HTTP/1.1\r\nHost: {place}\r\nOrigin: http://evil.example\r\nConnection: close\r\n\r\n"
         );
+        // The daemon has not told any figures yet, on a busy host.
+        let begun = Instant::now();
+        let answer = loop {
+            let answer = page.send(ask.as_bytes());
+            if answer.status != 503 || begun.elapsed() > PATIENCE {
+                break answer;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
         assert_eq!(answer.status, if path == "/nothing" { 404 } else { 200 }, "{path}");
         for line in [
             &*format!("content-type: {kind}"),
@@ -354,9 +362,21 @@ fn a_page_that_comes_later_hears_what_was_before_and_what_became_of_the_daemon()
     assert_eq!(keys(&figures["disks"][0]), keys(&top["disks"][0]));
     // Only what is new.
     let since = data["at"].as_u64().unwrap();
-    let newer = page.data_until(&format!("disk=0&since={since}"), |data| data["at"] != since);
+    let newer =
+        page.data_until(&format!("disk=0&since={since}"), |data| data["points"]["at"][0].is_u64());
     let moments = newer["points"]["at"].as_array().unwrap();
     assert!(!moments.is_empty() && moments.iter().all(|at| at.as_u64() > Some(since)));
+
+    // What is over before the daemon is asked again.
+    for change in ["pause", "resume"] {
+        json_of(dir.path(), &["ctl", "--control", "ctl", "--json", change, "s"]);
+    }
+    let kinds = |data: &Value| -> Vec<String> {
+        let all = data["events"].as_array().unwrap().iter();
+        all.map(|one| one["kind"].as_str().unwrap().to_owned()).collect()
+    };
+    let told = page.data_until("", |data| kinds(data).ends_with(&["resumed".into()]));
+    assert_eq!(kinds(&told), ["connected", "paused", "resumed"]);
 
     daemon.kill();
     let lost = page.data_until("disk=0", |data| !data["lost"].is_null());
@@ -367,15 +387,11 @@ fn a_page_that_comes_later_hears_what_was_before_and_what_became_of_the_daemon()
         data["lost"].is_null() && data["detail"]["counts"]["writes"] == 0
     });
     assert!(written(&back) > 0.0, "the past of the same image stays: {back}");
-    let kinds: Vec<_> = back["changes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| one["kind"].as_str().unwrap())
-        .collect();
-    for kind in ["connected", "daemon lost", "daemon restarted"] {
-        assert!(kinds.contains(&kind), "{kind}: {kinds:?}");
-    }
+    // The device connects to the new daemon whenever it can.
+    let since_then: Vec<_> = kinds(&back)[3..].to_vec();
+    let of_the_daemon: Vec<_> =
+        since_then.iter().filter(|kind| kind.starts_with("daemon")).collect();
+    assert_eq!(of_the_daemon, ["daemon lost", "daemon restarted"], "{since_then:?}");
 }
 
 /// What the page shows of a count, without the blanks between its digits.
@@ -438,7 +454,7 @@ fn a_browser_shows_what_ctl_tells() {
     browser.until("document.getElementById('alert').hidden");
     let process = format!("process {}", daemon.pid());
     browser.until(&format!("document.getElementById('daemon').textContent.includes('{process}')"));
-    browser.until("document.getElementById('changes').textContent.includes('daemon restarted')");
+    browser.until("document.getElementById('events').textContent.includes('daemon restarted')");
 
     // So far nothing was complained of, and nobody else was asked for anything.
     for kind in ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"] {
@@ -501,7 +517,7 @@ fn walk(browser: &mut Browser) {
     }
     let mut order = vec!["skip", "pause", "theme", "help", "search", "sort", "disks", "range"];
     order.extend(["", "plot"].repeat(4));
-    order.extend(["queues", "workers", "changes"]);
+    order.extend(["queues", "workers", "events"]);
     assert_eq!(met, order);
 }
 
@@ -510,7 +526,7 @@ fn sizes(browser: &mut Browser) {
     for width in [480, 760, 1000, 1600] {
         let mut colours = Vec::new();
         for theme in ["light", "dark"] {
-            browser.look(width, 900, theme);
+            browser.emulate(width, 900, theme);
             browser.until(&format!("innerWidth === {width}"));
             browser.until(
                 "document.documentElement.scrollWidth <= document.documentElement.clientWidth",

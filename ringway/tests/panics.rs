@@ -6,7 +6,7 @@ mod common;
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// `ringway serve ARGS`, told to panic at `place`, when it comes to it for the `count`-th time.
@@ -77,8 +77,11 @@ fn e05_a_worker_that_panics_ends_the_daemon_in_order() {
         let toml = format!("poll = 'never'\n{fast}{slow}");
         std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
         // No worker but that of the disk that is asked all the time has as many turns.
-        let daemon = told(dir.path(), "worker:500", &["--config", "disks.toml"]);
-        let daemon = Daemon::start(daemon);
+        let args = ["--config", "disks.toml", "--control", "ctl"];
+        let daemon = Daemon::start(told(dir.path(), "worker:500", &args));
+        let mut events = ringway();
+        events.args(["ctl", "--control", "ctl", "events"]).current_dir(dir.path());
+        let events = events.stdout(Stdio::piped()).spawn().unwrap();
         let neighbour = connect(dir.path(), "t");
         let mut device = neighbour;
         let mut slow = device.queue::<u64>().unwrap();
@@ -93,6 +96,8 @@ fn e05_a_worker_that_panics_ends_the_daemon_in_order() {
         ends(daemon, dir.path(), &why);
         let done = slow.completions().filter(|done| done.is_ok()).count();
         assert_eq!(done, 8, "{engine}: the neighbour's requests were finished first");
+        let events = text(&events.wait_with_output().unwrap().stdout).to_owned();
+        assert!(events.contains("\"worker-failed\""), "{engine}: {events}");
     }
 }
 

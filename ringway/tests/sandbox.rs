@@ -5,9 +5,13 @@
 mod common;
 
 use common::{Daemon, PATIENCE, Thread, folder, read, ringway, run, text, threads, write};
+use ringway_control::request::COMMANDS;
 use ringway_driver::{Device, Options};
 use ringway_testkit::{Need, skip};
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Output;
@@ -330,4 +334,76 @@ fn users_that_cannot_be_are_refused() {
     }
     let error = serve("daemon", Some(NOBODY));
     assert!(error.contains("only root can become another user, and this is user 65534"), "{error}");
+}
+
+/// Every command of the control socket, also the rare ones, one of each kind: none makes a call that
+/// ends the daemon. What a library looks up when it is first used, it has looked up before.
+#[test]
+fn e13_every_command_is_carried_out_inside() {
+    let dir = folder();
+    let there = |name: &str| dir.path().join(name);
+    let file = |isolate: bool| {
+        format!(
+            "control = 'ctl'\nmetrics = 'unix:m'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n\
+             isolate = {isolate}\n[[disk]]\nimage = 'q'\nformat = 'qcow2'\nsocket = 'q.sock'\n"
+        )
+    };
+    let more = json!({"image": "null:1G", "socket": there("t"), "queues": 1});
+    let walk = [
+        ("list", json!({})),
+        ("stats", json!({"buckets": true})),
+        ("stats", json!({"histograms": true})),
+        ("limit", json!({"disk": 0, "limits": {"iops": 1000}})),
+        ("pause", json!({"disk": 0})),
+        ("resume", json!({"disk": 0})),
+        ("drain", json!({"disk": 0})),
+        ("resize", json!({"disk": 0, "size": "2M"})),
+        ("retry", json!({"disk": 0})),
+        ("snapshot", json!({"disk": 1, "snapshot": "kept"})),
+        ("add", json!({"disk": more})),
+        ("remove", json!({"disk": 2})),
+        ("reload", json!({})),
+        ("events", json!({})),
+    ];
+    for command in COMMANDS {
+        assert!(walk.iter().any(|(walked, _)| *walked == command), "{command} is left out");
+    }
+    let mut create = ringway();
+    create.args(["create", "--format", "qcow2", "q", "--size", "1M"]).current_dir(dir.path());
+    assert!(run(create).status.success());
+    for isolate in [false, true] {
+        std::fs::write(there("c.toml"), file(isolate)).unwrap();
+        // The first that asks for the time may be whoever tells systemd.
+        let heard = std::os::unix::net::UnixDatagram::bind(there("notify")).unwrap();
+        let mut command = ringway();
+        command.args(["serve", "--config", "c.toml"]).current_dir(dir.path());
+        command.env("NOTIFY_SOCKET", there("notify"));
+        let daemon = Daemon::start(command);
+        for (command, fields) in &walk {
+            let stream = UnixStream::connect(there("ctl")).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut request = fields.clone();
+            request["command"] = (*command).into();
+            if *command == "snapshot" {
+                request["snapshot"] = format!("kept-{isolate}").into();
+            }
+            writeln!(&stream, "{request}").unwrap();
+            let mut line = String::new();
+            BufReader::new(&stream).read_line(&mut line).unwrap();
+            let reply: Value = serde_json::from_str(&line).unwrap_or_default();
+            assert_eq!(reply["ok"], true, "{request}: {line}\n{}", daemon.log());
+        }
+        let mut scraped = String::new();
+        let mut stream = UnixStream::connect(there("m")).unwrap();
+        write!(stream, "GET /metrics HTTP/1.1\r\n\r\n").unwrap();
+        stream.read_to_string(&mut scraped).unwrap();
+        assert!(scraped.contains("process_cpu_seconds_total"), "{scraped}");
+        daemon.signal(libc::SIGUSR1);
+        daemon.signal(libc::SIGHUP);
+        let told = "the configuration was read again";
+        until("SIGHUP", || daemon.log().matches(told).count() == 2);
+        daemon.stop();
+        drop(heard);
+        std::fs::remove_file(there("notify")).unwrap();
+    }
 }

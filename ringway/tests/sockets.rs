@@ -186,3 +186,29 @@ fn a_socket_for_everybody_earns_a_warning() {
         daemon.stop();
     }
 }
+
+/// As root, where `/run` is empty: the daemon makes the folder of its own state beside the socket.
+#[test]
+fn b17_the_usual_state_folder_is_private_and_its_neighbours_can_be_reached() {
+    if !root() {
+        return;
+    }
+    let dir = folder();
+    let mount = "umask 077 && mount -t tmpfs tmpfs /run && exec \"$@\"";
+    let inside = |words: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", mount, "sh"]).args(words).current_dir(dir.path());
+        command
+    };
+    if !inside(&["true"]).status().is_ok_and(|status| status.success()) {
+        return skip(Need::Mount, "tmpfs");
+    }
+    let program = env!("CARGO_BIN_EXE_ringway");
+    let words = [program, "serve", "disk.img", "--socket", "/run/ringway/disk.sock"];
+    let daemon = Daemon::start(inside(&[&words[..], &["--socket-group", "54321"]].concat()));
+    let there = Path::new("/proc").join(daemon.pid().to_string()).join("root/run/ringway");
+    assert_eq!(mode(&there), 0o755, "others may search it");
+    assert_eq!(mode(&there.join("state")), 0o700);
+    assert_eq!((mode(&there.join("disk.sock")), group(&there.join("disk.sock"))), (0o660, 54321));
+    daemon.stop();
+}

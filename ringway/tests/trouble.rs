@@ -298,3 +298,43 @@ fn e09_a_daemon_that_waits_for_its_image_lives_through_sighup() {
     }
     first.stop();
 }
+
+/// A limit of file sizes (`ulimit -f`, systemd's `LimitFSIZE=`): a write beyond it fails, and is no
+/// reason for the daemon to end, nor for the process of an isolated disk.
+#[test]
+fn e14_a_write_beyond_the_limit_of_file_sizes_costs_that_write() {
+    for engine in ["io_uring", "linux-aio", "threads"] {
+        for more in ["", "isolate = true\n"] {
+            let dir = folder();
+            for image in ["one.img", "two.img"] {
+                std::fs::File::create(dir.path().join(image)).unwrap().set_len(4 << 20).unwrap();
+            }
+            let config = format!(
+                "[[disk]]\nimage = 'one.img'\nsocket = 'one'\nengine = '{engine}'\n{more}\
+                 [[disk]]\nimage = 'two.img'\nsocket = 'two'\nengine = '{engine}'\n{more}"
+            );
+            std::fs::write(dir.path().join("disks.toml"), config).unwrap();
+            let mut command = ringway();
+            command.args(["serve", "--config", "disks.toml"]).current_dir(dir.path());
+            // SAFETY: a plain system call, between fork and exec.
+            unsafe {
+                std::os::unix::process::CommandExt::pre_exec(&mut command, || {
+                    let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
+                    match libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) {
+                        0 => Ok(()),
+                        _ => Err(std::io::Error::last_os_error()),
+                    }
+                });
+            }
+            let daemon = Daemon::start(command);
+            let [mut one, mut two] = ["one", "two"].map(|socket| connect(dir.path(), socket));
+            let (mut first, mut second) = (one.queue().unwrap(), two.queue().unwrap());
+            assert!(write(&one, &mut first, 0, 1), "{engine} {more:?}: within the limit");
+            assert!(!write(&one, &mut first, 4096, 1), "{engine} {more:?}: beyond it");
+            assert!(write(&one, &mut first, 1, 1), "{engine} {more:?}: within it again");
+            assert!(write(&two, &mut second, 0, 1), "{engine} {more:?}: the neighbour");
+            drop((first, second, one, two));
+            daemon.stop();
+        }
+    }
+}

@@ -172,6 +172,39 @@ fn options_are_those_of_the_first_table_that_fits() {
 }
 
 #[test]
+fn limits_are_those_of_the_tables_until_ctl_changes_them() {
+    let dir = folder();
+    let xen = Toolstack::new(dir.path());
+    std::fs::copy(dir.path().join("disk.img"), dir.path().join("log.img")).unwrap();
+    let config = "control = 'ctl'\n\
+        [[limit-group]]\nname = 'gold'\nlimits = { iops = 5000 }\n\
+        [xen]\nstore = 'store'\nrecords = 'records'\nlimits = { bps = '100M', iops = 300 }\n\
+        [[xen.disk]]\nguest = 'db'\nlimits = { bps = 'none', iops = 800 }\nlimit-group = 'gold'\n";
+    std::fs::write(dir.path().join("xen.toml"), config).unwrap();
+    let daemon = Daemon::serve(dir.path(), &["--config", "xen.toml"]);
+    xen.attach((1, "web"), XVDA, &dir.path().join("disk.img"), "w");
+    xen.until(&daemon, (1, XVDA), "2");
+    xen.attach((2, "db"), XVDA, &dir.path().join("log.img"), "w");
+    xen.until(&daemon, (2, XVDA), "2");
+    let told = list(dir.path());
+    for words in [
+        "\"limit_group\":null,\"limits\":{\"bps\":104857600,\"iops\":300}",
+        "\"limit_group\":\"gold\",\"limits\":{\"iops\":800}",
+        "\"disks\":[1],\"limits\":{\"iops\":5000},\"name\":\"gold\"",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    let ctl = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "limit"]).args(args).current_dir(dir.path());
+        text(&run(command).stdout)
+    };
+    assert!(ctl(&["0", "--lift", "--iops", "50"]).ends_with(": iops 50\n"));
+    assert!(ctl(&["1", "--group", "none"]).ends_with("iops 800\n"));
+    daemon.stop();
+}
+
+#[test]
 fn another_user_has_what_root_opens() {
     if !root() {
         return;

@@ -90,16 +90,14 @@ impl Seen {
 
     /// Nanoseconds of the disk per request, as Little's law has it: the time that each took, shared
     /// by those that were in flight together.
-    #[must_use]
-    pub fn service_ns(&self) -> u64 {
+    fn service_ns(&self) -> u64 {
         let latency = self.latency / self.timed.max(1);
         latency * self.sampled.max(1) / self.in_flight.max(1)
     }
 
     /// True if the policy request could win: neighbours meet, requests queue, the disk is no faster
     /// than the sorting.
-    #[must_use]
-    pub fn may_merge(&self) -> bool {
+    fn may_merge(&self) -> bool {
         self.adjacent * 4 >= self.sampled
             && self.in_flight >= self.sampled * 2
             && self.service_ns() >= FAST_NS

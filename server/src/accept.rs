@@ -19,6 +19,7 @@ pub(crate) fn serve(export: &Export, endpoint: &Endpoint, stop: BorrowedFd<'_>) 
     let listener = match endpoint {
         Endpoint::Listener(listener, _) => listener,
         // Served over its own transport.
+        Endpoint::Nbd(_) => return Ok(()),
         #[cfg(feature = "xen")]
         Endpoint::Xen(_) => return Ok(()),
         Endpoint::Connected(stream) => {

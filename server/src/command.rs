@@ -1,16 +1,18 @@
 //! One call of `ringway serve`: its options, its plan, its daemon.
 
 use crate::attach::QemuVersion;
+use crate::configured::Configured;
 use crate::signals::Signals;
 use crate::{activation, daemon, endpoint, isolate, ready, sandbox};
 use clap::error::ErrorKind;
 use clap::{Args, Command, Id};
 use ringway_control::config::{
-    self, DaemonArgs, DiskArgs, EachDisk, Place, Plan, SocketRule, XenArgs, XenPlan,
+    self, DaemonArgs, DiskArgs, EachDisk, NbdSecurity, Place, Plan, SocketRule, XenArgs, XenPlan,
 };
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -58,22 +60,33 @@ guest's name, a virtual device or an image tells apart; the first that fits:
 
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
-SIGHUP: is ignored, and told in the log.
+SIGHUP: reads --config FILE again: disks are added and removed, limits changed;
+what cannot change while the daemon runs is told in the log.
 Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
 signal N.";
 
+/// An image and a file exclude each other, which clap's own line does not say.
+const USAGE: &str = "\
+ringway serve [OPTIONS] <IMAGE> --socket <PATH>
+       ringway serve [OPTIONS] --config <FILE>
+       ringway serve [OPTIONS] --control <PATH>
+       ringway serve [OPTIONS] --xen";
+
 /// What `ringway serve` is told.
 #[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct ServeArgs {
     #[command(flatten)]
     disk: DiskArgs,
-    /// Serve the disks of a TOML file; see below.
+    /// Serve the disks of a TOML file; see below. With --isolate all that say nothing else have
+    /// processes of their own.
     #[arg(long, value_name = "FILE", help_heading = "Disk",
           conflicts_with_all = words_of_a_disk())]
     config: Option<PathBuf>,
     #[command(flatten)]
     daemon: DaemonArgs,
+    #[command(flatten)]
+    nbd: NbdSecurity,
     #[command(flatten)]
     xen: XenArgs,
 
@@ -99,11 +112,12 @@ pub struct ServeArgs {
     isolated: Option<i32>,
 }
 
-/// What the file says of each disk. (The group that clap makes of `DiskArgs` is empty, because others
+/// What the file says of each disk, but for what may be said of all of them beside it. (The group that clap makes of `DiskArgs` is empty, because others
 /// are flattened into it.)
 fn words_of_a_disk() -> Vec<Id> {
     let disk = DiskArgs::augment_args(Command::new("disk"));
     let words = disk.get_arguments().map(|word| word.get_id().clone());
+    let words = words.filter(|word| word != "isolate");
     words.chain(["blk_file".into(), "fd".into()]).collect()
 }
 
@@ -125,14 +139,47 @@ pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Res
     if let Some(fd) = args.isolated {
         return isolate::run(fd, log);
     }
-    let options = args.daemon.clone();
+    let (mut options, args_config) = (args.daemon.clone(), args.config.clone());
+    let nbd = args.nbd.clone();
+    if args_config.is_some() {
+        options.each.isolate = args.disk.isolate;
+    }
     let mut plan = match &args.config {
         Some(path) => config::read(path).map_err(anyhow::Error::msg)?,
         None => plan_of(args, command)?,
     };
+    let mut configured = args_config.map(|path| Configured::new(&path, &plan));
     plan.daemon = options.or(&plan.daemon);
+    plan.nbd = nbd.or(&plan.nbd);
+    plan.check_nbd(&plan.nbd).map_err(anyhow::Error::msg)?;
+    if plan.xen.is_some() && plan.daemon.each.isolate == Some(true) {
+        usage(command, "--isolate is for disks with sockets, and those of [xen] have none");
+    }
+    plan.check_sockets().map_err(anyhow::Error::msg)?;
     activation::give_sockets(&mut plan)?;
-    plan.look_groups_up(sandbox::group_number).map_err(anyhow::Error::msg)?;
+    let known = RefCell::new(Vec::new());
+    plan.resolve_groups(|name| {
+        let number = sandbox::group_number(name)?;
+        known.borrow_mut().push((name.to_owned(), number));
+        anyhow::Ok(number)
+    })
+    .map_err(anyhow::Error::msg)?;
+    for (name, number) in known.into_inner() {
+        configured.iter_mut().for_each(|configured| configured.know_group(&name, number));
+    }
+    start(plan, configured, log, command)
+}
+
+/// Serves what a plan says, until it is over.
+///
+/// # Errors
+/// One message.
+pub(crate) fn start(
+    plan: Plan,
+    configured: Option<Configured>,
+    log: &LogArgs,
+    command: &mut Command,
+) -> anyhow::Result<ExitCode> {
     let polling = plan.daemon.polling().unwrap_or_else(|error| usage(command, &error));
     logging::start(log, plan.log_format, plan.log_level);
     logging::serve_guests();
@@ -145,7 +192,7 @@ pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Res
     // Only for people, as it takes a moment; and now, as the daemon cannot start anything later.
     let person = !log.quiet && std::io::stdout().is_terminal();
     let qemu = if person { QemuVersion::installed() } else { None };
-    let daemon = daemon::Daemon::start(plan, polling, None, log)?;
+    let daemon = daemon::Daemon::start(plan, polling, configured, None, log)?;
     // Whoever sees that it is ready finds in the log how it came to that.
     logging::finish();
     if !log.quiet {
@@ -172,11 +219,11 @@ fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
         isolate: disk.isolate,
     };
     if args.xen.xen {
-        if each != EachDisk::default() {
+        if each != EachDisk::default() || disk.memory_max.is_some() {
             usage(
                 command,
-                "--socket-mode, --socket-group and --isolate are for disks with sockets, and --xen \
-                 has none",
+                "--socket-mode, --socket-group, --isolate and --memory-max are for disks with sockets, \
+                 and --xen has none",
             );
         }
         return Ok(Plan {
@@ -184,7 +231,7 @@ fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
             ..Plan::default()
         });
     }
-    let Some(image) = disk.image.take().or(args.blk_file) else {
+    let Some(image) = disk.take_image().or(args.blk_file) else {
         if args.daemon.control.is_some() && disk.socket.is_none() && args.fd.is_none() {
             // Disks are added later.
             return Ok(Plan {
@@ -194,10 +241,15 @@ fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
         }
         usage(command, "no disk to serve: name an IMAGE, or a file with --config");
     };
-    let place = match (disk.socket.take(), args.fd) {
-        (Some(path), _) => Place::Socket(path),
-        (None, Some(fd)) => endpoint::inherit(fd)?,
-        (None, None) => match activation::only_one()? {
+    let nbd = disk.take_nbd(&image).unwrap_or_else(|error| usage(command, &error));
+    if nbd.is_some() && args.fd.is_some() {
+        usage(command, "--fd: a disk has one place, and --nbd names it");
+    }
+    let place = match (nbd, disk.socket.take(), args.fd) {
+        (Some(place), ..) => Place::Nbd(place),
+        (_, Some(path), _) => Place::Socket(path),
+        (_, None, Some(fd)) => endpoint::inherit(fd)?,
+        (_, None, None) => match activation::only_one()? {
             Some(place) => place,
             None => usage(command, "no place to serve it at: add --socket PATH"),
         },
@@ -208,6 +260,6 @@ fn plan_of(args: ServeArgs, command: &mut Command) -> anyhow::Result<Plan> {
 }
 
 /// Ends the program as a wrong option would.
-fn usage(command: &mut Command, message: &str) -> ! {
+pub(crate) fn usage(command: &mut Command, message: &str) -> ! {
     command.error(ErrorKind::ValueValidation, message).exit()
 }

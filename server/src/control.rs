@@ -7,10 +7,11 @@
 mod commands;
 mod reports;
 
+use super::connection::Connection;
 use super::disks::Disks;
 use super::events::Reader;
 use super::host::{Host, SocketFile};
-use super::line::Line;
+use super::service::Service;
 use super::survive::survive;
 use anyhow::Context;
 use ringway_control::protocol::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
@@ -25,7 +26,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use commands::Taken;
@@ -50,19 +50,8 @@ pub(crate) struct Control {
 /// A control socket that is served; dropping it ends the thread and removes
 /// the file. Clients that are there are heard until the process ends.
 pub(crate) struct Running {
+    _service: Service,
     _file: SocketFile,
-    end: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One write can not fill the counter.
-        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Control {
@@ -88,18 +77,11 @@ impl Control {
     /// What the host says to a thread.
     pub(crate) fn run(self, disks: &Arc<Disks>) -> io::Result<Running> {
         let Self { listener, file } = self;
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let (disks, stop) = (Arc::clone(disks), Arc::clone(&end));
-        let thread = std::thread::Builder::new().name("control".into()).spawn(move || {
-            // Clients that are there are not lost by it.
-            let clients = Arc::default();
-            let accept = || accept(&listener, &disks, &clients, &stop);
-            while survive("the control socket", accept).is_none() {
-                // Not too fast, if it panics over all it hears.
-                let _ = poll(&mut [PollFd::new(&*stop, PollFlags::IN)], Some(&BREATH));
-            }
-        })?;
-        Ok(Running { _file: file, end, thread: Some(thread) })
+        // Clients that are there are not lost by a panic.
+        let (disks, clients) = (Arc::clone(disks), Arc::default());
+        let accept = move |stop: &OwnedFd| accept(&listener, &disks, &clients, stop);
+        let service = Service::start("control", "the control socket", accept)?;
+        Ok(Running { _service: service, _file: file })
     }
 }
 
@@ -189,7 +171,7 @@ fn attend(
     clients: &Arc<Clients>,
 ) -> io::Result<()> {
     let leave = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-    let line = Line::new(stream, Arc::clone(&leave))?;
+    let line = Connection::new(stream, Arc::clone(&leave))?;
     if !clients.make_room() {
         let problem = Problem::new(Kind::Busy, "too many clients are waiting: try again later");
         return write(&line, None, Err(problem));
@@ -205,7 +187,7 @@ fn attend(
     thread.map(drop).inspect_err(|_| clients.lock().retain(|(other, _)| *other != number))
 }
 
-fn serve(number: u64, stream: &Line, disks: &Disks, clients: &Clients) -> io::Result<()> {
+fn serve(number: u64, stream: &Connection, disks: &Disks, clients: &Clients) -> io::Result<()> {
     let mut lines = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
@@ -243,7 +225,7 @@ fn serve(number: u64, stream: &Line, disks: &Disks, clients: &Clients) -> io::Re
 }
 
 /// Tells events until the client goes. It is busy all the time: no other one takes its place.
-fn tell_events(stream: &Line, reader: &Reader<'_>) -> io::Result<()> {
+fn tell_events(stream: &Connection, reader: &Reader<'_>) -> io::Result<()> {
     loop {
         stream.wait_for(reader.bell())?;
         for event in reader.take() {
@@ -255,7 +237,11 @@ fn tell_events(stream: &Line, reader: &Reader<'_>) -> io::Result<()> {
     }
 }
 
-fn write(stream: &Line, id: Option<Value>, outcome: Result<Value, Problem>) -> io::Result<()> {
+fn write(
+    stream: &Connection,
+    id: Option<Value>,
+    outcome: Result<Value, Problem>,
+) -> io::Result<()> {
     let (answer, error) = match outcome {
         Ok(answer) => (Some(answer), None),
         Err(problem) => (None, Some(problem)),

@@ -1,5 +1,6 @@
 //! A daemon from its start to its end: disks, control socket, signals.
 
+use super::configured::Configured;
 use super::control::{Control, all_facts};
 use super::deadline;
 use super::disks::{Disks, Means, Ready};
@@ -7,8 +8,10 @@ use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
 use super::limits::LimitGroups;
 use super::metrics::Metrics;
+use super::nbd_clients::Portals;
 use super::notify::Notify;
 use super::pulse::Pulse;
+use super::reload::reload;
 use super::survive::survive;
 use super::toolstack::Toolstack;
 use super::watchdog::{self, Watchdog};
@@ -16,9 +19,9 @@ use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
-use ringway_control::config::{CpuList, DaemonArgs, Plan, XenPlan};
+use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Place, Plan, XenPlan};
 use ringway_control::log::LogArgs;
-use ringway_control::protocol::DiskFacts;
+use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
@@ -37,9 +40,11 @@ pub(crate) struct Daemon {
     ready: Vec<Ready>,
     outside: Outside,
     xen: Option<(Arc<XenPlan>, Toolstack)>,
+    /// Where NBD clients find its disks.
+    nbd: Vec<NbdPlace>,
     /// The daemon that has its disk, if it is the process of one.
     inside: Option<Inside>,
-    notify: Notify,
+    notify: Arc<Notify>,
     signals: Signals,
     print_stats: bool,
     /// When to warn of requests that take long; never if zero.
@@ -55,9 +60,38 @@ struct Outside {
 impl Outside {
     fn listen(options: &DaemonArgs, host: &Host) -> anyhow::Result<Self> {
         let control = options.control.as_deref().map(|path| listen(path, host));
-        let metrics = options.metrics.as_ref().map(|at| Metrics::listen(at, host));
+        let metrics = options.metrics.as_ref();
+        let metrics = metrics.map(|at| Metrics::listen(at, &options.metrics_name, host));
         Ok(Self { control: control.transpose()?, metrics: metrics.transpose()? })
     }
+}
+
+/// Whose rights it will have, if not those of who starts it.
+fn account(user: Option<&str>) -> anyhow::Result<Option<Account>> {
+    user.map(|user| Account::find(user).with_context(|| format!("--user {user}"))).transpose()
+}
+
+/// Who comes to the disks of a daemon.
+fn guests_of(plan: &Plan) -> Guests {
+    let nbd = plan.disks.iter().any(|disk| matches!(disk.place, Place::Nbd(_)));
+    match &plan.xen {
+        Some(_) => Guests::Xen,
+        None if nbd => Guests::Nbd,
+        None => Guests::VhostUser,
+    }
+}
+
+fn nbd_places(plan: &Plan) -> Vec<NbdPlace> {
+    let places = plan.disks.iter().filter_map(|disk| match &disk.place {
+        Place::Nbd(place) => Some(place.clone()),
+        _ => None,
+    });
+    places.collect()
+}
+
+/// For how long a request may be in flight before that is told.
+fn overdue(options: &DaemonArgs) -> Duration {
+    options.overdue.map_or(watchdog::LIMIT, |seconds| Duration::from_secs(seconds.into()))
 }
 
 fn limit_groups(plan: &Plan) -> anyhow::Result<LimitGroups> {
@@ -76,35 +110,36 @@ impl Daemon {
     pub(crate) fn start(
         plan: Plan,
         polling: Polling,
+        configured: Option<Configured>,
         mut inside: Option<Inside>,
         log: &LogArgs,
     ) -> anyhow::Result<Self> {
         let limit_groups = limit_groups(&plan)?;
         let print_stats = plan.daemon.stats;
-        let overdue =
-            plan.daemon.overdue.map_or(watchdog::LIMIT, |s| Duration::from_secs(s.into()));
+        let overdue = overdue(&plan.daemon);
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }
         let mode = plan.daemon.sandbox.unwrap_or_default();
-        let user = plan.daemon.user.as_deref();
-        let account =
-            user.map(|user| Account::find(user).with_context(|| format!("--user {user}")));
-        let account = account.transpose()?;
-        let guests = if plan.xen.is_some() { Guests::Xen } else { Guests::VhostUser };
+        let account = account(plan.daemon.user.as_deref())?;
+        let guests = guests_of(&plan);
         let duties = Duties {
             account: account.clone(),
-            adds: plan.daemon.control.is_some() || plan.xen.is_some(),
+            adds: plan.daemon.control.is_some() || plan.xen.is_some() || configured.is_some(),
+            configuration: configured.as_ref().map(|configured| configured.path.clone()),
             groups: plan.names_groups(),
+            clones: plan.disks.iter().any(|disk| disk.base.is_some()),
             iopoll: plan.daemon.iopoll,
+            network: plan.disks.iter().any(|disk| disk.source.is_elsewhere()),
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };
         let spawner = plan.isolates().then(|| Spawner::fork(account.clone(), log)).transpose()?;
         let host = Host::start(mode, duties)?;
-        let notify = Notify::connect();
+        let notify = Arc::new(Notify::connect());
         // First, because a disk that is to be made is only made once all else is in place.
         let outside = Outside::listen(&plan.daemon, &host)?;
+        let (portals, nbd) = (Portals::open(&plan.disks, &plan.nbd)?, nbd_places(&plan));
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
             ringway_export::install_handlers()?;
@@ -116,10 +151,13 @@ impl Daemon {
         let xen = plan.xen.map(Arc::new);
         let means = Means {
             host,
+            guests,
             xen: xen.clone(),
+            portals,
             spawner: spawner.map(Arc::new),
             log: (plan.log_format, plan.log_level),
             limit_groups,
+            configured,
             sampled: inside.as_ref().is_some_and(|inside| inside.sampled),
         };
         let (disks, ready, new_images) =
@@ -127,11 +165,11 @@ impl Daemon {
         disks.started()?;
         let disk = inside.as_ref().map(|inside| inside.name.as_str());
         tracing::info!(disk, "{sandbox}");
+        if let Some(why) = disks.no_cgroups() {
+            tracing::info!("disks with processes of their own share one cgroup: {why}");
+        }
         if !disks.host.keeps_state() {
-            tracing::info!(
-                disk,
-                "no --state-dir: a failed flush and a pause will not outlive this daemon"
-            );
+            tracing::info!(disk, "no --state-dir: a failed flush and a pause end with this daemon");
         }
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);
@@ -144,7 +182,7 @@ impl Daemon {
             inside.wait_for_go(&disks)?;
         }
         new_images.into_iter().for_each(|image| image.keep());
-        Ok(Self { disks, ready, outside, xen, inside, notify, signals, print_stats, overdue })
+        Ok(Self { disks, ready, outside, xen, nbd, inside, notify, signals, print_stats, overdue })
     }
 
     /// The disks it starts with.
@@ -160,6 +198,11 @@ impl Daemon {
     /// The toolstack that attaches disks.
     pub(crate) fn xen(&self) -> Option<&XenPlan> {
         self.xen.as_ref().map(|(plan, _)| &**plan)
+    }
+
+    /// What NBD clients connect to.
+    pub(crate) fn nbd(&self) -> Vec<String> {
+        self.disks.portals.uris(&self.nbd)
     }
 
     /// Where its metrics are told.
@@ -189,9 +232,24 @@ impl Daemon {
                 asked.tell_counts();
             });
         };
-        let stop = signals.listen(inside.is_none(), news)?;
+        let (asked, service) = (Arc::clone(&disks), Arc::clone(&notify));
+        let again = move || {
+            survive("reading the configuration again", || {
+                if asked.configured.is_none() {
+                    tracing::warn!("SIGHUP is ignored: this daemon was started without --config");
+                    return;
+                }
+                service.reloading();
+                // What is wrong is in the log.
+                let _ = reload(&asked);
+                service.ready();
+            });
+        };
+        let stop = signals.listen(inside.is_none(), news, again)?;
         notify.ready();
-        let stays = control.is_some() || xen.is_some() || inside.is_some();
+        // A file that is read again may name other disks.
+        let stays =
+            control.is_some() || disks.configured.is_some() || xen.is_some() || inside.is_some();
         let launched = ready.into_iter().try_for_each(|ready| disks.launch(ready));
         let launched = launched.and_then(|()| disks.launch_isolated());
         let farewell = inside.map(|inside| inside.attend(&disks, &stop)).transpose()?;
@@ -239,11 +297,16 @@ fn wait(
     stays: bool,
     alive: &dyn Fn() -> Option<Timespec>,
 ) -> anyhow::Result<()> {
+    let mut spawner = disks.end_of_spawner();
     loop {
         let next = alive();
         let bell = disks.bell();
-        let stop = stop.as_fd();
-        let mut polled = [PollFd::new(&stop, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
+        let fds = [Some((stop.as_fd(), PollFlags::IN)), Some((bell.as_fd(), PollFlags::IN))];
+        // Its answers are for those who ask; its end is told whatever is asked for.
+        let spawners = spawner.map(|line| (line, PollFlags::empty()));
+        let fds = fds.into_iter().chain([spawners]).flatten();
+        let mut polled: Vec<_> =
+            fds.map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)).collect();
         match poll(&mut polled, next.as_ref()) {
             Ok(0) | Err(Errno::INTR) => continue,
             Ok(_) => {}
@@ -251,6 +314,15 @@ fn wait(
         }
         if !polled[0].revents().is_empty() {
             return Ok(());
+        }
+        if polled.get(2).is_some_and(|line| !line.revents().is_empty()) {
+            spawner = None;
+            disks.events.tell(None, Happened::SpawnerEnded);
+            tracing::error!(
+                "the process that starts others for disks has ended (ringway-spawner): all disks are \
+                 served on, but one whose own process ends is not served again, and none with a \
+                 process of its own can be added. Start the daemon anew when you can"
+            );
         }
         if !disks.clear_up()? && !stays {
             return Ok(());

@@ -1,35 +1,36 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
 mod apart;
-mod crew;
 mod limits;
 mod means;
+mod snapshot;
+mod workers;
 
 use super::bell::{Bell, event};
+use super::configured::Configured;
 use super::endpoint::Endpoint;
 use super::events::Events;
-use super::host::{Host, NewImage};
+use super::host::{EphemeralClone, Host, NewImage, OpenDisk};
 use super::incidents::Incidents;
 use super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::limits::LimitGroups;
-use super::numbers::{rings, workers};
+use super::nbd_clients::Portals;
 use super::paths::Paths;
-use super::pools::{Engine, Pools};
+use super::pools::Engine;
 use super::served::{Served, lock};
-use super::spread::Spread;
-use super::stats::Workers;
-use anyhow::{Context, anyhow, bail};
+use super::sizing::{rings, workers};
+use crate::sandbox::Guests;
+use anyhow::{anyhow, bail};
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_control::protocol::Happened;
 use ringway_core::kill_point;
-use ringway_disk::{Disk, EngineKind};
-use ringway_export::{
-    Cpus, ExportOptions, OnFailure, Polling, PoolOptions, RingPool, WorkerOptions,
-};
+use ringway_disk::Disk;
+use ringway_export::{Cpus, ExportOptions, Polling, RingPool};
 use ringway_vhost_user::Access;
+pub(crate) use snapshot::SnapshotError;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -46,11 +47,18 @@ pub(crate) struct Ready {
     endpoint: Endpoint,
 }
 
+/// The number of a disk, and its image if that goes with it.
+type Own = (u64, Option<EphemeralClone>);
+
 /// All disks, and their workers.
 pub(crate) struct Disks {
     options: DaemonArgs,
+    /// Who comes to them: over one transport.
+    guests: Guests,
     /// The toolstack that attaches disks, if it is one of Xen's.
     xen: Option<Arc<XenPlan>>,
+    /// Where NBD clients come in.
+    pub(super) portals: Portals,
     /// Where images and sockets are.
     pub(super) host: Host,
     /// In a sandbox: all rings there will ever be.
@@ -60,6 +68,8 @@ pub(crate) struct Disks {
     pins: Cpus,
     paths: Paths,
     incidents: Incidents,
+    /// The file that says what they are, if there is one.
+    pub(super) configured: Option<Configured>,
     /// What happens to them.
     pub(crate) events: Arc<Events>,
     list: Mutex<Vec<Arc<Served>>>,
@@ -74,6 +84,7 @@ pub(crate) struct Disks {
     engines: Mutex<Vec<Engine>>,
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
+    pub(super) removed: AtomicBool,
     pub(super) bell: Arc<Bell>,
     pub(crate) begun: Instant,
 }
@@ -92,24 +103,25 @@ impl Disks {
         means: Means,
         enter: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<(Self, Vec<Ready>, Vec<NewImage>)> {
-        let Means { host, xen, spawner, log, sampled, limit_groups } = means;
+        let Means { host, guests, xen, portals, spawner, log, configured, sampled, limit_groups } =
+            means;
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
         let (mut new_images, mut turn, next_id) = (Vec::new(), 0, AtomicU64::new(0));
         for spec in specs {
             let id = next_id.fetch_add(1, SeqCst);
-            if let Some(spawner) = spawner.as_ref().filter(|_| is_isolated(&spec, &options)) {
-                let origin = spec.origin.clone();
-                let queues = usize::from(spec.queues);
+            let apart =
+                is_isolated(&spec, &options).map_err(|error| with_origin(&spec.origin, error))?;
+            if let Some(spawner) = spawner.as_ref().filter(|_| apart) {
+                let (origin, queues) = (spec.origin.clone(), usize::from(spec.queues));
                 let started = Starting::new(spawner, spec, &options, log, turn);
                 starting.push((id, started.map_err(|error| with_origin(&origin, error))?));
                 turn += workers(&options, queues);
                 continue;
             }
-            ids.push(id);
-            let (disk, new_image) =
-                host.open(&spec).map_err(|error| with_origin(&spec.origin, error))?;
-            opened.push((Arc::new(disk), spec));
-            new_images.extend(new_image);
+            let open = host.open(&spec).map_err(|error| with_origin(&spec.origin, error))?;
+            ids.push((id, open.clone));
+            opened.push((Arc::new(open.disk), spec));
+            new_images.extend(open.new);
         }
         // As long as signals still end this process: it may wait for somebody else's image.
         let isolated = wait_for_all(starting, &host, spawner.as_ref())?;
@@ -118,19 +130,20 @@ impl Disks {
         cpus();
         host.confine();
         enter()?;
-        let bell = Bell::new()?;
         let events = Arc::<Events>::default();
-        let pins = Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers));
         let disks = Self {
+            pins: Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers)),
             options,
+            guests,
             xen,
+            portals,
             host,
             rings,
             polling,
-            pins,
             paths: Paths::start(&events)?,
             incidents: Incidents::start(&events)?,
             events,
+            configured,
             list: Mutex::default(),
             isolated: Mutex::new(isolated),
             spawner,
@@ -140,73 +153,27 @@ impl Disks {
             limit_groups,
             engines: Mutex::default(),
             open: Mutex::new(true),
-            bell: Arc::new(bell),
+            removed: AtomicBool::new(false),
+            bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
         };
         kill_point!(Locked);
         disks.start_pools(&opened)?;
         disks.warn_of_crowd(0);
-        let mut ready = Vec::new();
-        for ((disk, spec), id) in opened.into_iter().zip(ids) {
+        let prepare = |((disk, spec), own): ((Arc<Disk>, DiskSpec), Own)| {
             let origin = spec.origin.clone();
-            let prepared = disks.prepare(disk, spec, id);
-            ready.push(prepared.map_err(|error| with_origin(&origin, error))?);
-        }
+            disks.prepare(disk, spec, own).map_err(|error| with_origin(&origin, error))
+        };
+        let ready = opened.into_iter().zip(ids).map(prepare).collect::<anyhow::Result<_>>()?;
         kill_point!(Listening);
         Ok((disks, ready, new_images))
     }
 
-    /// Workers with engine `kind` for `queues` queues; as many as there are already, at least.
-    fn provide(&self, kind: EngineKind, queues: usize) -> anyhow::Result<()> {
-        let wanted = workers(&self.options, queues);
-        let context = || format!("cannot start {wanted} workers with engine {kind}");
-        let mut engines = lock(&self.engines);
-        let there = engines.iter().find(|engine| engine.kind == kind);
-        let there = there.map_or(0, |engine| engine.pool.len());
-        let wanted = match &self.rings {
-            // Queues share the workers that there can be.
-            Some(rings) if kind == EngineKind::IoUring => wanted.min(there + rings.left()),
-            _ => wanted,
-        };
-        if wanted == 0 {
-            bail!(
-                "there is no io_uring for this disk: it did not work when the daemon started, and \
-                 in the sandbox none can be set up later. Use another engine"
-            );
-        }
-        if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {
-            engine.pool.grow(wanted).with_context(context)?;
-            engine.spread.grow(engine.pool.len());
-            return Ok(());
-        }
-        let options = PoolOptions {
-            engine: kind,
-            workers: wanted,
-            iopoll: self.options.iopoll,
-            worker: WorkerOptions {
-                polling: self.polling,
-                pin_memory: self.options.pin_memory,
-                sample_latency: self.options.is_watched() || self.sampled,
-            },
-        };
-        let bell = Arc::clone(&self.bell);
-        let on_failure: OnFailure = Arc::new(move || {
-            bell.worker_failed.store(true, SeqCst);
-            bell.ring();
-        });
-        let rings = self.rings.clone();
-        let care = (self.pins.clone(), on_failure, rings);
-        let pool = Pools::start(self.xen.is_some(), options, care);
-        let pool = pool.with_context(context)?;
-        let mut spread = Spread::new();
-        spread.grow(pool.len());
-        engines.push(Engine { kind, pool, spread });
-        Ok(())
-    }
-
     /// Gives an open disk its workers and its place.
-    fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, id: u64) -> anyhow::Result<Ready> {
+    fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, (id, clone): Own) -> anyhow::Result<Ready> {
         disk.set_error_policy(spec.errors);
+        self.host.look_after(&disk, &spec)?;
+        let alone = disk.remote().is_some();
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);
@@ -214,7 +181,11 @@ impl Disks {
         let (mode, group) = rule.settle(self.options.user.is_some()).map_err(anyhow::Error::msg)?;
         let limits =
             self.limit_groups.of_new(&spec.words.limits, spec.words.limit_group.as_deref())?;
-        let endpoint = Endpoint::open(spec.place, Access { mode, group }, &self.host)?;
+        let endpoint =
+            Endpoint::open(spec.place, Access { mode, group }, (&self.portals, &self.host))?;
+        if let Endpoint::Nbd(clients) = &endpoint {
+            clients.open(&disk);
+        }
         let stop = event()?;
         let (workers, first, export) = {
             let mut engines = lock(&self.engines);
@@ -225,18 +196,21 @@ impl Disks {
             self.incidents.listen(id, &disk);
             (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
         };
-        let busy = workers.min(spec.queues.into());
+        let busy = if alone { 1 } else { workers.min(spec.queues.into()) };
         let place = (first, workers);
         let served = Arc::new(Served {
             id,
             export,
-            claim,
+            claim: Mutex::new(claim),
+            files_change: Mutex::default(),
             socket: endpoint.path().map(Path::to_path_buf),
             device: endpoint.device().map(str::to_owned),
             workers: busy,
             limits: Mutex::new(limits),
             place,
             stop,
+            base: spec.base.map(|(base, _)| base),
+            clone: Mutex::new(clone),
             leaving: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             thread: Mutex::default(),
@@ -285,8 +259,11 @@ impl Disks {
     /// One message; nothing was created or changed then.
     pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<AnyDisk> {
         self.check_apart(&spec)?;
-        if is_isolated(&spec, &self.options) {
+        if is_isolated(&spec, &self.options)? {
             return self.add_isolated(spec).map(AnyDisk::Apart);
+        }
+        if (self.guests == Guests::Nbd) != matches!(spec.place, Place::Nbd(_)) {
+            bail!("a daemon serves NBD clients (--nbd) or virtual machines (--socket), not both");
         }
         if self.xen.is_some() != matches!(spec.place, Place::Xen(_)) {
             bail!(
@@ -294,7 +271,7 @@ impl Disks {
             );
         }
         // With --lock-wait this takes its time; the daemon can stop meanwhile.
-        let (disk, new_image) = self.host.open(&spec)?;
+        let OpenDisk { disk, new, clone } = self.host.open(&spec)?;
         let open = lock(&self.open);
         if !*open {
             bail!("the daemon is stopping");
@@ -305,15 +282,13 @@ impl Disks {
         self.provide(disk.engine(), queues + usize::from(spec.queues))?;
         self.warn_of_crowd(before);
         let id = self.next_id.fetch_add(1, SeqCst);
-        let ready = self.prepare(Arc::new(disk), spec, id)?;
+        let ready = self.prepare(Arc::new(disk), spec, (id, clone))?;
         let served = Arc::clone(&ready.served);
         if let Err(error) = self.launch(ready) {
             self.forget(&served);
             return Err(error);
         }
-        if let Some(image) = new_image {
-            image.keep();
-        }
+        new.into_iter().for_each(NewImage::keep);
         tracing::info!(disk = served.name(), id = served.id, "disk added");
         self.events.tell(Some((served.id, served.name())), Happened::Added);
         Ok(AnyDisk::Here(served))
@@ -328,7 +303,10 @@ impl Disks {
         if served.leaving.swap(true, SeqCst) {
             bail!("it is being removed already");
         }
+        // A snapshot that is being taken ends first.
+        let files_change = lock(&served.files_change);
         served.stop();
+        drop(files_change);
         let outcome = served.join().unwrap_or(Ok(()));
         self.forget(&served);
         let clear = served.export.is_clear();
@@ -347,6 +325,7 @@ impl Disks {
             disk.ends(served.device.is_some());
             disk.unlock();
         }
+        served.end_clone(true);
         outcome.map(|()| clear)
     }
 
@@ -371,14 +350,6 @@ impl Disks {
     /// The disks, in the order they came.
     pub(crate) fn list(&self) -> Vec<Arc<Served>> {
         lock(&self.list).clone()
-    }
-
-    /// The workers of all disks, to ask for their counts.
-    pub(crate) fn workers(&self) -> Workers {
-        let disks = self.list().into_iter().map(|served| Arc::clone(served.export.disk()));
-        let engines = lock(&self.engines);
-        let pools = engines.iter().map(|engine| (engine.kind, engine.pool.counts()));
-        Workers::new(pools, disks)
     }
 
     /// Readable when [`Disks::clear_up`] has something to do.
@@ -424,17 +395,12 @@ impl Disks {
             if let Some(Err(error)) = served.join() {
                 outcome = outcome.and(Err(error));
             }
+            served.end_clone(self.removed.load(SeqCst));
             self.forget(&served);
         }
         for disk in isolated {
             disk.join();
         }
         outcome
-    }
-
-    /// Ends all workers; the disks must have been stopped.
-    pub(crate) fn end_workers(&self) {
-        let engines = std::mem::take(&mut *lock(&self.engines));
-        drop(engines);
     }
 }

@@ -1,10 +1,11 @@
 //! Where front-ends come in: a socket file of ours, or an inherited socket.
 
 use super::host::{Host, SocketFile};
+use super::nbd_clients::{NbdClients, Portals};
 use anyhow::{Context, bail};
-use ringway_control::config::Place;
 #[cfg(feature = "xen")]
 use ringway_control::config::XenDevice;
+use ringway_control::config::{NbdAddress, Place};
 use ringway_vhost_user::Access;
 #[cfg(feature = "xen")]
 use ringway_xen_blkback::Address;
@@ -54,12 +55,26 @@ pub(crate) enum At {
     Others(Option<PathBuf>),
 }
 
+/// unix(7): to connect takes the right to write.
+fn warn_of_access(path: &Path, access: Access) {
+    if access.mode & 0o002 != 0 {
+        tracing::warn!(
+            "socket-mode {:04o}: every user of this host who can reach its folder can connect to {}, \
+             and so read and write the disk",
+            access.mode,
+            path.display()
+        );
+    }
+}
+
 /// Where front-ends come in.
 pub(crate) enum Endpoint {
     /// They connect, one after the other.
     Listener(UnixListener, At),
     /// It is connected; nobody comes after it.
     Connected(UnixStream),
+    /// NBD clients connect, several at a time.
+    Nbd(NbdClients),
     /// Not a socket: a device of this Xen host's guest.
     #[cfg(feature = "xen")]
     Xen(Address),
@@ -70,18 +85,14 @@ impl Endpoint {
     ///
     /// # Errors
     /// What is wrong with it.
-    pub(crate) fn open(place: Place, access: Access, host: &Host) -> anyhow::Result<Self> {
+    pub(crate) fn open(
+        place: Place,
+        access: Access,
+        (portals, host): (&Portals, &Host),
+    ) -> anyhow::Result<Self> {
         match place {
             Place::Socket(path) => {
-                // unix(7): to connect takes the right to write.
-                if access.mode & 0o002 != 0 {
-                    tracing::warn!(
-                        "socket-mode {:04o}: every user of this host who can reach its folder can \
-                         connect to {}, and so read and write the disk",
-                        access.mode,
-                        path.display()
-                    );
-                }
+                warn_of_access(&path, access);
                 let (listener, file) = host.listen(&path, false, access)?;
                 Self::listening(listener, At::Own(file))
             }
@@ -89,6 +100,12 @@ impl Endpoint {
                 Self::listening(fd.into(), At::Others(path))
             }
             Place::Inherited { fd, listens: false, .. } => Ok(Self::Connected(fd.into())),
+            Place::Nbd(place) => {
+                if let NbdAddress::Unix(path) = &place.address {
+                    warn_of_access(path, access);
+                }
+                Ok(Self::Nbd(NbdClients::listen(&place, access, (portals, host))?))
+            }
             #[cfg(feature = "xen")]
             Place::Xen(device) => Ok(Self::Xen(address(device))),
             #[cfg(not(feature = "xen"))]
@@ -116,6 +133,7 @@ impl Endpoint {
         match self {
             Self::Listener(_, At::Own(file)) => Some(file.path()),
             Self::Listener(_, At::Others(path)) => path.as_deref(),
+            Self::Nbd(clients) => Some(clients.place()),
             _ => None,
         }
     }

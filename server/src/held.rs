@@ -5,14 +5,23 @@
 
 use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, HeldRequests};
+use std::time::{Duration, Instant};
+
+/// Changes that are told in a minute. A guest that restarts a queue makes more: what has become of
+/// them is told when the minute is over.
+const CHANGES_MAX: usize = 10;
+const MINUTE: Duration = Duration::from_secs(60);
 
 /// What is known of a disk's held requests from one look to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Spell {
     /// Spells that were told of.
-    told: u64,
+    seen: u64,
     /// The last one goes on.
     open: bool,
+    /// When the present minute has begun, and what was told in it.
+    begun: Option<Instant>,
+    changes: usize,
 }
 
 /// What has changed since the last look.
@@ -25,22 +34,48 @@ pub(crate) enum Change {
 }
 
 impl Spell {
-    /// What has changed, in its order.
-    pub(crate) fn look(&mut self, disk: &Disk) -> Vec<Change> {
+    /// What has changed, in its order, and how often requests were held since that was told last; or in
+    /// how long there is more to tell.
+    pub(crate) fn changes(
+        &mut self,
+        disk: &Disk,
+        now: Instant,
+    ) -> Result<(Vec<Change>, u64), Duration> {
         // First the number: a spell that begins in between is found by the next look.
         let spells = disk.held_spells();
-        self.change(spells, disk.held())
+        self.changes_at(now, spells, disk.held())
+    }
+
+    fn changes_at(
+        &mut self,
+        now: Instant,
+        spells: u64,
+        held: Option<HeldRequests>,
+    ) -> Result<(Vec<Change>, u64), Duration> {
+        if spells == self.seen && !(self.open && held.is_none()) {
+            return Ok((Vec::new(), 0));
+        }
+        let age = self.begun.map_or(MINUTE, |begun| now.saturating_duration_since(begun));
+        if age >= MINUTE {
+            (self.begun, self.changes) = (Some(now), 0);
+        } else if self.changes >= CHANGES_MAX {
+            return Err(MINUTE - age);
+        }
+        let times = spells - self.seen;
+        let changes = self.change(spells, held);
+        self.changes += changes.len();
+        Ok((changes, times))
     }
 
     fn change(&mut self, spells: u64, held: Option<HeldRequests>) -> Vec<Change> {
         let mut changes = Vec::new();
-        let new = spells > self.told;
+        let new = spells > self.seen;
         if self.open && (new || held.is_none()) {
             changes.push(Change::Released);
             self.open = false;
         }
         if new {
-            self.told = spells;
+            self.seen = spells;
             self.open = true;
             changes.push(Change::Held(held));
             if held.is_none() {
@@ -61,9 +96,9 @@ impl Change {
         }
     }
 
-    /// A line of the log.
-    pub(crate) fn tell(&self, disk: &Disk) {
-        let name = disk.name();
+    /// A line of the log; requests began to be held so many `times` since the last one.
+    pub(crate) fn tell(&self, disk: &Disk, times: u64) {
+        let (name, times) = (disk.name(), (times > 1).then_some(times));
         match self {
             Self::Held(Some(held)) => {
                 let (operation, reason) = (held.op.name(), held.reason());
@@ -73,11 +108,14 @@ impl Change {
                 };
                 tracing::error!(
                     disk = name,
+                    times,
                     errno = (held.errno != 0).then_some(held.errno),
                     "requests are held, and their guest waits: {operation} failed: {reason}; {again}"
                 );
             }
-            Self::Held(None) => tracing::warn!(disk = name, "requests were held for a moment"),
+            Self::Held(None) => {
+                tracing::warn!(disk = name, times, "requests were held for a moment");
+            }
             Self::Released => tracing::info!(disk = name, "no request is held any more"),
         }
     }
@@ -87,7 +125,6 @@ impl Change {
 mod tests {
     use super::*;
     use ringway_disk::FailedOp;
-    use std::time::Duration;
 
     #[test]
     fn each_spell_is_told_of_once_whenever_somebody_looks() {
@@ -111,5 +148,20 @@ mod tests {
         let both = [Change::Released, Change::Held(Some(held))];
         assert_eq!(spell.change(4, Some(held)), both);
         assert_eq!(spell.change(4, None), [Change::Released]);
+    }
+
+    /// A guest that restarts its queue has the same request held again each time.
+    #[test]
+    fn e04_a_storm_of_held_requests_is_told_ten_times_a_minute() {
+        let (mut spell, begun) = (Spell::default(), Instant::now());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        let changes: Vec<_> =
+            (1..1000).map(|spells| spell.changes_at(at(0), spells, None)).collect();
+        assert_eq!(changes.iter().flatten().map(|(changes, _)| changes.len()).sum::<usize>(), 10);
+        assert_eq!(changes[998], Err(Duration::from_secs(60)));
+        assert_eq!(spell.changes_at(at(59), 1000, None), Err(Duration::from_secs(1)));
+        let both = vec![Change::Held(None), Change::Released];
+        assert_eq!(spell.changes_at(at(60), 1000, None), Ok((both, 995)));
+        assert_eq!(spell.changes_at(at(60), 1000, None), Ok((vec![], 0)));
     }
 }

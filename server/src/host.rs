@@ -17,37 +17,44 @@
 mod client;
 mod duties;
 mod helper;
+mod image_words;
 mod local;
 mod names;
+mod overlay;
+mod protocol;
+mod remote;
 mod state;
 pub(super) mod wire;
-mod words;
 
 use anyhow::{Context, bail};
 pub(crate) use duties::Duties;
+pub(crate) use protocol::is_socket_busy;
 use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_terminal::reasons::in_full;
 pub(crate) use state::StateDir;
-pub(crate) use words::is_socket_busy;
 
 use crate::xen::Access;
-use client::{Client, HelpersFile};
+use client::{Client, EphemeralFile, HelpersFile};
 pub(super) use helper::{leave_no_zombie, settle};
-use local::{Local, OwnFile};
+use local::{Local, Opened, OwnFile};
 use names::{Looker, PATHS};
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::{Limit, Names};
+use ringway_image::Bases;
 use ringway_vhost_user::Access as SocketAccess;
 use state::StateKeeper;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.
 const SNATCHED_MAX: u32 = 16;
+
+/// The longest configuration that is read again.
+const CONFIGURATION_MAX: usize = 16 << 20;
 
 /// Where names are looked up.
 pub(crate) struct Host {
@@ -59,6 +66,9 @@ pub(crate) struct Host {
     /// For a daemon without a helper.
     state_dir: Option<StateDir>,
     keeps_state: bool,
+    configuration: Option<PathBuf>,
+    /// What images are based on, shared.
+    bases: Bases,
 }
 
 impl Host {
@@ -68,19 +78,38 @@ impl Host {
     /// What the host says to a process.
     pub(crate) fn start(mode: Sandbox, duties: Duties) -> anyhow::Result<Self> {
         let local = Local::new(duties.iopoll);
+        let configuration = duties.configuration.clone();
         // Another user could not come back to what was made as root.
         if mode == Sandbox::Off && duties.account.is_none() {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
             let state_dir = duties.state_dir;
             let keeps_state = state_dir.is_some();
             let confined = AtomicBool::new(false);
-            return Ok(Self { local, helper: None, confined, xen, state_dir, keeps_state });
+            return Ok(Self {
+                local,
+                helper: None,
+                confined,
+                xen,
+                state_dir,
+                keeps_state,
+                configuration,
+                bases: Bases::default(),
+            });
         }
         let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
         let confined = AtomicBool::new(false);
-        Ok(Self { local, helper: Some(helper), confined, xen, state_dir: None, keeps_state })
+        Ok(Self {
+            local,
+            helper: Some(helper),
+            confined,
+            xen,
+            state_dir: None,
+            keeps_state,
+            configuration,
+            bases: Bases::default(),
+        })
     }
 
     /// What guests of this Xen host need, for a daemon that serves them.
@@ -98,16 +127,17 @@ impl Host {
     ///
     /// # Errors
     /// What is wrong with it; nothing was created or changed then.
-    pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
-        let (mut disk, new) = self.open_stateless(spec)?;
-        if let Err(error) = self.keep_state(&mut disk) {
+    pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
+        let mut opened = self.open_stateless(spec)?;
+        let disk = &mut opened.disk;
+        if let Err(error) = self.keep_state(disk) {
             tracing::warn!(
                 disk = disk.name(),
                 "a failed flush and a pause will not outlive this daemon: {}",
                 in_full(&error)
             );
         }
-        Ok((disk, new))
+        Ok(opened)
     }
 
     /// Whether there is a folder for what must outlive the daemon.
@@ -122,39 +152,51 @@ impl Host {
         }
         match (&self.helper, &self.state_dir) {
             (Some(helper), _) => {
-                let (file, keeper) = helper.state(disk.file())?;
+                let (file, keeper) = helper.state(&disk.file())?;
                 disk.keep_state(&file, Box::new(keeper))?;
             }
             (None, Some(dir)) => {
-                let keeper = StateKeeper::here(dir, disk.file())?;
+                let keeper = StateKeeper::here(dir, &disk.file())?;
                 let file = keeper.file().try_clone()?;
-                disk.keep_state(&file, Box::new(keeper))?;
+                disk.keep_state(&file, Box::new(Mutex::new(keeper)))?;
             }
             (None, None) => {}
         }
         Ok(())
     }
 
-    fn open_stateless(&self, spec: &DiskSpec) -> anyhow::Result<(Disk, Option<NewImage>)> {
+    fn open_stateless(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
         let options = self.local.options(spec);
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
+            (Some(helper), Source::Nbd(_)) => {
+                let disk = helper.open(&options, false)?.disk;
+                return Ok(OpenDisk { disk, new: None, clone: None });
+            }
             _ => {
-                let (disk, new) = self.local.open(&options)?;
-                return Ok((disk, new.map(|file| NewImage(Made::Here(file)))));
+                let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
+                let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
+                self.map_image(&mut disk)?;
+                let new = new.map(|file| NewImage(Made::Here(file)));
+                return Ok(OpenDisk { disk, new, clone });
             }
         };
-        self.look_for_qemu(path, &options)?;
+        self.refuse_if_qemu_serves(path, &options)?;
         for _ in 0..SNATCHED_MAX {
-            let (disk, new) = helper.open(&options)?;
+            let opened = helper.open(&options, spec.ephemeral)?;
+            let clone = opened.clone.map(|file| EphemeralClone(Clone::There(Some(file))));
+            let (mut disk, new) = (opened.disk, opened.new);
             let new = new.map(|file| NewImage(Made::There(file)));
             if disk.is_incoming() {
-                return Ok((disk, new));
+                return Ok(OpenDisk { disk, new, clone });
             }
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
             // after us waits as long as we live.
             match disk.lock() {
-                Ok(()) if helper.locate(path)?.leads_to(disk.file()) => return Ok((disk, new)),
+                Ok(()) if helper.locate(path)?.leads_to(&disk.file()) => {
+                    self.map_image(&mut disk)?;
+                    return Ok(OpenDisk { disk, new, clone });
+                }
                 // Another file has its name by now, whose lock somebody else may have.
                 Ok(()) => {}
                 // Who has it serves the new image: it is not ours to remove any more.
@@ -169,9 +211,15 @@ impl Host {
         bail!("{}: others lock it, or replace it, all the time", path.display())
     }
 
+    /// Reads what is needed to serve an image that is not raw, now that it is ours.
+    fn map_image(&self, disk: &mut Disk) -> anyhow::Result<()> {
+        let mapped = disk.map_image_beside(&self.bases);
+        mapped.with_context(|| format!("{}: cannot read its tables", disk.name()))
+    }
+
     /// The helper is confined from its start, and does not see whose QEMU's locks are; this process does
     /// as long as it is not confined itself.
-    fn look_for_qemu(&self, path: &Path, options: &OpenOptions) -> anyhow::Result<()> {
+    fn refuse_if_qemu_serves(&self, path: &Path, options: &OpenOptions) -> anyhow::Result<()> {
         if options.incoming || self.confined.load(SeqCst) {
             return Ok(());
         }
@@ -213,6 +261,37 @@ impl Host {
         }
     }
 
+    /// Whether there is a configuration file that may be read again.
+    pub(crate) fn has_configuration(&self) -> bool {
+        self.configuration.is_some()
+    }
+
+    /// What the configuration file says now.
+    ///
+    /// # Errors
+    /// That it cannot be read, or is too long for one.
+    pub(crate) fn configuration(&self) -> anyhow::Result<String> {
+        let file = match (&self.helper, &self.configuration) {
+            (Some(helper), _) => helper.configuration()?,
+            (None, Some(path)) => local::configuration(path)?,
+            (None, None) => bail!("there is no configuration file"),
+        };
+        let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+        // Not by the standard library, which asks for the size by a call that takes paths as well.
+        loop {
+            match rustix::io::read(&file, &mut part) {
+                Ok(0) => break,
+                Ok(got) => bytes.extend_from_slice(&part[..got]),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error).context("cannot read the configuration"),
+            }
+            if bytes.len() > CONFIGURATION_MAX {
+                bail!("a configuration has {CONFIGURATION_MAX} bytes at most");
+            }
+        }
+        String::from_utf8(bytes).context("the configuration is not UTF-8")
+    }
+
     /// What a path leads to.
     pub(crate) fn locate(&self, path: &Path) -> Location {
         match &self.helper {
@@ -242,6 +321,41 @@ impl Host {
     /// That the helper is gone.
     pub(crate) fn started(&self) -> anyhow::Result<()> {
         self.helper.as_ref().map_or(Ok(()), |helper| helper.started())
+    }
+}
+
+/// A disk that was opened.
+pub(crate) struct OpenDisk {
+    pub(crate) disk: Disk,
+    /// Its image, if that was made just now.
+    pub(crate) new: Option<NewImage>,
+    /// Its image, if that is a clone that goes with it.
+    pub(crate) clone: Option<EphemeralClone>,
+}
+
+/// A clone that is deleted with its disk. Dropping this leaves it there.
+pub(crate) struct EphemeralClone(Clone);
+
+enum Clone {
+    Here(Option<OwnFile>),
+    There(Option<EphemeralFile>),
+}
+
+impl EphemeralClone {
+    /// Deletes it.
+    pub(crate) fn remove(mut self) {
+        match &mut self.0 {
+            Clone::Here(file) => drop(file.take()),
+            Clone::There(file) => file.take().into_iter().for_each(EphemeralFile::remove),
+        }
+    }
+}
+
+impl Drop for EphemeralClone {
+    fn drop(&mut self) {
+        if let Clone::Here(file) = &mut self.0 {
+            file.take().into_iter().for_each(OwnFile::keep);
+        }
     }
 }
 

@@ -3,14 +3,15 @@
 use anyhow::{Context, bail};
 use ringway_aio::io_uring::can_poll;
 use ringway_control::size::Size;
-use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions, open};
+use ringway_disk::open::open_unmapped;
+use ringway_disk::{CacheMode, Disk, EngineKind, OpenOptions};
 
-/// Opens the disk of a plan, and says what its user should know.
+/// Opens the disk of a plan, whose image's tables are not read if it is no raw one, and says what its user should know.
 ///
 /// # Errors
 /// What is wrong with it; nothing was created or changed then.
 pub(super) fn open_disk(options: &OpenOptions) -> anyhow::Result<Disk> {
-    let disk = open(options)?;
+    let disk = open_unmapped(options)?;
     if disk.cache() == CacheMode::Unsafe && disk.is_real() {
         tracing::warn!(
             "{}: --cache unsafe ignores flushes: a crash of this host LOSES what guests believe is \
@@ -47,5 +48,5 @@ pub(super) fn check_iopoll(disk: &Disk) -> anyhow::Result<()> {
     if disk.engine() != EngineKind::IoUring {
         bail!("{name}: --iopoll is a matter of io_uring, and the engine is {}", disk.engine());
     }
-    can_poll(disk.file()).with_context(|| format!("{name}: --iopoll cannot work"))
+    can_poll(&disk.file()).with_context(|| format!("{name}: --iopoll cannot work"))
 }

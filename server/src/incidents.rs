@@ -44,6 +44,8 @@ struct Watched {
     id: u64,
     disk: Weak<Disk>,
     told: [Option<Instant>; Record::KINDS + 1],
+    /// When it was told last that the disk is at its limit.
+    limit_told: Option<Instant>,
     spell: Spell,
 }
 
@@ -70,6 +72,7 @@ impl Incidents {
             id,
             disk: Arc::downgrade(disk),
             told,
+            limit_told: None,
             spell: Spell::default(),
         });
         let bell = Arc::clone(&self.shared.bell);
@@ -123,16 +126,30 @@ impl Shared {
         let mut disks = lock(&self.disks);
         for watched in disks.iter_mut() {
             let Some(disk) = watched.disk.upgrade() else { continue };
-            for change in watched.spell.look(&disk) {
-                change.tell(&disk);
-                self.events.tell(Some((watched.id, disk.name())), change.happened());
+            match watched.spell.changes(&disk, now) {
+                Err(left) => next = Some(next.map_or(left, |next| next.min(left))),
+                Ok((changes, times)) => {
+                    for change in changes {
+                        change.tell(&disk, times);
+                        self.events.tell(Some((watched.id, disk.name())), change.happened());
+                    }
+                }
+            }
+            if disk.has_reached_limit() {
+                match left(watched.limit_told, now) {
+                    Some(left) => next = Some(next.map_or(left, |next| next.min(left))),
+                    None => {
+                        watched.limit_told = Some(now);
+                        disk.take_limit_reached();
+                        let of = Some((watched.id, disk.name()));
+                        self.events.tell(of, Happened::LimitReached);
+                    }
+                }
             }
             let record = disk.incidents();
-            for kind in (0..Record::KINDS).filter(|&kind| record.has_untold(kind)) {
+            for kind in (0..Record::KINDS).filter(|&kind| record.has_unreported(kind)) {
                 let told = &mut watched.told[kind];
-                let since = told.map(|told| now.saturating_duration_since(told));
-                if let Some(since) = since.filter(|&since| since < QUIET) {
-                    let left = QUIET - since;
+                if let Some(left) = left(*told, now) {
                     next = Some(next.map_or(left, |next| next.min(left)));
                 } else if let Some(failures) = record.take(kind) {
                     *told = Some(now);
@@ -156,6 +173,12 @@ impl Shared {
         let rest = (0..Record::KINDS).filter_map(|kind| record.take(kind));
         rest.for_each(|failures| tell(&failures));
     }
+}
+
+/// How long something that was `told` is not told again; `None` if it may be.
+fn left(told: Option<Instant>, now: Instant) -> Option<Duration> {
+    let since = told.map(|told| now.saturating_duration_since(told));
+    since.filter(|&since| since < QUIET).map(|since| QUIET - since)
 }
 
 fn tell(disk: &Disk, failures: &Failures) {
@@ -209,7 +232,7 @@ mod tests {
 
     /// Told at `seconds` after the beginning: disk, operation, error, sector and count of each; and in
     /// how many seconds there is more.
-    type Told = (Vec<(usize, FailedOp, i32, Option<u64>, u64)>, Option<u64>);
+    type Logged = (Vec<(usize, FailedOp, i32, Option<u64>, u64)>, Option<u64>);
 
     struct Scene {
         incidents: Incidents,
@@ -229,7 +252,7 @@ mod tests {
             Self { incidents, disks, begun: Instant::now() }
         }
 
-        fn at(&self, seconds: u64) -> Told {
+        fn at(&self, seconds: u64) -> Logged {
             let mut told = Vec::new();
             let now = self.begun + Duration::from_secs(seconds);
             let next = self.incidents.shared.tell_what_is_due(now, &mut |disk, failures| {
@@ -283,6 +306,23 @@ mod tests {
         assert_eq!(scene.at(65), (vec![rest], Some(15)));
         assert_eq!(scene.at(80), (vec![(1, Flush, libc::EIO, None, 1)], None));
         assert_eq!(scene.at(1000), (vec![], None), "nothing more has failed");
+    }
+
+    #[test]
+    fn a_disk_at_its_limit_is_told_of_once_a_minute() {
+        let scene = Scene::new();
+        let events = Arc::clone(&scene.incidents.shared.events);
+        let reader = events.read().unwrap().unwrap();
+        let told = || reader.take().len();
+        let [one, other] = &scene.disks;
+        (0..100).for_each(|_| one.mark_at_limit());
+        assert_eq!((scene.rung(), scene.at(0), told()), (1, (vec![], None), 1));
+        (0..100).for_each(|_| one.mark_at_limit());
+        assert_eq!((scene.rung(), scene.at(1), told()), (1, (vec![], Some(59)), 0));
+        other.mark_at_limit();
+        assert_eq!((scene.at(30), told()), ((vec![], Some(30)), 1), "another disk");
+        assert_eq!((scene.at(60), told()), ((vec![], None), 1), "what came meanwhile");
+        assert_eq!((scene.at(500), told()), ((vec![], None), 0), "it waits no more");
     }
 
     #[test]

@@ -14,19 +14,22 @@
 //! if they were its threads, so that the next one can serve the same disks. Why it is built this
 //! way: docs/adr/0019-a-process-for-a-disk.md.
 
+mod cgroups;
 mod entry;
 mod inside;
 mod process;
+mod process_log;
+mod protocol;
 mod spawner;
-mod told;
-mod words;
 
 use super::bell::{Bell, event};
 use super::events::Events;
 use super::limits::apart_has_no_group;
 use super::served::lock;
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use process::{LOOK, Process};
+use process_log::ProcessLog;
+use protocol::{ProcessSetup, ToProcess};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened, Kind, Problem, State};
@@ -38,8 +41,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use told::Told;
-use words::{Order, Tell};
 
 pub(crate) use entry::run;
 pub(crate) use inside::Inside;
@@ -75,11 +76,12 @@ pub(crate) struct Isolated {
     /// Those that were changed while it ran.
     limits: Mutex<Option<LimitArgs>>,
     leaving: AtomicBool,
+    removed: AtomicBool,
     /// Nothing of it was in flight when it ended.
     clear: AtomicBool,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
-    told: Told,
+    log: ProcessLog,
 }
 
 /// One that was started and is not served yet.
@@ -112,6 +114,7 @@ impl Starting {
         let rule = spec.access.clone().or(&options.each.access);
         let mut disk = (*spec.words).clone();
         (disk.socket_mode, disk.socket_group, disk.isolate) = (rule.mode, rule.group, None);
+        let memory_max = disk.memory_max.take();
         // The daemon before may have been killed just now, and its processes not have noticed yet.
         disk.lock_wait.get_or_insert(LOCK_WAIT);
         let mut daemon = options.clone();
@@ -122,8 +125,8 @@ impl Starting {
         }
         let (log_format, log_level) = log;
         let name = source_name(&spec);
-        let order = Order { disk, daemon, sampled, name, log_format, log_level };
-        let (number, process) = spawner.start(order)?;
+        let setup = ProcessSetup { disk, daemon, sampled, name, memory_max, log_format, log_level };
+        let (number, process) = spawner.start(setup)?;
         Ok(Self { process: Arc::new(process), number, spec })
     }
 
@@ -133,7 +136,7 @@ impl Starting {
     /// What is wrong with the disk; nothing was created or changed then.
     pub(crate) fn wait(self, id: u64, claim: Claim, spawner: &Spawner) -> anyhow::Result<Isolated> {
         let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
-        let told = Told::new(&facts.image);
+        let log = ProcessLog::new(&facts.image);
         Ok(Isolated {
             id,
             claim,
@@ -144,10 +147,11 @@ impl Starting {
             paused: AtomicBool::new(false),
             limits: Mutex::default(),
             leaving: AtomicBool::new(false),
+            removed: AtomicBool::new(false),
             clear: AtomicBool::new(false),
             stop: event()?,
             thread: Mutex::default(),
-            told,
+            log,
         })
     }
 
@@ -169,7 +173,7 @@ impl Isolated {
         events: &Arc<Events>,
     ) -> anyhow::Result<()> {
         let process = lock(&self.process).clone().context("its process has not been started")?;
-        process.say(&Tell::Go { paused: false, limits: None })?;
+        process.say(&ToProcess::Go { paused: false, limits: None })?;
         let (disk, spawner, bell) = (Arc::clone(self), Arc::clone(spawner), Arc::clone(bell));
         let events = Arc::clone(events);
         let name = format!("disk-{}", self.id);
@@ -196,7 +200,7 @@ impl Isolated {
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear(|what| self.told.odd(what), tell) {
+            if let Some(clear) = process.hear(|what| self.log.odd(what), tell) {
                 self.clear.store(clear, SeqCst);
             }
             let pid = process.pid;
@@ -209,7 +213,7 @@ impl Isolated {
                 pause = PAUSE.0;
             }
             let why = how.unwrap_or_else(|error| in_full(&error));
-            self.told.ended(pid, &why);
+            self.log.ended(pid, &why);
             tell(Happened::ProcessEnded { process: pid, why });
             process = loop {
                 if self.rest(pause) {
@@ -219,11 +223,11 @@ impl Isolated {
                 match self.begin_again(spawner) {
                     Ok(process) => break process,
                     Err(_) if self.is_leaving() => return,
-                    Err(error) => self.told.not_yet(&error),
+                    Err(error) => self.log.not_yet(&error),
                 }
             };
             self.restarts.fetch_add(1, SeqCst);
-            self.told.again(process.pid);
+            self.log.again(process.pid);
             tell(Happened::Restarted { process: process.pid });
         }
     }
@@ -238,9 +242,9 @@ impl Isolated {
             let facts = process.ready()?;
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
             let limits = lock(&self.limits).map(Box::new);
-            process.say(&Tell::Go { paused: self.paused.load(SeqCst), limits })?;
+            process.say(&ToProcess::Go { paused: self.paused.load(SeqCst), limits })?;
             if self.is_leaving() {
-                process.say(&Tell::Stop)?;
+                process.say(&ToProcess::Stop(self.removed.load(SeqCst)))?;
             }
             Ok(())
         };
@@ -266,7 +270,7 @@ impl Isolated {
         if let Some(process) = &*lock(&self.process) {
             match process.is_ready() {
                 // One that hears nothing any more is given up in the end.
-                true => drop(process.say(&Tell::Stop)),
+                true => drop(process.say(&ToProcess::Stop(self.removed.load(SeqCst)))),
                 false => process.give_up(),
             }
         }
@@ -277,14 +281,13 @@ impl Isolated {
         self.leaving.load(SeqCst)
     }
 
-    /// As [`Isolated::stop`], if nobody has done so yet.
+    /// As [`Isolated::stop`], if nobody has done so yet. With `removed` a clone that is ephemeral goes.
     ///
     /// # Errors
     /// That somebody has.
-    pub(crate) fn stop_once(&self) -> anyhow::Result<()> {
-        if self.is_leaving() {
-            bail!("it is being removed already");
-        }
+    pub(crate) fn stop_once(&self, removed: bool) -> anyhow::Result<()> {
+        ensure!(!self.is_leaving(), "it is being removed already");
+        self.removed.store(removed, SeqCst);
         self.stop();
         Ok(())
     }
@@ -375,7 +378,7 @@ impl Isolated {
     /// Has it print its counts.
     pub(crate) fn tell_counts(&self) {
         if let Some(process) = &*lock(&self.process) {
-            let _ = process.say(&Tell::Counts);
+            let _ = process.say(&ToProcess::Counts);
         }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct DiskLimits {
     pub(crate) member: Option<Arc<Member>>,
     /// The name of its group.
     pub(crate) group: Option<String>,
+    /// Its part in that. What it owes there outlives other changes.
+    pub(crate) shared: Option<Arc<Member>>,
 }
 
 /// What is to change about the limits of a disk.
@@ -89,8 +91,9 @@ impl LimitGroups {
         group: Option<&str>,
     ) -> anyhow::Result<DiskLimits> {
         let member = alone(&own.rates().map_err(anyhow::Error::msg)?)?;
-        let limits = DiskLimits { own: *own, member, group: group.map(str::to_owned) };
-        members(&self.lock(), &limits)?;
+        let group = group.map(str::to_owned);
+        let mut limits = DiskLimits { own: *own, member, group, shared: None };
+        members(&self.lock(), &mut limits)?;
         Ok(limits)
     }
 
@@ -99,20 +102,29 @@ impl LimitGroups {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A group that no disk has joined is no more.
+    pub(crate) fn forget(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
     /// True if there is such a group.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.lock().contains_key(name)
     }
 }
 
-/// What the queues of a disk need of its limits.
+/// What the queues of a disk need of its limits. It joins its group if it is not in it yet.
 pub(crate) fn members(
     groups: &MutexGuard<'_, BTreeMap<String, Group>>,
-    limits: &DiskLimits,
+    limits: &mut DiskLimits,
 ) -> anyhow::Result<Vec<Arc<Member>>> {
     let group = limits.group.as_deref().map(|name| LimitGroups::find(groups, name)).transpose()?;
-    let shared = group.map(|group| Member::of_group(&group.throttle));
-    Ok(limits.member.iter().cloned().chain(shared).collect())
+    let before = limits.shared.take();
+    limits.shared = group.map(|group| {
+        let same = before.filter(|member| member.is_of(&group.throttle));
+        same.unwrap_or_else(|| Member::of_group(&group.throttle))
+    });
+    Ok(limits.member.iter().chain(&limits.shared).cloned().collect())
 }
 
 /// As the log has it.
@@ -129,4 +141,35 @@ pub(crate) fn apart_has_no_group(image: &str) -> String {
         "{image}: a disk with a process of its own shares no limits with others: give it limits of its \
          own, or leave isolate out"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Another limit of its own is no way for a disk to be rid of what it owes to its group.
+    #[test]
+    fn a24_a_disk_keeps_its_part_in_a_group_until_that_changes() {
+        let one = |iops: u64| {
+            Group::new(serde_json::from_value(serde_json::json!({ "iops": iops })).unwrap())
+                .unwrap()
+        };
+        let groups =
+            Mutex::new(BTreeMap::from([("g".to_owned(), one(5)), ("h".to_owned(), one(5))]));
+        let mut limits = DiskLimits { group: Some("g".into()), ..DiskLimits::default() };
+        let part = |limits: &mut DiskLimits| members(&groups.lock().unwrap(), limits).unwrap();
+        let first = part(&mut limits);
+        let mut rates = Rates::default();
+        rates[ringway_throttle::Kind::Bps].avg = Some(1);
+        limits.member = alone(&rates).unwrap();
+        let second = part(&mut limits);
+        assert!(second.len() == 2 && Arc::ptr_eq(&first[0], &second[1]));
+        groups.lock().unwrap().insert("g".into(), one(6));
+        let third = part(&mut limits);
+        assert!(!Arc::ptr_eq(&first[0], &third[1]), "a group that changes begins anew");
+        limits.group = Some("h".into());
+        assert!(!Arc::ptr_eq(&part(&mut limits)[1], &third[1]));
+        limits.group = None;
+        assert!(part(&mut limits).len() == 1 && limits.shared.is_none());
+    }
 }

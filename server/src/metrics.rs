@@ -6,6 +6,7 @@
 
 mod clients;
 mod http;
+mod names;
 mod process;
 mod snapshot;
 mod text;
@@ -13,27 +14,26 @@ mod text;
 use super::control::{Detail, all_facts, stats};
 use super::disks::Disks;
 use super::host::{Host, SocketFile};
-use super::survive::survive;
-use anyhow::Context;
+use super::service::Service;
+use anyhow::{Context, anyhow};
 use clients::Clients;
+use names::Names;
 use process::ProcessFigures;
 use ringway_control::config::MetricsAt;
 use ringway_core::panic_point;
 use ringway_vhost_user::Access;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use snapshot::Snapshot;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// A new answer is made after so many times the time that the last one took.
 const REST: u32 = 9;
 /// How long to leave the host alone when it has no descriptor for a new client.
-const BREATH: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+const BREATH: Duration = Duration::from_millis(100);
 
 /// Where clients come in.
 enum Listener {
@@ -67,27 +67,25 @@ impl AsFd for Listener {
     }
 }
 
+/// Why nobody can listen there, and what to do.
+fn refused(address: SocketAddr, error: &io::Error) -> anyhow::Error {
+    let what_to_do = match error.kind() {
+        io::ErrorKind::AddrInUse => ": another process listens there. Choose another port",
+        io::ErrorKind::AddrNotAvailable => ": this host has no such address",
+        io::ErrorKind::PermissionDenied => {
+            ": ports below 1024 are for root. Choose a higher one, or start the daemon as root"
+        }
+        _ => "",
+    };
+    anyhow!("--metrics {address}: {error}{what_to_do}")
+}
+
 /// A place for metrics that is listened on.
 pub(crate) struct Metrics {
     listener: Listener,
     at: MetricsAt,
+    names: Names,
     process: ProcessFigures,
-}
-
-/// Metrics that are told; dropping it ends the thread.
-pub(crate) struct Running {
-    end: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // One write can not fill the counter.
-        let _ = rustix::io::write(&*self.end, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
 }
 
 impl Metrics {
@@ -95,11 +93,14 @@ impl Metrics {
     ///
     /// # Errors
     /// What is wrong with the address.
-    pub(crate) fn listen(at: &MetricsAt, host: &Host) -> anyhow::Result<Self> {
+    pub(crate) fn listen(at: &MetricsAt, names: &[String], host: &Host) -> anyhow::Result<Self> {
+        let names = match at {
+            MetricsAt::Tcp(_) => Names::Known(names.to_vec()),
+            MetricsAt::Unix(_) => Names::Any,
+        };
         let (listener, at) = match at {
             MetricsAt::Tcp(address) => {
-                let listener =
-                    TcpListener::bind(address).with_context(|| format!("--metrics {address}"))?;
+                let listener = TcpListener::bind(address).map_err(|e| refused(*address, &e))?;
                 listener.set_nonblocking(true)?;
                 // Port 0 is any that is free.
                 let at = MetricsAt::Tcp(listener.local_addr()?);
@@ -114,7 +115,7 @@ impl Metrics {
                 (Listener::Unix(listener, file), at)
             }
         };
-        Ok(Self { listener, at, process: ProcessFigures::open() })
+        Ok(Self { listener, at, names, process: ProcessFigures::open() })
     }
 
     /// Where it is.
@@ -122,32 +123,23 @@ impl Metrics {
         &self.at
     }
 
-    /// Answers until `Running` is dropped.
+    /// Answers until that is dropped.
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub(crate) fn run(self, disks: &Arc<Disks>) -> io::Result<Running> {
-        let Self { listener, at, process } = self;
+    pub(crate) fn run(self, disks: &Arc<Disks>) -> io::Result<Service> {
+        let Self { listener, at, names, process } = self;
         if at.is_public() {
             tracing::warn!("metrics at {at}: whoever can reach this address can read them");
         }
-        let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let stop = Arc::clone(&end);
         let mut gather = Gather { disks: Arc::clone(disks), process, last: None };
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(move || {
-            while survive("the thread that tells metrics", || serve(&listener, &mut gather, &stop))
-                .is_none()
-            {
-                // Not too fast, if it panics over all it hears.
-                let _ = poll(&mut [PollFd::new(&*stop, PollFlags::IN)], Some(&BREATH));
-            }
-        })?;
-        Ok(Running { end, thread: Some(thread) })
+        let mut clients = Clients::new(names);
+        let serve = move |stop: &OwnedFd| serve(&listener, &mut clients, &mut gather, stop);
+        Service::start("metrics", "the thread that tells metrics", serve)
     }
 }
 
-fn serve(listener: &Listener, gather: &mut Gather, stop: &OwnedFd) {
-    let mut clients = Clients::default();
+fn serve(listener: &Listener, clients: &mut Clients, gather: &mut Gather, stop: &OwnedFd) {
     // Until then the host has no descriptor for one more.
     let mut out_of_breath: Option<Instant> = None;
     loop {
@@ -164,7 +156,7 @@ fn serve(listener: &Listener, gather: &mut Gather, stop: &OwnedFd) {
                     clients.add(stream);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => out_of_breath = Some(Instant::now() + Duration::from_millis(100)),
+                Err(_) => out_of_breath = Some(Instant::now() + BREATH),
             }
         }
         clients.attend(&mut |wanted| gather.answer(wanted));
@@ -181,21 +173,36 @@ struct Gather {
 struct Gathered {
     at: Instant,
     took: Duration,
-    /// As OpenMetrics, and in Prometheus' own older format.
-    texts: [Arc<str>; 2],
+    /// As OpenMetrics.
+    text: Arc<String>,
+    /// In Prometheus' own older format, once somebody has asked for that.
+    plain: Option<Arc<String>>,
+}
+
+impl Gathered {
+    fn text(&mut self, format: text::Format) -> Arc<String> {
+        match format {
+            text::Format::OpenMetrics => Arc::clone(&self.text),
+            text::Format::Plain => {
+                let plain = self.plain.get_or_insert_with(|| Arc::new(text::plain(&self.text)));
+                Arc::clone(plain)
+            }
+        }
+    }
 }
 
 impl Gather {
-    fn answer(&mut self, format: text::Format) -> Arc<str> {
+    fn answer(&mut self, format: text::Format) -> Arc<String> {
         let fresh = |last: &&Gathered| last.at.elapsed() < last.took * REST;
         if self.last.as_ref().filter(fresh).is_none() {
-            self.last = Some(self.gather());
+            // Nobody who still reads it has its text, as a rule: its memory has the next one.
+            let last = self.last.take().and_then(|last| Arc::into_inner(last.text));
+            self.last = Some(self.gather(last.unwrap_or_default()));
         }
-        let last = self.last.as_ref().map(|last| Arc::clone(&last.texts[format as usize]));
-        last.unwrap_or_else(|| "".into())
+        self.last.as_mut().map(|last| last.text(format)).unwrap_or_default()
     }
 
-    fn gather(&self) -> Gathered {
+    fn gather(&self, memory: String) -> Gathered {
         let begun = Instant::now();
         let detail = Detail { buckets: false, histograms: true };
         let stats = stats(&self.disks, None, detail);
@@ -203,9 +210,7 @@ impl Gather {
         let took = begun.elapsed();
         let snapshot =
             Snapshot::new(stats, facts, self.process.now(), took, self.disks.events.lost());
-        let text = text::open_metrics(snapshot);
-        let plain = text::plain(&text);
-        let at = Instant::now();
-        Gathered { at, took: begun.elapsed(), texts: [text.into(), plain.into()] }
+        let text = Arc::new(text::open_metrics(snapshot, memory));
+        Gathered { at: Instant::now(), took: begun.elapsed(), text, plain: None }
     }
 }

@@ -5,6 +5,7 @@
 //! loops without end ([`crate::pulse`]). A worker that the kernel holds, for a disk that does not answer, is no
 //! reason to be silent: a new daemon would wait for the same disk, and all others would have lost theirs.
 
+use super::clock::clock;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
@@ -45,6 +46,12 @@ impl Notify {
     /// Front-ends can connect.
     pub(super) fn ready(&self) {
         self.say(b"READY=1");
+    }
+
+    /// The configuration is read again; it is over with the next [`Notify::ready`].
+    pub(super) fn reloading(&self) {
+        let us = clock(libc::CLOCK_MONOTONIC).unwrap_or_default().as_micros();
+        self.say(format!("RELOADING=1\nMONOTONIC_USEC={us}").as_bytes());
     }
 
     /// No new ones are taken.

@@ -23,7 +23,7 @@ struct Listened {
     id: u64,
     name: String,
     /// The guest's load decides how often it does.
-    told: Limit,
+    lines: Limit,
 }
 
 impl Paths {
@@ -44,7 +44,7 @@ impl Paths {
                     panic_point!("paths");
                     let path_changed = Happened::PathChanged { path: path.to_string() };
                     events.tell(Some((disk.id, &disk.name)), path_changed);
-                    if let Some(pass) = disk.told.pass() {
+                    if let Some(pass) = disk.lines.pass() {
                         let (name, suppressed) = (&disk.name, pass.suppressed);
                         tracing::info!(suppressed, "{name}: path {path} ({why})");
                     }
@@ -62,7 +62,7 @@ impl Paths {
         let listened = Arc::new(Listened {
             id,
             name: disk.name().into(),
-            told: Limit::notes(Some(disk.name()), "changes of its path"),
+            lines: Limit::notes(Some(disk.name()), "changes of its path"),
         });
         let changed = self.changed.clone();
         disk.policy().on_switch(Box::new(move |path| {

@@ -4,6 +4,7 @@ use super::served::Exported;
 use super::spread::Spread;
 #[cfg(feature = "xen")]
 use super::xen;
+use crate::sandbox::Guests;
 use ringway_disk::{Disk, EngineKind};
 use ringway_export::{
     Counts, Cpus, ExportOptions, Handle, Names, OnFailure, PoolOptions, QueueLifecycle, RingPool,
@@ -17,6 +18,7 @@ use std::time::Duration;
 /// The workers of one engine, for the transport of the daemon.
 pub(super) enum Pools {
     VhostUser(Pool),
+    Nbd(ringway_nbd::Pool),
     #[cfg(feature = "xen")]
     Xen(ringway_export::Pool<xen::Queue>),
 }
@@ -32,25 +34,41 @@ fn counts<Q: QueueLifecycle + 'static>(handles: &[Handle<Q>]) -> Vec<Box<dyn Cou
     handles.iter().map(|handle| Box::new(handle.clone()) as Box<dyn Counts>).collect()
 }
 
+/// All workers, or one of them alone; and which is the first.
+fn chosen<Q: QueueLifecycle + 'static>(
+    handles: &[Handle<Q>],
+    first: usize,
+    alone: bool,
+) -> (Vec<Handle<Q>>, usize) {
+    if alone { (vec![handles[first].clone()], 0) } else { (handles.to_vec(), first) }
+}
+
 impl Pools {
-    /// Starts them, for guests of a Xen host or for those that come over vhost-user.
+    /// Starts them, for guests that come over one transport.
     ///
     /// # Errors
     /// As [`Pool::start_watched`].
     pub(super) fn start(
-        xen: bool,
+        guests: Guests,
         options: PoolOptions,
         (cpus, on_failure, rings): (Cpus, OnFailure, Option<RingPool>),
     ) -> io::Result<Self> {
-        if xen {
+        Ok(match guests {
+            Guests::VhostUser => {
+                Self::VhostUser(Pool::start_watched(options, cpus, on_failure, rings)?)
+            }
+            Guests::Nbd => {
+                let pool = ringway_nbd::Pool::start_watched(options, cpus, on_failure, rings)?;
+                Self::Nbd(pool)
+            }
             #[cfg(feature = "xen")]
-            return Ok(Self::Xen(ringway_export::Pool::start_watched(
-                options, cpus, on_failure, rings,
-            )?));
+            Guests::Xen => {
+                let pool = ringway_export::Pool::start_watched(options, cpus, on_failure, rings)?;
+                Self::Xen(pool)
+            }
             #[cfg(not(feature = "xen"))]
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        Ok(Self::VhostUser(Pool::start_watched(options, cpus, on_failure, rings)?))
+            Guests::Xen => return Err(io::ErrorKind::Unsupported.into()),
+        })
     }
 
     /// Until there are as many.
@@ -60,6 +78,7 @@ impl Pools {
     pub(super) fn grow(&mut self, workers: usize) -> io::Result<()> {
         match self {
             Self::VhostUser(pool) => pool.grow(workers),
+            Self::Nbd(pool) => pool.grow(workers),
             #[cfg(feature = "xen")]
             Self::Xen(pool) => pool.grow(workers),
         }
@@ -69,6 +88,7 @@ impl Pools {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::VhostUser(pool) => pool.handles().len(),
+            Self::Nbd(pool) => pool.handles().len(),
             #[cfg(feature = "xen")]
             Self::Xen(pool) => pool.handles().len(),
         }
@@ -78,12 +98,14 @@ impl Pools {
     pub(super) fn counts(&self) -> Vec<Box<dyn Counts>> {
         match self {
             Self::VhostUser(pool) => counts(pool.handles()),
+            Self::Nbd(pool) => counts(pool.handles()),
             #[cfg(feature = "xen")]
             Self::Xen(pool) => counts(pool.handles()),
         }
     }
 
-    /// Offers a disk that they serve, from worker `first` on.
+    /// Offers a disk that they serve, from worker `first` on; by that one alone if the disk is one of a
+    /// server, whose connection only one can have.
     pub(super) fn export(
         &self,
         disk: Arc<Disk>,
@@ -91,18 +113,22 @@ impl Pools {
         first: usize,
         (names, lock_wait): (Option<Arc<dyn Names>>, Option<Duration>),
     ) -> Exported {
+        let alone = disk.remote().is_some();
         match self {
-            Self::VhostUser(pool) => Exported::VhostUser(
-                Export::new(disk, options, pool.handles().to_vec(), first)
-                    .with_names(names, lock_wait),
-            ),
+            Self::VhostUser(pool) => {
+                let (handles, first) = chosen(pool.handles(), first, alone);
+                let export = Export::new(disk, options, handles, first);
+                Exported::VhostUser(export.with_names(names, lock_wait))
+            }
+            Self::Nbd(pool) => {
+                let (handles, first) = chosen(pool.handles(), first, alone);
+                Exported::Nbd(ringway_export::Export::new(disk, options, handles, first))
+            }
             #[cfg(feature = "xen")]
-            Self::Xen(pool) => Exported::Xen(ringway_export::Export::new(
-                disk,
-                options,
-                pool.handles().to_vec(),
-                first,
-            )),
+            Self::Xen(pool) => {
+                let (handles, first) = chosen(pool.handles(), first, alone);
+                Exported::Xen(ringway_export::Export::new(disk, options, handles, first))
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! A worker that owes the watchdog an answer for long is either held by the kernel, for a disk that does
 //! not answer, or it loops. Only of a loop a new daemon would be the cure, and only a loop uses CPU time.
 
+use super::clock::clock;
 use super::notify::Notify;
 use rustix::event::Timespec;
 use rustix::thread::Pid;
@@ -41,12 +42,7 @@ impl Pulse {
 /// The CPU time of a thread of this process, if it is there.
 pub(crate) fn cpu_time(thread: Pid) -> Option<Duration> {
     // CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED, include/uapi/linux/time.h and clock_getcpuclockid(3).
-    let clock = (!thread.as_raw_nonzero().get() << 3) | 4 | 2;
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the struct is ours.
-    let rc = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
-    (rc == 0).then(|| Some(Duration::new(seconds.ok()?, nanos.ok()?)))?
+    clock((!thread.as_raw_nonzero().get() << 3) | 4 | 2)
 }
 
 /// Workers that do not answer, and what CPU time each had used when that was first seen.

@@ -44,7 +44,10 @@ pub(crate) fn print(daemon: &Daemon, qemu: Option<QemuVersion>) {
             Some(Attach { socket, queues: disk.queues, queue_size: disk.queue_size })
         })
         .collect();
-    if !attach.is_empty() {
+    let nbd = daemon.nbd();
+    if !nbd.is_empty() {
+        text.push_str(&nbd_lines(&nbd));
+    } else if !attach.is_empty() {
         text.push('\n');
         text.push_str(&attach_lines(&attach, qemu));
     }
@@ -76,6 +79,14 @@ fn disk_lines(disks: &[DiskFacts], cpus: Option<&CpuList>) -> String {
     let column = disks.iter().map(|disk| disk.image.chars().count()).max().unwrap_or(0);
     let line = |disk: &DiskFacts| disk_line(&format!("{:column$}", disk.image), &facts(disk, cpus));
     disks.iter().map(line).collect()
+}
+
+/// What to give to clients.
+fn nbd_lines(uris: &[String]) -> String {
+    let line = |uri: &String| {
+        format!("{NAME}{uri}{NAME:#}  for NBD clients{NOTE} (nbdinfo '{uri}'){NOTE:#}\n")
+    };
+    uris.iter().map(line).collect()
 }
 
 fn metrics_line(at: &MetricsAt) -> String {

@@ -2,6 +2,7 @@
 
 use super::accept;
 use super::endpoint::Endpoint;
+use super::host::EphemeralClone;
 use super::limits::DiskLimits;
 #[cfg(feature = "xen")]
 use super::xen;
@@ -22,6 +23,8 @@ use std::thread::JoinHandle;
 pub(crate) enum Exported {
     /// Front-ends connect to a socket.
     VhostUser(Export),
+    /// NBD clients connect to a socket.
+    Nbd(ringway_nbd::Export),
     /// A guest of this Xen host has its rings in granted pages.
     #[cfg(feature = "xen")]
     Xen(ringway_export::Export<xen::Queue>),
@@ -33,6 +36,7 @@ impl Deref for Exported {
     fn deref(&self) -> &Self::Target {
         match self {
             Self::VhostUser(export) => export,
+            Self::Nbd(export) => export,
             #[cfg(feature = "xen")]
             Self::Xen(export) => export,
         }
@@ -46,7 +50,9 @@ pub(crate) struct Served {
     /// The disk, as offered.
     pub(crate) export: Exported,
     /// What it takes for itself, which no other disk may have.
-    pub(crate) claim: Claim,
+    pub(crate) claim: Mutex<Claim>,
+    /// Held by whoever changes which files it is served from.
+    pub(crate) files_change: Mutex<()>,
     /// Its socket file.
     pub(crate) socket: Option<PathBuf>,
     /// Its folder in xenstore.
@@ -58,6 +64,10 @@ pub(crate) struct Served {
     /// The worker of its first queue, and how many there were.
     pub(super) place: (usize, usize),
     pub(super) stop: OwnedFd,
+    /// What its image is a clone of, if that was said.
+    pub(crate) base: Option<PathBuf>,
+    /// Its image, if that goes with it.
+    pub(super) clone: Mutex<Option<EphemeralClone>>,
     pub(super) leaving: AtomicBool,
     /// Its thread serves nobody any more.
     pub(super) ended: AtomicBool,
@@ -81,8 +91,8 @@ impl Served {
                 xen::serve(export, at, options, stop)
             }
             (Exported::VhostUser(export), ..) => accept::serve(export, endpoint, stop),
+            (Exported::Nbd(export), Endpoint::Nbd(clients), _) => clients.serve(export, stop),
             // Endpoints and exports are made in one place.
-            #[cfg(feature = "xen")]
             _ => Ok(()),
         }
     }
@@ -92,6 +102,21 @@ impl Served {
         self.leaving.store(true, SeqCst);
         // One write can not fill the counter.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// Its image goes with it.
+    pub(crate) fn is_ephemeral(&self) -> bool {
+        lock(&self.clone).is_some()
+    }
+
+    /// Its image stays, whatever was said of it, unless the disk is `removed` and it is ephemeral.
+    pub(super) fn end_clone(&self, removed: bool) {
+        if let Some(clone) = lock(&self.clone).take()
+            && removed
+        {
+            clone.remove();
+            tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral");
+        }
     }
 
     /// Its image, as it was given.

@@ -1,10 +1,10 @@
 //! SIGTERM and SIGINT: the first one asks to stop, the second one does not ask. SIGUSR1 asks for
-//! news. SIGHUP asks to read the configuration anew, which this daemon does not: it says so.
+//! news, SIGHUP to read the configuration again.
 //!
 //! The signals are blocked in every thread and read from a descriptor, so that no thread that serves
 //! a queue is ever interrupted, and no handler runs anywhere.
 
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
@@ -24,11 +24,15 @@ pub(crate) struct Signals {
 
 impl Signals {
     /// Holds those back that are no wish to stop, until somebody [listens](Self::listen): before that
-    /// they would end the process. For the first thread, first of all.
+    /// they would end the process. For the first thread, first of all. A write beyond the limit of file
+    /// sizes (`ulimit -f`) fails from now on, in processes that are started as well: it would end the
+    /// process, with all of its disks, and each one that tries that request again.
     ///
     /// # Errors
     /// What the host says.
     pub(crate) fn hold_news() -> io::Result<()> {
+        // SAFETY: no handler runs.
+        unsafe { signal(Signal::SIGXFSZ, SigHandler::SigIgn) }?;
         let news: SigSet = NEWS.into_iter().collect();
         Ok(news.thread_block()?)
     }
@@ -51,7 +55,8 @@ impl Signals {
         })
     }
 
-    /// Listens, on a thread for each kind. `news` is called with each SIGUSR1. If not `alone`, somebody
+    /// Listens, on a thread for each kind. `news` is called with each SIGUSR1, `again` with
+    /// each SIGHUP. If not `alone`, somebody
     /// else says when to stop: the first SIGTERM or SIGINT is for that one, too, and goes unheard.
     ///
     /// The descriptor becomes readable, and stays so, with the first SIGTERM or SIGINT. The second one
@@ -63,6 +68,7 @@ impl Signals {
         self,
         alone: bool,
         news: impl Fn() + Send + 'static,
+        again: impl Fn() + Send + 'static,
     ) -> io::Result<Arc<OwnedFd>> {
         let stop = Arc::new(self.stopped);
         let event = Arc::clone(&stop);
@@ -89,9 +95,7 @@ impl Signals {
         std::thread::Builder::new().name("usr1".into()).spawn(move || {
             while let Some(signal) = next(&signals) {
                 match signal {
-                    libc::SIGHUP => tracing::warn!(
-                        "SIGHUP is ignored: a running daemon does not read its configuration anew"
-                    ),
+                    libc::SIGHUP => again(),
                     _ => news(),
                 }
             }

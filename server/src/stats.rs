@@ -59,7 +59,7 @@ impl Workers {
     }
 
     /// Asks those that owe no answer for a look: see [`ringway_export::Handle::ask_inspect`].
-    pub(crate) fn look(
+    pub(crate) fn scan_stalled(
         &self,
         now: Duration,
         limit: Duration,
@@ -110,7 +110,8 @@ impl Workers {
             std::iter::once(disk.name()).chain(words).map(str::to_owned).collect()
         });
         let paths = table::text(&["disk", "path", "in use", "switches"], rows.collect());
-        tables(counts) + "\n" + &paths + "\n"
+        // The disks first: which of several processes these are is seen by that.
+        paths + "\n\n" + &tables(counts)
     }
 }
 

@@ -44,7 +44,7 @@ impl Drop for Toolstack {
 /// A disk that is not served.
 struct Refused {
     since: Instant,
-    told: bool,
+    logged: bool,
 }
 
 /// What the thread knows.
@@ -54,7 +54,7 @@ struct Watch {
     access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
-    told: Limit,
+    failures: Limit,
 }
 
 impl Toolstack {
@@ -66,8 +66,8 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let (refused, told) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
-        let mut watch = Watch { disks, plan, access, store, refused, told };
+        let (refused, failures) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
+        let mut watch = Watch { disks, plan, access, store, refused, failures };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
@@ -92,9 +92,9 @@ impl Watch {
 
     fn run(&mut self, stop: &OwnedFd) {
         loop {
-            let looked = self.look();
+            let looked = self.scan_disks();
             if let Err(error) = &looked
-                && let Some(pass) = self.told.pass()
+                && let Some(pass) = self.failures.pass()
             {
                 let (suppressed, why) = (pass.suppressed, in_full(error));
                 tracing::warn!(suppressed, "xenstore: {why}; trying again");
@@ -125,11 +125,11 @@ impl Watch {
     }
 
     fn tries_again(&self) -> bool {
-        self.refused.values().any(|refused| !refused.told)
+        self.refused.values().any(|refused| !refused.logged)
     }
 
     /// Looks at all there is, and serves what is new.
-    fn look(&mut self) -> anyhow::Result<()> {
+    fn scan_disks(&mut self) -> anyhow::Result<()> {
         self.store.events()?;
         let folder = self.plan.folder();
         let mut there = Vec::new();
@@ -140,7 +140,7 @@ impl Watch {
         }
         self.refused.retain(|back, _| there.contains(back));
         for back in there {
-            if self.refused.get(&back).is_some_and(|refused| refused.told)
+            if self.refused.get(&back).is_some_and(|refused| refused.logged)
                 || self.disks.list().iter().any(|served| served.device.as_deref() == Some(&back))
             {
                 continue;
@@ -194,16 +194,16 @@ impl Watch {
     fn refuse(&mut self, back: &str, error: &anyhow::Error) {
         let now = Instant::now();
         let refused = self.refused.entry(back.to_owned());
-        let refused = refused.or_insert(Refused { since: now, told: false });
+        let refused = refused.or_insert(Refused { since: now, logged: false });
         if now - refused.since < PATIENCE {
             return;
         }
-        refused.told = true;
+        refused.logged = true;
         let words = in_full(error);
         tracing::error!("{back} is not served: {words}");
         // Where the toolstack looks, and what ends its waiting; best effort.
-        let told = format!("22 {words}");
-        let _ = self.store.write(Tx::NONE, &format!("error/{back}/error"), &told);
+        let reason = format!("22 {words}");
+        let _ = self.store.write(Tx::NONE, &format!("error/{back}/error"), &reason);
         let _ = self.store.write(Tx::NONE, &format!("{back}/state"), "6");
     }
 }

@@ -77,9 +77,10 @@ impl Watchdog {
                 let round = survive("the watchdog", || {
                     panic_point!("watchdog");
                     let workers = disks.workers();
-                    let lines = rounds
-                        .round(&clock, &mut |now, owes| workers.look(now, limit, &rouse, owes));
-                    lines.iter().for_each(Line::tell);
+                    let lines = rounds.round(&clock, &mut |now, owes| {
+                        workers.scan_stalled(now, limit, &rouse, owes)
+                    });
+                    lines.iter().for_each(LogLine::tell);
                     pulse.set(rounds.loops);
                     rounds.tell_events(&disks);
                 });
@@ -120,12 +121,12 @@ impl Drop for Watchdog {
 
 /// A line of the log.
 #[derive(Debug, PartialEq, Eq)]
-enum Line {
+enum LogLine {
     Bad(String),
     Good(String),
 }
 
-impl Line {
+impl LogLine {
     fn tell(&self) {
         match self {
             Self::Bad(line) => tracing::warn!("{line}"),
@@ -139,11 +140,11 @@ struct Asked {
     name: String,
     promise: Promise,
     at: Duration,
-    told: bool,
+    logged: bool,
 }
 
 /// A disk of which something was told.
-struct Told {
+struct OverdueNotice {
     at: Duration,
     /// Some of its requests are overdue.
     now: bool,
@@ -153,7 +154,7 @@ struct Told {
 #[derive(Default)]
 struct Kicks {
     /// When they were told of last.
-    told: Option<Duration>,
+    logged: Option<Duration>,
     /// Those since.
     more: u64,
 }
@@ -162,7 +163,7 @@ struct Kicks {
 struct Rounds {
     limit: Duration,
     asked: BTreeMap<String, Asked>,
-    told: BTreeMap<String, Told>,
+    notices: BTreeMap<String, OverdueNotice>,
     kicks: BTreeMap<String, Kicks>,
     /// Events that are not told yet, with the names of their disks.
     events: Vec<(String, Happened)>,
@@ -184,7 +185,7 @@ impl Rounds {
         Self {
             limit,
             asked: BTreeMap::new(),
-            told: BTreeMap::new(),
+            notices: BTreeMap::new(),
             kicks: BTreeMap::new(),
             events: Vec::new(),
             calm: 0,
@@ -209,12 +210,12 @@ impl Rounds {
         &mut self,
         clock: &dyn Fn() -> Duration,
         ask: &mut dyn FnMut(Duration, Owes<'_>) -> Promises,
-    ) -> Vec<Line> {
+    ) -> Vec<LogLine> {
         let now = clock();
         let asked = ask(now, &|id| self.asked.contains_key(&key(id)));
         for (id, promise) in asked {
             let name = format!("{}/{}", id.0, id.1);
-            self.asked.insert(key(id), Asked { name, promise, at: now, told: false });
+            self.asked.insert(key(id), Asked { name, promise, at: now, logged: false });
         }
         let mut lines = Vec::new();
         let (mut found, mut quiet) = (Vec::new(), true);
@@ -247,28 +248,28 @@ impl Rounds {
                     let cpu = self.threads.get(key).and_then(|&thread| cpu_time(thread));
                     let silent_for = |cpu| self.silent.loops(key, clock(), cpu, limit);
                     self.loops |= cpu.is_some_and(silent_for);
-                    if silent >= limit && !asked.told {
-                        lines.push(Line::Bad(format!(
+                    if silent >= limit && !asked.logged {
+                        lines.push(LogLine::Bad(format!(
                             "worker {name} has not moved for {}: the kernel holds it, probably for a \
                              disk whose file system blocks whoever begins a request; all disks of \
                              this worker wait",
                             seconds(silent)
                         )));
-                        asked.told = true;
+                        asked.logged = true;
                     }
                     return true;
                 }
             }
-            if asked.told {
+            if asked.logged {
                 let silent = seconds(silent);
-                lines.push(Line::Good(format!("worker {name} moves again, after {silent}")));
+                lines.push(LogLine::Good(format!("worker {name} moves again, after {silent}")));
             }
             false
         });
         let silent = !self.asked.is_empty();
         self.disks(now, found, silent, &mut lines);
         // What is still to be told keeps it awake.
-        let owes = self.told.values().any(|told| told.now)
+        let owes = self.notices.values().any(|notice| notice.now)
             || self.kicks.values().any(|kicks| kicks.more > 0);
         self.calm = if quiet && !silent && !owes { self.calm.saturating_add(1) } else { 0 };
         lines
@@ -280,7 +281,7 @@ impl Rounds {
         now: Duration,
         found: Vec<QueueFindings>,
         silent: bool,
-        lines: &mut Vec<Line>,
+        lines: &mut Vec<LogLine>,
     ) {
         let mut disks: BTreeMap<String, (Overdue, u64)> = BTreeMap::new();
         for looked in found {
@@ -292,40 +293,40 @@ impl Rounds {
             if *lost > 0 {
                 self.kicks.entry(name.clone()).or_default().more += lost;
             }
-            let told = self.told.get(name);
-            let quiet = told.is_some_and(|told| now < told.at + QUIET);
+            let notice = self.notices.get(name);
+            let quiet = notice.is_some_and(|notice| now < notice.at + QUIET);
             if overdue.new > 0 && !quiet {
-                lines.push(Line::Bad(self.words(name, overdue)));
+                lines.push(LogLine::Bad(self.words(name, overdue)));
                 let requests = overdue.requests;
                 self.events.push((name.clone(), Happened::Overdue { requests }));
-                self.told.insert(name.clone(), Told { at: now, now: true });
+                self.notices.insert(name.clone(), OverdueNotice { at: now, now: true });
             }
         }
         self.kicks.retain(|name, kicks| {
             // A guest may never kick at all.
-            if kicks.told.is_some_and(|told| now < told + QUIET) {
+            if kicks.logged.is_some_and(|at| now < at + QUIET) {
                 return true;
             }
             let lost = std::mem::take(&mut kicks.more);
             if lost > 0 {
-                lines.push(Line::Bad(format!(
+                lines.push(LogLine::Bad(format!(
                     "{name}: {lost} of its guest's kicks never came; its requests were taken all the \
                      same"
                 )));
-                kicks.told = Some(now);
+                kicks.logged = Some(now);
             }
             lost > 0
         });
-        for (name, told) in &mut self.told {
+        for (name, notice) in &mut self.notices {
             let still = disks.get(name).is_some_and(|(overdue, _)| overdue.requests > 0);
-            if told.now && !still && !silent {
-                told.now = false;
+            if notice.now && !still && !silent {
+                notice.now = false;
                 let limit = seconds(self.limit);
                 self.events.push((name.clone(), Happened::InTime));
-                lines.push(Line::Good(format!("{name}: no request waits for {limit} any more")));
+                lines.push(LogLine::Good(format!("{name}: no request waits for {limit} any more")));
             }
         }
-        self.told.retain(|_, told| told.now || now < told.at + QUIET);
+        self.notices.retain(|_, notice| notice.now || now < notice.at + QUIET);
     }
 
     fn words(&self, name: &str, overdue: &Overdue) -> String {
@@ -387,7 +388,7 @@ mod tests {
         }
 
         /// A round at `now` seconds; the worker says this, or nothing.
-        fn at(&mut self, now: u64, says: Option<Vec<QueueFindings>>) -> Vec<Line> {
+        fn at(&mut self, now: u64, says: Option<Vec<QueueFindings>>) -> Vec<LogLine> {
             self.now.set(now);
             let (sender, promise) = channel();
             let keep = match says {
@@ -435,12 +436,12 @@ mod tests {
             "{name}: 3 requests have been under way for 30 s or longer, the oldest, a write of 4 KiB \
              at byte 8192, for 31 s: its disk is slow, or has lost them"
         );
-        assert_eq!(scene.at(10, says(3, 3)), [Line::Bad(told)]);
+        assert_eq!(scene.at(10, says(3, 3)), [LogLine::Bad(told)]);
         assert_eq!(scene.at(15, says(3, 0)), [], "told already");
         assert_eq!(scene.at(20, says(4, 1)), [], "and no flood");
         // Whoever does not answer says nothing about its disks.
         assert_eq!(scene.at(25, None), []);
-        let good = Line::Good(format!("{name}: no request waits for 30 s any more"));
+        let good = LogLine::Good(format!("{name}: no request waits for 30 s any more"));
         let mut scene = Scene::new();
         assert_eq!(scene.at(10, says(1, 1)).len(), 1);
         assert_eq!(scene.at(15, says(0, 0)), [good]);
@@ -506,7 +507,7 @@ mod tests {
         }
         let lines = scene.rounds.round(&|| Duration::ZERO, &mut |_, _| std::mem::take(&mut asked));
         assert!(
-            matches!(&lines[..], [Line::Bad(line)] if line.contains("2 requests")),
+            matches!(&lines[..], [LogLine::Bad(line)] if line.contains("2 requests")),
             "{lines:?}"
         );
     }
@@ -515,14 +516,16 @@ mod tests {
     fn c08_lost_kicks_are_told() {
         let (mut scene, disk) = (Scene::new(), disk(1 << 20));
         let lines = scene.at(5, Some(vec![looked(&disk, 0, 0, 2), looked(&disk, 0, 0, 1)]));
-        assert!(matches!(&lines[..], [Line::Bad(line)] if line.contains("3 of its guest's kicks")));
+        assert!(
+            matches!(&lines[..], [LogLine::Bad(line)] if line.contains("3 of its guest's kicks"))
+        );
         // A guest that never kicks does not fill the log.
         for now in [10, 20, 60] {
             assert_eq!(scene.at(now, Some(vec![looked(&disk, 0, 0, 7)])), []);
         }
         let lines = scene.at(66, Some(vec![looked(&disk, 0, 0, 1)]));
         assert!(
-            matches!(&lines[..], [Line::Bad(line)] if line.contains("22 of its guest's kicks"))
+            matches!(&lines[..], [LogLine::Bad(line)] if line.contains("22 of its guest's kicks"))
         );
         assert_eq!(scene.at(130, Some(vec![looked(&disk, 0, 0, 0)])), []);
         assert!(scene.rounds.kicks.is_empty(), "forgotten");
@@ -550,7 +553,7 @@ mod tests {
         assert_eq!(scene.at(20, Some(vec![])), [], "it still owes the first answer");
         let lines = scene.at(36, Some(vec![]));
         assert!(
-            matches!(&lines[..], [Line::Bad(line)] if line.contains("threads/2 has not moved for 31 s")),
+            matches!(&lines[..], [LogLine::Bad(line)] if line.contains("threads/2 has not moved for 31 s")),
             "{lines:?}"
         );
         assert_eq!(scene.at(40, Some(vec![])), [], "once");
@@ -560,7 +563,7 @@ mod tests {
         scene.rounds.asked.values_mut().next().unwrap().promise = promise;
         let lines = scene.at(50, Some(vec![]));
         let good = "worker threads/2 moves again, after 45 s";
-        assert_eq!(lines, [Line::Good(good.into())]);
+        assert_eq!(lines, [LogLine::Good(good.into())]);
         // One that has ended is forgotten.
         assert_eq!(scene.at(60, Some(vec![])), []);
         assert!(scene.rounds.asked.is_empty());

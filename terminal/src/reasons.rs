@@ -22,14 +22,14 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("disk.img: cannot open it: {source}")]
-    struct Told {
+    struct Refused {
         source: std::io::Error,
     }
 
     #[test]
     fn each_reason_is_told_once() {
         let denied = || std::io::Error::from_raw_os_error(libc::EACCES);
-        let error = anyhow::Error::new(Told { source: denied() }).context("disk 3");
+        let error = anyhow::Error::new(Refused { source: denied() }).context("disk 3");
         let words = "disk 3: disk.img: cannot open it: Permission denied (os error 13)";
         assert_eq!(in_full(&error), words);
         let plain = Err::<(), _>(denied()).context("cannot read it").unwrap_err();

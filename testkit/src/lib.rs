@@ -10,12 +10,13 @@ struct Embedding;
 pub mod kill;
 pub mod late_store;
 pub mod loop_device;
+pub mod nbd;
 pub mod pattern;
 pub mod power_cut;
 pub mod raw;
 pub mod rig;
 pub mod seed;
-pub mod session_case;
+pub mod session_fuzz_case;
 pub mod skip;
 pub mod xenstore;
 

@@ -58,10 +58,14 @@ pub enum Need {
     Guest,
     /// Prometheus and its promtool.
     Prometheus,
+    /// Clients of NBD: nbdinfo, nbdcopy, nbdsh, and fio's engine of it.
+    Nbd,
     /// A Xen host in QEMU: its packages.
     Xen,
     /// Chromium, which shows pages.
     Chromium,
+    /// valgrind, which counts instructions.
+    Valgrind,
 }
 
 impl Need {
@@ -92,9 +96,11 @@ impl Need {
             Self::DebianPackage => "debian-package",
             Self::Libvirt => "libvirt",
             Self::Prometheus => "prometheus",
+            Self::Nbd => "nbd",
             Self::Guest => "guest",
             Self::Xen => "xen",
             Self::Chromium => "chromium",
+            Self::Valgrind => "valgrind",
         }
     }
 }

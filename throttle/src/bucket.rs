@@ -12,6 +12,9 @@ const SECOND_NS: u128 = 1_000_000_000;
 /// once. Guests send in batches, of which every other one would have to wait otherwise.
 const ROOM_NS: u64 = 100_000_000;
 
+/// How long one disk of a group may have the others wait by requests that cost more than their credit.
+const OWED_MAX_NS: u64 = 2_000_000_000;
+
 /// No bucket is said to be dry later than this: 292 years.
 const NEVER: u64 = u64::MAX >> 1;
 
@@ -32,11 +35,15 @@ impl Leak {
         Self { rate, room_ns, dry_at: AtomicU64::new(0) }
     }
 
-    /// Pours `units` in, each as if it were so many. When what comes after it may pass.
-    fn pour(&self, now: u64, units: u64, Times(times): Times) -> u64 {
+    /// How long `units` take to leak, each as if it were so many.
+    fn cost(&self, units: u64, Times(times): Times) -> u64 {
         let cost = u128::from(units) * u128::from(times) * SECOND_NS;
         let cost = cost / u128::from(Times::ONE.0) / u128::from(self.rate);
-        let cost = u64::try_from(cost).unwrap_or(NEVER);
+        u64::try_from(cost).unwrap_or(NEVER)
+    }
+
+    /// Pours in what takes so long to leak. When what comes after it may pass.
+    fn pour(&self, now: u64, cost: u64) -> u64 {
         let mut dry_at = self.dry_at.load(Relaxed);
         loop {
             let from = dry_at.max(now);
@@ -47,6 +54,34 @@ impl Leak {
             }
         }
     }
+
+    /// Takes out again what was poured in and not used.
+    fn give_back(&self, cost: u64) {
+        let less = |dry_at: u64| Some(dry_at.saturating_sub(cost));
+        let _ = self.dry_at.fetch_update(Relaxed, Relaxed, less);
+    }
+
+    /// When what is in it has leaked so far that more may pass.
+    fn opens(&self) -> u64 {
+        self.dry_at.load(Relaxed).saturating_sub(self.room_ns)
+    }
+}
+
+/// What one disk has had a group pay beyond the credit that it took: it leaks at the group's rate.
+#[derive(Debug, Default)]
+pub(crate) struct Paid {
+    long_run: AtomicU64,
+    burst: AtomicU64,
+}
+
+/// How much of `cost` still fits, if the whole of it is to leak within `most`.
+fn fit(dry_at: &AtomicU64, now: u64, cost: u64, most: u64) -> u64 {
+    let until = |dry_at: u64| {
+        let from = dry_at.max(now);
+        from.saturating_add(cost).min(now.saturating_add(most)).max(from)
+    };
+    let before = dry_at.fetch_update(Relaxed, Relaxed, |dry_at| Some(until(dry_at)));
+    before.map_or(0, |before| until(before) - before.max(now))
 }
 
 /// What a unit counts for, in 1024ths.
@@ -89,10 +124,34 @@ impl Bucket {
     /// Takes `units` of credit: from when on they may be used. Whoever asks next gets a later time, so
     /// that all have their turn.
     pub(crate) fn claim(&self, now: u64, units: u64, times: Times) -> u64 {
-        let from = self.long_run.pour(now, units, times);
+        let from = self.long_run.pour(now, self.long_run.cost(units, times));
         match &self.burst {
             None => from,
-            Some(burst) => from.max(burst.pour(now, units, times)),
+            Some(burst) => from.max(burst.pour(now, burst.cost(units, times))),
+        }
+    }
+
+    /// Gives credit back that was taken and not used.
+    pub(crate) fn give_back(&self, units: u64) {
+        for leak in std::iter::once(&self.long_run).chain(&self.burst) {
+            leak.give_back(leak.cost(units, Times::ONE));
+        }
+    }
+
+    /// When it has paid for what was taken from it.
+    pub(crate) fn opens(&self) -> u64 {
+        let burst = self.burst.as_ref().map_or(0, Leak::opens);
+        self.long_run.opens().max(burst)
+    }
+
+    /// Takes off what one disk of a group has taken beyond its credit, but of all that it has taken
+    /// so not more than makes others wait for [`OWED_MAX_NS`].
+    pub(crate) fn owe(&self, now: u64, units: u64, paid: &Paid) {
+        let leaks = [(Some(&self.long_run), &paid.long_run), (self.burst.as_ref(), &paid.burst)];
+        for (leak, paid) in leaks {
+            let Some(leak) = leak else { continue };
+            let most = leak.room_ns.saturating_add(OWED_MAX_NS);
+            leak.pour(now, fit(paid, now, leak.cost(units, Times::ONE), most));
         }
     }
 

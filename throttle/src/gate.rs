@@ -8,7 +8,7 @@
 //! ```
 
 use super::bucket::REQUEST;
-use super::member::{Member, Part};
+use super::member::{BucketKind, Member};
 use super::rates::Kind;
 use ringway_core::Op;
 use std::sync::Arc;
@@ -28,23 +28,23 @@ const SKIP: u32 = 7;
 struct Tap {
     member: Arc<Member>,
     kind: Kind,
-    part: Part,
+    part: BucketKind,
     portion: u64,
     /// Units that may be used now. A request is taken while there are any, whatever it costs.
     credit: i64,
     /// Units that were taken and may be used from `ripe_at` on; 0 if there are none.
     claimed: u64,
     ripe_at: u64,
-    /// A request was taken on those before they were ripe.
-    overdrawn: bool,
+    /// No request is taken in advance before that, or before those are ripe: one was.
+    shut_until: u64,
 }
 
 impl Tap {
-    fn new(member: Arc<Member>, kind: Kind, part: Part) -> Self {
+    fn new(member: Arc<Member>, kind: Kind, part: BucketKind) -> Self {
         let one = if kind.counts_requests() { REQUEST } else { 1 };
         let portion = (member.rate(kind) / PORTIONS).max(one);
-        let (credit, claimed, ripe_at, overdrawn) = (0, 0, 0, false);
-        Self { member, kind, part, portion, credit, claimed, ripe_at, overdrawn }
+        let (credit, claimed, ripe_at, shut_until) = (0, 0, 0, member.shut_until(kind));
+        Self { member, kind, part, portion, credit, claimed, ripe_at, shut_until }
     }
 
     /// Whether it counts such requests; those that are neither reads nor change the disk cost nothing.
@@ -75,7 +75,13 @@ impl Tap {
 
     /// Takes the next portion if there is no credit. True if there is some now.
     fn refill(&mut self, wanted: bool, now: u64) -> bool {
+        if self.shut_until <= now {
+            self.shut_until = 0;
+        }
         if self.claimed == 0 {
+            if !wanted {
+                return false;
+            }
             self.ripe_at = self.member.claim(self.kind, self.part, now, self.portion);
             self.claimed = self.portion;
         }
@@ -86,8 +92,28 @@ impl Tap {
             return false;
         }
         self.credit = self.credit.saturating_add_unsigned(std::mem::take(&mut self.claimed));
-        self.overdrawn = false;
+        self.shut_until = 0;
         true
+    }
+
+    /// Until when it closes the queue although it has no credit; none if one may be taken in advance.
+    fn closes(&self) -> Option<u64> {
+        (self.is_for_all() || self.shut_until > 0).then(|| match self.is_for_all() {
+            true => self.ripe_at,
+            false => self.ripe_at.min(self.shut_until),
+        })
+    }
+}
+
+/// What was claimed and not used goes back, and what was taken in advance is not forgotten: a queue
+/// that begins anew has no more than one that goes on.
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let unused = u64::try_from(self.credit).unwrap_or(0).saturating_add(self.claimed);
+        self.member.give_back(self.kind, self.part, unused);
+        if self.shut_until > 0 {
+            self.member.shut(self.kind);
+        }
     }
 }
 
@@ -102,7 +128,24 @@ pub struct Gate {
     since: u64,
     /// Turns until the next look at the clock.
     skip: u32,
-    throttled_ns: u64,
+    throttled: Throttled,
+}
+
+/// How often requests of a queue began to wait, and for how long they have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Throttled {
+    /// Times.
+    pub times: u64,
+    /// Nanoseconds in all.
+    pub ns: u64,
+}
+
+impl Throttled {
+    /// Of two gates of one queue.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { times: self.times + other.times, ns: self.ns.saturating_add(other.ns) }
+    }
 }
 
 impl Gate {
@@ -115,8 +158,9 @@ impl Gate {
         let mut taps: Box<[Tap]> = taps.collect();
         // What closes the whole queue comes first: nothing is taken from the others meanwhile.
         taps.sort_by_key(|tap| !tap.is_for_all());
-        let (open, until, since, skip, throttled_ns) = (false, None, 0, 0, 0);
-        (!taps.is_empty()).then_some(Self { taps, open, until, since, skip, throttled_ns })
+        let (open, until, since, skip) = (false, None, 0, 0);
+        let throttled = Throttled::default();
+        (!taps.is_empty()).then_some(Self { taps, open, until, since, skip, throttled })
     }
 
     /// Whether requests may be taken in this turn; `wanted` if there are any. The time is asked for
@@ -139,18 +183,25 @@ impl Gate {
     }
 
     fn refill(&mut self, wanted: bool, now: u64) {
-        if self.until.is_some() {
-            self.throttled_ns += now.saturating_sub(self.since);
+        let waited = self.until.is_some();
+        if waited {
+            self.throttled.ns += now.saturating_sub(self.since);
         }
-        let mut closes = None;
+        let (mut closes, mut without_share) = (None, None);
         for tap in &mut self.taps {
-            if tap.credit > 0 || tap.refill(wanted, now) || !(tap.is_for_all() || tap.overdrawn) {
+            // Of a group's bucket a disk takes nothing that it could not use yet.
+            let idle = tap.claimed == 0 && without_share == Some(tap.kind);
+            if tap.credit > 0 || (!idle && tap.refill(wanted, now)) {
                 continue;
             }
-            closes = Some(tap.ripe_at);
-            break;
+            without_share = Some(tap.kind);
+            closes = if idle { None } else { tap.closes() };
+            if closes.is_some() {
+                break;
+            }
         }
         (self.open, self.until) = (closes.is_none(), closes.filter(|_| wanted));
+        self.throttled.times += u64::from(!waited && self.until.is_some());
         (self.since, self.skip) = (now, SKIP);
     }
 
@@ -164,8 +215,10 @@ impl Gate {
     pub fn take(&mut self, op: Op, bytes: u64) {
         for tap in &mut self.taps {
             if tap.counts(op) {
+                if tap.credit <= 0 {
+                    tap.shut_until = u64::MAX;
+                }
                 tap.credit = tap.credit.saturating_sub(tap.cost(bytes));
-                tap.overdrawn |= tap.claimed > 0;
                 self.open &= tap.credit > 0;
             }
         }
@@ -196,10 +249,10 @@ impl Gate {
         self.until.map(|until| until.saturating_sub(now).min(LOOK_NS))
     }
 
-    /// How long it has been closed in all, in nanoseconds.
+    /// How often it has been closed, and for how long in all.
     #[must_use]
-    pub fn throttled_ns(&self, now: u64) -> u64 {
-        let since = self.until.map_or(0, |_| now.saturating_sub(self.since));
-        self.throttled_ns.saturating_add(since)
+    pub fn throttled(&self, now: u64) -> Throttled {
+        let ns = self.until.map_or(0, |_| now.saturating_sub(self.since));
+        self.throttled.and(Throttled { times: 0, ns })
     }
 }

@@ -33,6 +33,6 @@ mod member;
 mod rates;
 mod waiting;
 
-pub use gate::Gate;
+pub use gate::{Gate, Throttled};
 pub use member::{Member, Throttle};
 pub use rates::{Kind, RATE_MAX, Rate, Rates, RatesError};

@@ -1,9 +1,10 @@
 //! Buckets of a disk or a group, and a disk's part in them.
 
-use super::bucket::{Bucket, REQUEST, Times};
+use super::bucket::{Bucket, Paid, REQUEST, Times};
 use super::rates::{Kind, Rates, RatesError};
 use super::waiting::{Seen, Waiting};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A limit of each kind, for one disk or for a group of disks.
 #[derive(Debug)]
@@ -37,12 +38,15 @@ pub struct Member {
     throttle: Arc<Throttle>,
     /// Of a group: what this disk may have if all that wait have equal parts.
     shares: Option<[Option<Share>; 6]>,
+    /// Until then a queue that begins takes no request of this kind in advance: one that has gone did.
+    shut_until: [AtomicU64; 6],
 }
 
 #[derive(Debug)]
 struct Share {
     bucket: Bucket,
     seen: Seen,
+    paid: Paid,
 }
 
 impl Member {
@@ -52,16 +56,22 @@ impl Member {
     /// What is wrong with the rates.
     pub fn alone(rates: &Rates) -> Result<Arc<Self>, RatesError> {
         let throttle = Arc::new(Throttle::new(rates)?);
-        Ok(Arc::new(Self { throttle, shares: None }))
+        Ok(Arc::new(Self { throttle, shares: None, shut_until: Default::default() }))
     }
 
     /// One disk of a group. Those that want more than they get have equal parts of it.
     #[must_use]
     pub fn of_group(throttle: &Arc<Throttle>) -> Arc<Self> {
-        let share =
-            |bucket: Option<Bucket>| bucket.map(|b| Share { bucket: b, seen: Seen::default() });
-        let shares = Some(buckets(&throttle.rates).map(share));
-        Arc::new(Self { throttle: Arc::clone(throttle), shares })
+        let share = |bucket| Share { bucket, seen: Seen::default(), paid: Paid::default() };
+        let shares = buckets(&throttle.rates).map(|bucket| bucket.map(share));
+        let throttle = Arc::clone(throttle);
+        Arc::new(Self { throttle, shares: Some(shares), shut_until: Default::default() })
+    }
+
+    /// True if it is a part in this group.
+    #[must_use]
+    pub fn is_of(&self, throttle: &Arc<Throttle>) -> bool {
+        Arc::ptr_eq(&self.throttle, throttle)
     }
 
     /// Bytes of a request that counts once.
@@ -70,12 +80,12 @@ impl Member {
     }
 
     /// The buckets there are: of each kind the disk's share first.
-    pub(crate) fn taps(&self) -> impl Iterator<Item = (Kind, Part)> {
+    pub(crate) fn taps(&self) -> impl Iterator<Item = (Kind, BucketKind)> {
         let kinds = Kind::ALL.into_iter();
         let limited = kinds.filter(|&kind| self.throttle.buckets[kind as usize].is_some());
         limited.flat_map(|kind| {
-            let share = self.shares.is_some().then_some((kind, Part::Share));
-            share.into_iter().chain([(kind, Part::Whole)])
+            let share = self.shares.is_some().then_some((kind, BucketKind::Share));
+            share.into_iter().chain([(kind, BucketKind::Whole)])
         })
     }
 
@@ -84,13 +94,16 @@ impl Member {
         self.throttle.buckets[kind as usize].as_ref().map_or(u64::MAX, Bucket::rate)
     }
 
+    fn share(&self, kind: Kind) -> Option<&Share> {
+        self.shares.as_ref().and_then(|shares| shares[kind as usize].as_ref())
+    }
+
     /// As [`Bucket::claim`].
-    pub(crate) fn claim(&self, kind: Kind, part: Part, now: u64, units: u64) -> u64 {
+    pub(crate) fn claim(&self, kind: Kind, part: BucketKind, now: u64, units: u64) -> u64 {
         let at = kind as usize;
-        let share = self.shares.as_ref().and_then(|shares| shares[at].as_ref());
         let Some(whole) = &self.throttle.buckets[at] else { return now };
-        match (part, share) {
-            (Part::Share, Some(share)) => {
+        match (part, self.share(kind)) {
+            (BucketKind::Share, Some(share)) => {
                 let sharers = self.throttle.waiting[at].sharers(now);
                 share.bucket.claim(now, units, whole.times(now, sharers))
             }
@@ -98,17 +111,43 @@ impl Member {
         }
     }
 
-    /// What a request took beyond its credit is taken off the next ones. Of a group's bucket not more
-    /// than two seconds' worth, so that a single huge request costs its own disk only.
-    pub(crate) fn owe(&self, kind: Kind, part: Part, now: u64, units: u64) {
-        let of_group = self.shares.is_some() && part == Part::Whole;
-        let most = if of_group { self.rate(kind).saturating_mul(2) } else { u64::MAX };
-        self.claim(kind, part, now, units.min(most));
+    /// Credit that a queue claimed and has not used when it goes. Of a share each unit may have
+    /// counted for more: what counts is that it is not more that comes back.
+    pub(crate) fn give_back(&self, kind: Kind, part: BucketKind, units: u64) {
+        let whole = self.throttle.buckets[kind as usize].as_ref();
+        let bucket = match (part, self.share(kind)) {
+            (BucketKind::Share, Some(share)) => Some(&share.bucket),
+            _ => whole,
+        };
+        bucket.into_iter().for_each(|bucket| bucket.give_back(units));
+    }
+
+    /// What a request took beyond its credit is taken off the next ones. Its own disk pays for all of
+    /// it, and a group for as much as may keep the others waiting for two seconds, whatever the number
+    /// of requests and queues.
+    pub(crate) fn owe(&self, kind: Kind, part: BucketKind, now: u64, units: u64) {
+        match (part, self.share(kind), &self.throttle.buckets[kind as usize]) {
+            (BucketKind::Whole, Some(share), Some(whole)) => whole.owe(now, units, &share.paid),
+            _ => _ = self.claim(kind, part, now, units),
+        }
+    }
+
+    /// A queue goes that has taken a request in advance: those that begin wait until it is paid for.
+    pub(crate) fn shut(&self, kind: Kind) {
+        let share = self.share(kind).map(|share| &share.bucket);
+        if let Some(bucket) = share.or(self.throttle.buckets[kind as usize].as_ref()) {
+            self.shut_until[kind as usize].fetch_max(bucket.opens(), Relaxed);
+        }
+    }
+
+    /// Until when a queue that begins may take no request of this kind in advance.
+    pub(crate) fn shut_until(&self, kind: Kind) -> u64 {
+        self.shut_until[kind as usize].load(Relaxed)
     }
 
     /// A queue of this disk waits.
     pub(crate) fn mark(&self, kind: Kind, now: u64) {
-        if let Some(Some(share)) = self.shares.as_ref().map(|shares| &shares[kind as usize]) {
+        if let Some(share) = self.share(kind) {
             self.throttle.waiting[kind as usize].mark(now, &share.seen);
         }
     }
@@ -116,7 +155,7 @@ impl Member {
 
 /// Which bucket of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum BucketKind {
     /// The one that all disks of a group share, or that of a disk alone.
     Whole,
     /// What is this disk's of it.

@@ -84,16 +84,22 @@ impl IndexMut<Kind> for Rates {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RatesError {
     /// Nothing would ever pass.
-    #[error("{0} = 0: nothing would ever pass. Leave it out for no limit")]
+    #[error("{0} = 0: nothing would ever pass. For no limit leave it out, or say none")]
     Zero(String),
+    /// A burst that takes no time.
+    #[error("{0} = 0: a burst takes a second at least. Leave it out for one second")]
+    NoTime(String),
     /// More than there is room for.
     #[error("{0} = {1}: the highest is {RATE_MAX} (10^15)")]
     TooHigh(String, u64),
     /// There is nothing it could belong to.
-    #[error("{0} needs {1}: add it, or leave {0} out")]
+    #[error("{0} needs {1}: add it, or leave {0} out (none, if it holds already)")]
     Alone(String, String),
     /// A burst that is slower than the rate.
-    #[error("{word}-max = {max} is below {word} = {avg}: a burst is as fast as the rate at least")]
+    #[error(
+        "{word}-max = {max} is below {word} = {avg}: a burst is as fast as the rate at least. Change \
+         {word}-max as well (none: no bursts)"
+    )]
     BurstBelowRate {
         /// What is counted.
         word: &'static str,
@@ -145,6 +151,9 @@ fn check(word: &'static str, rate: Rate) -> Result<(), RatesError> {
     let (burst, length) = (format!("{word}-max"), format!("{word}-max-length"));
     rate.avg.map_or(Ok(()), |avg| in_range(word, avg))?;
     rate.max.map_or(Ok(()), |max| in_range(&burst, max))?;
+    if rate.max_length == Some(0) {
+        return Err(RatesError::NoTime(length));
+    }
     rate.max_length.map_or(Ok(()), |seconds| in_range(&length, seconds))?;
     match rate {
         Rate { avg: None, max: Some(_), .. } => Err(RatesError::Alone(burst, word.into())),

@@ -272,7 +272,7 @@ fn a_queue_below_its_limit_never_waits() {
         gate.take(Op::Read, 4096);
         gate.settle(|| now);
     }
-    assert_eq!(gates.iter().map(|gate| gate.throttled_ns(u64::MAX)).sum::<u64>(), 0);
+    assert_eq!(gates.iter().map(|gate| gate.throttled(u64::MAX).ns).sum::<u64>(), 0);
 }
 
 /// Equal turns for the queues of one disk: none is starved by the others.
@@ -297,4 +297,143 @@ fn a_huge_request_costs_its_own_disk_only() {
     assert_eq!(queues[0].passed, 1);
     let read = queues[1].passed * 4096;
     assert!(read > 8 << 20, "{read} bytes in 20 s at a part of 512 KiB a second");
+}
+
+/// A guest that restarts its queue as often as it can has no more than one that does not: what it was
+/// given in advance is not forgotten with the queue, of a disk alone and in a group.
+#[test]
+fn a23_a_queue_that_begins_anew_gets_nothing_in_advance() {
+    for kind in [Kind::BpsWrite, Kind::IopsWrite, Kind::BpsRead, Kind::Iops, Kind::Bps] {
+        let units = if kind.counts_requests() { 1 } else { 1 << 20 };
+        let op = if kind == Kind::BpsRead { Op::Read } else { Op::Write };
+        let alone = Member::alone(&avg(kind, 4 * units)).unwrap();
+        let throttle = Arc::new(Throttle::new(&avg(kind, 4 * units)).unwrap());
+        for member in [alone, Member::of_group(&throttle)] {
+            let mut passed = 0;
+            // A hundred of them at a time, each of which begins anew every millisecond.
+            for at in 0..10_000 {
+                let now = SECOND + at * SECOND / 1000;
+                let gates = || Gate::new(vec![Arc::clone(&member)]).unwrap();
+                let mut gates: Vec<_> =
+                    (0..if at % 100 == 0 { 100 } else { 1 }).map(|_| gates()).collect();
+                for gate in &mut gates {
+                    if gate.open(true, || now) {
+                        gate.take(op, 1 << 20);
+                        passed += 1;
+                        gate.settle(|| now);
+                    }
+                }
+            }
+            // 40 at the rate, and one with credit and one in advance for each queue.
+            assert!(passed <= 40 + 2 * 100, "{kind:?}: {passed}");
+        }
+    }
+}
+
+/// What waits of one kind keeps no queue of the same disk waiting that begins later, unless one has
+/// gone that had taken something in advance.
+#[test]
+fn a23_a_queue_that_begins_reads_beside_one_that_waits_to_write() {
+    let member = Member::alone(&avg(Kind::BpsWrite, 1000)).unwrap();
+    let gate = || Gate::new(vec![Arc::clone(&member)]).unwrap();
+    let pass = |gate: &mut Gate, op, now| {
+        let passed = gate.open(true, || now);
+        if passed {
+            gate.take(op, 10_000);
+            gate.settle(|| now);
+        }
+        passed
+    };
+    let mut writes = gate();
+    while pass(&mut writes, Op::Write, SECOND) {}
+    let mut reads = gate();
+    assert!((0..100).all(|_| pass(&mut reads, Op::Read, SECOND)));
+    drop(writes);
+    assert!(pass(&mut reads, Op::Read, SECOND), "it had taken nothing in advance");
+    let mut next = gate();
+    assert!(!pass(&mut next, Op::Read, SECOND), "what is first may be a write");
+    assert!(!pass(&mut next, Op::Read, 20 * SECOND), "two of ten seconds each are not paid for");
+    drop(next);
+    assert!(pass(&mut gate(), Op::Read, 22 * SECOND), "now they are");
+}
+
+/// Gates that come and go, with requests and without, take nothing away from others.
+#[test]
+fn a24_a_queue_that_comes_and_goes_takes_no_credit_along() {
+    for (kind, wanted) in
+        [Kind::IopsWrite, Kind::Iops].into_iter().flat_map(|k| [(k, true), (k, false)])
+    {
+        let throttle = Arc::new(Throttle::new(&avg(kind, 1000)).unwrap());
+        let (a, b) = (Member::of_group(&throttle), Member::of_group(&throttle));
+        let mut queue = [Queue::new(vec![b], Op::Write, 4096)];
+        for at in 0..100_000 {
+            let now = SECOND + at * SECOND / 20_000;
+            run(&mut queue, now, SECOND / 20_000, 1000);
+            for _ in 0..4 {
+                let mut gate = Gate::new(vec![Arc::clone(&a)]).unwrap();
+                gate.open(wanted, || now);
+            }
+        }
+        let passed = queue[0].passed;
+        // Who has requests has an equal part, used or not.
+        let least = if wanted { 2500 } else { 5050 };
+        assert!((least..5120).contains(&passed), "{kind:?}, {wanted}: {passed}");
+    }
+}
+
+/// A disk of many queues costs the others of its group as little as one of one queue, and its requests
+/// are not forgotten when it has gone and come back.
+#[test]
+fn a24_many_huge_requests_cost_their_own_disk_only() {
+    let burst = Rate { avg: Some(1 << 20), max: Some(4 << 20), max_length: Some(10) };
+    for (kind, rate) in [
+        (Kind::Bps, Rate { avg: Some(1 << 20), ..Rate::default() }),
+        (Kind::BpsWrite, Rate { avg: Some(1 << 20), ..Rate::default() }),
+        (Kind::Bps, burst),
+    ] {
+        let throttle = Arc::new(Throttle::new(&rates(kind, rate)).unwrap());
+        let (a, b) = (Member::of_group(&throttle), Member::of_group(&throttle));
+        let (mut taken, op) = (0, Op::Discard);
+        for _ in 0..10 {
+            let mut gates: Vec<_> =
+                (0..64).map(|_| Gate::new(vec![Arc::clone(&a)]).unwrap()).collect();
+            for gate in &mut gates {
+                if gate.open(true, || SECOND) {
+                    gate.take(op, 1 << 40);
+                    taken += 1;
+                }
+            }
+            gates.iter_mut().for_each(|gate| gate.settle(|| SECOND));
+        }
+        assert!(taken <= 128, "{kind:?}: {taken}");
+        let mut queue = [Queue::new(vec![b], Op::Write, 4096)];
+        run(&mut queue, SECOND, 10 * SECOND, 1000);
+        let passed = queue[0].passed * 4096;
+        assert!(passed >= 15 << 19, "{kind:?}: {passed} bytes in 10 s");
+        assert_eq!(
+            (0..64)
+                .filter(|_| {
+                    let mut gate = Gate::new(vec![Arc::clone(&a)]).unwrap();
+                    gate.open(true, || 12 * SECOND)
+                })
+                .count(),
+            0,
+            "{kind:?}: it has not paid yet"
+        );
+    }
+}
+
+/// The bound of what others pay for is beyond the room for a burst: what one disk has had of that, no
+/// other one has again.
+#[test]
+fn a24_disks_of_a_group_have_one_burst_together() {
+    let burst = Rate { avg: Some(1000), max: Some(10_000), max_length: Some(10) };
+    let throttle = Arc::new(Throttle::new(&rates(Kind::Bps, burst)).unwrap());
+    let one = || [Queue::new(vec![Member::of_group(&throttle)], Op::Read, 4096)];
+    let (mut first, mut second) = (one(), one());
+    run(&mut first, SECOND, 60 * SECOND, 1000);
+    run(&mut second, 61 * SECOND, 10 * SECOND, 1000);
+    let passed = [&first, &second].map(|queue| queue[0].passed * 4096);
+    assert!((110_000..170_000).contains(&passed[0]), "{passed:?}");
+    assert!((10_000..50_000).contains(&passed[1]), "{passed:?}");
 }

@@ -43,3 +43,34 @@ fn main() -> anyhow::Result<()> {
         Task::Tidy => tidy::run(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Xtask;
+    use clap::{Command, CommandFactory, Parser};
+
+    /// The commands below `command` that have none below them, as they are typed.
+    fn leaves(command: &Command, words: &[String], found: &mut Vec<Vec<String>>) {
+        let mut words = words.to_vec();
+        words.push(command.get_name().to_owned());
+        if command.has_subcommands() {
+            command.get_subcommands().for_each(|below| leaves(below, &words, found));
+        } else {
+            found.push(words);
+        }
+    }
+
+    /// Two options of one name and different types are found by clap when it parses, and not before.
+    #[test]
+    fn every_chore_can_be_called() {
+        let mut found = Vec::new();
+        leaves(&Xtask::command(), &[], &mut found);
+        assert!(found.len() > 10, "{found:?}");
+        for words in found {
+            if let Err(error) = Xtask::try_parse_from(&words) {
+                let missing = clap::error::ErrorKind::MissingRequiredArgument;
+                assert_eq!(error.kind(), missing, "{words:?}: {error}");
+            }
+        }
+    }
+}

@@ -130,3 +130,23 @@ pub(super) fn few_system_calls(suite: &Suite<'_>, mode: Mode) {
     println!("contract: {per_io:.4} system calls per operation");
     assert!(per_io <= suite.syscalls_per_io_max, "{per_io} system calls per operation");
 }
+
+/// One after the other, each submitted by the call that sleeps for it: all come.
+pub(super) fn submit_with_the_wait(suite: &Suite<'_>, mode: Mode) {
+    let mut rig = suite.rig(mode, 4, 1 << 20);
+    let memory = Pages::new(BLOCK);
+    let segment = [memory.segment(0, BLOCK)];
+    for _ in 0..50 {
+        let tag = rig.queue(IoOp::Read, 0, &segment).unwrap();
+        rig.out.clear();
+        let start = Instant::now();
+        rig.engine.submit_and_wait(Some(PATIENCE)).unwrap();
+        // A wait may end early.
+        while rig.engine.reap(&mut rig.out) == 0 {
+            assert!(start.elapsed() < PATIENCE, "it was submitted");
+            rig.engine.wait(Some(PATIENCE)).unwrap();
+        }
+        assert_eq!((rig.out.done.len(), rig.out.done[0].tag), (1, tag));
+        assert_eq!(rig.out.done[0].result, 4096);
+    }
+}

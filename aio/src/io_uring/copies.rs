@@ -55,6 +55,12 @@ impl Copies {
         }
     }
 
+    /// True if some wait for the next submission, or their results for the next harvest.
+    #[inline]
+    pub(super) fn concern_a_sleep(&self) -> bool {
+        !self.batch.is_empty() || self.any()
+    }
+
     /// True if there are results.
     #[inline]
     pub(super) fn any(&self) -> bool {

@@ -341,6 +341,17 @@ impl Engine for IoUring {
         self.enter(1, timeout)
     }
 
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        // Two rings are two calls, and copies are done before anybody sleeps.
+        if self.polled.is_some() || self.copies.concern_a_sleep() {
+            self.submit()?;
+            return self.wait(timeout);
+        }
+        // If something is done already the kernel does not sleep.
+        self.counters.sleeps += 1;
+        self.enter(1, timeout)
+    }
+
     fn counters(&self) -> Counters {
         self.counters
     }

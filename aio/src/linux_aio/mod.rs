@@ -80,12 +80,6 @@ impl LinuxAio {
         })
     }
 
-    /// False if completions are fetched by system call, because the kernel's ring looks unfamiliar.
-    #[must_use]
-    pub fn reads_ring(&self) -> bool {
-        self.context.ring_is_known
-    }
-
     /// Hands the batch to the kernel. What it refuses at once becomes a result; what it has no
     /// room for stays in the batch, in order, and goes with the next call.
     fn push_batch(&mut self) -> io::Result<()> {
@@ -235,6 +229,11 @@ impl Engine for LinuxAio {
         slept
     }
 
+    /// The request that listens goes with the batch: one `io_submit`, not two.
+    fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.wait(timeout)
+    }
+
     fn counters(&self) -> Counters {
         self.counters
     }
@@ -282,7 +281,7 @@ mod tests {
         }
         let make = |depth| {
             let mut engine = LinuxAio::new(depth).unwrap();
-            assert!(engine.reads_ring(), "the kernel's ring is as we know it");
+            assert!(engine.context.ring_is_known, "the kernel's ring is as we know it");
             engine.context.ring_is_known = false;
             Box::new(engine) as Box<dyn Engine>
         };

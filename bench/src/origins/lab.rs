@@ -1,8 +1,9 @@
 //! The place where origins are measured: images, CPUs, rounds.
 
 use crate::load::Load;
+use crate::outcome::Outcome;
 use crate::pattern::{Rw, Sizes};
-use crate::runner::{self, Outcome};
+use crate::runner;
 use crate::target::Opened;
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
@@ -44,24 +45,11 @@ impl Lab<'_> {
 
     pub(super) fn load(&self, rw: Rw, sizes: Sizes, depth: u32, jobs: u16) -> Load {
         Load {
-            rw,
-            rwmixread: 50,
-            sizes,
-            depth,
             jobs,
             runtime: Some(self.runtime),
             ramp: Duration::from_millis(100).min(self.runtime),
-            budget: None,
-            whole: false,
-            size: None,
-            offset: 0,
-            rate: None,
-            verify: false,
-            timed: true,
-            seed: 1,
-            batch: 8,
-            polling: false,
             cpus: client_cpus(),
+            ..Load::new(rw, sizes, depth)
         }
     }
 

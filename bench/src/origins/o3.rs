@@ -32,7 +32,7 @@ const PATTERNS: [(&str, Rw); 4] = [
 type Published = (&'static str, [u32; 4], [u32; 4]);
 
 /// A published table, and what stands for its disk here.
-struct Part {
+struct PublishedTable {
     title: &'static str,
     published: &'static [Published],
     /// The paths of the front-end are tried, and the back-end's is bio.
@@ -50,8 +50,8 @@ struct Disk {
     unreal: Option<&'static str>,
 }
 
-const PARTS: [Part; 4] = [
-    Part {
+const PARTS: [PublishedTable; 4] = [
+    PublishedTable {
         title: "as fast as memory",
         front: false,
         published: &[(
@@ -64,7 +64,7 @@ const PARTS: [Part; 4] = [
             Disk { name: "sim:ram (simulation)", unreal: Some("sim:ram:256M") },
         ],
     },
-    Part {
+    PublishedTable {
         title: "a real disk",
         front: false,
         published: &[(
@@ -74,7 +74,7 @@ const PARTS: [Part; 4] = [
         )],
         disks: &[Disk { name: "file, O_DIRECT", unreal: None }],
     },
-    Part {
+    PublishedTable {
         title: "a hard disk",
         front: false,
         published: &[
@@ -83,7 +83,7 @@ const PARTS: [Part; 4] = [
         ],
         disks: &[Disk { name: "sim:hdd (simulation)", unreal: Some("sim:hdd:64G") }],
     },
-    Part {
+    PublishedTable {
         title: "paths of the front-end",
         front: true,
         // The published change was one of a front-end: its tables are above.
@@ -111,7 +111,7 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
     PARTS.iter().map(|part| find(lab, part)).collect()
 }
 
-fn find(lab: &Lab<'_>, part: &Part) -> Result<Finding> {
+fn find(lab: &Lab<'_>, part: &PublishedTable) -> Result<Finding> {
     let (mut rows, mut bars, mut data) = (Vec::new(), Vec::new(), Vec::new());
     for (what, request, bio) in part.published {
         for (at, (pattern, _)) in PATTERNS.iter().enumerate() {

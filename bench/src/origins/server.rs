@@ -99,19 +99,12 @@ impl Running {
         let target: Target =
             format!("vhost-user:{}", socket.display()).parse().map_err(anyhow::Error::msg)?;
         let access = AccessArgs { allow_write: true, path: Some(path), ..AccessArgs::default() };
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            match target.open(load, &access) {
-                Ok(opened) => return Ok(opened),
-                Err(error) if Instant::now() > deadline => return Err(error),
-                Err(_) => {}
-            }
-            if let Some(status) = self.child.try_wait()? {
-                let log = std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default();
-                bail!("the server ended, {status}: {}", log.lines().next().unwrap_or("no message"));
-            }
-            std::thread::sleep(Duration::from_millis(3));
-        }
+        let (child, home) = (&mut self.child, &self.home);
+        target.open_within(PATIENCE, load, &access, || {
+            let Some(status) = child.try_wait()? else { return Ok(()) };
+            let log = std::fs::read_to_string(home.path().join("log")).unwrap_or_default();
+            bail!("the server ended, {status}: {}", log.lines().next().unwrap_or("no message"))
+        })
     }
 }
 

@@ -24,17 +24,35 @@ impl DiskSpec {
             Place::Socket(path) | Place::Inherited { path: Some(path), .. } => {
                 Some(locate(path).real)
             }
+            // Others may be at the same address, under other names.
+            Place::Nbd(place) => Some(locate(&place.key()).real),
             Place::Inherited { path: None, .. } | Place::Xen(_) => None,
         };
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),
-            _ => None,
+            Source::Nbd(target) => {
+                let export = format!("nbd:{}:{}", target.address, target.export);
+                Some((target.to_string().into(), Identity::Path(export.into())))
+            }
+            Source::Null { .. } | Source::Sim { .. } => None,
         };
         Claim { origin: self.origin.clone(), socket, image, read_only: self.read_only }
     }
 }
 
 impl Claim {
+    /// The path of its image, as it was given.
+    pub fn image(&self) -> Option<&Path> {
+        self.image.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// Another file has the name of its image by now, and is its image.
+    pub fn follow(&mut self, locate: impl Fn(&Path) -> Location) {
+        if let Some((path, identity)) = &mut self.image {
+            *identity = locate(path).identity;
+        }
+    }
+
     /// True if this is its image or its socket, whatever they are called.
     pub fn is_at(&self, place: &Location) -> bool {
         let image = self.image.as_ref().is_some_and(|(_, image)| *image == place.identity);
@@ -47,7 +65,10 @@ impl Claim {
     /// The message, with both places.
     pub fn check_apart(&self, earlier: &Self) -> Result<(), String> {
         let said = |claim: &Self| match claim.origin.as_str() {
-            "" => "that is served already".to_owned(),
+            "" => match &claim.image {
+                Some((image, _)) => format!("{}, which is served already", image.display()),
+                None => "that is served already".to_owned(),
+            },
             origin => format!("at {origin}"),
         };
         let here = if self.origin.is_empty() { String::new() } else { self.origin.clone() + ": " };
@@ -95,6 +116,11 @@ impl Location {
         self.identity == other.identity
     }
 
+    /// True if both are the same path, links in its folder apart.
+    pub(super) fn is_at_path(&self, other: &Self) -> bool {
+        self.real == other.real
+    }
+
     /// True if it leads to what `file` is.
     pub fn leads_to(&self, file: &File) -> bool {
         // By fstat, as the standard library asks by a call that takes paths as well.
@@ -136,7 +162,7 @@ enum Identity {
     File(u64, u64),
     /// A block device, whatever its node is called.
     Device(u64),
-    /// Nothing there yet.
+    /// Nothing there yet; or a disk of another server, by its name.
     #[serde(with = "bytes")]
     Path(PathBuf),
 }

@@ -1,6 +1,8 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
-use super::{LimitArgs, SocketMode, SocketRule, cpus};
+use super::nbd::{connections_in_file, export_name};
+use super::source::source;
+use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
@@ -30,22 +32,47 @@ const QUEUE_SIZE_MAX: u16 = 32768;
 /// The ring size offered without being asked, in descriptors: QEMU's limit.
 const QUEUE_SIZE: u16 = 1024;
 
+/// The least memory that a process of a disk can be limited to, in bytes: itself, and some queues.
+const MEMORY_MIN: u64 = 32 << 20;
+
 /// What one disk is served from, and how.
 #[derive(Clone, Debug, Default, Args, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskArgs {
-    /// Raw image file or block device. For tests also null:SIZE[,latency=100us], which holds no
-    /// data, and sim:ram|ssd|hdd:SIZE, which is in memory and as slow as its model.
+    /// Image file, block device, or export of an NBD server (nbd:unix:/PATH:EXPORT). For tests also
+    /// null:SIZE[,latency=100us], which holds no data, and sim:ram|ssd|hdd:SIZE, in memory.
     #[arg(value_name = "IMAGE")]
     pub image: Option<PathBuf>,
     /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
     #[arg(long, value_name = "SIZE", help_heading = "Disk")]
     pub size: Option<Size>,
-    /// The format of IMAGE. Only raw is served; to say so serves what looks like another format, such as
-    /// a disk whose guest has written that. Say it wherever guests may not wait for an answer.
+    /// The format of IMAGE [default: raw]. It is never guessed: to say raw also serves what looks like
+    /// another format, such as a disk whose guest has written that. Say it in all services.
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Disk")]
     pub format: Option<Format>,
+    /// The folder that names of backing files may not lead out of [default: that of IMAGE].
+    #[arg(long, value_name = "DIR", help_heading = "Disk")]
+    #[serde(default)]
+    pub backing_root: Option<PathBuf>,
+    /// IMAGE is a qcow2 clone of this file: it is made if it is missing, in a moment, and holds what is
+    /// written from then on. With --size it is larger than FILE. Nobody may write FILE any more.
+    #[arg(long, value_name = "FILE", help_heading = "Clones")]
+    #[serde(default)]
+    pub base: Option<PathBuf>,
+    /// The format of that file [default: qcow2 if its name ends in .qcow2, else raw].
+    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Clones")]
+    #[serde(default)]
+    pub base_format: Option<Format>,
+    /// Serve a clone of IMAGE instead of IMAGE, in this folder: of vm7.sock it is DIR/vm7.qcow2.
+    #[arg(long, value_name = "DIR", help_heading = "Clones")]
+    #[serde(default)]
+    pub overlay: Option<PathBuf>,
+    /// Delete the clone when the disk is removed from a running daemon (`ctl remove`, or a file that is
+    /// read again). When the daemon ends it stays, for the guest that comes back.
+    #[arg(long, help_heading = "Clones")]
+    #[serde(default)]
+    pub ephemeral: bool,
     /// Refuse everything that changes the disk.
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
@@ -59,7 +86,7 @@ pub struct DiskArgs {
     pub block_size: Option<u32>,
     /// Seconds to wait for another daemon that has the image [default: 0, but 30 for the last writes
     /// of one that was killed].
-    #[arg(long, value_name = "SECONDS", help_heading = "Disk")]
+    #[arg(long, value_name = "SECONDS", help_heading = "Disk", value_parser = whole_seconds)]
     #[serde(default)]
     pub lock_wait: Option<u32>,
     /// Take over an image that another daemon still serves, as the destination of a live migration:
@@ -70,6 +97,23 @@ pub struct DiskArgs {
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub socket: Option<PathBuf>,
+    /// Serve it to NBD clients instead: unix:PATH, or an address of this host with a port, such as
+    /// 127.0.0.1:10809. Several disks may be at one address.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "socket", help_heading = "NBD")]
+    #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
+    pub nbd: Option<NbdAddress>,
+    /// What NBD clients call the disk; those that name nothing get the first one at its address
+    /// [default: its file's name].
+    #[arg(long, value_name = "NAME", help_heading = "NBD", value_parser = export_name)]
+    #[serde(default)]
+    pub export: Option<String>,
+    /// NBD connections at a time, up to 256: each is a queue of its own [default: 16].
+    #[arg(long, value_name = "N", help_heading = "NBD",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[serde(default, deserialize_with = "connections_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u16>"))]
+    pub connections: Option<u16>,
     /// Mode of the socket file: who may connect [default: 0600; 0660 with --user or --socket-group].
     #[arg(long, value_name = "MODE", help_heading = "Disk")]
     #[serde(default)]
@@ -79,12 +123,18 @@ pub struct DiskArgs {
     #[arg(long, value_name = "GROUP", help_heading = "Disk")]
     #[serde(default)]
     pub socket_group: Option<String>,
-    /// Serve it by a process of its own: guests' memory counts, and the process dies, for this disk
-    /// alone. As an option of serve it holds for disks that are added later, too.
+    /// Serve it by a process of its own: memory that its guest makes the process use, and the death of
+    /// the process, are this disk's alone. As an option of serve it holds for disks that are added
+    /// later, too.
     #[arg(long, value_name = "BOOL", help_heading = "Safety", num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     #[serde(default)]
     pub isolate: Option<bool>,
+    /// The most memory that this process, and what its guest makes it fill, may take, where the daemon
+    /// may make cgroups: guest memory counts, so leave room for all of it.
+    #[arg(long, value_name = "SIZE", help_heading = "Safety")]
+    #[serde(default)]
+    pub memory_max: Option<Size>,
 
     /// Request queues, up to 256 [default: one per CPU, at most 16].
     #[arg(long, value_name = "N", help_heading = "Speed", value_parser = queues)]
@@ -132,13 +182,13 @@ pub struct DiskArgs {
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub on_enospc: Option<OnError>,
     /// Seconds for which a request is held before the guest is told after all [default: for ever].
-    #[arg(long, value_name = "SECONDS", help_heading = "Errors")]
+    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub hold_timeout: Option<NonZeroU32>,
     /// What its guest may ask of it.
     #[command(flatten)]
-    #[serde(default)]
+    #[serde(default, deserialize_with = "limits_of_all")]
     pub limits: LimitArgs,
     /// The group of disks that it shares limits with: a [[limit-group]] of the file, or one made by
     /// `ringway ctl limit --create`.
@@ -155,6 +205,8 @@ pub struct DiskArgs {
 pub enum Format {
     // The bytes of the file are those of the disk.
     Raw,
+    // QEMU copy-on-write.
+    Qcow2,
 }
 
 /// A choice that can be left to the program.
@@ -248,6 +300,13 @@ fn queue_size_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     number.map(check_queue_size).transpose().map_err(D::Error::custom)
 }
 
+/// Limits that are all there are, so that a mistake in them is one already: its place is known here.
+pub(super) fn limits_of_all<'de, D: Deserializer<'de>>(from: D) -> Result<LimitArgs, D::Error> {
+    let limits = LimitArgs::deserialize(from)?;
+    limits.rates().map_err(D::Error::custom)?;
+    Ok(limits)
+}
+
 pub(super) fn word_in_file<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -286,6 +345,8 @@ pub enum Place {
     },
     /// A guest of this Xen host.
     Xen(XenDevice),
+    /// NBD clients.
+    Nbd(NbdPlace),
 }
 
 /// A virtual device that a Xen host's toolstack has attached, as its folder in xenstore describes it.
@@ -340,6 +401,14 @@ pub struct DiskSpec {
     pub errors: ErrorPolicy,
     /// The user says that it is raw.
     pub raw: bool,
+    /// The user says that it is qcow2.
+    pub qcow2: bool,
+    /// The folder that names of backing files may not lead out of, where that was said.
+    pub backing_root: Option<PathBuf>,
+    /// What it is a clone of, and the format of that where it was said.
+    pub base: Option<(PathBuf, Option<Format>)>,
+    /// The clone goes with the disk.
+    pub ephemeral: bool,
     /// Who may connect to its socket, where that was said.
     pub access: SocketRule,
     /// Whether it has a process of its own, where that was said.
@@ -355,15 +424,24 @@ impl DiskArgs {
             image: self.image.or_else(|| other.image.clone()),
             size: self.size.or(other.size),
             format: self.format.or(other.format),
+            backing_root: self.backing_root.or_else(|| other.backing_root.clone()),
+            base: self.base.or_else(|| other.base.clone()),
+            base_format: self.base_format.or(other.base_format),
+            overlay: self.overlay.or_else(|| other.overlay.clone()),
+            ephemeral: self.ephemeral || other.ephemeral,
             read_only: self.read_only || other.read_only,
             serial: self.serial.or_else(|| other.serial.clone()),
             block_size: self.block_size.or(other.block_size),
             lock_wait: self.lock_wait.or(other.lock_wait),
             incoming: self.incoming || other.incoming,
             socket: self.socket.or_else(|| other.socket.clone()),
+            nbd: self.nbd.or_else(|| other.nbd.clone()),
+            export: self.export.or_else(|| other.export.clone()),
+            connections: self.connections.or(other.connections),
             socket_mode: self.socket_mode.or(other.socket_mode),
             socket_group: self.socket_group.or_else(|| other.socket_group.clone()),
             isolate: self.isolate.or(other.isolate),
+            memory_max: self.memory_max.or(other.memory_max),
             queues: self.queues.or(other.queues),
             queue_size: self.queue_size.or(other.queue_size),
             engine: self.engine.or(other.engine),
@@ -391,13 +469,23 @@ impl DiskArgs {
     /// Fills in the defaults.
     ///
     /// # Errors
-    /// That `null:` or `sim:` is not followed by what belongs there.
-    pub fn into_spec(self, image: &Path, place: Place) -> Result<DiskSpec, String> {
+    /// That `null:` or `sim:` is not followed by what belongs there, or that words do not go together.
+    pub fn into_spec(mut self, image: &Path, place: Place) -> Result<DiskSpec, String> {
         self.limits.rates()?;
+        if let Some(max) = self.memory_max.filter(|max| max.0 < MEMORY_MIN) {
+            return Err(format!(
+                "memory-max = {max} is less than a process takes that serves nobody: give {} at least, \
+                 and room for all memory of the guest",
+                Size(MEMORY_MIN)
+            ));
+        }
         let socket = match &place {
             Place::Socket(path) => Some(path.clone()),
-            _ => None,
+            Place::Inherited { path, .. } => path.clone(),
+            Place::Xen(_) | Place::Nbd(_) => None,
         };
+        let image = &self.settle_clone(image, socket.as_deref())?;
+        let socket = socket.filter(|_| matches!(place, Place::Socket(_)));
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
         Ok(DiskSpec {
@@ -417,6 +505,10 @@ impl DiskArgs {
             path: self.path.unwrap_or_default(),
             errors,
             raw: self.format == Some(Format::Raw),
+            qcow2: self.format == Some(Format::Qcow2),
+            backing_root: self.backing_root,
+            base: self.base.map(|base| (base, self.base_format)),
+            ephemeral: self.ephemeral,
             access: SocketRule { mode: self.socket_mode, group: self.socket_group },
             isolate: self.isolate,
             words,
@@ -424,51 +516,19 @@ impl DiskArgs {
     }
 }
 
-/// True for the words that name no file: `null:…` and `sim:…`.
-pub fn is_unreal(image: &Path) -> bool {
-    image.to_str().is_some_and(|word| word.starts_with("null:") || word.starts_with("sim:"))
+fn whole_seconds(word: &str) -> Result<u32, String> {
+    word.parse().map_err(|_| format!("'{word}' is not a whole number of seconds"))
 }
 
-/// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, or a path. A file of such a name can be had as
-/// `./null:1G`.
-pub fn source(image: &Path) -> Result<Source, String> {
-    let word = image.to_str().unwrap_or_default();
-    let size = |text: &str| match text.parse() {
-        Ok(Size(bytes)) => Ok(bytes),
-        Err(error) => Err(format!("{word}: {error}")),
-    };
-    if let Some(rest) = word.strip_prefix("null:") {
-        let (bytes, latency) = rest.split_once(",latency=").unwrap_or((rest, "0us"));
-        let latency_us = microseconds(latency).map_err(|error| format!("{word}: {error}"))?;
-        return Ok(Source::Null { bytes: size(bytes)?, latency_us });
-    }
-    if let Some(rest) = word.strip_prefix("sim:") {
-        let (model, bytes) = rest
-            .split_once(':')
-            .ok_or_else(|| format!("{word}: give a model and a size, such as sim:hdd:10G"))?;
-        let model = model.parse().map_err(|error| format!("{word}: {error}"))?;
-        return Ok(Source::Sim { model, bytes: size(bytes)? });
-    }
-    Ok(Source::Path(image.into()))
-}
-
-/// `100us` or `2ms`, in microseconds.
-fn microseconds(word: &str) -> Result<u32, String> {
-    let (number, factor) = match word.strip_suffix("us") {
-        Some(number) => (number, 1),
-        None => (word.strip_suffix("ms").unwrap_or_default(), 1000),
-    };
-    number
-        .parse::<u32>()
-        .ok()
-        .and_then(|number| number.checked_mul(factor))
-        .ok_or_else(|| format!("'{word}' is not a time: give 100us or 2ms"))
+fn some_seconds(word: &str) -> Result<NonZeroU32, String> {
+    let seconds = whole_seconds(word)?;
+    NonZeroU32::new(seconds)
+        .ok_or_else(|| "it must be at least 1; leave it out for ever".to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_disk::SimModel;
 
     #[test]
     fn numbers_that_make_no_queue_are_refused() {
@@ -480,23 +540,6 @@ mod tests {
         for word in ["0", "2", "1000", "65536"] {
             assert!(queue_size(word).is_err(), "{word}");
         }
-    }
-
-    #[test]
-    fn a_null_disk_has_a_size_and_anything_else_is_a_path() {
-        assert_eq!(
-            source(Path::new("null:1G")),
-            Ok(Source::Null { bytes: 1 << 30, latency_us: 0 })
-        );
-        assert_eq!(source(Path::new("./null:x")), Ok(Source::Path("./null:x".into())));
-        assert!(source(Path::new("null:big")).unwrap_err().contains("'big' is not a size"));
-        let slow = Source::Null { bytes: 1 << 30, latency_us: 2000 };
-        assert_eq!(source(Path::new("null:1G,latency=2ms")), Ok(slow));
-        assert!(source(Path::new("null:1G,latency=2")).unwrap_err().contains("is not a time"));
-        let hdd = Source::Sim { model: SimModel::Hdd, bytes: 1 << 30 };
-        assert_eq!(source(Path::new("sim:hdd:1G")), Ok(hdd));
-        assert!(source(Path::new("sim:tape:1G")).unwrap_err().contains("ram, ssd, hdd"));
-        assert!(source(Path::new("sim:hdd")).unwrap_err().contains("sim:hdd:10G"));
     }
 
     #[test]

@@ -4,8 +4,8 @@ use super::nearest::with_hint;
 use super::plan::{Poll, Sandbox};
 use super::xen::{self, XenTable};
 use super::{
-    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitGroup, MetricsAt, Place, Plan,
-    SocketMode, SocketRule,
+    CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitGroup, Location, MetricsAt,
+    NbdSecurity, Place, Plan, SocketMode, SocketRule,
 };
 use crate::log::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -20,10 +20,13 @@ struct File {
     cpus: Option<CpuList>,
     poll: Option<Poll>,
     poll_max_us: Option<u32>,
+    poll_budget: Option<u8>,
     #[serde(default)]
     pin_memory: bool,
     control: Option<PathBuf>,
     metrics: Option<MetricsAt>,
+    #[serde(default)]
+    metrics_name: Vec<String>,
     sandbox: Option<Sandbox>,
     user: Option<String>,
     #[serde(default)]
@@ -37,6 +40,11 @@ struct File {
     socket_mode: Option<SocketMode>,
     socket_group: Option<String>,
     isolate: Option<bool>,
+    tls_cert: Option<PathBuf>,
+    tls_key: Option<PathBuf>,
+    tls_ca: Option<PathBuf>,
+    #[serde(default)]
+    insecure: bool,
     #[serde(default)]
     limit_group: Vec<Spanned<LimitGroup>>,
     #[serde(default)]
@@ -51,23 +59,27 @@ struct File {
 pub fn read(path: &Path) -> Result<Plan, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{}: cannot read the configuration: {error}", path.display()))?;
-    parse(&text, path)
+    parse(&text, path, Location::of)
 }
 
-pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
+const NO_DISK: &str = "there is no disk in it. Add a [[disk]] table with image and socket, [xen] for \
+                       what Xen's toolstack attaches, or a control socket to add disks later";
+
+/// Reads what the configuration file at `path` says; `locate` looks other paths up.
+///
+/// # Errors
+/// The message, with file and line.
+pub fn parse(text: &str, path: &Path, locate: impl Fn(&Path) -> Location) -> Result<Plan, String> {
     let at = |offset: usize| format!("{}, line {}", path.display(), line_of(text, offset));
-    let file: File = toml::from_str(text).map_err(|error| match error.span() {
-        Some(span) => format!("{}: {}", at(span.start), with_hint(error.message())),
-        None => format!("{}: {}", path.display(), error.message()),
+    let file: File = toml::from_str(text).map_err(|error| {
+        let place = error.span().map_or(path.display().to_string(), |span| at(span.start));
+        format!("{place}: {}", with_hint(error.message()))
     })?;
     if file.disk.is_empty() && file.control.is_none() && file.xen.is_none() {
-        return Err(format!(
-            "{}: there is no disk in it. Add a [[disk]] table with image and socket, [xen] for \
-             what Xen's toolstack attaches, or a control socket to add disks later",
-            path.display()
-        ));
+        return Err(format!("{}: {NO_DISK}", path.display()));
     }
     let folder = path.parent().unwrap_or(Path::new(""));
+    let nbd = security(&file).within(folder);
     if let (Some(_), Some(disk)) = (&file.xen, file.disk.first()) {
         return Err(format!(
             "{}: a daemon with [xen] serves what the toolstack attaches, and nothing else: serve \
@@ -84,8 +96,7 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         ));
     }
     let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
-    let limit_groups = limit_groups(file.limit_group, at)?;
-    let mut disks = Vec::new();
+    let (limit_groups, mut disks) = (limit_groups(file.limit_group, at)?, Vec::new());
     for table in file.disk {
         let origin = at(table.span().start);
         let disk = disk(table.into_inner(), folder).map_err(|e| format!("{origin}: {e}"))?;
@@ -99,10 +110,12 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
         cpus: file.cpus,
         poll: file.poll,
         poll_max_us: file.poll_max_us,
+        poll_budget: file.poll_budget,
         pin_memory: file.pin_memory,
         iopoll: file.iopoll,
         control: file.control.map(|control| folder.join(control)),
         metrics: file.metrics.map(|metrics| metrics.within(folder)),
+        metrics_name: file.metrics_name,
         sandbox: file.sandbox,
         user: file.user,
         state_dir: file.state_dir.map(|dir| folder.join(dir)),
@@ -115,13 +128,22 @@ pub(super) fn parse(text: &str, path: &Path) -> Result<Plan, String> {
     };
     daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
     let (log_format, log_level) = (file.log_format, file.log_level);
-    let plan = Plan { disks, limit_groups, xen, daemon, log_format, log_level };
-    plan.check_apart()?;
+    let plan = Plan { disks, limit_groups, xen, daemon, nbd, log_format, log_level };
+    plan.check_apart(locate)?;
     plan.check_limit_groups().map_err(|error| match error {
         (None, error) => format!("{}: {error}", path.display()),
         (Some(origin), error) => format!("{origin}: {error}"),
     })?;
     Ok(plan)
+}
+
+fn security(file: &File) -> NbdSecurity {
+    NbdSecurity {
+        tls_cert: file.tls_cert.clone(),
+        tls_key: file.tls_key.clone(),
+        tls_ca: file.tls_ca.clone(),
+        insecure: file.insecure,
+    }
 }
 
 fn limit_groups(
@@ -132,7 +154,6 @@ fn limit_groups(
     for table in tables {
         let origin = at(table.span().start);
         let group = table.into_inner();
-        group.limits.rates().map_err(|error| format!("{origin}: {error}"))?;
         if groups.iter().any(|other| other.name == group.name) {
             return Err(format!("{origin}: there are two limit groups '{}'", group.name));
         }
@@ -142,9 +163,17 @@ fn limit_groups(
 }
 
 fn disk(mut disk: DiskArgs, folder: &Path) -> Result<DiskSpec, String> {
-    let image = disk.image.take().ok_or("this disk has no image. Add image = \"disk.img\"")?;
-    let socket = disk.socket.take().ok_or("this disk has no socket. Add socket = \"disk.sock\"")?;
-    let image = if super::disk::is_unreal(&image) { image } else { folder.join(image) };
+    let image = disk.take_image().ok_or("this disk has no image. Add image = \"disk.img\"")?;
+    let image = if super::is_unreal(&image) { image } else { folder.join(image) };
+    for path in [&mut disk.backing_root, &mut disk.base, &mut disk.overlay].into_iter().flatten() {
+        *path = folder.join(&*path);
+    }
+    disk.nbd = disk.nbd.map(|address| address.within(folder));
+    if let Some(place) = disk.take_nbd(&image)? {
+        return disk.into_spec(&image, Place::Nbd(place));
+    }
+    let none = "this disk has no socket. Add socket = \"disk.sock\", or nbd for NBD clients";
+    let socket = disk.socket.take().ok_or(none)?;
     disk.into_spec(&image, Place::Socket(folder.join(socket)))
 }
 
@@ -157,9 +186,10 @@ fn line_of(text: &str, offset: usize) -> usize {
 mod tests {
     use super::*;
     use ringway_disk::{CacheMode, EngineKind, SchedulerMode, Source};
+    use ringway_export::Polling;
 
     fn parse(text: &str) -> Result<Plan, String> {
-        super::parse(text, Path::new("conf/disks.toml"))
+        super::parse(text, Path::new("conf/disks.toml"), Location::of)
     }
 
     #[test]
@@ -233,6 +263,20 @@ mod tests {
     }
 
     #[test]
+    fn polling_has_limits_that_are_said() {
+        let disk = "[[disk]]\nimage = 'a'\nsocket = 's'\n";
+        let polling = |text: &str| parse(&format!("{text}\n{disk}")).unwrap().daemon.polling();
+        let adaptive = |us, budget| {
+            Ok(Polling::Adaptive { max: std::time::Duration::from_micros(us), budget })
+        };
+        assert_eq!(polling(""), adaptive(50, 50));
+        assert_eq!(polling("poll-max-us = 80"), adaptive(80, 50));
+        assert_eq!(polling("poll = 'adaptive'\npoll-budget = 0"), adaptive(50, 0));
+        assert_eq!(polling("poll-max-us = 5\npoll-budget = 100"), adaptive(5, 100));
+        assert_eq!(polling("poll = 'always'"), Ok(Polling::Always));
+    }
+
+    #[test]
     fn mistakes_are_told_with_their_line() {
         let disk = "[[disk]]\nimage = 'a'\nsocket = 's'\n";
         for (text, line, what) in [
@@ -243,6 +287,13 @@ mod tests {
             (format!("{disk}queue-size = 3\n"), "line 4", "power of two"),
             (format!("{disk}size = '10X'\n"), "line 4", "'10X' is not a size"),
             (format!("{disk}engine = 'magic'\n"), "line 4", "'magic' is not one of"),
+            (format!("{disk}limits = {{ iops = 0 }}\n"), "line 4", "iops = 0"),
+            (format!("{disk}[disk.limits]\nbps = 1\nbps-max = 0\n"), "line 4", "bps-max = 0"),
+            (
+                format!("[[limit-group]]\nname = 'g'\nlimits = {{ iops-max = 3 }}\n{disk}"),
+                "line 3",
+                "iops-max needs iops",
+            ),
             (format!("{disk}path = 'scenic'\n"), "line 4", "'scenic' is not one of bio"),
             (format!("{disk}cache = 'warm'\n"), "line 4", "'warm' is not one of"),
             (format!("{disk}socket-mode = 660\n"), "line 4", "is a text, such as \"0660\""),
@@ -256,7 +307,14 @@ mod tests {
             ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
             ("metrics = 'there'".to_owned(), "line 1", "'there' is no place for metrics"),
             ("sandbox = 'perhaps'".to_owned(), "line 1", "unknown variant"),
-            ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "adaptive"),
+            ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "poll-max-us is the limit"),
+            (
+                "poll = 'always'\npoll-budget = 3\n".to_owned() + disk,
+                "",
+                "poll-budget is the budget",
+            ),
+            ("poll-budget = 101\n".to_owned() + disk, "", "0 to 100, not 101"),
+            ("poll-budget = '20%'\n".to_owned() + disk, "line 1", "invalid type"),
             (String::new(), "", "no disk"),
         ] {
             let error = parse(&text).unwrap_err();

@@ -7,6 +7,7 @@ use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::IntErrorKind;
 use std::str::FromStr;
 
 /// A number of requests or seconds, or `none`: no limit, where there was or would be one.
@@ -24,8 +25,16 @@ impl FromStr for Amount {
         if word == "none" {
             return Ok(Self(None));
         }
-        let number = word.parse().map_err(|_| format!("'{word}' is neither a number nor none"))?;
-        Ok(Self(Some(number)))
+        match word.parse::<u64>() {
+            Ok(number) => Ok(Self(Some(number))),
+            Err(error) if *error.kind() == IntErrorKind::PosOverflow => {
+                Err(format!("'{word}' is too large"))
+            }
+            Err(_) if word.parse::<Size>().is_ok() => {
+                Err(format!("'{word}' has a unit: here write the whole number"))
+            }
+            Err(_) => Err(format!("'{word}' is neither a number nor none")),
+        }
     }
 }
 
@@ -94,7 +103,9 @@ macro_rules! schema_of {
             }
 
             fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                schemars::json_schema!({ "description": $what, "type": ["integer", "string"] })
+                schemars::json_schema!({
+                    "description": $what, "type": ["integer", "string"], "minimum": 1
+                })
             }
         }
     };
@@ -120,11 +131,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops: Option<Amount>,
-    /// The same for as long as a burst lasts.
+    /// Requests a second while a burst lasts.
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_max: Option<Amount>,
-    /// How long that is [default: 1].
+    /// How long a burst of requests may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_max_length: Option<Amount>,
@@ -132,11 +143,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read: Option<Amount>,
-    /// The same for as long as a burst lasts.
+    /// Reads a second while a burst lasts.
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read_max: Option<Amount>,
-    /// How long that is [default: 1].
+    /// How long a burst of reads may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read_max_length: Option<Amount>,
@@ -144,11 +155,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write: Option<Amount>,
-    /// The same for as long as a burst lasts.
+    /// Writes a second while a burst lasts.
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write_max: Option<Amount>,
-    /// How long that is [default: 1].
+    /// How long a burst of writes may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write_max_length: Option<Amount>,
@@ -156,11 +167,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps: Option<Bytes>,
-    /// The same for as long as a burst lasts.
+    /// Bytes a second while a burst lasts.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_max: Option<Bytes>,
-    /// How long that is [default: 1].
+    /// How long a burst of bytes may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_max_length: Option<Amount>,
@@ -168,11 +179,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read: Option<Bytes>,
-    /// The same for as long as a burst lasts.
+    /// Bytes read a second while a burst lasts.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read_max: Option<Bytes>,
-    /// How long that is [default: 1].
+    /// How long a burst of bytes read may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read_max_length: Option<Amount>,
@@ -180,11 +191,11 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write: Option<Bytes>,
-    /// The same for as long as a burst lasts.
+    /// Bytes written a second while a burst lasts.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write_max: Option<Bytes>,
-    /// How long that is [default: 1].
+    /// How long a burst of bytes written may last [default: 1].
     #[arg(long, value_name = "SECONDS", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write_max_length: Option<Amount>,
@@ -201,6 +212,7 @@ pub struct LimitGroup {
     /// How disks name it.
     pub name: String,
     /// What all of them may have together.
+    #[serde(deserialize_with = "super::disk::limits_of_all")]
     pub limits: LimitArgs,
 }
 
@@ -344,6 +356,8 @@ mod tests {
         for (text, what) in [
             ("iops = -1", "-1 is negative"),
             ("iops = \"many\"", "'many' is neither a number nor none"),
+            ("iops = \"10K\"", "'10K' has a unit: here write the whole number"),
+            ("iops = \"99999999999999999999\"", "is too large"),
             ("bps = \"10X\"", "'10X' is not a size"),
             ("iops = 1.5", "expected a number, or \"none\""),
             ("iosp = 1", "unknown field `iosp`"),

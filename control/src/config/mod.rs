@@ -1,31 +1,34 @@
 //! What a daemon is told to do, whether by options or by a file.
 
-#[cfg(any(test, fuzzing))]
-pub mod case;
 mod claim;
+mod clone;
 mod cpus;
 mod disk;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz_case;
 mod limits;
 mod metrics;
+mod nbd;
+mod nbd_disk;
 mod nearest;
 mod plan;
 mod sockets;
+mod source;
 mod xen;
 mod xen_args;
 
 pub use claim::{Claim, Location};
 pub use cpus::CpuList;
-pub use disk::{
-    Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, is_unreal, paths,
-    source,
-};
-pub use file::read;
+pub use disk::{Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, paths};
+pub use file::{parse, read};
 pub use limits::{LimitArgs, LimitGroup, limit_words};
 pub use metrics::MetricsAt;
+pub use nbd::{NbdAddress, NbdPlace, NbdSecurity};
 pub use nearest::hint;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, check_limit_group, cpus};
 pub use sockets::{SocketMode, SocketRule};
+pub use source::{is_unreal, source};
 pub use xen::{Attached, XenPlan};
 pub use xen_args::{XenArgs, XenData};
 

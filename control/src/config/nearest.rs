@@ -15,15 +15,28 @@ pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String 
     nearest(word, known).map(|meant| format!(" (did you mean '{meant}'?)")).unwrap_or_default()
 }
 
-/// A parser's message, with the word that was meant if it is of an unknown field.
+/// A parser's message, with the word that was meant if it is of an unknown field, and without the names
+/// that this program has for numbers.
 pub(super) fn with_hint(message: &str) -> String {
     let Some((word, rest)) =
         message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
     else {
-        return message.to_owned();
+        return without_types(message);
     };
     let hint = hint(word, rest.split('`').skip(1).step_by(2));
     format!("unknown field `{word}`{hint}{rest}")
+}
+
+fn without_types(message: &str) -> String {
+    let Some((left, wanted)) = message.rsplit_once("expected ") else { return message.to_owned() };
+    let wanted = match wanted {
+        "u8" | "u16" | "u32" | "u64" => "a whole number",
+        "a nonzero u32" => "a whole number, at least 1",
+        "a string" => "text between quotes",
+        "a boolean" => "true or false",
+        other => other,
+    };
+    format!("{left}expected {wanted}")
 }
 
 #[cfg(test)]
@@ -36,6 +49,22 @@ mod tests {
         let wanted =
             "unknown field `iosp` (did you mean 'iops'?), expected one of `image`, `iops`, `bps`";
         assert_eq!(told, wanted);
+        for (told, wanted) in [
+            (
+                "invalid type: string \"4\", expected u64",
+                "invalid type: string \"4\", expected a whole number",
+            ),
+            (
+                "invalid value: integer `0`, expected a nonzero u32",
+                "invalid value: integer `0`, expected a whole number, at least 1",
+            ),
+            (
+                "invalid type: integer `1`, expected a boolean",
+                "invalid type: integer `1`, expected true or false",
+            ),
+        ] {
+            assert_eq!(with_hint(told), wanted);
+        }
         for other in ["unknown field `xyz`, expected `image`", "invalid type", "unknown field `"] {
             assert_eq!(with_hint(other), other);
         }

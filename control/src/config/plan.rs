@@ -1,11 +1,14 @@
 //! All that one daemon does.
 
-use super::{Claim, CpuList, DiskSpec, LimitGroup, Location, MetricsAt, SocketRule, XenPlan, hint};
+use super::{
+    Claim, CpuList, DiskSpec, LimitGroup, Location, MetricsAt, NbdAddress, NbdPlace, NbdSecurity,
+    Place, SocketRule, XenPlan, hint,
+};
 use crate::log::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
 use ringway_export::Polling;
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -23,9 +26,13 @@ pub struct DaemonArgs {
     /// a whole CPU each), or never (least CPU time) [default: adaptive].
     #[arg(long, value_enum, value_name = "WHEN")]
     pub poll: Option<Poll>,
-    /// The longest adaptive look, in microseconds [default: 50].
+    /// The longest adaptive look, for a guest or for its disk, in microseconds [default: 50].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub poll_max_us: Option<u32>,
+    /// The most CPU time that a worker may spend on adaptive looks beyond what sleeping would have
+    /// cost, in percent of a CPU [default: 50].
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub poll_budget: Option<u8>,
     /// Let io_uring pin guest memory: less CPU time per byte. Not with a balloon or free page
     /// reporting in the guest, which would corrupt its data.
     #[arg(long)]
@@ -42,8 +49,13 @@ pub struct DaemonArgs {
     /// 127.0.0.1:9099, or unix:PATH. At other addresses whoever reaches them can read the metrics.
     #[arg(long, value_name = "ADDRESS", help_heading = "Control")]
     pub metrics: Option<MetricsAt>,
+    /// A name under which others reach the port of --metrics, besides addresses and localhost: requests
+    /// for any other are refused, as a foreign web page could make a browser send them. May be given
+    /// several times.
+    #[arg(long, value_name = "NAME", help_heading = "Control")]
+    pub metrics_name: Vec<String>,
     /// Whether the daemon gives up, before it meets a guest, all that it does not need: whatever it
-    /// should not do then ends it (on), happens (off), or happens and is told in the kernel's audit
+    /// should not do then ends it (on), is done (off), or is done and written to the kernel's audit
     /// log (log) [default: on].
     #[arg(long, value_enum, value_name = "WHEN", help_heading = "Safety")]
     pub sandbox: Option<Sandbox>,
@@ -51,7 +63,8 @@ pub struct DaemonArgs {
     #[arg(long, value_name = "USER[:GROUP]", help_heading = "Safety")]
     pub user: Option<String>,
     /// Keep here what must outlive this daemon and is not in guests' memory: failed flushes, pauses.
-    /// A folder in memory [default: /run/ringway for root, $XDG_RUNTIME_DIR/ringway for others].
+    /// A folder in memory [default: /run/ringway/state for root, $XDG_RUNTIME_DIR/ringway/state for
+    /// others].
     #[arg(long, value_name = "DIR", help_heading = "Safety")]
     pub state_dir: Option<PathBuf>,
     /// Warn of requests that have been under way for so long, of lost kicks and of stuck workers; 0
@@ -111,10 +124,15 @@ impl DaemonArgs {
             cpus: self.cpus.or_else(|| other.cpus.clone()),
             poll: self.poll.or(other.poll),
             poll_max_us: self.poll_max_us.or(other.poll_max_us),
+            poll_budget: self.poll_budget.or(other.poll_budget),
             pin_memory: self.pin_memory || other.pin_memory,
             iopoll: self.iopoll || other.iopoll,
             control: self.control.or_else(|| other.control.clone()),
             metrics: self.metrics.or_else(|| other.metrics.clone()),
+            metrics_name: match self.metrics_name.is_empty() {
+                true => other.metrics_name.clone(),
+                false => self.metrics_name,
+            },
             sandbox: self.sandbox.or(other.sandbox),
             user: self.user.or_else(|| other.user.clone()),
             state_dir: self.state_dir.or_else(|| other.state_dir.clone()),
@@ -135,18 +153,31 @@ impl DaemonArgs {
     /// How workers wait.
     ///
     /// # Errors
-    /// A limit for something that is switched off.
+    /// A limit for something that is switched off, or one that makes no sense.
     pub fn polling(&self) -> Result<Polling, String> {
-        match (self.poll, self.poll_max_us) {
-            (Some(Poll::Always | Poll::Never), Some(_)) => {
-                Err("poll-max-us is the limit of adaptive polling: leave it out, or choose \
-                     adaptive"
-                    .into())
+        if let Some(percent @ 101..) = self.poll_budget {
+            return Err(format!("poll-budget is a percentage of a CPU: 0 to 100, not {percent}"));
+        }
+        let adaptive = [
+            ("poll-max-us is the limit", self.poll_max_us.is_some()),
+            ("poll-budget is the budget", self.poll_budget.is_some()),
+        ];
+        let polling = match self.poll {
+            Some(Poll::Always) => Polling::Always,
+            Some(Poll::Never) => Polling::Never,
+            Some(Poll::Adaptive) | None => {
+                let max = self.poll_max_us.map(|us| Duration::from_micros(us.into()));
+                return Ok(Polling::Adaptive {
+                    max: max.unwrap_or(Polling::MAX),
+                    budget: self.poll_budget.unwrap_or(Polling::BUDGET),
+                });
             }
-            (Some(Poll::Always), None) => Ok(Polling::Always),
-            (Some(Poll::Never), None) => Ok(Polling::Never),
-            (_, Some(us)) => Ok(Polling::Adaptive { max: Duration::from_micros(us.into()) }),
-            (_, None) => Ok(Polling::default()),
+        };
+        match adaptive.iter().find(|(_, said)| *said) {
+            None => Ok(polling),
+            Some((what, _)) => {
+                Err(format!("{what} of adaptive polling: leave it out, or choose adaptive"))
+            }
         }
     }
 }
@@ -162,6 +193,8 @@ pub struct Plan {
     pub xen: Option<XenPlan>,
     /// What concerns all of them.
     pub daemon: DaemonArgs,
+    /// How NBD clients are met.
+    pub nbd: NbdSecurity,
     /// How log lines look.
     pub log_format: Option<LogFormat>,
     /// What is logged.
@@ -173,13 +206,13 @@ impl Plan {
     ///
     /// # Errors
     /// That there is no such group, and where it was named.
-    pub fn look_groups_up<E: std::fmt::Display>(
+    pub fn resolve_groups<E: std::fmt::Display>(
         &mut self,
         number: impl Fn(&str) -> Result<u32, E>,
     ) -> Result<(), String> {
-        self.daemon.each.access.look_up(&number)?;
+        self.daemon.each.access.resolve(&number)?;
         for disk in &mut self.disks {
-            disk.access.look_up(&number).map_err(|error| match disk.origin.as_str() {
+            disk.access.resolve(&number).map_err(|error| match disk.origin.as_str() {
                 "" => error,
                 origin => format!("{origin}: {error}"),
             })?;
@@ -220,15 +253,74 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses two disks on one socket, and two on one image unless both only read it.
+    /// Refuses two disks on one socket, and two on one image unless both only read it; `locate` looks
+    /// paths up.
     ///
     /// # Errors
     /// The message, with both places.
-    pub fn check_apart(&self) -> Result<(), String> {
-        let claims: Vec<Claim> = self.disks.iter().map(|disk| disk.claim(Location::of)).collect();
+    pub fn check_apart(&self, locate: impl Fn(&Path) -> Location) -> Result<(), String> {
+        let claims: Vec<Claim> = self.disks.iter().map(|disk| disk.claim(&locate)).collect();
         for (number, claim) in claims.iter().enumerate() {
             for earlier in &claims[..number] {
                 claim.check_apart(earlier)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses disks for NBD clients that cannot be served so, with this security.
+    ///
+    /// # Errors
+    /// The message, with the place if it is known.
+    pub fn check_nbd(&self, security: &NbdSecurity) -> Result<(), String> {
+        let place = |disk: &DiskSpec| match &disk.place {
+            Place::Nbd(place) => Some(place.clone()),
+            _ => None,
+        };
+        let places: Vec<_> = self.disks.iter().filter_map(place).collect();
+        security.check_places(places.iter())?;
+        if places.is_empty() {
+            return Ok(());
+        }
+        if let Some(other) = self.disks.iter().find(|disk| place(disk).is_none()) {
+            return Err(format!(
+                "{}{}a daemon serves NBD clients (nbd) or virtual machines (socket): give each a \
+                 daemon of its own",
+                other.origin,
+                if other.origin.is_empty() { "" } else { ": " }
+            ));
+        }
+        if self.isolates() {
+            return Err("isolate: disks of NBD clients have no processes of their own".into());
+        }
+        Ok(())
+    }
+
+    /// Refuses a path of which two sockets of this daemon are to be made.
+    ///
+    /// # Errors
+    /// The message, with both words.
+    pub fn check_sockets(&self) -> Result<(), String> {
+        let metrics = match &self.daemon.metrics {
+            Some(MetricsAt::Unix(path)) => Some(("metrics", path)),
+            _ => None,
+        };
+        let control = self.daemon.control.as_ref().map(|path| ("control", path));
+        let disks = self.disks.iter().filter_map(|disk| match &disk.place {
+            Place::Socket(path) => Some(("socket", path)),
+            Place::Nbd(NbdPlace { address: NbdAddress::Unix(path), .. }) => Some(("nbd", path)),
+            _ => None,
+        });
+        let all: Vec<_> = control.into_iter().chain(metrics).chain(disks).collect();
+        for (number, (word, path)) in all.iter().enumerate() {
+            let place = Location::of(path);
+            for (other, earlier) in &all[..number] {
+                if word != other && Location::of(earlier).is_at_path(&place) {
+                    let path = path.display();
+                    return Err(format!(
+                        "{path} is both {other} and {word}: give each its own path"
+                    ));
+                }
             }
         }
         Ok(())

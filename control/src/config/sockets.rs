@@ -81,7 +81,7 @@ impl SocketRule {
     ///
     /// # Errors
     /// That there is no such group.
-    pub fn look_up<E: fmt::Display>(
+    pub fn resolve<E: fmt::Display>(
         &mut self,
         number: impl Fn(&str) -> Result<u32, E>,
     ) -> Result<(), String> {
@@ -145,8 +145,8 @@ mod tests {
         let (one, other) = (rule(Some("0600"), None), rule(Some("0666"), Some("7")));
         assert_eq!(one.or(&other), rule(Some("0600"), Some("7")));
         let mut named = rule(None, Some("kvm"));
-        assert_eq!(named.look_up(|_| Err("none")), Err("socket-group: none".into()));
-        named.look_up(|name| if name == "kvm" { Ok(36) } else { Err("none") }).unwrap();
+        assert_eq!(named.resolve(|_| Err("none")), Err("socket-group: none".into()));
+        named.resolve(|name| if name == "kvm" { Ok(36) } else { Err("none") }).unwrap();
         assert_eq!(named.settle(false), Ok((0o660, Some(36))));
     }
 }

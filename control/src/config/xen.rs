@@ -141,6 +141,22 @@ pub struct XenPlan {
 }
 
 impl XenPlan {
+    /// All that it says, wherever it says it: two that say the same have equal ones.
+    pub fn said(&self) -> String {
+        let of = |disk: &XenDisk| {
+            let XenDisk { origin: _, guest, vdev, image, words } = disk;
+            format!("{guest:?} {vdev:?} {image:?} {words:?}\n")
+        };
+        let disks: String = self.disks.iter().map(of).collect();
+        format!("{:?} {:?}\n{disks}", self.args, self.disk)
+    }
+
+    /// The groups that its disks share limits with.
+    pub fn limit_groups(&self) -> impl Iterator<Item = &str> {
+        let special = self.disks.iter().map(|disk| &disk.words);
+        std::iter::once(&self.disk).chain(special).filter_map(|words| words.limit_group.as_deref())
+    }
+
     /// The folder that is watched.
     pub fn folder(&self) -> String {
         format!("backend/{}", self.args.xen_name)
@@ -288,11 +304,11 @@ fn decimal(word: &str) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::parse;
+    use super::super::{Location, file::parse};
     use super::*;
 
     fn plan(text: &str) -> XenPlan {
-        let plan = parse(text, Path::new("/conf/xen.toml")).unwrap();
+        let plan = parse(text, Path::new("/conf/xen.toml"), Location::of).unwrap();
         assert!(plan.disks.is_empty());
         plan.xen.unwrap()
     }
@@ -425,7 +441,7 @@ mod tests {
                 "serves what the toolstack attaches",
             ),
         ] {
-            let error = parse(text, Path::new("conf/x.toml")).unwrap_err();
+            let error = parse(text, Path::new("conf/x.toml"), Location::of).unwrap_err();
             assert!(error.contains(line) && error.contains(what), "{text}\n{error}");
         }
     }

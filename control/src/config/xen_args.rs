@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// Unless another one is named.
 const NAME: &str = "vbd3";
 /// As above.
-const RECORDS: &str = "/run/ringway";
+const RECORDS: &str = "/run/ringway/state";
 
 /// How data gets to guests of Xen and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -79,7 +79,7 @@ pub struct XenArgs {
           value_parser = PossibleValuesParser::new(XenData::ALL.map(XenData::name)).try_map(|w| w.parse::<XenData>()))]
     pub xen_data: XenData,
     /// Where to record what is in flight, so that guests survive a kill of this process: a folder in
-    /// memory (tmpfs) [default: /run/ringway].
+    /// memory (tmpfs) [default: /run/ringway/state].
     #[arg(
         long,
         value_name = "DIR",

@@ -1,7 +1,9 @@
 //! What `events` tells: one line for each thing that happens.
 
-use super::HeldFacts;
+use super::{HeldFacts, Reloaded};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 /// One line of `events`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -53,6 +55,12 @@ pub enum Happened {
         /// As `resize` answers it.
         guest_notice: String,
     },
+    /// What was written so far is a read-only image now.
+    SnapshotTaken {
+        snapshot: PathBuf,
+        /// For how long no requests were taken.
+        blackout_us: u64,
+    },
     /// No requests are taken.
     Paused,
     /// They are again.
@@ -80,6 +88,20 @@ pub enum Happened {
     },
     /// None is held any more.
     Released,
+    /// `limit` has changed those of the disk, or of the group if it is about no disk.
+    LimitsChanged {
+        /// As `limit` answers them.
+        limits: BTreeMap<String, u64>,
+        /// The group itself, or that of the disk.
+        limit_group: Option<String>,
+    },
+    /// `limit` has taken away a group that no disk shared any more.
+    LimitGroupRemoved {
+        /// Its name.
+        limit_group: String,
+    },
+    /// Requests wait for a limit of their disk or its group; once a minute at most.
+    LimitReached,
     /// Requests are in flight for longer than the daemon's `overdue`.
     Overdue { requests: usize },
     /// None is any more.
@@ -88,8 +110,15 @@ pub enum Happened {
     ProcessEnded { process: u32, why: String },
     /// Another one serves the disk.
     Restarted { process: u32 },
+    /// The configuration file was read again.
+    Reloaded(Reloaded),
+    /// It was not: nothing has changed.
+    ReloadFailed { why: String },
     /// A worker has failed: the daemon ends.
     WorkerFailed,
+    /// The process that starts those of disks has ended: disks are served on, but one whose own process
+    /// ends is not served again.
+    SpawnerEnded,
     /// This reader was too slow.
     Lost {
         /// How many events it does not get.

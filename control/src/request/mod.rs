@@ -3,19 +3,20 @@
 #![allow(missing_docs, reason = "docs/control.md says what each word means, for all programs")]
 
 #[cfg(any(test, fuzzing))]
-pub mod case;
+pub mod fuzz_case;
 
-use crate::config::{DiskArgs, DiskSpec, LimitArgs, Place, is_unreal};
+use crate::config::{DiskArgs, DiskSpec, LimitArgs, NbdAddress, NbdPlace, Place, is_unreal};
 use crate::protocol::{Kind, Problem, VERSION};
 use crate::size::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use std::path::PathBuf;
 
 /// The commands there are.
-pub const COMMANDS: [&str; 11] = [
-    "list", "stats", "events", "add", "remove", "resize", "limit", "drain", "pause", "resume",
-    "retry",
+pub const COMMANDS: [&str; 13] = [
+    "list", "stats", "events", "reload", "add", "remove", "resize", "limit", "drain", "pause",
+    "resume", "retry", "snapshot",
 ];
 
 /// A request whose form is right; as JSON, the fields it was made of.
@@ -25,6 +26,7 @@ pub enum Request {
     List(Nothing),
     Stats(Asked),
     Events(Nothing),
+    Reload(Nothing),
     Add(Box<Add>),
     Remove(One),
     Resize(Resize),
@@ -33,6 +35,7 @@ pub enum Request {
     Pause(One),
     Resume(One),
     Retry(Retry),
+    Snapshot(Snapshot),
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -84,9 +87,22 @@ pub struct Retry {
     pub fail: bool,
 }
 
+#[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Snapshot {
+    pub disk: Name,
+    /// What the read-only image is to be called: a name, or a path in the folder of the disk's image.
+    pub snapshot: PathBuf,
+}
+
 /// Of a disk, or of a group if no disk is named.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(
+    feature = "schema",
+    schemars(extend("anyOf" = [{ "required": ["disk"] }, { "required": ["group"] }]))
+)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
     pub disk: Option<Name>,
@@ -101,6 +117,9 @@ pub struct Limit {
     /// There is no such group yet.
     #[serde(default)]
     pub create: bool,
+    /// There is to be no such group any more.
+    #[serde(default)]
+    pub remove: bool,
 }
 
 /// How a client names a disk: its number, its image as it was given, or an absolute path of its
@@ -143,6 +162,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "list" => Request::List(arguments(fields)?),
         "stats" => Request::Stats(arguments(fields)?),
         "events" => Request::Events(arguments(fields)?),
+        "reload" => Request::Reload(arguments(fields)?),
         "add" => Request::Add(arguments(fields)?),
         "remove" => Request::Remove(arguments(fields)?),
         "resize" => Request::Resize(arguments(fields)?),
@@ -151,6 +171,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "pause" => Request::Pause(arguments(fields)?),
         "resume" => Request::Resume(arguments(fields)?),
         "retry" => Request::Retry(arguments(fields)?),
+        "snapshot" => Request::Snapshot(arguments(fields)?),
         other => {
             let message =
                 format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));
@@ -165,7 +186,10 @@ fn limit(limit: Limit) -> Result<Limit, Problem> {
         (Some(_), _) if limit.create => {
             "a disk does not make a group: create it first, without a disk"
         }
-        (None, Some(group)) if group.is_empty() || group == "none" => "a group needs a name",
+        (None, Some(group)) if group.is_empty() => "a group needs a name",
+        (None, Some(group)) if group == "none" => {
+            "no group can be called 'none': it is the word for no group"
+        }
         _ => return Ok(limit),
     };
     Err(Problem::new(Kind::Malformed, what))
@@ -180,17 +204,32 @@ impl Add {
     pub fn into_spec(self) -> Result<DiskSpec, Problem> {
         let malformed = |message: &str| Problem::new(Kind::Malformed, message);
         let mut disk = self.disk;
-        let image = disk.image.take().ok_or_else(|| malformed("the disk has no image"))?;
-        let socket = disk.socket.take().ok_or_else(|| malformed("the disk has no socket"))?;
+        let image = disk.take_image().ok_or_else(|| malformed("the disk has no image"))?;
+        let place = match disk.take_nbd(&image).map_err(|e| malformed(&e))? {
+            Some(place) => Place::Nbd(place),
+            None => {
+                let socket = disk.socket.take();
+                Place::Socket(socket.ok_or_else(|| malformed("the disk has no socket"))?)
+            }
+        };
         let image_is_relative = !is_unreal(&image) && !image.is_absolute();
-        if image_is_relative || !socket.is_absolute() {
+        let socket = match &place {
+            Place::Nbd(NbdPlace { address: NbdAddress::Unix(path), .. }) => Some(path),
+            Place::Socket(path) => Some(path),
+            _ => None,
+        };
+        if image_is_relative || socket.is_some_and(|path| !path.is_absolute()) {
             return Err(malformed("image and socket must be absolute paths"));
+        }
+        let others = [&disk.backing_root, &disk.base, &disk.overlay];
+        if others.into_iter().flatten().any(|path| !path.is_absolute()) {
+            return Err(malformed("backing-root, base and overlay must be absolute paths"));
         }
         if disk.socket_group.as_ref().is_some_and(|group| group.parse::<u32>().is_err()) {
             return Err(malformed(
                 "socket-group is the number of a group: a daemon looks no names up",
             ));
         }
-        disk.into_spec(&image, Place::Socket(socket)).map_err(|e| malformed(&e))
+        disk.into_spec(&image, place).map_err(|e| malformed(&e))
     }
 }

@@ -27,8 +27,7 @@ impl Permission {
     }
 
     /// True if `access` is allowed.
-    #[must_use]
-    pub const fn allows(self, access: Access) -> bool {
+    const fn allows(self, access: Access) -> bool {
         let bit = match access {
             Access::Read => 1,
             Access::Write => 2,
@@ -37,8 +36,7 @@ impl Permission {
     }
 
     /// True if all is allowed that `other` allows.
-    #[must_use]
-    pub const fn includes(self, other: Self) -> bool {
+    const fn includes(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }

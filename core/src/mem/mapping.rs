@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A shared mapping of a part of a file, writable, unmapped when dropped.
 ///
 /// If the file is cut short later, reads and writes of the lost pages do not end the process: they
-/// hit zeroed memory of our own, and [`Mapping::is_poisoned`] tells.
+/// hit zeroed memory of our own, and [`Mapping::is_lost`] tells.
 ///
 /// # Invariants
 /// 1. `whole..whole+whole_len` is a mapping of ours; `start..start+len` lies in it.
@@ -154,8 +154,8 @@ impl Mapping {
 
     /// True once a part of the memory vanished because its file was cut short.
     #[must_use]
-    pub fn is_poisoned(&self) -> bool {
-        self.guard.as_ref().is_some_and(sigbus::Guard::tripped)
+    pub fn is_lost(&self) -> bool {
+        self.guard.as_ref().is_some_and(sigbus::Guard::lost)
     }
 }
 

@@ -9,13 +9,15 @@ mod pool;
 mod quota;
 mod segment;
 mod sigbus;
+mod translator;
 
 pub use error::MappingError;
 pub use iotlb::{Access, HostRange, IOMMU_PAGE, Iotlb, Miss, Permission, Pieces, Translation};
-pub use map::{GuestMap, MISSES_MAX, MapError, Region, Translator};
+pub use map::{GuestMap, MapError, Region};
 pub use mapping::Mapping;
 pub use page::page_size;
 pub use pool::{Pool, PoolPages};
-pub use quota::{MAPPED_MAX, Quota};
+pub use quota::Quota;
 pub use segment::{Segment, Segments};
 pub use sigbus::{install as install_sigbus_handler, poison_epoch};
+pub use translator::{MISSES_MAX, Translator};

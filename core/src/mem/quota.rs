@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// one, and three of these guests side by side. However greedy k of them are, the next one may map
 /// 96 TiB / 2^(k+1), so it takes many clients that agree with each other to shut out a guest of an
 /// ordinary size, and none of them ends the process.
-pub const MAPPED_MAX: u64 = 96 << 40;
+const MAPPED_MAX: u64 = 96 << 40;
 
 /// What all peers have mapped, in bytes. Maps are made and dropped by control threads only.
 static MAPPED: Mutex<u64> = Mutex::new(0);

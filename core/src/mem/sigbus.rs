@@ -20,7 +20,7 @@ struct Entry {
     /// Grows with every change: `start` and `len` belong together only if it stood still while
     /// they were read.
     changes: AtomicUsize,
-    tripped: AtomicBool,
+    lost: AtomicBool,
 }
 
 impl Entry {
@@ -29,7 +29,7 @@ impl Entry {
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
             changes: AtomicUsize::new(0),
-            tripped: AtomicBool::new(false),
+            lost: AtomicBool::new(false),
         }
     }
 
@@ -74,7 +74,7 @@ impl Guard {
             io::Error::other(format!("more than {WATCHED_MAX} memory regions are mapped"))
         })?;
         let entry = &TABLE[index];
-        entry.tripped.store(false, SeqCst);
+        entry.lost.store(false, SeqCst);
         entry.changes.fetch_add(1, SeqCst);
         entry.len.store(len, SeqCst);
         entry.start.store(start, SeqCst);
@@ -82,8 +82,8 @@ impl Guard {
     }
 
     /// True once the mapping has been replaced.
-    pub(super) fn tripped(&self) -> bool {
-        TABLE[self.0].tripped.load(std::sync::atomic::Ordering::Relaxed)
+    pub(super) fn lost(&self) -> bool {
+        TABLE[self.0].lost.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Stops watching; call before the memory is unmapped. Later calls do nothing.
@@ -148,7 +148,7 @@ extern "C" fn handler(
             )
         };
         if base != libc::MAP_FAILED {
-            entry.tripped.store(true, SeqCst);
+            entry.lost.store(true, SeqCst);
             EPOCH.fetch_add(1, SeqCst);
             return;
         }
@@ -175,10 +175,10 @@ mod tests {
         // SAFETY: both offsets lie in the mapping.
         unsafe {
             mapping.at(4096).write_volatile(7);
-            assert!(!mapping.is_poisoned());
+            assert!(!mapping.is_lost());
             file.set_len(0).unwrap();
             assert_eq!(mapping.at(4096).read_volatile(), 0);
-            assert!(mapping.is_poisoned());
+            assert!(mapping.is_lost());
             mapping.at(0).write_volatile(9);
         }
     }

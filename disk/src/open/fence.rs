@@ -2,8 +2,9 @@
 //! file, and every operation that the kernel still carries out holds that file. So the lock of a
 //! killed daemon is free only when its last write has landed (hazard C10).
 
-use super::image_lock::{LockError, is_marked, lock_image, marked_by_others};
-use super::{BY_HOST, OpenError, OpenOptions, mount};
+use super::holder::Holder;
+use super::image_lock::{LockError, lock_image, marked_by_others};
+use super::{OpenError, OpenOptions};
 use std::fs::{File, OpenOptions as FileOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -32,89 +33,11 @@ const CLAIM_LASTS: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(400);
 
 /// Waiting goes on quietly for that long.
-const TOLD_AFTER: Duration = Duration::from_millis(500);
+const LOGGED_AFTER: Duration = Duration::from_millis(500);
 
 /// How long the name of a holder is believed while waiting: to find it can take a look at every
 /// descriptor of every process.
 const NAME_LASTS: Duration = Duration::from_millis(500);
-
-/// Who keeps us from an image.
-#[derive(Clone, Debug)]
-pub(super) enum Holder {
-    /// The host itself: mounted, or part of another device.
-    Host,
-    /// A process that goes on.
-    Living(String),
-    /// A process that was killed and is not gone yet.
-    Dying(String),
-    /// A program that locks as QEMU does and not as we do; its name, if it can be seen.
-    Foreign(Option<String>),
-    /// The kernel names no process: it is gone but for its last operations, or cannot be seen from
-    /// here.
-    Unseen,
-}
-
-impl Holder {
-    /// Who it was that kept us from locking `file`.
-    pub(super) fn of(error: &LockError, file: &File) -> Self {
-        match error {
-            LockError::Marked(byte) if is_foreign(file, *byte) => {
-                Self::Foreign(mount::marker(file, *byte).map(mount::process))
-            }
-            _ => Self::of_lock(file),
-        }
-    }
-
-    fn of_lock(file: &File) -> Self {
-        Self::of_pid(mount::Locks::on(file).pid)
-    }
-
-    fn of_pid(pid: Option<u32>) -> Self {
-        match pid.map(|pid| (pid, mount::process(pid))) {
-            Some((pid, name)) if mount::is_dying(pid) => Self::Dying(name),
-            // The table goes on naming it until its last operation is over.
-            Some((pid, _)) if !mount::is_here(pid) => Self::Unseen,
-            Some((_, name)) => Self::Living(name),
-            None => Self::Unseen,
-        }
-    }
-
-    /// Who has a block device to itself.
-    fn of_device(path: &Path) -> Self {
-        // Reading without claiming it is allowed.
-        let Ok(file) = File::open(path) else { return Self::Host };
-        match Self::of_lock(&file) {
-            // A mount has the device, but no lock on it.
-            Self::Unseen if file.try_lock_shared().is_ok() => Self::Host,
-            holder => holder,
-        }
-    }
-
-    pub(super) fn name(self) -> String {
-        match self {
-            Self::Host => BY_HOST.into(),
-            Self::Living(name) | Self::Foreign(Some(name)) => name,
-            Self::Foreign(None) => {
-                "a program of QEMU, by its locks, that cannot be seen from here (from the sandbox, \
-                 or of another user, container or host)"
-                    .into()
-            }
-            Self::Dying(name) => format!("{name}, killed, whose last writes have not landed yet"),
-            Self::Unseen => "a process that cannot be seen from here (of another container or \
-                             host), or by the last writes of one that was killed"
-                .into(),
-        }
-    }
-}
-
-/// True if whoever has marked this byte has no `flock`, which daemons of this kind hold as long, even
-/// dead ones whose last writes have not landed.
-fn is_foreign(file: &File, byte: i64) -> bool {
-    // A table would do, but does not show what other containers hold.
-    let free = file.try_lock().is_ok_and(|()| file.unlock().is_ok());
-    // Still there: so whoever it is did not let go of both meanwhile.
-    free && is_marked(file, byte).unwrap_or(false)
-}
 
 /// Who has the image at `path`, and is no daemon of this kind: `process 42 (qemu-system-x86)`.
 #[must_use]
@@ -182,12 +105,12 @@ pub(super) struct Patience<'a> {
     /// `--lock-wait`.
     asked: Option<Duration>,
     begun: Instant,
-    told: bool,
+    logged: bool,
 }
 
 impl<'a> Patience<'a> {
     pub(super) fn new(path: &'a Path, options: &OpenOptions) -> Self {
-        Self { path, asked: options.lock_wait, begun: Instant::now(), told: false }
+        Self { path, asked: options.lock_wait, begun: Instant::now(), logged: false }
     }
 
     /// A block device is claimed by somebody else: waits for a moment, or gives up.
@@ -201,7 +124,7 @@ impl<'a> Patience<'a> {
     }
 
     /// Locks the open file: one writer, or any number of readers.
-    fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
+    pub(super) fn lock(&mut self, file: &File, read_only: bool) -> Result<(), OpenError> {
         let mut known: Option<(Instant, Holder)> = None;
         loop {
             let error = match lock_image(file, read_only) {
@@ -238,8 +161,8 @@ impl<'a> Patience<'a> {
         if waited >= patience {
             return Err(OpenError::InUse { path: self.path.into(), holder: holder.name() });
         }
-        if waited >= TOLD_AFTER && !self.told {
-            self.told = true;
+        if waited >= LOGGED_AFTER && !self.logged {
+            self.logged = true;
             tracing::warn!(
                 "{}: waiting up to {} s for its lock: it is in use by {}",
                 self.path.display(),

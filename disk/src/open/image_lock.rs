@@ -7,7 +7,6 @@
 //! is done as a disk of a QEMU machine would: nobody else may write or resize what is served, and
 //! who reads may.
 
-use super::fence::Holder;
 use std::fs::{File, TryLockError};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -39,14 +38,6 @@ pub enum LockError {
     Host(#[from] io::Error),
 }
 
-impl LockError {
-    /// Who keeps us from `file`, as far as can be seen from here: `process 42 (qemu-system-x86)`.
-    #[must_use]
-    pub fn holder(&self, file: &File) -> String {
-        Holder::of(self, file).name()
-    }
-}
-
 /// Locks an open image for this process, as long as a descriptor of the same open file is open:
 /// exclusively, or with `read_only` beside other readers. It must be open for reading. Waits for
 /// nobody. Who has it locked already may ask again.
@@ -76,6 +67,18 @@ pub fn unlock_image(file: &File) {
     // Without a lock there is nothing to let go. QEMU's bytes first: who has `flock` marks them.
     let _ = set(file, libc::F_UNLCK, USED, 2 * (BARRED - USED));
     let _ = file.unlock();
+}
+
+/// A file that was locked for writing is only read from now on, beside other readers.
+pub(crate) fn share_lock(file: &File) -> Result<(), LockError> {
+    // Our own marks would not bar us, and nobody else has any of these.
+    for permission in [WRITE, RESIZE] {
+        let _ = set(file, libc::F_UNLCK, USED + permission, 1);
+    }
+    file.try_lock_shared().map_err(|error| match error {
+        TryLockError::WouldBlock => LockError::Locked,
+        TryLockError::Error(error) => LockError::Host(error),
+    })
 }
 
 /// Marks what we do, and what nobody else may.

@@ -2,12 +2,16 @@
 //! refuse. Nothing is created, locked or opened for writing.
 
 use super::device::Device;
-use super::format::{self, ForeignFormat};
+use super::file::permission;
+use super::foreign::ForeignFormat;
+use super::format;
+use super::holder::BY_HOST;
 use super::image_lock::{LockError, marked_by_others};
 use super::mount::{Locks, Mount, process};
+use super::origin::Origin;
 use super::probe::{self as host, Kind};
-use super::{BY_HOST, Created, OpenError, OpenOptions, Source};
-use super::{check_engine, check_size, choose_engine, open, open_cached, open_file, permission};
+use super::{Created, OpenError, OpenOptions, Source};
+use super::{check_engine, check_size, choose_engine, open, open_cached, open_file};
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use std::ffi::CString;
 use std::fs::{File, OpenOptions as FileOptions};
@@ -26,17 +30,8 @@ pub enum ImageKind {
     Null,
     /// A simulated disk in memory.
     Simulation,
-}
-
-/// Who says what O_DIRECT needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// The file itself (statx, since Linux 6.1).
-    Statx,
-    /// The limits of the block device.
-    Device,
-    /// Small reads that succeeded.
-    Trial,
+    /// An export of an NBD server.
+    Nbd,
 }
 
 /// What O_DIRECT needs.
@@ -132,6 +127,7 @@ pub fn probe(options: &OpenOptions) -> Report {
         }
         Source::Null { bytes, .. } => probe_unreal(ImageKind::Null, *bytes, options),
         Source::Sim { bytes, .. } => probe_unreal(ImageKind::Simulation, *bytes, options),
+        Source::Nbd(_) => probe_unreal(ImageKind::Nbd, 0, options),
     }
 }
 
@@ -141,6 +137,7 @@ fn probe_unreal(kind: ImageKind, bytes: u64, options: &OpenOptions) -> Report {
     report.bytes = Some(bytes);
     report.verdict = open(options).map(|disk| {
         let shape = disk.geometry();
+        report.bytes = Some(shape.capacity);
         report.blocks = Some(Blocks {
             logical: shape.logical_block,
             physical: shape.physical_block,
@@ -258,8 +255,10 @@ fn choose(
         return Err(OpenError::InUse { path: path.into(), holder: holder.clone() });
     }
     let bytes = host::size(path, &file, kind)?;
-    format::check(path, &file, bytes, kind, options)?;
-    check_size(path, bytes, options, alignment)?;
+    if options.qcow2.is_none() {
+        format::check(path, &file, bytes, kind, options)?;
+        check_size(path, bytes, options, alignment)?;
+    }
     Ok(Choice { engine, engine_why, cache, cache_why })
 }
 

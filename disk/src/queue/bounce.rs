@@ -43,7 +43,6 @@ impl Bounce {
         let disk = &d.issuer.disk;
         let (slot, slow) = d.slots.both(tag);
         let rest = rest_of(slot.request.range, slot.done);
-        let rest = beginning_of(rest, disk.extent(rest).len);
         let block = u64::from(disk.alignment.offset);
         // Later pieces start on a block, so that only the first and last can share one.
         let end = rest.end().min((rest.offset() / block * block).saturating_add(PIECE_MAX));

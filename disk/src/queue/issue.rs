@@ -4,10 +4,10 @@
 use super::slots::Slots;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
-use crate::extent::FILES_MAX;
 use ringway_aio::{Engine, FileId, Full, Io, IoMemory, IoOp, Limits};
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, DataOp, Op, Request};
+use ringway_image::Image;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -21,7 +21,9 @@ const fn part_max(cache: CacheMode) -> u32 {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operation<'a> {
     pub(crate) op: IoOp,
-    /// Where on the disk; empty for syncs.
+    /// Which of the disk's files.
+    pub(crate) file: u8,
+    /// Where on the disk, or in the file if the disk is an image with a map; empty for syncs.
     pub(crate) range: ByteRange,
     pub(crate) segments: &'a [Segment],
 }
@@ -33,10 +35,14 @@ pub(crate) struct Operation<'a> {
 #[derive(Debug)]
 pub(crate) struct Issuer {
     pub(crate) disk: Arc<Disk>,
+    /// Where the disk's clusters are, if it is no raw image, for as long as this queue lives.
+    pub(crate) image: Option<Arc<Image>>,
     /// Those of the engine, and not more bytes than this disk takes at once.
     pub(crate) limits: Limits,
-    /// The disk's files, as the engine knows them.
-    files: [FileId; FILES_MAX],
+    /// The disk's first file, as the engine knows it.
+    file: FileId,
+    /// Those below it.
+    pub(crate) others: Vec<FileId>,
     tag_base: u64,
     backlog: VecDeque<u16>,
     pub(crate) durable_writes: bool,
@@ -55,9 +61,11 @@ impl Issuer {
         debug_assert_eq!(tag_base & 0xffff, 0);
         let max_bytes = limits.max_bytes.min(part_max(disk.cache));
         Self {
+            image: disk.image(),
             disk,
             limits: Limits { max_bytes, ..limits.clone() },
-            files: [file],
+            file,
+            others: Vec::new(),
             tag_base,
             backlog: VecDeque::with_capacity(depth.into()),
             durable_writes: false,
@@ -67,7 +75,7 @@ impl Issuer {
 
     /// The disk's first file, as the engine knows it.
     pub(crate) fn file(&self) -> FileId {
-        self.files[0]
+        self.file
     }
 
     /// True if the file takes this request as it is, in one operation.
@@ -77,7 +85,6 @@ impl Issuer {
         segments.len() <= self.limits.max_segments
             && segments.bytes() <= u64::from(self.limits.max_bytes)
             && request.range.is_aligned(u64::from(self.disk.alignment.offset))
-            && self.disk.is_one_extent(request.range)
             && self.memory_aligned(segments)
     }
 
@@ -103,7 +110,7 @@ impl Issuer {
     #[inline(always)]
     fn whole<'a>(&self, request: &'a Request) -> Operation<'a> {
         let op = self.data_op(request.op).into();
-        Operation { op, range: request.range, segments: request.segments.as_slice() }
+        Operation { op, file: 0, range: request.range, segments: request.segments.as_slice() }
     }
 
     /// What a slot is doing now.
@@ -114,7 +121,8 @@ impl Issuer {
             return self.whole(&slot.request);
         }
         let slow = slots.slow(tag);
-        Operation { op: slow.op, range: slow.range, segments: slow.part.as_slice() }
+        let (file, range) = slow.place.unwrap_or((0, slow.range));
+        Operation { op: slow.op, file, range, segments: slow.part.as_slice() }
     }
 
     /// Hands a request that is one plain operation to the engine, or to the backlog if it is full.
@@ -140,15 +148,17 @@ impl Issuer {
         tag: u16,
         operation: &Operation<'_>,
     ) -> Result<(), Full> {
-        let Operation { op, range, segments } = *operation;
-        let extent = self.disk.extent(range);
-        debug_assert_eq!(extent.len, range.len(), "an operation lies in one extent");
+        let Operation { op, file, range, segments } = *operation;
+        let file = match file {
+            0 => self.file,
+            other => self.others[usize::from(other) - 1],
+        };
         let io = Io {
             tag: self.tag_base | u64::from(tag),
             op,
-            file: self.files[extent.file],
-            offset: extent.offset,
-            len: extent.len,
+            file,
+            offset: range.offset(),
+            len: range.len(),
             memory: IoMemory::Segments(segments),
         };
         // SAFETY: the slot owns the list of segments, and by the contract of `start` their memory,
@@ -156,7 +166,7 @@ impl Issuer {
         // slot likewise. The file is attached as long as this queue exists.
         let queued = unsafe { engine.queue(&io) };
         if self.durable_writes && queued.is_ok() && op == IoOp::WriteDurable {
-            self.durable_bytes += extent.len;
+            self.durable_bytes += range.len();
         }
         queued
     }

@@ -36,7 +36,12 @@ pub(crate) fn kind(issuer: &Issuer, needs_locks: bool, request: &Request) -> Kin
         return if op == Op::GetId { Kind::Alone } else { Kind::Barrier };
     }
     let locks = needs_locks && op.changes_disk();
-    if locks || range.is_empty() || !issuer.takes_directly(request) {
+    // Trying out what merging gains is for raw images; what an image's map says is part of a durable
+    // write.
+    let alone = issuer.image.is_some()
+        && (issuer.disk.policy.mode() != SchedulerMode::Request
+            || (issuer.durable_writes && op.changes_disk()));
+    if locks || alone || range.is_empty() || !issuer.takes_directly(request) {
         return Kind::Alone;
     }
     Kind::Data { op: issuer.data_op(op), range, segments: request.segments.len() }
@@ -70,6 +75,10 @@ impl<C, E: Engine> Owner for DiskOwner<'_, C, E> {
             d.slots.append_segments(slot, first);
         }
         debug_assert_eq!(d.slots.slow(first).part.bytes(), run.range().len());
+        if d.issuer.image.is_some() && !self.slow.place_run(d, first) {
+            self.slow.scattered.push_back(first);
+            return true;
+        }
         d.issue(first);
         true
     }
@@ -88,9 +97,19 @@ impl<C, E: Engine> Owner for DiskOwner<'_, C, E> {
 }
 
 impl<C, E: Engine> DiskOwner<'_, C, E> {
+    /// Runs that an image's map does not have in one piece: each of their requests goes by itself.
+    pub(crate) fn take_scattered(&mut self, scheduler: &mut Scheduler) {
+        while let Some(first) = self.slow.scattered.pop_front() {
+            if !self.end_run(scheduler, first, 0) {
+                self.start_alone(first);
+            }
+        }
+    }
+
     /// Takes the result of a run's operation, which is with its first slot. False if it was the
     /// operation of one request, which has to end as any other.
     pub(crate) fn end_run(&mut self, scheduler: &mut Scheduler, first: u16, result: i32) -> bool {
+        self.slow.leave_place(&mut self.dispatch, first);
         let (slot, slow) = self.dispatch.slots.both(first);
         let run = slow.run.take().expect("a run is in flight in its first slot");
         if scheduler.end_single(run).is_some() {

@@ -4,8 +4,19 @@
 //! slot and takes it off the fast path, so that its end clears the mark; each further scan compares.
 //! What is found is therefore a little younger than the request.
 
+use super::DiskQueue;
 use super::slots::{Sighting, Slots, Stage};
 use ringway_core::{ByteRange, Op};
+
+impl<C> DiskQueue<C> {
+    /// Looks for requests that have been in flight for `limit_ns` or longer: in the engine, held by
+    /// the scheduler, or waiting for bounce memory or a lock. `now_ns` is of any clock that only goes
+    /// forward, always the same one. Takes time by the depth of the queue; call it every few seconds.
+    #[cold]
+    pub fn scan_overdue(&mut self, now_ns: u64, limit_ns: u64) -> Overdue {
+        scan(&mut self.slots, now_ns, limit_ns)
+    }
+}
 
 /// What a scan has found in one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -61,6 +61,8 @@ pub(crate) enum Stage {
     Erase,
     /// What was done is made durable.
     Sync,
+    /// The image's thread does a part of the request.
+    Asked,
 }
 
 impl Stage {
@@ -78,6 +80,10 @@ pub(crate) struct SlowSlot {
     pub(crate) op: IoOp,
     /// Where on the disk it is; empty for syncs.
     pub(crate) range: ByteRange,
+    /// Where the image's map has that: in which file, and where in it.
+    pub(crate) place: Option<(u8, ByteRange)>,
+    /// What the image's port has to be told when an operation there is over.
+    pub(crate) generation: u8,
     pub(crate) part: Segments,
     /// Bytes of the request that the operation in flight carries out.
     pub(crate) piece: u64,
@@ -110,6 +116,8 @@ impl SlowSlot {
         Self {
             op: IoOp::Sync,
             range: ByteRange::default(),
+            place: None,
+            generation: 0,
             part,
             piece: 0,
             pages: None,
@@ -125,22 +133,24 @@ impl SlowSlot {
     }
 }
 
-/// The slots of a queue.
+/// The slots of a queue: room for all of them is there from the start, and each begins to use its part
+/// with its first request. So a queue that never has many in flight costs the pages of few.
 ///
 /// # Invariants
 /// 1. A tag is free in `tags`, or being filled, or its slot has a context.
 /// 2. A slot in flight holds neither pages nor a lock when it is retired.
+/// 3. `slots` and `slow` have the slots of tags that were acquired before, and room for all.
 #[derive(Debug)]
 pub(crate) struct Slots<C> {
-    slots: Box<[Slot<C>]>,
-    slow: Box<[SlowSlot]>,
+    slots: Vec<Slot<C>>,
+    slow: Vec<SlowSlot>,
     tags: TagList,
     /// Answers that no operation of the engine will bring.
     late: VecDeque<Finished<C>>,
     pub(crate) watcher: Option<Watcher>,
     pub(crate) stats: DiskStats,
     /// The memory of the slots' segment lists; the last to go.
-    _arena: Arena,
+    arena: Arena,
 }
 
 impl<C> Slots<C> {
@@ -148,30 +158,41 @@ impl<C> Slots<C> {
     /// only.
     pub(crate) fn new(depth: u16, segments: usize) -> io::Result<Self> {
         let count = usize::from(depth);
-        let mut arena = Arena::new(2 * count, segments)?;
-        // SAFETY: the slots are dropped before the arena: fields are dropped in order.
-        let mut list = || unsafe { arena.list() };
-        let slot = |segments| Slot {
-            request: Request::with_segments(segments),
-            context: None,
-            stage: Stage::Whole,
-            done: 0,
-        };
         Ok(Self {
-            slots: (0..count).map(|_| slot(list())).collect(),
-            slow: (0..count).map(|_| SlowSlot::new(list())).collect(),
+            slots: Vec::with_capacity(count),
+            slow: Vec::with_capacity(count),
             tags: TagList::new(depth),
             late: VecDeque::with_capacity(count),
             watcher: None,
             stats: DiskStats::default(),
-            _arena: arena,
+            arena: Arena::new(2 * count, segments)?,
         })
+    }
+
+    /// The next slot has its first request.
+    #[cold]
+    fn begin_slot(&mut self) {
+        assert!(self.slots.len() < self.slots.capacity(), "there is room for all (invariant 3)");
+        // SAFETY: the slots are dropped before the arena: fields are dropped in order.
+        let mut list = || unsafe { self.arena.list() };
+        self.slots.push(Slot {
+            request: Request::with_segments(list()),
+            context: None,
+            stage: Stage::Whole,
+            done: 0,
+        });
+        self.slow.push(SlowSlot::new(list()));
     }
 
     /// Takes a slot, if one is free.
     #[inline]
     pub(crate) fn acquire(&mut self) -> Option<u16> {
-        self.tags.acquire()
+        let tag = self.tags.acquire()?;
+        // Tags are handed out for the first time in their order.
+        if usize::from(tag) == self.slots.len() {
+            self.begin_slot();
+        }
+        Some(tag)
     }
 
     /// Gives back a slot that was not started.
@@ -227,6 +248,13 @@ impl<C> Slots<C> {
     /// All slots that have a request in flight.
     pub(crate) fn in_flight(&mut self) -> impl Iterator<Item = (&mut Slot<C>, &mut SlowSlot)> {
         self.slots.iter_mut().zip(&mut self.slow).filter(|(slot, _)| slot.context.is_some())
+    }
+
+    /// The slots whose request is with the image's thread. Allocates.
+    #[cold]
+    pub(crate) fn asked(&self) -> Vec<u16> {
+        let asked = |slot: &Slot<C>| slot.context.is_some() && slot.stage == Stage::Asked;
+        (0..).zip(&self.slots).filter(|(_, slot)| asked(slot)).map(|(tag, _)| tag).collect()
     }
 
     /// Frees the slot and makes the answer.
@@ -305,4 +333,45 @@ pub(crate) fn touches(segments: &Segments, ranges: &[HostRange]) -> bool {
         ranges.iter().any(|&(from, to)| first <= to && end > from)
     };
     segments.as_slice().iter().any(touches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_begin_with_their_first_request_and_have_lists_of_their_own() {
+        let mut slots = Slots::<()>::new(64, 8).unwrap();
+        let places = (slots.slots.as_ptr(), slots.slow.as_ptr());
+        for _ in 0..3 {
+            let tags: Vec<_> = (0..4).map(|_| slots.acquire().unwrap()).collect();
+            let mut sorted = tags.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, [0, 1, 2, 3]);
+            assert_eq!(
+                (slots.slots.len(), slots.slow.len()),
+                (4, 4),
+                "no more than were in flight"
+            );
+            tags.into_iter().for_each(|tag| slots.abandon(tag));
+        }
+        let tags: Vec<_> = std::iter::from_fn(|| slots.acquire()).collect();
+        assert_eq!((tags.len(), slots.slots.len(), slots.slow.len()), (64, 64, 64));
+        assert_eq!((slots.slots.as_ptr(), slots.slow.as_ptr()), places, "nothing has moved");
+        // Each has both lists to itself, as long as was asked for.
+        for tag in 0..64u16 {
+            let (slot, slow) = slots.both(tag);
+            for list in [&mut slot.request.segments, &mut slow.part] {
+                for _ in 0..8 {
+                    assert!(list.push(Segment { base: std::ptr::null_mut(), len: tag.into() }));
+                }
+                assert!(!list.push(Segment::EMPTY));
+            }
+        }
+        for tag in 0..64u16 {
+            let (slot, slow) = slots.both(tag);
+            assert_eq!(slot.request.segments.bytes(), 8 * u64::from(tag));
+            assert!(slow.part.as_slice().iter().all(|segment| segment.len == usize::from(tag)));
+        }
+    }
 }

@@ -13,16 +13,18 @@
 
 pub(crate) mod finish;
 mod hold;
+mod mapped;
 
 use super::bounce::{Bounce, beginning_of, rest_of};
 use super::detours::DetourWatch;
 use super::dispatch::Dispatch;
 use super::held::Held;
 use super::slots::{Finished, Stage};
-use crate::choices::CacheMode;
+use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{ByteRange, Op, Status};
+use ringway_image::Port;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -38,8 +40,14 @@ pub(crate) struct SlowPath {
     bounce: Bounce,
     detours: DetourWatch,
     pub(crate) held: Held,
+    /// First slots of runs that an image does not have in one piece, for a moment.
+    pub(crate) scattered: VecDeque<u16>,
+    /// The line to the image's thread, if the disk is no raw image.
+    pub(crate) port: Option<Port>,
     /// Guests may write less than what the file takes in one piece.
     needs_locks: bool,
+    /// The files of an image with a map take whole blocks only.
+    needs_blocks: bool,
 }
 
 impl SlowPath {
@@ -50,7 +58,13 @@ impl SlowPath {
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
             held: Held::new(depth),
+            scattered: VecDeque::with_capacity(match disk.image() {
+                Some(_) => depth.into(),
+                None => 0,
+            }),
+            port: None,
             needs_locks: disk.needs_locks(),
+            needs_blocks: disk.image().is_some() && disk.alignment != Alignment::ANY,
         })
     }
 
@@ -93,6 +107,7 @@ impl SlowPath {
             Op::Discard | Op::WriteZeroes if slot.request.range.is_empty() => {
                 d.answer(tag, Status::Ok);
             }
+            _ if d.issuer.image.is_some() => self.advance(d, tag),
             Op::Discard | Op::WriteZeroes => {
                 slot.stage = Stage::Erase;
                 self.advance(d, tag);
@@ -131,6 +146,7 @@ impl SlowPath {
             return;
         }
         match d.slots.get(tag).stage {
+            Stage::Part | Stage::Asked if d.issuer.image.is_some() => self.next_place(d, tag),
             Stage::Whole | Stage::Part if !d.slots.slow(tag).bounce => self.next_part(d, tag),
             Stage::Erase => self.erase(d, tag),
             Stage::Sync => self.sync(d, tag),
@@ -162,7 +178,7 @@ impl SlowPath {
         let rest = rest_of(range, slot.done);
         let block = u64::from(disk.alignment.offset);
         let max_bytes = u64::from(d.issuer.limits.max_bytes) / block * block;
-        let most = disk.extent(rest).len.min(max_bytes);
+        let most = rest.len().min(max_bytes);
         slow.part.clear();
         let fits = slot.request.segments.slice_into(slot.done, most, &mut slow.part);
         debug_assert!(fits, "a part has no more segments than the whole");
@@ -188,13 +204,18 @@ impl SlowPath {
             self.waiting.push_back(tag);
             return;
         }
+        self.count_bounce(d, tag);
+        d.issue(tag);
+    }
+
+    /// A request goes through memory of ours.
+    fn count_bounce<C, E>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         let (_, slow) = d.slots.both(tag);
         if !slow.counted {
             slow.counted = true;
             d.slots.stats.bounced += 1;
             self.detours.count(&d.slots.stats, &d.issuer.disk);
         }
-        d.issue(tag);
     }
 
     /// Discard or write-zeroes by the file itself.
@@ -211,7 +232,7 @@ impl SlowPath {
             _ => IoOp::ZeroRange,
         };
         // Block devices refuse parts of a block. A discard may leave them; zeroing may not.
-        let takes = range.is_aligned(u64::from(disk.erase_block)) && disk.is_one_extent(range);
+        let takes = range.is_aligned(u64::from(disk.erase_block));
         if !takes || !ops.has(slow.op) {
             if request.op == Op::Discard {
                 return self.answer(d, tag, Status::Ok);
@@ -247,9 +268,10 @@ impl SlowPath {
         }
         slow.syncing = true;
         disk.set_flushing(true);
-        (slow.op, slow.range) = (IoOp::Sync, ByteRange::default());
+        (slow.op, slow.range, slow.place) = (IoOp::Sync, ByteRange::default(), None);
         slow.part.clear();
         d.slots.stats.syncs += 1;
+        self.sync_data_file(d, tag);
         d.issue(tag);
     }
 

@@ -3,17 +3,17 @@
 use ringway_core::{Op, Request, Segment};
 
 /// What a [`Watcher`] calls.
-type Told = dyn FnMut(&[Segment]) + Send;
+type Callback = dyn FnMut(&[Segment]) + Send;
 
-/// Told which memory was written for a request, after the write and before the answer.
-pub struct Watcher(Box<Told>);
+/// Learns which memory was written for a request, after the write and before the answer.
+pub struct Watcher(Box<Callback>);
 
 impl Watcher {
-    /// `told` gets the memory of each request that may have written to it. Called on the way of
+    /// `written` gets the memory of each request that may have written to it. Called on the way of
     /// every request: it must not block.
     #[must_use]
-    pub fn new(told: impl FnMut(&[Segment]) + Send + 'static) -> Self {
-        Self(Box::new(told))
+    pub fn new(written: impl FnMut(&[Segment]) + Send + 'static) -> Self {
+        Self(Box::new(written))
     }
 
     /// A request that failed may have written a part: all of its memory counts.

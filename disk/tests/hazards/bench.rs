@@ -201,7 +201,7 @@ pub(crate) struct Bench<E: Engine> {
 impl<E: Engine> Bench<E> {
     /// `Err` if the engine does not take this file.
     pub(crate) fn new(mut engine: E, disk: Arc<Disk>, depth: u16) -> Result<Self, Lack> {
-        let file = engine.attach(disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
+        let file = engine.attach(&disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
         let limits = engine.limits().clone();
         let queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
         Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 0) })

@@ -6,4 +6,6 @@ mod formats;
 mod held;
 mod merging;
 mod overdue;
+mod parts;
 mod power_cut;
+mod state;

@@ -83,7 +83,7 @@ impl Bench {
         panic!("requests hang");
     }
 
-    fn look(&mut self, now: u64) -> Overdue {
+    fn scan_overdue(&mut self, now: u64) -> Overdue {
         self.queue.scan_overdue(now, LIMIT)
     }
 }
@@ -109,18 +109,18 @@ fn c08_requests_of_every_kind_are_found_when_they_are_overdue() {
         }
         assert!(bench.turn().is_empty());
         let all = asked.len();
-        assert_eq!(bench.look(10), Overdue::default(), "{path}");
-        assert_eq!(bench.look(LIMIT + 9), Overdue::default(), "{path}");
-        let found = bench.look(LIMIT + 10);
+        assert_eq!(bench.scan_overdue(10), Overdue::default(), "{path}");
+        assert_eq!(bench.scan_overdue(LIMIT + 9), Overdue::default(), "{path}");
+        let found = bench.scan_overdue(LIMIT + 10);
         assert_eq!((found.requests, found.new), (all, all), "{path}");
         assert_eq!(found.oldest.unwrap().age_ns, LIMIT);
-        let found = bench.look(LIMIT + 20);
+        let found = bench.scan_overdue(LIMIT + 20);
         assert_eq!((found.requests, found.new), (all, 0), "{path}: each is counted once");
         // And nothing of it changes how they end.
         let answers = bench.rest();
         let good: Vec<_> = (0..).take(all).map(|name| (name, Status::Ok)).collect();
         assert_eq!(answers, good, "{path}");
-        assert_eq!(bench.look(9 * LIMIT), Overdue::default(), "{path}");
+        assert_eq!(bench.scan_overdue(9 * LIMIT), Overdue::default(), "{path}");
         let stats = bench.queue.stats();
         assert_eq!((stats.overdue, stats.reads, stats.writes), (all as u64, 1, 3), "{path}");
         assert_eq!(stats.errors, 0);
@@ -145,7 +145,7 @@ fn c08_a_request_is_no_older_than_itself() {
             let mut looks = 0;
             while answers.is_empty() {
                 if looks < 2 && name % 3 > 0 {
-                    let found = bench.look(now);
+                    let found = bench.scan_overdue(now);
                     assert_eq!(found, Overdue::default(), "{path}: request {name} at {now}");
                     (now, looks) = (now + LIMIT / 2, looks + 1);
                 }
@@ -165,12 +165,12 @@ fn c08_a_request_is_no_older_than_itself() {
 fn c08_a_request_that_never_gets_on_grows_old() {
     let mut bench = Bench::new(SchedulerMode::Bio, Faults { again: 900, ..Faults::default() });
     bench.ask(0, Op::Read, 0, 4096);
-    assert_eq!(bench.look(0), Overdue::default());
+    assert_eq!(bench.scan_overdue(0), Overdue::default());
     let mut answers = Vec::new();
     while answers.is_empty() && bench.queue.stats().continued < 3 {
         bench.disk.step();
         answers = bench.turn();
     }
     assert!(answers.is_empty(), "the seed is one of a request that is begun again three times");
-    assert_eq!(bench.look(LIMIT).requests, 1);
+    assert_eq!(bench.scan_overdue(LIMIT).requests, 1);
 }

@@ -41,7 +41,11 @@ impl<C> BlkQueue<C> {
             }
             self.ring.disarm();
             let ready = self.has_used(1)?;
-            return if wake == Wake::Gone && !ready { Err(self.link.gone()) } else { Ok(ready) };
+            return if wake == Wake::Gone && !ready {
+                Err(self.link.disconnected())
+            } else {
+                Ok(ready)
+            };
         }
         Ok(false)
     }
@@ -67,7 +71,7 @@ impl<C> BlkQueue<C> {
             }
             self.collect()?;
             break match self.late() {
-                0 if wake == Wake::Gone => Err(self.link.gone()),
+                0 if wake == Wake::Gone => Err(self.link.disconnected()),
                 late => Ok(late > 0),
             };
         };
@@ -128,7 +132,7 @@ impl<C> BlkQueue<C> {
                 break;
             }
             if !self.link.is_connected() && !self.has_done()? {
-                return Err(self.link.gone());
+                return Err(self.link.disconnected());
             }
         }
         Ok(false)

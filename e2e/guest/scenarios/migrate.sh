@@ -18,7 +18,7 @@ rounds &
 fio=$!
 
 # The answer comes from another QEMU than the one that hears the question.
-for n in $(seq 8); do
+for _ in $(seq 8); do
     answer=$(ask migrate)
     [ "$answer" = timeout ] || break
 done

@@ -4,6 +4,7 @@
 mod blocks;
 mod config;
 mod durability;
+mod images;
 mod latency;
 mod layouts;
 mod operations;

@@ -23,7 +23,7 @@ const DEPTH: u16 = 8;
 
 /// One way to serve and use the disk.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct Setup {
     cache: CacheMode,
     alignment: Alignment,
     packed: bool,
@@ -32,43 +32,43 @@ struct Way {
     path: SchedulerMode,
 }
 
-const WAYS: [Way; 8] = {
+const SETUPS: [Setup; 8] = {
     let small = Alignment { memory: 512, offset: 512 };
     let large = Alignment { memory: 512, offset: 4096 };
     let path = SchedulerMode::Bio;
     [
-        Way { cache: CacheMode::None, alignment: large, packed: false, through: false, path },
-        Way { cache: CacheMode::None, alignment: large, packed: true, through: true, path },
-        Way { cache: CacheMode::None, alignment: small, packed: true, through: false, path },
-        Way {
+        Setup { cache: CacheMode::None, alignment: large, packed: false, through: false, path },
+        Setup { cache: CacheMode::None, alignment: large, packed: true, through: true, path },
+        Setup { cache: CacheMode::None, alignment: small, packed: true, through: false, path },
+        Setup {
             cache: CacheMode::Writethrough,
             alignment: Alignment::ANY,
             packed: false,
             through: true,
             path,
         },
-        Way {
+        Setup {
             cache: CacheMode::Writeback,
             alignment: Alignment::ANY,
             packed: true,
             through: false,
             path,
         },
-        Way {
+        Setup {
             cache: CacheMode::None,
             alignment: small,
             packed: true,
             through: false,
             path: SchedulerMode::Request,
         },
-        Way {
+        Setup {
             cache: CacheMode::Writethrough,
             alignment: Alignment::ANY,
             packed: false,
             through: true,
             path: SchedulerMode::Request,
         },
-        Way {
+        Setup {
             cache: CacheMode::Writeback,
             alignment: Alignment::ANY,
             packed: false,
@@ -188,24 +188,24 @@ impl Guest<'_> {
 }
 
 /// Guests on all queues, a power cut after `delay`, and what the oracle says of it.
-fn cut(way: Way, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(), Wrong> {
+fn cut(setup: Setup, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(), Wrong> {
     let bytes = BLOCKS * 4096;
     let mut image = vec![0; usize::try_from(bytes).expect("a small disk")];
     pattern::fill(&mut image, DISK, 0, 0);
-    let granule = usize::try_from(way.alignment.offset).expect("a block").max(512);
+    let granule = usize::try_from(setup.alignment.offset).expect("a block").max(512);
     let disk = SimulatedDisk::new(
         SimulatedSetup {
             bytes: image.len(),
             granule,
             erase_granule: 512,
-            failed_flush_loses: way.cache != CacheMode::None,
+            failed_flush_loses: setup.cache != CacheMode::None,
             faults: Faults { short: 20, again: 20, ..Faults::default() },
             lie,
             seed: rng.next_u64(),
         },
         &image,
     );
-    let Way { cache, alignment, path, .. } = way;
+    let Setup { cache, alignment, path, .. } = setup;
     let shape = CustomDisk { bytes, cache, alignment, block_device: false, path };
     let source = Source::Sim { model: SimModel::Ram, bytes };
     let options = RigOptions::new(source, EngineKind::Sim(SimModel::Ram)).queues(QUEUES, 2);
@@ -214,16 +214,16 @@ fn cut(way: Way, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(),
         Rig::with_engines(shape.open(None).expect("a simulated disk"), &options, move || {
             PowerCutEngine::for_worker(&of_workers)
         });
-    let front = Options::new().queues(QUEUES).queue_size(64).packed(way.packed);
+    let front = Options::new().queues(QUEUES).queue_size(64).packed(setup.packed);
     let mut device: Device = front.over(rig.connect()).unwrap_or_else(|error| panic!("{error}"));
-    if way.through {
+    if setup.through {
         device.set_writeback(false).unwrap();
     }
     let all = Guests {
         oracle: Mutex::new(Oracle::new(DISK, image)),
         sequence: AtomicU64::new(1),
         dark: AtomicBool::new(false),
-        through: way.through,
+        through: setup.through,
     };
     let queues: Vec<BlkQueue<Asked>> = device.queues().expect("not taken yet");
     let guests: Vec<Guest<'_>> = queues
@@ -255,10 +255,10 @@ fn cut(way: Way, lie: Option<Lie>, delay: Duration, rng: &mut Rng) -> Result<(),
 fn c05_power_cuts_under_the_whole_stack() {
     let mut rng = Rng::for_test("c05_power_cuts_under_the_whole_stack");
     for round in 0..30 {
-        for way in WAYS {
+        for setup in SETUPS {
             let delay = Duration::from_micros(500 + rng.below(12_000));
-            let end = cut(way, None, delay, &mut rng);
-            end.unwrap_or_else(|wrong| panic!("round {round}, {way:?}: {wrong}"));
+            let end = cut(setup, None, delay, &mut rng);
+            end.unwrap_or_else(|wrong| panic!("round {round}, {setup:?}: {wrong}"));
         }
     }
 }
@@ -267,16 +267,16 @@ fn c05_power_cuts_under_the_whole_stack() {
 #[test]
 fn power_cuts_show_lies_through_the_whole_stack() {
     let mut rng = Rng::for_test("power_cuts_show_lies_through_the_whole_stack");
-    for (lie, way) in [
-        (Lie::FlushDoesNothing, WAYS[0]),
-        (Lie::FlushOfOneQueue, WAYS[2]),
-        (Lie::DurableIsPlain, WAYS[3]),
-        (Lie::StaleNeighbours, WAYS[2]),
-        (Lie::FlushOfOneQueue, WAYS[5]),
-        (Lie::DurableIsPlain, WAYS[6]),
+    for (lie, setup) in [
+        (Lie::FlushDoesNothing, SETUPS[0]),
+        (Lie::FlushOfOneQueue, SETUPS[2]),
+        (Lie::DurableIsPlain, SETUPS[3]),
+        (Lie::StaleNeighbours, SETUPS[2]),
+        (Lie::FlushOfOneQueue, SETUPS[5]),
+        (Lie::DurableIsPlain, SETUPS[6]),
     ] {
         let noticed =
-            (0..200).find(|_| cut(way, Some(lie), Duration::from_millis(5), &mut rng).is_err());
+            (0..200).find(|_| cut(setup, Some(lie), Duration::from_millis(5), &mut rng).is_err());
         let Some(cuts) = noticed else { panic!("{lie:?} goes unnoticed") };
         println!("{lie:?}: {} cuts", cuts + 1);
     }

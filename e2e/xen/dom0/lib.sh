@@ -101,11 +101,11 @@ answer() {
         echo "no answer in $1 s"
         return 124
     fi
-    tr -d '\r' <"$console" | awk -v n=$asked '
+    tr -d '\r' <"$console" | awk -v n="$asked" '
         $1 == "GUEST" && $2 == "BEGIN" && $3 == n { on = 1; next }
         $1 == "GUEST" && $2 == "END" && $3 == n { exit }
         on'
-    end=$(tr -d '\r' <"$console" | awk -v n=$asked '$1 == "GUEST" && $2 == "END" && $3 == n { print $4 }')
+    end=$(tr -d '\r' <"$console" | awk -v n="$asked" '$1 == "GUEST" && $2 == "END" && $3 == n { print $4 }')
     return "$end"
 }
 

@@ -26,6 +26,7 @@ stonewall=1"
                 bs=${bs%:*}
                 # Whoever was first last time is last now.
                 turn=$((turn + 1))
+                # shellcheck disable=SC2046 # names of disks
                 [ $((turn % 2)) = 0 ] || set -- $(reversed "$@")
                 for disk in "$@"; do
                     echo "[$disk.$rw.$bs.$depth.$round]

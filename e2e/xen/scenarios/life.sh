@@ -1,4 +1,4 @@
-# shellcheck shell=dash
+# shellcheck shell=dash disable=SC2154 # lib.sh sets what is not set here
 # What happens to a disk while it is used: its back-end is killed, stopped, replaced; it grows; it is
 # trimmed; its guest dies.
 # With this much memory a guest is offered persistent grants for rings of one page, at first.

@@ -1,4 +1,4 @@
-# shellcheck shell=dash
+# shellcheck shell=dash disable=SC2154 # lib.sh sets what is not set here
 # The stock front-end with each number of queues, each length of ring, direct and indirect requests,
 # and each way to move data: 72 rounds of attaching, verifying, detaching. Lengths and requests are the
 # front-end's and need it to be loaded anew; for queues and data there is a daemon each, nine in all,

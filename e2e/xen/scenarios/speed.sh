@@ -62,7 +62,7 @@ say MEASURING
 measured $((3 * $# * rounds * (runtime + ramp) / 1000)) \
     "speed '$cells' $rounds $runtime $ramp xvda xvdb xvdc" >/run/speed.out ||
     fail speed "$(tail -n 3 /run/speed.out)"
-while read -r disk rw bs depth round iops user system; do
+while read -r disk rw bs depth round iops _ _; do
     info "speed.$disk.$rw.$bs.$depth.$round" "$iops"
 done </run/speed.out
 

@@ -1,5 +1,6 @@
 //! Changes to a disk that guests are using: its size, whether it takes requests.
 
+use super::guest_notice::GuestNotice;
 use super::{Export, lock};
 use crate::queue::QueueLifecycle;
 use crate::session_inbox::{SessionCommand, SessionInbox};
@@ -14,35 +15,6 @@ use std::time::{Duration, Instant};
 /// How long a session may take to pass a message on. Longer only if it waits for a disk that is
 /// stuck, or for a front-end that stopped in the middle of a message.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(2);
-
-/// Whether a front-end was told of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestNotice {
-    /// There is none. The next one reads the size when it connects.
-    NobodyThere,
-    /// The message was sent.
-    Yes,
-    /// It has not asked to be told (BACKEND_REQ and CONFIG of vhost-user).
-    NotListening,
-    /// The message could not be sent, because the front-end does not read.
-    Deaf,
-    /// Its connection was busy, or none of its queues runs: it is told as soon as that changes.
-    Later,
-}
-
-impl GuestNotice {
-    /// The word for programs.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::NobodyThere => "nobody-there",
-            Self::Yes => "yes",
-            Self::NotListening => "not-listening",
-            Self::Deaf => "deaf",
-            Self::Later => "later",
-        }
-    }
-}
 
 /// What became of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +174,7 @@ impl<Q: QueueLifecycle> Export<Q> {
             GuestNotice::NobodyThere => 0,
             GuestNotice::Yes => 1,
             GuestNotice::Later => 2,
-            GuestNotice::Deaf => 3,
+            GuestNotice::Undelivered => 3,
             GuestNotice::NotListening => 4,
         };
         notice.max_by_key(rank).unwrap_or(GuestNotice::NobodyThere)
@@ -276,14 +248,27 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// # Errors
     /// [`ChangeError`].
     pub fn drain(&self) -> Result<(), ChangeError> {
+        self.at_rest(&mut || {}).map(drop)
+    }
+
+    /// As [`Export::drain`], and does something while nothing is in flight and all that was written is
+    /// durable; not if it does not get so far. For how long no requests were taken.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; it may have been done all the same.
+    pub fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError> {
         let _alone = self.change()?;
         let was_paused = self.holds();
         let left = self.disk.held_and_left();
         self.holds_nothing(left)?;
+        let begun = Instant::now();
         let rests = self.pause_alone().and_then(|()| self.holds_nothing(left));
         let synced = rests.and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
+        if synced.is_ok() {
+            act();
+        }
         let resumed = if was_paused { Ok(()) } else { self.resume_alone() };
-        synced.and(resumed)
+        synced.and(resumed).map(|()| begun.elapsed())
     }
 
     /// True unless a session says no, or was ended because it said nothing for too long. By then its

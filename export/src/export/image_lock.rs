@@ -1,5 +1,6 @@
 //! Taking and giving up the lock of an image, as `lock_state.rs` decides.
 
+use super::lock_owner::{Names, PATIENCE};
 use super::lock_state::{Before, LockState};
 use super::{Export, lock};
 use crate::limit::Pass;
@@ -9,10 +10,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tracing::{error, info, warn};
-
-/// How long a guest may wait for the lock before that is told as an error, unless said otherwise: as
-/// long as a daemon that starts waits for the last writes of one that was killed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waiting goes on quietly for that long: a source that is about to give the lock up takes less.
 const QUIET: Duration = Duration::from_millis(500);
@@ -25,42 +22,18 @@ const TELL_AGAIN: Duration = Duration::from_secs(60);
 const ASK_AGAIN: (u32, Duration, Duration) =
     (16, Duration::from_micros(250), Duration::from_millis(100));
 
-/// What an export asks of somebody who may look at paths: a daemon in a sandbox may not.
-pub trait Names: Send + Sync {
-    /// True if the path of a disk leads to the file that is open.
-    fn leads_to(&self, disk: &Disk) -> bool;
-
-    /// Who has the lock of a disk, as far as can be seen.
-    fn holder(&self, disk: &Disk) -> String;
-}
-
-/// The lock of an export's image.
-pub(super) struct ImageLock {
-    state: Arc<Mutex<LockState>>,
-    names: Option<Arc<dyn Names>>,
-    patience: Duration,
-}
-
-impl ImageLock {
-    /// As [`ringway_disk::open()`] has left it.
-    pub(super) fn of(disk: &Disk) -> Self {
-        let state = if disk.is_incoming() { LockState::Free } else { LockState::Held };
-        Self { state: Arc::new(Mutex::new(state)), names: None, patience: PATIENCE }
-    }
-}
-
 /// A guest that waits for the lock.
 #[derive(Debug)]
 pub struct LockWait {
     begun: Instant,
     tell_at: Duration,
-    told: bool,
+    logged: bool,
 }
 
 impl LockWait {
     /// It begins now.
     fn new() -> Self {
-        Self { begun: Instant::now(), tell_at: QUIET, told: false }
+        Self { begun: Instant::now(), tell_at: QUIET, logged: false }
     }
 
     /// When to ask again.
@@ -102,7 +75,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         drop(state);
         match outcome {
             Ok(()) => {
-                let waited = wait.take().filter(|wait| wait.told);
+                let waited = wait.take().filter(|wait| wait.logged);
                 if let Some(wait) = waited
                     && let Some(pass) = self.limits.locked.pass()
                 {
@@ -129,11 +102,11 @@ impl<Q: QueueLifecycle> Export<Q> {
             LockError::Host(error) => format!("it cannot be locked: {error}"),
             LockError::Locked | LockError::Marked(_) => String::new(),
         })?;
-        let looked = self.look_again();
+        let looked = self.check_again();
         looked.inspect_err(|_| self.disk.unlock())
     }
 
-    fn look_again(&self) -> Result<(), String> {
+    fn check_again(&self) -> Result<(), String> {
         // The lock of a file that nobody finds under its name keeps nobody away.
         if self.image_lock.names.as_ref().is_some_and(|names| !names.leads_to(&self.disk)) {
             return Err("another file has its name by now: start this daemon anew".into());
@@ -159,7 +132,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         if waited < wait.tell_at {
             return;
         }
-        wait.told = true;
+        wait.logged = true;
         let patience = self.image_lock.patience;
         wait.tell_at = if waited < patience { patience } else { waited + TELL_AGAIN };
         let why = match why {
@@ -187,8 +160,10 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// No queue runs any more, and none is ready to. With `away` the guest is about to go on
     /// elsewhere: the lock is given up once what was written is durable.
     pub fn rings_stopped(&self, away: bool) {
-        // Requests of an earlier connection may be in flight still.
-        let away = away && self.disk.is_real() && self.is_clear();
+        // Requests of an earlier connection may be in flight still. Tables of an image with a map are in
+        // memory, here and there: whoever has it keeps it.
+        let moves = self.disk.is_real() && self.disk.image().is_none();
+        let away = away && moves && self.is_clear();
         if !lock(&self.image_lock.state).stopped(away) {
             return;
         }

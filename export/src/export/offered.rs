@@ -10,6 +10,7 @@ use ringway_throttle::Member;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 /// A disk on offer. Every [`Export`] is one:
 ///
@@ -75,6 +76,12 @@ pub trait Offered: Send + Sync {
     /// [`ChangeError`].
     fn drain(&self) -> Result<(), ChangeError>;
 
+    /// As [`Export::at_rest`].
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError>;
+
     /// As [`Export::set_limits`].
     fn set_limits(&self, limits: Vec<Arc<Member>>);
 }
@@ -130,6 +137,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn drain(&self) -> Result<(), ChangeError> {
         self.drain()
+    }
+
+    fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError> {
+        self.at_rest(act)
     }
 
     fn set_limits(&self, limits: Vec<Arc<Member>>) {

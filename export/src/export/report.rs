@@ -2,8 +2,8 @@
 
 use super::{Export, lock};
 use crate::command::QueueId;
+use crate::latency::Latency;
 use crate::queue::QueueLifecycle;
-use crate::sampler::Latency;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::totals::QueueTotals;
 use ringway_disk::DiskStats;

@@ -1,28 +1,19 @@
 //! What the control plane asks of a worker, between its turns.
 
-use super::Worker;
 use super::queue::{State, WorkerQueue};
+use super::{IMAGE_BELL, Worker};
 use crate::command::{Command, Findings, QueueFindings, QueueId, Rouse, Stopped};
 use crate::memory::SharedMemory;
 use crate::queue::QueueLifecycle;
 use crate::stats::{QueueStats, WorkerStats};
 use crate::totals::QueueTotals;
+pub(super) use crate::waiting::Waiting;
 use ringway_aio::Engine;
 use ringway_core::mem::HostRange;
-use ringway_disk::{Disk, DiskStats};
+use ringway_disk::DiskStats;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
-
-/// Somebody who is answered once requests in flight have ended.
-pub(super) enum Waiting<Q> {
-    /// Gets the queue's ring once nothing of it is in flight.
-    Stop { queue: u32, reply: SyncSender<Stopped<Q>> },
-    /// Is told once nothing of the disk is in flight beyond `end` bytes.
-    Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
-    /// Is told once no request of the queue is in flight that uses memory in one of these ranges.
-    Unused { queue: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
-}
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Carries out what the control plane asked for.
@@ -30,8 +21,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn handle_commands(&mut self) {
         while let Some(command) = self.inbox.next() {
             match command {
-                Command::Add { ring, disk, durable, alarm, reply } => {
-                    let _ = reply.send(self.add(ring, disk, durable, alarm));
+                Command::Add { ring, disk, port, durable, alarm, reply } => {
+                    let _ = reply.send(self.add(ring, disk, port, durable, alarm));
                 }
                 Command::Stop { id, reply } => self.stop(id, reply),
                 Command::Settle { disk, end, reply } => {
@@ -139,9 +130,12 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let Some(mut queue) = self.queues[id as usize].take() else { return };
         queue.disk.leave_held(|token| queue.ring.leave(token));
         let (stats, totals) = (queue.counts(), queue.totals());
-        let WorkerQueue { mut ring, disk, .. } = queue;
+        // Before anybody knows that it has stopped: the next one begins where this one ends.
+        queue.gate = None;
+        let WorkerQueue { mut ring, mut disk, .. } = queue;
         // What completed in this very turn was published at its end.
         let _ = ring.publish();
+        disk.detach_image(&mut self.engine, IMAGE_BELL | id);
         self.engine.detach(disk.file());
         self.stats.gone.add(&stats);
         self.active.retain(|&active| active != id);
@@ -160,7 +154,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let mut quiet = asked == self.stats.requests && self.waiting.is_empty();
         for (id, queue) in (0..).zip(&mut self.queues) {
             let Some(queue) = queue else { continue };
-            let (lost_kicks, forgotten) = queue.look_for_lost_kicks();
+            let (lost_kicks, forgotten) = queue.find_lost_kicks();
             if forgotten {
                 wake.push(id);
             }
@@ -239,7 +233,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
 }
 
 /// CPU time of the calling thread: what polling and work have cost together.
-fn thread_cpu_time() -> Duration {
+pub(super) fn thread_cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the struct is ours.
     let rc = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };

@@ -23,7 +23,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// Works until told to exit, and ends in order whatever comes: sessions are told, nobody is left
     /// waiting for an answer, and no memory goes that the kernel may still write to. `told` is called
     /// as soon as sessions know of a failure; an engine may take its time to end.
-    pub(crate) fn run_to_end(mut self, told: impl FnOnce(&Failure)) {
+    pub(crate) fn run_to_end(mut self, report: impl FnOnce(&Failure)) {
         let work = catch_unwind(AssertUnwindSafe(|| self.work()));
         let failure = match work {
             Ok(Ok(())) => None,
@@ -32,7 +32,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         };
         if let Some(failure) = &failure {
             self.give_up();
-            told(failure);
+            report(failure);
         }
         self.take_down(matches!(failure, Some(Failure::Panic(_))));
     }
@@ -52,12 +52,14 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
     /// operations may write to. Whoever waits for an answer is told in any case.
     pub(super) fn take_down(self, after_panic: bool) {
-        let Self { engine, queues, waiting, inbox, .. } = self;
+        let Self { engine, mut queues, waiting, inbox, .. } = self;
         if after_panic {
             forget((engine, queues));
         } else if catch_unwind(AssertUnwindSafe(|| drop(engine))).is_err() {
             forget(queues);
         } else {
+            // Threads of images may write to that memory, too.
+            queues.iter_mut().flatten().for_each(|queue| queue.disk.close_image());
             // Sessions have been told, or have gone before.
             abandon(queues);
         }

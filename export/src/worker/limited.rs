@@ -6,15 +6,20 @@ use crate::clock::now_ns;
 use crate::queue::QueueLifecycle;
 use ringway_aio::Engine;
 use ringway_disk::DiskStats;
-use ringway_throttle::Gate;
+use ringway_throttle::{Gate, Throttled};
 use std::time::Duration;
+
+/// How long a queue that is to stop waits for its limit with requests that it cannot leave.
+const STOP_WAIT_NS: u64 = 5_000_000_000;
 
 impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// Takes over the limits of its disk, which may be others than before, or none.
     #[cold]
     pub(super) fn adopt_limits(&mut self) {
         let now = now_ns();
-        self.throttled_ns = self.throttled_before(now);
+        self.throttled = self.throttled_before(now);
+        // What the old one leaves to its disk is known to the new one.
+        self.gate = None;
         self.gate = Gate::new(self.disk.disk().limits()).map(Box::new);
         self.state = match (&self.state, &self.gate) {
             (State::Running | State::Limited, Some(_)) => State::Limited,
@@ -24,27 +29,43 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         };
     }
 
-    fn throttled_before(&self, now: u64) -> u64 {
-        let gate = self.gate.as_ref().map_or(0, |gate| gate.throttled_ns(now));
-        self.throttled_ns + gate
+    fn throttled_before(&self, now: u64) -> Throttled {
+        let gate = self.gate.as_ref().map(|gate| gate.throttled(now)).unwrap_or_default();
+        self.throttled.and(gate)
     }
 
     /// What it has counted.
     pub(super) fn counts(&self) -> DiskStats {
-        DiskStats { throttled_ns: self.throttled_before(now_ns()), ..self.disk.stats() }
+        let Throttled { times, ns } = self.throttled_before(now_ns());
+        let batches = self.batches;
+        DiskStats { batches, throttled: times, throttled_ns: ns, ..self.disk.stats() }
     }
 
     /// Requests of a queue that has limits, is broken or stops.
     #[cold]
     pub(super) fn pop_limited<E: Engine>(&mut self, engine: &mut E) -> usize {
-        let takes = match (&self.state, &mut self.gate) {
-            (State::Limited, Some(gate)) => {
-                let wanted = self.ring.has_work() || self.ring.backlog() > 0;
-                gate.open(wanted, now_ns)
-            }
-            // What a predecessor left has to be taken now; it is paid for by what comes after it.
-            _ => self.has_backlog(),
+        let stops = matches!(self.state, State::Stopping);
+        let wanted = match stops {
+            true => self.has_backlog(),
+            false => self.ring.has_work() || self.ring.backlog() > 0,
         };
+        let takes = match (&self.state, &mut self.gate) {
+            (State::Limited | State::Stopping, Some(gate)) => {
+                let mut looked = false;
+                let opens = gate.open(wanted, || {
+                    looked = true;
+                    now_ns()
+                });
+                if looked && gate.is_closed() {
+                    self.disk.disk().mark_at_limit();
+                }
+                opens && (wanted || !stops)
+            }
+            _ => stops && wanted,
+        };
+        if stops {
+            self.leaves_backlog = wanted && !takes && self.may_leave_backlog();
+        }
         if !takes {
             return 0;
         }
@@ -55,10 +76,21 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         popped
     }
 
-    /// Nothing more may be taken in this turn. A queue that stops takes what it has to.
+    /// What a predecessor left does not pass yet, and the queue is to stop: it stays in the record. If
+    /// that is not possible because the guest is being migrated, it is waited for, but not for long: a
+    /// guest may say so whenever it likes, and nobody else may have to wait for its limit.
+    #[cold]
+    fn may_leave_backlog(&mut self) -> bool {
+        if self.ring.can_leave() {
+            return true;
+        }
+        let now = now_ns();
+        *self.leaves_at.get_or_insert(now + STOP_WAIT_NS) <= now
+    }
+
+    /// Nothing more may be taken in this turn.
     pub(super) fn is_used_up(&self) -> bool {
-        let open = self.gate.as_ref().is_none_or(|gate| gate.is_open());
-        !open && matches!(self.state, State::Limited)
+        self.gate.as_ref().is_some_and(|gate| !gate.is_open())
     }
 
     /// The request in slot `tag` was taken.
@@ -77,7 +109,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
 
     /// In how long its worker has to look at it, although nothing rings.
     pub(super) fn throttled_for(&mut self) -> Option<Duration> {
-        let limited = matches!(self.state, State::Limited);
+        let limited = matches!(self.state, State::Limited | State::Stopping);
         let gate = self.gate.as_mut().filter(|_| limited)?;
         gate.wait(now_ns()).map(Duration::from_nanos)
     }

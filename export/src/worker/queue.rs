@@ -5,8 +5,11 @@ use crate::queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
-use ringway_throttle::Gate;
+use ringway_throttle::{Gate, Throttled};
 use std::time::Duration;
+
+/// Turns without a request before a queue goes back to being woken by its doorbell.
+pub(super) const IDLE_TURNS_MAX: u32 = 2000;
 
 /// Requests taken from one queue before they are submitted and the next queue has its turn. The disk
 /// begins with the first of a batch only when the last has been prepared, so a full queue goes in
@@ -64,8 +67,14 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     debt: u64,
     /// The limits of its disk, if it has some.
     pub(super) gate: Option<Box<Gate>>,
-    /// How long its requests have waited for limits that it has no more.
-    pub(super) throttled_ns: u64,
+    /// How its requests have waited for limits that it has no more.
+    /// Times that it took requests from its ring.
+    pub(super) batches: u64,
+    pub(super) throttled: Throttled,
+    /// It is to stop, and its limit lets no more of the backlog pass: that stays where it is.
+    pub(super) leaves_backlog: bool,
+    /// When it does so at the latest.
+    pub(super) leaves_at: Option<u64>,
 }
 
 /// Whether a queue takes new requests.
@@ -113,7 +122,10 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             forgotten,
             debt: 0,
             gate: None,
-            throttled_ns: 0,
+            batches: 0,
+            throttled: Throttled::default(),
+            leaves_backlog: false,
+            leaves_at: None,
         }
     }
 
@@ -183,23 +195,31 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             #[allow(clippy::cast_possible_truncation)]
             self.sampler.begun(popped as u32, tag, || self.disk.request_mut(tag).op);
         }
+        self.batches += u64::from(popped > 0);
         popped
+    }
+
+    /// How many requests the disk has to do for it.
+    pub(super) fn at_work(&self) -> usize {
+        self.disk.in_flight().saturating_sub(self.disk.held())
     }
 
     /// True if the disk has something to do for it.
     pub(super) fn is_at_work(&self) -> bool {
-        self.disk.in_flight() > self.disk.held()
+        self.at_work() > 0
     }
 
     /// True if a queue that is to stop may: nothing is under way, and nothing has to be taken before.
-    /// Held requests are left where a successor finds them, and all that waits behind them is, too.
+    /// Held requests are left where a successor finds them, and all that waits behind them is, too, as
+    /// is what its limit does not let pass.
     #[cold]
     pub(super) fn is_at_rest(&self) -> bool {
-        !self.is_at_work() && (self.disk.held() > 0 || !self.has_backlog())
+        let leaves = self.disk.held() > 0 || self.leaves_backlog || !self.has_backlog();
+        leaves && !self.is_at_work()
     }
 
     /// True if the queue must not stop yet: what a killed predecessor left in flight is taken first,
-    /// unless it waits for translations, which need not come. It stays in the record then.
+    /// within its limits, unless it waits for translations, which need not come. It stays in the record then.
     #[cold]
     pub(super) fn has_backlog(&self) -> bool {
         matches!(self.state, State::Stopping) && self.ring.backlog() > 0 && !self.ring.is_stalled()
@@ -248,7 +268,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// then, if the second value is true. Their kick may be on its way; if it still has not come by
     /// the next look, it is counted as lost.
     #[cold]
-    pub(super) fn look_for_lost_kicks(&mut self) -> (u64, bool) {
+    pub(super) fn find_lost_kicks(&mut self) -> (u64, bool) {
         let lost = self.forgotten.take() == Some(self.kicks);
         self.lost_kicks += u64::from(lost);
         let rests = !self.active && self.state.takes_requests();

@@ -11,7 +11,7 @@ use super::asked::{Asked, Broken, Command, Grants, NotGranted, Offered, Refused,
 use super::layout::{
     DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_SEGMENTS_MAX, LayoutError, OP_DISCARD,
     OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, RSP_EOPNOTSUPP,
-    RSP_ERROR, RSP_OKAY, RingAt, RingMemory, SEGMENTS_PER_PAGE, Slot, event_reached,
+    RSP_ERROR, RSP_OKAY, RingAt, RingMemory, RingSlot, SEGMENTS_PER_PAGE, event_reached,
 };
 use super::piece::{GrantPiece, pieces_as_bytes};
 use crate::shared::fence;
@@ -163,14 +163,14 @@ impl Back {
 
     /// How to answer. The answer to an indirect request names the operation inside.
     #[inline]
-    fn token(&self, slot: &Slot) -> Token {
+    fn token(&self, slot: &RingSlot) -> Token {
         let [operation, inner, ..] = slot.head();
         let operation = if operation == OP_INDIRECT { inner } else { operation };
         Token { id: slot.long(self.ring.abi().id_at()), operation }
     }
 
     #[inline]
-    fn judge(&mut self, slot: &Slot, grants: &mut impl Grants) -> Result<(), Refused> {
+    fn judge(&mut self, slot: &RingSlot, grants: &mut impl Grants) -> Result<(), Refused> {
         match slot.head()[0] {
             OP_READ => self.direct(slot, Command::Read),
             OP_WRITE => self.direct(slot, Command::Write),
@@ -184,7 +184,7 @@ impl Back {
 
     /// `struct blkif_request`.
     #[inline]
-    fn direct(&mut self, slot: &Slot, command: Command) -> Result<(), Refused> {
+    fn direct(&mut self, slot: &RingSlot, command: Command) -> Result<(), Refused> {
         let count = slot.head()[1];
         if usize::from(count) > DIRECT_SEGMENTS_MAX {
             return Err(too_many(count.into(), DIRECT_SEGMENTS_MAX));
@@ -198,7 +198,7 @@ impl Back {
     }
 
     /// `struct blkif_request_indirect`.
-    fn indirect(&mut self, slot: &Slot, grants: &mut impl Grants) -> Result<(), Refused> {
+    fn indirect(&mut self, slot: &RingSlot, grants: &mut impl Grants) -> Result<(), Refused> {
         let [_, inner, low, high] = slot.head();
         let command = match inner {
             OP_READ => Command::Read,
@@ -243,7 +243,7 @@ impl Back {
 
     /// `struct blkif_request_discard`.
     #[inline(never)]
-    fn discard(&mut self, slot: &Slot) -> Result<(), Refused> {
+    fn discard(&mut self, slot: &RingSlot) -> Result<(), Refused> {
         let abi = self.ring.abi();
         let secure = slot.head()[1] & DISCARD_SECURE != 0;
         self.asked.command = Command::Discard { secure };

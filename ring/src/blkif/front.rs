@@ -11,7 +11,7 @@ use super::asked::Command;
 use super::layout::{
     DIRECT_SEGMENTS_MAX, DISCARD_SECURE, INDIRECT_PAGES_MAX, LayoutError, OP_DISCARD,
     OP_FLUSH_DISKCACHE, OP_INDIRECT, OP_READ, OP_WRITE, OP_WRITE_BARRIER, PAGE_BYTES,
-    RSP_EOPNOTSUPP, RSP_OKAY, RingAt, RingMemory, SEGMENTS_PER_PAGE, Slot, event_reached,
+    RSP_EOPNOTSUPP, RSP_OKAY, RingAt, RingMemory, RingSlot, SEGMENTS_PER_PAGE, event_reached,
 };
 use super::piece::GrantPiece;
 use crate::shared::fence;
@@ -194,9 +194,9 @@ impl Front {
 
     /// The slot of a request but for its id; how many words of it count; the operation of its answer.
     #[inline]
-    fn slot(&self, ask: Ask<'_>) -> Result<(Slot, usize, u8), NoRoom> {
+    fn slot(&self, ask: Ask<'_>) -> Result<(RingSlot, usize, u8), NoRoom> {
         let abi = self.ring.abi();
-        let mut slot = Slot([0; _]);
+        let mut slot = RingSlot([0; _]);
         slot.set_long(abi.sector_at(), ask.sector);
         let operation = match ask.command {
             Command::Read => OP_READ,

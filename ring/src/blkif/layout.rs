@@ -159,9 +159,9 @@ const _: () = assert!(HEADER_BYTES + SLOTS_PER_PAGE as usize * 112 <= PAGE_BYTES
 
 /// A private copy of a slot.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot(pub(super) [u32; SLOT_WORDS]);
+pub(super) struct RingSlot(pub(super) [u32; SLOT_WORDS]);
 
-impl Slot {
+impl RingSlot {
     /// The first four bytes: operation, number of segments or flags or the inner operation, …
     #[inline]
     pub(super) const fn head(&self) -> [u8; 4] {
@@ -260,7 +260,7 @@ impl RingMemory {
 
     /// Copies a slot: each byte of it is read once.
     #[inline]
-    pub(super) fn read(&self, counter: u32) -> Slot {
+    pub(super) fn read(&self, counter: u32) -> RingSlot {
         let at = self.slot(counter);
         let mut words = [0; SLOT_WORDS];
         match self.abi {
@@ -273,12 +273,12 @@ impl RingMemory {
                 words[..SLOT_WORDS - 1].copy_from_slice(&short);
             }
         }
-        Slot(words)
+        RingSlot(words)
     }
 
     /// Writes the first `count` words of a slot, at most as many as it has.
     #[inline]
-    pub(super) fn write(&self, counter: u32, slot: &Slot, count: usize) {
+    pub(super) fn write(&self, counter: u32, slot: &RingSlot, count: usize) {
         debug_assert!(4 * count <= self.abi.slot_bytes());
         let at = self.slot(counter);
         for (word, value) in slot.0.iter().take(count).enumerate() {
@@ -293,7 +293,7 @@ impl RingMemory {
     pub(super) fn write_response(&self, counter: u32, id: u64, operation: u8, status: i16) {
         let at = self.slot(counter);
         let [low, high] = status.to_le_bytes();
-        let mut slot = Slot([0; SLOT_WORDS]);
+        let mut slot = RingSlot([0; SLOT_WORDS]);
         slot.set_long(0, id);
         let [a, b, c, d] = [slot.0[0], slot.0[1], u32::from_le_bytes([operation, 0, low, high]), 0];
         match self.abi {

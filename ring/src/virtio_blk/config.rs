@@ -58,12 +58,6 @@ impl Config {
         put(56, &[u8::from(g.discard)]);
         bytes
     }
-
-    /// The capacity in 512-byte sectors that a configuration space states.
-    #[must_use]
-    pub fn capacity_of(bytes: &[u8; CONFIG_BYTES]) -> u64 {
-        bytes[..8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
-    }
 }
 
 /// Cylinders, heads and sectors for firmware that still asks: 16 heads, 63 sectors, the cylinders
@@ -94,7 +88,7 @@ mod tests {
             writeback: true,
         };
         let bytes = config.to_bytes();
-        assert_eq!(Config::capacity_of(&bytes), 2_097_152);
+        assert_eq!(bytes[..8], 2_097_152u64.to_le_bytes());
         assert_eq!(bytes[8..12], [4, 3, 2, 1]);
         assert_eq!(bytes[12..16], [126, 0, 0, 0]);
         assert_eq!(bytes[20..24], [0, 2, 0, 0]);

@@ -10,7 +10,8 @@
 //! The driver looks for used descriptors in ring order (§2.8.2), so a batch stays invisible until
 //! its first descriptor is marked: that one is written last.
 
-use super::chain::{Chain, ChainError};
+use super::chain::Chain;
+use super::chain_error::ChainError;
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
 use super::store::next_store;

@@ -7,13 +7,14 @@
 //! match queue.arm()? { Quiet => sleep, WorkArrived => go on }
 //! ```
 
-use super::chain::{Chain, ChainError};
-use super::layout::{
-    AVAIL_F_NO_INTERRUPT, LayoutError, SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem,
-    event_passed,
-};
+mod setup;
+
+use super::chain::Chain;
+use super::chain_error::ChainError;
+use super::layout::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY, UsedElem};
+use super::split_memory::{SplitMemory, event_passed};
 use super::store::next_store;
-use super::types::{Armed, Broken, Head, Unpublished};
+use super::types::{Armed, Broken, Head};
 use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -53,86 +54,6 @@ pub struct SplitDevice {
 unsafe impl Send for SplitDevice {}
 
 impl SplitDevice {
-    /// A queue of `size` descriptors at `at` whose next available entry is `next_avail`
-    /// (vhost-user SET_VRING_BASE). The used index is taken from the ring.
-    ///
-    /// # Errors
-    /// [`LayoutError`] if size or alignment break §2.7.
-    ///
-    /// # Safety
-    /// The addresses name mapped memory of the lengths that `size` asks for, for as long as the
-    /// queue exists.
-    pub unsafe fn new(
-        size: u16,
-        at: SplitAddresses,
-        next_avail: u16,
-        event_idx: bool,
-        indirect: bool,
-    ) -> Result<Self, LayoutError> {
-        // SAFETY: the caller vouches for the memory.
-        let ring = unsafe { SplitMemory::new(size, at)? };
-        let used = ring.used_idx().load(Relaxed);
-        Ok(Self {
-            ring,
-            next_avail,
-            avail_seen: next_avail,
-            used_next: used,
-            used_published: used,
-            event_idx,
-            indirect,
-            in_flight: vec![0; usize::from(size).div_ceil(64)].into_boxed_slice(),
-            chain: Chain::for_queue(size),
-            last: std::ptr::null(),
-            used: vec![UsedElem { id: u32::MAX, len: 0 }; usize::from(size)].into_boxed_slice(),
-        })
-    }
-
-    /// Queue size, in descriptors.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.ring.size()
-    }
-
-    /// The next available entry the device will read: the answer to vhost-user GET_VRING_BASE once
-    /// nothing is in flight.
-    #[must_use]
-    pub fn next_avail(&self) -> u16 {
-        self.next_avail
-    }
-
-    /// The chain that was handed out last.
-    pub(super) fn chain(&self) -> &Chain {
-        &self.chain
-    }
-
-    /// The next entry of the used ring to write.
-    pub(super) fn used_index(&self) -> u16 {
-        self.used_next
-    }
-
-    /// Goes on after another device: `used` is the ring's index as this one has read it, and the
-    /// chains of `heads`, each below the queue size, were taken and not returned.
-    pub(super) fn resume(&mut self, used: u16, heads: &[u16]) {
-        for &head in heads {
-            self.in_flight[usize::from(head / 64)] |= 1 << (head % 64);
-        }
-        // At most the queue size.
-        #[allow(clippy::cast_possible_truncation)]
-        let taken = heads.len() as u16;
-        self.next_avail = used.wrapping_add(taken);
-        self.avail_seen = self.next_avail;
-    }
-
-    /// Hands a chain out that [`SplitDevice::resume`] was told of.
-    pub(super) fn retake(
-        &mut self,
-        head: u16,
-        mem: &mut Translator,
-    ) -> (Head, Result<&Chain, ChainError>) {
-        let walked = self.chain.walk(&self.ring, head, mem, self.indirect);
-        (Head(head), walked.map(|()| &self.chain))
-    }
-
     /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
     /// must be pushed back like any other.
     ///
@@ -166,15 +87,6 @@ impl SplitDevice {
         self.next_avail = self.next_avail.wrapping_add(1);
         let walked = self.chain.walk(&self.ring, head, mem, self.indirect);
         Ok(Some((Head(head), walked.map(|()| &self.chain))))
-    }
-
-    /// Puts the chain that was popped last back, as if it had not been popped.
-    #[cold]
-    #[allow(clippy::needless_pass_by_value)]
-    pub fn put_back(&mut self, head: Head) {
-        let id = head.index();
-        self.in_flight[usize::from(id / 64)] &= !(1 << (id % 64));
-        self.next_avail = self.next_avail.wrapping_sub(1);
     }
 
     /// Prefetches the first buffer, a request's header, of a chain that was seen and not popped yet.
@@ -229,15 +141,6 @@ impl SplitDevice {
             unsafe { self.ring.used_ring(self.used_next).write_volatile(entry) };
         }
         self.used_next = self.used_next.wrapping_add(1);
-    }
-
-    /// The entries of the used ring that the next [`SplitDevice::publish`] makes visible.
-    #[must_use]
-    pub fn unpublished(&self) -> Unpublished {
-        Unpublished {
-            first: self.used_published % self.ring.size(),
-            count: self.used_next.wrapping_sub(self.used_published),
-        }
     }
 
     /// Makes the pushed chains visible; true if the driver wants to be called (§2.7.7).

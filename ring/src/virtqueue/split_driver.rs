@@ -12,8 +12,9 @@ mod tests;
 
 use super::layout::{
     AVAIL_F_NO_INTERRUPT, DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError,
-    SplitAddresses, SplitMemory, USED_F_NO_NOTIFY, UsedElem, event_passed,
+    SplitAddresses, USED_F_NO_NOTIFY, UsedElem,
 };
+use super::split_memory::{SplitMemory, event_passed};
 use super::types::{Armed, DIRECT_MAX, DeviceFault, NoRoom, Piece, Tables, Used};
 use crate::shared::fence;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};

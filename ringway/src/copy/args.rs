@@ -3,6 +3,7 @@
 use crate::io::target::Target;
 use clap::{Args, ValueEnum, ValueHint};
 use ringway_control::config::Format;
+use ringway_control::size::Size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -17,10 +18,14 @@ Examples:
   ringway copy --force disk.img /dev/vg0/vm1    onto a block device
   ringway copy vhost-user:/run/disk.sock backup.img
   ringway copy --force backup.img vhost-user:/run/disk.sock
+  ringway copy --from-format qcow2 vm7.qcow2 vm7.img   with all it is based on
+  ringway copy disk.img disk.qcow2              a qcow2 image, without holes
+  ringway copy --compress=zstd disk.img small.qcow2
 
-While a copy is unfinished there is a journal beside DST (DST.ringway-copy).
+A qcow2 image that is made gets its name when it is complete and durable. Of any
+other copy that is unfinished there is a journal beside DST (DST.ringway-copy).
 When the exit status is 0, DST is complete and durable, the journal is gone.
-After 1 and 128+N the copy can go on with --resume.
+After 1 and 128+N the copy can go on with --resume, unless DST is qcow2.
 Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
 128+N ended by signal N.";
 
@@ -28,7 +33,7 @@ Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CopyArgs {
-    /// What to copy: a raw image file, a block device, or vhost-user:SOCKET.
+    /// What to copy: an image file, a block device, or vhost-user:SOCKET.
     #[arg(value_name = "SRC", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     pub(super) source: Target,
     /// Where to: a file (made if it is not there), a block device, or vhost-user:SOCKET.
@@ -37,9 +42,28 @@ pub(crate) struct CopyArgs {
     /// Overwrite DST. Block devices and served disks always need it.
     #[arg(short, long)]
     pub(super) force: bool,
-    /// Copy SRC byte by byte even if it looks like another format than raw.
-    #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(super) format: Option<Format>,
+    /// The format of SRC [default: raw, refused if it looks like another one].
+    #[arg(
+        long,
+        visible_alias = "format",
+        value_enum,
+        value_name = "FORMAT",
+        help_heading = "Formats"
+    )]
+    pub(super) from_format: Option<Format>,
+    /// The format of DST [default: qcow2 if DST ends in .qcow2 or with --compress, else raw].
+    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Formats")]
+    pub(super) to_format: Option<Format>,
+    /// Compress each cluster of a qcow2 image that gets smaller so [KIND if left out: zlib].
+    #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, require_equals = true,
+          default_missing_value = "zlib", help_heading = "Formats")]
+    pub(super) compress: Option<CompressArg>,
+    /// Bytes of a cluster of a qcow2 image, a power of two from 512 to 2M [default: 64K].
+    #[arg(long, value_name = "SIZE", help_heading = "Formats")]
+    pub(super) cluster_size: Option<Size>,
+    /// The folder that names of backing files may not lead out of [default: that of SRC].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Formats")]
+    pub(super) backing_root: Option<PathBuf>,
     /// Go on with a copy that was interrupted; begin if there is none.
     #[arg(long, conflicts_with = "force")]
     pub(super) resume: bool,
@@ -74,6 +98,9 @@ pub(crate) struct CopyArgs {
     /// How files are read and written.
     #[arg(long, value_enum, default_value_t = EngineArg::Auto, help_heading = "Speed")]
     pub(super) engine: EngineArg,
+    /// Print JSON instead of a line about what was done.
+    #[arg(long, help_heading = "Output")]
+    pub(super) json: bool,
 }
 
 /// The engine for files.
@@ -84,6 +111,15 @@ pub(super) enum EngineArg {
     #[value(name = "io_uring")]
     IoUring,
     Threads,
+}
+
+/// How clusters are compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum CompressArg {
+    /// Deflate: every program reads it.
+    Zlib,
+    /// Zstandard: faster; QEMU 5.1 and later.
+    Zstd,
 }
 
 /// Whether blocks are shared; words and default as those of cp(1).

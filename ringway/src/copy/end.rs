@@ -1,9 +1,12 @@
-//! One end of a copy: a file through an engine, or a disk through a queue of our front-end.
+//! One end of a copy: a file through an engine, a disk through a queue of our front-end, or a qcow2
+//! image through threads.
 //!
-//! Both take the same three orders (read, write, zero) and answer by a ticket. An order may be
+//! All take the same three orders (read, write, zero) and answer by a ticket. An order may be
 //! carried out in part; the flow asks for the rest.
 
 use super::args::Prealloc;
+use super::image::ImageEnd;
+pub(super) use super::order::{Order, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_core::{Segment, Status};
@@ -15,48 +18,6 @@ use std::sync::Arc;
 
 /// What transfers around the page cache need of offsets, lengths and memory.
 pub(super) const DIRECT: u64 = 4096;
-
-/// Names an order: a slot of the flow, and a part of its work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ticket {
-    pub(super) slot: u32,
-    pub(super) part: u32,
-}
-
-impl Ticket {
-    /// The flush that goes with a checkpoint.
-    pub(super) const SYNC: Self = Self { slot: u32::MAX >> 1, part: 0 };
-
-    /// As an engine's tag; its top bit is clear.
-    pub(super) fn tag(self) -> u64 {
-        u64::from(self.slot) << 32 | u64::from(self.part)
-    }
-
-    pub(super) fn of_tag(tag: u64) -> Self {
-        // Both halves were u32.
-        #[allow(clippy::cast_possible_truncation)]
-        Self { slot: (tag >> 32) as u32, part: tag as u32 }
-    }
-}
-
-/// What to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Read,
-    Write,
-    /// The range reads as zeroes afterwards, and takes no space where that can be had.
-    Zero,
-}
-
-/// One order: `len` bytes from `offset`; for transfers the memory from `at` within the slot's.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Order {
-    pub(super) ticket: Ticket,
-    pub(super) verb: Verb,
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    pub(super) at: usize,
-}
 
 /// What became of an order that was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -289,6 +250,7 @@ fn give(places: &mut [Option<Buffer>], buffers: Vec<Buffer>) {
 pub(super) enum End {
     File(FileEnd),
     Disk(Box<DiskEnd>),
+    Image(Box<ImageEnd>),
 }
 
 /// The memory of a slot at one end: `base`, and for a disk the buffers it consists of.
@@ -304,14 +266,15 @@ impl End {
         match self {
             Self::File(file) => file.attach(engine),
             Self::Disk(disk) => engine.watch(bell, disk.queue.call_fd().as_raw_fd()),
+            Self::Image(image) => image.attach(engine, bell),
         }
     }
 
     /// Gives an order. `segment` is the place for what the engine needs of it until it is done.
     ///
     /// # Safety
-    /// Until the ticket comes back or the engine is gone: `memory` has room for the order, and
-    /// neither it nor `segment` is touched.
+    /// Until the ticket comes back, or the engine is gone and [`End::quiesce`] done: `memory` has room
+    /// for the order, and neither it nor `segment` is touched.
     pub(super) unsafe fn give(
         &mut self,
         engine: &mut dyn Engine,
@@ -322,6 +285,14 @@ impl End {
         let file = match (self, order.verb) {
             (Self::Disk(disk), Verb::Zero) => return disk.zero(order),
             (Self::Disk(disk), _) => return disk.transfer(order, &mut memory.pieces),
+            // What was never written of a new image reads as zeroes.
+            (Self::Image(_), Verb::Zero) => return Ok(Given::CannotZero),
+            (Self::Image(image), _) => {
+                let base = memory.base.wrapping_add(order.at);
+                // SAFETY: passed on to the caller.
+                unsafe { image.give(order, base)? };
+                return Ok(Given::Sent(order.len));
+            }
             (Self::File(file), _) => file,
         };
         let base = memory.base.wrapping_add(order.at);
@@ -351,6 +322,8 @@ impl End {
     pub(super) fn sync(&mut self, engine: &mut dyn Engine) -> anyhow::Result<bool> {
         match self {
             Self::Disk(disk) if !disk.flush => Ok(false),
+            // It becomes durable as a whole, or not at all.
+            Self::Image(_) => Ok(false),
             Self::Disk(disk) => {
                 disk.queue.flush(Flight::NONE).map_err(|rejected| anyhow!(rejected.why))?;
                 Ok(true)
@@ -363,6 +336,13 @@ impl End {
                 unsafe { engine.queue(&io) }.map_err(|_| anyhow!("the engine is full"))?;
                 Ok(true)
             }
+        }
+    }
+
+    /// Waits until nobody but the engine and a server touches the memory of orders.
+    pub(super) fn quiesce(&mut self) {
+        if let Self::Image(image) = self {
+            image.quiesce();
         }
     }
 }

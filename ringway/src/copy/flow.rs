@@ -12,14 +12,15 @@ mod slots;
 mod steps;
 
 use super::end::{End, Given, Order, Ticket, Verb};
-use super::extents::{Extents, Item};
+use super::extents::{Extents, Holes, Item};
 use super::zero::Run;
 use anyhow::{Context, bail};
 pub(super) use mode::{DST, Mode, SRC};
 use ringway_aio::{Engine, Reaped};
 use ringway_core::Segment;
 use ringway_core::mem::Mapping;
-use slots::{Part, Slot, slots_of};
+use slots::{CopySlot, Transfer, slots_of};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often what is done so far is made durable and noted.
@@ -70,10 +71,11 @@ pub(super) trait Watcher {
 pub(super) struct Flow<'a> {
     // First: dropping it waits until the kernel has let go of all memory.
     engine: Box<dyn Engine>,
-    slots: Vec<Slot>,
+    slots: Vec<CopySlot>,
     ends: &'a mut [End; 2],
     mode: Mode,
     chunk: usize,
+    unit: usize,
     extents: Extents,
     free: Vec<usize>,
     /// Orders that found no room.
@@ -101,8 +103,8 @@ pub(super) struct Course {
     pub(super) slots: usize,
     /// Bytes of a piece.
     pub(super) chunk: usize,
-    /// Ask the source for its holes.
-    pub(super) holes: bool,
+    /// Zeroes are looked for, and data widened, in multiples of this many bytes.
+    pub(super) unit: usize,
 }
 
 impl<'a> Flow<'a> {
@@ -111,7 +113,7 @@ impl<'a> Flow<'a> {
         ends: &'a mut [End; 2],
         course: &Course,
     ) -> anyhow::Result<Self> {
-        let Course { mode, start, end, slots, chunk, holes } = *course;
+        let Course { mode, start, end, slots, chunk, unit } = *course;
         for (bell, end) in (0..).zip(ends.iter_mut()) {
             end.attach(&mut *engine, bell).context("cannot prepare for I/O")?;
         }
@@ -124,9 +126,13 @@ impl<'a> Flow<'a> {
         // SAFETY: nothing is in flight; all memory outlives the engine, which is dropped first.
         // A kernel that will not pin it does without.
         let _ = unsafe { engine.map_memory(&regions) };
-        let file = match &ends[SRC] {
-            End::File(file) if file.regular && holes => Some(file.file.clone()),
-            _ => None,
+        let holes = match &ends[SRC] {
+            End::File(file) if file.regular => Holes::File(Arc::clone(&file.file)),
+            End::Image(image) => match image.reader()? {
+                Some(reader) => Holes::Image(Box::new(reader)),
+                None => Holes::Unknown,
+            },
+            _ => Holes::Unknown,
         };
         let depth = engine.limits().depth as usize;
         Ok(Self {
@@ -136,7 +142,8 @@ impl<'a> Flow<'a> {
             ends,
             mode,
             chunk,
-            extents: Extents::new(file, start, end, chunk as u64),
+            extents: Extents::new(holes, start..end, chunk as u64, unit as u64),
+            unit,
             later: Vec::new(),
             runs: Vec::new(),
             reaped: Reaped::with_capacity(depth, 2),
@@ -156,7 +163,7 @@ impl<'a> Flow<'a> {
             if let Err(error) = self.turn(watcher) {
                 self.fail(error);
                 // What a server or an engine had that is gone will not come back.
-                if self.dead || self.gone() {
+                if self.dead || self.is_lost() {
                     break;
                 }
             }
@@ -243,7 +250,7 @@ impl<'a> Flow<'a> {
             self.counters.read += len;
         }
         let segment = Box::new(Segment::EMPTY);
-        let part = Part { end, verb, offset, len, done: 0, at, repeat: false, segment };
+        let part = Transfer { end, verb, offset, len, done: 0, at, repeat: false, segment };
         self.slots[slot].parts.push(part);
     }
 
@@ -264,8 +271,8 @@ impl<'a> Flow<'a> {
     fn send(&mut self, slot: usize, part: usize) -> anyhow::Result<()> {
         let ticket = Ticket { slot: u32::try_from(slot)?, part: u32::try_from(part)? };
         loop {
-            let Slot { memory, parts, busy, .. } = &mut self.slots[slot];
-            let Part { end, verb, offset, len, done, at, repeat, segment } = &mut parts[part];
+            let CopySlot { memory, parts, busy, .. } = &mut self.slots[slot];
+            let Transfer { end, verb, offset, len, done, at, repeat, segment } = &mut parts[part];
             let (mut left, mut at) = (*len - *done, *at);
             if *repeat {
                 left = left.min(self.chunk as u64);
@@ -348,7 +355,7 @@ impl<'a> Flow<'a> {
     }
 
     /// True if a server has gone: what it has will not come back.
-    fn gone(&self) -> bool {
+    fn is_lost(&self) -> bool {
         self.ends.iter().any(|end| matches!(end, End::Disk(disk) if !disk.queue.is_connected()))
     }
 
@@ -363,9 +370,16 @@ impl<'a> Flow<'a> {
         }
         let begin = Instant::now();
         self.engine.wait(Some(LOOK))?;
-        if begin.elapsed() >= LOOK && self.gone() {
+        if begin.elapsed() >= LOOK && self.is_lost() {
             bail!("the server has gone, with requests of ours in flight");
         }
         Ok(())
+    }
+}
+
+impl Drop for Flow<'_> {
+    /// The memory of slots goes: nobody may touch it any more.
+    fn drop(&mut self) {
+        self.ends.iter_mut().for_each(End::quiesce);
     }
 }

@@ -6,7 +6,9 @@ use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
 use anyhow::{Context, bail};
+use ringway_control::config::Format;
 use ringway_disk::ForeignFormat;
+use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -34,21 +36,70 @@ pub(super) fn is_disk(target: &Target) -> anyhow::Result<()> {
 /// the destination looks like does not matter: nothing of it is left.
 pub(super) fn is_raw(args: &CopyArgs, source: &Opened) -> anyhow::Result<()> {
     let End::File(file) = &source.end else { return Ok(()) };
-    if args.format.is_some() {
+    let from = &args.source;
+    let looks_like = || {
+        let found = ForeignFormat::of(&file.file, source.identity.bytes);
+        found.with_context(|| format!("cannot read {from}"))
+    };
+    if args.from_format == Some(Format::Raw) {
+        // The bytes of an image, or the disk in it?
+        let unsaid = args.to_format.is_none() && is_named_qcow2(&args.destination);
+        if unsaid && looks_like()? == Some(ForeignFormat::Qcow2) {
+            bail!(
+                "{from} looks like a qcow2 image. Say --from-format qcow2 to make one of its disk, or \
+                 --to-format raw to copy its bytes as they are"
+            );
+        }
         return Ok(());
     }
-    let from = &args.source;
-    let found = ForeignFormat::of(&file.file, source.identity.bytes);
-    match found.with_context(|| format!("cannot read {from}"))? {
+    match looks_like()? {
         None => Ok(()),
         Some(ForeignFormat::Luks) if !file.regular => Ok(()),
+        Some(ForeignFormat::Qcow2) => bail!(
+            "{from} looks like a qcow2 image: its bytes are not those of its disk. If it is one, add \
+             --from-format qcow2; if a guest has written what is there, or the bytes are what you \
+             want, add --from-format raw"
+        ),
         Some(format) => bail!(
             "{from} looks like {}: its bytes are not those of its disk. Copy the disk with `qemu-img \
              convert -O raw`; if a guest has written what is there, or the bytes are what you want, \
-             add --format raw",
+             add --from-format raw",
             format.words()
         ),
     }
+}
+
+/// True if DST will be a new qcow2 image: the format is said, or the name says it, or only such an
+/// image can be what was asked for.
+///
+/// # Errors
+/// Options that contradict each other.
+pub(super) fn makes_image(args: &CopyArgs) -> anyhow::Result<bool> {
+    let to = &args.destination;
+    let option = match (args.compress, args.cluster_size, args.to_format) {
+        (Some(_), ..) => Some("--compress"),
+        (_, Some(_), _) => Some("--cluster-size"),
+        (_, _, Some(Format::Qcow2)) => Some("--to-format qcow2"),
+        _ => None,
+    };
+    let wanted = match args.to_format {
+        Some(format) => format == Format::Qcow2,
+        None => option.is_some() || is_named_qcow2(to),
+    };
+    match (option, no_file(to)) {
+        (Some(option), Some(what)) => bail!("{to} is a {what}: {option} is for files"),
+        (Some(option), None) if !wanted => {
+            bail!("{to}: {option} is for qcow2 images: leave out --to-format raw, or the option")
+        }
+        _ => Ok(wanted),
+    }
+}
+
+/// The owner has chosen the name of what is made; what is read has none that counts.
+fn is_named_qcow2(to: &Target) -> bool {
+    let Target::Path(path) = to else { return false };
+    let named = path.extension().is_some_and(|word| word.eq_ignore_ascii_case("qcow2"));
+    named && !is_block_device(path)
 }
 
 /// Refuses what would destroy something, or be something else than what was asked for.
@@ -94,6 +145,22 @@ pub(super) fn may_write(
     Ok(())
 }
 
+/// Where to begin: behind what an unfinished copy has done.
+pub(super) fn start_of(
+    to: &Target,
+    story: Option<&Story>,
+    destination: &Opened,
+    bytes: u64,
+) -> anyhow::Result<u64> {
+    let Some(story) = story else { return Ok(0) };
+    let there = &destination.identity;
+    let cut = there.kind == "file" && story.done > 0 && there.bytes != bytes;
+    if !story.destination.is_same_place(there) || cut || story.done > bytes {
+        bail!("{to} is not what was being written: begin anew with --force");
+    }
+    Ok(story.done)
+}
+
 /// Refuses what --reflink and --prealloc cannot mean here; otherwise what DST's holes and zeroes get.
 /// An unfinished copy goes on as it was begun.
 pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Prealloc> {
@@ -111,6 +178,9 @@ pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Pr
         bail!("{to} is a {what}: --prealloc is for files");
     }
     if args.reflink == Reflink::Always {
+        if args.from_format == Some(Format::Qcow2) {
+            bail!("{from} is qcow2 and {to} is not: they cannot share blocks (--reflink always)");
+        }
         for target in [from, to] {
             if let Some(what) = no_file(target) {
                 bail!("{target} is a {what}: only files can share blocks (--reflink always)");
@@ -163,11 +233,15 @@ pub(super) fn journal_path(args: &CopyArgs) -> Option<PathBuf> {
 /// A new file is for whom the source is; what is no file is for its owner.
 pub(super) fn mode_of(source: &Opened) -> u32 {
     match &source.end {
-        End::File(file) if file.regular => {
-            file.file.metadata().map_or(0o600, |meta| meta.mode() & 0o777)
-        }
+        End::File(file) if file.regular => mode(&file.file),
+        End::Image(image) => image.source.as_ref().map_or(0o600, |source| mode(&source.top)),
         _ => 0o600,
     }
+}
+
+fn mode(file: &File) -> u32 {
+    let meta = file.metadata().ok().filter(Metadata::is_file);
+    meta.map_or(0o600, |meta| meta.mode() & 0o777)
 }
 
 /// Removes an empty file that this copy has made.

@@ -63,7 +63,7 @@ struct Header {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Mark {
+struct Progress {
     done: u64,
 }
 
@@ -107,7 +107,7 @@ impl Journal {
             );
         };
         // The last line that is whole; one that was cut short by a crash says nothing.
-        let marks = lines.map_while(|line| serde_json::from_str::<Mark>(line).ok());
+        let marks = lines.map_while(|line| serde_json::from_str::<Progress>(line).ok());
         let done = marks.last().map_or(0, |mark| mark.done);
         let Header { source, destination, prealloc, .. } = header;
         Ok(Some(Story { source, destination, prealloc, done }))
@@ -163,7 +163,7 @@ impl Journal {
     /// What the host says.
     pub(super) fn note(&mut self, done: u64) -> anyhow::Result<()> {
         let write = || {
-            self.file.write_all(seal(&Mark { done })?.as_bytes())?;
+            self.file.write_all(seal(&Progress { done })?.as_bytes())?;
             self.file.sync_data()
         };
         let name = self.path.display();

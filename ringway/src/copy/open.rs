@@ -1,11 +1,14 @@
 //! Opening the two ends: what they are, who else uses them, by what they are known again.
 
+use super::args::CopyArgs;
 use super::end::{DiskEnd, End, FileEnd, Flight};
+use super::image::ImageEnd;
 use super::journal::Identity;
+use super::new_image;
 use crate::io::disk;
 use crate::io::target::Target;
 use anyhow::{Context, bail};
-use ringway_control::config::missing_folder;
+use ringway_control::config::{Format, missing_folder};
 use ringway_disk::{LockError, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -34,17 +37,46 @@ pub(super) struct Buffers {
 ///
 /// # Errors
 /// What keeps it from being read, in words for the user.
-pub(super) fn source(target: &Target, buffers: Buffers) -> anyhow::Result<Opened> {
-    match target {
+pub(super) fn source(args: &CopyArgs, buffers: Buffers) -> anyhow::Result<Opened> {
+    let qcow2 = args.from_format == Some(Format::Qcow2);
+    if args.backing_root.is_some() && !qcow2 {
+        bail!("--backing-root is for a source that is qcow2: add --from-format qcow2");
+    }
+    match &args.source {
+        Target::VhostUser(_) if args.from_format.is_some() => bail!(
+            "{} is a served disk, whose server knows its format: leave out --from-format",
+            args.source
+        ),
         Target::VhostUser(socket) => disk_end(socket, buffers),
         Target::Path(path) => {
             let mut options = OpenOptions::new();
             options.read(true);
             let file = open(path, &options)?;
             lock(path, &file, true)?;
+            if qcow2 {
+                return image_end(args, &file);
+            }
             file_end(path, file, &options, true)
         }
     }
+}
+
+fn image_end(args: &CopyArgs, file: &File) -> anyhow::Result<Opened> {
+    let end = new_image::open_chain(args, file)?;
+    let End::Image(image) = &end else { bail!("{}: it is no image", args.source) };
+    let identity = identity_of_image(args.source.path(), image)?;
+    Ok(Opened { end, identity })
+}
+
+/// By what a qcow2 image is known again. A change of what it is based on cannot be seen.
+///
+/// # Errors
+/// What the host says.
+pub(super) fn identity_of_image(path: &Path, image: &ImageEnd) -> anyhow::Result<Identity> {
+    let Some(source) = &image.source else { bail!("{}: it is being made", path.display()) };
+    let of_file = identity(path, &source.top)?;
+    let changed = of_file.changed.filter(|_| !source.has_backing());
+    Ok(Identity { kind: "qcow2 image".into(), bytes: source.bytes, changed, ..of_file })
 }
 
 /// Opens the destination; a file that is not there yet is made, empty, with the mode `mode`.

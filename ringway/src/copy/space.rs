@@ -1,12 +1,13 @@
 //! What becomes of a destination that is a file before bytes are moved: blocks that are shared, its
 //! size, its space.
 
+use super::Copy;
 use super::args::{CopyArgs, Prealloc, Reflink};
 use super::end::End;
 use super::flow::{DST, SRC};
 use super::guard::discard_if_new;
 use super::share::{self, Shared};
-use super::{Copy, bar};
+use super::watch::bar;
 use anyhow::{Context, bail};
 use ringway_control::size::Size;
 use rustix::fs::{FallocateFlags, fallocate};

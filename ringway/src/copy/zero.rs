@@ -25,11 +25,12 @@ pub(super) struct Run {
     pub(super) zero: bool,
 }
 
-/// Cuts `bytes` into runs of whole [`UNIT`]s (the last one may be shorter), zeroes and data in turn.
-pub(super) fn runs(bytes: &[u8], out: &mut Vec<Run>) {
+/// Cuts `bytes` into runs of whole units of `unit` bytes (the last one may be shorter), zeroes and data
+/// in turn.
+pub(super) fn runs(bytes: &[u8], unit: usize, out: &mut Vec<Run>) {
     out.clear();
     let mut start = 0;
-    for unit in bytes.chunks(UNIT) {
+    for unit in bytes.chunks(unit) {
         let (zero, end) = (is_zero(unit), start + unit.len());
         match out.last_mut() {
             Some(last) if last.zero == zero => last.bytes.end = end,
@@ -64,7 +65,7 @@ mod tests {
         bytes[2 * UNIT] = 1;
         bytes[5 * UNIT + 99] = 1;
         let mut found = Vec::new();
-        runs(&bytes, &mut found);
+        runs(&bytes, UNIT, &mut found);
         let run = |bytes, zero| Run { bytes, zero };
         assert_eq!(
             found,
@@ -75,7 +76,7 @@ mod tests {
                 run(5 * UNIT..5 * UNIT + 100, false),
             ]
         );
-        runs(&[], &mut found);
+        runs(&[], UNIT, &mut found);
         assert_eq!(found, []);
     }
 }

@@ -1,9 +1,11 @@
 //! Answers as people read them.
 
+use super::images;
+use crate::happened::held;
 use ringway_control::config::limit_words;
 use ringway_control::protocol::{
-    Counts, DiskFacts, Done, HeldFacts, Latencies, Limited, List, Removed, ResizedTo, Retried,
-    Spread, Stats, WorkerStatsOf,
+    Counts, DiskFacts, Done, FailedOf, Latencies, LeftOf, Limited, List, Reloaded, Removed,
+    ResizedTo, Retried, Spread, Stats, WorkerStatsOf,
 };
 use ringway_control::size::Size;
 use ringway_terminal::table;
@@ -21,13 +23,40 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
         "list" => list(&from_value(answer)?),
         "stats" => stats(&from_value(answer)?),
         "add" => added(&from_value(answer)?),
+        "reload" => reloaded(&from_value(answer)?),
         "remove" => removed(&from_value(answer)?),
         "retry" => retried(&from_value(answer)?),
         "limit" => limited(&from_value(answer)?),
         "resize" => resized(&from_value(answer)?),
+        "snapshot" => images::snapshotted(&from_value(answer)?),
         _ => done(command, &from_value(answer)?),
     })
 }
+
+fn reloaded(done: &Reloaded) -> String {
+    let mut text = String::new();
+    let images = |what: &str, images: &[String]| -> String {
+        images.iter().map(|image| format!("{image}: {what}\n")).collect()
+    };
+    text += &images("added", &done.added);
+    text += &images("removed", &done.removed);
+    text += &images("other limits", &done.limited);
+    text += &images("another error policy", &done.policies);
+    for LeftOf { image, words } in &done.left {
+        let (image, words) = (image.as_deref().unwrap_or("the daemon"), words.join(", "));
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{image}: stays as it is while the daemon runs: {words}");
+    }
+    for FailedOf { image, why } in &done.failed {
+        let _ = writeln!(text, "{image}: failed: {why}");
+    }
+    let _ = writeln!(text, "{} unchanged", done.unchanged);
+    text
+}
+
+/// What a narrow terminal leaves out first.
+const LEAST_OF_LIST: [&str; 7] =
+    ["path", "cache", "engine", "queues", "front-end", "place", "limits"];
 
 fn list(list: &List) -> String {
     let header = [
@@ -49,10 +78,7 @@ fn list(list: &List) -> String {
             disk.id.to_string(),
             disk.image.clone(),
             if disk.read_only { size + " (read-only)" } else { size },
-            match &disk.held {
-                Some(held) => format!("{}, {} held", disk.state.word(), held.count),
-                None => disk.state.word().into(),
-            },
+            state(disk),
             (if disk.connected { "connected" } else { "-" }).into(),
             disk.queues.to_string(),
             disk.engine.clone(),
@@ -65,7 +91,10 @@ fn list(list: &List) -> String {
     let held: String = list
         .disks
         .iter()
-        .filter_map(|disk| held(&disk.image, disk.held.as_ref()?).into())
+        .filter_map(|disk| {
+            let held = held(disk.held.as_ref()?);
+            Some(format!("{}: {held}\n", disk.image))
+        })
         .collect();
     let groups = list.limit_groups.iter().map(|group| {
         let disks: Vec<_> = group.disks.iter().map(u64::to_string).collect();
@@ -76,26 +105,21 @@ fn list(list: &List) -> String {
     section(&mut shared, 3, &["limit group", "limits", "disks"], groups.collect());
     let gap = if shared.is_empty() { "" } else { "\n" };
     let daemon = &list.daemon;
-    let up = Duration::from_secs(daemon.uptime_us / 1_000_000);
+    let up = daemon.uptime_us / 1_000_000;
     format!(
-        "{}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up:?}\n",
-        table::with_words(header.len(), &header, rows.collect()),
+        "{}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up} s\n",
+        table::fitting(header.len(), &header, rows.collect(), &LEAST_OF_LIST),
         daemon.version,
         daemon.pid
     )
 }
 
-/// What an operator should know of held requests.
-fn held(image: &str, held: &HeldFacts) -> String {
-    let HeldFacts { count, operation, error, .. } = held;
-    let requests = if *count == 1 { "request is" } else { "requests are" };
-    let seconds = |us: u64| us.div_ceil(1_000_000);
-    let next = match held.retry_us {
-        Some(us) => format!("tried again in {} s, or by ctl retry", seconds(us)),
-        None => "tried again by ctl retry".into(),
-    };
-    let age = held.age_us / 1_000_000;
-    format!("{image}: {count} {requests} held for {age} s: {operation} failed: {error}; {next}\n")
+fn state(disk: &DiskFacts) -> String {
+    let held = disk.held.as_ref().map_or(0, |held| held.count);
+    let held = (held > 0).then(|| format!("{held} held"));
+    let at_limit = disk.at_limit.then(|| "at its limit".to_owned());
+    let all = [Some(disk.state.word().to_owned()), held, at_limit];
+    all.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// What a guest may ask of a disk, or disks of a group.
@@ -107,11 +131,14 @@ fn limits(own: &BTreeMap<String, u64>, group: Option<&str>) -> String {
 }
 
 fn limited(limited: &Limited) -> String {
-    let Limited { image, group, limits: own, .. } = limited;
+    let Limited { image, group, limits: own, removed, id: _ } = limited;
     let name = match (image, group) {
         (Some(image), _) => image.clone(),
         (None, group) => format!("group {}", group.as_deref().unwrap_or("-")),
     };
+    if *removed {
+        return format!("{name}: removed\n");
+    }
     match limits(own, group.as_deref().filter(|_| image.is_some())).as_str() {
         "-" => format!("{name}: no limits\n"),
         words => format!("{name}: {words}\n"),
@@ -124,16 +151,47 @@ fn place(disk: &DiskFacts) -> String {
     socket.or_else(|| disk.device.clone()).unwrap_or("-".into())
 }
 
+/// What a narrow terminal leaves out first.
+const LEAST_OF_STATS: [&str; 14] = [
+    "ring",
+    "held",
+    "erases",
+    "refused",
+    "flushes",
+    "throttled",
+    "per harvest",
+    "lost kicks",
+    "worker",
+    "per batch",
+    "sleeps",
+    "syscalls",
+    "p90",
+    "p99.9",
+];
+
+/// What is counted of disks and of queues.
+const COUNTED: [&str; 10] = [
+    "reads",
+    "read",
+    "writes",
+    "written",
+    "flushes",
+    "erases",
+    "refused",
+    "failed",
+    "held",
+    "throttled",
+];
+
 fn stats(stats: &Stats) -> String {
     let mut text = String::new();
-    let counted = ["reads", "read", "writes", "written", "flushes", "erases", "refused", "failed"];
     let disks = stats.disks.iter().map(|disk| {
         let mut cells =
             vec![disk.id.to_string(), disk.image.clone(), in_flight(disk.in_flight, disk.overdue)];
         cells.extend(counts(&disk.counts));
         cells
     });
-    let header = [&["disk", "image", "in flight"], &counted[..]].concat();
+    let header = [&["disk", "image", "in flight"], &COUNTED[..]].concat();
     section(&mut text, 2, &header, disks.collect());
 
     let queues = stats.disks.iter().flat_map(|disk| {
@@ -146,7 +204,7 @@ fn stats(stats: &Stats) -> String {
             cells
         })
     });
-    let header = [&["queue", "worker", "ring", "in flight"], &counted[..]].concat();
+    let header = [&["queue", "worker", "ring", "in flight"], &COUNTED[..]].concat();
     section(&mut text, 2, &header, queues.collect());
 
     let failures = stats.disks.iter().flat_map(|disk| {
@@ -200,7 +258,7 @@ fn section(text: &mut String, words: usize, header: &[&str], rows: Vec<Vec<Strin
     }
     let gap = if text.is_empty() { "" } else { "\n" };
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{gap}{}", table::with_words(words, header, rows));
+    let _ = writeln!(text, "{gap}{}", table::fitting(words, header, rows, &LEAST_OF_STATS));
 }
 
 fn counts(counts: &Counts) -> Vec<String> {
@@ -214,6 +272,8 @@ fn counts(counts: &Counts) -> Vec<String> {
         // A daemon of before does not tell them apart.
         counts.refused.to_string(),
         counts.errors.saturating_sub(counts.refused).to_string(),
+        counts.held.to_string(),
+        format!("{:.1} s", counts.throttled_us as f64 / 1e6),
     ]
 }
 
@@ -267,11 +327,15 @@ fn added(disk: &DiskFacts) -> String {
 
 fn removed(removed: &Removed) -> String {
     let image = &removed.image;
+    let lost = match removed.connected {
+        true => "; a front-end was connected: its guest has lost the disk",
+        false => "",
+    };
     match removed.drained {
-        true => format!("{image}: removed\n"),
+        true => format!("{image}: removed{lost}\n"),
         false => format!(
             "{image}: removed, but the host's disk has not finished what was in flight: it may still \
-             be written\n"
+             be written{lost}\n"
         ),
     }
 }
@@ -288,7 +352,7 @@ fn resized(resized: &ResizedTo) -> String {
             "the guest was NOT told: its front-end does not listen for changes. It sees the size \
              after a reboot or a rescan"
         }
-        "deaf" => "the guest was NOT told: its front-end does not read what it is told",
+        "undelivered" => "the guest was NOT told: its front-end does not take messages",
         _ => "the guest is told as soon as its driver runs",
     };
     format!("{image}: {} → {}; {told}\n", Size(*from), Size(*to))
@@ -303,7 +367,7 @@ fn retried(retried: &Retried) -> String {
         (_, false) => format!("{image}: {requests} {words} tried again\n"),
     };
     if let Some(left) = left {
-        text += &held(image, left);
+        let _ = writeln!(text, "{image}: {}", held(left));
     }
     text
 }
@@ -314,6 +378,9 @@ fn done(command: &str, done: &Done) -> String {
         "resume" => "takes requests again",
         _ => "all that was in flight is done and durable",
     };
-    let took = Duration::from_micros(done.took_us);
-    format!("{}: {what} (state {}, took {took:.1?})\n", done.image, done.state.word())
+    let took = match Duration::from_micros(done.took_us) {
+        short if short < Duration::from_millis(1) => String::new(),
+        took => format!(", took {took:.1?}"),
+    };
+    format!("{}: {what} (state {}{took})\n", done.image, done.state.word())
 }

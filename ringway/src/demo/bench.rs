@@ -1,6 +1,6 @@
 //! Random reads and writes of 4 KiB: how many, how fast.
 
-use super::pump::{Part, Queues, Sent};
+use super::pump::{PumpThread, Queues, Sent};
 use fastrand::Rng;
 use hdrhistogram::Histogram;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
@@ -85,7 +85,7 @@ fn measure(queues: &mut Queues<'_>, load: Load, time: Duration) -> anyhow::Resul
 }
 
 fn one_queue(
-    mut part: Part<'_>,
+    mut part: PumpThread<'_>,
     load: Load,
     capacity: u64,
     deadline: Instant,

@@ -38,7 +38,7 @@ pub(super) struct Queues<'a> {
 }
 
 /// One thread's part.
-pub(super) struct Part<'a> {
+pub(super) struct PumpThread<'a> {
     /// Its queue.
     pub(super) queue: &'a mut Queue,
     /// Which one, from 0.
@@ -79,7 +79,7 @@ impl<'a> Queues<'a> {
         &mut self,
         count: usize,
         align: u64,
-        work: impl Fn(Part<'_>) -> anyhow::Result<T> + Sync,
+        work: impl Fn(PumpThread<'_>) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<Vec<T>> {
         let Self { queues, pool, capacity, signal } = self;
         let count = count.min(queues.len());
@@ -91,7 +91,7 @@ impl<'a> Queues<'a> {
                 .map(|(queue, index)| {
                     let start = (share * index as u64).min(*capacity);
                     let range = start..(start + share).min(*capacity);
-                    let part = Part { queue, index, range, pool: pool.clone(), signal };
+                    let part = PumpThread { queue, index, range, pool: pool.clone(), signal };
                     let work = &work;
                     scope.spawn(move || work(part))
                 })
@@ -105,7 +105,7 @@ impl<'a> Queues<'a> {
     }
 }
 
-impl Part<'_> {
+impl PumpThread<'_> {
     /// Keeps up to `depth` requests of up to `len` bytes in flight, until `start` has no more and
     /// all are done. `start` queues one request with the buffer, or gives the buffer back; `done`
     /// sees each completion.

@@ -1,9 +1,9 @@
 //! Fills the disk, writes parts of it again, reads all of it back.
 
-use super::pump::{Part, Queues, Sent};
+use super::pump::{PumpThread, Queues, Sent};
 use fastrand::Rng;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
-use ringway_bench::content::{Mark, SECTOR};
+use ringway_bench::content::{SECTOR, SectorStamp};
 use ringway_control::size::Size;
 use std::sync::Mutex;
 use std::time::Instant;
@@ -96,7 +96,7 @@ fn sectors(offset: u64, len: usize) -> std::ops::Range<u64> {
 }
 
 fn fill(bytes: &mut [u8], disk: u64, offset: u64, sequence: u64) {
-    let marks = sectors(offset, bytes.len()).map(|sector| Mark { disk, sector, sequence });
+    let marks = sectors(offset, bytes.len()).map(|sector| SectorStamp { disk, sector, sequence });
     bytes.chunks_exact_mut(SECTOR).zip(marks).for_each(|(bytes, mark)| mark.fill(bytes));
 }
 
@@ -109,7 +109,7 @@ fn chunks(range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, usize)> {
     range.step_by(CHUNK).map(move |offset| (offset, len(offset)))
 }
 
-fn write_all(mut part: Part<'_>, disk: u64, bar: &ProgressBar) -> anyhow::Result<()> {
+fn write_all(mut part: PumpThread<'_>, disk: u64, bar: &ProgressBar) -> anyhow::Result<()> {
     let mut todo = chunks(part.range.clone());
     part.pump(
         DEPTH,
@@ -129,7 +129,7 @@ fn write_all(mut part: Part<'_>, disk: u64, bar: &ProgressBar) -> anyhow::Result
 
 /// One write into every other cell, in random order; no two overlap.
 fn write_again(
-    mut part: Part<'_>,
+    mut part: PumpThread<'_>,
     disk: u64,
     rewritten: &Mutex<Vec<bool>>,
     bar: &ProgressBar,
@@ -170,7 +170,7 @@ fn write_again(
 }
 
 fn read_all(
-    mut part: Part<'_>,
+    mut part: PumpThread<'_>,
     disk: u64,
     rewritten: &[bool],
     bar: &ProgressBar,
@@ -190,7 +190,7 @@ fn read_all(
             let found = buffer.chunks_exact(SECTOR).zip(sectors(sent.offset, buffer.len()));
             for (bytes, sector) in found {
                 let sequence = 1 + u64::from(rewritten[usize::try_from(sector)?]);
-                Mark { disk, sector, sequence }.check(bytes)?;
+                SectorStamp { disk, sector, sequence }.check(bytes)?;
             }
             bar.inc(buffer.len() as u64);
             Ok(())

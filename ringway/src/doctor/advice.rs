@@ -4,9 +4,13 @@ use super::image::{Choice, Image};
 use super::memory::{Memory, OWN_BYTES};
 use super::report::{Report, Warning};
 use ringway_control::size::Size;
+use std::collections::BTreeMap;
 
 /// A guest smaller than this is rare; its memory should fit the limit.
 const GUEST_BYTES: u64 = 1 << 30;
+
+/// Memory of guests that is worth a word; records of what is in flight are smaller.
+const GUESTS_MIN: u64 = 1 << 20;
 
 /// Requests that each worker of linux-aio takes from the host's pool: `DEPTH` and one poll.
 const AIO_REQUESTS: u64 = 2049;
@@ -19,6 +23,7 @@ pub(crate) fn draw(report: &Report) -> Vec<Warning> {
     };
     about_host(report, &mut warn);
     report.memory.iter().for_each(|memory| about_memory(memory, &mut warn));
+    about_shared_limits(&report.memory, &mut warn);
     if let Some(image) = &report.image {
         if let Some(choice) = &image.choice {
             about_choice(report, image, choice, &mut warn);
@@ -77,6 +82,39 @@ fn about_memory(memory: &Memory, warn: &mut impl FnMut(&'static str, String, &st
         "raise the limit, have guests' memory allocated by the VM (QEMU: prealloc=on, or huge \
          pages), or give disks processes of their own (isolate); see docs/sandbox.md",
     );
+}
+
+/// Processes of one cgroup have one limit: what fits for each may not fit for all.
+fn about_shared_limits(list: &[Memory], warn: &mut impl FnMut(&'static str, String, &str)) {
+    let mut groups = BTreeMap::<_, Vec<(u32, u64)>>::new();
+    for memory in list {
+        if let (Some(cgroup), Some(limit)) = (&memory.cgroup, memory.limit_bytes)
+            && let (Some(process), Some(guests)) = (memory.process, memory.guests_bytes)
+            && guests >= GUESTS_MIN
+        {
+            groups.entry((cgroup, limit)).or_default().push((process, guests));
+        }
+    }
+    for ((cgroup, limit), processes) in groups {
+        let guests = processes.iter().fold(0u64, |sum, (_, guests)| sum.saturating_add(*guests));
+        if processes.len() < 2 || guests.saturating_add(OWN_BYTES) <= limit {
+            continue;
+        }
+        let numbers: Vec<_> = processes.iter().map(|(process, _)| process.to_string()).collect();
+        warn(
+            "memory",
+            format!(
+                "processes {} share {} ({}), and their guests have {} that reads may fill: one guest \
+                 can use up what all of them have, and the kernel then ends any of them",
+                numbers.join(", "),
+                Size(limit),
+                cgroup.display(),
+                Size(guests)
+            ),
+            "isolate keeps faults apart, not limits: raise the limit, have guests' memory allocated \
+             by the VM, or give each process a cgroup of its own; see docs/sandbox.md",
+        );
+    }
 }
 
 fn about_choice(
@@ -165,5 +203,44 @@ fn about_image(image: &Image, warn: &mut impl FnMut(&'static str, String, &str))
             "keep images on a volume, not in a container's own layer",
         ),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn process(process: u32, cgroup: &str, limit: Option<u64>, guests: u64) -> Memory {
+        let guests_bytes = Some(guests);
+        let cgroup = limit.map(|_| cgroup.into());
+        Memory { process: Some(process), limit_bytes: limit, cgroup, guests_bytes }
+    }
+
+    fn said(list: &[Memory]) -> Vec<String> {
+        let mut said = Vec::new();
+        about_shared_limits(list, &mut |_, what, _| said.push(what));
+        said
+    }
+
+    #[test]
+    fn a_limit_that_processes_share_must_have_room_for_all_their_guests() {
+        let (unit, limit) = ("/sys/fs/cgroup/disks.service", Some(3 * GIB));
+        let daemon = process(1, unit, limit, 4096);
+        let (a, b) = (process(7, unit, limit, 2 * GIB), process(8, unit, limit, 2 * GIB));
+        // Each alone would fit.
+        let said_of_two = said(&[daemon, a, b]);
+        assert_eq!(said_of_two.len(), 1, "{said_of_two:?}");
+        for word in ["processes 7, 8 share 3 GiB", unit, "guests have 4 GiB"] {
+            assert!(said_of_two[0].contains(word), "{word}: {said_of_two:?}");
+        }
+        let apart = [process(7, unit, limit, 2 * GIB), process(8, "/else", limit, 2 * GIB)];
+        let roomy = [process(7, unit, Some(5 * GIB), GIB), process(8, unit, Some(5 * GIB), GIB)];
+        let free = [process(7, unit, None, 9 * GIB), process(8, unit, None, 9 * GIB)];
+        let alone = [process(7, unit, limit, 9 * GIB), process(8, unit, limit, 4096)];
+        for list in [&apart, &roomy, &free, &alone] {
+            assert_eq!(said(list), [""; 0], "{list:?}");
+        }
     }
 }

@@ -18,12 +18,12 @@ pub(crate) struct Engine {
 pub(crate) struct Uring {
     /// Why there is none at all.
     pub(crate) error: Option<String>,
-    pub(crate) features: Vec<Part>,
+    pub(crate) features: Vec<UringFeature>,
 }
 
 /// A part of io_uring.
 #[derive(Debug, Serialize)]
-pub(crate) struct Part {
+pub(crate) struct UringFeature {
     pub(crate) name: &'static str,
     pub(crate) state: State,
     /// The first version of Linux that has it.
@@ -73,7 +73,7 @@ pub(crate) fn uring() -> Uring {
             }
             (_, why) => (State::Missing, why),
         };
-        Part { name: feature.name(), state, since: feature.since(), why }
+        UringFeature { name: feature.name(), state, since: feature.since(), why }
     };
     Uring { error: None, features: Feature::ALL.map(part).into() }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Program {
     pub(crate) version: String,
 }
 
-pub(crate) fn look() -> Host {
+pub(crate) fn inspect() -> Host {
     let max_of = |resource| getrlimit(resource).current;
     Host {
         kernel: word("/proc/sys/kernel/osrelease").unwrap_or_default(),

@@ -2,7 +2,7 @@
 
 use ringway_control::config::{DiskArgs, Place, cpus};
 use ringway_disk::open::{ImageKind, Mount, Origin};
-use ringway_disk::{EngineKind, ForeignFormat, OpenOptions, probe};
+use ringway_disk::{CacheMode, EngineKind, ForeignFormat, OpenOptions, Qcow2, probe};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -90,14 +90,22 @@ pub(crate) struct Choice {
 }
 
 /// Looks at the disk that `image` names.
-pub(crate) fn look(image: &Path, engines: &[(EngineKind, Result<String, String>)]) -> Image {
+pub(crate) fn look(
+    image: &Path,
+    engines: &[(EngineKind, Result<String, String>)],
+    qcow2: Option<Qcow2>,
+) -> Image {
     let name = image.display().to_string();
     // What serve would be told, but for the place.
     let spec = match DiskArgs::default().into_spec(image, Place::Socket(PathBuf::new())) {
         Ok(spec) => spec,
         Err(error) => return Image { name, error: Some(error), ..Image::default() },
     };
-    let options = OpenOptions { engines: engines.to_vec(), ..OpenOptions::new(spec.source) };
+    let mut options = OpenOptions { engines: engines.to_vec(), ..OpenOptions::new(spec.source) };
+    // As `serve` takes such an image.
+    let is_qcow2 = qcow2.is_some();
+    options.cache = is_qcow2.then_some(CacheMode::Writeback);
+    options.qcow2 = qcow2;
     let found = probe(&options);
     let workers = spec.queues.min(cpus());
     let (choice, error) = match found.verdict {
@@ -106,7 +114,10 @@ pub(crate) fn look(image: &Path, engines: &[(EngineKind, Result<String, String>)
                 engine: choice.engine.name(),
                 engine_why: choice.engine_why,
                 cache: choice.cache.name(),
-                cache_why: choice.cache_why,
+                cache_why: match is_qcow2 {
+                    true => "qcow2 goes through the page cache".into(),
+                    false => choice.cache_why,
+                },
                 queues: spec.queues,
                 queues_why: "one per CPU, at most 16",
                 workers,
@@ -123,32 +134,15 @@ pub(crate) fn look(image: &Path, engines: &[(EngineKind, Result<String, String>)
             ImageKind::BlockDevice => "block device",
             ImageKind::Null => "null",
             ImageKind::Simulation => "simulation",
+            ImageKind::Nbd => "NBD export",
         }),
         looks_like: found.looks_like.map(ForeignFormat::name),
         bytes: found.bytes,
         allocated_bytes: found.allocated,
         sparse: found.allocated.zip(found.bytes).map(|(allocated, bytes)| allocated < bytes),
         file_system: found.mount.map(file_system),
-        o_direct: found.direct.map(|direct| match direct {
-            Ok(direct) => Direct {
-                works: true,
-                memory_alignment: Some(direct.alignment.memory),
-                offset_alignment: Some(direct.alignment.offset),
-                origin: Some(match direct.origin {
-                    Origin::Statx => "statx",
-                    Origin::Device => "device limits",
-                    Origin::Trial => "trial",
-                }),
-                why: None,
-            },
-            Err(why) => Direct {
-                works: false,
-                memory_alignment: None,
-                offset_alignment: None,
-                origin: None,
-                why: Some(why),
-            },
-        }),
+        // Nothing that matters to one that goes through the page cache.
+        o_direct: found.direct.filter(|_| !is_qcow2).map(direct),
         logical_block: found.blocks.map(|blocks| blocks.logical),
         physical_block: found.blocks.map(|blocks| blocks.physical),
         optimal_io: found.blocks.map(|blocks| blocks.optimal_io),
@@ -159,6 +153,29 @@ pub(crate) fn look(image: &Path, engines: &[(EngineKind, Result<String, String>)
         locked_otherwise: found.locked_otherwise,
         choice,
         error,
+    }
+}
+
+fn direct(found: Result<ringway_disk::open::Direct, String>) -> Direct {
+    match found {
+        Ok(direct) => Direct {
+            works: true,
+            memory_alignment: Some(direct.alignment.memory),
+            offset_alignment: Some(direct.alignment.offset),
+            origin: Some(match direct.origin {
+                Origin::Statx => "statx",
+                Origin::Device => "device limits",
+                Origin::Trial => "trial",
+            }),
+            why: None,
+        },
+        Err(why) => Direct {
+            works: false,
+            memory_alignment: None,
+            offset_alignment: None,
+            origin: None,
+            why: Some(why),
+        },
     }
 }
 

@@ -37,7 +37,7 @@ pub(crate) struct Memory {
 ///
 /// # Errors
 /// That there is no such daemon.
-pub(crate) fn look(control: Option<&Path>) -> anyhow::Result<Vec<Memory>> {
+pub(crate) fn inspect(control: Option<&Path>) -> anyhow::Result<Vec<Memory>> {
     let Some(control) = control else { return Ok(vec![of(None)]) };
     let answer = ask(control, "list", Map::new(), PATIENCE)?;
     let answer = answer.map_err(|problem| anyhow::anyhow!("{}", problem.message))?;

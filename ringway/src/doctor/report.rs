@@ -27,7 +27,12 @@ pub(super) struct Report {
     pub(super) engines: Vec<Engine>,
     pub(super) io_uring: Uring,
     pub(super) image: Option<Image>,
+    /// What it and all that it is based on say of themselves, if it is qcow2.
+    pub(super) chain: Option<serde_json::Value>,
     pub(super) warnings: Vec<Warning>,
+    /// The same for people.
+    #[serde(skip)]
+    pub(super) images: Vec<(String, Vec<ReportLine>)>,
 }
 
 /// Something that costs speed or safety.
@@ -39,8 +44,8 @@ pub(crate) struct Warning {
 }
 
 /// How good a fact is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mark {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grade {
     Ok,
     Warn,
     No,
@@ -48,7 +53,7 @@ pub(crate) enum Mark {
     Fact,
 }
 
-impl Mark {
+impl Grade {
     fn word(self) -> (&'static str, Style) {
         match self {
             Self::Ok => ("ok", AnsiColor::Green.on_default()),
@@ -60,36 +65,38 @@ impl Mark {
 }
 
 /// `Ok` where it is true.
-pub(crate) fn ok_if(good: bool, otherwise: Mark) -> Mark {
-    if good { Mark::Ok } else { otherwise }
+pub(crate) fn ok_if(good: bool, otherwise: Grade) -> Grade {
+    if good { Grade::Ok } else { otherwise }
 }
 
 /// A fact.
-pub(crate) struct Line {
-    mark: Mark,
+#[derive(Debug)]
+pub(crate) struct ReportLine {
+    mark: Grade,
     name: String,
     value: String,
 }
 
 /// A fact of a report.
-pub(crate) fn line(mark: Mark, name: &str, value: impl Into<String>) -> Line {
-    Line { mark, name: name.into(), value: value.into() }
+pub(crate) fn line(mark: Grade, name: &str, value: impl Into<String>) -> ReportLine {
+    ReportLine { mark, name: name.into(), value: value.into() }
 }
 
 /// The whole report; wrapped on a terminal, a line each otherwise.
-pub(super) fn write(report: &Report) -> String {
+pub(super) fn write(mut report: Report) -> String {
     let mut sections = vec![
         ("Host".to_owned(), host(&report.host, &report.memory)),
-        ("Engines, best first".to_owned(), engines(report)),
-        ("io_uring".to_owned(), uring(report)),
+        ("Engines, best first".to_owned(), engines(&report)),
+        ("io_uring".to_owned(), uring(&report)),
     ];
     if let Some(image) = &report.image {
         sections.push((format!("Disk {}", image.name), disk(image)));
+        sections.append(&mut report.images);
         sections.push(("Served with `auto`".to_owned(), served(image)));
     }
     let failed = report.image.as_ref().is_some_and(|image| image.error.is_some());
     if !failed || !report.warnings.is_empty() {
-        sections.push(("Warnings".to_owned(), warnings(report)));
+        sections.push(("Warnings".to_owned(), warnings(&report)));
     }
     lay_out(&sections, width())
 }
@@ -100,18 +107,18 @@ pub(crate) fn width() -> Option<usize> {
     size.map(|(width, _)| usize::from(width.0).min(WIDTH_MAX))
 }
 
-fn warnings(report: &Report) -> Vec<Line> {
+fn warnings(report: &Report) -> Vec<ReportLine> {
     if report.warnings.is_empty() {
-        return vec![line(Mark::Ok, "none", "")];
+        return vec![line(Grade::Ok, "none", "")];
     }
     let warnings = report.warnings.iter().map(|warning| {
-        line(Mark::Warn, warning.about, format!("{}\nTo do: {}", warning.what, warning.to_do))
+        line(Grade::Warn, warning.about, format!("{}\nTo do: {}", warning.what, warning.to_do))
     });
     warnings.collect()
 }
 
 /// Sections with their titles.
-pub(crate) fn lay_out(sections: &[(String, Vec<Line>)], width: Option<usize>) -> String {
+pub(crate) fn lay_out(sections: &[(String, Vec<ReportLine>)], width: Option<usize>) -> String {
     let lines = sections.iter().flat_map(|(_, lines)| lines);
     let names = lines.map(|line| line.name.len()).max().unwrap_or(0);
     let column = INDENT + 6 + names + 2;
@@ -125,7 +132,7 @@ pub(crate) fn lay_out(sections: &[(String, Vec<Line>)], width: Option<usize>) ->
         for line in lines {
             let (word, style) = line.mark.word();
             let value = wrap(&line.value, room).join(&format!("\n{:column$}", ""));
-            let Line { name, .. } = line;
+            let ReportLine { name, .. } = line;
             let fact = format!("{name:names$}  {value}");
             let _ = writeln!(
                 text,
@@ -160,12 +167,12 @@ fn wrap(value: &str, room: Option<usize>) -> Vec<String> {
     lines
 }
 
-fn host(host: &Host, memory: &[Memory]) -> Vec<Line> {
+fn host(host: &Host, memory: &[Memory]) -> Vec<ReportLine> {
     let model = host.cpu_model.as_ref().map_or(String::new(), |model| format!(", {model}"));
     let mut lines = vec![
-        line(Mark::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
+        line(Grade::Fact, "kernel", format!("Linux {}, {}", host.kernel, host.architecture)),
         line(
-            ok_if(host.cpus > 1, Mark::Warn),
+            ok_if(host.cpus > 1, Grade::Warn),
             "cpus",
             format!("{} ({}){model}", host.cpus, host.cpu_list),
         ),
@@ -173,62 +180,62 @@ fn host(host: &Host, memory: &[Memory]) -> Vec<Line> {
     let exempt = if host.memlock_exempt { ", but not for this process (CAP_IPC_LOCK)" } else { "" };
     let memlock = host.memlock_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
     let plenty = host.memlock_exempt || host.memlock_bytes.is_none_or(|limit| limit >= 1 << 30);
-    lines.push(line(ok_if(plenty, Mark::Warn), "memlock", format!("{memlock}{exempt}")));
+    lines.push(line(ok_if(plenty, Grade::Warn), "memlock", format!("{memlock}{exempt}")));
     lines.extend(memory.iter().map(memory_line));
     for size in &host.huge_pages {
         let name = format!("{} pages", Size(size.page_bytes));
-        lines.push(line(Mark::Fact, &name, format!("{} free of {}", size.free, size.total)));
+        lines.push(line(Grade::Fact, &name, format!("{} free of {}", size.free, size.total)));
     }
     let files = host.open_files.map_or("no limit".into(), |limit| limit.to_string());
-    lines.push(line(Mark::Fact, "open files", files));
+    lines.push(line(Grade::Fact, "open files", files));
     if let Some(aio) = host.aio_requests {
         let text = format!("{} taken of {} (fs.aio-max-nr)", aio.used, aio.max);
-        lines.push(line(Mark::Fact, "AIO requests", text));
+        lines.push(line(Grade::Fact, "AIO requests", text));
     }
     let landlock = host.landlock_abi.map_or("none".into(), |abi| format!("interface {abi}"));
-    lines.push(line(ok_if(host.landlock_abi.is_some(), Mark::Fact), "Landlock", landlock));
+    lines.push(line(ok_if(host.landlock_abi.is_some(), Grade::Fact), "Landlock", landlock));
     let seccomp = if host.seccomp { "yes" } else { "none" };
-    lines.push(line(ok_if(host.seccomp, Mark::Fact), "seccomp", seccomp));
+    lines.push(line(ok_if(host.seccomp, Grade::Fact), "seccomp", seccomp));
     let kvm = if host.kvm { "yes" } else { "no /dev/kvm: guests here are emulated, and slow" };
-    lines.push(line(ok_if(host.kvm, Mark::Fact), "KVM", kvm));
+    lines.push(line(ok_if(host.kvm, Grade::Fact), "KVM", kvm));
     for program in &host.programs {
-        lines.push(line(Mark::Fact, &program.name, program.version.clone()));
+        lines.push(line(Grade::Fact, &program.name, program.version.clone()));
     }
     let folder = host.socket_folder.display();
     let sockets = format!(
         "for example {folder}/disk.sock (at most 107 bytes); the VM's user must be allowed to \
          write it (serve --socket-group), and the VM's memory must be shared"
     );
-    lines.push(line(Mark::Fact, "sockets", sockets));
+    lines.push(line(Grade::Fact, "sockets", sockets));
     lines
 }
 
-fn memory_line(memory: &Memory) -> Line {
+fn memory_line(memory: &Memory) -> ReportLine {
     let limit = memory.limit_bytes.map_or("no limit".into(), |limit| Size(limit).to_string());
     let process = memory.process.map_or(String::new(), |pid| format!(" for process {pid}"));
     let guests = memory.guests_bytes.map(|guests| format!("; guests have {}", Size(guests)));
     let text = format!("{limit}{process}{}", guests.unwrap_or_default());
-    line(ok_if(memory.limit_bytes.is_none(), Mark::Fact), "memory", text)
+    line(ok_if(memory.limit_bytes.is_none(), Grade::Fact), "memory", text)
 }
 
-fn engines(report: &Report) -> Vec<Line> {
+fn engines(report: &Report) -> Vec<ReportLine> {
     let engines = report.engines.iter();
     engines
-        .map(|engine| line(ok_if(engine.usable, Mark::No), engine.name, engine.why.clone()))
+        .map(|engine| line(ok_if(engine.usable, Grade::No), engine.name, engine.why.clone()))
         .collect()
 }
 
-fn uring(report: &Report) -> Vec<Line> {
+fn uring(report: &Report) -> Vec<ReportLine> {
     if let Some(error) = &report.io_uring.error {
-        return vec![line(Mark::No, "io_uring", error.clone())];
+        return vec![line(Grade::No, "io_uring", error.clone())];
     }
     let parts = report.io_uring.features.iter();
     parts
         .map(|part| {
             let mark = match part.state {
-                State::InUse => Mark::Ok,
-                State::NotNeeded | State::Later => Mark::Fact,
-                State::Missing => Mark::No,
+                State::InUse => Grade::Ok,
+                State::NotNeeded | State::Later => Grade::Fact,
+                State::Missing => Grade::No,
             };
             let why = part.why.as_deref().unwrap_or("in use");
             line(mark, part.name, format!("{why} (since Linux {})", part.since))
@@ -237,14 +244,15 @@ fn uring(report: &Report) -> Vec<Line> {
 }
 
 /// What an image is.
-pub(crate) fn disk(image: &Image) -> Vec<Line> {
+pub(crate) fn disk(image: &Image) -> Vec<ReportLine> {
     let mut lines = Vec::new();
     let mut add = |mark, name: &str, value: String| lines.push(line(mark, name, value));
     if let Some(kind) = image.kind {
-        add(Mark::Fact, "type", kind.into());
+        add(Grade::Fact, "type", kind.into());
     }
     if let Some(format) = image.looks_like {
-        add(Mark::Warn, "format", format!("looks like {format}, not raw"));
+        let hint = if format == "qcow2" { ": if it is, --format qcow2 says so" } else { "" };
+        add(Grade::Warn, "format", format!("looks like {format}, not raw{hint}"));
     }
     if let Some(bytes) = image.bytes {
         let sparse = match (image.sparse, image.allocated_bytes) {
@@ -252,12 +260,12 @@ pub(crate) fn disk(image: &Image) -> Vec<Line> {
             (Some(false), Some(1..)) => ", all allocated".into(),
             _ => String::new(),
         };
-        let mark = ok_if(bytes > 0 && bytes.is_multiple_of(4096), Mark::Warn);
+        let mark = ok_if(bytes > 0 && bytes.is_multiple_of(4096), Grade::Warn);
         add(mark, "size", format!("{} ({bytes}){sparse}", Size(bytes)));
     }
     if let Some(fs) = &image.file_system {
         let place = format!("{} at {} ({})", fs.name, fs.mounted_at, fs.source);
-        add(Mark::Fact, "file system", format!("{place}, {} free", Size(fs.free_bytes)));
+        add(Grade::Fact, "file system", format!("{place}, {} free", Size(fs.free_bytes)));
     }
     if let Some(direct) = &image.o_direct {
         let needs = match (direct.memory_alignment, direct.offset_alignment, direct.origin) {
@@ -266,35 +274,35 @@ pub(crate) fn disk(image: &Image) -> Vec<Line> {
             }
             _ => direct.why.clone().unwrap_or_default(),
         };
-        add(ok_if(direct.works, Mark::Warn), "O_DIRECT", needs);
+        add(ok_if(direct.works, Grade::Warn), "O_DIRECT", needs);
     }
     if let (Some(logical), Some(physical)) = (image.logical_block, image.physical_block) {
         let best = match image.optimal_io {
             None | Some(0) => String::new(),
             Some(bytes) => format!(", best in {}", Size(bytes.into())),
         };
-        add(Mark::Fact, "blocks", format!("{logical} logical, {physical} physical{best}"));
+        add(Grade::Fact, "blocks", format!("{logical} logical, {physical} physical{best}"));
     }
     if let Some(unit) = image.discard_granularity {
         match image.discard {
-            Some(true) => add(Mark::Ok, "discard", format!("yes, {unit} bytes and multiples")),
-            Some(false) => add(Mark::No, "discard", "no".into()),
-            None => add(Mark::Fact, "discard", "only trying would tell".into()),
+            Some(true) => add(Grade::Ok, "discard", format!("yes, {unit} bytes and multiples")),
+            Some(false) => add(Grade::No, "discard", "no".into()),
+            None => add(Grade::Fact, "discard", "only trying would tell".into()),
         }
     }
     if let Some(below) = &image.device {
         device(below, &mut add);
     }
-    if image.o_direct.is_some() {
+    if matches!(image.kind, Some("file" | "block device")) {
         match &image.in_use_by {
-            Some(holder) => add(Mark::No, "in use", format!("by {holder}")),
-            None => add(Mark::Ok, "in use", "by nobody that can be seen".into()),
+            Some(holder) => add(Grade::No, "in use", format!("by {holder}")),
+            None => add(Grade::Ok, "in use", "by nobody that can be seen".into()),
         }
     }
     lines
 }
 
-fn device(below: &Device, add: &mut impl FnMut(Mark, &str, String)) {
+fn device(below: &Device, add: &mut impl FnMut(Grade, &str, String)) {
     let kind = match below.rotational {
         Some(true) => ", rotational",
         Some(false) => ", not rotational",
@@ -314,28 +322,28 @@ fn device(below: &Device, add: &mut impl FnMut(Mark, &str, String)) {
         unit => format!(", discards {}", Size(unit)),
     };
     let text = format!("{}{kind}{locked}{blocks}{best}{discard}", below.name);
-    add(Mark::Fact, "device", text);
+    add(Grade::Fact, "device", text);
     let meaning = match below.write_cache.as_deref() {
         Some("write back") => "write back: volatile, flushes make writes durable",
         Some("write through") => "write through: writes are durable, flushes are cheap",
         _ => "not known",
     };
-    add(Mark::Fact, "write cache", meaning.into());
+    add(Grade::Fact, "write cache", meaning.into());
 }
 
-fn served(image: &Image) -> Vec<Line> {
+fn served(image: &Image) -> Vec<ReportLine> {
     let Some(choice) = &image.choice else {
-        return vec![line(Mark::No, "not served", image.error.clone().unwrap_or_default())];
+        return vec![line(Grade::No, "not served", image.error.clone().unwrap_or_default())];
     };
     let direct = choice.cache == "none" || image.o_direct.is_none();
     vec![
-        line(Mark::Ok, "engine", format!("{} ({})", choice.engine, choice.engine_why)),
+        line(Grade::Ok, "engine", format!("{} ({})", choice.engine, choice.engine_why)),
         line(
-            ok_if(direct, Mark::Warn),
+            ok_if(direct, Grade::Warn),
             "cache",
             format!("{} ({})", choice.cache, choice.cache_why),
         ),
-        line(Mark::Ok, "queues", format!("{} ({})", choice.queues, choice.queues_why)),
-        line(Mark::Ok, "workers", format!("{} ({})", choice.workers, choice.workers_why)),
+        line(Grade::Ok, "queues", format!("{} ({})", choice.queues, choice.queues_why)),
+        line(Grade::Ok, "workers", format!("{} ({})", choice.workers, choice.workers_why)),
     ]
 }

@@ -1,5 +1,6 @@
 //! An image or a block device: what the doctor finds, its extents, and its share of the page cache.
 
+use super::chain::Link;
 use crate::doctor::image::{Image, look as examine};
 use anyhow::bail;
 use rustix::fs::{SeekFrom, seek};
@@ -19,6 +20,12 @@ pub(super) struct Facts {
     pub(super) image: Image,
     pub(super) extents: Option<Extents>,
     pub(super) memory: Option<Memory>,
+    /// What it is if it is a qcow2 image, the first image first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chain: Option<Vec<Link>>,
+    /// Why that cannot be said.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) chain_error: Option<String>,
 }
 
 /// Where there is data.
@@ -44,14 +51,15 @@ pub(super) struct Memory {
 /// # Errors
 /// One that is not there, or no image.
 pub(super) fn look(path: &Path) -> anyhow::Result<Facts> {
-    let image = examine(path, &ringway_export::usable_engines());
+    let image = examine(path, &ringway_export::usable_engines(), None);
     if let (None, Some(error)) = (image.bytes, &image.error) {
         bail!("{error}");
     }
     let file = File::open(path).ok();
     let extents = file.as_ref().filter(|_| image.kind == Some("file")).and_then(extents);
     let memory = file.as_ref().and_then(cached);
-    Ok(Facts { target: path.display().to_string(), image, extents, memory })
+    let target = path.display().to_string();
+    Ok(Facts { target, image, extents, memory, chain: None, chain_error: None })
 }
 
 fn extents(file: &File) -> Option<Extents> {

@@ -1,8 +1,9 @@
 //! The report: the facts, and how people read them.
 
+use super::chain::{self, Link};
 use super::image::Facts;
 use super::server::{Feature, Process, Served};
-use crate::doctor::report::{Line, Mark, disk, lay_out, line, ok_if, width};
+use crate::doctor::report::{Grade, ReportLine, disk, lay_out, line, ok_if, width};
 use ringway_control::size::Size;
 use serde::Serialize;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 #[serde(untagged)]
 pub(super) enum Info {
     Served(Box<Served>),
+    Chain { chain: Vec<Link> },
     Image(Box<Facts>),
 }
 
@@ -18,16 +20,17 @@ pub(super) enum Info {
 pub(super) fn write(info: &Info) -> String {
     let sections = match info {
         Info::Served(served) => self::served(served),
+        Info::Chain { chain } => chain::sections(chain),
         Info::Image(facts) => image(facts),
     };
     lay_out(&sections, width())
 }
 
-fn fact(name: &str, value: impl Into<String>) -> Line {
-    line(Mark::Fact, name, value)
+fn fact(name: &str, value: impl Into<String>) -> ReportLine {
+    line(Grade::Fact, name, value)
 }
 
-fn served(served: &Served) -> Vec<(String, Vec<Line>)> {
+fn served(served: &Served) -> Vec<(String, Vec<ReportLine>)> {
     let mut what = vec![
         fact("size", format!("{} ({})", Size(served.bytes), served.bytes)),
         fact("serial", served.serial.as_deref().unwrap_or("none")),
@@ -76,9 +79,9 @@ fn served(served: &Served) -> Vec<(String, Vec<Line>)> {
     sections
 }
 
-fn features(features: &[Feature]) -> Vec<Line> {
+fn features(features: &[Feature]) -> Vec<ReportLine> {
     let mut lines = Vec::new();
-    for (used, mark, name) in [(true, Mark::Ok, "used"), (false, Mark::Fact, "unused")] {
+    for (used, mark, name) in [(true, Grade::Ok, "used"), (false, Grade::Fact, "unused")] {
         let these = features.iter().filter(|feature| feature.used == used);
         let names: Vec<_> = these
             .map(|Feature { bit, name, .. }| {
@@ -92,7 +95,7 @@ fn features(features: &[Feature]) -> Vec<Line> {
     lines
 }
 
-fn server(process: &Process) -> Vec<Line> {
+fn server(process: &Process) -> Vec<ReportLine> {
     let size = |bytes: Option<u64>| bytes.map_or("not known".into(), |n| Size(n).to_string());
     let threads = process.threads.map_or(String::new(), |n| format!(", {n} threads"));
     vec![
@@ -110,7 +113,7 @@ fn server(process: &Process) -> Vec<Line> {
     ]
 }
 
-fn image(facts: &Facts) -> Vec<(String, Vec<Line>)> {
+fn image(facts: &Facts) -> Vec<(String, Vec<ReportLine>)> {
     let mut lines = disk(&facts.image);
     if let Some(extents) = &facts.extents {
         let more = if extents.complete { "" } else { ", and more behind" };
@@ -127,7 +130,12 @@ fn image(facts: &Facts) -> Vec<(String, Vec<Line>)> {
         lines.push(fact("page cache", format!("{}, {dirty}", Size(memory.cached_bytes))));
     }
     if let Some(error) = &facts.image.error {
-        lines.push(line(ok_if(false, Mark::No), "not servable", error.clone()));
+        lines.push(line(ok_if(false, Grade::No), "not servable", error.clone()));
     }
-    vec![(format!("Disk {}", facts.target), lines)]
+    if let Some(error) = &facts.chain_error {
+        lines.push(line(Grade::Warn, "as qcow2", error.clone()));
+    }
+    let mut sections = vec![(format!("Disk {}", facts.target), lines)];
+    sections.extend(facts.chain.iter().flat_map(|chain| chain::sections(chain)));
+    sections
 }

@@ -3,26 +3,31 @@
 use super::disk;
 use super::target::Target;
 use anyhow::{Context, anyhow, bail};
-use ringway_control::config::missing_folder;
+use ringway_bench::ServedHere;
+use ringway_control::config::{Format, missing_folder};
 use ringway_core::mem::Mapping;
-use ringway_disk::{ForeignFormat, LockError, lock_image};
+use ringway_disk::{ForeignFormat, LockError, OpenOptions as OpenDisk, Qcow2, Source, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
 use rustix::fs::{FallocateFlags, fallocate};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 
 /// Bytes of a request; longer commands are several of them.
 const CHUNK: usize = 1 << 20;
 
 /// How to open a target.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Open {
     pub(crate) read_only: bool,
     pub(crate) direct: bool,
-    /// It is raw, whatever it looks like.
-    pub(crate) raw: bool,
+    /// What its owner says.
+    pub(crate) format: Option<Format>,
+    /// The folder that names of backing files may not lead out of.
+    pub(crate) backing_root: Option<PathBuf>,
 }
 
 /// A file or device, or a disk behind a socket.
@@ -42,8 +47,13 @@ pub(crate) struct Medium {
 enum Kind {
     /// With page-aligned memory for O_DIRECT.
     File { file: File, block: bool, memory: Mapping },
-    /// With the only buffer.
-    Disk { device: Box<Device>, queue: BlkQueue<()>, buffer: Option<Buffer> },
+    /// With the only buffer, and who serves it if that is this process.
+    Disk {
+        device: Box<Device>,
+        queue: BlkQueue<()>,
+        buffer: Option<Buffer>,
+        image: Option<ServedHere>,
+    },
 }
 
 impl Medium {
@@ -52,19 +62,27 @@ impl Medium {
     /// # Errors
     /// What is wrong, and what to do.
     pub(crate) fn open(target: &Target, how: Open) -> anyhow::Result<Self> {
-        let Open { read_only, direct, raw } = how;
+        let Open { read_only, direct, .. } = how;
+        let qcow2 = how.format == Some(Format::Qcow2);
         match target {
+            Target::VhostUser(_) if qcow2 => {
+                bail!(
+                    "{target} is a served disk, whose server knows its format: leave out --format"
+                )
+            }
             Target::VhostUser(socket) => {
-                let mut device = Options::new().over(ringway_bench::peer::connect(socket)?)?;
-                let queue = device.queue()?;
-                let info = device.info();
-                let most = info.size_max.map_or(usize::MAX, |max| max as usize).max(512);
-                let chunk = CHUNK.min(most / 512 * 512);
-                let buffer = Some(device.pool().alloc(chunk).context("out of shared memory")?);
-                let (bytes, read_only) = (device.capacity(), read_only || info.read_only);
-                let device = Box::new(device);
-                let kind = Kind::Disk { device, queue, buffer };
-                Ok(Self { kind, bytes, read_only, foreign: None, chunk })
+                Self::served(ringway_bench::peer::connect(socket)?, None, read_only)
+            }
+            Target::Path(_) if qcow2 && direct => {
+                bail!("{target}: qcow2 goes through the page cache: leave out --direct")
+            }
+            Target::Path(path) if qcow2 => {
+                let mut options = OpenDisk::new(Source::Path(path.clone()));
+                options.read_only = read_only;
+                options.engines = ringway_export::usable_engines();
+                options.qcow2 = Some(Qcow2 { backing_root: how.backing_root, base: None });
+                let (image, stream) = ServedHere::start(ringway_disk::open(&options)?)?;
+                Self::served(stream, Some(image), read_only)
             }
             Target::Path(path) => {
                 let flags = if direct { libc::O_DIRECT } else { 0 };
@@ -90,6 +108,7 @@ impl Medium {
                     }
                 }
                 let bytes = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0))?;
+                let raw = how.format == Some(Format::Raw);
                 let foreign = if raw { None } else { ForeignFormat::of(&file, bytes)? };
                 let memory = Mapping::anonymous(CHUNK)?;
                 let kind = Kind::File { file, block, memory };
@@ -98,11 +117,30 @@ impl Medium {
         }
     }
 
+    /// A disk at the other end of a connection.
+    fn served(
+        stream: UnixStream,
+        image: Option<ServedHere>,
+        read_only: bool,
+    ) -> anyhow::Result<Self> {
+        let mut device = Options::new().over(stream)?;
+        let queue = device.queue()?;
+        let info = device.info();
+        let most = info.size_max.map_or(usize::MAX, |max| max as usize).max(512);
+        let chunk = CHUNK.min(most / 512 * 512);
+        let buffer = Some(device.pool().alloc(chunk).context("out of shared memory")?);
+        let (bytes, read_only) = (device.capacity(), read_only || info.read_only);
+        let device = Box::new(device);
+        let kind = Kind::Disk { device, queue, buffer, image };
+        Ok(Self { kind, bytes, read_only, foreign: None, chunk })
+    }
+
     /// What there is to know of it.
     pub(crate) fn facts(&self) -> String {
         let kind = match &self.kind {
             Kind::File { block: true, .. } => "block device".to_owned(),
             Kind::File { .. } => "file".to_owned(),
+            Kind::Disk { image: Some(_), .. } => "qcow2 image".to_owned(),
             Kind::Disk { device, .. } => {
                 format!("vhost-user-blk disk, blocks of {} bytes", device.block_size())
             }
@@ -121,9 +159,10 @@ impl Medium {
         }
         if let Some(format) = self.foreign.filter(|_| writes) {
             bail!(
-                "it looks like {}, which writing to its bytes destroys. Start with --format raw if \
+                "it looks like {}, which writing to its bytes destroys. Start with {}--format raw if \
                  they are what you mean",
-                format.words()
+                format.words(),
+                if format == ForeignFormat::Qcow2 { "--format qcow2, or " } else { "" }
             );
         }
         if offset.checked_add(len).is_none_or(|end| end > self.bytes) {

@@ -2,7 +2,7 @@
 
 use clap::{Arg, Args, Command};
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
-use ringway_control::config::{DaemonArgs, DiskArgs, LimitArgs, XenArgs};
+use ringway_control::config::{DaemonArgs, DiskArgs, LimitArgs, NbdSecurity, XenArgs};
 
 /// Words of the whole file that are options of a disk on the command line, or none.
 const MORE: [(&str, &str, &str); 5] = [
@@ -60,6 +60,7 @@ pub(super) fn page() -> Vec<u8> {
     )]);
     roff.control("SH", ["THE DAEMON"]);
     of::<DaemonArgs>(&mut roff, "");
+    of::<NbdSecurity>(&mut roff, "");
     MORE.iter().for_each(|(word, value, help)| entry(&mut roff, word, value, help));
     roff.control("SH", ["[[disk]]"]);
     of::<DiskArgs>(&mut roff, "");

@@ -41,7 +41,7 @@ pub(super) enum Link {
 
 /// A line of the table: a disk, or one of its queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Line {
+pub(super) struct Row {
     pub(super) disk: u64,
     pub(super) queue: Option<usize>,
 }
@@ -59,7 +59,7 @@ pub(super) struct App {
     /// Of each disk: requests per second.
     pub(super) history: HashMap<u64, VecDeque<f64>>,
     pub(super) open: BTreeSet<u64>,
-    pub(super) selected: Option<Line>,
+    pub(super) selected: Option<Row>,
     /// Where the table has been scrolled to.
     pub(super) table: TableState,
 }
@@ -124,19 +124,19 @@ impl App {
         sort(&mut figures.disks, self.sort);
         let lines = self.lines();
         let chosen = self.selected.filter(|line| lines.contains(line));
-        let disk = self.selected.map(|line| Line { queue: None, ..line });
+        let disk = self.selected.map(|line| Row { queue: None, ..line });
         let chosen = chosen.or(disk.filter(|line| lines.contains(line)));
         self.selected = chosen.or(lines.first().copied());
     }
 
     /// The lines of the table, from the top.
-    pub(super) fn lines(&self) -> Vec<Line> {
+    pub(super) fn lines(&self) -> Vec<Row> {
         let mut lines = Vec::new();
         for disk in self.figures.iter().flat_map(|figures| &figures.disks) {
-            lines.push(Line { disk: disk.id, queue: None });
+            lines.push(Row { disk: disk.id, queue: None });
             if self.open.contains(&disk.id) {
                 let queues = disk.queues.iter().map(|queue| Some(queue.queue));
-                lines.extend(queues.map(|queue| Line { disk: disk.id, queue }));
+                lines.extend(queues.map(|queue| Row { disk: disk.id, queue }));
             }
         }
         lines
@@ -202,7 +202,7 @@ impl App {
 
     /// Shows the queues of the selected disk, or no longer; the other way round if not told.
     fn unfold(&mut self, open: Option<bool>) {
-        let Some(Line { disk, .. }) = self.selected else { return };
+        let Some(Row { disk, .. }) = self.selected else { return };
         let open = open.unwrap_or(!self.open.contains(&disk));
         if open {
             self.open.insert(disk);

@@ -38,12 +38,12 @@ pub(super) const COLUMNS: [Column; COUNT] = [
     number("p50", 8, 0),
     number("p99", 8, 1),
     number("p99.9", 8, 2),
-    number("depth", 5, 1),
+    number("in flight", 9, 1),
     number("req/submit", 10, 4),
     number("done/harvest", 12, 5),
-    number("calls/IO", 8, 4),
+    number("syscalls/IO", 11, 4),
     number("spinning", 8, 5),
-    number("notify/s", 8, 6),
+    number("calls/s", 8, 6),
     words("engine", 12, 6),
     words("cache", 12, 7),
     number("throttled", 9, 3),
@@ -59,6 +59,13 @@ pub(super) fn fitting(all: &[Column], width: u16) -> Vec<usize> {
         columns.retain(|&other| other != at);
     }
     columns
+}
+
+/// The titles of those that may be left out, from what matters least on.
+pub(super) fn least(all: &[Column]) -> Vec<&'static str> {
+    let mut columns: Vec<usize> = (0..all.len()).filter(|&at| all[at].rank > 0).collect();
+    columns.sort_by_key(|&at| std::cmp::Reverse((all[at].rank, at)));
+    columns.into_iter().map(|at| all[at].title).collect()
 }
 
 /// The characters that some of the columns take, with a blank in between.
@@ -79,7 +86,7 @@ pub(super) const WORKERS: [Column; 12] = [
     number("req/submit", 10, 1),
     number("done/harvest", 12, 2),
     number("harvest p99", 11, 4),
-    number("calls/IO", 8, 2),
+    number("syscalls/IO", 11, 2),
 ];
 
 /// Which of these is the picture, for screens only, and its width.
@@ -120,10 +127,16 @@ pub(super) fn state(disk: &DiskFigures) -> &'static str {
     match (disk.state, disk.connected) {
         (State::Serving, _) if disk.held > 0 => "held",
         (State::Serving, true) if disk.overdue > 0 => "overdue",
+        (State::Serving, true) if is_throttled(disk) => "at limit",
         (State::Serving, true) => "connected",
         (State::Serving, false) => "alone",
         (state, _) => state.word(),
     }
+}
+
+/// True if its queues have waited for a limit for a hundredth of the time.
+fn is_throttled(disk: &DiskFigures) -> bool {
+    disk.rates.as_ref().is_some_and(|rates| rates.throttled >= 0.01)
 }
 
 fn figures(
@@ -199,7 +212,7 @@ mod tests {
             fitting(&COLUMNS, width).iter().map(|&at| COLUMNS[at].title).collect::<Vec<_>>()
         };
         assert!(!titles(150).contains(&"cache"));
-        let on_80 = ["disk", "state", "IOPS", "rd MB/s", "wr MB/s", "p50", "p99", "depth"];
+        let on_80 = ["disk", "state", "IOPS", "rd MB/s", "wr MB/s", "p50", "p99", "in flight"];
         assert_eq!(titles(80), on_80);
         assert_eq!(titles(10), ["disk", "IOPS", "rd MB/s", "wr MB/s", "p50"]);
         for width in 51..250 {

@@ -1,9 +1,10 @@
 //! The screen.
 
-use super::app::{App, HISTORY, Line as At, Link};
+use super::app::{App, HISTORY, Link, Row as At};
 use super::columns::{self, BAR, COLUMNS, Column, PICTURE_OF_WORKER, WORKERS, age, fitting, room};
 use super::figures::{DiskFigures, Effort, WorkerFigures};
 use super::plain::{self, latencies};
+use crate::happened::held;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -23,16 +24,17 @@ i m l n     sort by IOPS, MB/s, latency, name; s takes the next one
 + -         ask less or more often
 space       stop, and go on
 
-p50 p99     latency of reads and writes, from one request in about
-            sixty, of the last ten answers; - are too few of them
-depth       requests in flight
+p50 p99     latency of one request in sixty; - are too few of them
+in flight   requests just then: 0 is usual for quick disks
 req/submit  requests handed to the kernel at a time, on average
 done/harvest  completions found at a time
-calls/IO    system calls of the engine for each request
-notify/s    interrupts sent to the guest
+syscalls/IO  system calls of the engine for each request
+calls/s     notifications sent to the guest
 working     part of a worker's time spent on requests; spinning: on
             looking for more; asleep: neither
-alone       no front-end is connected
+alone       no front-end is connected; paused: by ctl pause
+held        failed requests wait, as the details say; overdue: not answered yet
+at limit    requests wait for a limit, which is in no latency
 
 Any key closes this.";
 
@@ -90,7 +92,8 @@ fn draw_title(frame: &mut Frame<'_>, app: &App, area: Rect) {
         }
         None => spans.push("  asking…".into()),
     }
-    let every = format!("every {:?}  by {} ", app.every, app.sort.word());
+    // Two blanks, as what is left of it may be cut off right there.
+    let every = format!("  every {:?}  by {} ", app.every, app.sort.word());
     let every = match app.paused {
         true => Line::from(vec![
             Span::styled(" PAUSED ", Modifier::REVERSED),
@@ -173,7 +176,7 @@ fn row(app: &App, line: At, fits: &[usize], has_picture: bool) -> Row<'static> {
 fn tone(disk: &DiskFigures) -> Style {
     match columns::state(disk) {
         "stuck" | "overdue" | "held" => Style::new().fg(Color::Red).bold(),
-        "paused" | "unlocked" | "leaving" => Style::new().fg(Color::Yellow),
+        "paused" | "unlocked" | "leaving" | "at limit" => Style::new().fg(Color::Yellow),
         "alone" => Style::new().fg(Color::DarkGray),
         _ => Style::new(),
     }
@@ -206,7 +209,7 @@ fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let cached = if disk.write_cache { "on" } else { "off" };
     let mut lines = vec![
         format!(
-            "engine {} ({})   cache {} ({}), the guest's is {cached}   path {}, {} switches",
+            "engine {} ({})   cache {} ({}), the guest's write cache {cached}   path {}, {} switches",
             disk.engine,
             disk.engine_why,
             disk.cache,
@@ -218,6 +221,10 @@ fn draw_detail(frame: &mut Frame<'_>, app: &App, area: Rect) {
         format!("writes  {}", latencies(&disk.writes)),
         format!("others  {}", latencies(&disk.others)),
     ];
+    if let Some(words) = &disk.holding {
+        // What is below may have no room: little goes on.
+        lines.insert(0, held(words));
+    }
     if let Some(words) = limits(disk) {
         lines.push(format!("limits  {words}"));
     }

@@ -3,8 +3,8 @@
 
 use super::buckets::{Buckets, Percentiles};
 use ringway_control::protocol::{
-    Counts, DaemonFacts, DiskFacts, DiskStatsOf, Latencies, List, PathFacts, QueueStatsOf, Spread,
-    State, Stats, WorkerStatsOf,
+    Counts, DaemonFacts, DiskFacts, DiskStatsOf, HeldFacts, Latencies, List, PathFacts,
+    QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -64,6 +64,9 @@ pub(super) struct DiskFigures {
     pub(super) overdue: usize,
     /// Requests that the disk has failed, and that wait.
     pub(super) held: u64,
+    /// Why, for how long, and what becomes of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) holding: Option<HeldFacts>,
     pub(super) rates: Option<Rates>,
     /// Of reads and writes together.
     pub(super) latency: Percentiles,
@@ -247,6 +250,7 @@ fn disk_figures(
         in_flight: now.in_flight,
         overdue: now.overdue,
         held: now.held.as_ref().map_or(0, |held| held.count),
+        holding: now.held.clone(),
         rates,
         latency: spread(&[|l| &l.reads, |l| &l.writes]),
         reads: spread(&[|l| &l.reads]),

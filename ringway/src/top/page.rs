@@ -2,15 +2,16 @@
 //!
 //! A process of its own, which only asks the daemon, as any client of the control socket could.
 //! `address.rs` is where it listens, `http.rs` answers browsers, `board.rs` knows what there is to tell;
-//! `history.rs` keeps what has been, `heat.rs` sorts latencies into rows, `changes.rs` finds what is
-//! different now. The page itself is `page.html`, `page.css`, `page.js` and `charts.js`.
+//! `history.rs` keeps what has been, `heat.rs` sorts latencies into rows, `listen.rs` hears events and
+//! `events.rs` puts them into words. The page itself is `page.html`, `page.css`, `page.js` and `charts.js`.
 
 mod address;
 mod board;
-mod changes;
+mod events;
 mod heat;
 mod history;
 mod http;
+mod listen;
 
 pub(super) use address::Address;
 
@@ -63,6 +64,11 @@ pub(super) fn serve(serve: Serve, socket: PathBuf, every: Duration) -> anyhow::R
     let board = Arc::new(Mutex::new(Board::new(&socket, every, serve.past)));
     let place = place(&listener, &serve.address)?;
     let told = format!("{place}\nringway top of {}, until Ctrl-C\n", socket.display());
+    let hearing = Arc::clone(&board);
+    let hear = move |event| {
+        hearing.lock().unwrap_or_else(PoisonError::into_inner).hear_event(event);
+    };
+    listen::listen(socket.clone(), hear).context("cannot start a thread")?;
     let watch = Watch::start(socket, every).context("cannot start a thread")?;
     let hearing = Arc::clone(&board);
     let hears = std::thread::Builder::new()

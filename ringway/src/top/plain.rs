@@ -12,7 +12,8 @@ pub(super) fn text(figures: &Figures) -> String {
         std::iter::once(columns::disk(disk)).chain(queues)
     });
     let words = COLUMNS.iter().take_while(|column| column.words).count();
-    let disks = table::with_words(words, &head, lines.map(Vec::from).collect());
+    let lines = lines.map(Vec::from).collect();
+    let disks = table::fitting(words, &head, lines, &columns::least(&COLUMNS));
     let words = |at: &usize| *at != PICTURE_OF_WORKER;
     let shown: Vec<usize> = (0..WORKERS.len()).filter(words).collect();
     let workers = figures.workers.iter().map(|one| {
@@ -23,7 +24,7 @@ pub(super) fn text(figures: &Figures) -> String {
     let up = age(figures.daemon.uptime_us);
     format!(
         "{disks}\n\n{}\n\nringway {}, process {}, up for {up}\n",
-        table::text(&heads, workers.collect()),
+        table::fitting(1, &heads, workers.collect(), &columns::least(&WORKERS)),
         figures.daemon.version,
         figures.daemon.pid
     )

@@ -172,7 +172,7 @@ impl Browser {
     }
 
     /// Makes the window so large, in a theme.
-    pub(crate) fn look(&mut self, width: u32, height: u32, theme: &str) {
+    pub(crate) fn emulate(&mut self, width: u32, height: u32, theme: &str) {
         let size =
             json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
         self.order("Emulation.setDeviceMetricsOverride", size);

@@ -101,6 +101,13 @@ impl Daemon {
         daemon
     }
 
+    /// The next line it prints.
+    pub(crate) fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
     /// What it has logged so far.
     pub(crate) fn log(&self) -> String {
         // The daemon may be in the middle of a character.
@@ -289,4 +296,27 @@ pub(crate) fn threads(pid: u32) -> Vec<Thread> {
         (!dead).then_some(thread)
     });
     living.collect()
+}
+
+/// Runs the program in a folder: its status, and words that it says.
+#[track_caller]
+pub(crate) fn says(dir: &Path, args: &[&str], status: i32, words: &[&str]) -> String {
+    let mut command = ringway();
+    command.args(args).current_dir(dir);
+    let output = run(command);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{args:?}: {said}");
+    for word in words {
+        assert!(said.contains(word), "{args:?} does not say {word:?}: {said}");
+    }
+    said
+}
+
+/// What is in a folder.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
 }

@@ -128,6 +128,7 @@ fn what_is_held_goes_when_nothing_is_merged_any_more() {
     scheduler.follow(&SharedPolicy::new(SchedulerMode::Bio), 0, || unreachable!("nothing is due"));
     scheduler.dispatch(&mut paper);
     assert_eq!((paper.runs.len(), scheduler.holds(), scheduler.is_idle()), (2, false, true));
+    assert!(!scheduler.merges());
     assert_eq!(scheduler.admit(&mut paper, 2, read(2), 0), Admitted::Send);
 }
 

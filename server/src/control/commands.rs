@@ -1,22 +1,24 @@
 //! What clients ask for, carried out.
 
-use super::super::disks::{AnyDisk, Disks, limits_of};
+use super::super::disks::{AnyDisk, Disks, SnapshotError, limits_of};
 use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::limits::Change;
-use super::super::served::Served;
+use super::super::reload::reload;
+use super::super::served::{Served, lock};
 use super::reports;
 use ringway_control::protocol::{
     Done, Happened, Kind, Limited, Problem, Removed, ResizedTo, Retried,
 };
 use ringway_control::request::{
-    self, Add, Asked, Limit, Name, Nothing, One, Request, Resize, Retry,
+    self, Add, Asked, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
 };
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
 use ringway_terminal::reasons::in_full;
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -71,6 +73,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Events(Nothing {}) => {
             Err(Problem::new(Kind::Failed, "events are told on a connection of their own"))
         }
+        Request::Reload(Nothing {}) => answer(reload(disks).map_err(failed)?),
         Request::Add(disk) => add(disks, *disk),
         Request::Remove(disk) => remove(disks, disk),
         Request::Resize(asked) => resize(disks, asked),
@@ -79,6 +82,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Pause(disk) => change(disks, disk, |disk| disk.pause()),
         Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
         Request::Retry(asked) => retry(disks, asked),
+        Request::Snapshot(asked) => snapshot(disks, &asked),
     }
 }
 
@@ -127,7 +131,7 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
             served.id.to_string() == *word
                 || served.export.disk().name() == word
                 || served.socket.as_deref() == Some(Path::new(word))
-                || place.as_ref().is_some_and(|place| served.claim.is_at(place))
+                || place.as_ref().is_some_and(|place| lock(&served.claim).is_at(place))
         }
     };
     let is_it_apart = |disk: &Isolated| match name {
@@ -179,16 +183,20 @@ fn add(disks: &Disks, disk: Add) -> Outcome {
 }
 
 fn remove(disks: &Disks, One { disk }: One) -> Outcome {
-    let (id, image, drained) = match find(disks, &disk)? {
+    match find(disks, &disk)? {
         AnyDisk::Here(served) => {
             let (id, image) = (served.id, served.export.disk().name().to_owned());
-            (id, image, disks.remove(served).map_err(failed)?)
+            let connected = served.export.is_connected();
+            let drained = disks.remove(served).map_err(failed)?;
+            answer(Removed { id, image, drained, connected })
         }
         AnyDisk::Apart(disk) => {
-            (disk.id, disk.image(), disks.remove_isolated(&disk).map_err(failed)?)
+            let (id, image) = (disk.id, disk.image());
+            let connected = reports::facts_apart(&disk).connected;
+            let drained = disks.remove_isolated(&disk).map_err(failed)?;
+            answer(Removed { id, image, drained, connected })
         }
-    };
-    answer(Removed { id, image, drained })
+    }
 }
 
 fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
@@ -222,6 +230,24 @@ fn retry(disks: &Disks, Retry { disk, fail }: Retry) -> Outcome {
     answer(Retried { id: served.id, image, requests, failed: fail, held })
 }
 
+fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {
+    match find(disks, &asked.disk)? {
+        AnyDisk::Here(served) => match disks.snapshot(&served, &asked.snapshot) {
+            Ok(taken) => answer(taken),
+            Err(SnapshotError::Change(error)) => Err(refused(served.name(), &error)),
+            Err(error) => Err(Problem::new(Kind::Failed, format!("{}: {error}", served.name()))),
+        },
+        AnyDisk::Apart(disk) => Err(Problem::new(
+            Kind::Failed,
+            format!(
+                "{}: it has a process of its own (isolate), which may make no files: snapshots are for \
+                 disks without",
+                disk.image()
+            ),
+        )),
+    }
+}
+
 fn limit(disks: &Disks, asked: Limit) -> Outcome {
     let group = asked.group.as_deref();
     let change = Change { limits: &asked.limits, lift: asked.lift, group };
@@ -234,11 +260,30 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
         };
         Problem::new(kind, in_full(&error))
     };
+    if asked.remove {
+        let more =
+            asked.disk.is_some() || asked.create || !change.limits.is_silent() || change.lift;
+        let Some(name) = group.filter(|_| !more) else {
+            let why = "remove takes a group away: it goes with group and nothing else";
+            return Err(Problem::new(Kind::Malformed, why));
+        };
+        disks.remove_limit_group(name).map_err(wrong)?;
+        disks.events.tell(None, Happened::LimitGroupRemoved { limit_group: name.into() });
+        let limits = BTreeMap::new();
+        let group = asked.group;
+        return answer(Limited { id: None, image: None, group, limits, removed: true });
+    }
     let Some(name) = &asked.disk else {
         let name = group.unwrap_or_default();
         let change = Change { group: None, ..change };
         let limits = disks.limit_group(name, &change, asked.create).map_err(wrong)?.numbers();
-        return answer(Limited { id: None, image: None, group: asked.group, limits });
+        if asked.create || !change.is_none() {
+            let limit_group = asked.group.clone();
+            let happened = Happened::LimitsChanged { limits: limits.clone(), limit_group };
+            disks.events.tell(None, happened);
+        }
+        let group = asked.group;
+        return answer(Limited { id: None, image: None, group, limits, removed: false });
     };
     let disk = find(disks, name)?;
     let (id, image) = match &disk {
@@ -246,10 +291,17 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
             disks.limit(served, &change).map_err(wrong)?;
             (served.id, served.export.disk().name().to_owned())
         }
-        AnyDisk::Apart(isolated) => return disks.limit_apart(isolated, &change),
+        AnyDisk::Apart(isolated) => {
+            // Its process, asked for the same, tells it.
+            return disks.limit_apart(isolated, &change);
+        }
     };
     let (limits, group) = limits_of(&disk);
-    answer(Limited { id: Some(id), image: Some(image), group, limits })
+    if !change.is_none() {
+        let (limits, limit_group) = (limits.clone(), group.clone());
+        disks.events.tell(Some((id, &image)), Happened::LimitsChanged { limits, limit_group });
+    }
+    answer(Limited { id: Some(id), image: Some(image), group, limits, removed: false })
 }
 
 fn change(

@@ -7,7 +7,7 @@ use super::super::stats::Asked;
 use hdrhistogram::Histogram;
 use ringway_control::protocol::{
     Buckets, DaemonFacts, DiskFacts, DiskStatsOf, DurationsOf, FailuresOf, Latencies, List,
-    PathFacts, QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
+    PathFacts, Qcow2Facts, QueueStatsOf, Spread, State, Stats, WorkerStatsOf,
 };
 use ringway_disk::{Disk, EngineKind, Failures, Incidents};
 use ringway_export::{
@@ -43,6 +43,13 @@ pub(super) fn list(disks: &Disks) -> List {
     }
 }
 
+/// Of a disk with a process of its own, as that says now.
+pub(super) fn facts_apart(disk: &Isolated) -> DiskFacts {
+    let answer = disk.ask(json!({"command": "list"})).wait(PATIENCE).ok();
+    let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
+    disk.facts(said.and_then(|said| said.disks.into_iter().next()))
+}
+
 /// Of all disks; of those with processes of their own, as these said last.
 pub(crate) fn all_facts(disks: &Disks) -> Vec<DiskFacts> {
     let mut all: Vec<_> = disks.list().iter().map(|served| facts(served)).collect();
@@ -76,11 +83,13 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
         errors: (&**disk).into(),
         state: state(served),
         held: disk.held().map(Into::into),
+        qcow2: Qcow2Facts::of(disk, served.base.clone(), served.is_ephemeral()),
         connected: served.export.is_connected(),
         process: None,
         restarts: 0,
         limits: limits.own.numbers(),
         limit_group: limits.group.clone(),
+        at_limit: disk.is_at_limit(),
     }
 }
 

@@ -7,6 +7,7 @@ use super::means::wait;
 use anyhow::anyhow;
 use ringway_control::config::{Claim, DiskSpec};
 use ringway_control::protocol::Happened;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -18,6 +19,16 @@ impl Disks {
                  isolate = true for one of its disks"
             )
         })
+    }
+
+    /// What hangs up when no process can be started any more; `None` if none ever could.
+    pub(crate) fn end_of_spawner(&self) -> Option<BorrowedFd<'_>> {
+        self.spawner.as_ref().map(|spawner| spawner.end())
+    }
+
+    /// Why processes of disks have no cgroups of their own, if there can be such processes.
+    pub(crate) fn no_cgroups(&self) -> Option<&str> {
+        self.spawner.as_ref().and_then(|spawner| spawner.no_cgroups.as_deref())
     }
 
     /// Lets those with processes of their own serve.
@@ -79,7 +90,19 @@ impl Disks {
     /// # Errors
     /// That somebody else removes it already.
     pub(crate) fn remove_isolated(&self, disk: &Arc<Isolated>) -> anyhow::Result<bool> {
-        disk.stop_once()?;
+        self.take_isolated(disk, true)
+    }
+
+    /// As [`Disks::remove_isolated`]; unless it is `removed` for good, a clone stays.
+    ///
+    /// # Errors
+    /// As [`Disks::remove_isolated`].
+    pub(crate) fn take_isolated(
+        &self,
+        disk: &Arc<Isolated>,
+        removed: bool,
+    ) -> anyhow::Result<bool> {
+        disk.stop_once(removed)?;
         let clear = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");
@@ -94,9 +117,9 @@ impl Disks {
 
     fn check_claim_apart(&self, claim: &Claim) -> anyhow::Result<()> {
         let (list, isolated) = (self.list(), self.isolated());
-        let here = list.iter().map(|served| &served.claim);
-        here.chain(isolated.iter().map(|disk| &disk.claim))
-            .try_for_each(|other| claim.check_apart(other))
+        let here = list.iter().map(|served| lock(&served.claim).clone());
+        here.chain(isolated.iter().map(|disk| disk.claim.clone()))
+            .try_for_each(|other| claim.check_apart(&other))
             .map_err(anyhow::Error::msg)
     }
 }

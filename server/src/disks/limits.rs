@@ -11,6 +11,13 @@ use ringway_control::config::LimitArgs;
 use ringway_control::protocol::{Kind, LimitGroupFacts, Problem};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Groups that there can be before `ctl` makes no more of them.
+const GROUPS_MAX: usize = 1000;
+
+/// Bytes of the name of one that `ctl` makes.
+const NAME_MAX: usize = 255;
 
 impl Disks {
     /// Gives a disk its limits before it is served. Its group may have changed a moment ago.
@@ -19,7 +26,7 @@ impl Disks {
     /// As [`super::super::limits::LimitGroups::of_new`].
     pub(super) fn settle_limits(&self, served: &Served) -> anyhow::Result<()> {
         let groups = self.limit_groups.lock();
-        let members = members(&groups, &lock(&served.limits))?;
+        let members = members(&groups, &mut lock(&served.limits))?;
         served.export.disk().set_limits(members);
         Ok(())
     }
@@ -47,8 +54,8 @@ impl Disks {
             true => limits.member.clone(),
             false => alone(&own.rates().map_err(anyhow::Error::msg)?)?,
         };
-        let new = DiskLimits { own, member, group };
-        let members = members(&groups, &new)?;
+        let mut new = DiskLimits { own, member, group, shared: limits.shared.clone() };
+        let members = members(&groups, &mut new)?;
         *limits = new;
         let (own, group) = (words(&limits.own), limits.group.clone());
         drop(limits);
@@ -96,6 +103,18 @@ impl Disks {
             true if groups.contains_key(name) => {
                 bail!("there is a limit group '{name}' already: leave --create out to change it")
             }
+            true if name.is_empty() || name.len() > NAME_MAX => {
+                bail!(
+                    "the name of a limit group has 1 to {NAME_MAX} bytes, this one {}",
+                    name.len()
+                )
+            }
+            true if groups.len() >= GROUPS_MAX => {
+                bail!(
+                    "there are {GROUPS_MAX} limit groups, which is the most there can be: use one of \
+                     them, or start the daemon anew"
+                )
+            }
             true => LimitArgs::default(),
             false => LimitGroups::find(&groups, name)?.limits,
         };
@@ -105,15 +124,39 @@ impl Disks {
         }
         groups.insert(name.to_owned(), Group::new(limits)?);
         for served in self.list() {
-            let its = lock(&served.limits);
+            let mut its = lock(&served.limits);
             if its.group.as_deref() == Some(name) {
-                let members = members(&groups, &its)?;
+                let members = members(&groups, &mut its)?;
                 drop(its);
                 served.export.set_limits(members);
             }
         }
         tracing::info!(limit_group = name, limits = words(&limits), "limits changed");
         Ok(limits)
+    }
+
+    /// Takes a group away that nobody shares any more.
+    ///
+    /// # Errors
+    /// That there is no such group, or who is in it. Nothing has changed then.
+    pub(crate) fn remove_limit_group(&self, name: &str) -> anyhow::Result<()> {
+        let mut groups = self.limit_groups.lock();
+        LimitGroups::find(&groups, name)?;
+        let is_in = |served: &&Arc<Served>| lock(&served.limits).group.as_deref() == Some(name);
+        let list = self.list();
+        let members: Vec<_> = list.iter().filter(is_in).map(|served| served.name()).collect();
+        if !members.is_empty() {
+            bail!(
+                "the limit group '{name}' is shared by {}: give that another one, or none, first",
+                members.join(", ")
+            );
+        }
+        if self.xen.as_ref().is_some_and(|plan| plan.limit_groups().any(|group| group == name)) {
+            bail!("disks of Xen guests that are still to come have the limit group '{name}'");
+        }
+        groups.remove(name);
+        tracing::info!(limit_group = name, "limit group removed");
+        Ok(())
     }
 
     /// The groups, for who asks.

@@ -1,11 +1,14 @@
 //! What disks are made with, here or in processes of their own.
 
+use super::super::configured::Configured;
 use super::super::host::Host;
 use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::super::limits::LimitGroups;
-use super::super::served::Served;
-use anyhow::anyhow;
-use ringway_control::config::{DaemonArgs, DiskSpec, XenPlan};
+use super::super::nbd_clients::Portals;
+use super::super::served::{Served, lock};
+use crate::sandbox::Guests;
+use anyhow::{anyhow, ensure};
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
 
@@ -17,24 +20,58 @@ pub(crate) enum AnyDisk {
     Apart(Arc<Isolated>),
 }
 
+impl AnyDisk {
+    /// What it takes for itself.
+    pub(crate) fn claim(&self) -> Claim {
+        match self {
+            Self::Here(served) => lock(&served.claim).clone(),
+            Self::Apart(disk) => disk.claim.clone(),
+        }
+    }
+
+    /// Its image, as it was given.
+    pub(crate) fn image(&self) -> String {
+        match self {
+            Self::Here(served) => served.name().to_owned(),
+            Self::Apart(disk) => disk.image(),
+        }
+    }
+}
+
 /// What disks are made with.
 pub(crate) struct Means {
     /// Where images and sockets are.
     pub(crate) host: Host,
+    /// Who comes to them.
+    pub(crate) guests: Guests,
     /// The toolstack that attaches disks, if it is one of Xen's.
     pub(crate) xen: Option<Arc<XenPlan>>,
+    /// Where NBD clients come in.
+    pub(crate) portals: Portals,
     /// What starts processes, if some disks have one of their own.
     pub(crate) spawner: Option<Arc<Spawner>>,
     /// How those log.
     pub(crate) log: LogWords,
+    /// The file that says what is served, if there is one.
+    pub(crate) configured: Option<Configured>,
     /// Requests are timed although there is no control socket here.
     pub(crate) sampled: bool,
     /// Limits that some of them share.
     pub(crate) limit_groups: LimitGroups,
 }
 
-pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> bool {
-    spec.isolate.or(options.each.isolate).unwrap_or(false)
+/// Whether it is to have a process of its own.
+///
+/// # Errors
+/// That it has none, and the memory of that is limited.
+pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> anyhow::Result<bool> {
+    let isolated = spec.isolate.or(options.each.isolate).unwrap_or(false);
+    ensure!(
+        isolated || spec.words.memory_max.is_none(),
+        "memory-max limits the process of a disk, and this one has none of its own: add isolate = true \
+         (--isolate), or leave it out"
+    );
+    Ok(isolated)
 }
 
 /// Waits until those that were started with the daemon could serve.

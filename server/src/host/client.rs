@@ -1,7 +1,7 @@
 //! The daemon's side: asks the helper.
 
+use super::protocol::{Answer, Request, SocketBusy, Wanted};
 use super::wire::{receive, send};
-use super::words::{Answer, Request, SocketBusy, Wanted};
 use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
@@ -13,6 +13,30 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+/// A disk that the helper has opened.
+pub(super) struct Opened {
+    pub(super) disk: Disk,
+    /// Its file, if that was made.
+    pub(super) new: Option<HelpersFile>,
+    /// Its file, if that is a clone that goes with the disk.
+    pub(super) clone: Option<EphemeralFile>,
+}
+
+/// A file that stays when this is dropped: only who asks for it removes it.
+pub(super) struct EphemeralFile(Option<HelpersFile>);
+
+impl EphemeralFile {
+    pub(super) fn remove(mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl Drop for EphemeralFile {
+    fn drop(&mut self) {
+        self.0.take().into_iter().for_each(HelpersFile::keep);
+    }
+}
 
 /// A line to the helper.
 pub(super) struct Client {
@@ -29,11 +53,11 @@ impl Client {
     }
 
     /// A refusal becomes an error.
-    fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    pub(super) fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         self.ask_with(request, None)
     }
 
-    fn ask_with(
+    pub(super) fn ask_with(
         &self,
         request: &Request,
         fd: Option<BorrowedFd<'_>>,
@@ -41,10 +65,10 @@ impl Client {
         let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
         let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
         for number in let_go {
-            send(&*line, &Request::Stateless { number }, None).map_err(|_| gone())?;
+            send(&*line, &Request::Stateless { number }, None).map_err(|_| helper_ended())?;
             answer(&line)?;
         }
-        send(&*line, request, fd).map_err(|_| gone())?;
+        send(&*line, request, fd).map_err(|_| helper_ended())?;
         answer(&line)
     }
 
@@ -62,15 +86,25 @@ impl Client {
     pub(super) fn open(
         self: &Arc<Self>,
         options: &OpenOptions,
-    ) -> anyhow::Result<(Disk, Option<HelpersFile>)> {
-        let (Answer::Wait, Some(line)) = self.ask(&Request::Open(Wanted::of(options)?))? else {
+        ephemeral: bool,
+    ) -> anyhow::Result<Opened> {
+        let wanted = Wanted::of(options, ephemeral)?;
+        let (Answer::Wait, Some(line)) = self.ask(&Request::Open(Box::new(wanted)))? else {
             bail!(OUT_OF_TURN);
         };
-        let (Answer::Opened { found, new }, Some(file)) = answer(&line)? else {
+        let (Answer::Opened { found, new, clone }, Some(file)) = answer(&line)? else {
             bail!(OUT_OF_TURN);
         };
         let new = new.map(|number| HelpersFile::new(self, number));
-        Ok((found.into_disk(file)?, new))
+        let clone = clone.map(|number| EphemeralFile(Some(HelpersFile::new(self, number))));
+        let mut others = Vec::new();
+        for _ in 0..found.others() {
+            let (Answer::Layer, Some(file)) = answer(&line)? else {
+                bail!(OUT_OF_TURN);
+            };
+            others.push(file);
+        }
+        Ok(Opened { disk: found.into_disk(file, others)?, new, clone })
     }
 
     pub(super) fn listen(
@@ -84,6 +118,13 @@ impl Client {
             bail!(OUT_OF_TURN);
         };
         Ok((socket.into(), HelpersFile::new(self, number), path.into()))
+    }
+
+    pub(super) fn configuration(&self) -> anyhow::Result<File> {
+        match self.ask(&Request::Configuration)? {
+            (Answer::Configuration, Some(file)) => Ok(file.into()),
+            _ => bail!(OUT_OF_TURN),
+        }
     }
 
     pub(super) fn locate(&self, path: &Path) -> anyhow::Result<Location> {
@@ -122,17 +163,17 @@ impl xen::Access for Client {
 #[cfg(not(feature = "xen"))]
 impl xen::Access for Client {}
 
-const OUT_OF_TURN: &str = "the process that opens files answers something else";
+pub(super) const OUT_OF_TURN: &str = "the process that opens files answers something else";
 
-fn gone() -> anyhow::Error {
+fn helper_ended() -> anyhow::Error {
     anyhow!(
         "the process that opens files for this daemon has ended (ringway-helper). Disks are served \
          on; to add some, start the daemon anew"
     )
 }
 
-fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
-    match receive(line)?.ok_or_else(gone)? {
+pub(super) fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    match receive(line)?.ok_or_else(helper_ended)? {
         (Answer::Refused { why, socket_busy: true }, _) => Err(SocketBusy(why).into()),
         (Answer::Refused { why, socket_busy: false }, _) => Err(anyhow!(why)),
         answer => Ok(answer),
@@ -143,6 +184,19 @@ fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
 pub(super) struct HelpersState {
     helper: Arc<Client>,
     number: u64,
+}
+
+impl HelpersState {
+    /// The disk is about to be served from this image.
+    pub(super) fn follow(&self, image: &File) -> anyhow::Result<()> {
+        let request = Request::StateFollows { number: self.number };
+        self.helper.ask_with(&request, Some(image.as_fd())).map(drop)
+    }
+
+    /// It is, or it is not.
+    pub(super) fn settle(&self, follows: bool) -> anyhow::Result<()> {
+        self.helper.ask(&Request::StateSettled { number: self.number, follows }).map(drop)
+    }
 }
 
 impl Drop for HelpersState {

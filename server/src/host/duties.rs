@@ -3,6 +3,7 @@
 use super::state::StateDir;
 use crate::sandbox::Account;
 use crate::xen::Here;
+use std::path::PathBuf;
 
 /// What a helper is to do.
 #[derive(Debug)]
@@ -13,10 +14,16 @@ pub(crate) struct Duties {
     pub(crate) adds: bool,
     /// Whether sockets are given to other groups from the start.
     pub(crate) groups: bool,
+    /// Whether clones may have to be made for disks that it starts with.
+    pub(crate) clones: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
+    /// Whether disks are there from the start that servers of other hosts have.
+    pub(crate) network: bool,
     /// What guests of this Xen host need.
     pub(crate) xen: Option<Here>,
+    /// The file that may be read again.
+    pub(crate) configuration: Option<PathBuf>,
     /// Where to keep what outlives the daemon.
     pub(crate) state_dir: Option<StateDir>,
 }

@@ -7,13 +7,15 @@
 //! it goes on opening devices and records as whoever started it: the daemon has others of the same
 //! kind, which are worth no less.
 
+mod overlays;
+
 use super::super::survive::survive;
 use super::client::Client;
 use super::duties::Duties;
-use super::local::{Local, OwnFile, listen, open};
+use super::local::{Local, Opened, OwnFile, configuration, listen, open};
+use super::protocol::{Answer, Found, Request, Wanted};
 use super::state::StateKeeper;
 use super::wire::{receive, send};
-use super::words::{Answer, Found, Request, Wanted};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 #[cfg(feature = "xen")]
 use crate::xen::Access as _;
@@ -21,11 +23,12 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
+use ringway_disk::NewOverlay;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -47,13 +50,18 @@ struct Helper {
     local: Local,
     duties: Duties,
     started: bool,
+    /// Exports that the daemon has, and connects to again when a connection is lost.
+    remotes: BTreeSet<Vec<u8>>,
     things: Arc<Mutex<Things>>,
+    /// Each step of a snapshot that is under way has this, too.
+    steps: Arc<()>,
 }
 
 #[derive(Default)]
 struct Things {
     list: BTreeMap<u64, Thing>,
     states: BTreeMap<u64, StateKeeper>,
+    overlays: BTreeMap<u64, NewOverlay>,
     next: u64,
 }
 
@@ -85,7 +93,9 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let (account, groups) = (duties.account.is_some(), duties.groups || duties.adds);
             let root = rustix::process::geteuid().is_root();
             let gives = groups && (account || !root);
-            let needs = HelperNeeds { account, iopoll: duties.iopoll, groups, gives };
+            let (iopoll, clones) = (duties.iopoll, duties.clones || duties.adds);
+            let network = duties.network;
+            let needs = HelperNeeds { account, iopoll, groups, clones, gives, network };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
@@ -98,7 +108,8 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             }
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
-            Helper { local, duties, started: false, things }.serve(&its);
+            let (remotes, steps) = (BTreeSet::new(), Arc::default());
+            Helper { local, duties, started: false, remotes, things, steps }.serve(&its);
             logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
             unsafe { libc::_exit(0) }
@@ -168,6 +179,8 @@ impl Helper {
         for (_, keeper) in std::mem::take(&mut lock(&self.things).states) {
             keeper.bear_witness();
         }
+        // Those of a daemon that has died: what has its name by now is on top of all it wrote.
+        self.keep_overlays();
         if self.started {
             // Sockets stay for the next daemon to replace, as if it had been killed without us.
             std::mem::forget(std::mem::take(&mut *lock(&self.things)));
@@ -176,22 +189,34 @@ impl Helper {
         }
     }
 
+    /// Refuses what a daemon that has started does not need any more.
+    fn may(&mut self, request: &Request) -> anyhow::Result<()> {
+        let again = match request {
+            Request::Open(wanted) => match wanted.remote() {
+                Some(name) if self.started => self.remotes.contains(name),
+                Some(name) => self.remotes.insert(name.to_vec()),
+                None => false,
+            },
+            Request::Listen { .. } => false,
+            _ => return Ok(()),
+        };
+        if self.started && !self.duties.adds && !again {
+            bail!("this daemon was started without --control: no disks are added to it");
+        }
+        Ok(())
+    }
+
     fn obey(
         &mut self,
         request: Request,
         fd: Option<OwnedFd>,
     ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         panic_point!("helper");
-        if self.started
-            && !self.duties.adds
-            && matches!(request, Request::Open(_) | Request::Listen { .. })
-        {
-            bail!("this daemon was started without --control: no disks are added to it");
-        }
+        self.may(&request)?;
         match request {
             Request::Open(wanted) => {
                 let (ours, its) = line()?;
-                self.open(wanted, ours)?;
+                self.open(*wanted, ours)?;
                 Ok((Answer::Wait, Some(its)))
             }
             Request::State => self.state(fd),
@@ -201,6 +226,13 @@ impl Helper {
             }
             Request::Listen { path, private, mode, group } => {
                 self.listen(&PathBuf::from(path), private, Access { mode, group })
+            }
+            Request::Configuration => {
+                let Some(path) = self.duties.configuration.clone() else {
+                    bail!("this daemon was started without a configuration file");
+                };
+                let file = self.as_account(|| configuration(&path))??;
+                Ok((Answer::Configuration, Some(file.into())))
             }
             Request::Locate { path } => {
                 let path = PathBuf::from(path);
@@ -236,11 +268,13 @@ impl Helper {
                 self.started = true;
                 Ok((Answer::Done, None))
             }
+            request => self.obey_overlay(request, fd),
         }
     }
 
     /// Opens an image on a thread of its own: it may have to wait for a lock.
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
+        let ephemeral = wanted.ephemeral;
         let options = wanted.into_options(|asked| self.local.engines(asked))?;
         let (iopoll, account, things) =
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
@@ -248,18 +282,26 @@ impl Helper {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
                 account.iter().try_for_each(Account::become_it)?;
-                let (disk, new) = open(&options, iopoll)?;
-                // The daemon takes the lock anew, in its own name.
-                disk.hand_over();
-                let (found, file) = Found::of(disk.into_parts());
-                let new = new.map(|file| lock(&things).add(file, account.clone()));
-                Ok((Answer::Opened { found: Box::new(found), new }, file))
+                let Opened { disk, new, clone } = open(&options, ephemeral, iopoll)?;
+                // The daemon takes the lock anew, in its own name. What was read of a qcow2 image is
+                // only true as long as nobody else can have it.
+                if options.qcow2.is_none() && disk.remote().is_none() {
+                    disk.hand_over();
+                }
+                let (found, files) = Found::of(disk.into_parts());
+                let add = |file| lock(&things).add(file, account.clone());
+                let (new, clone) = (new.map(add), clone.map(add));
+                Ok((Answer::Opened { found: Box::new(found), new, clone }, files))
             };
             // If the daemon has gone nobody needs the answer.
             let opened = survive("the helper", opened);
             let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
-                Ok((answer, file)) => send(line, &answer, Some(file.as_fd())),
-                Err(error) => send(line, &Answer::refused(&error), None),
+                Ok((answer, files)) => {
+                    let answers = std::iter::once(&answer).chain(std::iter::repeat(&Answer::Layer));
+                    let mut all = answers.zip(&files);
+                    all.try_for_each(|(answer, file)| send(&line, answer, Some(file.as_fd())))
+                }
+                Err(error) => send(&line, &Answer::refused(&error), None),
             };
         })?;
         Ok(())

@@ -2,12 +2,14 @@
 
 use crate::image::{check_iopoll, open_disk};
 use anyhow::Context;
-use ringway_control::config::DiskSpec;
-use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
+use ringway_control::config::{DiskSpec, Format as Said};
+use ringway_disk::{Base, Disk, EngineKind, OpenOptions, Qcow2, Source};
 use ringway_export::engines_to_choose;
+use ringway_image::Format;
 use ringway_vhost_user::{Access, bind};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -46,6 +48,16 @@ impl Local {
             incoming: spec.incoming,
             path: spec.path,
             raw: spec.raw,
+            qcow2: spec.qcow2.then(|| Qcow2 {
+                backing_root: spec.backing_root.clone(),
+                base: spec.base.as_ref().map(|(path, format)| Base {
+                    path: path.clone(),
+                    format: format.map(|format| match format {
+                        Said::Raw => Format::Raw,
+                        Said::Qcow2 => Format::Qcow2,
+                    }),
+                }),
+            }),
         }
     }
 
@@ -54,13 +66,22 @@ impl Local {
         asked.map_or_else(|| self.engines.clone(), |engine| engines_to_choose(Some(engine)))
     }
 
-    pub(super) fn open(&self, options: &OpenOptions) -> anyhow::Result<(Disk, Option<OwnFile>)> {
-        open(options, self.iopoll)
+    pub(super) fn open(&self, options: &OpenOptions, ephemeral: bool) -> anyhow::Result<Opened> {
+        open(options, ephemeral, self.iopoll)
     }
 }
 
-/// Opens a disk. Also gives back its file if that is new.
-pub(super) fn open(options: &OpenOptions, iopoll: bool) -> anyhow::Result<(Disk, Option<OwnFile>)> {
+/// A disk that was opened here.
+pub(super) struct Opened {
+    pub(super) disk: Disk,
+    /// Its file if that is new.
+    pub(super) new: Option<OwnFile>,
+    /// Its file if that is a clone that goes with the disk.
+    pub(super) clone: Option<OwnFile>,
+}
+
+/// Opens a disk.
+pub(super) fn open(options: &OpenOptions, ephemeral: bool, iopoll: bool) -> anyhow::Result<Opened> {
     let disk = open_disk(options)?;
     let new = match &options.source {
         Source::Path(path) if disk.created() => Some(OwnFile::new(path)?),
@@ -69,7 +90,18 @@ pub(super) fn open(options: &OpenOptions, iopoll: bool) -> anyhow::Result<(Disk,
     if iopoll {
         check_iopoll(&disk)?;
     }
-    Ok((disk, new))
+    let clone = match &options.source {
+        Source::Path(path) if ephemeral => Some(OwnFile::new(path)?),
+        _ => None,
+    };
+    Ok(Opened { disk, new, clone })
+}
+
+/// Opens the configuration file. Nobody is waited for, should it be a pipe by now.
+pub(super) fn configuration(path: &Path) -> anyhow::Result<File> {
+    let mut options = File::options();
+    let opened = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
+    opened.context("cannot read the configuration")
 }
 
 /// Listens on a new socket file.

@@ -36,7 +36,7 @@ impl Names for Looker {
             },
             None => Location::of(&self.path),
         };
-        location.leads_to(disk.file())
+        location.leads_to(&disk.file())
     }
 
     fn holder(&self, disk: &Disk) -> String {

@@ -10,7 +10,9 @@ use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
 use ringway_terminal::reasons::in_full;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, mkdirat, openat, statx, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, StatxFlags, chmod, linkat, mkdirat, openat, statx, unlinkat,
+};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -37,7 +39,11 @@ impl StateDir {
     pub(crate) fn open(asked: Option<&Path>) -> anyhow::Result<Option<Self>> {
         let without = "a failed flush and a pause will not outlive this daemon";
         let Some(path) = asked.map(Path::to_path_buf).or_else(usual) else { return Ok(None) };
-        match (make(&path), asked) {
+        let made = match asked {
+            Some(path) => make(path),
+            None => make_inside(&path),
+        };
+        match (made, asked) {
             (Ok(folder), _) => Ok(Some(Self(Arc::new(folder)))),
             (Err(error), Some(path)) => {
                 Err(error).with_context(|| format!("--state-dir {}", path.display()))
@@ -70,13 +76,27 @@ impl StateDir {
     }
 }
 
-/// Where it is unless somebody says otherwise: a place in memory that goes when the host goes down.
+/// Where it is unless somebody says otherwise: a place in memory that goes when the host goes down. A
+/// folder of its own, because sockets beside it are for other users.
 fn usual() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
-        return Some("/run/ringway".into());
+        return Some("/run/ringway/state".into());
     }
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|dir| !dir.is_empty())?;
-    Some(PathBuf::from(runtime).join("ringway"))
+    Some(PathBuf::from(runtime).join("ringway/state"))
+}
+
+/// As [`make`], with the folder around it, which others may search whatever the umask is. One that is
+/// there stays as it is.
+fn make_inside(path: &Path) -> anyhow::Result<OwnedFd> {
+    if let Some(around) = path.parent() {
+        match mkdirat(CWD, around, Mode::RWXU) {
+            Ok(()) => chmod(around, Mode::from_raw_mode(0o755))?,
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error).context("cannot make the folder around it"),
+        }
+    }
+    make(path)
 }
 
 fn make(path: &Path) -> anyhow::Result<OwnedFd> {
@@ -131,24 +151,23 @@ impl std::fmt::Display for StateName {
 /// Looks after the state of one disk.
 pub(super) struct StateKeeper {
     folder: Arc<OwnedFd>,
-    name: StateName,
     state: File,
     page: Mapping,
+    /// Its image, and while that is being put on top of another one both of them, the new one last.
+    images: Vec<Kept>,
+}
+
+/// An image whose disk has a state, which is named after it.
+struct Kept {
+    name: StateName,
     /// The daemon's own open file, with its lock: nobody else is served before this is dropped.
     image: Option<File>,
     /// The same image, opened by itself: the host tells it of lost data on its own account.
     witness: Option<File>,
 }
 
-impl StateKeeper {
-    /// For the process that serves the disk itself: there is nobody to be a witness after its death.
-    pub(super) fn here(dir: &StateDir, image: &File) -> anyhow::Result<Self> {
-        let name = StateName::of(image)?;
-        Self::new(dir, name, None, None)
-    }
-
-    /// For the helper of a daemon.
-    pub(super) fn beside(dir: &StateDir, image: File) -> anyhow::Result<Self> {
+impl Kept {
+    fn beside(image: File) -> anyhow::Result<Self> {
         let name = StateName::of(&image)?;
         // The image itself, whatever has its name by now.
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
@@ -159,19 +178,50 @@ impl StateKeeper {
                 "a flush that fails while its daemon is killed may go unnoticed: {error}"
             );
         }
-        let witness = witness.ok().map(File::from);
-        Self::new(dir, name, Some(image), witness)
+        Ok(Self { name, image: Some(image), witness: witness.ok().map(File::from) })
+    }
+}
+
+impl StateKeeper {
+    /// For the process that serves the disk itself: there is nobody to be a witness after its death.
+    pub(super) fn here(dir: &StateDir, image: &File) -> anyhow::Result<Self> {
+        Self::new(dir, Kept { name: StateName::of(image)?, image: None, witness: None })
     }
 
-    fn new(
-        dir: &StateDir,
-        name: StateName,
-        image: Option<File>,
-        witness: Option<File>,
-    ) -> anyhow::Result<Self> {
-        let (folder, state) = (Arc::clone(&dir.0), dir.file(name)?);
+    /// For the helper of a daemon.
+    pub(super) fn beside(dir: &StateDir, image: File) -> anyhow::Result<Self> {
+        Self::new(dir, Kept::beside(image)?)
+    }
+
+    fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
+        let (folder, state) = (Arc::clone(&dir.0), dir.file(kept.name)?);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
-        Ok(Self { folder, name, state, page, image, witness })
+        Ok(Self { folder, state, page, images: vec![kept] })
+    }
+
+    /// The disk is about to be served from this image: the state has the name of both until
+    /// [`StateKeeper::settle`], so that whoever serves either of them finds it.
+    pub(super) fn follow(&mut self, image: File) -> anyhow::Result<()> {
+        let watched = self.images.iter().any(|kept| kept.witness.is_some());
+        let kept = match watched {
+            true => Kept::beside(image)?,
+            false => Kept { name: StateName::of(&image)?, image: None, witness: None },
+        };
+        let Some(Kept { name, .. }) = self.images.last() else { return Ok(()) };
+        let (old, new) = (name.to_string(), kept.name.to_string());
+        let _ = unlinkat(&*self.folder, &new, AtFlags::empty());
+        linkat(&*self.folder, &old, &*self.folder, &new, AtFlags::empty())
+            .with_context(|| format!("the state of a disk, {new}"))?;
+        self.images.push(kept);
+        Ok(())
+    }
+
+    /// The disk is served from the image that was to follow, or is not.
+    pub(super) fn settle(&mut self, follows: bool) {
+        if self.images.len() > 1 {
+            let gone = self.images.remove(if follows { 0 } else { self.images.len() - 1 });
+            let _ = unlinkat(&*self.folder, gone.name.to_string(), AtFlags::empty());
+        }
     }
 
     pub(super) fn file(&self) -> &File {
@@ -189,14 +239,20 @@ impl StateKeeper {
 
     /// The daemon has died: finds out how its last flush has ended, and keeps it.
     pub(super) fn bear_witness(&self) {
-        let Some(witness) = &self.witness else { return };
         let flushing = self.word().load(SeqCst) & STATE_FLUSHING != 0;
-        let heard = if flushing { witness.sync_data() } else { lost_data(witness) };
-        if let Err(error) = heard {
-            self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
-            tracing::error!("{}: its daemon died when written data was lost: {error}", self.name);
+        let mut heard_any = false;
+        for Kept { name, witness, .. } in &self.images {
+            let Some(witness) = witness else { continue };
+            heard_any = true;
+            let heard = if flushing { witness.sync_data() } else { lost_data(witness) };
+            if let Err(error) = heard {
+                self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+                tracing::error!("{name}: its daemon died when written data was lost: {error}");
+            }
         }
-        self.word().fetch_and(!STATE_FLUSHING, SeqCst);
+        if heard_any {
+            self.word().fetch_and(!STATE_FLUSHING, SeqCst);
+        }
     }
 }
 
@@ -204,9 +260,11 @@ impl StateKeeper {
 impl Drop for StateKeeper {
     fn drop(&mut self) {
         if self.word().load(SeqCst) == 0 {
-            let _ = unlinkat(self.folder.as_fd(), self.name.to_string(), AtFlags::empty());
+            for kept in &self.images {
+                let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
+            }
         }
-        drop(self.image.take());
+        self.images.iter_mut().for_each(|kept| drop(kept.image.take()));
     }
 }
 
@@ -246,6 +304,32 @@ mod tests {
         assert_eq!(keeper.word().swap(0, SeqCst), STATE_FLUSH_FAILED);
         drop(keeper);
         assert_eq!(files(), 0);
+    }
+
+    #[test]
+    fn c15_what_is_kept_follows_a_disk_to_another_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let dir = dir(&path);
+        let image = |name| File::create_new(folder.path().join(name)).unwrap();
+        let (old, new, none) = (image("old"), image("new"), image("none"));
+        let files = || std::fs::read_dir(&path).unwrap().count();
+        let kept = |image: &File| {
+            let keeper = StateKeeper::here(&dir, image).unwrap();
+            keeper.word().load(SeqCst)
+        };
+        let mut keeper = StateKeeper::here(&dir, &old).unwrap();
+        keeper.word().store(STATE_FLUSH_FAILED, SeqCst);
+        keeper.follow(none).unwrap();
+        keeper.settle(false);
+        assert_eq!(files(), 1);
+        keeper.follow(new.try_clone().unwrap()).unwrap();
+        // Until it is known which of them is served, both tell the same.
+        assert_eq!((files(), kept(&old), kept(&new)), (2, STATE_FLUSH_FAILED, STATE_FLUSH_FAILED));
+        keeper.settle(true);
+        drop(keeper);
+        assert_eq!((files(), kept(&new)), (1, STATE_FLUSH_FAILED));
+        assert_eq!(kept(&old), 0, "it is an image like any other");
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use super::inside::{Inside, Mouth};
 use super::process::{Ear, hear};
-use super::words::{Order, Told};
+use super::protocol::{FromProcess, ProcessSetup};
 use crate::bell::event;
+use crate::connection::Connection;
 use crate::daemon::Daemon;
 use crate::endpoint::inherited;
-use crate::line::Line;
 use anyhow::Context;
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
@@ -23,24 +23,24 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let stream = inherited(fd).context("--isolated is for processes that a daemon starts")?;
     let _ = rustix::thread::set_name(c"ringway-disk");
     // Nobody gives it up from this side.
-    let line = Arc::new(Line::new(stream.into(), Arc::new(event()?))?);
+    let line = Arc::new(Connection::new(stream.into(), Arc::new(event()?))?);
     let mut ear = BufReader::new(Ear(Arc::clone(&line)));
-    let Some(order) = hear::<Order>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
-    logging::start(log, order.log_format, order.log_level);
+    let Some(setup) = hear::<ProcessSetup>(&mut ear)? else { return Ok(ExitCode::FAILURE) };
+    logging::start(log, setup.log_format, setup.log_level);
     logging::serve_guests();
     logging::tell_panics();
-    let (name, sampled) = (order.name.clone(), order.sampled);
+    let (name, sampled) = (setup.name.clone(), setup.sampled);
     let mouth = Arc::new(Mouth(Mutex::new(line)));
     let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };
     let start = || {
-        let plan = order.into_plan()?;
+        let plan = setup.into_plan()?;
         let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;
-        Daemon::start(plan, polling, Some(inside), &LogArgs::default())
+        Daemon::start(plan, polling, None, Some(inside), &LogArgs::default())
     };
     let daemon = match start() {
         Ok(daemon) => daemon,
         Err(error) => {
-            mouth.say(&Told::Failed(in_full(&error)));
+            mouth.say(&FromProcess::Failed(in_full(&error)));
             return Ok(ExitCode::FAILURE);
         }
     };

@@ -3,17 +3,18 @@
 
 use super::lock;
 use super::process::{Ear, hear, say};
-use super::words::{Tell, Told};
+use super::protocol::{FromProcess, ToProcess};
+use crate::connection::Connection;
 use crate::control::{carry_out, facts};
 use crate::disks::Disks;
 use crate::limits::Change;
-use crate::line::Line;
 use anyhow::{Context, bail};
 use ringway_control::protocol::DiskFacts;
 use ringway_export::Limit;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// The line to the daemon that has the disk.
@@ -26,11 +27,11 @@ pub(crate) struct Inside {
     pub(super) mouth: Arc<Mouth>,
 }
 
-pub(super) struct Mouth(pub(super) Mutex<Arc<Line>>);
+pub(super) struct Mouth(pub(super) Mutex<Arc<Connection>>);
 
 impl Mouth {
     /// The daemon may have gone, which is heard at the other end of the line.
-    pub(super) fn say(&self, message: &Told) {
+    pub(super) fn say(&self, message: &FromProcess) {
         let _ = say(&lock(&self.0), message);
     }
 }
@@ -44,9 +45,9 @@ impl Inside {
         let served = disks.list().into_iter().next().context("there is no disk")?;
         let process = Some(std::process::id());
         let facts = DiskFacts { process, ..facts(&served) };
-        self.mouth.say(&Told::Ready(Box::new(facts)));
+        self.mouth.say(&FromProcess::Ready(Box::new(facts)));
         match hear(&mut self.ear)? {
-            Some(Tell::Go { paused, limits }) => {
+            Some(ToProcess::Go { paused, limits }) => {
                 if let Some(limits) = &limits {
                     disks.limit(&served, &Change { limits, lift: true, group: None })?;
                 }
@@ -75,11 +76,14 @@ impl Inside {
         std::thread::Builder::new().name("line".into()).spawn(move || {
             while let Ok(Some(told)) = hear(&mut ear) {
                 match told {
-                    Tell::Go { .. } => {}
-                    // One write can not fill the counter.
-                    Tell::Stop => drop(rustix::io::write(&*stop, &1u64.to_ne_bytes())),
-                    Tell::Counts => disks.workers().tell(),
-                    Tell::Ask { number, request } => answer(&disks, &mouth, number, &request),
+                    ToProcess::Go { .. } => {}
+                    ToProcess::Stop(removed) => {
+                        disks.removed.store(removed, SeqCst);
+                        // One write can not fill the counter.
+                        let _ = rustix::io::write(&*stop, &1u64.to_ne_bytes());
+                    }
+                    ToProcess::Counts => disks.workers().tell(),
+                    ToProcess::Ask { number, request } => answer(&disks, &mouth, number, &request),
                 }
             }
             // The daemon was killed. What it had of its own has ended like that, and the next one
@@ -100,7 +104,10 @@ fn forward_events(disks: &Arc<Disks>, mouth: &Arc<Mouth>) -> std::io::Result<()>
         loop {
             // Interrupted is as good as woken.
             let _ = poll(&mut [PollFd::new(&reader.bell(), PollFlags::IN)], None);
-            reader.take().into_iter().for_each(|event| mouth.say(&Told::Happened(event.happened)));
+            reader
+                .take()
+                .into_iter()
+                .for_each(|event| mouth.say(&FromProcess::Happened(event.happened)));
         }
     })?;
     Ok(())
@@ -114,7 +121,7 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
     let thread = std::thread::Builder::new().name("request".into()).spawn(move || {
         let (_, outcome) = carry_out(&disks, line.as_bytes());
         drop(disks);
-        mouth.say(&Told::Answer { number, outcome });
+        mouth.say(&FromProcess::Answer { number, outcome });
     });
     // Whoever has asked gives up waiting.
     if let Err(error) = thread {
@@ -131,6 +138,6 @@ pub(crate) struct Farewell(Arc<Mouth>);
 
 impl Farewell {
     pub(crate) fn say(self, clear: bool) {
-        self.0.say(&Told::Stopped { clear });
+        self.0.say(&FromProcess::Stopped { clear });
     }
 }

@@ -1,9 +1,9 @@
 //! The daemon's side of one process.
 
 use super::lock;
-use super::words::{Tell, Told};
+use super::protocol::{FromProcess, ToProcess};
 use crate::bell::event;
-use crate::line::Line;
+use crate::connection::Connection;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Happened, Problem};
 use ringway_terminal::reasons::in_full;
@@ -30,7 +30,7 @@ pub(super) type Answer = Receiver<Result<Value, Problem>>;
 pub(crate) struct Process {
     pub(super) pid: u32,
     ear: Mutex<BufReader<Ear>>,
-    line: Arc<Line>,
+    line: Arc<Connection>,
     /// Ends the line from this side.
     leave: Arc<OwnedFd>,
     /// Held while a line is written.
@@ -47,7 +47,7 @@ struct Waiting {
 }
 
 /// Reads a line that others write to.
-pub(super) struct Ear(pub(super) Arc<Line>);
+pub(super) struct Ear(pub(super) Arc<Connection>);
 
 impl Read for Ear {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
@@ -69,7 +69,7 @@ pub(super) fn hear<T: serde::de::DeserializeOwned>(
 }
 
 /// Writes one message.
-pub(super) fn say(line: &Line, message: &impl serde::Serialize) -> anyhow::Result<()> {
+pub(super) fn say(line: &Connection, message: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut bytes = serde_json::to_vec(message)?;
     bytes.push(b'\n');
     line.write_within(&bytes, WRITE_MAX).context("cannot tell the other process")
@@ -78,7 +78,7 @@ pub(super) fn say(line: &Line, message: &impl serde::Serialize) -> anyhow::Resul
 impl Process {
     pub(super) fn new(pid: u32, stream: UnixStream) -> anyhow::Result<Self> {
         let leave = Arc::new(event()?);
-        let line = Arc::new(Line::new(stream, Arc::clone(&leave))?);
+        let line = Arc::new(Connection::new(stream, Arc::clone(&leave))?);
         Ok(Self {
             pid,
             ear: Mutex::new(BufReader::new(Ear(Arc::clone(&line)))),
@@ -94,11 +94,11 @@ impl Process {
     pub(super) fn ready(&self) -> anyhow::Result<DiskFacts> {
         let told = hear(&mut lock(&self.ear))?;
         match told {
-            Some(Told::Ready(facts)) => {
+            Some(FromProcess::Ready(facts)) => {
                 self.ready.store(true, SeqCst);
                 Ok(*facts)
             }
-            Some(Told::Failed(why)) => Err(anyhow!(why)),
+            Some(FromProcess::Failed(why)) => Err(anyhow!(why)),
             Some(_) => bail!("its process says something else than that it is ready"),
             None => bail!("its process has ended before it was ready; the log may say why"),
         }
@@ -108,7 +108,7 @@ impl Process {
         self.ready.load(SeqCst)
     }
 
-    pub(super) fn say(&self, message: &Tell) -> anyhow::Result<()> {
+    pub(super) fn say(&self, message: &ToProcess) -> anyhow::Result<()> {
         let _writing = lock(&self.writing);
         say(&self.line, message)
     }
@@ -123,7 +123,7 @@ impl Process {
             waiting.list.insert(waiting.last, sender);
             waiting.last
         };
-        if self.say(&Tell::Ask { number, request }).is_err()
+        if self.say(&ToProcess::Ask { number, request }).is_err()
             && let Some(waiting) = &mut *lock(&self.waiting)
         {
             waiting.list.remove(&number);
@@ -139,15 +139,15 @@ impl Process {
         let mut clear = None;
         loop {
             match hear(&mut ear) {
-                Ok(Some(Told::Answer { number, outcome })) => {
+                Ok(Some(FromProcess::Answer { number, outcome })) => {
                     let mut waiting = lock(&self.waiting);
                     let waits = waiting.as_mut().and_then(|all| all.list.remove(&number));
                     // Whoever has asked may have gone.
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
-                Ok(Some(Told::Happened(what))) => happened(what),
-                Ok(Some(Told::Stopped { clear: told })) => clear = Some(told),
-                Ok(Some(Told::Ready(_) | Told::Failed(_))) => {
+                Ok(Some(FromProcess::Happened(what))) => happened(what),
+                Ok(Some(FromProcess::Stopped { clear: told })) => clear = Some(told),
+                Ok(Some(FromProcess::Ready(_) | FromProcess::Failed(_))) => {
                     odd("it says twice that it has started")
                 }
                 Err(error) => odd(&in_full(&error)),

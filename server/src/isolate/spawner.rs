@@ -6,9 +6,10 @@
 //! Until the daemon has started, disks are opened with the rights it was started with. What is added
 //! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
 
+use super::cgroups::{Cgroup, Cgroups};
 use super::lock;
 use super::process::{LOOK, Process};
-use super::words::Order;
+use super::protocol::ProcessSetup;
 use crate::host::wire::{receive, send};
 use crate::host::{leave_no_zombie, settle};
 use crate::sandbox::Account;
@@ -17,6 +18,7 @@ use clap::ValueEnum;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use ringway_control::log::LogArgs;
+use ringway_control::size::Size;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -25,7 +27,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -36,7 +38,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Deserialize, Serialize)]
 enum Request {
     /// Start a process for a new disk.
-    Start(Box<Order>),
+    Start(Box<ProcessSetup>),
     /// Start one for a disk whose process has ended.
     Again { number: u64 },
     /// Say how its process has ended, if it has.
@@ -62,9 +64,10 @@ enum Answer {
 
 /// What the spawner knows of one disk.
 struct Known {
-    order: Order,
+    setup: ProcessSetup,
     /// Whose rights its process begins with; `None` is whoever started the daemon.
     account: Option<Account>,
+    cgroup: Option<Cgroup>,
     child: Child,
 }
 
@@ -72,6 +75,10 @@ struct Known {
 pub(crate) struct Spawner {
     /// Held from a question to its answer, which never takes long.
     line: Mutex<OwnedFd>,
+    /// The same line, for whoever waits for its end.
+    end: OwnedFd,
+    /// Why processes have no cgroups of their own.
+    pub(crate) no_cgroups: Option<String>,
 }
 
 impl Spawner {
@@ -81,6 +88,9 @@ impl Spawner {
     /// What the host says.
     pub(crate) fn fork(account: Option<Account>, log: &LogArgs) -> anyhow::Result<Self> {
         let (ours, its) = line(SocketType::SEQPACKET).context("cannot make a line to a process")?;
+        // Whoever is started from here on begins where this process is.
+        let cgroups = Cgroups::prepare();
+        let no_cgroups = cgroups.as_ref().err().map(in_full);
         leave_no_zombie();
         // SAFETY: there is one thread, so the child may do anything the parent may.
         match unsafe { libc::fork() } {
@@ -91,12 +101,22 @@ impl Spawner {
                 settle([Some(its.as_raw_fd()), None, None], true);
                 logging::after_fork();
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
-                Serving { account, log, started: false, known, forgotten, last: 0 }.serve(&its);
+                let cgroups = cgroups.map_err(|error| in_full(&error));
+                Serving { account, log, cgroups, started: false, known, forgotten, last: 0 }
+                    .serve(&its);
                 // SAFETY: ends the process. What belongs to the daemon is not put in order here.
                 unsafe { libc::_exit(0) }
             }
-            _ => Ok(Self { line: Mutex::new(ours) }),
+            _ => {
+                let end = ours.try_clone().context("cannot make a line to a process")?;
+                Ok(Self { line: Mutex::new(ours), end, no_cgroups })
+            }
         }
+    }
+
+    /// Hangs up when the spawner has ended.
+    pub(crate) fn end(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
     }
 
     fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
@@ -115,8 +135,8 @@ impl Spawner {
     }
 
     /// Starts the process of a new disk; gives back the number of the disk here.
-    pub(super) fn start(&self, order: Order) -> anyhow::Result<(u64, Process)> {
-        self.begin(&Request::Start(Box::new(order)))
+    pub(super) fn start(&self, setup: ProcessSetup) -> anyhow::Result<(u64, Process)> {
+        self.begin(&Request::Start(Box::new(setup)))
     }
 
     /// Starts the process of a disk again.
@@ -179,10 +199,12 @@ fn line(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 struct Serving<'a> {
     account: Option<Account>,
     log: &'a LogArgs,
+    /// Or why there are none.
+    cgroups: Result<Cgroups, String>,
     started: bool,
     known: BTreeMap<u64, Known>,
     /// They end, and nobody asks how: each is waited for here, so that no record of it stays.
-    forgotten: Vec<Child>,
+    forgotten: Vec<(Child, Option<Cgroup>)>,
     last: u64,
 }
 
@@ -206,7 +228,11 @@ impl Serving<'_> {
     /// Waits for something on the line, and for forgotten children meanwhile. False if it cannot.
     fn wait(&mut self, line: &OwnedFd, ends: Option<&SignalFd>) -> bool {
         loop {
-            self.forgotten.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+            self.forgotten.retain_mut(|(child, cgroup)| match child.try_wait() {
+                Ok(None) => true,
+                // Its helper may take a moment longer.
+                _ => cgroup.as_ref().is_some_and(|cgroup| !cgroup.remove()),
+            });
             // Without the descriptor they are looked for with each request.
             let fds = [Some(line.as_fd()), ends.map(AsFd::as_fd)].into_iter().flatten();
             let mut polled: Vec<_> =
@@ -223,12 +249,17 @@ impl Serving<'_> {
 
     fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         match request {
-            Request::Start(order) => {
+            Request::Start(setup) => {
                 let account = self.account.clone().filter(|_| self.started);
-                let (child, line) = begin(&order, account.as_ref(), self.log)?;
-                self.last += 1;
-                let (number, pid) = (self.last, child.id());
-                self.known.insert(number, Known { order: *order, account, child });
+                let number = self.last + 1;
+                let cgroup = self.cgroup(number, setup.memory_max.map(|Size(bytes)| bytes))?;
+                let begun = begin(&setup, account.as_ref(), cgroup.as_ref(), self.log);
+                let (child, line) = begun.inspect_err(|_| {
+                    cgroup.iter().for_each(|cgroup| _ = cgroup.remove());
+                })?;
+                self.last = number;
+                let pid = child.id();
+                self.known.insert(number, Known { setup: *setup, account, cgroup, child });
                 Ok((Answer::Begun { number, pid }, Some(line)))
             }
             Request::Again { number } => {
@@ -237,7 +268,8 @@ impl Serving<'_> {
                 if known.child.try_wait()?.is_none() {
                     bail!("process {} has not ended yet", known.child.id());
                 }
-                let (child, line) = begin(&known.order, known.account.as_ref(), log)?;
+                let (child, line) =
+                    begin(&known.setup, known.account.as_ref(), known.cgroup.as_ref(), log)?;
                 known.child = child;
                 Ok((Answer::Begun { number, pid: known.child.id() }, Some(line)))
             }
@@ -246,13 +278,26 @@ impl Serving<'_> {
                 Ok((Answer::Ended(ended.map(in_words)), None))
             }
             Request::Forget { number } => {
-                self.forgotten.extend(self.known.remove(&number).map(|known| known.child));
+                self.forgotten
+                    .extend(self.known.remove(&number).map(|known| (known.child, known.cgroup)));
                 Ok((Answer::Done, None))
             }
             Request::Started => {
                 self.started = true;
                 Ok((Answer::Done, None))
             }
+        }
+    }
+
+    /// A disk's own, if there can be one; without, it may not have a limit.
+    fn cgroup(&self, number: u64, memory_max: Option<u64>) -> anyhow::Result<Option<Cgroup>> {
+        match &self.cgroups {
+            Ok(cgroups) => cgroups.make(number, memory_max).map(Some),
+            Err(_) if memory_max.is_none() => Ok(None),
+            Err(why) => bail!(
+                "memory-max needs a cgroup for the process of this disk, and this daemon may make none: \
+                 {why}. docs/operating.md says how it is given one"
+            ),
         }
     }
 
@@ -269,13 +314,15 @@ fn ends_of_children() -> Option<SignalFd> {
 }
 
 fn begin(
-    order: &Order,
+    setup: &ProcessSetup,
     account: Option<&Account>,
+    cgroup: Option<&Cgroup>,
     log: &LogArgs,
 ) -> anyhow::Result<(Child, OwnedFd)> {
     let (ours, its) = line(SocketType::STREAM).context("cannot make a line to a process")?;
     let number = its.as_raw_fd();
     let account = account.cloned();
+    let door = cgroup.map(Cgroup::door).transpose()?;
     // What runs now, whatever its file is by now.
     let mut command = Command::new("/proc/self/exe");
     command.arg0("ringway").args(["serve", "--isolated", &number.to_string()]).args(log_words(log));
@@ -283,8 +330,10 @@ fn begin(
     command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
     let prepare = move || {
         // SAFETY: it is open: `its` is dropped after the child was started.
-        let its = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        let its = unsafe { BorrowedFd::borrow_raw(number) };
         fcntl_setfd(its, FdFlags::empty())?;
+        // Before it has any memory of its own, and with the rights of this process.
+        door.iter().try_for_each(|door| rustix::io::write(door, b"0").map(drop))?;
         account.iter().try_for_each(Account::become_it).map_err(std::io::Error::other)
     };
     // SAFETY: this process has one thread, so its child may do anything.
@@ -292,7 +341,7 @@ fn begin(
     let mut child = command.spawn().context("cannot start a process for the disk")?;
     drop(its);
     let mut stream = UnixStream::from(ours);
-    let mut bytes = serde_json::to_vec(order).context("its names must be valid UTF-8")?;
+    let mut bytes = serde_json::to_vec(setup).context("its names must be valid UTF-8")?;
     bytes.push(b'\n');
     if let Err(error) = stream.write_all(&bytes) {
         // It has gone again already.

@@ -1,6 +1,7 @@
 //! Clients that read metrics: few at a time, each with one request, a bounded one, and little time.
 
 use super::http::{Answer, REQUEST_MAX, answer, judge};
+use super::names::Names;
 use super::text::Format;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -28,11 +29,16 @@ enum Then {
     Goes,
 }
 
-/// All that are there.
+/// All that are there, and the names they may use.
 #[derive(Default)]
-pub(super) struct Clients(Vec<Client>);
+pub(super) struct Clients(Vec<Client>, Names);
 
 impl Clients {
+    /// None yet.
+    pub(super) fn new(names: Names) -> Self {
+        Self(Vec::new(), names)
+    }
+
     /// Takes one more.
     pub(super) fn add(&mut self, stream: OwnedFd) {
         if self.0.len() >= CLIENTS_MAX {
@@ -71,22 +77,23 @@ impl Clients {
     }
 
     /// Goes on with each that can, and lets those go that are done, have gone or took too long.
-    pub(super) fn attend(&mut self, metrics: &mut dyn FnMut(Format) -> Arc<str>) {
-        self.0.retain_mut(|client| {
-            client.begun.elapsed() < TIME && client.attend(metrics) == Then::Stays
+    pub(super) fn attend(&mut self, metrics: &mut dyn FnMut(Format) -> Arc<String>) {
+        let Self(clients, names) = self;
+        clients.retain_mut(|client| {
+            client.begun.elapsed() < TIME && client.attend(names, metrics) == Then::Stays
         });
     }
 }
 
 impl Client {
-    fn attend(&mut self, metrics: &mut dyn FnMut(Format) -> Arc<str>) -> Then {
-        if self.answer.is_none() && self.read(metrics) == Then::Goes {
+    fn attend(&mut self, names: &Names, metrics: &mut dyn FnMut(Format) -> Arc<String>) -> Then {
+        if self.answer.is_none() && self.read(names, metrics) == Then::Goes {
             return Then::Goes;
         }
         self.write()
     }
 
-    fn read(&mut self, metrics: &mut dyn FnMut(Format) -> Arc<str>) -> Then {
+    fn read(&mut self, names: &Names, metrics: &mut dyn FnMut(Format) -> Arc<String>) -> Then {
         let mut buffer = [0; 2048];
         let room = (REQUEST_MAX - self.asked.len()).min(buffer.len());
         match rustix::io::read(self.stream.as_fd(), &mut buffer[..room]) {
@@ -95,7 +102,7 @@ impl Client {
             Err(Errno::AGAIN | Errno::INTR) => return Then::Stays,
             Err(_) => return Then::Goes,
         }
-        self.answer = answer(judge(&self.asked), metrics).map(|answer| (answer, 0));
+        self.answer = answer(judge(&self.asked, names), metrics).map(|answer| (answer, 0));
         Then::Stays
     }
 
@@ -136,7 +143,7 @@ mod tests {
     }
 
     fn attend(clients: &mut Clients, text: &str) {
-        clients.attend(&mut |_| text.into());
+        clients.attend(&mut |_| Arc::new(text.into()));
     }
 
     #[test]

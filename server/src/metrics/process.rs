@@ -1,6 +1,7 @@
 //! The figures of this process, by the names that all exporters use. What has to be opened for them is
 //! opened before the sandbox.
 
+use crate::clock::clock;
 use rustix::io::{IoSliceMut, ReadWriteFlags, preadv2};
 use rustix::process::{Resource, getrlimit};
 use std::fs::File;
@@ -32,7 +33,7 @@ impl ProcessFigures {
         Self {
             statm: File::open("/proc/self/statm").ok(),
             fds: File::open("/proc/self/fd").ok(),
-            page: rustix::param::page_size() as u64,
+            page: ringway_core::mem::page_size() as u64,
             max_fds: getrlimit(Resource::Nofile).current,
             started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
         }
@@ -66,8 +67,7 @@ impl ProcessFigures {
 }
 
 fn process_cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-    time.try_into().unwrap_or_default()
+    clock(libc::CLOCK_PROCESS_CPUTIME_ID).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -180,8 +180,11 @@ impl Snapshot {
                 all.into_iter().try_for_each(|(operation, error)| {
                     let is_it =
                         |one: &&FailuresOf| one.operation == operation && class(one.errno) == error;
-                    let found = stats.failures.iter().find(is_it);
-                    family.put(&[name, operation, error], found.map_or(0, |one| one.count))
+                    let count = stats.failures.iter().find(is_it).map_or(0, |one| one.count);
+                    if count == 0 && !can_come(operation, error) {
+                        return Ok(());
+                    }
+                    family.put(&[name, operation, error], count)
                 })
             })
         })?;
@@ -198,6 +201,13 @@ impl Snapshot {
 
     fn costs(&self, to: &mut Families<'_, '_>) -> fmt::Result {
         self.count(to, &list::DISK_HELD_ALL, |disk| disk.counts.held)?;
+        to.family(&list::DISK_THROTTLED, |family| {
+            self.complete().try_for_each(|Disk { name, stats, .. }| {
+                family.put_time(&[name], Duration::from_micros(stats.counts.throttled_us))
+            })
+        })?;
+        self.count(to, &list::DISK_THROTTLES, |disk| disk.counts.throttled)?;
+        self.count(to, &list::DISK_BATCHES, |disk| disk.counts.batches)?;
         self.count(to, &list::DISK_OVERDUES, |disk| disk.counts.overdue)?;
         self.count(to, &list::DISK_SYNCS, |disk| disk.counts.syncs)?;
         self.count(to, &list::DISK_BOUNCED, |disk| disk.counts.bounced)?;
@@ -255,8 +265,8 @@ impl Snapshot {
         self.work(to, &list::WORKER_SLEEPS, |one| one.sleeps)?;
         self.work(to, &list::WORKER_LOST_CALLS, |one| one.lost_calls)?;
         let put = |family: &mut Family<'_>, one: &WorkerStatsOf, buckets: &Option<Buckets>| {
-            let mut told = buckets.iter();
-            told.try_for_each(|buckets| family.put_buckets(&[&one.worker], buckets, 1.0))
+            let mut values = buckets.iter();
+            values.try_for_each(|buckets| family.put_buckets(&[&one.worker], buckets, 1.0))
         };
         to.family(&list::WORKER_BATCHES, |family| {
             self.answering().try_for_each(|one| put(family, one, &one.batch_buckets))
@@ -283,6 +293,16 @@ impl Snapshot {
 
 /// The classes of errors.
 const ERRORS: [&str; 4] = ["no-space", "io", "other", "none"];
+
+/// Whether an operation is expected to fail so at all: reads need no space, and only what moves data can
+/// move none.
+fn can_come(operation: &str, error: &str) -> bool {
+    match error {
+        "no-space" => operation != "read",
+        "none" => matches!(operation, "read" | "write"),
+        _ => true,
+    }
+}
 
 /// The class of an error of the host, as `ringway_disk` counts them.
 fn class(errno: Option<i32>) -> &'static str {
@@ -356,14 +376,14 @@ impl Family<'_> {
 
     /// Values are told in parts of `unit`.
     #[allow(clippy::cast_precision_loss)]
-    fn put_buckets(&mut self, values: &[&str], told: &Buckets, unit: f64) -> fmt::Result {
-        let within: u64 = told.buckets.iter().map(|(_, count)| count).sum();
-        let beyond = (f64::INFINITY, told.count.saturating_sub(within));
-        let bounded = told.buckets.iter().map(|&(bound, count)| (bound as f64 / unit, count));
+    fn put_buckets(&mut self, values: &[&str], counted: &Buckets, unit: f64) -> fmt::Result {
+        let within: u64 = counted.buckets.iter().map(|(_, count)| count).sum();
+        let beyond = (f64::INFINITY, counted.count.saturating_sub(within));
+        let bounded = counted.buckets.iter().map(|&(bound, count)| (bound as f64 / unit, count));
         let buckets: Vec<_> = bounded.chain([beyond]).collect();
-        let sum = told.sum as f64 / unit;
+        let sum = counted.sum as f64 / unit;
         self.with(values, |encoder| {
-            encoder.encode_histogram::<NoLabelSet>(sum, told.count, &buckets, None)
+            encoder.encode_histogram::<NoLabelSet>(sum, counted.count, &buckets, None)
         })
     }
 }

@@ -74,6 +74,8 @@ pub(crate) enum Guests {
     VhostUser,
     /// Of this Xen host: memory is mapped and copied by devices.
     Xen,
+    /// None: clients of NBD, whose data comes over their sockets.
+    Nbd,
 }
 
 /// True if this file knows the calls of this kind of machine.
@@ -171,6 +173,10 @@ fn worker(guests: Guests) -> Vec<Call> {
     if guests == Guests::Xen {
         calls.push(call!(SYS_ioctl, "ioctl", Rule::OneOf(1, xen::worker_ioctls())));
     }
+    if guests == Guests::Nbd {
+        // Requests and answers. Of sockets that others have made and handed over.
+        calls.extend([call!(SYS_recvmsg, "recvmsg"), call!(SYS_sendmsg, "sendmsg")]);
+    }
     calls
 }
 
@@ -190,7 +196,7 @@ fn control(guests: Guests) -> Vec<Call> {
     if guests == Guests::Xen {
         ioctls.extend(xen::session_ioctls());
     }
-    vec![
+    let mut calls = vec![
         call!(SYS_accept4, "accept4"),
         call!(SYS_recvmsg, "recvmsg"),
         call!(SYS_sendmsg, "sendmsg"),
@@ -214,11 +220,23 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_clone, "clone", threads_only()),
         call!(SYS_rseq, "rseq"),
         call!(SYS_sched_setaffinity, "sched_setaffinity", Rule::OneOf(0, vec![0])),
-        // A thread's name, and its own filter.
-        call!(SYS_prctl, "prctl", Rule::OneOf(0, vec![PR_SET_NAME, PR_SET_SECCOMP])),
+        // A thread's name, its own filter, and how late its timers may be.
+        call!(
+            SYS_prctl,
+            "prctl",
+            Rule::OneOf(0, vec![PR_SET_NAME, PR_SET_SECCOMP, PR_SET_TIMERSLACK])
+        ),
         // The watchdog interrupts a thread that a peer makes wait.
         tgkill(watchdog_signal()),
-    ]
+    ];
+    if guests == Guests::Nbd {
+        // Where a file has holes.
+        calls.push(call!(SYS_lseek, "lseek"));
+        // Between the thread that speaks TLS with a client and the worker that serves it.
+        let unix = libc::AF_UNIX.cast_unsigned();
+        calls.push(call!(SYS_socketpair, "socketpair", Rule::OneOf(0, vec![unix])));
+    }
+    calls
 }
 
 /// What the C library asks for with another way to go if there is no such call.
@@ -247,6 +265,7 @@ const BLKDISCARD: u32 = 0x1277;
 const BLKGETSIZE64: u32 = 0x8008_1272;
 const PR_SET_NAME: u32 = libc::PR_SET_NAME.cast_unsigned();
 const PR_SET_SECCOMP: u32 = libc::PR_SET_SECCOMP.cast_unsigned();
+const PR_SET_TIMERSLACK: u32 = libc::PR_SET_TIMERSLACK.cast_unsigned();
 
 /// The kernel looks at 32 bits of the command of an ioctl.
 #[allow(clippy::cast_possible_truncation)]

@@ -18,7 +18,8 @@ const RULES: ABI = ABI::V6;
 /// # Errors
 /// What the kernel says, other than that it does not know this.
 pub(super) fn close_the_file_system() -> anyhow::Result<String> {
-    let status = restrict(AccessFs::from_all(RULES)).context("the kernel refuses Landlock")?;
+    let status = restrict(AccessFs::from_all(RULES), AccessNet::from_all(RULES));
+    let status = status.context("the kernel refuses Landlock")?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => "no files".into(),
         RulesetStatus::PartiallyEnforced => "no files (an older Landlock)".into(),
@@ -32,8 +33,9 @@ pub(super) fn close_the_file_system() -> anyhow::Result<String> {
     })
 }
 
-/// For the helper process: opens images, makes and removes sockets, and nothing else.
-pub(super) fn close_the_rest() {
+/// For the helper process: opens images, makes and removes sockets, connects to ports if `network`, and
+/// nothing else.
+pub(super) fn close_the_rest(network: bool) {
     let allowed = AccessFs::ReadFile
         | AccessFs::ReadDir
         | AccessFs::WriteFile
@@ -42,18 +44,22 @@ pub(super) fn close_the_rest() {
         | AccessFs::MakeSock
         | AccessFs::RemoveFile
         | AccessFs::IoctlDev;
-    if let Err(error) = restrict(AccessFs::from_all(RULES) & !allowed) {
+    let ports = if network { AccessNet::BindTcp.into() } else { AccessNet::from_all(RULES) };
+    if let Err(error) = restrict(AccessFs::from_all(RULES) & !allowed, ports) {
         // Nobody talks to it but the daemon; it goes on without.
         tracing::debug!("the helper's files are not confined: {error}");
     }
 }
 
-/// Takes `files` away, for every path.
-fn restrict(files: BitFlags<AccessFs>) -> Result<RestrictionStatus, RulesetError> {
+/// Takes `files` away, for every path, and `ports`.
+fn restrict(
+    files: BitFlags<AccessFs>,
+    ports: BitFlags<AccessNet>,
+) -> Result<RestrictionStatus, RulesetError> {
     Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(files)?
-        .handle_access(AccessNet::from_all(RULES))?
+        .handle_access(ports)?
         .scope(Scope::from_all(RULES))?
         .create()?
         .restrict_self()

@@ -12,8 +12,12 @@ pub(crate) struct HelperNeeds {
     pub(crate) iopoll: bool,
     /// It makes sockets for groups that are named.
     pub(crate) groups: bool,
+    /// It makes clones, or may have to.
+    pub(crate) clones: bool,
     /// It may have to give them to those afterwards, because it is not root.
     pub(crate) gives: bool,
+    /// It connects to NBD servers of other hosts.
+    pub(crate) network: bool,
 }
 
 /// To be called by its only thread.
@@ -21,7 +25,7 @@ pub(crate) struct HelperNeeds {
 /// # Errors
 /// That the kernel takes no filter; the helper should end then.
 pub(crate) fn confine_helper(mode: Mode, needs: HelperNeeds) -> anyhow::Result<()> {
-    files::close_the_rest();
+    files::close_the_rest(needs.network);
     if !filters(mode) {
         return Ok(());
     }

@@ -118,7 +118,7 @@ fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
     let _ = DATA_FILTERS.set(data);
     on_data_thread(narrow_data_thread);
     let count = |kind| calls::of(kind, guests).iter().filter(|call| call.is_allowed()).count();
-    let told = format!(
+    let summary = format!(
         "{} system calls ({} for workers, {} for their helpers)",
         count(calls::Kind::Process),
         count(calls::Kind::Worker),
@@ -128,7 +128,7 @@ fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
     let refusals = filter::compile_refusals(&calls::of(calls::Kind::Process, guests))?;
     filter::install(&refusals)?;
     filter::install(&process)?;
-    Ok(told)
+    Ok(summary)
 }
 
 fn narrow_data_thread(kind: DataThread) {

@@ -5,7 +5,7 @@
 //! back-end has to. Both must agree on each request, on each notification, and at the end on every
 //! byte of the ring.
 
-use super::case::Choices;
+use super::fuzz_case::Choices;
 use ringway_core::Status;
 use ringway_core::mem::Mapping;
 use ringway_ring::blkif::{

@@ -1,7 +1,7 @@
 //! Split queues and the decoder.
 
-use crate::case::{Case, Choices};
 use crate::device::{Buffer, Device, Fault, Pieces, Queue, Wanted, understand, walk};
+use crate::fuzz_case::{Case, Choices};
 use crate::memory::Memory;
 use ringway_core::mem::{Segments, Translator};
 use ringway_core::{Op, Request, Status};

@@ -270,7 +270,7 @@ impl Device {
 
     /// The head of the next chain. The index is read when all that is known has been taken.
     pub(crate) fn pop(&mut self, mem: &Bytes) -> Result<Option<u16>, Broken> {
-        if self.known == self.next_avail && !self.look(mem)? {
+        if self.known == self.next_avail && !self.read_avail(mem)? {
             return Ok(None);
         }
         let head = half(mem, self.queue.avail_entry(self.next_avail));
@@ -284,7 +284,7 @@ impl Device {
         Ok(Some(head))
     }
 
-    fn look(&mut self, mem: &Bytes) -> Result<bool, Broken> {
+    fn read_avail(&mut self, mem: &Bytes) -> Result<bool, Broken> {
         let (from, to, size) = (self.next_avail, half(mem, self.queue.avail + 2), self.queue.size);
         if to.wrapping_sub(from) > size {
             return Err(Broken::IndexJump { from, to, size });
@@ -329,7 +329,7 @@ impl Device {
         } else {
             mem.set_number(self.queue.used, 0, 2);
         }
-        self.look(mem)
+        self.read_avail(mem)
     }
 
     pub(crate) fn disarm(&mut self, mem: &mut Bytes) {

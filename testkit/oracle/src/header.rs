@@ -1,7 +1,7 @@
 //! The decoder alone, on chains put together by hand: every header, every cut, every length.
 
-use super::case::Choices;
 use super::device::{Buffer, understand};
+use super::fuzz_case::Choices;
 use super::memory::Memory;
 use crate::chain::named;
 use ringway_core::{Op, Request, Status};

@@ -5,7 +5,7 @@
 //! I/O tracking": `QueueRegionSplit`, `QueueRegionPacked`). Of a record that nobody touched it knows
 //! exactly what must come out; any other one may be refused, but if it is taken, then to the letter.
 
-use super::case::Choices;
+use super::fuzz_case::Choices;
 use super::memory::RINGS;
 use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
 use ringway_ring::virtqueue::{

@@ -7,9 +7,9 @@
 #![allow(missing_docs, reason = "a tool of tests; its counts are named")]
 
 pub mod blkif;
-mod case;
 pub mod chain;
 mod device;
+mod fuzz_case;
 pub mod header;
 pub mod inflight;
 pub mod memory;

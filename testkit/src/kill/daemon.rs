@@ -1,6 +1,7 @@
 //! The daemon that is killed.
 
-use super::plan::{End, Plan, QUEUES};
+use super::image;
+use super::plan::{End, FIRST_LIMITS, Plan, QUEUES};
 use anyhow::{Context, Result, bail};
 use ringway_core::kill_points::{FAULTS, Point, VARIABLE};
 use serde_json::{Value, json};
@@ -28,10 +29,14 @@ impl Daemon {
     ) -> Result<Self> {
         let log = File::create(dir.join(format!("log.{}", life % 2)))?;
         let mut command = Command::new(&plan.ringway);
-        command.args(["serve", "disk.img", "--socket", "s", "--queues", &QUEUES.to_string()]);
+        command.args(["serve", image::name(plan), "--socket", "s"]);
+        command.args(["--queues", &QUEUES.to_string()]);
+        command.args(["--format", if plan.qcow2 { "qcow2" } else { "raw" }]);
         command.args(["--engine", &plan.engine, "--cache", &plan.cache, "--control", "c"]);
-        // Faults are for the guest to hear of.
-        command.args(["--state-dir", "state", "--on-enospc", "report"]);
+        // Faults are for the guest to hear of, unless they are to be waited for.
+        let on_enospc = if plan.hold { "hold" } else { "report" };
+        command.args(["--state-dir", "state", "--on-enospc", on_enospc]);
+        command.args(FIRST_LIMITS.iter().filter(|_| plan.limits));
         command.current_dir(dir);
         for name in ["RUST_LOG", "NOTIFY_SOCKET", VARIABLE, FAULTS] {
             command.env_remove(name);
@@ -65,7 +70,7 @@ impl Daemon {
         self.signal(if end == End::Killed { libc::SIGKILL } else { libc::SIGTERM })?;
         let status = self.0.wait()?;
         // Told before it listens for signals, it dies of the signal.
-        if end == End::Told && !status.success() && status.code().is_some() {
+        if end == End::Terminated && !status.success() && status.code().is_some() {
             bail!("the daemon ended with {status} after SIGTERM");
         }
         Ok(begun)

@@ -15,6 +15,8 @@ const EIO: (u64, u64) = (509, 7);
 const ENOSPC: (u64, u64) = (701, 11);
 /// In one life in so many a sync fails, once the second half of the campaign has begun.
 const SYNC_FAILS: u64 = 6;
+/// A disk that is full for some writes out of many.
+const FULL: &str = "full=64:6";
 /// How a sync that fails is told to a daemon.
 pub(super) const SYNC: &str = ",sync=";
 
@@ -34,8 +36,17 @@ impl Faults {
         Self { broken: plan.kills / 2 + 1, healthy: plan.kills + 1, loses: plan.cache != "none" }
     }
 
-    /// The environment of a daemon.
-    pub(super) fn variable(self, life: u64, random: &mut Rng) -> String {
+    /// What goes wrong in a life of a daemon, for its environment; nothing in the last one.
+    pub(super) fn in_life(plan: &Plan, life: u64, random: &mut Rng) -> Option<String> {
+        match plan {
+            _ if life > plan.kills => None,
+            Plan { faults: true, .. } => Some(Self::of(plan).variable(life, random)),
+            Plan { hold: true, .. } => Some(FULL.into()),
+            _ => None,
+        }
+    }
+
+    fn variable(self, life: u64, random: &mut Rng) -> String {
         let mut word = format!("enospc={}:{}", ENOSPC.0, ENOSPC.1);
         if life >= self.broken {
             word += &format!(",eio={}:{}", EIO.0, EIO.1);

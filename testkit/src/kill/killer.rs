@@ -2,6 +2,7 @@
 
 use super::daemon::{Daemon, resize};
 use super::faults::{Faults, SYNC};
+use super::image;
 use super::oracle::{SCRAMBLE, SECTOR};
 use super::plan::{BYTES, End, Harm, Plan, Points, SECTORS, first_sector};
 use super::shared::Shared;
@@ -57,6 +58,20 @@ const POINTS: [(Point, u64); 27] = [
     (Point::CacheAnswered, 1),
     (Point::FlushFailing, 1),
     (Point::FlushFailed, 1),
+];
+
+/// As [`POINTS`], where requests are held.
+const HOLD_POINTS: [(Point, u64); 10] = [
+    (Point::Holding, 20),
+    (Point::Held, 20),
+    (Point::Retrying, 20),
+    (Point::Releasing, 20),
+    (Point::Judged, 2),
+    (Point::Recovered, 2),
+    (Point::Retaken, 40),
+    (Point::Completed, 400),
+    (Point::Linked, 80),
+    (Point::Store, 4000),
 ];
 
 /// How a daemon is to end.
@@ -117,6 +132,7 @@ impl Killer<'_> {
             self.kills = kill;
             self.note();
             self.killed = Some(at);
+            image::judge(plan, self.dir, kill)?;
             // From here on nothing is completed but by a successor.
             let life = self.shared.life.fetch_add(1, Relaxed) + 1;
             let harm = plan.harm.filter(|harm| match harm {
@@ -133,8 +149,7 @@ impl Killer<'_> {
                 last => last.map(|point| (point, 1)),
             };
             // The last one has no faults: it has to end well.
-            let faults = (plan.faults && kill < plan.kills)
-                .then(|| Faults::of(plan).variable(life, &mut self.random));
+            let faults = Faults::in_life(plan, life, &mut self.random);
             if faults.as_ref().is_some_and(|faults| faults.contains(SYNC)) {
                 self.shared.sync_fails.store(true, SeqCst);
             }
@@ -172,7 +187,13 @@ impl Killer<'_> {
             return self.blind(kill);
         }
         // The last ones are of what happens among other faults.
-        let points = if self.plan.faults { &POINTS[..] } else { &POINTS[..23] };
+        let points = match self.plan {
+            Plan { faults: true, .. } => &POINTS[..],
+            Plan { hold: true, .. } => &HOLD_POINTS[..],
+            // Such a disk keeps its size.
+            Plan { qcow2: true, .. } => &POINTS[..20],
+            _ => &POINTS[..23],
+        };
         let (point, most) = self.random.pick(points);
         // Half of them soon: while the successor still carries out what was left.
         let most = if self.random.below(2) == 0 { most } else { most.div_ceil(20) };
@@ -183,7 +204,7 @@ impl Killer<'_> {
         Strike::Blind {
             early: kill > 1 && self.random.below(EARLY) == 0,
             delay: Duration::from_micros(self.random.below(WITHIN_US)),
-            resized: self.random.below(RESIZED) == 0,
+            resized: self.random.below(RESIZED) == 0 && !self.plan.qcow2,
         }
     }
 

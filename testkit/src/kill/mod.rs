@@ -5,7 +5,9 @@
 
 mod daemon;
 mod faults;
+mod image;
 mod killer;
+mod limits;
 pub mod oracle;
 mod plan;
 mod shared;
@@ -19,10 +21,11 @@ use faults::Faults;
 use hdrhistogram::Histogram;
 use killer::Killer;
 use oracle::{Findings, Oracle, SECTOR};
-use plan::{BYTES, QUEUES, SECTORS, first_sector};
 pub use plan::{End, Harm, Plan, Points};
+use plan::{QUEUES, SECTORS, first_sector};
 use ringway_core::kill_points::Point;
 use ringway_driver::Options;
+use serde_json::json;
 use shared::Shared;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,6 +34,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use writer::Writer;
+
+/// How often held requests are tried again.
+const RETRY: Duration = Duration::from_millis(2);
 
 /// What came of it.
 #[derive(Debug)]
@@ -56,6 +62,8 @@ pub struct Outcome {
     pub resizes: u64,
     /// Times the client disconnected in order and came back.
     pub disconnects: u64,
+    /// How often daemons said that requests had waited for a limit.
+    pub throttled: u64,
     pub findings: Findings,
     /// From the last kill to the first completion of a request issued after it, in microseconds.
     pub reattach: Histogram<u64>,
@@ -86,7 +94,7 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
 
 fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
     let begun = Instant::now();
-    File::create(dir.join("disk.img"))?.set_len(BYTES)?;
+    image::make(plan, dir)?;
     let options = Options::new()
         .queues(QUEUES)
         .queue_size((plan.depth * 4).next_power_of_two())
@@ -103,20 +111,18 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         at.insert(Point::RecordMade, 1);
     }
     let mut random = Rng::new(plan.seed);
-    let faults = plan.faults.then(|| Faults::of(plan).variable(1, &mut random));
+    let faults = Faults::in_life(plan, 1, &mut random);
     let daemon = Daemon::start(plan, dir, 1, None, faults)?;
     let mut device = options.connect(dir.join("s"))?;
-    let shared = Shared::default();
-    shared.life.store(1, Relaxed);
+    let shared = Shared::first(plan, dir, &mut random);
     let mut writers = Vec::new();
     for (queue, number) in device.queues()?.into_iter().zip(0..) {
         let oracle = Oracle::new(plan.seed, first_sector(number), SECTORS);
         let random = Rng::new(random.next_u64());
-        let mut writer = Writer::new(queue, &device, oracle, random, (plan.depth, plan.patience));
-        if let Some(writer) = &mut writer {
-            writer.faults = plan.faults.then(|| Faults::of(plan));
-        }
-        writers.push(writer.context("not enough shared memory")?);
+        let writer = Writer::new(queue, &device, oracle, random, (plan.depth, plan.patience));
+        let mut writer = writer.context("not enough shared memory")?;
+        writer.faults = plan.faults.then(|| Faults::of(plan));
+        writers.push(writer);
     }
     let mut killer = Killer {
         plan,
@@ -137,7 +143,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
     };
     // How the last daemons end: while they are told to stop their queues, and in good order.
     let ends: &[_] =
-        if has_points { &[Some(Point::Drained), Some(Point::Told), None] } else { &[None] };
+        if has_points { &[Some(Point::Drained), Some(Point::BaseAnswered), None] } else { &[None] };
     // The daemon comes back out: it has to live until the queues are done.
     let mut ended = traffic(&mut writers, &shared, || killer.work(&mut device, daemon, ends[0]));
     for (at, &last) in ends.iter().enumerate() {
@@ -153,8 +159,8 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         let stopped = device.stop();
         let Some(point) = last else {
             stopped?;
-            daemon.end(End::Told)?;
-            compare(dir, &mut writers, &shared)?;
+            daemon.end(End::Terminated)?;
+            compare(plan, dir, &mut writers, &shared)?;
             break;
         };
         if stopped.is_ok() {
@@ -193,6 +199,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         flushes_failed: writers.iter().map(|writer| writer.flushes_failed).sum(),
         resizes,
         disconnects,
+        throttled: shared.throttled.load(Relaxed),
         findings,
         reattach,
         elapsed: begun.elapsed(),
@@ -213,14 +220,27 @@ fn no_record(plan: &Plan, dir: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
+/// Has held requests tried again, again and again.
+fn retry(dir: &Path, shared: &Shared) {
+    while !shared.stop.load(Relaxed) {
+        let _ = daemon::ask(dir, &json!({"command": "retry", "disk": 0}));
+        std::thread::sleep(RETRY);
+    }
+}
+
 /// Lets the queues work for as long as `act` takes.
 fn traffic<T>(writers: &mut [Writer], shared: &Shared, act: impl FnOnce() -> T) -> T {
     shared.stop.store(false, Relaxed);
     std::thread::scope(|scope| {
         let threads: Vec<_> =
             writers.iter_mut().map(|writer| scope.spawn(|| writer.run(shared))).collect();
+        let holds = shared.holds.as_ref().map(|dir| scope.spawn(move || retry(dir, shared)));
+        let limits = shared.limits.as_ref().map(|(dir, seed)| {
+            scope.spawn(move || limits::operate(dir, shared, &mut Rng::new(*seed)))
+        });
         let result = act();
         shared.stop.store(true, Relaxed);
+        holds.into_iter().chain(limits).for_each(|operator| drop(operator.join()));
         let panicked = threads.into_iter().any(|thread| thread.join().is_err());
         assert!(!panicked, "a queue's thread panicked");
         result
@@ -228,7 +248,9 @@ fn traffic<T>(writers: &mut [Writer], shared: &Shared, act: impl FnOnce() -> T) 
 }
 
 /// Compares the file itself with all that was acknowledged.
-fn compare(dir: &Path, writers: &mut [Writer], shared: &Shared) -> Result<()> {
+fn compare(plan: &Plan, dir: &Path, writers: &mut [Writer], shared: &Shared) -> Result<()> {
+    image::judge(plan, dir, plan.kills)?;
+    image::flatten(plan, dir)?;
     let image = File::open(dir.join("disk.img"))?;
     let mut bytes = vec![0; SECTORS * SECTOR];
     for writer in writers {

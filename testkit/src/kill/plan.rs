@@ -11,13 +11,16 @@ pub(super) const QUEUES: u16 = 2;
 pub(super) const BYTES: u64 = 64 << 20;
 /// Sectors that each queue uses, few so that each is written often.
 pub(super) const SECTORS: usize = 2048;
+/// What each daemon begins with, so that what its predecessor left in flight meets a limit, too. A
+/// tenth of a second's worth passes at once, and what is in flight at a time is more.
+pub(super) const FIRST_LIMITS: [&str; 4] = ["--iops", "200", "--bps", "8M"];
 /// How a daemon ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// SIGKILL.
     Killed,
     /// SIGTERM.
-    Told,
+    Terminated,
 }
 
 /// How many of the kills strike at a named point of the protocol
@@ -87,6 +90,14 @@ pub struct Plan {
     pub harm: Option<Harm>,
     /// Other faults between kills: see `faults.rs`. Needs points.
     pub faults: bool,
+    /// The disk is full now and then, and writes that find no space are held. Needs points.
+    pub hold: bool,
+    /// The disk has limits, which change all the time.
+    pub limits: bool,
+    /// The image is qcow2, judged after each kill by `ringway check`.
+    pub qcow2: bool,
+    /// And by `qemu-img check`.
+    pub qemu: bool,
     /// Called now and then with the number of kills so far.
     pub progress: fn(&Plan, u64),
 }
@@ -115,6 +126,15 @@ impl fmt::Display for Plan {
         }
         if self.faults {
             write!(f, " --faults")?;
+        }
+        if self.hold {
+            write!(f, " --hold")?;
+        }
+        if self.limits {
+            write!(f, " --limits")?;
+        }
+        if self.qcow2 {
+            write!(f, " --format qcow2")?;
         }
         self.harm.map_or(Ok(()), |harm| write!(f, " --harm {harm:?}"))
     }

@@ -1,6 +1,9 @@
 //! What the queues' threads and the one that kills know of each other.
 
 use super::oracle::Findings;
+use super::plan::Plan;
+use crate::Rng;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +11,12 @@ use std::time::{Duration, Instant};
 /// Between the queues' threads and the one that kills.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
+    /// Where the daemon is whose held requests are to be tried again.
+    pub(super) holds: Option<PathBuf>,
+    /// Where the daemon is whose limits are to change, and the seed of how.
+    pub(super) limits: Option<(PathBuf, u64)>,
+    /// How often a daemon has said that requests had waited for a limit.
+    pub(super) throttled: AtomicU64,
     pub(super) stop: AtomicBool,
     /// A queue is over.
     pub(super) fatal: AtomicBool,
@@ -26,6 +35,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Of the first daemon, in `dir`.
+    pub(super) fn first(plan: &Plan, dir: &Path, random: &mut Rng) -> Self {
+        Self {
+            holds: plan.hold.then(|| dir.to_path_buf()),
+            limits: plan.limits.then(|| (dir.to_path_buf(), random.next_u64())),
+            life: AtomicU64::new(1),
+            ..Self::default()
+        }
+    }
+
     pub(super) fn findings(&self) -> MutexGuard<'_, Findings> {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -19,7 +19,7 @@ impl Killer<'_> {
     /// How this life ends, if it is not killed at a point.
     pub(super) fn end(&mut self) -> End {
         match self.plan.faults && self.random.below(TOLD) == 0 {
-            true => End::Told,
+            true => End::Terminated,
             false => self.plan.end,
         }
     }
@@ -29,7 +29,7 @@ impl Killer<'_> {
         if !self.plan.faults {
             return;
         }
-        self.look_at_durability();
+        self.judge_durability();
         if self.random.below(RECONNECTED) == 0 {
             // If the daemon dies meanwhile, its successor is connected to.
             // Whoever begins to serve it may not know that its cache is on.
@@ -51,7 +51,7 @@ impl Killer<'_> {
     }
 
     /// A guest that had switched its cache off before this daemon began to serve it.
-    fn look_at_durability(&mut self) {
+    fn judge_durability(&mut self) {
         if self.cache != Some(false) {
             return;
         }

@@ -148,8 +148,8 @@ impl QueueLog {
     }
 
     /// True once the log has vanished because its file was cut short.
-    pub(super) fn is_poisoned(&self) -> bool {
-        self.area.mapping.is_poisoned()
+    pub(super) fn is_lost(&self) -> bool {
+        self.area.mapping.is_lost()
     }
 
     fn guest_of(&self, host: *const u8) -> Option<u64> {

@@ -152,13 +152,13 @@ impl Inflight {
     }
 
     /// The part of queue `at`.
-    pub(super) fn part(&self, at: usize, packed: bool) -> Result<Part, StartError> {
+    pub(super) fn part(&self, at: usize, packed: bool) -> Result<QueueInflight, StartError> {
         let bytes = inflight_bytes(packed, self.entries);
         let offset = at * bytes;
         if at >= usize::from(self.queues) || offset + bytes > self.mapping.len() {
             return Err(StartError::NoPart { queues: self.queues, entries: self.entries });
         }
-        Ok(Part { mapping: Arc::clone(&self.mapping), offset, entries: self.entries })
+        Ok(QueueInflight { mapping: Arc::clone(&self.mapping), offset, entries: self.entries })
     }
 }
 
@@ -168,13 +168,13 @@ impl Inflight {
 /// 1. From `offset` on the mapping holds [`inflight_bytes`] for `entries` entries of the format that
 ///    the part was asked for, aligned to 64 bytes.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct QueueInflight {
     mapping: Arc<Mapping>,
     offset: usize,
     entries: u16,
 }
 
-impl Part {
+impl QueueInflight {
     pub(super) fn at(&self) -> *mut u8 {
         self.mapping.at(self.offset)
     }
@@ -184,8 +184,8 @@ impl Part {
     }
 
     /// True if the memory has vanished, because its file was cut short.
-    pub(super) fn is_gone(&self) -> bool {
-        self.mapping.is_poisoned()
+    pub(super) fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
     }
 
     /// Marks the record as new. `packed` is what the part was asked for with.

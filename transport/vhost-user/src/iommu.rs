@@ -60,7 +60,7 @@ pub(super) enum Nonsense {
 
 /// What an IOTLB message says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum IotlbChange {
     /// This is so from now on.
     Update(Translation),
     /// Nothing is known of these I/O virtual addresses, first to last.
@@ -68,7 +68,7 @@ pub(super) enum Told {
 }
 
 /// Reads an IOTLB message; memory is looked up in `map`.
-pub(super) fn read(message: &Message, map: &GuestMap) -> Result<Told, IommuError> {
+pub(super) fn read(message: &Message, map: &GuestMap) -> Result<IotlbChange, IommuError> {
     let (iova, size, user) = (message.u64(0), message.u64(8), message.u64(16));
     let [permission, kind] = message.u16(24).to_ne_bytes();
     match kind {
@@ -80,10 +80,10 @@ pub(super) fn read(message: &Message, map: &GuestMap) -> Result<Told, IommuError
             };
             let outside = IommuError::Outside { iova, size, user };
             let host = map.user_to_host(user, size).ok_or(outside)?;
-            Ok(Told::Update(Translation { first: iova, last, host, permission }))
+            Ok(IotlbChange::Update(Translation { first: iova, last, host, permission }))
         }
         // A size of 0 is 2^64, which does not fit; what ends beyond all addresses ends at the last.
-        INVALIDATE => Ok(Told::Invalidate(iova, iova.saturating_add(size.wrapping_sub(1)))),
+        INVALIDATE => Ok(IotlbChange::Invalidate(iova, iova.saturating_add(size.wrapping_sub(1)))),
         other => Err(IommuError::Type(other)),
     }
 }
@@ -242,7 +242,7 @@ impl Iommu {
     }
 
     /// The front-end has told something about the IOMMU.
-    pub(super) fn was_told(&mut self) {
+    pub(super) fn translation_came(&mut self) {
         self.futile = 0;
     }
 

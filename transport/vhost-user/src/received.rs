@@ -98,7 +98,7 @@ pub(super) fn without_sockets(fds: &mut Vec<OwnedFd>, quarantine: &Quarantine) -
 }
 
 /// One part of a message, with the descriptors of it, unjudged.
-pub(super) struct Part {
+pub(super) struct MessagePart {
     pub(super) bytes: usize,
     pub(super) fds: Vec<OwnedFd>,
     /// Some got lost: this process may open no more.
@@ -106,7 +106,7 @@ pub(super) struct Part {
 }
 
 /// Reads as much as there is. All descriptors that come with it are handed out.
-pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Part, Errno> {
+pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<MessagePart, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(buffer)];
@@ -119,7 +119,7 @@ pub(super) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Part,
         }
     }
     let lost = got.flags.contains(rustix::net::ReturnFlags::CTRUNC);
-    Ok(Part { bytes: got.bytes, fds, lost })
+    Ok(MessagePart { bytes: got.bytes, fds, lost })
 }
 
 /// Closes a descriptor that was [judged](judge).

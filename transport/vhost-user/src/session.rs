@@ -301,7 +301,7 @@ impl<'a> Session<'a> {
                     // The inbox is heard while the rest of a message is to come.
                     let Some(message) = self.channel.receive()? else { continue };
                     // Memory may have vanished while no worker had a queue to look at.
-                    if !self.take(message)? || self.map.is_poisoned() {
+                    if !self.take(message)? || self.map.is_lost() {
                         return Ok(());
                     }
                 }

@@ -1,6 +1,6 @@
 //! What a connection knows of one queue, running or not.
 
-use super::inflight::Part;
+use super::inflight::QueueInflight;
 use super::queue::Queue;
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
@@ -68,7 +68,7 @@ impl Vring {
         map: &Arc<GuestMap>,
         format: Format,
         at: Areas,
-        inflight: Option<Part>,
+        inflight: Option<QueueInflight>,
     ) -> Result<Queue, StartError> {
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
         let (map, call) = (Arc::clone(map), self.call.take());

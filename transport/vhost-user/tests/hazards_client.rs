@@ -349,16 +349,16 @@ fn b09_a_client_that_stops_in_the_middle() {
     // One that never reads its answers.
     let socket = s.rig.connect();
     socket.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
-    let deaf = RawClient::new(socket);
+    let unread = RawClient::new(socket);
     for _ in 0..2000 {
-        if deaf.send(request::GET_FEATURES, 0, &[], &[]).is_err() {
+        if unread.send(request::GET_FEATURES, 0, &[], &[]).is_err() {
             break;
         }
         if s.neighbour.simple(0, IN, 0, DATA, 512).0 != OK {
             panic!("the neighbour suffers");
         }
     }
-    drop((half, body, deaf));
+    drop((half, body, unread));
     s.neighbour_lives();
 }
 

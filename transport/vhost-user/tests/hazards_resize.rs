@@ -182,11 +182,11 @@ fn b12_who_was_told_of_a_new_size() {
     let mut rig = slow(0, PATIENCE);
     let sizes = |n: u64| Some(MIB + n * 4096);
     assert_eq!(rig.export().resize(sizes(1), false).unwrap().notice, GuestNotice::NobodyThere);
-    let mut deaf = Options::new().over(rig.connect()).unwrap();
+    let mut unasked = Options::new().over(rig.connect()).unwrap();
     assert_eq!(rig.export().resize(sizes(2), false).unwrap().notice, GuestNotice::NotListening);
-    assert!(!deaf.config_changed().unwrap());
-    assert_eq!(deaf.refresh().unwrap().capacity, MIB + 2 * 4096, "it can still ask");
-    drop(deaf);
+    assert!(!unasked.config_changed().unwrap());
+    assert_eq!(unasked.refresh().unwrap().capacity, MIB + 2 * 4096, "it can still ask");
+    drop(unasked);
     rig.join_sessions();
 
     // One that listens and does not read: no more than its own messages are lost.
@@ -200,13 +200,13 @@ fn b12_who_was_told_of_a_new_size() {
     let told: Vec<_> =
         (4..2000).map(|n| rig.export().resize(sizes(n), false).unwrap().notice).collect();
     assert_eq!(told[0], GuestNotice::Yes);
-    assert!(told.contains(&GuestNotice::Deaf), "the socket never fills");
+    assert!(told.contains(&GuestNotice::Undelivered), "the socket never fills");
     assert_eq!(told.last(), Some(&GuestNotice::NotListening), "not again after half a message");
     assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK, "its connection lives");
     // Nor does a descriptor that is no socket harm anybody.
     let file = tempfile::tempfile().unwrap();
     assert!(guest.client.acked(request::SET_BACKEND_REQ_FD, &[], &[file.as_fd()]).unwrap());
-    assert_eq!(rig.export().resize(sizes(1), true).unwrap().notice, GuestNotice::Deaf);
+    assert_eq!(rig.export().resize(sizes(1), true).unwrap().notice, GuestNotice::Undelivered);
     // Nor is one told that has stopped its queues.
     let ours = listen(&guest);
     guest.stop_queue(0).unwrap();

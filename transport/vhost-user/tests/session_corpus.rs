@@ -2,7 +2,7 @@
 //! some more.
 
 use ringway_testkit::Rng;
-use ringway_testkit::session_case::{Counters, check};
+use ringway_testkit::session_fuzz_case::{Counters, check};
 use std::path::{Path, PathBuf};
 
 #[test]

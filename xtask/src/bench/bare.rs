@@ -9,6 +9,8 @@ use crate::bench::options::Waiting;
 use crate::bench::report::{Report, SERIES_HEAD, Table, series_row};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use ringway_control::config::{Choice, engines};
+use ringway_disk::EngineKind;
 use serde_json::json;
 
 /// Which cells.
@@ -28,8 +30,8 @@ pub(crate) struct BareArgs {
     device: Device,
     /// Further bare contestants: engines of ringway-aio in this process (io_uring, linux-aio,
     /// threads).
-    #[arg(long, value_delimiter = ',', value_name = "LIST")]
-    engines: Vec<String>,
+    #[arg(long, value_delimiter = ',', value_name = "LIST", value_parser = engines())]
+    engines: Vec<Choice<EngineKind>>,
     /// Who serves: as for `matrix`.
     #[arg(
         long,
@@ -49,7 +51,7 @@ enum Op {
 /// Measures and tabulates.
 pub(crate) fn run(lab: &Lab, args: &BareArgs) -> Result<Report> {
     let mut contestants = vec![Contestant::Fio];
-    contestants.extend(args.engines.iter().cloned().map(Contestant::Engine));
+    contestants.extend(args.engines.iter().copied().map(Contestant::Engine));
     contestants.extend(args.servers.iter().cloned().map(Contestant::Server));
     let mut cells = Vec::new();
     for &op in &args.ops {

@@ -1,118 +1,144 @@
 //! The same load through an independent client: libblkio's own Rust core.
 
 use crate::bench::lab::Lab;
-use crate::bench::load::{Load, Outcome};
-use crate::bench::options::Waiting;
-use crate::bench::phases::{Counting, Next, measure};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use blkio::{Blkio, Blkioq, Completion, ReqFlags};
+use ringway_bench::{Ask, Backend, Effort, Load, Opened, Outcome, QueueSet, Server, measure};
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::sync::atomic::AtomicU8;
+use std::time::Duration;
 
-/// One queue with the buffers of its slots, one after another from `base`.
-struct QueueLoad {
-    queue: Blkioq,
-    base: usize,
-    load: Load,
-    units: u64,
-    random: fastrand::Rng,
-    next: u64,
-}
-
-/// As [`crate::bench::client::attack_by`]; no latencies, no mixed sizes, no counts of kicks.
-pub(crate) fn attack(
+/// As [`crate::bench::load::measure_server`]; no counts of kicks.
+pub(crate) fn measure_server(
     lab: &Lab,
     socket: &Path,
-    queues: u16,
     load: &Load,
     boundary: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Outcome> {
-    if load.timed || !load.mix.is_empty() {
-        bail!("the client blkio takes no latencies: use --client ringway");
-    }
     let mut device = Blkio::new("virtio-blk-vhost-user")?;
     device.set_str("path", socket.to_str().context("a path in UTF-8")?)?;
     device.connect()?;
-    device.set_i32("num-queues", queues.into())?;
+    device.set_i32("num-queues", (load.jobs * load.queues).into())?;
     device.set_i32("queue-size", lab.common.queue_size.into())?;
     let capacity = device.get_u64("capacity")?;
     let started = device.start()?;
-    let len = load.depth as usize * load.size as usize;
+    let (slots, room) = (load.depth as usize, load.sizes.most() as usize);
     let mut queues = Vec::new();
-    for (index, queue) in started.queues.into_iter().enumerate() {
-        let region = device.alloc_mem_region(len.next_multiple_of(1 << 21))?;
+    for queue in started.queues {
+        let region = device.alloc_mem_region((slots * room).next_multiple_of(1 << 21))?;
         device.map_mem_region(&region)?;
-        let units = (capacity / u64::from(load.size)).max(1);
-        let random = fastrand::Rng::with_seed(index as u64);
-        queues.push(QueueLoad { queue, base: region.addr, load: *load, units, random, next: 0 });
+        let base = region.addr;
+        queues.push(BlkioBackend::new(queue, base, slots, room));
     }
-    let cpus = lab.common.client_cpus.len();
-    let threads = if load.waiting == Waiting::Polling { cpus } else { queues.len() };
-    let mut threads: Vec<Vec<QueueLoad>> =
-        (0..threads.min(queues.len())).map(|_| Vec::new()).collect();
-    let count = threads.len();
-    for (index, queue) in queues.into_iter().enumerate() {
-        threads[index % count].push(queue);
-    }
-    measure(lab, threads, boundary, work)
+    let (depth, mut queues) = (load.depth, queues.into_iter());
+    let backends = (0..load.jobs).map(|_| {
+        let its: Vec<_> = queues.by_ref().take(load.queues.into()).collect();
+        move || Ok(QueueSet::new(its, depth))
+    });
+    let opened = Opened::custom(capacity, 512, Server::Unknown, backends);
+    measure(opened, load, boundary)
 }
 
-fn work(mut queues: Vec<QueueLoad>, phase: &AtomicU8) -> Result<Outcome> {
-    let load = queues[0].load;
-    let least = usize::from(load.waiting == Waiting::Sleeping);
-    let mut found: Vec<MaybeUninit<Completion>> = Vec::new();
-    found.resize_with(load.depth as usize, MaybeUninit::uninit);
-    for queue in &mut queues {
-        (0..load.depth as usize).for_each(|slot| queue.start(slot));
-    }
-    let (mut counting, mut outcome) = (Counting::default(), Outcome::default());
-    loop {
-        for queue in &mut queues {
-            let count = queue.queue.do_io(&mut found, least, None, None)?;
-            for one in &found[..count] {
-                // SAFETY: do_io has written the first `count`.
-                let one = unsafe { one.assume_init_ref() };
-                outcome.errors += u64::from(one.ret != 0);
-                outcome.done += 1;
-                queue.start(one.user_data);
-            }
-        }
-        match counting.look(phase) {
-            Next::GoOn => {}
-            Next::Begin => outcome = Outcome { errors: outcome.errors, ..Outcome::default() },
-            Next::End(took, cpu) => {
-                outcome.seconds = took.as_secs_f64();
-                outcome.cpu_ns = u64::try_from(cpu.as_nanos())?;
-                outcome.bytes = outcome.done * u64::from(load.size);
-                break;
-            }
-        }
-    }
-    // Sends what is queued and takes all that is in flight.
-    for queue in &mut queues {
-        let all = found.len();
-        queue.queue.do_io(&mut found, all, None, None)?;
-    }
-    Ok(outcome)
+/// One queue with the memory of its slots.
+///
+/// # Invariants
+/// 1. `room` bytes at `base + slot * room` belong to that slot alone, as long as the device lives, which is
+///    longer than this does.
+struct BlkioBackend {
+    queue: Blkioq,
+    base: usize,
+    room: usize,
+    found: Vec<MaybeUninit<Completion>>,
+    /// Those of `found` that have been taken, and that there are.
+    taken: usize,
+    count: usize,
+    /// They have all been taken, and who takes them was not told that there are no more.
+    drained: bool,
+    failed: i32,
 }
 
-impl QueueLoad {
+impl BlkioBackend {
+    fn new(queue: Blkioq, base: usize, slots: usize, room: usize) -> Self {
+        let mut found = Vec::new();
+        found.resize_with(slots, MaybeUninit::uninit);
+        Self { queue, base, room, found, taken: 0, count: 0, drained: false, failed: 0 }
+    }
+
+    /// Shows what is queued and takes what is done, which is one call for this client.
     #[inline]
-    fn start(&mut self, slot: usize) {
-        let Load { size, write, sequential, .. } = self.load;
-        let unit = if sequential {
-            self.next = if self.next + 1 < self.units { self.next + 1 } else { 0 };
-            self.next
-        } else {
-            self.random.u64(..self.units)
-        };
-        let (offset, len) = (unit * u64::from(size), size as usize);
-        let buffer = (self.base + slot * len) as *mut u8;
-        if write {
-            self.queue.write(offset, buffer, len, slot, ReqFlags::empty());
-        } else {
-            self.queue.read(offset, buffer, len, slot, ReqFlags::empty());
+    fn turn(&mut self, least: usize, mut timeout: Option<Duration>) -> Result<()> {
+        (self.taken, self.count, self.drained) = (0, 0, false);
+        match self.queue.do_io(&mut self.found, least, timeout.as_mut(), None) {
+            Ok(count) => self.count = count,
+            Err(error) if error.errno().raw_os_error() == libc::ETIME => {}
+            Err(error) => return Err(error.into()),
         }
+        Ok(())
+    }
+}
+
+impl Backend for BlkioBackend {
+    #[inline]
+    fn start(&mut self, slot: u32, ask: &Ask) -> Result<()> {
+        let (len, slot) = (ask.len as usize, slot as usize);
+        let buffer = (self.base + slot * self.room) as *mut u8;
+        if ask.write {
+            self.queue.write(ask.offset, buffer, len, slot, ReqFlags::empty());
+        } else {
+            self.queue.read(ask.offset, buffer, len, slot, ReqFlags::empty());
+        }
+        Ok(())
+    }
+
+    /// The next call of `pop` that has nothing left to give does it.
+    #[inline]
+    fn submit(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Result<Option<(u32, bool)>> {
+        if self.taken == self.count {
+            // One call a turn: what has been taken is to be asked for again first.
+            if std::mem::take(&mut self.drained) {
+                return Ok(None);
+            }
+            self.turn(0, None)?;
+            if self.count == 0 {
+                return Ok(None);
+            }
+        }
+        // SAFETY: do_io has written the first `count`.
+        let one = unsafe { self.found[self.taken].assume_init_ref() };
+        self.taken += 1;
+        self.drained = self.taken == self.count;
+        if one.ret != 0 {
+            self.failed = one.ret;
+        }
+        Ok(Some((u32::try_from(one.user_data)?, one.ret == 0)))
+    }
+
+    #[cold]
+    fn complaint(&self) -> String {
+        std::io::Error::from_raw_os_error(self.failed.saturating_neg()).to_string()
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<()> {
+        if self.taken == self.count { self.turn(1, Some(timeout)) } else { Ok(()) }
+    }
+
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    #[inline]
+    fn memory(&mut self, slot: u32) -> &mut [u8] {
+        let base = (self.base + slot as usize * self.room) as *mut u8;
+        // SAFETY: invariant 1; the slot is not in flight, says the trait.
+        unsafe { std::slice::from_raw_parts_mut(base, self.room) }
+    }
+
+    fn counted(&self) -> Option<Effort> {
+        None
     }
 }

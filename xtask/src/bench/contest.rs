@@ -1,18 +1,19 @@
 //! Contestants measured in turn, cell by cell, round by round.
 
-use crate::bench::client;
 use crate::bench::daemon::Server;
-use crate::bench::engine::{self, Direct};
 use crate::bench::fio;
+use crate::bench::foreign::Watch;
 use crate::bench::image::Device;
 use crate::bench::lab::Lab;
-use crate::bench::load::{Load, Outcome};
+use crate::bench::load::{Load, measure_file, measure_server};
 use crate::bench::options::{Client, Waiting};
-use crate::bench::sample::{Latency, Sample};
+use crate::bench::sample::Sample;
 use anyhow::{Context, Result};
 use ringway_bench::usage::Usage;
+use ringway_bench::{Outcome, median};
+use ringway_control::config::Choice;
+use ringway_disk::EngineKind;
 use serde::Serialize;
-use std::time::Duration;
 
 /// One load on one device; all contestants meet it.
 #[derive(Clone, Debug)]
@@ -31,7 +32,7 @@ pub(crate) enum Contestant {
     /// The bare file, asked by fio.
     Fio,
     /// The bare file, asked through one of our engines.
-    Engine(String),
+    Engine(Choice<EngineKind>),
     /// A device.
     Server(Server),
     /// A device, asked by this client whatever the options say: the client is the contestant.
@@ -47,6 +48,8 @@ pub(crate) struct Series {
     pub(crate) samples: Vec<Sample>,
     /// The engine that our daemon says it uses.
     pub(crate) engine: Option<String>,
+    /// Measurements that do not count, because others used the same cores meanwhile.
+    pub(crate) dropped: usize,
     /// Why there are no more.
     pub(crate) error: Option<String>,
 }
@@ -67,14 +70,6 @@ impl Series {
         let iops = self.samples.iter().map(|sample| sample.iops);
         iops.fold((f64::INFINITY, 0.0), |(low, high), x| (x.min(low), x.max(high)))
     }
-}
-
-/// The middle, or the mean of the two in the middle.
-pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let half = values.len() / 2;
-    let high = *values.get(half)?;
-    Some(if values.len() % 2 == 1 { high } else { f64::midpoint(values[half - 1], high) })
 }
 
 /// Measures everything; says on standard error how far it is.
@@ -105,6 +100,7 @@ pub(crate) fn run(lab: &Lab, cells: &[Cell]) -> Result<Vec<Series>> {
                 name: contestant.name(cell.device),
                 samples: Vec::new(),
                 engine: None,
+                dropped: 0,
                 error: None,
             })
             .collect();
@@ -117,8 +113,9 @@ pub(crate) fn run(lab: &Lab, cells: &[Cell]) -> Result<Vec<Series>> {
             for at in order {
                 let one = &mut series[at];
                 if one.error.is_none() {
-                    match cell.contestants[at].measure(lab, cell, &mut one.engine) {
-                        Ok(sample) => one.samples.push(sample),
+                    match undisturbed(lab, cell, at, one) {
+                        Ok(Some(sample)) => one.samples.push(sample),
+                        Ok(None) => {}
                         Err(error) => {
                             eprintln!("  {}: {error:#}", one.name);
                             one.error = Some(format!("{error:#}"));
@@ -132,12 +129,30 @@ pub(crate) fn run(lab: &Lab, cells: &[Cell]) -> Result<Vec<Series>> {
     Ok(all)
 }
 
+/// Attempts at a round that others disturb.
+const ATTEMPTS: usize = 3;
+
+/// One measurement, again if others use its cores; `None` if they do each time.
+fn undisturbed(lab: &Lab, cell: &Cell, at: usize, one: &mut Series) -> Result<Option<Sample>> {
+    for _ in 0..ATTEMPTS {
+        let watch = Watch::begin(lab)?;
+        let sample = cell.contestants[at].measure(lab, cell, &mut one.engine)?;
+        let foreign = watch.foreign_percent()?;
+        if lab.foreign_max.is_none_or(|most| foreign <= most) {
+            return Ok(Some(Sample { foreign_percent: foreign, ..sample }));
+        }
+        one.dropped += 1;
+    }
+    Ok(None)
+}
+
 impl Contestant {
     /// The word in tables.
     pub(crate) fn name(&self, device: Device) -> String {
         match self {
             Self::Fio => "bare: fio io_uring".into(),
-            Self::Engine(name) => format!("bare: {name}"),
+            Self::Engine(Choice::Auto) => "bare: auto".into(),
+            Self::Engine(Choice::Is(engine)) => format!("bare: {engine}"),
             Self::Server(server) => server.name_on(device),
             Self::Client(client, _) => client.name().into(),
         }
@@ -148,15 +163,10 @@ impl Contestant {
         let file = || device.path(lab).context("a null device cannot be measured bare");
         match self {
             Self::Fio => fio::run(lab, file()?, load),
-            Self::Engine(name) => {
-                let warmup = Duration::from_secs_f64(lab.common.warmup);
-                let time = Duration::from_secs_f64(lab.seconds);
-                let Load { depth, write, sequential, .. } = *load;
-                let size = load.size as usize;
-                let direct = Direct { depth, size, write, sequential, warmup, time };
-                let ran = engine::run(name, file()?, &direct)?;
-                let iops = ran.done as f64 / ran.seconds;
-                Ok(Sample { iops, mb_s: iops * size as f64 / 1e6, ..Sample::default() })
+            Self::Engine(kind) => {
+                let outcome = measure_file(*kind, lab, file()?, load)?;
+                let mb_s = outcome.bytes() as f64 / outcome.seconds / 1e6;
+                Ok(Sample { iops: outcome.iops(), mb_s, ..Sample::default() })
             }
             Self::Server(server) | Self::Client(_, server) => {
                 let client = match self {
@@ -171,47 +181,43 @@ impl Contestant {
                     Ok(())
                 };
                 let socket = running.socket();
-                let outcome = client::attack_by(client, lab, socket, *queues, load, &mut boundary);
+                let outcome = measure_server(client, lab, socket, *queues, load, &mut boundary);
                 *engine = running.engine();
-                let mut outcome = outcome.with_context(|| running.last_words())?;
+                let outcome = outcome.with_context(|| running.last_words())?;
                 let (used, kicks) = match usage[..] {
                     [(before, b), (after, a)] => (after.since(&before), a - b),
                     _ => (Usage::default(), 0),
                 };
-                outcome.kicks = outcome.kicks.or(Some(kicks));
-                Ok(Sample::of(&outcome, load, &used))
+                Ok(Sample::of(&outcome, load, &used, kicks))
             }
         }
     }
 }
 
 impl Sample {
-    /// What client and kernel have counted.
-    pub(crate) fn of(outcome: &Outcome, load: &Load, used: &Usage) -> Self {
-        let done = outcome.done.max(1) as f64;
+    /// What client and kernel have counted; `writes` are those of the client, for a client that counts no
+    /// kicks.
+    fn of(outcome: &Outcome, load: &Load, used: &Usage, writes: u64) -> Self {
+        let done = outcome.done().max(1) as f64;
+        let (kicks, sleeps) = match outcome.effort() {
+            Some(effort) => (effort.kicks, effort.sleeps),
+            None => (writes, u64::MAX),
+        };
         let calls = match load.waiting {
             // Each sleep ends with a call, each call is a write: the smaller count is closer.
-            Waiting::Sleeping => used.writes.min(outcome.sleeps.unwrap_or(u64::MAX)),
+            Waiting::Sleeping => used.writes.min(sleeps),
             Waiting::Polling => used.writes,
         };
-        let percentile = |p: f64| outcome.latency.value_at_quantile(p) as f64 / 1e3;
         Self {
-            iops: outcome.done as f64 / outcome.seconds,
-            mb_s: outcome.bytes as f64 / outcome.seconds / 1e6,
+            iops: outcome.iops(),
+            mb_s: outcome.bytes() as f64 / outcome.seconds / 1e6,
             server_ns: Some(used.cpu_ns as f64 / done),
-            client_ns: Some(outcome.cpu_ns as f64 / done),
-            kicks: outcome.kicks.map(|kicks| kicks as f64 / done),
+            client_ns: Some(outcome.client_ns as f64 / done),
+            kicks: Some(kicks as f64 / done),
             calls: Some(calls as f64 / done),
             switches: Some(used.switches as f64 / done),
-            latency: load.timed.then(|| Latency {
-                submit_us: outcome.submit_ns as f64 / done / 1e3,
-                complete_us: outcome.complete_ns as f64 / done / 1e3,
-                mean_us: outcome.latency.mean() / 1e3,
-                p50_us: percentile(0.5),
-                p90_us: percentile(0.9),
-                p99_us: percentile(0.99),
-                p9999_us: percentile(0.9999),
-            }),
+            latency: None,
+            foreign_percent: 0.0,
         }
     }
 }

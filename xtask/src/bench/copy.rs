@@ -1,10 +1,10 @@
 //! `ringway copy` beside `qemu-img convert` and `cp`, in turn, from one half-sparse image.
 
-use crate::bench::contest::median;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use ringway_bench::median;
 use serde_json::json;
 use std::fs::File;
 use std::io;

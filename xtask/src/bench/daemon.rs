@@ -2,6 +2,7 @@
 
 use crate::bench::image::Device;
 use crate::bench::lab::Lab;
+use crate::bench::spdk;
 
 use anyhow::{Context, Result, bail};
 use ringway_bench::usage::Usage;
@@ -18,7 +19,7 @@ use tempfile::TempDir;
 const NULL_BYTES: u64 = 1 << 30;
 
 /// A server to measure: `ringway:auto`, `ringway@PATH:io_uring+--poll=always`, `qsd:native`,
-/// `socket:NAME=PATH`.
+/// `spdk@PATH:aio`, `socket:NAME=PATH`.
 #[derive(Clone, Debug)]
 pub(crate) struct Server {
     /// As it was said.
@@ -30,6 +31,7 @@ pub(crate) struct Server {
 enum Kind {
     Ringway { binary: Option<PathBuf>, engine: String, options: Vec<String> },
     Qemu { aio: String },
+    Spdk { binary: PathBuf, aio: String },
     Socket(PathBuf),
 }
 
@@ -39,7 +41,8 @@ impl FromStr for Server {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "'{text}' is none of ringway[@BINARY]:ENGINE[+OPTION…], qsd:AIO, socket:NAME=PATH"
+                "'{text}' is none of ringway[@BINARY]:ENGINE[+OPTION…], qsd:AIO, \
+                 spdk@BINARY:aio, spdk@BINARY:uring, socket:NAME=PATH"
             )
         };
         let (spec, options) = text.split_once('+').unwrap_or((text, ""));
@@ -54,6 +57,9 @@ impl FromStr for Server {
                 options: options.split('+').filter(|o| !o.is_empty()).map(str::to_owned).collect(),
             },
             ("qsd", None) if options.is_empty() => Kind::Qemu { aio: what.to_owned() },
+            ("spdk", Some(binary)) if matches!(what, "aio" | "uring") => {
+                Kind::Spdk { binary: binary.into(), aio: what.to_owned() }
+            }
             ("socket", None) => {
                 let (name, path) = what.split_once('=').ok_or_else(wrong)?;
                 return Ok(Self { name: name.to_owned(), kind: Kind::Socket(path.into()) });
@@ -69,6 +75,8 @@ impl Server {
     pub(crate) fn name_on(&self, device: Device) -> String {
         match (&self.kind, device) {
             (Kind::Qemu { .. }, Device::Null) => "qsd:null-co".into(),
+            (Kind::Spdk { .. }, Device::Null) => "spdk:null".into(),
+            (Kind::Spdk { aio, .. }, _) => format!("spdk:{aio}"),
             (Kind::Ringway { engine, .. }, Device::Null | Device::SimRam | Device::SimHdd) => {
                 self.name.replacen(&format!(":{engine}"), &format!(":{}", device.name()), 1)
             }
@@ -99,6 +107,12 @@ impl Server {
                     command.args(["--engine", engine]);
                 }
                 command.args(lab.common.daemon_args.split_whitespace()).args(options);
+                command
+            }
+            Kind::Spdk { binary, aio } => {
+                let config = spdk::write_config(folder.path(), device, device.path(lab), aio)?;
+                let mut command = contained(lab, binary);
+                command.args(spdk::arguments(&lab.common.server_cpus, folder.path(), &config));
                 command
             }
             Kind::Qemu { .. } if matches!(device, Device::SimRam | Device::SimHdd) => {
@@ -180,12 +194,63 @@ impl Running {
         Self::spawn(&mut command, socket, folder).context("cannot start the daemon")
     }
 
+    /// Ours, or QEMU's, with an image of either format, through the page cache.
+    pub(crate) fn of_image(lab: &Lab, ours: bool, image: &Path, qcow2: bool) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ringway-bench-").tempdir()?;
+        let socket = folder.path().join("disk.sock");
+        let program = if ours { &lab.daemon } else { &lab.common.qsd };
+        let mut command = contained(lab, program);
+        if ours {
+            command.arg("serve").arg(image).arg("--socket").arg(&socket);
+            command.args(["--cache", "writeback", "--format"]);
+            command.arg(if qcow2 { "qcow2" } else { "raw" });
+            command.args(lab.common.daemon_args.split_whitespace());
+        } else {
+            let name = image.display();
+            let file = |node| format!("driver=file,filename={name},node-name={node},aio=io_uring");
+            if qcow2 {
+                command.args(["--blockdev", &file("f0"), "--blockdev"]);
+                command.arg("driver=qcow2,file=f0,node-name=f,l2-cache-size=67108864");
+            } else {
+                command.args(["--blockdev", &file("f")]);
+            }
+            command.args(["--object", "iothread,id=t0", "--export"]).arg(format!(
+                "type=vhost-user-blk,id=e,node-name=f,addr.type=unix,addr.path={},writable=on,\
+                 num-queues=1,iothread=t0",
+                socket.display()
+            ));
+        }
+        Self::spawn(&mut command, socket, folder)
+    }
+
+    /// Any program, with the options that have it listen at a socket.
+    pub(crate) fn of_program(
+        lab: &Lab,
+        program: &Path,
+        options: impl FnOnce(&Path) -> Vec<String>,
+    ) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("ringway-bench-").tempdir()?;
+        let socket = folder.path().join("disk.sock");
+        let mut command = contained(lab, program);
+        command.args(options(&socket));
+        Self::spawn(&mut command, socket, folder)
+            .with_context(|| format!("cannot start {}", program.display()))
+    }
+
     /// Memory it has, in KiB.
     pub(crate) fn resident_kib(&self) -> Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.split_whitespace().next());
         kib.context("no VmRSS")?.parse().context("VmRSS is a number")
+    }
+
+    /// Threads and descriptors it has.
+    pub(crate) fn held(&self) -> Result<[usize; 2]> {
+        let count = |what| -> Result<usize> {
+            Ok(std::fs::read_dir(format!("/proc/{}/{what}", self.pid))?.count())
+        };
+        Ok([count("task")?, count("fd")?])
     }
 
     /// Whoever listens at `socket`; the kernel knows the process.

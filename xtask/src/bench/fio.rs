@@ -11,15 +11,9 @@ use std::time::Duration;
 
 /// Runs fio's io_uring engine with O_DIRECT on the client's cores.
 pub(crate) fn run(lab: &Lab, path: &Path, load: &Load) -> Result<Sample> {
-    let rw = match (load.sequential, load.write) {
-        (false, false) => "randread",
-        (false, true) => "randwrite",
-        (true, false) => "read",
-        (true, true) => "write",
-    };
     let found = shared::run(&shared::FioLoad {
         path,
-        rw,
+        rw: load.rw().name(),
         bytes: load.size,
         depth: load.depth,
         runtime: Duration::from_secs_f64(lab.seconds),

@@ -1,13 +1,13 @@
 //! What idle queues cost: one busy disk, alone and beside a hundred idle ones, in turn.
 
-use crate::bench::client::attack_by;
 use crate::bench::daemon::Running;
 use crate::bench::lab::Lab;
-use crate::bench::load::Load;
+use crate::bench::load::{Load, measure_server};
 use crate::bench::options::Waiting;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result};
 use clap::Args;
+use ringway_bench::median;
 use ringway_bench::usage::Usage;
 use ringway_driver::{Device, Options};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -34,14 +34,14 @@ pub(crate) struct IdleArgs {
 }
 
 /// A front-end that has started all queues of its disk and asks for nothing.
-struct Idle {
+pub(crate) struct Idle {
     // Queues first: they use the device's memory.
     _queues: Vec<ringway_driver::BlkQueue<()>>,
     _device: Device,
 }
 
 impl Idle {
-    fn connect(socket: &Path, queues: u16) -> Result<Self> {
+    pub(crate) fn connect(socket: &Path, queues: u16) -> Result<Self> {
         let options = Options::new().queues(queues).queue_size(128).memory(1 << 20);
         let mut device = options.patience(Duration::from_secs(5)).connect(socket)?;
         let queues = device.queues()?;
@@ -120,19 +120,25 @@ fn one(lab: &Lab, server: &Running, busy: &Path, waiting: Waiting, depth: u32) -
         usages.push(server.usage()?);
         Ok(())
     };
-    let outcome =
-        attack_by(lab.common.client, lab, busy, 1, &Load::reads(depth, waiting), &mut boundary)?;
+    let outcome = measure_server(
+        lab.common.client,
+        lab,
+        busy,
+        1,
+        &Load::reads(depth, waiting),
+        &mut boundary,
+    )?;
     let [before, after] = usages[..] else { anyhow::bail!("it was not measured") };
     #[allow(clippy::cast_precision_loss)]
-    let (done, cpu_ns) = (outcome.done as f64, after.since(&before).cpu_ns as f64);
-    Ok(Sample { iops: done / outcome.seconds, cpu_ns: cpu_ns / done.max(1.0) })
+    let (done, cpu_ns) = (outcome.done() as f64, after.since(&before).cpu_ns as f64);
+    Ok(Sample { iops: outcome.iops(), cpu_ns: cpu_ns / done.max(1.0) })
 }
 
 fn report(args: &IdleArgs, cells: &[Cells], resting: &[f64], kib: &[f64]) -> Report {
     let mut rows = Vec::new();
     for (waiting, depth, [alone, beside]) in cells {
         let of = |samples: &[Sample], what: fn(&Sample) -> f64| {
-            median(&samples.iter().map(what).collect::<Vec<_>>())
+            median(samples.iter().map(what).collect()).unwrap_or(f64::NAN)
         };
         let (a, b) = (of(alone, |s| s.iops), of(beside, |s| s.iops));
         rows.push(vec![
@@ -144,9 +150,10 @@ fn report(args: &IdleArgs, cells: &[Cells], resting: &[f64], kib: &[f64]) -> Rep
             format!("{:.0}", of(beside, |s| s.cpu_ns)),
         ]);
     }
+    let middle = |all: &[f64]| median(all.to_vec()).unwrap_or(f64::NAN);
     let notes = vec![
-        format!("All of them idle: {:.2} % of a core in the whole daemon.", median(resting)),
-        format!("Memory: {:.1} KiB resident per idle queue.", median(kib)),
+        format!("All of them idle: {:.2} % of a core in the whole daemon.", middle(resting)),
+        format!("Memory: {:.1} KiB resident per idle queue.", middle(kib)),
     ];
     let title = format!(
         "One busy disk beside {} idle disks of {} queues, null device, one worker",
@@ -163,18 +170,8 @@ fn report(args: &IdleArgs, cells: &[Cells], resting: &[f64], kib: &[f64]) -> Rep
     Report { name: "idle", tables: vec![Table { title, head, rows, notes }], data }
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => sorted[n / 2],
-        n => f64::midpoint(sorted[n / 2 - 1], sorted[n / 2]),
-    }
-}
-
 /// Each queue has two descriptors here, too.
-fn raise_open_files() {
+pub(crate) fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // If it may not be raised, connecting says so.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

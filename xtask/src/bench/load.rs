@@ -1,87 +1,109 @@
-//! What is asked for of a server, and what was seen of it.
+//! What is asked for of a server.
 
-use crate::bench::options::Waiting;
-use hdrhistogram::Histogram;
+use crate::bench::lab::Lab;
+use crate::bench::options::{Client, Waiting};
+use anyhow::{Result, bail};
+use ringway_bench::{AccessArgs, Outcome, Rw, Sizes, Target, measure};
+use ringway_control::config::{Choice, Format};
+use ringway_disk::EngineKind;
+use std::path::Path;
+use std::time::Duration;
 
-/// What is asked for.
+/// How long a server may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is asked for: requests of one size, anywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     /// Requests in flight per queue.
     pub(crate) depth: u32,
-    /// Bytes of a request, or of the largest one of a mix.
+    /// Bytes of a request.
     pub(crate) size: u32,
-    /// Other sizes, each with the percentile up to which it goes.
-    pub(crate) mix: &'static [(u64, u32)],
     /// Writes instead of reads.
     pub(crate) write: bool,
-    /// One after another instead of anywhere.
-    pub(crate) sequential: bool,
     /// How the client waits.
     pub(crate) waiting: Waiting,
-    /// Whether each request's latency is taken, which costs some 50 ns.
-    pub(crate) timed: bool,
 }
 
 impl Load {
     /// 4 KiB random reads.
     pub(crate) const fn reads(depth: u32, waiting: Waiting) -> Self {
-        let (mix, write, sequential) = (&[] as &[_], false, false);
-        Self { depth, size: 4096, mix, write, sequential, waiting, timed: false }
+        Self { depth, size: 4096, write: false, waiting }
     }
-}
 
-/// What was seen of a load while it was measured.
-#[derive(Clone, Debug)]
-pub(crate) struct Outcome {
-    pub(crate) seconds: f64,
-    pub(crate) done: u64,
-    pub(crate) bytes: u64,
-    pub(crate) errors: u64,
-    /// Of clients that count them.
-    pub(crate) kicks: Option<u64>,
-    pub(crate) sleeps: Option<u64>,
-    /// Sums, in nanoseconds, of timed loads.
-    pub(crate) submit_ns: u64,
-    pub(crate) complete_ns: u64,
-    /// CPU time of the client's threads, in nanoseconds.
-    pub(crate) cpu_ns: u64,
-    /// From before the submission to after the completion, in nanoseconds.
-    pub(crate) latency: Histogram<u64>,
-}
+    /// The kind, in fio's word.
+    pub(crate) const fn rw(&self) -> Rw {
+        if self.write { Rw::Randwrite } else { Rw::Randread }
+    }
 
-impl Default for Outcome {
-    fn default() -> Self {
-        let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("sound bounds");
-        let (done, bytes, errors, kicks, sleeps) = (0, 0, 0, None, None);
-        let (submit_ns, complete_ns, cpu_ns, seconds) = (0, 0, 0, 0.0);
-        Self {
-            seconds,
-            done,
-            bytes,
-            errors,
-            kicks,
-            sleeps,
-            submit_ns,
-            complete_ns,
-            cpu_ns,
-            latency,
+    /// The same for the load generator. Whoever polls has a thread for each core, which looks after its
+    /// queues in turn; whoever sleeps has a thread for each queue.
+    pub(crate) fn of(&self, lab: &Lab, queues: u16) -> Result<ringway_bench::Load> {
+        let polling = self.waiting == Waiting::Polling;
+        let cpus = &lab.common.client_cpus;
+        let jobs = if polling { queues.min(u16::try_from(cpus.len())?) } else { queues };
+        if !queues.is_multiple_of(jobs) {
+            bail!("{queues} queues cannot be shared evenly by {jobs} cores that poll");
         }
+        Ok(ringway_bench::Load {
+            jobs,
+            queues: queues / jobs,
+            runtime: Some(Duration::from_secs_f64(lab.seconds)),
+            ramp: Duration::from_secs_f64(lab.common.warmup),
+            timed: false,
+            polling,
+            cpus: cpus.clone(),
+            ..ringway_bench::Load::new(self.rw(), Sizes::one(self.size), self.depth)
+        })
     }
 }
 
-impl Outcome {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.seconds = self.seconds.max(other.seconds);
-        self.done += other.done;
-        self.bytes += other.bytes;
-        self.errors += other.errors;
-        let sum = |a: Option<u64>, b: Option<u64>| a.map_or(b, |a| Some(a + b.unwrap_or(0)));
-        self.kicks = sum(self.kicks, other.kicks);
-        self.sleeps = sum(self.sleeps, other.sleeps);
-        self.submit_ns += other.submit_ns;
-        self.complete_ns += other.complete_ns;
-        self.cpu_ns += other.cpu_ns;
-        // Both have the same bounds.
-        let _ = self.latency.add(&other.latency);
+/// Connects, loads, measures. `boundary` is called right before and right after the measurement.
+pub(crate) fn measure_server(
+    client: Client,
+    lab: &Lab,
+    socket: &Path,
+    queues: u16,
+    load: &Load,
+    boundary: &mut dyn FnMut() -> Result<()>,
+) -> Result<Outcome> {
+    let load = load.of(lab, queues)?;
+    if client == Client::Blkio {
+        #[cfg(feature = "blkio")]
+        return crate::bench::blkio::measure_server(lab, socket, &load, boundary);
+        #[cfg(not(feature = "blkio"))]
+        bail!("this xtask was built without the client blkio: add --features blkio");
     }
+    let access = AccessArgs {
+        allow_write: true,
+        queue_size: Some(lab.common.queue_size),
+        packed: lab.common.packed,
+        indirect: Some(lab.common.indirect),
+        ..AccessArgs::default()
+    };
+    let target = target(&format!("vhost-user:{}", socket.display()))?;
+    let opened = target.open_within(PATIENCE, &load, &access, || Ok(()))?;
+    measure(opened, &load, boundary)
+}
+
+/// The bare file through an engine of `ringway-aio`: no device, no ring, no second process.
+pub(crate) fn measure_file(
+    engine: Choice<EngineKind>,
+    lab: &Lab,
+    path: &Path,
+    load: &Load,
+) -> Result<Outcome> {
+    let load = Load { waiting: Waiting::Sleeping, ..*load }.of(lab, 1)?;
+    let access = AccessArgs {
+        allow_write: true,
+        format: Some(Format::Raw),
+        engine: Some(engine),
+        ..AccessArgs::default()
+    };
+    let opened = target(&format!("file:{}", path.display()))?.open(&load, &access)?;
+    measure(opened, &load, &mut || Ok(()))
+}
+
+fn target(name: &str) -> Result<Target> {
+    name.parse().map_err(anyhow::Error::msg)
 }

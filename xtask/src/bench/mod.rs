@@ -7,24 +7,26 @@ mod bare;
 #[cfg(feature = "blkio")]
 mod blkio;
 mod build;
-mod client;
 mod clients;
 mod contest;
 mod copy;
 mod daemon;
-mod engine;
 mod fio;
+mod foreign;
 mod idle;
 mod image;
 mod lab;
 mod load;
 mod matrix;
+mod nbd;
 mod options;
 mod origins;
-mod phases;
-mod queue_load;
+mod qcow2;
 mod report;
 mod sample;
+mod scrape;
+mod spdk;
+mod summary;
 mod tmpfs;
 mod xen;
 
@@ -55,8 +57,16 @@ enum What {
     Bare(bare::BareArgs),
     /// A busy disk alone and beside a hundred idle ones.
     Idle(idle::IdleArgs),
+    /// NBD servers: ours, nbdkit, QEMU's storage daemon and qemu-nbd, under fio and nbdcopy.
+    Nbd(nbd::NbdArgs),
     /// The published measurements, repeated: `ringway bench origins` of the daemon's binary.
     Origins(origins::OriginsArgs),
+    /// qcow2 images of several kinds, beside raw ones and beside QEMU's.
+    Qcow2(qcow2::Qcow2Args),
+    /// Scrapes of the metrics of many disks, and how soon events are told.
+    Scrape(scrape::ScrapeArgs),
+    /// The cells that sum it all up, ours beside the peers': disk, memory, null, idle.
+    Summary(summary::SummaryArgs),
     /// A file on tmpfs, a disk as fast as memory, depth 32.
     Tmpfs(tmpfs::TmpfsArgs),
     /// Back-ends for Xen: ours, QEMU's and the kernel's, under one guest of an emulated Xen host.
@@ -67,10 +77,14 @@ impl What {
     /// How long one cell is measured unless the user says otherwise, in seconds.
     const fn seconds(&self) -> f64 {
         match self {
-            Self::Matrix(_) | Self::Clients(_) | Self::Bare(_) | Self::Copy(_) | Self::Idle(_) => {
-                0.7
-            }
-            Self::Tmpfs(_) | Self::Origins(_) => 1.0,
+            Self::Matrix(_)
+            | Self::Clients(_)
+            | Self::Bare(_)
+            | Self::Copy(_)
+            | Self::Idle(_)
+            | Self::Nbd(_)
+            | Self::Qcow2(_) => 0.7,
+            Self::Summary(_) | Self::Tmpfs(_) | Self::Origins(_) | Self::Scrape(_) => 1.0,
             Self::Xen(_) => 0.25,
         }
     }
@@ -98,14 +112,18 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if !matches!(what, What::Xen(_)) {
         options::pin(&common.client_cpus)?;
     }
-    let lab = Lab { common, seconds, daemon };
+    let lab = Lab { common, seconds, daemon, foreign_max: None };
     let report = match &what {
         What::Matrix(args) => matrix::run(&lab, args),
         What::Clients(args) => clients::run(&lab, args),
         What::Copy(args) => copy::run(&lab, args),
         What::Bare(args) => bare::run(&lab, args),
         What::Idle(args) => idle::run(&lab, args),
+        What::Nbd(args) => nbd::run(&lab, args),
+        What::Qcow2(args) => qcow2::run(&lab, args),
         What::Origins(_) => unreachable!("it has returned"),
+        What::Scrape(args) => scrape::run(&lab, args),
+        What::Summary(args) => summary::run(&lab, args),
         What::Tmpfs(args) => tmpfs::run(&lab, args),
         What::Xen(args) => xen::run(&lab, args),
     }?;

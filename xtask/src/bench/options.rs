@@ -2,12 +2,14 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use ringway_bench::IndirectArg;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;
 
 /// Options of every benchmark.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Measuring")]
 pub(crate) struct Common {
     /// Rounds; each measures every contestant of a cell once, in turn.
@@ -129,19 +131,8 @@ impl Client {
     }
 }
 
-/// As [`ringway_driver::Indirect`].
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum IndirectArg {
-    /// When more than half of the ring is taken.
-    Scarce,
-    /// Never.
-    Never,
-    /// Always.
-    Always,
-}
-
 /// How the client waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 pub(crate) enum Waiting {
     /// It spins.
     Polling,

@@ -18,6 +18,8 @@ pub(crate) struct Sample {
     /// The server's context switches per request.
     pub(crate) switches: Option<f64>,
     pub(crate) latency: Option<Latency>,
+    /// What others have had of the cores in use meanwhile, the host below included.
+    pub(crate) foreign_percent: f64,
 }
 
 /// In microseconds.

@@ -5,11 +5,11 @@
 //! nanosecond. Figures repeat within a few percent on a busy computer, and are ratios of path lengths:
 //! what a real CPU waits for (caches, TLBs, the way into the hypervisor) is not in them.
 
-use crate::bench::contest::median;
 use crate::bench::lab::Lab;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use ringway_bench::median;
 use ringway_e2e::xen::Machine;
 use ringway_terminal::short::count;
 use serde_json::json;

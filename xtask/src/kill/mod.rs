@@ -22,9 +22,9 @@ pub(crate) struct KillArgs {
     /// Formats of the rings.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "split,packed")]
     ring: Vec<Ring>,
-    /// Cache mode of the daemon.
-    #[arg(long, value_enum, default_value = "none")]
-    cache: Cache,
+    /// Cache mode of the daemon [default: none, and writeback with --format qcow2].
+    #[arg(long, value_enum)]
+    cache: Option<Cache>,
     /// Requests in flight on each of two queues.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=256))]
     depth: u16,
@@ -50,6 +50,16 @@ pub(crate) struct KillArgs {
     /// write cache that is switched, clients that disconnect, daemons told to end.
     #[arg(long)]
     faults: bool,
+    /// A disk that is full now and then, whose requests are held, and kills around that.
+    #[arg(long, conflicts_with = "faults")]
+    hold: bool,
+    /// A disk with limits that change all the time, alone or together with the above.
+    #[arg(long)]
+    limits: bool,
+    /// The format of the image. qcow2 is based on a raw image, judged after each kill by `ringway check`
+    /// and, where it is there, `qemu-img check`, and goes through the page cache.
+    #[arg(long, value_enum, default_value = "raw", conflicts_with_all = ["faults", "hold"])]
+    format: ImageFormat,
     /// A mistake made on purpose half-way: Lost, Replayed, Missing, Volatile or Forgotten (these two
     /// with --faults). It should be noticed.
     #[arg(long, value_parser = harm)]
@@ -62,7 +72,13 @@ enum Ring {
     Packed,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ImageFormat {
+    Raw,
+    Qcow2,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cache {
     None,
     Writeback,
@@ -81,20 +97,31 @@ fn points(word: &str) -> Result<Points, String> {
     found.ok_or_else(|| format!("'{word}' is not one of {}", all.map(Points::name).join(", ")))
 }
 
-/// Runs the campaigns one after the other, and prints what came of them.
-pub(crate) fn run(args: &KillArgs) -> Result<()> {
+/// The program that is killed.
+fn daemon(args: &KillArgs) -> Result<PathBuf> {
+    let blind = args.points == Points::Never && !args.faults && !args.hold;
     let ringway = match &args.ringway {
         // The daemon runs in a folder of its own.
         Some(path) => std::path::absolute(path)?,
-        None if args.points == Points::Never && !args.faults => crate::bench::build("--ringway")?,
+        None if blind => crate::bench::build("--ringway")?,
         None => crate::bench::build_with("--ringway", "kill-points")?,
     };
     if !ringway.is_file() {
         bail!("--ringway: there is no file {}", ringway.display());
     }
+    Ok(ringway)
+}
+
+/// Runs the campaigns one after the other, and prints what came of them.
+pub(crate) fn run(args: &KillArgs) -> Result<()> {
+    let ringway = daemon(args)?;
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let seed = args.seed.unwrap_or(clock.as_secs());
     println!("seed {seed}");
+    let qcow2 = args.format == ImageFormat::Qcow2;
+    let usual = if qcow2 { Cache::Writeback } else { Cache::None };
+    let cache = args.cache.unwrap_or(usual);
+    let qemu = std::process::Command::new("qemu-img").arg("--version").output().is_ok();
     let mut table = head();
     let (mut at, mut missed, mut blind) = (BTreeMap::new(), 0, 0);
     let mut wrong = 0;
@@ -103,7 +130,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
             let plan = Plan {
                 ringway: ringway.clone(),
                 engine: engine.clone(),
-                cache: format!("{:?}", args.cache).to_lowercase(),
+                cache: format!("{cache:?}").to_lowercase(),
                 packed: ring == Ring::Packed,
                 path: args.path,
                 kills: args.count,
@@ -115,6 +142,10 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
                 patience: Duration::from_secs(args.patience),
                 harm: args.harm,
                 faults: args.faults,
+                hold: args.hold,
+                limits: args.limits,
+                qcow2,
+                qemu,
                 progress: |plan, kills| {
                     eprintln!("{} {}: {kills} of {} kills", plan.engine, plan.ring(), plan.kills);
                 },
@@ -155,7 +186,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
 
 fn head() -> String {
     let mut head = format!(
-        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>7} {:>9} {:>7} {:>10}",
+        "{:<10} {:<6} {:>6} {:>6} {:>9} {:>9} {:>7} {:>7} {:>9} {:>7} {:>10} {:>7}",
         "engine",
         "ring",
         "kills",
@@ -166,7 +197,8 @@ fn head() -> String {
         "durable",
         "no flush",
         "resizes",
-        "disconnect"
+        "disconnect",
+        "limited"
     );
     for wrong in Wrong::ALL {
         let _ = write!(head, " {:>9}", format!("{wrong:?}").to_lowercase());
@@ -176,11 +208,12 @@ fn head() -> String {
 
 fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
     let Outcome { kills, early, requests, overtaken, findings, reattach, elapsed, .. } = outcome;
-    let Outcome { refused, durable_lives, flushes_failed, resizes, disconnects, .. } = outcome;
+    let Outcome { refused, durable_lives, flushes_failed, resizes, disconnects, throttled, .. } =
+        outcome;
     let _ = write!(
         table,
         "{:<10} {:<6} {kills:>6} {early:>6} {requests:>9} {overtaken:>9} {refused:>7} {durable_lives:>7} \
-         {flushes_failed:>9} {resizes:>7} {disconnects:>10}",
+         {flushes_failed:>9} {resizes:>7} {disconnects:>10} {throttled:>7}",
         plan.engine,
         plan.ring(),
     );

@@ -136,6 +136,11 @@ fn disks() -> Vec<Panel> {
         all.push(Panel { title, unit: "s", queries });
     }
     all.push(Panel {
+        title: "Waiting for a limit (queues at a time)",
+        unit: "short",
+        queries: vec![(rate(&list::DISK_THROTTLED, DISK), "{{disk}}")],
+    });
+    all.push(Panel {
         title: "In flight",
         unit: "short",
         queries: vec![

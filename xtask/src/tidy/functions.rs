@@ -48,6 +48,11 @@ pub(super) fn functions_of(
     }
 }
 
+/// True if there is a function of this name.
+pub(super) fn has(file: &Text, name: &str) -> bool {
+    file.text.lines().any(|line| function_name(line) == Some(name))
+}
+
 /// The name of the function that begins on this line.
 fn function_name(line: &str) -> Option<&str> {
     let mut rest = line.trim_start();

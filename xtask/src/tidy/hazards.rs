@@ -16,13 +16,27 @@ pub(super) fn hazards(files: &[Text], found: &mut Vec<String>) -> Result<()> {
     for name in named.difference(&exist) {
         found.push(format!("{PAGE}: there is no test {name}"));
     }
-    for name in exist.iter().filter(|name| is_hazard(name) && !named.contains(*name)) {
+    // `e05_…` are all of that number.
+    let is_named =
+        |name: &&&str| named.contains(*name) || page.text.contains(&format!("`{}…`", &name[..4]));
+    for name in exist.iter().filter(|name| is_hazard(name) && !is_named(name)) {
         found.push(format!("{PAGE}: does not name the test {name}"));
+    }
+    let mut rows = BTreeSet::new();
+    for row in page.text.lines().filter_map(row).filter(|row| !rows.insert(*row)) {
+        found.push(format!("{PAGE}: the row {row} is there twice"));
     }
     if named.len() < 30 {
         found.push(format!("{PAGE}: names only {} tests; has its form changed?", named.len()));
     }
     Ok(())
+}
+
+/// The number of a hazard that a line of the table is about.
+fn row(line: &str) -> Option<&str> {
+    let (number, _) = line.strip_prefix("| ")?.split_once(" |")?;
+    let digits = number.strip_prefix(|c: char| c.is_ascii_uppercase())?;
+    (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then_some(number)
 }
 
 /// A sentence in snake case, and not a path, a call or a constant.
@@ -31,9 +45,9 @@ fn is_test_name(word: &str) -> bool {
     plain && (word.matches('_').count() >= 2 || is_hazard(word))
 }
 
-/// `a01_…`, `b12_…`, `c03_…`
+/// `a01_…`, `b12_…`, `e03_…`
 fn is_hazard(name: &str) -> bool {
-    matches!(name.as_bytes(), [b'a'..=b'c', b'0'..=b'9', b'0'..=b'9', b'_', _, ..])
+    matches!(name.as_bytes(), [b'a'..=b'f', b'0'..=b'9', b'0'..=b'9', b'_', _, ..])
 }
 
 /// The names that follow `fn` at the beginning of a line.
@@ -58,9 +72,13 @@ mod tests {
         for no in ["num_queues", "VIRTIO_BLK_T_IN", "docs/a_b_c.md", "a_b_c()", ""] {
             assert!(!is_test_name(no));
         }
+        assert_eq!(row("| C18 | a disk | held |"), Some("C18"));
+        assert_eq!(row("| date | what |"), None);
         let source = "    fn a01_loop() {\n    fn with<T>(t: T)\n// fn not_this()\n";
         assert_eq!(functions(source).collect::<Vec<_>>(), ["a01_loop", "with"]);
-        assert!(is_hazard("b10_x") && !is_hazard("b1_x") && !is_hazard("d10_x"));
+        assert!(
+            is_hazard("b10_x") && !is_hazard("b1_x") && is_hazard("e10_x") && !is_hazard("g10_x")
+        );
     }
 
     #[test]

@@ -97,10 +97,11 @@ fn is_for_tests(token: &TokenTree) -> bool {
 
 /// Leaves out what an attribute stands before: to its `;`, its `,` or the end of its braces.
 fn skip_item(rest: &mut Peekable<impl Iterator<Item = TokenTree>>) {
-    let mut attribute = true;
+    let (mut attribute, mut function) = (true, false);
     while let Some(token) = rest.next() {
         match &token {
             _ if is_punct(&token, '#') => attribute = true,
+            TokenTree::Ident(word) => function |= word == "fn",
             TokenTree::Group(group) => {
                 if group.delimiter() == Delimiter::Brace {
                     // `use a::{b, c};`
@@ -109,7 +110,10 @@ fn skip_item(rest: &mut Peekable<impl Iterator<Item = TokenTree>>) {
                 }
                 attribute &= group.delimiter() != Delimiter::Bracket;
             }
-            _ if !attribute && (is_punct(&token, ';') || is_punct(&token, ',')) => return,
+            _ if attribute => {}
+            _ if is_punct(&token, ';') => return,
+            // `-> Result<(), Error>` is no end.
+            _ if is_punct(&token, ',') && !function => return,
             _ => {}
         }
     }
@@ -135,7 +139,7 @@ mod tests {
     #[test]
     fn what_is_for_tests_is_left_out() {
         let text = "use a; #[cfg(test)] use b::{c, d}; #[cfg(not(test))] use e; #[cfg(any(test, loom))] \
-                    #[derive(Debug)] struct F { g: [u8; 2] } impl H { #[cfg(test)] fn i(&self) { j(); } \
+                    #[derive(Debug)] struct F { g: [u8; 2] } impl H { #[cfg(test)] fn i(&self) -> R<(), b> { j(); } \
                     fn k(&self) {} } #[cfg(test)] mod tests; fn l() { m! { n } }";
         let mut found = BTreeSet::new();
         words(without_tests(text.parse().unwrap()), &mut found);

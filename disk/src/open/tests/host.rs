@@ -75,7 +75,7 @@ fn direct_is_taken_where_it_works() {
     assert!(alignment.offset >= 512 && alignment.offset.is_power_of_two());
     // SAFETY: only asks for the flags of a descriptor of ours.
     let flags =
-        unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&**disk.file()), libc::F_GETFL) };
+        unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&*disk.file()), libc::F_GETFL) };
     assert_ne!(flags & libc::O_DIRECT, 0);
     drop(disk);
     for cache in [CacheMode::Writeback, CacheMode::Writethrough, CacheMode::Unsafe] {

@@ -19,7 +19,7 @@ fn c11_the_second_daemon_is_refused() {
     fails(&options(&link), &["in use", &us]);
 
     // The lock lives as long as the I/O: whoever still has the file has the lock.
-    let file = std::sync::Arc::clone(first.file());
+    let file = first.file();
     drop(first);
     fails(&options(&path), &["in use"]);
     drop(file);

@@ -28,6 +28,7 @@ impl SlowPath {
             }
             leave_whole(d, tag);
         }
+        let was_mapped = self.leave_place(d, tag);
         let Ok(moved) = u64::try_from(result) else {
             return self.failed(d, tag, result.saturating_neg());
         };
@@ -41,6 +42,11 @@ impl SlowPath {
             Stage::Erase => {
                 slot.done = slot.request.range.len();
                 return self.made(d, tag);
+            }
+            Stage::Sync if was_mapped => {
+                // That was the file with its data; now the image itself.
+                d.issue(tag);
+                return None;
             }
             Stage::Sync => return Some(self.synced(d, tag)),
             _ => {}
@@ -100,9 +106,16 @@ impl SlowPath {
     }
 
     /// All bytes are where they belong: make them durable if that is owed, and answer.
-    fn made<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Option<Finished<C>> {
-        // Durable writes were durable one by one; erasing by the file was not.
-        if d.issuer.durable_writes && d.slots.get(tag).stage == Stage::Erase {
+    pub(super) fn made<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+    ) -> Option<Finished<C>> {
+        // Durable writes were durable one by one; erasing by the file was not. What an image's map
+        // says is part of a write.
+        let slot = d.slots.get(tag);
+        let image = d.issuer.image.is_some() && slot.request.op.changes_disk();
+        if d.issuer.durable_writes && (slot.stage == Stage::Erase || image) {
             self.sync(d, tag);
             return None;
         }
@@ -110,7 +123,7 @@ impl SlowPath {
     }
 
     #[cold]
-    fn failed<C, E: Engine>(
+    pub(super) fn failed<C, E: Engine>(
         &mut self,
         d: &mut Dispatch<'_, C, E>,
         tag: u16,
@@ -123,10 +136,13 @@ impl SlowPath {
             libc::EINTR | libc::EAGAIN if slow.retries < RETRIES_MAX => {
                 slow.retries += 1;
                 d.slots.stats.continued += 1;
-                if stage == Stage::Part {
-                    self.advance(d, tag);
-                } else {
-                    d.issue(tag);
+                match stage {
+                    Stage::Part | Stage::Asked => self.advance(d, tag),
+                    Stage::Sync => {
+                        self.sync_data_file(d, tag);
+                        d.issue(tag);
+                    }
+                    _ => d.issue(tag),
                 }
                 None
             }

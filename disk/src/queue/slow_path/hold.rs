@@ -15,7 +15,7 @@ use crate::queue::dispatch::Dispatch;
 use crate::queue::held::{HeldSlot, RETRY_EVERY};
 use crate::queue::slots::{Sighting, Slots};
 use ringway_aio::Engine;
-use ringway_core::{Request, Status};
+use ringway_core::{Request, Status, kill_point};
 
 /// No time at which anything is due.
 const NEVER: u64 = u64::MAX;
@@ -38,6 +38,7 @@ impl SlowPath {
         if self.held.closed || now >= deadline || !disk.holds(op, errno) {
             return false;
         }
+        kill_point!(Holding);
         let held = HeldSlot { since_ns, errno, tried: false };
         slow.held = Some(held);
         if let Some(range) = slow.lock.take() {
@@ -58,6 +59,7 @@ impl SlowPath {
         let at = self.held.parked.partition_point(older);
         self.held.parked.insert(at, tag);
         d.slots.stats.held += u64::from(before.is_none());
+        kill_point!(Held);
         true
     }
 
@@ -135,6 +137,7 @@ impl SlowPath {
 
     /// The disk may have another size by now, which would have been looked at when it began.
     fn try_again<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        kill_point!(Retrying);
         d.issuer.disk.try_held();
         let (slot, slow) = d.slots.both(tag);
         if let Some(held) = &mut slow.held {
@@ -162,6 +165,7 @@ impl SlowPath {
         held: HeldSlot,
         status: Status,
     ) {
+        kill_point!(Releasing);
         d.issuer.disk.release_held(held.errno, held.tried);
         if status == Status::Ok && held.by_itself() {
             self.try_held(d, HeldSlot::by_itself);

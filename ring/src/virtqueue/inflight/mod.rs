@@ -25,12 +25,13 @@ mod split;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-use super::chain::{Chain, ChainError};
+use super::chain::Chain;
+use super::chain_error::ChainError;
 use super::layout::QUEUE_SIZE_MAX;
 use super::packed_layout::PackedBase;
 use super::types::{Areas, Armed, Broken, Format, Head, Unpublished};
 use packed::PackedTracked;
-use record::{Part, VERSION_AT};
+use record::{InflightRegion, VERSION_AT};
 use ringway_core::mem::Translator;
 use split::SplitTracked;
 
@@ -42,7 +43,7 @@ pub use record::{InflightError, inflight_bytes};
 /// # Safety
 /// `region` is aligned to 8 bytes and names [`inflight_bytes`] of mapped memory; no queue uses it.
 pub unsafe fn renew_inflight(region: *mut u8, packed: bool, entries: u16) {
-    Part { base: region, entries, packed }.put_u16(VERSION_AT, 0);
+    InflightRegion { base: region, entries, packed }.put_u16(VERSION_AT, 0);
 }
 
 /// A virtqueue, seen from the device, that keeps a record of what is in flight.
@@ -69,7 +70,7 @@ impl Tracked {
         entries: u16,
     ) -> Result<Self, InflightError> {
         let entries = entries.min(QUEUE_SIZE_MAX);
-        let part = Part { base: region, entries, packed: format.packed };
+        let part = InflightRegion { base: region, entries, packed: format.packed };
         // SAFETY: the caller vouches for the memory.
         unsafe {
             if format.packed {

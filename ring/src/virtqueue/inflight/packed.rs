@@ -10,8 +10,9 @@
 //! wrap counter are stored together, in one word: between two stores they would name a place in
 //! another lap, where stale marks may say anything.
 
-use super::record::{COUNTER_MAX, InflightError, Part, damaged};
-use crate::virtqueue::chain::{Chain, ChainError};
+use super::record::{COUNTER_MAX, InflightError, InflightRegion, damaged};
+use crate::virtqueue::chain::Chain;
+use crate::virtqueue::chain_error::ChainError;
 use crate::virtqueue::packed::{Copied, PackedDevice};
 use crate::virtqueue::packed_layout::{PackedBase, Position, Word};
 use crate::virtqueue::types::{Areas, Broken, Format, Head};
@@ -55,7 +56,7 @@ pub struct PackedTracked {
     pub(super) ring: PackedDevice,
     /// The record was not new.
     pub(super) resumed: bool,
-    part: Part,
+    part: InflightRegion,
     counter: u64,
     /// Where the used ring was when it was last published.
     used: Position,
@@ -77,7 +78,7 @@ impl PackedTracked {
     /// # Safety
     /// As [`super::Tracked::start`].
     pub(super) unsafe fn start(
-        part: Part,
+        part: InflightRegion,
         format: Format,
         at: Areas,
         base: Option<u32>,
@@ -240,7 +241,7 @@ impl PackedTracked {
 }
 
 /// Makes a new record of a queue whose next descriptor to be used is `used`.
-fn make(part: &Part, used: Position) {
+fn make(part: &InflightRegion, used: Position) {
     for index in 0..part.entries {
         part.put_u8(part.entry(index, INFLIGHT), 0);
         part.put_u16(part.entry(index, NEXT), index + 1);
@@ -293,7 +294,7 @@ impl LeftChain {
 
 impl Left {
     /// Brings the record to one state. Each store leaves it such that this would be done again.
-    fn store(&self, part: &Part) {
+    fn store(&self, part: &InflightRegion) {
         part.put_u16(if self.commit { OLD_FREE_HEAD } else { FREE_HEAD }, self.free_head);
         part.put_u64(USED, used_word(self.used, self.used));
         for &entry in &self.to_clear {
@@ -303,7 +304,7 @@ impl Left {
 }
 
 /// Reads and judges a record; changes nothing.
-fn read(part: &Part, ring: &PackedDevice) -> Result<Left, InflightError> {
+fn read(part: &InflightRegion, ring: &PackedDevice) -> Result<Left, InflightError> {
     let (size, entries) = (ring.size(), part.entries);
     let word = part.u64(USED).to_le_bytes();
     let position = |index: usize, wrap: usize| {
@@ -368,7 +369,7 @@ fn read(part: &Part, ring: &PackedDevice) -> Result<Left, InflightError> {
 }
 
 fn read_chain(
-    part: &Part,
+    part: &InflightRegion,
     next: &[u16],
     first: u16,
     see: &mut impl FnMut(u16) -> Result<(), InflightError>,

@@ -84,7 +84,7 @@ pub(super) const fn damaged<T>(what: &'static str, entry: u16) -> Result<T, Infl
 /// 1. `base` is aligned to 8 bytes and names [`inflight_bytes`] of mapped memory that is only touched
 ///    atomically.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Part {
+pub(super) struct InflightRegion {
     pub(super) base: *mut u8,
     pub(super) entries: u16,
     pub(super) packed: bool,
@@ -107,7 +107,7 @@ macro_rules! field {
     };
 }
 
-impl Part {
+impl InflightRegion {
     /// The place of a field of `bytes` bytes.
     #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {

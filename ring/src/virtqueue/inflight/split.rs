@@ -1,7 +1,8 @@
 //! The record of a split queue: `QueueRegionSplit` and `DescStateSplit`.
 
-use super::record::{COUNTER_MAX, InflightError, Part, damaged};
-use crate::virtqueue::chain::{Chain, ChainError};
+use super::record::{COUNTER_MAX, InflightError, InflightRegion, damaged};
+use crate::virtqueue::chain::Chain;
+use crate::virtqueue::chain_error::ChainError;
 use crate::virtqueue::layout::LayoutError;
 use crate::virtqueue::split::SplitDevice;
 use crate::virtqueue::types::{Areas, Broken, Format, Head};
@@ -26,7 +27,7 @@ pub struct SplitTracked {
     pub(super) ring: SplitDevice,
     /// The record was not new.
     pub(super) resumed: bool,
-    part: Part,
+    part: InflightRegion,
     /// The next chain's place in the order of all.
     counter: u64,
     last_batch_head: u16,
@@ -54,7 +55,7 @@ impl SplitTracked {
     /// # Safety
     /// As [`super::Tracked::start`].
     pub(super) unsafe fn start(
-        part: Part,
+        part: InflightRegion,
         format: Format,
         at: Areas,
         base: Option<u32>,
@@ -160,7 +161,7 @@ impl SplitTracked {
 }
 
 /// Makes a new record of a queue whose used index is `used`: it need not begin at 0.
-fn make(part: &Part, used: u16) {
+fn make(part: &InflightRegion, used: u16) {
     for index in 0..part.entries {
         part.put_u8(part.entry(index, INFLIGHT), 0);
     }
@@ -170,7 +171,7 @@ fn make(part: &Part, used: u16) {
 }
 
 /// Reads and judges a record; changes nothing.
-fn read(part: &Part, size: u16, used: u16) -> Result<Left, InflightError> {
+fn read(part: &InflightRegion, size: u16, used: u16) -> Result<Left, InflightError> {
     let mut in_flight = vec![false; usize::from(part.entries)];
     for index in 0..part.entries {
         let is = part.is_in_flight(index)?;

@@ -10,7 +10,7 @@ use super::record::shape;
 use super::*;
 use crate::virtqueue::store::killed_at;
 use crate::virtqueue::tests::{Memory, Rng, Shape};
-use crate::virtqueue::{Device, Driver, PackedBase, Piece, inflight_bytes, renew_inflight};
+use crate::virtqueue::{Device, Driver, Format, PackedBase, Piece, inflight_bytes, renew_inflight};
 use ringway_core::mem::Mapping;
 use std::collections::BTreeSet;
 
@@ -562,10 +562,13 @@ fn a_queue_with_a_record_tells_of_itself() {
         assert!(device.goes_on());
         for left in [1, 0] {
             assert!(device.has_work());
+            // The ring has nothing new, but who sleeps now sleeps on requests.
+            assert_eq!(device.arm(), Ok(Armed::WorkArrived));
             let (head, _) = device.pop(&mut translator).unwrap().unwrap();
             device.push(head, 0);
             assert_eq!((device.backlog(), device.has_work()), (left, left > 0));
         }
+        assert_eq!(device.arm(), Ok(Armed::Quiet));
         drop(device);
 
         // One that took up a record and found nothing goes on, too, though it is where rings begin.
@@ -573,4 +576,60 @@ fn a_queue_with_a_record_tells_of_itself() {
         assert!(!world.start().goes_on(), "the record is new");
         assert!(world.start().goes_on(), "and now it is not");
     }
+}
+
+/// Without event indices: those say by themselves that nobody waits any more.
+#[test]
+fn a_queue_with_a_record_asks_for_kicks_only_before_it_sleeps() {
+    for packed in [false, true] {
+        let shape =
+            Shape { packed, size: 8, first: 0, event_idx: false, entries: 0, when_scarce: false };
+        let case = Case { shape, entries: 8, lengths: &[1], ..noisy_case(packed) };
+        let memory = Memory::new(shape);
+        let region = Mapping::anonymous(inflight_bytes(packed, 8)).unwrap();
+        let mut world = World::new(&case, &memory, &region);
+        let mut device = world.start();
+        for asks in [false, true, false] {
+            if asks {
+                let _ = device.arm().unwrap();
+            } else {
+                device.disarm();
+            }
+            world.driver.add(&[piece(0, 0)], &[]).unwrap();
+            assert_eq!(world.driver.publish(), asks, "packed {packed}");
+        }
+    }
+}
+
+/// A record may have room for more than the queue that is given to it.
+#[test]
+fn b04_more_in_flight_than_the_queue_holds_is_refused() {
+    let shape =
+        Shape { packed: true, size: 8, first: 0, event_idx: true, entries: 0, when_scarce: false };
+    let (order, batches) = (vec![0, 1], vec![]);
+    let case = Case { shape, entries: 8, lengths: &[3], order, batches, ..noisy_case(true) };
+    let memory = Memory::new(shape);
+    let region = Mapping::anonymous(inflight_bytes(true, 8)).unwrap();
+    World::new(&case, &memory, &region).first_life();
+    let start = |size| {
+        let (format, base) = (Format { size, ..shape.format() }, PackedBase::after(0, size).0);
+        // SAFETY: ring and region outlive the device.
+        unsafe { Device::tracked(format, memory.areas(), Some(base), region.at(0), 8) }.map(drop)
+    };
+    let error = start(5).unwrap_err().to_string();
+    assert!(error.contains("more is in flight than the queue holds"), "{error}");
+    assert_eq!(start(6), Ok(()));
+}
+
+/// With nothing in flight there is nothing to clear, wherever the record says that the ring was.
+#[test]
+fn the_record_of_an_idle_split_queue_is_taken_up_at_any_index() {
+    let case = Case { order: vec![0, 1], batches: vec![2], ..noisy_case(false) };
+    let memory = Memory::new(case.shape);
+    let region = Mapping::anonymous(inflight_bytes(false, case.entries)).unwrap();
+    let mut world = World::new(&case, &memory, &region);
+    world.first_life();
+    // SAFETY: `used_idx` of the header, which nobody uses now.
+    unsafe { region.at(14).cast::<u16>().write(1000) };
+    world.next_life();
 }

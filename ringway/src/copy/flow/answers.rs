@@ -2,7 +2,7 @@
 
 use super::{DST, Flow, Halt, RequestFailed, SRC, Watcher};
 use crate::copy::end::{End, Ticket, Verb, put_back};
-use crate::copy::flow::slots::Part;
+use crate::copy::flow::slots::Transfer;
 use anyhow::{Context, anyhow, bail};
 use ringway_core::Status;
 use std::io;
@@ -35,6 +35,16 @@ impl Flow<'_> {
                     put_back(&mut slot.memory[end].pieces, &flight, done.data);
                 }
                 if let Err(error) = self.on_disk(end, flight.ticket, status, flight.len, watcher) {
+                    first_error.get_or_insert(error);
+                }
+            }
+        }
+        for end in [SRC, DST] {
+            while let End::Image(image) = &mut self.ends[end]
+                && let Some((ticket, result)) = image.pop()
+            {
+                found += 1;
+                if let Err(error) = self.on_file(ticket, result, watcher) {
                     first_error.get_or_insert(error);
                 }
             }
@@ -114,7 +124,7 @@ impl Flow<'_> {
 
     /// So many bytes more of a part are done.
     fn advance(&mut self, slot: usize, part: usize, bytes: u64) -> anyhow::Result<()> {
-        let Part { len, done, .. } = &mut self.slots[slot].parts[part];
+        let Transfer { len, done, .. } = &mut self.slots[slot].parts[part];
         *done += bytes;
         if *done < *len {
             if self.halt.is_none() {

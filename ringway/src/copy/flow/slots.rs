@@ -10,7 +10,7 @@ use ringway_core::mem::Mapping;
 
 /// A part of a slot's work.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct Transfer {
     pub(super) end: usize,
     pub(super) verb: Verb,
     pub(super) offset: u64,
@@ -24,10 +24,10 @@ pub(super) struct Part {
 }
 
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct CopySlot {
     pub(super) memory: [Memory; 2],
     pub(super) busy: Option<Item>,
-    pub(super) parts: Vec<Part>,
+    pub(super) parts: Vec<Transfer>,
     pub(super) pending: usize,
     pub(super) writing: bool,
 }
@@ -40,7 +40,7 @@ pub(super) fn slots_of(
     count: usize,
     chunk: usize,
     own: &mut Vec<Mapping>,
-) -> anyhow::Result<Vec<Slot>> {
+) -> anyhow::Result<Vec<CopySlot>> {
     let mut fresh = || -> anyhow::Result<*mut u8> {
         let mapping = Mapping::anonymous(count * chunk).context("no memory for buffers")?;
         let base = mapping.at(0);
@@ -90,7 +90,7 @@ pub(super) fn slots_of(
             }
         }
         let parts = Vec::with_capacity(chunk / UNIT + 2);
-        slots.push(Slot { memory, busy: None, parts, pending: 0, writing: false });
+        slots.push(CopySlot { memory, busy: None, parts, pending: 0, writing: false });
     }
     debug_assert!(chunk.is_multiple_of(usize::try_from(DIRECT)?));
     Ok(slots)

@@ -36,7 +36,7 @@ impl Flow<'_> {
             // SAFETY: the slot's memory, of which nothing is under way.
             let bytes = unsafe { std::slice::from_raw_parts(from, len) };
             if find {
-                zero::runs(bytes, &mut runs);
+                zero::runs(bytes, self.unit, &mut runs);
             } else {
                 runs.clear();
                 runs.push(Run { bytes: 0..len, zero: false });

@@ -1,8 +1,8 @@
 //! The screen, looked at as text.
 
 use super::super::app::{App, Sort};
-use super::super::case::{Case, sample};
 use super::super::figures::Rates;
+use super::super::fixture::{Fixture, sample};
 use super::super::watch::Order;
 use super::*;
 use anyhow::anyhow;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 fn app() -> App {
     let mut app = App::new("/run/ctl".into(), Duration::from_secs(1), Sort::Iops);
-    let second = |at: u64| Case {
+    let second = |at: u64| Fixture {
         uptime_us: at * 1_000_000,
         reads: at * at * 1000,
         fast: at * 50,
@@ -24,7 +24,7 @@ fn app() -> App {
         requests: at * 1000,
         syscalls: at * 300,
         batches: at * 100,
-        ..Case::default()
+        ..Fixture::default()
     };
     (1..=5).for_each(|at| app.hear(Ok(sample(&second(at)))));
     app
@@ -71,13 +71,35 @@ fn a_disk_has_a_line_and_its_details() {
     let all = text(&mut app, 200, 30);
     for what in [
         "/srv/vm1.img  10 GiB  at /run/vm1.sock",
-        "engine io_uring (fastest)   cache none (O_DIRECT works), the guest's is on",
+        "engine io_uring (fastest)   cache none (O_DIRECT works), the guest's write cache on",
         "reads   p50 8.19 µs  p99 8.19 µs  p99.9 -  max 8.19 µs  (200 timed)",
         "ringway top /run/ctl  0.1.0  process 1  up 5s",
         "every 1s  by IOPS",
         "q quit",
     ] {
         assert!(all.contains(what), "{what}:\n{all}");
+    }
+}
+
+#[test]
+fn what_is_held_is_said_with_its_reason() {
+    let mut app = app();
+    let disk = &mut app.figures.as_mut().unwrap().disks[0];
+    disk.held = 3;
+    disk.holding = Some(ringway_control::protocol::HeldFacts {
+        count: 3,
+        age_us: 12_500_000,
+        operation: "write".into(),
+        errno: Some(28),
+        error: "No space left on device".into(),
+        retry_us: Some(2_100_000),
+    });
+    for (width, height) in [(80, 30), (200, 30)] {
+        let all = text(&mut app, width, height);
+        let words = all.split_whitespace().collect::<Vec<_>>().join(" ");
+        let what = "3 requests are held for 12 s: write failed: No space left on device; tried again in 3 s, \
+                    or by ctl retry";
+        assert!(words.contains(what), "{all}");
     }
 }
 
@@ -167,7 +189,7 @@ fn a_lost_daemon_is_said_and_found_again() {
     let buffer = screen(&mut app, 160, 30);
     assert!(buffer[(4, 2)].modifier.contains(Modifier::DIM), "old figures are no news");
     // Another daemon, which has only begun.
-    let case = Case { pid: 7, uptime_us: 10, ..Case::default() };
+    let case = Fixture { pid: 7, uptime_us: 10, ..Fixture::default() };
     app.hear(Ok(sample(&case)));
     let all = text(&mut app, 160, 30);
     assert!(!all.contains("LOST") && all.contains("process 7"), "{all}");
@@ -182,7 +204,7 @@ fn states_that_need_a_look_stand_out() {
         (State::Leaving, "leaving", Color::Yellow),
     ] {
         let mut app = app();
-        app.hear(Ok(sample(&Case { uptime_us: 6_000_000, state, ..Case::default() })));
+        app.hear(Ok(sample(&Fixture { uptime_us: 6_000_000, state, ..Fixture::default() })));
         // The selected line is reversed, and still has its colour.
         let buffer = screen(&mut app, 120, 30);
         let y = lines(&buffer).iter().position(|line| line.contains(word)).unwrap();
@@ -200,7 +222,8 @@ fn no_screen_is_too_small() {
     }
     press(&mut app, KeyCode::Char('x'));
     let narrow = text(&mut app, 80, 24);
-    let parts = ["▾ 0 /srv/vm1.img", "IOPS", "p99", "depth", "9.00 k", "q quit", "notifications 0"];
+    let parts =
+        ["▾ 0 /srv/vm1.img", "IOPS", "p99", "in flight", "9.00 k", "q quit", "notifications 0"];
     for what in [&parts[..], &["req/submit", "█████▒▒▒▒▒", "10.00"]].concat() {
         assert!(narrow.contains(what), "{what}:\n{narrow}");
     }

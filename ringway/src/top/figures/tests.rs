@@ -1,9 +1,9 @@
 //! Rates and percentiles of answers made up here: a daemon with two disks.
 
-use super::super::case::{Case, sample};
+use super::super::fixture::{Fixture, sample};
 use super::*;
 
-fn figures(cases: &[Case]) -> Figures {
+fn figures(cases: &[Fixture]) -> Figures {
     let mut samples = Samples::default();
     cases.iter().for_each(|case| samples.push(sample(case)));
     samples.figures().unwrap()
@@ -11,8 +11,8 @@ fn figures(cases: &[Case]) -> Figures {
 
 #[test]
 fn rates_are_the_difference_of_two_answers_by_the_time_between_them() {
-    let then = Case { uptime_us: 5_000_000, reads: 1000, writes: 500, ..Case::default() };
-    let now = Case { uptime_us: 7_000_000, reads: 21_000, writes: 10_500, kicks: 40, ..then };
+    let then = Fixture { uptime_us: 5_000_000, reads: 1000, writes: 500, ..Fixture::default() };
+    let now = Fixture { uptime_us: 7_000_000, reads: 21_000, writes: 10_500, kicks: 40, ..then };
     assert!(figures(&[then]).disks[0].rates.is_none(), "one answer makes no rate");
     let figures = figures(&[then, now]);
     assert_eq!(figures.seconds, Some(2.0));
@@ -28,12 +28,12 @@ fn rates_are_the_difference_of_two_answers_by_the_time_between_them() {
 #[test]
 fn latencies_are_those_of_the_window() {
     // 1000 slow ones long ago, then 2000 fast ones.
-    let mut cases = vec![Case { slow: 1000, ..Case::default() }];
+    let mut cases = vec![Fixture { slow: 1000, ..Fixture::default() }];
     for second in 1..=12 {
         let reads = second * 1000;
         let fast = second * 200;
         let uptime_us = second * 1_000_000;
-        cases.push(Case { uptime_us, reads, fast, slow: 1000, ..Case::default() });
+        cases.push(Fixture { uptime_us, reads, fast, slow: 1000, ..Fixture::default() });
     }
     let figures = figures(&cases);
     assert_eq!(figures.latency_seconds, Some(10.0));
@@ -44,15 +44,15 @@ fn latencies_are_those_of_the_window() {
 
 #[test]
 fn a_worker_divides_its_time_into_work_spins_and_sleep() {
-    let then = Case { uptime_us: 1_000_000, ..Case::default() };
-    let now = Case {
+    let then = Fixture { uptime_us: 1_000_000, ..Fixture::default() };
+    let now = Fixture {
         uptime_us: 2_000_000,
         cpu_us: 600_000,
         spin_us: 200_000,
         requests: 1000,
         syscalls: 250,
         batches: 100,
-        ..Case::default()
+        ..Fixture::default()
     };
     let figures = figures(&[then, now]);
     let effort = figures.workers[0].effort.as_ref().unwrap();
@@ -68,17 +68,18 @@ fn a_worker_divides_its_time_into_work_spins_and_sleep() {
 
 #[test]
 fn another_daemon_at_the_same_place_begins_anew() {
-    let then = Case { uptime_us: 9_000_000, reads: 50, ..Case::default() };
-    let other = Case { uptime_us: 9_500_000, reads: 60, pid: 2, ..Case::default() };
-    let later = Case { uptime_us: 10_500_000, reads: 70, pid: 2, ..Case::default() };
+    let then = Fixture { uptime_us: 9_000_000, reads: 50, ..Fixture::default() };
+    let other = Fixture { uptime_us: 9_500_000, reads: 60, pid: 2, ..Fixture::default() };
+    let later = Fixture { uptime_us: 10_500_000, reads: 70, pid: 2, ..Fixture::default() };
     assert!(figures(&[then, other]).disks[0].rates.is_none());
     assert_eq!(figures(&[then, other, later]).disks[0].rates.as_ref().unwrap().iops, 10.0);
 }
 
 #[test]
 fn a_queue_that_was_started_anew_counts_from_nothing() {
-    let then = Case { uptime_us: 1_000_000, reads: 500, kicks: 100, fast: 9, ..Case::default() };
-    let now = Case { uptime_us: 2_000_000, reads: 80, kicks: 10, fast: 2, ..Case::default() };
+    let then =
+        Fixture { uptime_us: 1_000_000, reads: 500, kicks: 100, fast: 9, ..Fixture::default() };
+    let now = Fixture { uptime_us: 2_000_000, reads: 80, kicks: 10, fast: 2, ..Fixture::default() };
     let figures = figures(&[then, now]);
     let queue = figures.disks[0].queues[0].rates.as_ref().unwrap();
     assert_eq!((queue.iops, queue.kicks_s), (80.0, 10.0));

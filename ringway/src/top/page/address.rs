@@ -66,10 +66,12 @@ impl Address {
 /// `localhost`, nor with names that the user of this page has given.
 pub(super) fn is_ours(host: &str, names: &[String]) -> bool {
     let Ok(authority) = host.parse::<hyper::http::uri::Authority>() else { return false };
-    if host.contains('@') {
+    let name = authority.host();
+    // An authority's host ends with its bracket, whatever comes after that.
+    let port = host.strip_prefix(name).map(|rest| rest.strip_prefix(':').unwrap_or(rest));
+    if host.contains('@') || !port.is_some_and(|port| port.bytes().all(|c| c.is_ascii_digit())) {
         return false;
     }
-    let name = authority.host();
     let bare = name.trim_start_matches('[').trim_end_matches(']');
     bare.parse::<IpAddr>().is_ok()
         || name.eq_ignore_ascii_case("localhost")
@@ -114,6 +116,8 @@ mod tests {
             "127.0.0.1.evil.example",
             "localhost.evil.example:9097",
             "localhost@evil.example",
+            "[::1].evil.example",
+            "[::1].evil.example:9097",
             "evil@127.0.0.1",
             "a b",
             "127.0.0.1:9097, evil.example",

@@ -4,10 +4,10 @@ use super::super::app::Link;
 use super::super::buckets::{Buckets, Percentiles};
 use super::super::columns;
 use super::super::figures::{DiskFigures, Figures, Sample, Samples, WorkerFigures};
-use super::changes::{Change, Changes};
+use super::events::Entry;
 use super::heat;
 use super::history::{History, Point, Points};
-use ringway_control::protocol::{Counts, DaemonFacts, DiskStatsOf, FailuresOf};
+use ringway_control::protocol::{Counts, DaemonFacts, DiskStatsOf, Event, FailuresOf};
 use ringway_terminal::reasons::in_full;
 use serde::Serialize;
 use std::collections::{HashMap, VecDeque};
@@ -15,8 +15,8 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// How many changes are kept.
-const CHANGES_MAX: usize = 256;
+/// How many events are kept.
+const EVENTS_MAX: usize = 256;
 
 /// What is known of a daemon.
 pub(super) struct Board {
@@ -32,8 +32,7 @@ pub(super) struct Board {
     /// The daemon that `figures` are of.
     pid: Option<u32>,
     history: History,
-    changes: Changes,
-    changed: VecDeque<Change>,
+    events: VecDeque<Entry>,
 }
 
 /// What a page asks for.
@@ -62,7 +61,7 @@ struct Answer<'a> {
     points: Points<'a>,
     /// Where each row of the heat map begins.
     edges: &'static [u64],
-    changes: Vec<&'a Change>,
+    events: Vec<&'a Entry>,
 }
 
 /// A line of the list of disks.
@@ -107,8 +106,7 @@ impl Board {
             figures: None,
             pid: None,
             history: History::new(usize::try_from(keep).unwrap_or(usize::MAX)),
-            changes: Changes::default(),
-            changed: VecDeque::new(),
+            events: VecDeque::new(),
         }
     }
 
@@ -136,24 +134,26 @@ impl Board {
         (self.link, self.pid) = (Link::Live, Some(pid));
         self.samples.push(sample);
         self.figures = self.samples.figures();
-        self.compare();
         self.remember();
     }
 
     fn tell(&mut self, kind: &'static str, bad: bool, text: String) {
         let of = self.socket.clone();
-        self.keep([Change { at: self.at, kind, bad, disk: None, of, text }]);
+        self.keep(Entry { at: self.at, kind, bad, disk: None, of, text });
     }
 
-    fn keep(&mut self, changes: impl IntoIterator<Item = Change>) {
-        self.changed.extend(changes);
-        self.changed.drain(..self.changed.len().saturating_sub(CHANGES_MAX));
+    fn keep(&mut self, entry: Entry) {
+        self.events.push_back(entry);
+        self.events.drain(..self.events.len().saturating_sub(EVENTS_MAX));
     }
 
-    fn compare(&mut self) {
-        let Some((now, Some(then), _)) = self.samples.span() else { return };
-        let found = self.changes.between(then, now, self.at);
-        self.keep(found);
+    /// Takes in what the daemon tells of itself, or why it tells nothing.
+    pub(super) fn hear_event(&mut self, event: Result<Event, String>) {
+        self.at = now_ms(self.at);
+        match event {
+            Ok(event) => self.keep(Entry::new(event, self.at, &self.socket)),
+            Err(why) => self.tell("no events", true, why),
+        }
     }
 
     /// Adds a point to each past; there is none before there are rates.
@@ -224,7 +224,7 @@ impl Board {
             detail,
             points: self.history.since(question.disk, since),
             edges: &heat::EDGES,
-            changes: self.changed.iter().filter(|change| change.at > since).collect(),
+            events: self.events.iter().filter(|entry| entry.at > since).collect(),
         })
     }
 }
@@ -297,9 +297,10 @@ fn row(disk: &DiskFigures) -> Row<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::case::{Case, sample};
+    use super::super::super::fixture::{Fixture, sample};
     use super::*;
     use anyhow::anyhow;
+    use ringway_control::protocol::Happened;
     use serde_json::Value;
 
     fn board() -> Board {
@@ -310,14 +311,14 @@ mod tests {
         serde_json::from_slice(&board.answer(Question { disk, since }).unwrap()).unwrap()
     }
 
-    fn second(number: u64) -> Case {
-        Case {
+    fn second(number: u64) -> Fixture {
+        Fixture {
             uptime_us: number * 1_000_000,
             reads: number * 1000,
             writes: number * 500,
             fast: number * 100,
             slow: number,
-            ..Case::default()
+            ..Fixture::default()
         }
     }
 
@@ -358,28 +359,41 @@ mod tests {
         let lost = ask(&board, Some(0), 0);
         assert_eq!(lost["lost"], "gone for good");
         assert_eq!(lost["points"]["at"].as_array().unwrap().len(), 1);
-        board.hear(Ok(sample(&Case { pid: 2, ..second(1) })));
-        board.hear(Ok(sample(&Case { pid: 2, ..second(2) })));
+        board.hear(Ok(sample(&Fixture { pid: 2, ..second(1) })));
+        board.hear(Ok(sample(&Fixture { pid: 2, ..second(2) })));
         let back = ask(&board, Some(0), 0);
         assert_eq!((&back["lost"], &back["daemon"]["pid"]), (&Value::Null, &2.into()));
         assert_eq!(back["points"]["at"].as_array().unwrap().len(), 2);
-        let kinds = back["changes"].as_array().unwrap().iter().map(|change| &change["kind"]);
+        let kinds = back["events"].as_array().unwrap().iter().map(|entry| &entry["kind"]);
         assert_eq!(kinds.collect::<Vec<_>>(), ["daemon lost", "daemon restarted"]);
     }
 
+    fn event(number: u64, happened: Happened) -> Result<Event, String> {
+        let (id, image) = (Some(0), Some("a.img".to_owned()));
+        Ok(Event { version: 1, number, time_us: 0, id, image, happened })
+    }
+
     #[test]
-    fn changes_are_bounded_and_the_latest_stay() {
+    fn events_are_bounded_and_each_is_told_once() {
         let mut board = board();
-        for at in 0..CHANGES_MAX as u64 + 9 {
-            let state = if at % 2 == 0 { "serving" } else { "paused" };
-            let state = serde_json::from_value(state.into()).unwrap();
-            board.hear(Ok(sample(&Case { state, ..second(at) })));
-        }
-        let changes = &ask(&board, None, 0)["changes"];
-        let changes = changes.as_array().unwrap();
-        assert_eq!(
-            (changes.len(), &changes[CHANGES_MAX - 1]["kind"]),
-            (CHANGES_MAX, &"serving".into())
-        );
+        let happened = [Happened::Paused, Happened::Resumed];
+        (0..EVENTS_MAX + 9).for_each(|at| {
+            board.hear_event(event(at as u64, happened[at % 2].clone()));
+        });
+        let all = ask(&board, None, 0);
+        let kinds: Vec<_> =
+            all["events"].as_array().unwrap().iter().map(|entry| &entry["kind"]).collect();
+        assert_eq!((kinds.len(), kinds[EVENTS_MAX - 1]), (EVENTS_MAX, &"paused".into()));
+        // Between two answers of the daemon, and with the next one.
+        let at = all["at"].as_u64().unwrap();
+        board.hear_event(event(999, Happened::Connected));
+        let more = ask(&board, None, at);
+        assert_eq!(more["events"].as_array().unwrap().len(), 1);
+        assert_eq!(more["events"][0]["of"], "a.img");
+        board.hear(Ok(sample(&second(1))));
+        let at = more["at"].as_u64().unwrap();
+        assert_eq!(ask(&board, None, at)["events"], serde_json::json!([]));
+        board.hear_event(Err("too many readers".into()));
+        assert_eq!(ask(&board, None, at)["events"][0]["kind"], "no events");
     }
 }

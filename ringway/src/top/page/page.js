@@ -3,7 +3,7 @@
 
 import { HeatMap, LineChart, clock, count, el, mb, table, time } from "/charts.js";
 
-const POINTS_MAX = 3600, CHANGES_MAX = 256;
+const POINTS_MAX = 3600, EVENTS_MAX = 256;
 const $ = (id) => document.getElementById(id);
 
 const state = {
@@ -11,7 +11,7 @@ const state = {
   since: 0, // the moment of the last answer that was heard
   answer: null,
   points: null,
-  changes: [],
+  events: [],
   disk: null, // its number; null: all of them
   paused: false,
   cursor: null,
@@ -70,13 +70,13 @@ function hear(answer, whole) {
   state.since = answer.at;
   state.answer = answer;
   if (whole || !state.points) {
-    [state.points, state.changes] = [answer.points, answer.changes];
+    [state.points, state.events] = [answer.points, answer.events];
   } else {
     for (const [key, values] of Object.entries(answer.points)) {
       state.points[key].push(...values);
       state.points[key].splice(0, state.points[key].length - POINTS_MAX);
     }
-    state.changes = state.changes.concat(answer.changes).slice(-CHANGES_MAX);
+    state.events = state.events.concat(answer.events).slice(-EVENTS_MAX);
   }
   state.asked++;
   if (state.disk !== null && answer.daemon && !answer.disks.some(({ id }) => id === state.disk)) {
@@ -125,7 +125,7 @@ function show() {
   showCharts();
   showDetail();
   showWorkers();
-  showChanges();
+  showEvents();
 }
 
 function age(seconds) {
@@ -138,7 +138,7 @@ function age(seconds) {
 const sum = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 const mbOf = (disk) => (disk.iops === null ? null : disk.read_mb_s + disk.write_mb_s);
 const isBad = (disk) => disk.overdue > 0 || disk.errors_s > 0 || ["stuck", "restarting", "held"].includes(disk.state);
-const MARKS = { connected: "●", alone: "○", paused: "❚", unlocked: "◇", leaving: "◁" };
+const MARKS = { connected: "●", "at limit": "◐", alone: "○", paused: "❚", unlocked: "◇", leaving: "◁" };
 
 /* --- the list of disks */
 
@@ -187,8 +187,12 @@ function showDisks() {
     iops: sum(disks.map(({ iops }) => iops)), mbs: sum(disks.map(mbOf)),
     p99: state.disk === null ? points.p99.at(-1) ?? null : null,
   });
+  // Images that are no files may be alike altogether: their numbers tell them apart.
+  const images = new Map();
+  for (const { image } of disks) images.set(image, (images.get(image) ?? 0) + 1);
   for (const disk of found) {
-    const label = names.get(short(disk.image)) > 1 ? disk.image : short(disk.image);
+    const unique = names.get(short(disk.image)) > 1 ? disk.image : short(disk.image);
+    const label = images.get(disk.image) > 1 ? `${disk.id} ${unique}` : unique;
     fillRow(disk.id, {
       label, title: `${disk.id} ${disk.image}, ${disk.state}`, state: disk.state, iops: disk.iops,
       mbs: mbOf(disk), p99: disk.p99, bad: isBad(disk),
@@ -362,6 +366,7 @@ function showDetail() {
     line("Erases (discard, write zeroes)", "erases"), line("Errors", "errors"), line("  refused: the guest's mistakes", "refused"),
     line("  failed by the host's disk", "failed"), line("Merged into others", "merged"), line("Copied (bounced)", "bounced"),
     line("Found overdue", "overdue"), line("Held after a failure", "held"),
+    line("Waits for a limit", "throttled"),
   ], "Requests since the disk was added"));
   showFacts(figures);
   keepScroll($("queues"), figures.queues.length ? queueTable(figures.queues) : el("p", { class: "hint" }, "No queue runs: no front-end has started one."));
@@ -380,11 +385,19 @@ function showFacts(figures) {
     ["Engine", `${figures.engine}: ${figures.engine_why}`], ["Cache", `${figures.cache}: ${figures.cache_why}`],
     ["Write cache", figures.write_cache ? "on" : "off"],
     ["Path", path.kind === path.in_use ? path.kind : `${path.kind}: ${path.in_use}`],
+    ["Limits", limits(figures)],
   ].filter(([, value]) => value !== null);
   const text = JSON.stringify(facts);
   if ($("facts").dataset.text === text) return;
   $("facts").dataset.text = text;
   $("facts").replaceChildren(...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, el("bdi", {}, value))]));
+}
+
+/** The limits of a disk and its group, as `ringway ctl limit` takes them; none is null. */
+function limits({ limits: own, limit_group: group }) {
+  const all = Object.entries(own).map(([word, value]) => `${word} ${exact(value).textContent}`);
+  if (group !== null) all.push(`group ${group}`);
+  return all.length ? all.join(", ") : null;
 }
 
 function queueTable(queues) {
@@ -412,7 +425,7 @@ function showWorkers() {
   const part = (value) => (value === undefined ? "-" : `${Math.round(100 * value)} %`);
   const mean = (value) => value?.toFixed(2) ?? "-";
   keepScroll($("workers"), table(
-    ["Worker", "Queues", "Requests/s", "Working, spinning", "Working", "Spinning", "Asleep", "Sleeps/s", "Requests/submit", "Calls/IO"],
+    ["Worker", "Queues", "Requests/s", "Working, spinning", "Working", "Spinning", "Asleep", "Sleeps/s", "Requests/submit", "Syscalls/IO"],
     shown.map((one) => {
       const bar = el("div", { class: "bar", "aria-hidden": "true" }, el("span"), el("span"));
       bar.children[0].style.width = `${100 * (one.working ?? 0)}%`;
@@ -422,19 +435,19 @@ function showWorkers() {
     }), "Workers"));
 }
 
-let changesShown = "";
+let eventsShown = "";
 
-function showChanges() {
-  const { changes, disk } = state;
-  const now = `${state.begun} ${disk} ${changes.length} ${changes.at(-1)?.at}`;
-  if (now === changesShown) return;
-  changesShown = now;
-  const shown = changes.filter((one) => disk === null || one.disk === null || one.disk === disk).reverse();
+function showEvents() {
+  const { events, disk } = state;
+  const now = `${state.begun} ${disk} ${events.length} ${events.at(-1)?.at}`;
+  if (now === eventsShown) return;
+  eventsShown = now;
+  const shown = events.filter((one) => disk === null || one.disk === null || one.disk === disk).reverse();
   const items = shown.map(({ at, kind, bad, of, text }) =>
     el("li", { "data-bad": bad ? "" : null }, el("time", { datetime: new Date(at).toISOString() }, clock(at)),
       el("b", {}, kind), el("span", {}, el("bdi", {}, of), text && ` · ${text}`)));
   if (!items.length) items.push(el("li", { class: "hint" }, "None since the page's server began to look."));
-  $("changes").replaceChildren(...items);
+  $("events").replaceChildren(...items);
 }
 
 /* --- what people do */

@@ -1,6 +1,6 @@
 //! The system calls of the helper process: files, and the sockets it makes. It reads an image only to
 //! see whether it begins or ends as another format does and whether O_DIRECT works, and syncs one whose
-//! daemon died in a flush; it writes none, starts nothing, and reaches no network.
+//! daemon died in a flush; it writes none but new clones, starts nothing, and reaches no network but for disks of NBD servers there.
 
 use super::super::HelperNeeds;
 use super::{
@@ -17,7 +17,10 @@ pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
     let mut calls = basics();
     calls.extend(names());
     calls.extend(files());
-    calls.extend(sockets());
+    calls.extend(sockets(needs.network));
+    if needs.clones {
+        calls.extend(clones());
+    }
     if needs.account {
         calls.extend(identities());
     }
@@ -50,6 +53,8 @@ pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
 fn names() -> Vec<Call> {
     let mut calls = vec![
         call!(SYS_openat, "openat"),
+        // Backing files, within a folder.
+        call!(SYS_openat2, "openat2"),
         call!(SYS_statx, "statx"),
         call!(SYS_newfstatat, "newfstatat"),
         call!(SYS_readlinkat, "readlinkat"),
@@ -88,13 +93,25 @@ fn files() -> Vec<Call> {
     ]
 }
 
-/// Those of disks, of the control plane, and of the daemon itself.
-fn sockets() -> Vec<Call> {
-    let local = || Rule::OneOf(0, vec![libc::AF_UNIX.cast_unsigned()]);
+/// A clone is written, made durable, and gets its name when it is complete. Landlock keeps what is renamed
+/// in its folder.
+fn clones() -> Vec<Call> {
     vec![
+        call!(SYS_pwrite64, "pwrite64"),
+        call!(SYS_fsync, "fsync"),
+        call!(SYS_renameat2, "renameat2"),
+        // What was an image gets the name of a snapshot.
+        call!(SYS_linkat, "linkat"),
+    ]
+}
+
+/// Those of disks, of the control plane, and of the daemon itself.
+fn sockets(network: bool) -> Vec<Call> {
+    let local = || Rule::OneOf(0, vec![libc::AF_UNIX.cast_unsigned()]);
+    let mut calls = vec![
         call!(SYS_recvmsg, "recvmsg"),
         call!(SYS_sendmsg, "sendmsg"),
-        call!(SYS_socket, "socket", local()),
+        call!(SYS_socket, "socket", if network { any_host() } else { local() }),
         call!(SYS_socketpair, "socketpair", local()),
         call!(SYS_bind, "bind"),
         call!(SYS_listen, "listen"),
@@ -102,7 +119,18 @@ fn sockets() -> Vec<Call> {
         call!(SYS_connect, "connect"),
         // The mode of a private socket, which has no name yet.
         call!(SYS_fchmod, "fchmod"),
-    ]
+    ];
+    if network {
+        // Small packets go at once, and a peer that has gone is found out.
+        calls.push(call!(SYS_setsockopt, "setsockopt"));
+    }
+    calls
+}
+
+/// NBD servers may be anywhere.
+fn any_host() -> Rule {
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+    Rule::OneOf(0, families.map(i32::cast_unsigned).into())
 }
 
 /// The daemon's user.

@@ -81,13 +81,13 @@ impl Session<'_> {
             debug!(disk, "front-end told that the configuration space has changed");
             return GuestNotice::Yes;
         }
-        if let Some(pass) = self.export.limits().deaf.pass() {
+        if let Some(pass) = self.export.limits().undelivered.pass() {
             let suppressed = pass.suppressed;
             info!(disk, suppressed, "front-end cannot be told of a change: {sent:?}");
         }
         // After half a message the rest would be misread.
         self.backend_channel = None;
-        GuestNotice::Deaf
+        GuestNotice::Undelivered
     }
 
     /// A front-end whose queues did not run when the disk changed its size, and that did not read it

@@ -17,7 +17,7 @@ impl Session<'_> {
             fatal |= self.carry_out(&command);
         }
         // Vanished memory may show as a broken queue first.
-        fatal || self.inbox.is_over() || self.map.is_poisoned()
+        fatal || self.inbox.is_over() || self.map.is_lost()
     }
 
     /// Has the next connection wait if the front-end has made a notification block, and with it all that

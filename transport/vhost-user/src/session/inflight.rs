@@ -1,7 +1,7 @@
 //! GET_INFLIGHT_FD and SET_INFLIGHT_FD: where what is in flight is recorded.
 
 use super::{Answer, Refusal, Session};
-use crate::inflight::{Inflight, Part};
+use crate::inflight::{Inflight, QueueInflight};
 use crate::message::Message;
 use crate::start::StartError;
 use crate::vring::Vring;
@@ -28,7 +28,11 @@ impl Session<'_> {
     }
 
     /// The part of the region that belongs to queue `at`, if there is a region.
-    pub(super) fn part_of(&self, at: usize, format: Format) -> Result<Option<Part>, StartError> {
+    pub(super) fn part_of(
+        &self,
+        at: usize,
+        format: Format,
+    ) -> Result<Option<QueueInflight>, StartError> {
         let Some(inflight) = &self.inflight else { return Ok(None) };
         inflight.part(at, format.packed).map(Some)
     }
@@ -43,7 +47,7 @@ impl Session<'_> {
             && std::mem::take(&mut vring.drained)
             && let Ok(part) = inflight.part(at, packed)
         {
-            kill_point!(Told);
+            kill_point!(BaseAnswered);
             part.renew(packed);
         }
     }

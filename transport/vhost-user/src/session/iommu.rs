@@ -1,7 +1,7 @@
 //! IOTLB_MSG, and what queues behind an IOMMU ask for.
 
 use super::{Answer, Protocol, Refusal, Session};
-use crate::iommu::{self, Iommu, IommuError, Told};
+use crate::iommu::{self, Iommu, IommuError, IotlbChange};
 use crate::message::Message;
 use crate::received;
 use crate::start::StartError;
@@ -70,10 +70,10 @@ impl Session<'_> {
     /// IOTLB_MSG. The answer to an invalidation means that no request uses the memory any more.
     pub(super) fn iotlb_msg(&mut self, message: &Message) -> Result<Answer, Refusal> {
         let Some(iommu) = &mut self.iommu else { return Err(IommuError::NotNegotiated.into()) };
-        iommu.was_told();
+        iommu.translation_came();
         match iommu::read(message, &self.map)? {
-            Told::Update(new) => self.learn(new)?,
-            Told::Invalidate(first, last) => self.invalidate(first, last)?,
+            IotlbChange::Update(new) => self.learn(new)?,
+            IotlbChange::Invalidate(first, last) => self.invalidate(first, last)?,
         }
         // Rings may be where they can be reached by now, or where they cannot.
         if self.vrings.iter().any(Vring::is_ready) {
@@ -184,7 +184,7 @@ impl Session<'_> {
 
     fn lose_channel(&mut self, why: &str) {
         let disk = self.export.disk().name();
-        if let Some(pass) = self.export.limits().deaf.pass() {
+        if let Some(pass) = self.export.limits().undelivered.pass() {
             let suppressed = pass.suppressed;
             info!(
                 disk,

@@ -27,7 +27,7 @@ impl Session<'_> {
         if !self.announced {
             self.has_asked = true;
             if self.cache_known == Known::Offered {
-                self.cache_known = Known::Told;
+                self.cache_known = Known::Read;
             }
         }
     }
@@ -48,7 +48,7 @@ impl Session<'_> {
     pub(super) fn settle_write_cache(&mut self, at: usize, goes_on: bool) -> Result<(), Refusal> {
         let first = !std::mem::replace(&mut self.vrings[at].has_run, true);
         let known = self.cache_known == Known::Settled
-            || (self.cache_known == Known::Told && !goes_on)
+            || (self.cache_known == Known::Read && !goes_on)
             || !self.has(VIRTIO_BLK_F_CONFIG_WCE)
             || !self.writeback;
         if first && !known {

@@ -1,4 +1,5 @@
 mod held;
+mod limited;
 
 use super::super::fake_host::{FakeGuest, FakeHost, FakeMapped};
 use super::super::movement::Movement;

@@ -1,0 +1,45 @@
+//! Disks that are served in this process: images, and how.
+
+use crate::inside::Serving;
+use crate::load::{AccessArgs, Load};
+use anyhow::{Result, bail};
+use ringway_control::config::{Choice, cpus};
+use ringway_disk::{Disk, OpenOptions, Qcow2, Source};
+use ringway_export::usable_engines;
+use std::path::Path;
+
+/// Opens a qcow2 image, with all that it is based on.
+///
+/// # Errors
+/// That it is not to be written, or what is wrong with it.
+pub(crate) fn open(path: &Path, load: &Load, access: &AccessArgs) -> Result<Disk> {
+    if load.rw.writes() && !access.allow_write {
+        bail!(
+            "{}: it is an image, whose data writing destroys. Add --allow-write if that is what you \
+             want",
+            path.display()
+        );
+    }
+    let mut options = OpenOptions::new(Source::Path(path.into()));
+    options.read_only = !load.rw.writes();
+    options.engine = access.engine.and_then(Choice::given);
+    options.engines = usable_engines();
+    options.qcow2 = Some(Qcow2 { backing_root: access.backing_root.clone(), base: None });
+    Ok(ringway_disk::open(&options)?)
+}
+
+/// As a daemon would serve it to such a load.
+pub(crate) fn serving(load: &Load, access: &AccessArgs, harvest_at_once: bool) -> Serving {
+    Serving {
+        queues: load.all_queues(),
+        queue_size: access.queue_size.unwrap_or(ring_size(load.depth)),
+        workers: cpus().min(load.all_queues()).into(),
+        harvest_at_once,
+    }
+}
+
+/// Descriptors for `depth` requests.
+pub(crate) fn ring_size(depth: u32) -> u16 {
+    // At most 4096 requests.
+    u16::try_from((depth * 2).next_power_of_two().max(256)).unwrap_or(8192)
+}

@@ -1,0 +1,143 @@
+//! What an image's word names: a file, a disk of another server, or a disk that there is not.
+
+use crate::size::Size;
+use ringway_disk::Source;
+use ringway_nbd_client::Target;
+use std::path::Path;
+
+/// What a word's scheme says that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    /// `null:`, no disk at all.
+    Null,
+    /// `sim:`, a simulated disk.
+    Sim,
+    /// `nbd:` and the like: an export of an NBD server.
+    Nbd,
+    /// A word that means nothing.
+    Unknown,
+}
+
+/// The words that stand before a colon, and what they say.
+const SCHEMES: [(&str, Scheme); 6] = [
+    ("null", Scheme::Null),
+    ("sim", Scheme::Sim),
+    (Target::SCHEMES[0], Scheme::Nbd),
+    (Target::SCHEMES[1], Scheme::Nbd),
+    (Target::SCHEMES[2], Scheme::Nbd),
+    (Target::SCHEMES[3], Scheme::Nbd),
+];
+
+/// The scheme of an image's word, and its name; `None` for the path of a file. A path whose first part
+/// has a colon can be had as `./a:b`.
+fn scheme(image: &Path) -> Option<(Scheme, &str)> {
+    let (name, _) = image.to_str()?.split_once(':')?;
+    let letters = |letter: char| letter.is_ascii_alphanumeric() || "+-.".contains(letter);
+    if !name.starts_with(|first: char| first.is_ascii_alphabetic()) || !name.chars().all(letters) {
+        return None;
+    }
+    let known = SCHEMES.into_iter().find(|(known, _)| *known == name);
+    Some((known.map_or(Scheme::Unknown, |(_, scheme)| scheme), name))
+}
+
+/// True for the words that name no file: those with a scheme.
+pub fn is_unreal(image: &Path) -> bool {
+    scheme(image).is_some()
+}
+
+/// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, an export of an NBD server ([`Target`]), or a path. A
+/// file of such a name can be had as `./null:1G`.
+pub fn source(image: &Path) -> Result<Source, String> {
+    let word = image.to_str().unwrap_or_default();
+    match scheme(image) {
+        Some((Scheme::Nbd, _)) => {
+            return word.parse::<Target>().map(Source::Nbd).map_err(|error| error.to_string());
+        }
+        Some((Scheme::Unknown, name)) => {
+            let hint = meant(name).map(|meant| format!(" (did you mean '{meant}:'?)"));
+            let hint = hint.unwrap_or_default();
+            return Err(format!(
+                "{word}: there is no kind of image '{name}:'{hint}. A file of that name is ./{word}"
+            ));
+        }
+        Some((Scheme::Null | Scheme::Sim, _)) | None => {}
+    }
+    let size = |text: &str| match text.parse() {
+        Ok(Size(bytes)) => Ok(bytes),
+        Err(error) => Err(format!("{word}: {error}")),
+    };
+    if let Some(rest) = word.strip_prefix("null:") {
+        let (bytes, latency) = rest.split_once(",latency=").unwrap_or((rest, "0us"));
+        let latency_us = microseconds(latency).map_err(|error| format!("{word}: {error}"))?;
+        return Ok(Source::Null { bytes: size(bytes)?, latency_us });
+    }
+    if let Some(rest) = word.strip_prefix("sim:") {
+        let (model, bytes) = rest
+            .split_once(':')
+            .ok_or_else(|| format!("{word}: give a model and a size, such as sim:hdd:10G"))?;
+        let model = model.parse().map_err(|error| format!("{word}: {error}"))?;
+        return Ok(Source::Sim { model, bytes: size(bytes)? });
+    }
+    Ok(Source::Path(image.into()))
+}
+
+/// The scheme that somebody meant: these words are too short to be judged as others are.
+fn meant(name: &str) -> Option<&'static str> {
+    let usable = SCHEMES.into_iter().filter(|(known, _)| !known.starts_with("nbds"));
+    let near = usable.map(|(known, _)| (strsim::osa_distance(name, known), known));
+    near.min().filter(|(distance, known)| *distance * 3 <= known.len()).map(|(_, known)| known)
+}
+
+/// `100us` or `2ms`, in microseconds.
+fn microseconds(word: &str) -> Result<u32, String> {
+    let (number, factor) = match word.strip_suffix("us") {
+        Some(number) => (number, 1),
+        None => (word.strip_suffix("ms").unwrap_or_default(), 1000),
+    };
+    number
+        .parse::<u32>()
+        .ok()
+        .and_then(|number| number.checked_mul(factor))
+        .ok_or_else(|| format!("'{word}' is not a time: give 100us or 2ms"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_disk::SimModel;
+
+    #[test]
+    fn a_null_disk_has_a_size_and_anything_else_is_a_path() {
+        assert_eq!(
+            source(Path::new("null:1G")),
+            Ok(Source::Null { bytes: 1 << 30, latency_us: 0 })
+        );
+        assert_eq!(source(Path::new("./null:x")), Ok(Source::Path("./null:x".into())));
+        assert!(source(Path::new("null:big")).unwrap_err().contains("'big' is not a size"));
+        let slow = Source::Null { bytes: 1 << 30, latency_us: 2000 };
+        assert_eq!(source(Path::new("null:1G,latency=2ms")), Ok(slow));
+        assert!(source(Path::new("null:1G,latency=2")).unwrap_err().contains("is not a time"));
+        let hdd = Source::Sim { model: SimModel::Hdd, bytes: 1 << 30 };
+        assert_eq!(source(Path::new("sim:hdd:1G")), Ok(hdd));
+        assert!(source(Path::new("sim:tape:1G")).unwrap_err().contains("ram, ssd, hdd"));
+        assert!(source(Path::new("sim:hdd")).unwrap_err().contains("sim:hdd:10G"));
+    }
+
+    #[test]
+    fn what_has_a_scheme_is_no_file_and_an_unknown_one_is_told() {
+        let target = "nbd:unix:/run/x.sock:disk".parse().unwrap();
+        assert_eq!(source(Path::new("nbd:unix:/run/x.sock:disk")), Ok(Source::Nbd(target)));
+        assert!(source(Path::new("nbds://h/x")).unwrap_err().contains("TLS"));
+        let error = source(Path::new("ndb:unix:/x")).unwrap_err();
+        let wanted = "ndb:unix:/x: there is no kind of image 'ndb:' (did you mean 'nbd:'?). A file of \
+                      that name is ./ndb:unix:/x";
+        assert_eq!(error, wanted);
+        for path in ["./nbd:x", "/a:b", "a/b:c", "7:x", "vm-1_a:x", "nbd", "ä:x"] {
+            assert_eq!(source(Path::new(path)), Ok(Source::Path(path.into())));
+            assert!(!is_unreal(Path::new(path)));
+        }
+        for word in ["null:1G", "nbd://h/x", "vm:1.img"] {
+            assert!(is_unreal(Path::new(word)));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Why a disk could not be opened.
+
+use super::foreign::ForeignFormat;
+use crate::choices::EngineKind;
+use crate::new_image::BackingError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a disk could not be opened: what is wrong, where, what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No such file.
+    #[error("{0}: there is no such file. Check the path; `serve --size SIZE` makes a sparse image")]
+    Missing(PathBuf),
+    /// No such file, and none is to be made.
+    #[error(
+        "{0}: there is no such file. --incoming waits for an image that another daemon serves: check \
+         the path, and that its storage is mounted here"
+    )]
+    NothingIncoming(PathBuf),
+    /// The folder it should be in does not exist.
+    #[error("{0}: its folder does not exist. Check the path")]
+    NoFolder(PathBuf),
+    /// Permission.
+    #[error("{path}: no permission to open it for {mode}. {hint}")]
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// "reading and writing" or "reading".
+        mode: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A directory, a pipe, …
+    #[error("{path}: it is {what}, not a file or block device. Name a raw disk image")]
+    NotADisk {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// It looks like another format, and nobody has said that it is raw.
+    #[error(
+        "{path}: it looks like {}, and only raw images are served: a guest could not use it, and its \
+         first write could destroy it. Make a raw one of it (`qemu-img convert -O raw {path} NEW`). If \
+         a guest has written what is there, do not convert it: --format raw serves it as it is",
+        format.words()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// What it looks like.
+        format: ForeignFormat,
+    },
+    /// Its length is no whole number of sectors.
+    #[error(
+        "{path}: its size, {bytes} bytes, is not a multiple of {unit}. A raw image is a whole \
+         number of blocks; `truncate -s %{unit} {path}` rounds it up"
+    )]
+    NotWhole {
+        /// The file.
+        path: PathBuf,
+        /// Its size in bytes.
+        bytes: u64,
+        /// What it should be a multiple of.
+        unit: u32,
+    },
+    /// Nothing to serve.
+    #[error("{0}: it is empty. Give it a size first, for example `truncate -s 10G {0}`")]
+    Empty(PathBuf),
+    /// Somebody else serves it.
+    #[error(
+        "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
+         other one, serve it --read-only from both, or with --incoming if a guest is to be migrated \
+         here"
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Who holds the lock, as far as is known.
+        holder: String,
+    },
+    /// Another file has its name by now, or none.
+    #[error(
+        "{0}: it was removed, or replaced by another file, while it was being opened. Keep images \
+         where they are while a daemon starts"
+    )]
+    Replaced(PathBuf),
+    /// O_DIRECT was asked for and is not to be had.
+    #[error("{path}: --cache none needs O_DIRECT, but {why}. Use --cache writeback")]
+    NoDirect {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        why: String,
+    },
+    /// An engine was asked for and does not work here.
+    #[error("--engine {engine} does not work here: {why}. Use --engine auto")]
+    Engine {
+        /// The engine.
+        engine: EngineKind,
+        /// The reason.
+        why: String,
+    },
+    /// The serial does not fit.
+    #[error("serial '{0}': at most 20 bytes of printable ASCII can be shown to a guest")]
+    Serial(String),
+    /// A block size nobody can use.
+    #[error("block size {size}: {why}")]
+    BlockSize {
+        /// What was asked for, in bytes.
+        size: u32,
+        /// The reason.
+        why: String,
+    },
+    /// A size nobody can use.
+    #[error("{name}: size {bytes} is not a positive multiple of 512 bytes")]
+    Size {
+        /// The disk.
+        name: String,
+        /// The size in bytes.
+        bytes: u64,
+    },
+    /// What a qcow2 image says of itself, or of those it is based on.
+    #[error(transparent)]
+    Chain(#[from] ringway_image::ChainError),
+    /// A qcow2 image cannot be served so.
+    #[error("{path}: its format is qcow2, and {what} is not to be had for that. {hint}")]
+    NotQcow2 {
+        /// The file.
+        path: PathBuf,
+        /// What was asked for.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// What a clone is to be based on.
+    #[error("{base}: nothing can be based on it: {source}")]
+    Base {
+        /// The file.
+        base: PathBuf,
+        /// Why.
+        source: BackingError,
+    },
+    /// A clone is not made.
+    #[error("{path}: no clone can be made there: {why}")]
+    NoClone {
+        /// The clone.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A server does not give the disk, or not so.
+    #[error("{target}: {why}")]
+    Remote {
+        /// What was named.
+        target: String,
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// Anything else the host says.
+    #[error("{path}: cannot {what}: {source}")]
+    Host {
+        /// The file.
+        path: PathBuf,
+        /// What was attempted.
+        what: &'static str,
+        /// What the host says.
+        source: io::Error,
+    },
+}

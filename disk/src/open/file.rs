@@ -1,0 +1,57 @@
+//! Opening the file itself.
+
+use super::probe::Kind;
+use super::{OpenError, OpenOptions, fence};
+use std::fs::{File, OpenOptions as FileOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Opens a file or block device, with these flags besides.
+pub(super) fn open_file(
+    path: &Path,
+    options: &OpenOptions,
+    kind: Kind,
+    flags: i32,
+) -> Result<File, OpenError> {
+    // A block device that is mounted must not be written behind the file system's back.
+    let claims = kind == Kind::BlockDevice && !options.read_only;
+    let mut exclusive = if claims { libc::O_EXCL } else { 0 };
+    let mut patience = fence::Patience::new(path, options);
+    loop {
+        let file = FileOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(flags | exclusive | libc::O_CLOEXEC)
+            .open(path);
+        let source = match file {
+            Ok(file) => return Ok(file),
+            Err(source) => source,
+        };
+        return Err(match source.raw_os_error() {
+            // The source of a migration on this very host.
+            Some(libc::EBUSY) if options.incoming && patience.is_claimed_by_a_process() => {
+                exclusive = 0;
+                continue;
+            }
+            Some(libc::EBUSY) => {
+                patience.claimed()?;
+                continue;
+            }
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),
+            _ => OpenError::Host { path: path.into(), what: "open it", source },
+        });
+    }
+}
+
+/// The error of whoever may not open a file.
+pub(super) fn permission(path: &Path, read_only: bool) -> OpenError {
+    OpenError::Permission {
+        path: path.into(),
+        mode: if read_only { "reading" } else { "reading and writing" },
+        hint: if read_only {
+            "Run as a user who may read it"
+        } else {
+            "Run as a user who may write it, or use `serve --read-only`"
+        },
+    }
+}

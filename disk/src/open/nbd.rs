@@ -1,0 +1,97 @@
+//! Exports of NBD servers.
+
+use super::engine::check_block_size;
+use super::serial::serial_bytes;
+use super::{OpenError, OpenOptions};
+use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::disk::Disk;
+use crate::parts::Parts;
+use ringway_core::{Geometry, SECTOR_BYTES};
+use ringway_nbd_client::{Negotiated, Target, connect};
+use ringway_nbd_words::offers;
+
+/// The largest block that is told to guests as that of the disk itself.
+const PHYSICAL_MAX: u32 = 64 << 10;
+
+/// Connects to the server, and takes what it says of the export.
+pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenError> {
+    let name = target.to_string();
+    let remote = |why: String| OpenError::Remote { target: name.clone(), why };
+    check(options).map_err(|why| remote(why.to_owned()))?;
+    if let Some(size) = options.block_size {
+        check_block_size(size)?;
+    }
+    let serial = serial_bytes(options.serial.as_deref(), &name)?;
+    let connected = connect(target).map_err(|error| remote(error.to_string()))?;
+    let facts = connected.negotiated;
+    let logical_block = logical_block(&facts, options).map_err(remote)?;
+    let read_only = options.read_only || facts.offers(offers::READ_ONLY);
+    let preferred = facts.preferred_block;
+    let physical_block = if preferred.is_power_of_two() { preferred.min(PHYSICAL_MAX) } else { 0 };
+    let unit = facts.min_block.max(logical_block);
+    Ok(Disk::from(Parts {
+        name,
+        file: connected.socket,
+        created: false,
+        // What is discarded may read as anything, and in whole blocks only.
+        block_device: true,
+        incoming: false,
+        erase_block: facts.min_block,
+        geometry: Geometry {
+            capacity: facts.bytes,
+            logical_block,
+            physical_block: physical_block.max(logical_block),
+            optimal_io: 0,
+            read_only,
+            discard: facts.offers(offers::SEND_TRIM) && !read_only,
+            discard_granularity: unit,
+        },
+        serial,
+        cache: options.cache.unwrap_or(CacheMode::Writeback),
+        cache_why: match options.cache {
+            Some(_) => "as asked".into(),
+            None => "the server may have a cache".into(),
+        },
+        engine: EngineKind::Nbd,
+        engine_why: "an NBD server has the data".into(),
+        alignment: match u64::from(facts.min_block) {
+            ..=SECTOR_BYTES => Alignment::ANY,
+            _ => Alignment { memory: 1, offset: facts.min_block },
+        },
+        path: options.path,
+        image: None,
+        remote: Some(facts),
+    }))
+}
+
+/// Refuses what only files have.
+fn check(options: &OpenOptions) -> Result<(), &'static str> {
+    if options.engine.is_some_and(|engine| engine != EngineKind::Nbd) {
+        return Err("an NBD server has its own engine: leave --engine out");
+    }
+    if options.cache == Some(CacheMode::None) {
+        return Err("whether a server has a cache is its own matter: --cache is writeback, \
+                    writethrough or unsafe here");
+    }
+    if options.create_bytes.is_some() {
+        return Err("the server says how large it is: leave --size out");
+    }
+    if options.qcow2.is_some() {
+        return Err("exports are served as raw disks. Have the server understand the format \
+                    (`qemu-nbd -f qcow2`, `ringway nbd --format qcow2`)");
+    }
+    if options.incoming {
+        return Err("NBD has no lock that a migration could hand over: --incoming is for files");
+    }
+    Ok(())
+}
+
+/// The block size that guests are shown.
+fn logical_block(facts: &Negotiated, options: &OpenOptions) -> Result<u32, String> {
+    let logical = options.block_size.unwrap_or(if facts.min_block > 512 { 4096 } else { 512 });
+    if facts.bytes.is_multiple_of(logical.into()) {
+        return Ok(logical);
+    }
+    let bytes = facts.bytes;
+    Err(format!("the export has {bytes} bytes, which is no whole number of blocks of {logical}"))
+}

@@ -1,0 +1,113 @@
+//! What is to be opened, and how.
+
+use crate::choices::{CacheMode, EngineKind, SimModel};
+use ringway_image::Format;
+use ringway_nbd_client::{Address, Target};
+use ringway_scheduler::SchedulerMode;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What is to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A raw image file or a block device.
+    Path(PathBuf),
+    /// No disk at all: requests move no data.
+    Null {
+        /// Capacity in bytes.
+        bytes: u64,
+        /// How long each request takes, in microseconds; 0 is no time at all.
+        latency_us: u32,
+    },
+    /// A simulated disk: data in memory, time as a model says. For tests and benchmarks.
+    Sim {
+        /// Which kind of disk.
+        model: SimModel,
+        /// Capacity in bytes.
+        bytes: u64,
+    },
+    /// An export of an NBD server.
+    Nbd(Target),
+}
+
+impl Source {
+    /// True if it is reached over a network.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        matches!(self, Self::Nbd(target) if matches!(target.address, Address::Tcp { .. }))
+    }
+}
+
+/// How a disk is to be opened. `None` leaves the choice to [`crate::open()`].
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// What to open.
+    pub source: Source,
+    /// Refuse everything that changes the disk.
+    pub read_only: bool,
+    /// Relation to the host's caches.
+    pub cache: Option<CacheMode>,
+    /// The engine; it must be one of `engines`.
+    pub engine: Option<EngineKind>,
+    /// The engines that work on this host, best first, each with the reason to take it, and those
+    /// that do not with the reason.
+    pub engines: Vec<(EngineKind, Result<String, String>)>,
+    /// What GET_ID answers, at most 20 bytes.
+    pub serial: Option<String>,
+    /// The block size shown to the guest, in bytes: 512 or 4096.
+    pub block_size: Option<u32>,
+    /// Create a sparse file of this many bytes if there is none.
+    pub create_bytes: Option<u64>,
+    /// How long to wait for whoever has the image. Without it a living process is not waited for,
+    /// and the last writes of a killed one for 30 seconds.
+    pub lock_wait: Option<Duration>,
+    /// The image is another daemon's until its guest arrives here: it is opened, and not locked. Who
+    /// serves it calls [`crate::Disk::lock`] before the first request. It has to be there already.
+    pub incoming: bool,
+    /// How requests travel.
+    pub path: SchedulerMode,
+    /// Its owner says that it is raw, whatever it begins or ends with.
+    pub raw: bool,
+    /// Its owner says that it is qcow2, and how it is to be taken.
+    pub qcow2: Option<Qcow2>,
+}
+
+/// How a qcow2 image is to be taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Qcow2 {
+    /// The folder that names of backing files may not lead out of; without it that of the image.
+    pub backing_root: Option<PathBuf>,
+    /// It is a clone of this, and made if there is none.
+    pub base: Option<Base>,
+}
+
+/// What a clone is based on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// Its file.
+    pub path: PathBuf,
+    /// What it is, unless its name says so.
+    pub format: Option<Format>,
+}
+
+impl OpenOptions {
+    /// All choices left open.
+    #[must_use]
+    pub fn new(source: Source) -> Self {
+        Self {
+            source,
+            read_only: false,
+            cache: None,
+            engine: None,
+            engines: vec![(EngineKind::Threads, Ok("works everywhere".into()))],
+            serial: None,
+            block_size: None,
+            create_bytes: None,
+            lock_wait: None,
+            incoming: false,
+            path: SchedulerMode::default(),
+            raw: false,
+            qcow2: None,
+        }
+    }
+}

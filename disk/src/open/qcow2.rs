@@ -1,0 +1,186 @@
+//! A qcow2 image, with those it is based on.
+
+use super::clone::make_clone;
+use super::created::Created;
+use super::direct::turn_on;
+use super::engine::{check_block_size, check_engine, choose_engine};
+use super::fence::{self, Fenced};
+use super::file::open_file;
+use super::serial::serial_bytes;
+use super::{Base, OpenError, OpenOptions, Qcow2, probe};
+use crate::choices::{Alignment, CacheMode};
+use crate::disk::Disk;
+use crate::new_image::Backing;
+use crate::parts::Parts;
+use crate::unmapped::Unmapped;
+use ringway_core::Geometry;
+use ringway_image::{Chain, Format, Layer, LayerFormat, Top, Use};
+use ringway_scheduler::SchedulerMode;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Opens the image and its chain.
+pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<Disk, OpenError> {
+    check(path, options)?;
+    if let Some(size) = options.block_size {
+        check_block_size(size)?;
+    }
+    let serial = serial_bytes(options.serial.as_deref(), &path.to_string_lossy())?;
+    let cache = options.cache.unwrap_or(CacheMode::Writeback);
+    let cache_why = match options.cache {
+        Some(_) => "as asked",
+        None => "qcow2 goes through the page cache",
+    };
+    // Else the engine could be one for O_DIRECT.
+    let options = &OpenOptions { cache: Some(cache), ..options.clone() };
+    check_engine(options)?;
+    let (created, base) = clone_of(path, qcow2, options)?;
+    let (created, file, kind) = open_locked(path, options, created)?;
+    let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
+    let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
+    let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
+    let grows = kind == probe::Kind::File;
+    let barriers = cache != CacheMode::Unsafe;
+    let way = Use { read_only: options.read_only, grows, barriers };
+    let layers = Layer::of_chain(chain).map_err(host("learn the sizes of its files"))?;
+    // Not before: headers are read as they come.
+    let alignment = match cache {
+        CacheMode::None => turn_on(path, &layers)?,
+        _ => Alignment::ANY,
+    };
+    let file = layers.first().map_or_else(|| Arc::new(file), |top| Arc::clone(&top.file));
+    let Some(LayerFormat::Qcow2 { shape, .. }) = layers.first().map(|top| &top.format) else {
+        return Err(host("find its top")(std::io::ErrorKind::InvalidData.into()));
+    };
+    let (size, cluster_bits) = (shape.size, shape.cluster_bits);
+    let (bytes, unit) = (size, options.block_size.unwrap_or(512));
+    check_whole(path, bytes, unit)?;
+    let logical_block = unit;
+    let found = probe::Host::of(path, &file, kind, false);
+    let created = created.keep(Some(&file));
+    Ok(Disk::from(Parts {
+        remote: None,
+        name: path.display().to_string(),
+        file,
+        created,
+        block_device: !grows,
+        erase_block: 1,
+        geometry: Geometry {
+            capacity: bytes,
+            logical_block,
+            physical_block: found.physical_block.max(logical_block).max(alignment.offset),
+            optimal_io: found.optimal_io,
+            read_only: options.read_only,
+            discard: !options.read_only,
+            discard_granularity: (1 << cluster_bits).max(logical_block),
+        },
+        serial,
+        incoming: false,
+        cache,
+        cache_why: cache_why.into(),
+        engine,
+        engine_why,
+        alignment,
+        // Trying out what merging gains is for raw images.
+        path: match options.path {
+            SchedulerMode::Request => SchedulerMode::Request,
+            _ => SchedulerMode::Bio,
+        },
+        image: Some(Unmapped { layers, way }),
+    }))
+}
+
+fn check_whole(path: &Path, bytes: u64, unit: u32) -> Result<(), OpenError> {
+    match bytes {
+        0 => Err(OpenError::Empty(path.into())),
+        _ if bytes.is_multiple_of(u64::from(unit)) => Ok(()),
+        _ => Err(OpenError::NotWhole { path: path.into(), bytes, unit }),
+    }
+}
+
+/// Opens the image's own file, and locks it.
+fn open_locked(
+    path: &Path,
+    options: &OpenOptions,
+    created: Created,
+) -> Result<(Created, File, probe::Kind), OpenError> {
+    let opened = fence::locked(path, options, || {
+        let kind = probe::kind(path)?;
+        Ok((open_file(path, options, kind, 0)?, kind))
+    });
+    match opened {
+        Ok((file, kind)) => Ok((created, file, kind)),
+        Err(Fenced::Open(error)) => Err(error),
+        Err(Fenced::Theirs(error)) => {
+            // Who has the lock of a new file serves it: it is not ours to remove any more.
+            created.keep(None);
+            Err(error)
+        }
+    }
+}
+
+/// Refuses what is not there for images with a map.
+fn check(path: &Path, options: &OpenOptions) -> Result<(), OpenError> {
+    let refuse = |what: &str, hint| {
+        Err(OpenError::NotQcow2 { path: path.into(), what: what.to_owned(), hint })
+    };
+    if options.incoming {
+        // Its tables are in memory where the guest still runs, and change.
+        let hint = "The daemon that has it keeps its tables in memory and its lock until it ends. Migrate \
+                    guests on raw images, or with their storage";
+        return refuse("--incoming", hint);
+    }
+    let clones = options.qcow2.as_ref().is_some_and(|qcow2| qcow2.base.is_some());
+    if options.create_bytes.is_some() && !clones {
+        return refuse("--size", "Make the image first: `ringway create`; or a clone with --base");
+    }
+    Ok(())
+}
+
+/// What it is to be a clone of, if it is, and the clone if that is made now.
+fn clone_of(
+    path: &Path,
+    qcow2: &Qcow2,
+    options: &OpenOptions,
+) -> Result<(Created, Option<Backing>), OpenError> {
+    let Some(Base { path: base, format }) = &qcow2.base else {
+        return Ok((Created::nothing(), None));
+    };
+    let fail = |source| OpenError::Base { base: base.clone(), source };
+    let backing = Backing::look(base, *format).map_err(fail)?;
+    let missing = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
+    let created = match missing && make_clone(path, &backing, options.create_bytes)? {
+        true => Created::just_now(path).map_err(host)?,
+        false => Created::nothing(),
+    };
+    Ok((created, Some(backing)))
+}
+
+/// The image with all that it is based on, each of them locked for reading.
+fn open_chain(
+    path: &Path,
+    file: &File,
+    (qcow2, base): (&Qcow2, Option<&Backing>),
+    options: &OpenOptions,
+) -> Result<Chain, OpenError> {
+    let host = |source| OpenError::Host { path: path.into(), what: "open it once more", source };
+    let top = Top {
+        file: file.try_clone().map_err(host)?,
+        name: path.into(),
+        format: Format::Qcow2,
+        read_only: options.read_only,
+    };
+    // A daemon that was killed in a snapshot was still writing to what is only read by now.
+    let mut lock = |file: &File, name: &Path, read_only: bool| {
+        let locked = fence::Patience::new(name, options).lock(file, read_only);
+        locked.map_err(|error| error.to_string())
+    };
+    let root = qcow2.backing_root.as_deref();
+    Ok(match base {
+        Some(base) => Chain::open_clone(top, root, (&base.path, base.format), &mut lock)?,
+        None => Chain::open(top, root, &mut lock)?,
+    })
+}

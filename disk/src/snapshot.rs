@@ -1,0 +1,142 @@
+//! A snapshot of a disk that is served: what was written so far becomes the base of a new, empty image.
+//!
+//! Who serves the disk has the new image made ([`crate::open::NewOverlay`]), lets nothing be in flight,
+//! and puts it on top here. Queues that start after that write to it.
+
+use crate::disk::Disk;
+use crate::open::share_lock;
+use ringway_image::{Bases, CHAIN_MAX, Format, Image, Layer, LayerFormat};
+use std::any::Any;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// What a new image on top of a disk has to be like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverlayShape {
+    /// What it is based on.
+    pub format: Format,
+    /// Bytes of the disk.
+    pub virtual_size: u64,
+    /// Log2 of the bytes of a cluster.
+    pub cluster_bits: u32,
+    /// Its file is used with O_DIRECT.
+    pub direct: bool,
+}
+
+/// Why there is no snapshot of a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum NoSnapshot {
+    /// `null:`, `sim:`.
+    #[error("no file holds this disk")]
+    NoFile,
+    /// A device has one place.
+    #[error(
+        "its image is a block device, which cannot get another name. Snapshots of devices are made by \
+         LVM and the like; or serve a clone of it (ringway serve --base), which can have snapshots"
+    )]
+    Device,
+    /// Nothing is written.
+    #[error("it is served read-only: it is the same as ever without a snapshot")]
+    ReadOnly,
+    /// The words that serve it would be wrong.
+    #[error(
+        "its image is raw, and after a snapshot it would be qcow2, which the words it is served by do not \
+         say: after a restart it would not be served. Serve a qcow2 image, or a clone of this one \
+         (ringway serve --base): snapshots of these need no other words"
+    )]
+    Raw,
+    /// It is in two files already.
+    #[error("the data of its image are in another file, which a snapshot would not hold")]
+    DataFile,
+    /// A longer chain would not be opened.
+    #[error(
+        "its image is based on so many others that no more than {CHAIN_MAX} could be opened. Merge some \
+         of them first, while it is not served (qemu-img commit, or ringway copy to a new image)"
+    )]
+    Deep,
+}
+
+/// What a disk was served from until it got a new top.
+#[derive(Debug)]
+#[must_use]
+pub struct Beneath {
+    image: Arc<Image>,
+    file: Arc<File>,
+}
+
+impl Beneath {
+    /// Gives back what its image had taken ahead, and lets others read it. May take its time.
+    ///
+    /// # Errors
+    /// That its lock could not be shared.
+    pub fn settle(self) -> io::Result<()> {
+        drop(self.image);
+        share_lock(&self.file).map_err(io::Error::other)
+    }
+}
+
+impl Disk {
+    /// What a new image on top of it has to be like.
+    ///
+    /// # Errors
+    /// [`NoSnapshot`].
+    pub fn overlay_shape(&self) -> Result<OverlayShape, NoSnapshot> {
+        if !self.is_real() {
+            return Err(NoSnapshot::NoFile);
+        }
+        if self.geometry.read_only {
+            return Err(NoSnapshot::ReadOnly);
+        }
+        if self.block_device {
+            return Err(NoSnapshot::Device);
+        }
+        let image = self.image().ok_or(NoSnapshot::Raw)?;
+        let chain = image.layers();
+        if chain.len() >= CHAIN_MAX {
+            return Err(NoSnapshot::Deep);
+        }
+        match chain.first().map(|top| &top.format) {
+            Some(LayerFormat::Qcow2 { shape, data: None }) => Ok(OverlayShape {
+                format: Format::Qcow2,
+                virtual_size: self.capacity(),
+                cluster_bits: shape.cluster_bits,
+                direct: self.alignment != crate::Alignment::ANY,
+            }),
+            _ => Err(NoSnapshot::DataFile),
+        }
+    }
+
+    /// Who looks after what outlives this process, as [`Disk::keep_state`] was told.
+    #[must_use]
+    pub fn state_keeper(&self) -> Option<&(dyn Any + Send + Sync)> {
+        self.state.as_ref().map(|state| &*state.keeper)
+    }
+
+    /// Puts a new, empty image on top, whose lock is ours. Nothing may be in flight, and what was
+    /// written has to be durable. Nothing has changed if it fails.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn put_on_top(&self, overlay: Layer, bases: &Bases) -> io::Result<Beneath> {
+        let file = Arc::clone(&overlay.file);
+        let size = match &overlay.format {
+            LayerFormat::Qcow2 { shape, .. } => shape.size,
+            LayerFormat::Raw => overlay.file_bytes,
+        };
+        if size != self.capacity() {
+            return Err(io::Error::other("the disk has another size by now: try again"));
+        }
+        let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
+        let mut chain = vec![overlay];
+        chain.extend(old.chain()?);
+        let image = Image::open_beside(chain, old.way(), bases, self.image_unit())?;
+        let mut active = self.active();
+        let file = std::mem::replace(&mut active.file, file);
+        active.image = Some(Arc::new(image));
+        drop(active);
+        // The new one is nothing but holes.
+        self.find_holes();
+        Ok(Beneath { image: old, file })
+    }
+}

@@ -1,0 +1,175 @@
+//! What of flushes and pauses outlives the process that serves a disk: the page that its successor reads.
+
+use crate::bench::{Ask, Bench, Memory, Place, Surface, engine};
+use ringway_aio::{Fault, Faulty, Io, IoOp};
+use ringway_core::{Op, Status};
+use ringway_disk::{Disk, STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+const CAPACITY: u64 = 64 << 10;
+/// As the page says it; no word of the crate's interface.
+const PAUSED: u64 = 4;
+
+/// The page beside a disk, which stays when its process is gone.
+struct Page(File);
+
+impl Page {
+    fn new() -> Self {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(STATE_BYTES).unwrap();
+        Self(file)
+    }
+
+    fn word(&self) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, 0).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn leave(&self, word: u64) {
+        self.0.write_all_at(&word.to_ne_bytes(), 0).unwrap();
+    }
+
+    /// The disk as the next process has it, and how many warnings came with that.
+    fn serve(&self, place: &Place) -> (Arc<Disk>, usize) {
+        let mut disk = Arc::into_inner(place.open()).expect("nobody else has it");
+        let warnings = Warnings::default();
+        let counted = Arc::clone(&warnings.0);
+        tracing::subscriber::with_default(warnings, || {
+            disk.keep_state(&self.0, Box::new(())).unwrap();
+        });
+        (Arc::new(disk), counted.load(SeqCst))
+    }
+}
+
+/// Counts warnings.
+#[derive(Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() == Level::WARN
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+fn place(surface: Surface) -> Option<Place> {
+    Place::new(surface, CAPACITY).map_err(|lack| lack.skip()).ok()
+}
+
+const FLUSH: Ask = Ask { op: Op::Flush, offset: 0, len: 0, at: 0, unmap: false };
+
+#[test]
+fn c15_a_flush_that_failed_before_fails_until_a_guest_begins_afresh() {
+    let memory = Memory::new(4096, 0);
+    for surface in [Surface::Cached, Surface::Direct] {
+        let Some(place) = place(surface) else { continue };
+        for left in [0, STATE_FLUSHING, STATE_FLUSH_FAILED, STATE_FLUSH_FAILED | STATE_FLUSHING] {
+            let page = Page::new();
+            page.leave(left);
+            let (disk, warnings) = page.serve(&place);
+            let failed = left & STATE_FLUSH_FAILED;
+            // Past the page cache a flush that nobody saw the end of has lost nothing.
+            let told = failed != 0 || (left != 0 && surface == Surface::Cached);
+            assert_eq!(warnings, usize::from(told), "{left} {surface:?}");
+            assert_eq!(page.word(), failed, "no flush of this process is under way");
+            let mut bench =
+                Bench::new(engine("threads", 8).unwrap(), Arc::clone(&disk), 4).unwrap();
+            let expected = if failed == 0 { Status::Ok } else { Status::IoError };
+            assert_eq!(bench.one(&memory, FLUSH), expected);
+            assert_eq!(page.word(), failed, "its guest goes on");
+            assert_eq!(disk.forgive_flush(), failed != 0);
+            assert_eq!(
+                (page.word(), disk.forgive_flush()),
+                (0, false),
+                "there is no more to forgive"
+            );
+            assert_eq!(bench.one(&memory, FLUSH), Status::Ok);
+        }
+    }
+}
+
+#[test]
+fn c15_a_flush_that_fails_is_kept_for_whoever_serves_the_disk_next() {
+    let memory = Memory::new(4096, 0);
+    for surface in [Surface::Cached, Surface::Direct] {
+        let Some(place) = place(surface) else { continue };
+        let page = Page::new();
+        page.leave(PAUSED);
+        let (disk, _) = page.serve(&place);
+        let fails = |io: &Io<'_>| (io.op == IoOp::Sync).then_some(Fault::Error(libc::EIO));
+        let faulty = Faulty::new(engine("threads", 8).unwrap(), 512, fails);
+        let mut bench = Bench::new(faulty, Arc::clone(&disk), 4).unwrap();
+        assert_eq!(bench.one(&memory, FLUSH), Status::IoError);
+        assert_eq!(page.word(), PAUSED | STATE_FLUSH_FAILED, "what else is kept stays");
+        // This process has seen it itself: no guest of it may rely on a later flush.
+        assert!(!disk.forgive_flush());
+        assert_eq!(page.word(), PAUSED | STATE_FLUSH_FAILED);
+        drop(bench);
+        let mut bench = Bench::new(engine("threads", 8).unwrap(), Arc::clone(&disk), 4).unwrap();
+        assert_eq!(bench.one(&memory, FLUSH), Status::IoError);
+        // Its guest goes on elsewhere, or does not.
+        disk.ends(false);
+        assert_eq!(page.word(), STATE_FLUSH_FAILED);
+        disk.ends(true);
+        assert_eq!(page.word(), 0);
+    }
+}
+
+#[test]
+fn c15_a_flush_under_way_is_kept_where_it_goes_through_the_page_cache() {
+    let memory = Memory::new(4096, 0);
+    for (surface, kept) in [(Surface::Cached, STATE_FLUSHING), (Surface::Direct, 0)] {
+        let Some(place) = place(surface) else { continue };
+        let page = Page::new();
+        let (disk, _) = page.serve(&place);
+        let mut bench = Bench::new(engine("threads", 8).unwrap(), disk, 4).unwrap();
+        for context in 0..2 {
+            bench.start(&memory, FLUSH, context);
+        }
+        // Nobody has looked for their ends yet.
+        assert_eq!(page.word(), kept, "{surface:?}");
+        assert!(bench.finish().iter().all(|answer| answer.status == Status::Ok));
+        assert_eq!(page.word(), 0, "{surface:?}");
+    }
+}
+
+#[test]
+fn c15_a_pause_is_kept_and_is_no_failed_flush() {
+    let Some(place) = place(Surface::Cached) else { return };
+    let page = Page::new();
+    let (disk, _) = page.serve(&place);
+    assert!(!disk.was_paused());
+    disk.keep_paused(true);
+    drop(disk);
+    let (disk, warnings) = page.serve(&place);
+    assert_eq!((disk.was_paused(), page.word(), warnings), (true, PAUSED, 0));
+    disk.ends(false);
+    assert_eq!(page.word(), 0);
+    page.leave(STATE_FLUSH_FAILED);
+    drop(disk);
+    let (disk, _) = page.serve(&place);
+    assert!(!disk.was_paused());
+    disk.keep_paused(false);
+    assert_eq!(page.word(), STATE_FLUSH_FAILED);
+}

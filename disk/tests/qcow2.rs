@@ -1,0 +1,418 @@
+//! Disks of qcow2 images: random requests of several kinds at a time, by the engines, against a model;
+//! QEMU's programs judge what was written.
+
+// Content is bytes of larger numbers.
+#![allow(clippy::cast_possible_truncation)]
+
+use ringway_aio::{Engine, IoUring, IoUringSetup, Reaped, Threads, ThreadsSetup};
+use ringway_core::mem::{Mapping, Segment};
+use ringway_core::{ByteRange, Op, Status};
+use ringway_disk::open::open_unmapped;
+use ringway_disk::{
+    Alignment, CacheMode, Disk, DiskQueue, OpenError, OpenOptions, Qcow2, ResizeError,
+    SchedulerMode, Source, open,
+};
+use ringway_testkit::{Need, Rng, skip};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of the disks.
+const BYTES: usize = 8 << 20;
+/// Bytes of a request's memory.
+const ROOM: usize = 1 << 20;
+/// Requests in flight.
+const DEPTH: u16 = 16;
+const BELL: u32 = 7;
+
+fn options(path: &Path) -> OpenOptions {
+    let mut options = OpenOptions::new(Source::Path(path.into()));
+    options.qcow2 = Some(Qcow2::default());
+    options
+}
+
+fn qemu(args: &[&str]) -> bool {
+    match Command::new("qemu-img").args(args).output() {
+        Ok(output) if output.status.success() => true,
+        Ok(output) => panic!("{args:?}: {}", String::from_utf8_lossy(&output.stderr)),
+        Err(_) => {
+            skip(Need::Qemu, "qemu-img".to_owned());
+            false
+        }
+    }
+}
+
+fn content(path: &Path) -> Vec<u8> {
+    let raw = path.with_extension("content");
+    let (from, to) = (path.to_str().unwrap(), raw.to_str().unwrap());
+    assert!(qemu(&["convert", "-f", "qcow2", "-O", "raw", from, to]));
+    std::fs::read(raw).unwrap()
+}
+
+/// One queue with an engine, and memory for each of its requests.
+struct Bench<E> {
+    queue: DiskQueue<usize>,
+    engine: E,
+    memory: Vec<Mapping>,
+    reaped: Reaped,
+    /// Answers by request.
+    answers: Vec<Option<Status>>,
+}
+
+#[derive(Clone, Debug)]
+struct Asked {
+    op: Op,
+    at: usize,
+    len: usize,
+    byte: u8,
+}
+
+impl<E: Engine> Bench<E> {
+    fn new(disk: Disk, mut engine: E, durable: bool) -> Self {
+        let disk = Arc::new(disk);
+        let file = engine.attach(&disk.file()).unwrap();
+        let limits = engine.limits().clone();
+        let port = disk.image_port(DEPTH).unwrap().expect("it is no raw image");
+        let mut queue = DiskQueue::new(disk, &limits, file, 0, DEPTH).unwrap();
+        queue.attach_image(&mut engine, port, BELL).unwrap();
+        queue.set_durable_writes(durable);
+        let memory = (0..DEPTH).map(|_| Mapping::anonymous(ROOM).unwrap()).collect();
+        let reaped = Reaped::with_capacity(256, 16);
+        Self { queue, engine, memory, reaped, answers: vec![None; usize::from(DEPTH)] }
+    }
+
+    /// Carries out requests at the same time; all of them succeed.
+    fn run(&mut self, asked: &[Asked]) {
+        self.answers.fill(None);
+        for (nth, asked) in asked.iter().enumerate() {
+            let tag = self.queue.acquire().unwrap();
+            let memory = &self.memory[nth];
+            // SAFETY: the memory is this test's, and no request uses it now.
+            unsafe {
+                let byte = if asked.op == Op::Write { asked.byte } else { 0xee };
+                memory.at(0).write_bytes(byte, asked.len.min(ROOM));
+            }
+            let request = self.queue.request_mut(tag);
+            request.op = asked.op;
+            request.range = ByteRange::new(asked.at as u64, asked.len as u64).unwrap();
+            request.unmap = true;
+            request.segments.clear();
+            if matches!(asked.op, Op::Read | Op::Write) {
+                let half = asked.len / 1024 * 512;
+                for (from, to) in [(0, half), (half, asked.len)] {
+                    if from < to {
+                        let segment = Segment { base: memory.at(from), len: to - from };
+                        assert!(request.segments.push(segment));
+                    }
+                }
+            }
+            // SAFETY: the memory stays until the answer is there.
+            unsafe { self.queue.start(&mut self.engine, tag, nth) };
+        }
+        self.queue.unplug(&mut self.engine);
+        while self.queue.in_flight() > 0 || self.queue.has_late() {
+            self.turn();
+        }
+        assert!(self.answers.iter().take(asked.len()).all(|answer| *answer == Some(Status::Ok)));
+    }
+
+    fn turn(&mut self) {
+        self.engine.submit().unwrap();
+        self.reaped.clear();
+        let moved = self.engine.reap(&mut self.reaped);
+        for done in std::mem::take(&mut self.reaped.done) {
+            let slot = u16::try_from(done.tag & 0xffff).unwrap();
+            if let Some(answer) = self.queue.finish(&mut self.engine, slot, done.result) {
+                self.answers[answer.context] = Some(answer.status);
+            }
+        }
+        let rung = self.reaped.rung.contains(&BELL);
+        if rung {
+            self.queue.take_answers(&mut self.engine);
+        }
+        while let Some(answer) = self.queue.take_late() {
+            self.answers[answer.context] = Some(answer.status);
+        }
+        if self.queue.has_deferred() {
+            self.queue.retry(&mut self.engine, 16);
+            // What waits may wait for one that the image's thread has answered.
+            self.engine.poll_doorbells().unwrap();
+        } else if moved == 0 && !rung && self.queue.in_flight() > 0 {
+            self.engine.submit().unwrap();
+            self.engine.wait(Some(Duration::from_secs(5))).unwrap();
+        }
+    }
+
+    fn bytes(&self, nth: usize, len: usize) -> &[u8] {
+        // SAFETY: no request uses it now.
+        unsafe { std::slice::from_raw_parts(self.memory[nth].at(0), len) }
+    }
+}
+
+/// Requests that do not touch each other.
+fn random_requests(rng: &mut Rng) -> Vec<Asked> {
+    let mut all: Vec<Asked> = Vec::new();
+    for _ in 0..DEPTH {
+        let op = rng.pick(&[
+            Op::Read,
+            Op::Read,
+            Op::Write,
+            Op::Write,
+            Op::Write,
+            Op::WriteZeroes,
+            Op::Discard,
+            Op::Flush,
+        ]);
+        let most = rng.pick(&[8, 8, 64, 256, 2048]);
+        let at = usize::try_from(rng.below(BYTES as u64 / 512)).unwrap() * 512;
+        let len = (usize::try_from(rng.below(most) + 1).unwrap() * 512).min(BYTES - at);
+        let byte = rng.next_u64() as u8;
+        let (at, len) = if op == Op::Flush { (0, 0) } else { (at, len) };
+        if all.iter().all(|other| at + len <= other.at || other.at + other.len <= at) {
+            all.push(Asked { op, at, len, byte });
+        }
+    }
+    all
+}
+
+fn work<E: Engine>(rng: &mut Rng, bench: &mut Bench<E>, model: &mut [u8], rounds: usize) {
+    for _ in 0..rounds {
+        let asked = random_requests(rng);
+        bench.run(&asked);
+        for (nth, one) in asked.iter().enumerate() {
+            let range = one.at..one.at + one.len;
+            match one.op {
+                Op::Read => assert!(bench.bytes(nth, one.len) == &model[range], "{one:?}"),
+                Op::Write => model[range].fill(one.byte),
+                Op::WriteZeroes => model[range].fill(0),
+                _ => {}
+            }
+        }
+        // What was discarded may read as anything the disk is free to choose; it has chosen now.
+        let read = |one: &Asked| Asked { op: Op::Read, ..one.clone() };
+        let discarded = asked.iter().filter(|one| one.op == Op::Discard).map(read);
+        let discarded: Vec<_> = discarded.collect();
+        bench.run(&discarded);
+        for (nth, one) in discarded.iter().enumerate() {
+            model[one.at..one.at + one.len].copy_from_slice(bench.bytes(nth, one.len));
+        }
+    }
+}
+
+/// An image of its own, or an overlay of two others.
+fn image(rng: &mut Rng, folder: &Path, nth: u32, small: bool) -> Option<PathBuf> {
+    let path = folder.join("top.qcow2");
+    let name = path.to_str().unwrap();
+    let cluster = rng.pick(&[if small { "512" } else { "8k" }, "4k", "64k", "1M"]);
+    let (options, size) = (format!("cluster_size={cluster}"), BYTES.to_string());
+    println!("cluster {cluster}, {}", ["alone", "on qcow2 on raw"][nth as usize % 2]);
+    if nth.is_multiple_of(2) {
+        return qemu(&["create", "-f", "qcow2", "-o", &options, name, &size]).then_some(path);
+    }
+    let raw: Vec<u8> = (0..BYTES - 3 * 512).map(|at| (at / 512 * 7) as u8).collect();
+    std::fs::write(folder.join("low.raw"), raw).unwrap();
+    let middle = folder.join("middle.qcow2");
+    let middle = middle.to_str().unwrap();
+    let other = "cluster_size=16k,lazy_refcounts=on";
+    let made = qemu(&["create", "-f", "qcow2", "-o", other, "-b", "low.raw", "-F", "raw", middle])
+        && qemu(&[
+            "create",
+            "-f",
+            "qcow2",
+            "-o",
+            &options,
+            "-b",
+            "middle.qcow2",
+            "-F",
+            "qcow2",
+            name,
+        ])
+        && qemu(&["resize", "-f", "qcow2", name, &size]);
+    made.then_some(path)
+}
+
+/// Through the page cache, or by direct I/O in blocks of so many bytes.
+fn open_for(path: &Path, block: Option<u32>) -> Option<Disk> {
+    let Some(block) = block else { return Some(open(&options(path)).unwrap()) };
+    let mut options = options(path);
+    options.cache = Some(CacheMode::None);
+    let mut parts = match open_unmapped(&options) {
+        Ok(disk) => disk.into_parts(),
+        Err(error @ OpenError::NoDirect { .. }) => {
+            skip(Need::Direct, error.to_string());
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    // As on a disk with larger blocks than this one.
+    assert!(parts.alignment.offset <= block && parts.alignment.memory <= block);
+    parts.alignment = Alignment { memory: block, offset: block };
+    let mut disk = Disk::from(parts);
+    disk.map_image().unwrap();
+    Some(disk)
+}
+
+fn random_work<E: Engine>(name: &str, engine: impl Fn() -> E) {
+    random_work_in_blocks(name, engine, None);
+}
+
+fn random_work_in_blocks<E: Engine>(name: &str, engine: impl Fn() -> E, block: Option<u32>) {
+    let mut rng = Rng::for_test(name);
+    for nth in 0..4 {
+        let folder = tempfile::tempdir().unwrap();
+        let small = block.is_none_or(|block| block == 512);
+        let Some(path) = image(&mut rng, folder.path(), nth, small) else { return };
+        let mut model = content(&path);
+        for durable in [false, true] {
+            let Some(disk) = open_for(&path, block) else { return };
+            assert_eq!(disk.capacity(), BYTES as u64);
+            let mut bench = Bench::new(disk, engine(), durable);
+            // Each round waits for the disk several times.
+            work(&mut rng, &mut bench, &mut model, if block.is_some() { 12 } else { 40 });
+            drop(bench);
+            assert!(qemu(&["check", "-f", "qcow2", path.to_str().unwrap()]));
+            let found = content(&path);
+            let differs = |sector: &usize| {
+                let range = sector * 512..sector * 512 + 512;
+                found[range.clone()] != model[range]
+            };
+            assert_eq!((0..BYTES / 512).find(differs), None, "the first sector that differs");
+        }
+    }
+}
+
+#[test]
+fn images_hold_what_was_written_by_threads() {
+    let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
+    random_work("threads", || Threads::new(setup).unwrap());
+}
+
+#[test]
+fn images_hold_what_was_written_by_io_uring() {
+    if let Err(error) = IoUring::new(IoUringSetup::new(64)) {
+        return skip(Need::IoUring, error.to_string());
+    }
+    random_work("io_uring", || IoUring::new(IoUringSetup::new(64)).unwrap());
+}
+
+#[test]
+fn c03_images_hold_what_was_written_by_direct_io() {
+    let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
+    for block in [512, 4096] {
+        random_work_in_blocks("direct", || Threads::new(setup).unwrap(), Some(block));
+    }
+    if IoUring::new(IoUringSetup::new(64)).is_ok() {
+        let engine = || IoUring::new(IoUringSetup::new(64)).unwrap();
+        random_work_in_blocks("direct io_uring", engine, Some(4096));
+    }
+}
+
+/// Requests that lie one behind the other go as one where the image has them so; others go by themselves.
+#[test]
+fn requests_of_an_image_are_merged_where_they_lie_in_one_piece() {
+    let setup = ThreadsSetup { depth: 64, threads: 2, cached_inline: false };
+    let mut rng = Rng::for_test("requests_of_an_image_are_merged");
+    for nth in 0..2 {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(path) = image(&mut rng, folder.path(), nth, true) else { return };
+        let mut model = content(&path);
+        let mut options = options(&path);
+        options.path = SchedulerMode::Request;
+        let disk = open(&options).unwrap();
+        assert_eq!(disk.policy().mode(), SchedulerMode::Request);
+        let mut bench = Bench::new(disk, Threads::new(setup).unwrap(), false);
+        work(&mut rng, &mut bench, &mut model, 40);
+        // A cluster that is there: sixteen neighbours.
+        let ask = |op, nth: usize| Asked { op, at: nth * 1024, len: 1024, byte: nth as u8 + 1 };
+        for op in [Op::Write, Op::Write, Op::Read] {
+            let before = bench.queue.stats().path;
+            let asked: Vec<_> = (0..16).map(|nth| ask(op, nth)).collect();
+            bench.run(&asked);
+            let merged = bench.queue.stats().path;
+            println!("{op:?}: {before:?} → {merged:?}");
+            for (nth, one) in asked.iter().enumerate() {
+                let range = one.at..one.at + one.len;
+                match op {
+                    Op::Write => model[range].fill(one.byte),
+                    _ => assert!(bench.bytes(nth, one.len) == &model[range]),
+                }
+            }
+        }
+        let path_stats = bench.queue.stats().path;
+        assert!(path_stats.merged > 0, "{path_stats:?}");
+        drop(bench);
+        assert!(qemu(&["check", "-f", "qcow2", path.to_str().unwrap()]));
+        assert!(content(&path) == model);
+    }
+}
+
+/// An image whose data are in another file: each is read and written where it belongs, and a flush makes
+/// both durable. With `raw` the file is the disk.
+#[test]
+fn c20_data_files_of_images_are_written() {
+    let setup = ThreadsSetup { depth: 64, threads: 2, cached_inline: false };
+    let mut rng = Rng::for_test("data_files_of_images");
+    for (raw, cache) in [(false, CacheMode::Writeback), (true, CacheMode::Writeback)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("top.qcow2");
+        let data = folder.path().join("top.data");
+        let more = format!(
+            "cluster_size=4k,data_file={},data_file_raw={}",
+            data.display(),
+            if raw { "on" } else { "off" }
+        );
+        let size = BYTES.to_string();
+        if !qemu(&["create", "-f", "qcow2", "-o", &more, path.to_str().unwrap(), &size]) {
+            return;
+        }
+        let mut model = content(&path);
+        let mut options = options(&path);
+        options.cache = Some(cache);
+        for durable in [false, true] {
+            let disk = open(&options).unwrap();
+            let mut bench = Bench::new(disk, Threads::new(setup).unwrap(), durable);
+            work(&mut rng, &mut bench, &mut model, 30);
+            let flush = Asked { op: Op::Flush, at: 0, len: 0, byte: 0 };
+            bench.run(&[flush]);
+            drop(bench);
+            assert!(qemu(&["check", "-f", "qcow2", path.to_str().unwrap()]));
+            assert!(content(&path) == model);
+            assert!(!raw || std::fs::read(&data).unwrap() == model);
+        }
+    }
+}
+
+#[test]
+fn what_an_image_with_a_map_cannot_do_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    if !qemu(&["create", "-f", "qcow2", path.to_str().unwrap(), "8M"]) {
+        return;
+    }
+    let refused = |change: &dyn Fn(&mut OpenOptions)| {
+        let mut options = options(&path);
+        change(&mut options);
+        let error = open(&options).unwrap_err();
+        assert!(matches!(error, OpenError::NotQcow2 { .. }), "{error}");
+        error.to_string()
+    };
+    assert!(refused(&|options| options.incoming = true).contains("--incoming"));
+    assert!(refused(&|options| options.create_bytes = Some(1 << 20)).contains("--size"));
+    let disk = open(&options(&path)).unwrap();
+    assert!(matches!(disk.next_size(Some(4 << 20)), Err(ResizeError::Image)));
+    assert_eq!(
+        (disk.next_size(Some(16 << 20)).unwrap(), disk.next_size(None).unwrap()),
+        (16 << 20, 8 << 20)
+    );
+    // One who writes, or any number who read: of backing files, too.
+    let error = open(&options(&path)).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    let other = folder.path().join("other.qcow2");
+    let name = other.to_str().unwrap();
+    assert!(qemu(&["create", "-f", "qcow2", "-b", "top.qcow2", "-F", "qcow2", "-u", name, "8M"]));
+    let error = open(&options(&other)).unwrap_err();
+    assert!(matches!(error, OpenError::Chain(_)), "{error}");
+    drop(disk);
+    assert!(open(&options(&other)).is_ok());
+}

@@ -1,0 +1,94 @@
+//! A stock Linux guest on a sparse image whose file system is full.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
+use ringway_testkit::skip::{Need, skip};
+
+const MIB: u64 = 1 << 20;
+
+/// A small file system in memory.
+struct Small(PathBuf);
+
+impl Small {
+    fn mount(at: PathBuf, bytes: u64) -> Result<Option<Self>> {
+        std::fs::create_dir(&at)?;
+        let size = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).stderr(Stdio::null());
+        if !mount.status()?.success() {
+            skip(Need::Mount, "cannot mount a tmpfs");
+            return Ok(None);
+        }
+        Ok(Some(Self(at)))
+    }
+
+    fn grow(&self, bytes: u64) -> Result<()> {
+        let size = format!("remount,size={bytes}");
+        let status = Command::new("mount").args(["-o", &size]).arg(&self.0).status()?;
+        ensure!(status.success(), "mount -o {size}: {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// How many requests the daemon holds.
+fn held(control: &Path) -> Result<u64> {
+    let text = Daemon::ctl(control, &["list", "--json"])?;
+    let list: serde_json::Value = serde_json::from_str(&text)?;
+    let held = &list["disks"][0]["held"];
+    if held.is_null() { Ok(0) } else { held["count"].as_u64().context("how many are held") }
+}
+
+fn until_some_are_held(control: &Path) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(40);
+    while held(control)? == 0 {
+        ensure!(Instant::now() < deadline, "nothing is held after 40 s");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// 64 MiB of writes onto 24 MiB of room: the guest waits, through a kill of the daemon, until there is
+/// more, and then goes on without an error.
+#[test]
+fn c18_guest_waits_while_the_hosts_file_system_is_full() -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server holds nothing.
+    }
+    let dir = tempfile::tempdir()?;
+    let Some(small) = Small::mount(dir.path().join("small"), 24 * MIB)? else { return Ok(()) };
+    let (image, control) = (small.0.join("disk.img"), dir.path().join("c"));
+    let socket = dir.path().join("v.sock");
+    File::create(&image)?.set_len(64 * MIB)?;
+    let serve = || {
+        let serve = Serve::new(&image, &socket).queues(4);
+        Daemon::serve(&serve.arg("--control").arg(&control))
+    };
+    let mut daemon = Some(serve()?);
+    let disk = Disk::new(&socket).queues(4).reconnect();
+    let report = Guest::new("held").disk(disk).boot()?.finish_with(|question| {
+        let mut act = || match question {
+            "held" => until_some_are_held(&control),
+            "kill" => {
+                daemon.take().map_or(Ok(()), Daemon::kill)?;
+                daemon = Some(serve()?);
+                Ok(())
+            }
+            _ => small.grow(128 * MIB),
+        };
+        act().map_or_else(|error| format!("{error:#}").replace('\n', " "), |()| "ok".to_owned())
+    })?;
+    report.expect_ok();
+    ensure!(held(&control)? == 0, "held once the guest has what it wrote");
+    daemon.map_or(Ok(()), Daemon::stop)
+}

@@ -1,0 +1,48 @@
+//! Memory for files that take only some.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// Zeroed bytes at a multiple of some unit.
+///
+/// # Invariants
+/// 1. `at` is memory of `layout`, ours until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Aligned {
+    at: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Aligned {
+    /// So many bytes, more than none; `unit` is a power of two.
+    pub(crate) fn new(bytes: usize, unit: usize) -> Self {
+        let layout = Layout::from_size_align(bytes.max(1), unit).expect("a unit of a file");
+        // SAFETY: it is not empty.
+        let at = unsafe { alloc_zeroed(layout) };
+        Self { at: NonNull::new(at).unwrap_or_else(|| handle_alloc_error(layout)), layout }
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised memory of ours (Aligned invariant 1).
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has it.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for Aligned {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout (Aligned invariant 1).
+        unsafe { dealloc(self.at.as_ptr(), self.layout) };
+    }
+}

@@ -1,0 +1,60 @@
+//! What a queue asks of an image's thread, and what it is answered.
+
+use ringway_core::mem::Segments;
+use ringway_core::{ByteRange, Op};
+
+/// A part of a request that is not simply in a file.
+#[derive(Debug)]
+pub struct Ask {
+    /// Comes back with the answer.
+    pub tag: u16,
+    /// Read, write, discard or write zeroes.
+    pub op: Op,
+    /// Which part of the disk; not empty, and within it.
+    pub range: ByteRange,
+    /// The memory of the request; not looked at for operations that move no data. A read without any
+    /// (null) only has the table say where it would begin.
+    pub memory: *const Segments,
+    /// Where in that memory the part begins, in bytes.
+    pub skip: u64,
+}
+
+// SAFETY: whoever asks vouches for the memory until the answer is there (`Port::ask`).
+unsafe impl Send for Ask {}
+
+impl Ask {
+    /// True if a file that takes multiples of `unit` bytes takes this.
+    pub(crate) fn fits(&self, unit: u32) -> bool {
+        if unit == 1 {
+            return true;
+        }
+        let (mask, unit) = (unit as usize - 1, u64::from(unit));
+        // SAFETY: the list is valid until the answer (`Port::ask`).
+        let segments = unsafe { (*self.memory).as_slice() };
+        let memory = segments.iter().all(|s| (s.base as usize | s.len) & mask == 0);
+        memory && self.range.is_aligned(unit)
+    }
+
+    /// Copies guest memory from `done` bytes behind the beginning of the part.
+    pub(crate) fn gather(&self, done: u64, into: &mut [u8]) {
+        // SAFETY: the list and its memory are valid until the answer (`Port::ask`).
+        let copied = unsafe { (*self.memory).gather(self.skip + done, into) };
+        debug_assert_eq!(copied, into.len(), "a request has as much memory as range");
+    }
+
+    /// Copies into guest memory, from `done` bytes behind the beginning of the part.
+    pub(crate) fn scatter(&self, done: u64, from: &[u8]) {
+        // SAFETY: as above; nobody relies on the content of the memory until then.
+        unsafe { (*self.memory).scatter(self.skip + done, from) };
+    }
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// That of the question.
+    pub tag: u16,
+    /// So many bytes from its beginning are done; 0: the table knows where they are by now. A negative
+    /// `errno` if it failed.
+    pub result: i64,
+}

@@ -1,0 +1,195 @@
+//! What images are based on: files that are only read, with one table for all images of a process that
+//! are based on them.
+
+use crate::l2::Tables;
+use crate::layer::{Found, Layer, LayerFormat, Open, piece};
+use crate::layout::Shape;
+use crate::table::{Table, Word};
+use crate::units::{Units, page_bits};
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The files below the top of a chain.
+#[derive(Debug)]
+pub(crate) struct Base {
+    /// Where each of their clusters is, with files numbered as in images that are based on them: from
+    /// one.
+    pub(crate) table: Arc<Table>,
+    /// All files that hold data.
+    pub(crate) files: Vec<Arc<File>>,
+    /// The chain itself, for an image that is to be based on all of it.
+    pub(crate) chain: Vec<Layer>,
+    /// Their bytes.
+    ends: Vec<u64>,
+    stack: Mutex<Stack>,
+}
+
+#[derive(Debug)]
+struct Stack {
+    open: Vec<Open>,
+    units: Units,
+}
+
+impl Base {
+    /// Reads what is needed to begin with, for images with clusters of 2 to the power of
+    /// `cluster_bits` bytes. Nothing below what holds the whole disk is needed.
+    fn open(chain: Vec<Layer>, cluster_bits: u32, unit: u32) -> io::Result<Self> {
+        let (mut open, mut files, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        for layer in chain.iter().cloned() {
+            let file = u8::try_from(files.len()).map_err(io::Error::other)?;
+            let (layer, data) = Open::new(layer, file, unit)?;
+            files.push(data);
+            ends.push(layer.end);
+            open.push(layer);
+        }
+        let bytes = open.first().map_or(0, |top: &Open| top.bytes);
+        let table = Arc::new(Table::new(bytes, cluster_bits)?);
+        // What one L2 table says costs one read, and a raw file none; but no more than 16 pages.
+        let most = page_bits() + 4;
+        let l2_bits = |tables: &Tables| {
+            let shape = tables.shape;
+            (shape.l2_bits() + shape.cluster_bits).saturating_sub(cluster_bits)
+        };
+        let bits = open.first().and_then(|top| top.tables.as_ref()).map_or(most, l2_bits);
+        let units = Units::new(&table, bits.min(most))?;
+        Ok(Self { table, files, chain, ends, stack: Mutex::new(Stack { open, units }) })
+    }
+
+    /// What is behind the lock is whole at any time.
+    fn stack(&self) -> MutexGuard<'_, Stack> {
+        self.stack.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the beginning of a range is, and how many bytes of it.
+    pub(crate) fn find(&self, at: u64, len: u64) -> io::Result<(Found, u64)> {
+        self.stack().find(at, len)
+    }
+
+    /// Bytes of its disk.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.stack().open.first().map_or(0, |top| top.bytes)
+    }
+
+    /// Bytes of a file, by its number above.
+    pub(crate) fn end(&self, file: u8) -> u64 {
+        self.ends.get(usize::from(file).wrapping_sub(1)).copied().unwrap_or(0)
+    }
+
+    /// Has the table say where a cluster is, and its neighbours.
+    pub(crate) fn load(&self, cluster: u64) {
+        let mut stack = self.stack();
+        let Some(clusters) = stack.units.load(&self.table, cluster) else { return };
+        let size = self.table.cluster();
+        for cluster in clusters {
+            let find = |at, len| stack.find(at, len);
+            let found = piece(find, |file| self.end(file), cluster * size, size);
+            self.table.publish(cluster, word(found));
+        }
+    }
+}
+
+impl Stack {
+    fn find(&mut self, at: u64, len: u64) -> io::Result<(Found, u64)> {
+        let mut len = len;
+        for layer in &mut self.open {
+            if let Some(found) = layer.find(at, &mut len)? {
+                return Ok((found.above(), len));
+            }
+        }
+        Ok((Found::Zero, len))
+    }
+}
+
+/// The word of a cluster that is only read.
+pub(crate) fn word(found: io::Result<Option<Found>>) -> Word {
+    match found {
+        Ok(Some(Found::Zero)) => Word::ZERO,
+        Ok(Some(Found::Data { file, offset })) if offset.is_multiple_of(512) => {
+            Word::data(file, offset, false)
+        }
+        Ok(_) => Word::ASK,
+        Err(error) => {
+            // Whoever asks for it is told.
+            tracing::debug!("a mapping cannot be read: {error}");
+            Word::ASK
+        }
+    }
+}
+
+/// What images of this process are based on. Those that are based on the same files share them, their
+/// locks, and the table of what is where.
+#[derive(Debug, Default)]
+pub struct Bases(Mutex<Vec<(Key, Weak<Base>)>>);
+
+/// What makes two bases the same one.
+#[derive(Debug, PartialEq, Eq)]
+struct Key {
+    cluster_bits: u32,
+    /// Files for direct I/O are others.
+    unit: u32,
+    layers: Vec<(FileKey, Option<Shape>, Option<FileKey>)>,
+}
+
+/// A file, and what changes when its content does.
+#[derive(Debug, PartialEq, Eq)]
+struct FileKey {
+    place: (u64, u64, u64),
+    bytes: u64,
+    /// When it was written last.
+    written: (i64, u64),
+}
+
+impl FileKey {
+    fn of(file: &File, bytes: u64) -> io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        // Types differ from target to target.
+        #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
+        let written = (i64::from(stat.st_mtime), stat.st_mtime_nsec as u64);
+        Ok(Self { place: (stat.st_dev, stat.st_ino, stat.st_rdev), bytes, written })
+    }
+}
+
+impl Key {
+    fn of(chain: &[Layer], cluster_bits: u32, unit: u32) -> io::Result<Self> {
+        let layer = |layer: &Layer| {
+            let file = FileKey::of(&layer.file, layer.file_bytes)?;
+            Ok(match &layer.format {
+                LayerFormat::Raw => (file, None, None),
+                LayerFormat::Qcow2 { shape, data } => {
+                    let data = data.as_ref().map(|(data, bytes)| FileKey::of(data, *bytes));
+                    (file, Some(*shape), data.transpose()?)
+                }
+            })
+        };
+        let layers = chain.iter().map(layer).collect::<io::Result<_>>()?;
+        Ok(Self { cluster_bits, unit, layers })
+    }
+}
+
+impl Bases {
+    /// The base that a chain without its top is; the one that others have, if they do.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with a file.
+    pub(crate) fn open(
+        &self,
+        chain: Vec<Layer>,
+        cluster_bits: u32,
+        unit: u32,
+    ) -> io::Result<Option<Arc<Base>>> {
+        if chain.is_empty() {
+            return Ok(None);
+        }
+        let key = Key::of(&chain, cluster_bits, unit)?;
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|(_, base)| base.strong_count() > 0);
+        let known = list.iter().find(|(other, _)| *other == key);
+        if let Some(base) = known.and_then(|(_, base)| base.upgrade()) {
+            return Ok(Some(base));
+        }
+        let base = Arc::new(Base::open(chain, cluster_bits, unit)?);
+        list.push((key, Arc::downgrade(&base)));
+        Ok(Some(base))
+    }
+}

@@ -1,0 +1,226 @@
+//! Reads and writes at places of a file, by the calls that a sandboxed thread may make.
+
+use crate::aligned::Aligned;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+/// Zeroes to write where a file cannot punch holes, in pieces of so many bytes.
+static ZEROES: [u8; 65536] = [0; 65536];
+
+/// A file of an image, as the image's thread uses it.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockFile {
+    file: Arc<File>,
+    /// What memory, offsets and lengths are a multiple of, in bytes: 1 through the page cache. What is
+    /// not goes through memory that is; blocks that are written in part are read first. Nobody else
+    /// writes to such a block meanwhile.
+    unit: usize,
+}
+
+impl BlockFile {
+    pub(crate) fn new(file: Arc<File>, unit: u32) -> Self {
+        // At most a page or so.
+        Self { file, unit: unit.max(1) as usize }
+    }
+
+    /// True if memory, offset and length are as the file wants them.
+    fn takes(&self, memory: *const u8, len: usize, at: u64) -> bool {
+        let mask = self.unit - 1;
+        (memory as usize | len) & mask == 0 && at & mask as u64 == 0
+    }
+
+    /// The blocks that a range touches: where they begin, how many bytes they have, and where the range
+    /// begins in them.
+    fn blocks(&self, at: u64, len: usize) -> (u64, usize, usize) {
+        let mask = self.unit - 1;
+        // Less than a block.
+        #[allow(clippy::cast_possible_truncation)]
+        let within = (at & mask as u64) as usize;
+        (at - within as u64, (within + len + mask) & !mask, within)
+    }
+
+    /// Reads until `buffer` is full or the file ends; how many bytes.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        if self.takes(buffer.as_ptr(), buffer.len(), at) {
+            return self.read_blocks(buffer, at);
+        }
+        let (from, bytes, within) = self.blocks(at, buffer.len());
+        let mut blocks = Aligned::new(bytes, self.unit);
+        let read = self.read_blocks(&mut blocks, from)?;
+        let got = read.saturating_sub(within).min(buffer.len());
+        buffer[..got].copy_from_slice(&blocks[within..within + got]);
+        Ok(got)
+    }
+
+    fn read_blocks(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        let mut done = 0;
+        // What is no whole block is the end of the file.
+        while done < buffer.len() && done.is_multiple_of(self.unit) {
+            let rest = &mut buffer[done..];
+            let iov = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            let (fd, place) = (self.file.as_raw_fd(), place(at, done)?);
+            // SAFETY: the vector names the rest of `buffer`, which is ours for the call.
+            let moved = unsafe { libc::preadv2(fd, &raw const iov, 1, place, 0) };
+            match usize::try_from(moved) {
+                Ok(0) => break,
+                Ok(moved) => done += moved,
+                Err(_) => interrupted()?,
+            }
+        }
+        Ok(done)
+    }
+
+    /// Fills `buffer`; what lies behind the end of the file reads as zeroes.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn read_or_zero(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        let read = self.read_at(buffer, at)?;
+        buffer[read..].fill(0);
+        Ok(())
+    }
+
+    /// Writes all of `bytes`.
+    ///
+    /// # Errors
+    /// What the host says; any part of it may be written then.
+    pub(crate) fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        if self.takes(bytes.as_ptr(), bytes.len(), at) {
+            return self.write_blocks(bytes, at);
+        }
+        let (from, len, within) = self.blocks(at, bytes.len());
+        let mut blocks = Aligned::new(len, self.unit);
+        let (first, last) = (0, len - self.unit);
+        if within > 0 {
+            self.read_or_zero(&mut blocks[first..first + self.unit], from)?;
+        }
+        if within + bytes.len() < len && (last > first || within == 0) {
+            self.read_or_zero(&mut blocks[last..], from + last as u64)?;
+        }
+        blocks[within..within + bytes.len()].copy_from_slice(bytes);
+        self.write_blocks(&blocks, from)
+    }
+
+    fn write_blocks(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = &bytes[done..];
+            let iov =
+                libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+            let (fd, place) = (self.file.as_raw_fd(), place(at, done)?);
+            // SAFETY: the vector names the rest of `bytes`, which the kernel only reads.
+            let moved = unsafe { libc::pwritev2(fd, &raw const iov, 1, place, 0) };
+            match usize::try_from(moved) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(moved) => done += moved,
+                Err(_) => interrupted()?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a range within the file read as zeroes, and gives its space back where the file system can.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn punch(&self, at: u64, len: u64) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        loop {
+            let (from, bytes) = (place(at, 0)?, place(len, 0)?);
+            // SAFETY: no memory is involved.
+            if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, from, bytes) } == 0 {
+                return Ok(());
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV) => break,
+                _ => return Err(io::Error::last_os_error()),
+            }
+        }
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(ZEROES.len() as u64);
+            // At most the length of the array.
+            #[allow(clippy::cast_possible_truncation)]
+            self.write_at(&ZEROES[..piece as usize], at + done)?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Makes what was written durable.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives the file another length.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)
+    }
+}
+
+fn place(at: u64, done: usize) -> io::Result<libc::off_t> {
+    at.checked_add(done as u64)
+        .and_then(|at| libc::off_t::try_from(at).ok())
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// An interrupted call is made again; every other error is one.
+fn interrupted() -> io::Result<()> {
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_testkit::Rng;
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+    /// A file that takes whole blocks only, as with O_DIRECT, holds what one through the page cache
+    /// does.
+    #[test]
+    fn c03_any_range_of_an_image_is_read_and_written_in_blocks() {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let path = dir.path().join("file");
+        let mut model: Vec<u8> = (0..100_000).map(|at| (at % 251) as u8).collect();
+        std::fs::write(&path, &model).unwrap();
+        model.resize(1 << 17, 0);
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 17).unwrap();
+        let mut options = File::options();
+        let direct = options.read(true).write(true).custom_flags(libc::O_DIRECT).open(&path);
+        let direct =
+            direct.ok().filter(|file| file.read_at(&mut Aligned::new(4096, 4096), 0).is_ok());
+        let file = direct.unwrap_or_else(|| {
+            // The same code, where no file system refuses what is not aligned.
+            options.custom_flags(0).open(&path).unwrap()
+        });
+        let file = BlockFile::new(Arc::new(file), 4096);
+        let mut rng = Rng::for_test("any_range_of_an_image");
+        for round in 0..400_u32 {
+            let at = usize::try_from(rng.below(1 << 17)).unwrap();
+            let len = usize::try_from(rng.below(20_000)).unwrap().min((1 << 17) - at);
+            if round % 2 == 0 && len > 0 {
+                let bytes = vec![round.to_le_bytes()[0]; len];
+                model[at..at + len].copy_from_slice(&bytes);
+                file.write_at(&bytes, at as u64).unwrap();
+            }
+            let mut found = vec![0xee; len + 3];
+            let read = file.read_at(&mut found, at as u64).unwrap();
+            let there = (len + 3).min((1 << 17) - at);
+            assert_eq!(read, there);
+            assert!(found[..read] == model[at..at + there], "{at} {len}");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! An image that is served: its table, its files, its thread.
+
+use crate::base::{Base, Bases};
+use crate::header::autoclear;
+use crate::layer::{Layer, LayerFormat};
+use crate::layers::Layers;
+use crate::layout::Shape;
+use crate::map::Map;
+use crate::port::{Port, line};
+use crate::refcounts::Refcounts;
+use crate::table::{Place, Table};
+use crate::thread::{Mailbox, Work};
+use crate::writer::Writer;
+use ringway_core::ByteRange;
+use std::fs::File;
+use std::io;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How an image is to be served.
+#[derive(Clone, Copy, Debug)]
+pub struct Use {
+    /// Nothing is changed.
+    pub read_only: bool,
+    /// The top's file can grow: it is no device.
+    pub grows: bool,
+    /// What has to be durable first is made so. Without it a power cut may leave an image that is
+    /// beyond use.
+    pub barriers: bool,
+}
+
+/// An image, shared by all queues that serve it.
+///
+/// # Example
+///
+/// ```no_run
+/// use ringway_image::{Image, Layer, LayerFormat, Place, Use};
+/// # fn layers() -> Vec<Layer> { Vec::new() }
+/// let way = Use { read_only: false, grows: true, barriers: true };
+/// let image = Image::open(layers(), way)?;
+/// let range = ringway_core::ByteRange::new(65536, 4096).ok_or("beyond 64 bits")?;
+/// match image.place(range, false) {
+///     Place::Direct { file, offset, len } => println!("{len} bytes at {offset} of file {file}"),
+///     Place::Zero { len } => println!("{len} zeroes"),
+///     Place::Ask { len } => println!("{len} bytes that Image::port leads to"),
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Image {
+    table: Arc<Table>,
+    files: Vec<Arc<File>>,
+    base: Option<Arc<Base>>,
+    /// Which of the files holds the top's data; 0 is the top itself.
+    data: u8,
+    size: AtomicU64,
+    cluster: u64,
+    zeroes_clusters: bool,
+    chain: Vec<Layer>,
+    /// What the top's header says by now.
+    shape: Mutex<Shape>,
+    way: Use,
+    mailbox: Arc<Mailbox>,
+    thread: Mutex<Thread>,
+}
+
+/// What the tables of an image take, as far as they are loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageMemory {
+    /// Of the image itself, in bytes.
+    pub own_bytes: u64,
+    /// Of what it is based on, in bytes.
+    pub base_bytes: u64,
+    /// How many images share that, this one among them.
+    pub base_images: usize,
+}
+
+/// The image's thread.
+#[derive(Debug)]
+enum Thread {
+    /// It starts with the first queue, by which time its process is in its sandbox.
+    Waits(Box<Work>),
+    Runs(JoinHandle<()>),
+    Over,
+}
+
+impl Image {
+    /// Reads what is needed to begin with. The first layer is the top, which is qcow2, and whose
+    /// header has been judged.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with the metadata.
+    pub fn open(chain: Vec<Layer>, way: Use) -> io::Result<Self> {
+        Self::open_beside(chain, way, &Bases::default(), 1)
+    }
+
+    /// As [`Image::open`]; what it is based on is shared with other images that are based on the same.
+    /// Files that are open for direct I/O take multiples of `unit` bytes only, a power of two.
+    ///
+    /// # Errors
+    /// As [`Image::open`].
+    pub fn open_beside(chain: Vec<Layer>, way: Use, bases: &Bases, unit: u32) -> io::Result<Self> {
+        let grows = way.grows;
+        let top = chain.first().cloned();
+        let mut layers = Layers::open(chain, bases, unit)?;
+        // What is shared is not held a second time.
+        let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
+        let chain = top.into_iter().chain(shared).collect();
+        let mut writer = None;
+        if !way.read_only {
+            let end = whole_clusters(&mut layers, grows)?;
+            whole_data_file(&mut layers)?;
+            let kept = if layers.has_data_file() { autoclear::RAW_DATA } else { 0 };
+            let tables = layers.top();
+            let kept = tables.shape.autoclear & kept;
+            if tables.shape.autoclear != kept {
+                // autoclear_features: what others keep beside the data is true no more.
+                tables.file.write_at(&kept.to_be_bytes(), 88)?;
+                tables.shape.autoclear = kept;
+            }
+            let used: Vec<u64> = tables.l2_offsets().collect();
+            let (file, shape) = (tables.file.clone(), tables.shape);
+            let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
+            refcounts.barriers = way.barriers;
+            writer = Some(Writer::new(refcounts));
+        }
+        let mut map = Map::new(layers, way.read_only)?;
+        let shape = map.layers.top().shape;
+        Ok(Self {
+            table: Arc::clone(&map.table),
+            files: map.layers.files.clone(),
+            base: map.layers.base.clone(),
+            data: map.layers.data,
+            size: AtomicU64::new(shape.size),
+            cluster: shape.cluster(),
+            zeroes_clusters: map.zeroes_clusters(),
+            chain,
+            shape: Mutex::new(shape),
+            way,
+            mailbox: Arc::default(),
+            thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
+        })
+    }
+
+    /// Bytes of the disk.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size.load(SeqCst)
+    }
+
+    /// Makes the disk larger: it has `size` bytes when this returns, durably, and what was added reads as
+    /// zeroes. Waits for the image's thread.
+    ///
+    /// # Errors
+    /// What the host says, or why it cannot be so large; the disk is as it was then.
+    pub fn grow(&self, size: u64) -> io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let (result, shape) = match &mut *thread {
+            Thread::Waits(work) => work.grow(size),
+            Thread::Runs(handle) => {
+                let (reply, answer) = sync_channel(1);
+                let mut order = self.mailbox.grow.lock().unwrap_or_else(PoisonError::into_inner);
+                *order = Some((size, reply));
+                drop(order);
+                handle.thread().unpark();
+                loop {
+                    match answer.recv_timeout(Duration::from_secs(1)) {
+                        Ok(answer) => break answer,
+                        Err(RecvTimeoutError::Timeout) if !handle.is_finished() => {}
+                        Err(_) => return Err(io::Error::other("its thread has ended")),
+                    }
+                }
+            }
+            Thread::Over => return Err(io::Error::other("its thread could not be started")),
+        };
+        // The L1 table may be elsewhere, even so.
+        *self.shape.lock().unwrap_or_else(PoisonError::into_inner) = shape;
+        result?;
+        self.size.store(size, SeqCst);
+        Ok(())
+    }
+
+    /// The file with the top's data, if that is another one than that of its tables, and its number among
+    /// [`Image::files`]. A flush has to make it durable, too.
+    #[inline]
+    #[must_use]
+    pub fn data_file(&self) -> Option<(u8, &Arc<File>)> {
+        (self.data != 0).then(|| (self.data, &self.files[usize::from(self.data)]))
+    }
+
+    /// Bytes of a cluster.
+    #[must_use]
+    pub fn cluster(&self) -> u64 {
+        self.cluster
+    }
+
+    /// True if whole clusters can be made to read as zeroes without writing them.
+    #[must_use]
+    pub fn zeroes_clusters(&self) -> bool {
+        self.zeroes_clusters
+    }
+
+    /// How it is served.
+    #[must_use]
+    pub fn way(&self) -> Use {
+        self.way
+    }
+
+    /// The files that it is made of, top first, as they were opened.
+    #[must_use]
+    pub fn layers(&self) -> &[Layer] {
+        &self.chain
+    }
+
+    /// The files that it is made of, top first, for an image that is to be based on it. Nothing may
+    /// be in flight.
+    ///
+    /// # Errors
+    /// What the host says to the question of how long the top is by now.
+    pub fn chain(&self) -> io::Result<Vec<Layer>> {
+        let mut chain = self.chain.clone();
+        if let Some(top) = chain.first_mut() {
+            if self.way.grows {
+                top.file_bytes = top.file.metadata()?.len();
+            }
+            if let LayerFormat::Qcow2 { shape, .. } = &mut top.format {
+                *shape = *self.shape.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        Ok(chain)
+    }
+
+    /// What its tables take.
+    #[must_use]
+    pub fn memory(&self) -> ImageMemory {
+        let base = self.base.as_ref();
+        ImageMemory {
+            own_bytes: self.table.loaded(),
+            base_bytes: base.map_or(0, |base| base.table.loaded()),
+            // An image and the layers of its thread have it each.
+            base_images: base.map_or(0, |base| Arc::strong_count(base) / 2),
+        }
+    }
+
+    /// The files that [`Place::Direct`] names, the top first.
+    #[must_use]
+    pub fn files(&self) -> &[Arc<File>] {
+        &self.files
+    }
+
+    /// Where the beginning of `range` is, which lies within the disk and is not empty.
+    #[inline]
+    #[must_use]
+    pub fn place(&self, range: ByteRange, write: bool) -> Place {
+        self.table.place(range, write)
+    }
+
+    /// True if a sync of its thread has failed: what it holds is unknown, and flushes must fail.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.mailbox.failed.load(SeqCst)
+    }
+
+    /// A line to the image's thread for a queue of `depth` requests. Starts the thread, if it is the
+    /// first.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn port(&self, depth: u16) -> io::Result<Port> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        *thread = match std::mem::replace(&mut *thread, Thread::Over) {
+            Thread::Waits(work) => {
+                let mailbox = Arc::clone(&self.mailbox);
+                let named = std::thread::Builder::new().name("image".into());
+                Thread::Runs(named.spawn(move || work.run(&mailbox))?)
+            }
+            other => other,
+        };
+        let Thread::Runs(handle) = &*thread else {
+            return Err(io::Error::other("its thread could not be started"));
+        };
+        let (port, far) = line(depth, handle.thread().clone())?;
+        self.mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner).push(far);
+        handle.thread().unpark();
+        Ok(port)
+    }
+}
+
+impl Drop for Image {
+    /// Clusters that were taken ahead are given back.
+    fn drop(&mut self) {
+        self.mailbox.ends.store(true, SeqCst);
+        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Thread::Runs(handle) = std::mem::replace(thread, Thread::Over) {
+            handle.thread().unpark();
+            // One that has panicked has said so.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// A data file is as long as the disk: what was never written is a hole.
+fn whole_data_file(layers: &mut Layers) -> io::Result<()> {
+    let shape = layers.top().shape;
+    if !layers.has_data_file() {
+        return Ok(());
+    }
+    if shape.autoclear & autoclear::RAW_DATA != 0 && layers.has_backing() {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "its data file is to be a raw image of it (data_file_raw), but it is based on another one: \
+             serve it read-only, or `qemu-img amend -o data_file_raw=off`",
+        ));
+    }
+    let end = layers.data_end();
+    if end < shape.size {
+        layers.data().set_len(shape.size).map_err(|error| {
+            let text = format!("its data file has {end} bytes, not {}: {error}", shape.size);
+            io::Error::new(error.kind(), text)
+        })?;
+        layers.set_data_end(shape.size);
+    }
+    Ok(())
+}
+
+/// The last cluster of a file may lack its end, which reads as zeroes: now it is there. Bytes of the
+/// file.
+fn whole_clusters(layers: &mut Layers, grows: bool) -> io::Result<u64> {
+    let mut end = layers.top_end();
+    let tables = layers.top();
+    let whole = end.next_multiple_of(tables.shape.cluster());
+    if grows && whole > end {
+        tables.file.set_len(whole)?;
+        end = whole;
+        layers.set_top_end(end);
+    }
+    Ok(end)
+}

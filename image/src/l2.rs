@@ -1,0 +1,142 @@
+//! The two levels of tables of one qcow2 file.
+
+use crate::file::BlockFile;
+use crate::kept::Kept;
+use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
+use std::io;
+
+/// So much memory for L2 tables of one file, in bytes, or two of them.
+const CACHE: u64 = 1 << 20;
+
+/// The most entries of an L1 table: QEMU makes no longer ones.
+const L1_MAX: u64 = 4 << 20;
+
+/// The tables of a file: L1 in memory, L2 tables as they are needed. What is written goes to the
+/// file at once.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) file: BlockFile,
+    pub(crate) shape: Shape,
+    l1: Vec<u64>,
+    /// L2 tables, by their place in L1.
+    kept: Kept<Box<[u64]>>,
+}
+
+impl Tables {
+    /// Reads the L1 table.
+    ///
+    /// # Errors
+    /// What reading says.
+    pub(crate) fn open(file: BlockFile, shape: Shape) -> io::Result<Self> {
+        let needed = shape.size.div_ceil(shape.cluster()).div_ceil(1 << shape.l2_bits());
+        if needed > u64::from(shape.l1_entries) {
+            return Err(io::Error::other("its L1 table is shorter than its disk"));
+        }
+        if needed > L1_MAX {
+            return Err(io::Error::other(format!("an L1 table of more than {L1_MAX} entries")));
+        }
+        let needed = usize::try_from(needed).map_err(io::Error::other)?;
+        let mut bytes = vec![0; 8 * needed];
+        file.read_or_zero(&mut bytes, shape.l1_offset)?;
+        Ok(Self {
+            file,
+            shape,
+            l1: words(&bytes).collect(),
+            kept: Kept::new(CACHE, shape.cluster()),
+        })
+    }
+
+    /// Where the L2 tables are that it has, in bytes.
+    pub(crate) fn l2_offsets(&self) -> impl Iterator<Item = u64> {
+        self.l1.iter().map(|word| word & OFFSET).filter(|&offset| offset != 0)
+    }
+
+    /// What the L1 table says.
+    pub(crate) fn l1(&self, index: usize) -> u64 {
+        self.l1[index]
+    }
+
+    /// Changes an L1 entry in memory; [`Tables::write_l1`] makes it so in the file.
+    pub(crate) fn set_l1(&mut self, index: usize, word: u64) {
+        self.l1[index] = word;
+    }
+
+    pub(crate) fn write_l1(&self, index: usize) -> io::Result<()> {
+        let at = self.shape.l1_offset + 8 * index as u64;
+        self.file.write_at(&self.l1[index].to_be_bytes(), at)
+    }
+
+    /// Entries of the L1 table that are in memory: as many as the disk needs, or more.
+    pub(crate) fn l1_len(&self) -> usize {
+        self.l1.len()
+    }
+
+    /// The L1 table is elsewhere from now on, or longer by entries that are zero.
+    pub(crate) fn set_l1_table(&mut self, offset: u64, entries: u32) {
+        (self.shape.l1_offset, self.shape.l1_entries) = (offset, entries);
+        self.l1.resize(self.l1.len().max(entries as usize), 0);
+    }
+
+    /// The bytes of an L1 table of so many entries, those that there are not yet zero.
+    pub(crate) fn l1_bytes(&self, entries: usize) -> Vec<u8> {
+        let words = self.l1.iter().copied().chain(std::iter::repeat(0)).take(entries);
+        words.flat_map(u64::to_be_bytes).collect()
+    }
+
+    /// The L2 entry of a cluster of the disk.
+    pub(crate) fn word(&mut self, cluster: u64) -> io::Result<u64> {
+        let (index, within) = self.shape.split(cluster);
+        Ok(self.table(index)?.map_or(0, |table| table[within]))
+    }
+
+    /// What it says.
+    pub(crate) fn entry(&mut self, cluster: u64) -> io::Result<Entry> {
+        let word = self.word(cluster)?;
+        self.shape.entry(word)
+    }
+
+    /// An L2 table, if there is one.
+    pub(crate) fn table(&mut self, index: usize) -> io::Result<Option<&mut [u64]>> {
+        let offset = self.l1[index] & OFFSET;
+        if offset == 0 {
+            return Ok(None);
+        }
+        if self.kept.peek(index).is_none() {
+            if !offset.is_multiple_of(self.shape.cluster()) {
+                return Err(corrupt());
+            }
+            let mut bytes = vec![0; 1 << self.shape.cluster_bits];
+            self.file.read_or_zero(&mut bytes, offset)?;
+            self.keep(index, words(&bytes).collect());
+        }
+        Ok(self.kept.get(index).map(|table| &mut table[..]))
+    }
+
+    /// Keeps a table in memory.
+    pub(crate) fn keep(&mut self, index: usize, table: Box<[u64]>) {
+        self.kept.keep(index, table);
+    }
+
+    /// Forgets what is in memory of a table.
+    pub(crate) fn forget(&mut self, index: usize) {
+        self.kept.forget(index);
+    }
+
+    /// Writes entries of neighbouring clusters, all of one table, which is there and this file's
+    /// alone.
+    pub(crate) fn write(&mut self, first: u64, entries: &[u64]) -> io::Result<()> {
+        let (index, within) = self.shape.split(first);
+        let l1 = self.l1[index];
+        debug_assert!(l1 & COPIED != 0, "a shared table is copied first");
+        let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
+        let written = self.file.write_at(&bytes, (l1 & OFFSET) + 8 * within as u64);
+        if written.is_err() {
+            // Some of them may have been.
+            self.forget(index);
+            return written;
+        }
+        let table = self.table(index)?.ok_or_else(corrupt)?;
+        table[within..within + entries.len()].copy_from_slice(entries);
+        Ok(())
+    }
+}

@@ -1,0 +1,184 @@
+//! One file of a chain, and what each place of its disk is.
+
+use crate::chain::{Chain, ImageFile};
+use crate::decompress::Packed;
+use crate::file::BlockFile;
+use crate::l2::Tables;
+use crate::layout::{Entry, Shape};
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::sync::Arc;
+
+/// One file of a chain, as it is opened.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    /// The file, not open for direct I/O.
+    pub file: Arc<File>,
+    /// Bytes of the file, or of the device.
+    pub file_bytes: u64,
+    /// Its format.
+    pub format: LayerFormat,
+}
+
+/// How a file holds its disk.
+#[derive(Clone, Debug)]
+pub enum LayerFormat {
+    /// As it is.
+    Raw,
+    /// By tables.
+    Qcow2 {
+        /// What its header says.
+        shape: Shape,
+        /// Where its data are, if they are in another file, and that file's bytes.
+        data: Option<(Arc<File>, u64)>,
+    },
+}
+
+impl Layer {
+    /// The files of a chain, top first. Backing files cannot be longer than they are now.
+    ///
+    /// # Errors
+    /// What the host says to the question of their sizes.
+    pub fn of_chain(chain: Chain) -> io::Result<Vec<Self>> {
+        let bytes = |mut file: &File| file.seek(SeekFrom::End(0));
+        let layer = |image: ImageFile| {
+            let format = match &image.header {
+                None => LayerFormat::Raw,
+                Some(header) => LayerFormat::Qcow2 {
+                    shape: Shape::from(header),
+                    data: match image.data_file {
+                        None => None,
+                        Some(data) => {
+                            let end = bytes(&data.file)?;
+                            Some((Arc::new(data.file), end))
+                        }
+                    },
+                },
+            };
+            let file_bytes = bytes(&image.file)?;
+            Ok(Self { file: Arc::new(image.file), file_bytes, format })
+        };
+        chain.files.into_iter().map(layer).collect()
+    }
+}
+
+/// Where a piece of a disk is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    Zero,
+    /// In a file, at an offset.
+    Data {
+        file: u8,
+        offset: u64,
+    },
+    /// In a compressed cluster, at an offset in it.
+    Packed(Packed, usize),
+}
+
+impl Found {
+    /// The same, as an image says it that is based on it.
+    pub(crate) fn above(self) -> Self {
+        match self {
+            Self::Zero => Self::Zero,
+            Self::Data { file, offset } => Self::Data { file: file + 1, offset },
+            Self::Packed(packed, within) => {
+                Self::Packed(Packed { file: packed.file + 1, ..packed }, within)
+            }
+        }
+    }
+}
+
+/// One file of a chain.
+#[derive(Debug)]
+pub(crate) struct Open {
+    /// Bytes of its disk.
+    pub(crate) bytes: u64,
+    /// Where its data are, among the files.
+    file: u8,
+    /// Bytes of that file; nothing of it lies behind.
+    pub(crate) end: u64,
+    /// None: raw.
+    pub(crate) tables: Option<Tables>,
+}
+
+impl Open {
+    /// Reads what is needed to begin with. Also gives the file with its data, which is number `file`. All
+    /// I/O is in multiples of `unit` bytes.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with it.
+    pub(crate) fn new(layer: Layer, file: u8, unit: u32) -> io::Result<(Self, Arc<File>)> {
+        let (mut data, mut end) = (Arc::clone(&layer.file), layer.file_bytes);
+        let (bytes, tables) = match layer.format {
+            LayerFormat::Raw => (end, None),
+            LayerFormat::Qcow2 { shape, data: other } => {
+                if let Some(other) = other {
+                    (data, end) = other;
+                }
+                (shape.size, Some(Tables::open(BlockFile::new(layer.file, unit), shape)?))
+            }
+        };
+        Ok((Self { bytes, file, end, tables }, data))
+    }
+
+    /// Where the beginning of a range is, of which `len` becomes what is known; `None` if it is where
+    /// the file below says.
+    pub(crate) fn find(&mut self, at: u64, len: &mut u64) -> io::Result<Option<Found>> {
+        if at >= self.bytes {
+            // Also where a layer below is longer.
+            return Ok(Some(Found::Zero));
+        }
+        *len = (*len).min(self.bytes - at);
+        let Some(tables) = &mut self.tables else {
+            return Ok(Some(Found::Data { file: self.file, offset: at }));
+        };
+        let (size, zstd) = (tables.shape.cluster(), tables.shape.zstd);
+        let within = at % size;
+        *len = (*len).min(size - within);
+        Ok(match tables.entry(at / size)? {
+            Entry::Unallocated => None,
+            Entry::Zero { .. } => Some(Found::Zero),
+            Entry::Data { host, .. } => {
+                Some(Found::Data { file: self.file, offset: host + within })
+            }
+            Entry::Compressed { host, bytes } => {
+                // Within one cluster of at most 2 MiB.
+                #[allow(clippy::cast_possible_truncation)]
+                let (cluster, within) = (size as usize, within as usize);
+                Some(Found::Packed(Packed { file: self.file, host, bytes, cluster, zstd }, within))
+            }
+        })
+    }
+}
+
+/// A range in one piece: zeroes, or wholly within one file. `find` says where the beginning of a range
+/// is, `end` how many bytes a file has.
+pub(crate) fn piece(
+    mut find: impl FnMut(u64, u64) -> io::Result<(Found, u64)>,
+    end: impl Fn(u8) -> u64,
+    at: u64,
+    len: u64,
+) -> io::Result<Option<Found>> {
+    let (first, mut known) = find(at, len)?;
+    while known < len {
+        let (next, more) = find(at + known, len - known)?;
+        let continues = match (first, next) {
+            (Found::Zero, Found::Zero) => true,
+            (
+                Found::Data { file, offset },
+                Found::Data { file: next_file, offset: next_offset },
+            ) => file == next_file && offset + known == next_offset,
+            _ => false,
+        };
+        if !continues {
+            return Ok(None);
+        }
+        known += more;
+    }
+    Ok(match first {
+        // What lies behind the end of a file reads as zeroes, which an operation would not.
+        Found::Data { file, offset } if end(file) < offset.saturating_add(len) => None,
+        Found::Packed(..) => None,
+        first => Some(first),
+    })
+}

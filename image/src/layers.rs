@@ -1,0 +1,176 @@
+//! The files of a disk, top first, and what each place of the disk is in them.
+
+use crate::base::{Base, Bases};
+use crate::decompress::Decompressor;
+use crate::file::BlockFile;
+use crate::l2::Tables;
+use crate::layer::{Found, Layer, LayerFormat, Open, piece};
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// The most files: what a word of the table can name.
+pub(crate) const FILES_MAX: usize = 250;
+
+/// Where the beginning of a range is, and how many bytes of it.
+fn find(top: &mut Open, base: Option<&Base>, at: u64, len: u64) -> io::Result<(Found, u64)> {
+    let mut len = len;
+    match (top.find(at, &mut len)?, base) {
+        (Some(found), _) => Ok((found, len)),
+        (None, Some(base)) => base.find(at, len),
+        (None, None) => Ok((Found::Zero, len)),
+    }
+}
+
+/// The files of a disk.
+#[derive(Debug)]
+pub(crate) struct Layers {
+    top: Open,
+    pub(crate) base: Option<Arc<Base>>,
+    /// The top's own file, those that hold the base's data, and the top's data file if it has one.
+    pub(crate) files: Vec<Arc<File>>,
+    blocks: Vec<BlockFile>,
+    /// Which of them holds the top's data: 0, or the last.
+    pub(crate) data: u8,
+    /// Bytes of the top's own file, if its data are in another.
+    own_end: u64,
+    /// What I/O is a multiple of, in bytes.
+    pub(crate) unit: u32,
+    decompressor: Decompressor,
+}
+
+impl Layers {
+    /// Reads what is needed to begin with. The first is qcow2. All I/O is in multiples of `unit` bytes.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with a file.
+    pub(crate) fn open(mut chain: Vec<Layer>, bases: &Bases, unit: u32) -> io::Result<Self> {
+        if chain.len() > FILES_MAX {
+            return Err(io::Error::other(format!("a chain of more than {FILES_MAX} files")));
+        }
+        let below = chain.split_off(chain.len().min(1));
+        let first = chain.pop();
+        let Some(first @ Layer { format: LayerFormat::Qcow2 { shape, .. }, .. }) = &first else {
+            return Err(io::Error::other("the top of a chain must be qcow2"));
+        };
+        let base = bases.open(below, shape.cluster_bits, unit)?;
+        let others = base.iter().flat_map(|base| base.files.iter().cloned());
+        let mut files: Vec<_> = std::iter::once(Arc::clone(&first.file)).chain(others).collect();
+        let apart = matches!(first.format, LayerFormat::Qcow2 { data: Some(_), .. });
+        let data = if apart { u8::try_from(files.len()).map_err(io::Error::other)? } else { 0 };
+        let (top, data_file) = Open::new(first.clone(), data, unit)?;
+        files.extend(apart.then_some(data_file));
+        let blocks = files.iter().map(|file| BlockFile::new(Arc::clone(file), unit)).collect();
+        let (own_end, decompressor) = (first.file_bytes, Decompressor::default());
+        Ok(Self { top, base, files, blocks, data, own_end, unit, decompressor })
+    }
+
+    /// True if there is another file below the top.
+    pub(crate) fn has_backing(&self) -> bool {
+        self.base.is_some()
+    }
+
+    /// The tables of the top.
+    pub(crate) fn top(&mut self) -> &mut Tables {
+        self.top.tables.as_mut().expect("the top is qcow2")
+    }
+
+    /// True if the top's data are in another file than its tables. There they lie where they do on the
+    /// disk.
+    pub(crate) fn has_data_file(&self) -> bool {
+        self.data != 0
+    }
+
+    /// The file with the top's data.
+    pub(crate) fn data(&self) -> &BlockFile {
+        &self.blocks[usize::from(self.data)]
+    }
+
+    /// Bytes of that file.
+    pub(crate) fn data_end(&self) -> u64 {
+        self.top.end
+    }
+
+    /// The top's data file has so many bytes now.
+    pub(crate) fn set_data_end(&mut self, end: u64) {
+        self.top.end = end;
+    }
+
+    /// Bytes of the top's own file.
+    pub(crate) fn top_end(&self) -> u64 {
+        if self.has_data_file() { self.own_end } else { self.top.end }
+    }
+
+    /// The top's own file has so many bytes now.
+    pub(crate) fn set_top_end(&mut self, end: u64) {
+        match self.has_data_file() {
+            true => self.own_end = end,
+            false => self.top.end = end,
+        }
+    }
+
+    /// The disk has so many bytes from now on, for which its L1 table is long enough.
+    pub(crate) fn set_size(&mut self, bytes: u64) {
+        self.top.bytes = bytes;
+        self.top().shape.size = bytes;
+    }
+
+    /// Bytes of what it is based on.
+    pub(crate) fn base_bytes(&self) -> u64 {
+        self.base.as_ref().map_or(0, |base| base.bytes())
+    }
+
+    /// Where the beginning of a range is, and how many bytes of it.
+    pub(crate) fn find(&mut self, at: u64, len: u64) -> io::Result<(Found, u64)> {
+        find(&mut self.top, self.base.as_deref(), at, len)
+    }
+
+    /// A range in one piece: zeroes, or wholly within one file.
+    pub(crate) fn piece(&mut self, at: u64, len: u64) -> io::Result<Option<Found>> {
+        let (top, base) = (&mut self.top, self.base.as_deref());
+        let (data, data_end) = (self.data, top.end);
+        let end = |file| match base {
+            _ if file == data => data_end,
+            Some(base) => base.end(file),
+            None => 0,
+        };
+        piece(|at, len| find(top, base, at, len), end, at, len)
+    }
+
+    /// True if a range reads as zeroes because nothing holds it.
+    pub(crate) fn is_zero(&mut self, at: u64, len: u64) -> io::Result<bool> {
+        let mut known = 0;
+        while known < len {
+            match self.find(at + known, len - known)? {
+                (Found::Zero, more) => known += more,
+                _ => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads a range.
+    pub(crate) fn read(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let rest = (buffer.len() - done) as u64;
+            let (found, len) = self.find(at + done as u64, rest)?;
+            // Not more than the buffer has.
+            #[allow(clippy::cast_possible_truncation)]
+            let into = &mut buffer[done..done + len as usize];
+            match found {
+                Found::Zero => into.fill(0),
+                Found::Data { file, offset } => {
+                    self.blocks[usize::from(file)].read_or_zero(into, offset)?;
+                }
+                Found::Packed(packed, within) => {
+                    let file = &self.blocks[usize::from(packed.file)];
+                    let cluster = self.decompressor.cluster(file, packed)?;
+                    into.copy_from_slice(&cluster[within..within + into.len()]);
+                }
+            }
+            done += into.len();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! What words of qcow2 metadata mean (QEMU docs/interop/qcow2.txt).
+
+use crate::header::{Compression, Header};
+use std::io;
+
+/// An L1 or L2 entry whose table or cluster has no other owner, so that it can be changed in place.
+pub(crate) const COPIED: u64 = 1 << 63;
+/// An L2 entry of compressed data.
+pub(crate) const COMPRESSED: u64 = 1 << 62;
+/// An L2 entry whose cluster reads as zeroes, since version 3.
+pub(crate) const ZERO: u64 = 1;
+/// Where the offset is in entries of L1, L2 and refcount tables.
+pub(crate) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// The facts of a header that mapping needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// 2 or 3.
+    pub version: u32,
+    /// Bytes of the disk.
+    pub size: u64,
+    /// A cluster has 2 to the power of this bytes; 9 to 21.
+    pub cluster_bits: u32,
+    /// Where the active L1 table is, in bytes.
+    pub l1_offset: u64,
+    /// Its entries.
+    pub l1_entries: u32,
+    /// Where the refcount table is, in bytes.
+    pub refcount_table_offset: u64,
+    /// Its clusters.
+    pub refcount_table_clusters: u32,
+    /// A refcount has 2 to the power of this bits; 0 to 6.
+    pub refcount_order: u32,
+    /// Compressed with zstd, not zlib.
+    pub zstd: bool,
+    /// Autoclear features: cleared before anything is written.
+    pub autoclear: u64,
+}
+
+impl From<&Header> for Shape {
+    fn from(header: &Header) -> Self {
+        Self {
+            version: header.version,
+            size: header.virtual_size,
+            cluster_bits: header.cluster_bits,
+            l1_offset: header.l1_offset,
+            l1_entries: header.l1_entries,
+            refcount_table_offset: header.refcount_table_offset,
+            refcount_table_clusters: header.refcount_table_clusters,
+            refcount_order: header.refcount_order,
+            zstd: header.compression == Compression::Zstd,
+            autoclear: header.features[2],
+        }
+    }
+}
+
+impl Shape {
+    /// Bytes of a cluster.
+    pub(crate) const fn cluster(&self) -> u64 {
+        1 << self.cluster_bits
+    }
+
+    /// Entries of an L2 table, as a power of two.
+    pub(crate) const fn l2_bits(&self) -> u32 {
+        self.cluster_bits - 3
+    }
+
+    /// Which L2 table a cluster's entry is in, and where in it.
+    pub(crate) fn split(&self, cluster: u64) -> (usize, usize) {
+        let within = cluster & ((1 << self.l2_bits()) - 1);
+        // A cluster within the disk has its L1 entry (`Map::open` checks), so both fit.
+        #[allow(clippy::cast_possible_truncation)]
+        ((cluster >> self.l2_bits()) as usize, within as usize)
+    }
+
+    /// What an L2 entry says.
+    pub(crate) fn entry(&self, word: u64) -> io::Result<Entry> {
+        if word & COMPRESSED != 0 {
+            let bits = 62 - (self.cluster_bits - 8);
+            let host = word & ((1 << bits) - 1);
+            let sectors = (word & !(COMPRESSED | COPIED)) >> bits;
+            return Ok(Entry::Compressed { host, bytes: (sectors + 1) * 512 - host % 512 });
+        }
+        let host = word & OFFSET;
+        if !host.is_multiple_of(self.cluster()) {
+            return Err(corrupt());
+        }
+        let zero = self.version >= 3 && word & ZERO != 0;
+        Ok(match (zero, host) {
+            (true, 0) => Entry::Zero { host: None },
+            (true, host) => Entry::Zero { host: Some(host) },
+            (false, 0) if word & COPIED == 0 => Entry::Unallocated,
+            (false, host) => Entry::Data { host, copied: word & COPIED != 0 },
+        })
+    }
+}
+
+/// What an L2 entry says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// As the backing image has it; zeroes without one.
+    Unallocated,
+    /// Zeroes; a cluster may be kept for it.
+    Zero { host: Option<u64> },
+    /// A cluster of the file, ours alone if `copied`.
+    Data { host: u64, copied: bool },
+    /// Compressed, in at most so many bytes of the file.
+    Compressed { host: u64, bytes: u64 },
+}
+
+/// The metadata make no sense.
+pub(crate) fn corrupt() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+/// Big-endian words of a table.
+pub(crate) fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<8>().0.iter().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape {
+        version: 3,
+        size: 1 << 30,
+        cluster_bits: 16,
+        l1_offset: 0x30000,
+        l1_entries: 2,
+        refcount_table_offset: 0x10000,
+        refcount_table_clusters: 1,
+        refcount_order: 4,
+        zstd: false,
+        autoclear: 0,
+    };
+
+    #[test]
+    fn entries_are_read_as_the_specification_says() {
+        let entry = |word| SHAPE.entry(word).unwrap();
+        assert_eq!(entry(0), Entry::Unallocated);
+        assert_eq!(entry(1), Entry::Zero { host: None });
+        assert_eq!(entry(COPIED | 0x50001), Entry::Zero { host: Some(0x50000) });
+        assert_eq!(entry(COPIED | 0x50000), Entry::Data { host: 0x50000, copied: true });
+        assert_eq!(entry(0x50000), Entry::Data { host: 0x50000, copied: false });
+        // 54 bits of offset: 62 - (16 - 8).
+        let word = COMPRESSED | 3 << 54 | 0x50123;
+        assert_eq!(entry(word), Entry::Compressed { host: 0x50123, bytes: 4 * 512 - 0x123 });
+        assert!(SHAPE.entry(0x50200).is_err(), "not on a cluster");
+        let old = Shape { version: 2, ..SHAPE };
+        assert_eq!(old.entry(0x50001).unwrap(), Entry::Data { host: 0x50000, copied: false });
+        assert_eq!(SHAPE.split((3 << 13) + 7), (3, 7));
+    }
+}

@@ -1,0 +1,68 @@
+//! Image formats: what an image says of itself, and which files it is made of.
+//!
+//! Floor 1a of the house. A [`Header`] is judged before anything else of an image is believed; a
+//! [`Chain`] is an image with those it is based on, each opened within the bounds that its owner has
+//! set. [`NewImage`] writes one, [`check()`] goes through one. Nothing here knows a guest.
+//!
+//! An [`Image`] is one that is served: each cluster of its disk has a word in a table, which says where
+//! it is. Queues look there without a lock ([`Image::place`]), and ask the image's thread for what is
+//! more than a look-up ([`Port`]).
+
+mod aligned;
+mod ask;
+mod base;
+mod beneath;
+mod builder;
+mod chain;
+mod check;
+mod compress;
+mod create;
+mod decompress;
+mod extension;
+mod fields;
+mod file;
+mod format;
+pub mod fuzz_case;
+mod header;
+mod image;
+mod kept;
+mod l2;
+mod layer;
+mod layers;
+mod layout;
+mod locate;
+mod map;
+mod port;
+mod printable;
+mod read_at;
+mod reader;
+mod refcounts;
+mod refused;
+mod snapshot;
+mod table;
+mod thread;
+mod units;
+mod writer;
+
+pub use ask::{Answer, Ask};
+pub use base::Bases;
+pub use builder::{Builder, Filler};
+pub use chain::{
+    CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top,
+};
+pub use check::{CheckOptions, Findings, check, repair_leaks};
+pub use create::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
+pub use extension::Bitmaps;
+pub use format::{Format, UnknownFormat};
+pub use header::{BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX};
+pub use image::{Image, ImageMemory, Use};
+pub use layer::{Layer, LayerFormat};
+pub use layout::Shape;
+pub use locate::Locator;
+pub use port::{Gone, Port};
+pub use printable::printable;
+pub use read_at::ReadAt;
+pub use reader::Reader;
+pub use refused::Refused;
+pub use snapshot::Snapshot;
+pub use table::Place;

@@ -1,0 +1,216 @@
+//! A queue's line to the image's thread.
+//!
+//! ```text
+//! queue                            thread
+//!   ask(part) ──── Ask ──────────▶   loads, allocates, copies, publishes
+//!   bell ◀──────── Answer ────────
+//!   take()
+//!   bell ◀──────── Fence ─────────   clusters are to be used again
+//!   (what was begun before ends) ── Fenced ──▶
+//! ```
+//!
+//! Both ways hold as much as can be on them, so neither side ever waits for the other.
+
+use crate::ask::{Answer, Ask};
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::thread::Thread;
+
+/// What goes to the thread.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Ask(Ask),
+    /// What was in flight at the fence is over.
+    Fenced,
+}
+
+/// What comes back.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Answer(Answer),
+    Fence,
+}
+
+/// The image's thread has died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone;
+
+/// The queue's end.
+#[derive(Debug)]
+pub struct Port {
+    messages: SyncSender<Message>,
+    replies: Receiver<Reply>,
+    bell: Arc<File>,
+    thread: Thread,
+    /// Questions that are not answered.
+    asked: usize,
+    /// Operations in flight that the table led to: those begun since the last fence, and those before.
+    direct: [u32; 2],
+    /// Which of the two counts those that begin now.
+    generation: u8,
+    /// The thread waits for the others to end.
+    fence: bool,
+}
+
+/// The thread's end.
+#[derive(Debug)]
+pub(crate) struct FarEnd {
+    pub(crate) messages: Receiver<Message>,
+    pub(crate) replies: SyncSender<Reply>,
+    pub(crate) bell: Arc<File>,
+    /// A fence is on its way.
+    pub(crate) fencing: bool,
+    /// The queue is to look.
+    pub(crate) rings: bool,
+}
+
+impl FarEnd {
+    /// Says something; the bell has to be rung then.
+    pub(crate) fn say(&mut self, reply: Reply) {
+        // There is room for all that may be under way; a queue that has gone needs nothing.
+        let _ = self.replies.try_send(reply);
+        self.rings = true;
+    }
+
+    /// Rings, if something was said.
+    pub(crate) fn ring(&mut self) {
+        if std::mem::take(&mut self.rings) {
+            // It counts, and cannot be full.
+            let _ = (&*self.bell).write(&1_u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Drop for FarEnd {
+    /// Whoever waits for an answer learns that there will be none.
+    fn drop(&mut self) {
+        self.rings = true;
+        self.ring();
+    }
+}
+
+/// Both ends of a line for a queue of `depth` requests. Allocates.
+///
+/// # Errors
+/// What the host says to another descriptor.
+pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(Port, FarEnd)> {
+    // SAFETY: no memory is involved; the descriptor is new and nobody else's.
+    let bell = unsafe {
+        let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Arc::new(File::from_raw_fd(fd))
+    };
+    let places = usize::from(depth) + 1;
+    let ((messages, asked), (answers, replies)) = (sync_channel(places), sync_channel(places));
+    let far = FarEnd {
+        messages: asked,
+        replies: answers,
+        bell: Arc::clone(&bell),
+        fencing: false,
+        rings: false,
+    };
+    let port = Port {
+        messages,
+        replies,
+        bell,
+        thread,
+        asked: 0,
+        direct: [0; 2],
+        generation: 0,
+        fence: false,
+    };
+    Ok((port, far))
+}
+
+impl Port {
+    /// What rings when there is something to [`Port::take`]: an eventfd that nobody has to read.
+    #[must_use]
+    pub fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// Asks. At most as many questions as the queue has requests may be open.
+    ///
+    /// # Errors
+    /// That nobody will answer.
+    ///
+    /// # Safety
+    /// `ask.memory` is a list of segments that stays as it is, and their memory valid, until the
+    /// answer was taken or the port dropped.
+    pub unsafe fn ask(&mut self, ask: Ask) -> Result<(), Gone> {
+        self.messages.try_send(Message::Ask(ask)).map_err(|_| Gone)?;
+        self.asked += 1;
+        self.thread.unpark();
+        Ok(())
+    }
+
+    /// The next answer, if there is one.
+    ///
+    /// # Errors
+    /// That there will be no more, though some are open.
+    pub fn take(&mut self) -> Result<Option<Answer>, Gone> {
+        loop {
+            match self.replies.try_recv() {
+                Ok(Reply::Answer(answer)) => {
+                    self.asked -= 1;
+                    return Ok(Some(answer));
+                }
+                Ok(Reply::Fence) => {
+                    self.generation ^= 1;
+                    self.fence = true;
+                    self.pass_fence();
+                }
+                Err(TryRecvError::Disconnected) if self.asked > 0 => {
+                    self.asked = 0;
+                    return Err(Gone);
+                }
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// An operation begins where the table led to. Gives what [`Port::ended`] has to be told.
+    #[inline]
+    pub fn began(&mut self) -> u8 {
+        self.direct[usize::from(self.generation)] += 1;
+        self.generation
+    }
+
+    /// It is over.
+    #[inline]
+    pub fn ended(&mut self, generation: u8) {
+        self.direct[usize::from(generation)] -= 1;
+        if self.fence {
+            self.pass_fence();
+        }
+    }
+
+    #[cold]
+    fn pass_fence(&mut self) {
+        if self.direct[usize::from(self.generation ^ 1)] == 0 {
+            self.fence = false;
+            // There is room for it beside all questions.
+            let _ = self.messages.try_send(Message::Fenced);
+            self.thread.unpark();
+        }
+    }
+}
+
+impl Drop for Port {
+    /// Waits until nobody uses memory of a question any more.
+    fn drop(&mut self) {
+        while self.asked > 0 {
+            match self.replies.recv() {
+                Ok(Reply::Answer(_)) => self.asked -= 1,
+                Ok(Reply::Fence) => {}
+                Err(_) => break,
+            }
+        }
+        self.thread.unpark();
+    }
+}

@@ -1,0 +1,127 @@
+//! Reading all of a disk, without serving it: where its data are, and what they are.
+
+use crate::base::Bases;
+use crate::layer::{Found, Layer};
+use crate::layers::Layers;
+use rustix::fs::{SeekFrom, seek};
+use std::io;
+
+/// What a place of a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Data,
+    Zero,
+}
+
+/// A range of a file of which it is known whether it is data or a hole.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    file: u8,
+    kind: Kind,
+    start: u64,
+    end: u64,
+}
+
+/// Reads a disk of a chain whose first file is qcow2, for tools. Nothing is written, nothing is started.
+#[derive(Debug)]
+pub struct Reader {
+    layers: Layers,
+    size: u64,
+    /// What was asked last of a file.
+    known: Option<Known>,
+}
+
+impl Reader {
+    /// Reads what is needed to begin with. The first layer is the top, which is qcow2, and whose
+    /// header has been judged.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with the metadata.
+    pub fn open(chain: Vec<Layer>) -> io::Result<Self> {
+        let mut layers = Layers::open(chain, &Bases::default(), 1)?;
+        let size = layers.top().shape.size;
+        Ok(Self { layers, size, known: None })
+    }
+
+    /// Bytes of the disk.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Fills `buffer` with what is at `at`.
+    ///
+    /// # Errors
+    /// What the host says, or EIO where the metadata make no sense.
+    pub fn read(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.layers.read(at, buffer)
+    }
+
+    /// The first byte from `at` on that may be something else than zero; `None` if there is none. As
+    /// lseek(2) with SEEK_DATA, holes of the files included.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub fn next_data(&mut self, at: u64) -> io::Result<Option<u64>> {
+        let at = self.end_of(Kind::Zero, at)?;
+        Ok((at < self.size).then_some(at))
+    }
+
+    /// The first byte from `at` on that is known to be zero, or the end of the disk. As lseek(2) with
+    /// SEEK_HOLE.
+    ///
+    /// # Errors
+    /// As [`Reader::read`].
+    pub fn next_hole(&mut self, at: u64) -> io::Result<u64> {
+        self.end_of(Kind::Data, at)
+    }
+
+    fn end_of(&mut self, kind: Kind, mut at: u64) -> io::Result<u64> {
+        while at < self.size {
+            let (found, len) = self.look(at)?;
+            if found != kind {
+                break;
+            }
+            at += len;
+        }
+        Ok(at.min(self.size))
+    }
+
+    /// What begins at a place, and at least how far it goes.
+    fn look(&mut self, at: u64) -> io::Result<(Kind, u64)> {
+        let (found, len) = self.layers.find(at, self.size - at)?;
+        let (file, offset) = match found {
+            Found::Zero => return Ok((Kind::Zero, len)),
+            Found::Packed(..) => return Ok((Kind::Data, len)),
+            Found::Data { file, offset } => (file, offset),
+        };
+        let known = match self.known {
+            Some(known) if known.file == file && (known.start..known.end).contains(&offset) => {
+                known
+            }
+            _ => self.ask(file, offset)?,
+        };
+        Ok((known.kind, len.min(known.end - offset)))
+    }
+
+    /// Asks a file whether it has a hole there. One that cannot tell has none.
+    fn ask(&mut self, file: u8, offset: u64) -> io::Result<Known> {
+        let from = &self.layers.files[usize::from(file)];
+        let known = |kind, end| Known { file, kind, start: offset, end };
+        let known = match seek(from, SeekFrom::Data(offset)) {
+            Ok(data) if data > offset => known(Kind::Zero, data),
+            Ok(_) => {
+                let hole = seek(from, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
+                known(Kind::Data, hole.max(offset + 1))
+            }
+            // Nothing but a hole, or the end: what lies behind it reads as zeroes.
+            Err(rustix::io::Errno::NXIO) => known(Kind::Zero, u64::MAX),
+            Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
+                known(Kind::Data, u64::MAX)
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.known = Some(known);
+        Ok(known)
+    }
+}

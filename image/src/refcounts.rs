@@ -1,0 +1,421 @@
+//! Refcounts: which clusters of a file are in use, and how often.
+//!
+//! What is counted here is in the file at once. What has to be durable before something else is, is
+//! said by each function.
+
+use crate::file::BlockFile;
+use crate::kept::Kept;
+use crate::layout::{OFFSET, Shape, corrupt, words};
+use std::collections::HashSet;
+use std::io;
+
+/// So much memory for refcount blocks, in bytes, or two of them.
+const CACHE: u64 = 1 << 20;
+
+/// The most entries of a refcount table: QEMU makes none of more than 8 MiB.
+const TABLE_MAX: u64 = 1 << 20;
+
+/// The refcounts of a file.
+#[derive(Debug)]
+pub(crate) struct Refcounts {
+    file: BlockFile,
+    shape: Shape,
+    /// Where the table is now.
+    table_offset: u64,
+    /// Up to its last block; there are `entries`.
+    table: Vec<u64>,
+    entries: usize,
+    /// Blocks by their place in the table.
+    kept: Kept<Box<[u8]>>,
+    /// No cluster before it is free, as far as is known.
+    cursor: u64,
+    /// Bytes of the file.
+    end: u64,
+    /// A device does not grow.
+    grows: bool,
+    /// What the refcounts must not call free, by cluster.
+    metadata: HashSet<u64>,
+    /// Sync where order matters.
+    pub(crate) barriers: bool,
+}
+
+impl Refcounts {
+    /// Reads the table. `tables` are the L2 tables in use.
+    ///
+    /// # Errors
+    /// What reading says.
+    pub(crate) fn open(
+        file: BlockFile,
+        shape: Shape,
+        end: u64,
+        grows: bool,
+        tables: impl Iterator<Item = u64>,
+    ) -> io::Result<Self> {
+        let entries = u64::from(shape.refcount_table_clusters) << shape.l2_bits();
+        if entries > TABLE_MAX {
+            return Err(io::Error::other(format!(
+                "a refcount table of {entries} entries, and the most is {TABLE_MAX}"
+            )));
+        }
+        let mut bytes = vec![0; usize::try_from(8 * entries).map_err(io::Error::other)?];
+        file.read_or_zero(&mut bytes, shape.refcount_table_offset)?;
+        let mut table: Vec<u64> = Vec::new();
+        for (index, offset) in words(&bytes).map(|word| word & OFFSET).enumerate() {
+            if offset != 0 {
+                table.resize(index, 0);
+                table.push(offset);
+            }
+        }
+        let bits = shape.cluster_bits;
+        let l1 = (8 * u64::from(shape.l1_entries)).div_ceil(shape.cluster());
+        let first = shape.refcount_table_offset >> bits;
+        let mut metadata: HashSet<u64> = (first..)
+            .take(shape.refcount_table_clusters as usize)
+            .chain((shape.l1_offset >> bits..).take(usize::try_from(l1).unwrap_or(0)))
+            .chain(tables.map(|offset| offset >> bits))
+            .collect();
+        metadata.extend(table.iter().map(|offset| offset >> bits));
+        // The header. Entries that are not there say so, too.
+        metadata.insert(0);
+        let table_offset = shape.refcount_table_offset;
+        Ok(Self {
+            file,
+            shape,
+            table_offset,
+            table,
+            entries: usize::try_from(entries).map_err(io::Error::other)?,
+            kept: Kept::new(CACHE, shape.cluster()),
+            cursor: 0,
+            end,
+            grows,
+            metadata,
+            barriers: true,
+        })
+    }
+
+    /// Bytes of the file.
+    pub(crate) fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Clusters that one block counts.
+    fn per_block(&self) -> u64 {
+        1 << (self.shape.cluster_bits + 3 - self.shape.refcount_order)
+    }
+
+    /// Which block a cluster is in, and where in it.
+    #[allow(clippy::cast_possible_truncation)]
+    fn split(&self, cluster: u64) -> (usize, usize) {
+        ((cluster / self.per_block()) as usize, (cluster % self.per_block()) as usize)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if self.barriers { self.file.sync_data() } else { Ok(()) }
+    }
+
+    /// A block, if there is one.
+    fn block(&mut self, index: usize) -> io::Result<Option<&mut Box<[u8]>>> {
+        let offset = self.offset(index);
+        if offset == 0 {
+            return Ok(None);
+        }
+        if self.kept.peek(index).is_none() {
+            if !offset.is_multiple_of(self.shape.cluster()) {
+                return Err(corrupt());
+            }
+            let mut block = vec![0; 1 << self.shape.cluster_bits].into_boxed_slice();
+            self.file.read_or_zero(&mut block, offset)?;
+            self.kept.keep(index, block);
+        }
+        Ok(self.kept.get(index))
+    }
+
+    /// Where a block is; 0 if there is none.
+    fn offset(&self, index: usize) -> u64 {
+        self.table.get(index).copied().unwrap_or(0)
+    }
+
+    /// Writes entries `from..to` of a block that is in memory. What the file holds is unknown if it
+    /// fails, and so the block is forgotten.
+    fn write_block(&mut self, index: usize, from: usize, to: usize) -> io::Result<()> {
+        let order = self.shape.refcount_order;
+        let bytes = (from << order) / 8..(to << order).div_ceil(8);
+        let at = self.table[index] + bytes.start as u64;
+        let block = self.kept.peek(index).ok_or_else(corrupt)?;
+        let written = self.file.write_at(&block[bytes], at);
+        if written.is_err() {
+            self.kept.forget(index);
+        }
+        written
+    }
+
+    /// Takes one reference away from each of these clusters, none of which the file needs durably any
+    /// more. The space of those that are free then goes back to the host.
+    ///
+    /// # Errors
+    /// What the host says; the rest of them keep their counts.
+    pub(crate) fn release(&mut self, clusters: &[u64]) -> io::Result<()> {
+        let order = self.shape.refcount_order;
+        for &cluster in clusters {
+            let (index, within) = self.split(cluster);
+            let Some(block) = self.block(index)? else { return Err(corrupt()) };
+            let Some(less) = count(block, order, within).checked_sub(1) else {
+                return Err(corrupt());
+            };
+            set_count(block, order, within, less);
+            self.write_block(index, within, within + 1)?;
+            if less == 0 {
+                self.metadata.remove(&cluster);
+                self.cursor = self.cursor.min(cluster);
+                let size = self.shape.cluster();
+                // Only space: what is free may hold anything.
+                let _ = self.file.punch(cluster << self.shape.cluster_bits, size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes free clusters, at most `want` and at least one. When this returns, their counts are
+    /// durable, and they read as zeroes, durably.
+    ///
+    /// # Errors
+    /// What the host says, ENOSPC among it.
+    pub(crate) fn reserve(&mut self, want: usize) -> io::Result<Vec<u64>> {
+        let mut got: Vec<u64> = Vec::with_capacity(want);
+        let mut at = self.cursor;
+        while got.len() < want {
+            match self.reserve_in_block(&mut at, want, &mut got) {
+                Ok(()) => {}
+                Err(error) if got.is_empty() => return Err(error),
+                Err(_) => break,
+            }
+        }
+        self.prepare(&got)?;
+        self.cursor = at;
+        Ok(got)
+    }
+
+    /// These clusters hold metadata from now on.
+    pub(crate) fn note_metadata(&mut self, clusters: std::ops::Range<u64>) {
+        self.metadata.extend(clusters);
+    }
+
+    /// Takes free clusters of the block that `at` is in, from there on; `at` moves on.
+    fn reserve_in_block(
+        &mut self,
+        at: &mut u64,
+        want: usize,
+        got: &mut Vec<u64>,
+    ) -> io::Result<()> {
+        let (index, from) = self.split(*at);
+        if index >= self.entries {
+            return self.grow_table();
+        }
+        if self.offset(index) == 0 {
+            self.add_block(index)?;
+        }
+        let (order, bits) = (self.shape.refcount_order, self.shape.cluster_bits);
+        let first = index as u64 * self.per_block();
+        let room = if self.grows { u64::MAX } else { self.end >> bits };
+        let to = usize::try_from(self.per_block()).map_err(io::Error::other)?;
+        let begun = got.len();
+        let block = self.block(index)?.ok_or_else(corrupt)?;
+        let mut within = from;
+        while within < to && got.len() < want {
+            if first + within as u64 >= room {
+                break;
+            }
+            if count(block, order, within) == 0 {
+                set_count(block, order, within, 1);
+                got.push(first + within as u64);
+            }
+            within += 1;
+        }
+        let full = first + within as u64 >= room;
+        *at = first + within as u64;
+        if let Some(taken) = got[begun..].iter().find(|cluster| self.metadata.contains(cluster)) {
+            tracing::error!(
+                "its refcounts call cluster {taken} free, which holds metadata: nothing is \
+                 allocated any more. Look at it with `qemu-img check`"
+            );
+            got.truncate(begun);
+            self.kept.forget(index);
+            return Err(corrupt());
+        }
+        if let (Some(first_got), Some(last)) = (got.get(begun), got.last()) {
+            let (from, to) = (self.split(*first_got).1, self.split(*last).1 + 1);
+            if let Err(error) = self.write_block(index, from, to) {
+                got.truncate(begun);
+                return Err(error);
+            }
+        }
+        if full && got.len() < want {
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        Ok(())
+    }
+
+    /// Has clusters that were just taken read as zeroes; makes that and their counts durable.
+    fn prepare(&mut self, clusters: &[u64]) -> io::Result<()> {
+        let bits = self.shape.cluster_bits;
+        // Clusters of a grown table may lie between others.
+        let mut rest = clusters;
+        while let Some(&first) = rest.first() {
+            let run = (first..).zip(rest).take_while(|(expected, cluster)| expected == *cluster);
+            let count = run.count();
+            rest = &rest[count..];
+            let (from, to) = (first << bits, (first + count as u64) << bits);
+            if from < self.end {
+                self.file.punch(from, to.min(self.end) - from)?;
+            }
+        }
+        let end = clusters.last().map_or(0, |last| (last + 1) << bits);
+        self.grow_file(end)?;
+        self.sync()
+    }
+
+    fn grow_file(&mut self, end: u64) -> io::Result<()> {
+        if end > self.end {
+            if !self.grows {
+                return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            self.file.set_len(end)?;
+            self.end = end;
+        }
+        Ok(())
+    }
+
+    /// A block for clusters that none counts yet, all of which are free. It is in the first of them,
+    /// and counts itself.
+    fn add_block(&mut self, index: usize) -> io::Result<()> {
+        let cluster = index as u64 * self.per_block();
+        if self.metadata.contains(&cluster) {
+            tracing::error!("no refcount block counts cluster {cluster}, which holds metadata");
+            return Err(corrupt());
+        }
+        let offset = cluster << self.shape.cluster_bits;
+        let mut block = vec![0; 1 << self.shape.cluster_bits].into_boxed_slice();
+        set_count(&mut block, self.shape.refcount_order, 0, 1);
+        self.grow_file(offset + self.shape.cluster())?;
+        self.file.write_at(&block, offset)?;
+        // The table must not name a block that counts nothing.
+        self.sync()?;
+        self.file.write_at(&offset.to_be_bytes(), self.table_offset + 8 * index as u64)?;
+        self.table.resize(self.table.len().max(index + 1), 0);
+        self.table[index] = offset;
+        self.metadata.insert(cluster);
+        self.kept.keep(index, block);
+        Ok(())
+    }
+
+    /// A longer table, behind all that the present one can count, with blocks that count both.
+    fn grow_table(&mut self) -> io::Result<()> {
+        let (per_block, bits, order) =
+            (self.per_block(), self.shape.cluster_bits, self.shape.refcount_order);
+        let old_entries = self.entries as u64;
+        let first = old_entries * per_block;
+        let (mut clusters, mut blocks) = (1, 1);
+        loop {
+            let entries = (old_entries * 3 / 2).max(old_entries + blocks);
+            let needs = (8 * entries).div_ceil(self.shape.cluster());
+            let more = (needs + blocks).div_ceil(per_block);
+            if (needs, more) == (clusters, blocks) {
+                break;
+            }
+            (clusters, blocks) = (needs, more.max(blocks));
+        }
+        let entries = clusters << self.shape.l2_bits();
+        if entries > TABLE_MAX {
+            return Err(io::Error::from_raw_os_error(libc::EFBIG));
+        }
+        self.grow_file((first + clusters + blocks) << bits)?;
+        let mut table = self.table.clone();
+        table.resize(usize::try_from(entries).map_err(io::Error::other)?, 0);
+        for nth in 0..blocks {
+            let offset = (first + clusters + nth) << bits;
+            let mut block = vec![0; 1 << bits];
+            let counted =
+                (clusters + blocks - (nth * per_block).min(clusters + blocks)).min(per_block);
+            for within in 0..usize::try_from(counted).map_err(io::Error::other)? {
+                set_count(&mut block, order, within, 1);
+            }
+            self.file.write_at(&block, offset)?;
+            table[self.entries + usize::try_from(nth).map_err(io::Error::other)?] = offset;
+        }
+        let bytes: Vec<u8> = table.iter().flat_map(|offset| offset.to_be_bytes()).collect();
+        self.file.write_at(&bytes, first << bits)?;
+        self.sync()?;
+        let entries = u32::try_from(clusters).map_err(io::Error::other)?;
+        let mut words = [0; 12];
+        words[..8].copy_from_slice(&(first << bits).to_be_bytes());
+        words[8..].copy_from_slice(&entries.to_be_bytes());
+        // refcount_table_offset and refcount_table_clusters, neighbours in one sector.
+        self.file.write_at(&words, 48)?;
+        self.sync()?;
+        let old = self.table_offset >> bits..;
+        let old: Vec<u64> = old.take(self.shape.refcount_table_clusters as usize).collect();
+        (self.table_offset, self.entries) = (first << bits, table.len());
+        self.table = table;
+        self.shape.refcount_table_clusters = entries;
+        self.metadata.extend(first..first + clusters + blocks);
+        self.release(&old)
+    }
+}
+
+/// The count at a place of a block. Counts of less than a byte begin at its low bits.
+fn count(block: &[u8], order: u32, within: usize) -> u64 {
+    match order {
+        0..3 => {
+            let per_byte = 8 >> order;
+            let shift = (within % per_byte) << order;
+            u64::from(block[within / per_byte] >> shift) & ((1 << (1 << order)) - 1)
+        }
+        order => {
+            let bytes = 1 << (order - 3);
+            let at = within * bytes;
+            block[at..at + bytes].iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+        }
+    }
+}
+
+fn set_count(block: &mut [u8], order: u32, within: usize, value: u64) {
+    if order < 3 {
+        let per_byte = 8 >> order;
+        let shift = (within % per_byte) << order;
+        let mask = u8::MAX >> (8 - (1 << order));
+        let byte = &mut block[within / per_byte];
+        // The value fits the mask.
+        #[allow(clippy::cast_possible_truncation)]
+        let value = (value as u8) << shift;
+        *byte = *byte & !(mask << shift) | value;
+    } else {
+        let bytes = 1 << (order - 3);
+        let at = within * bytes;
+        block[at..at + bytes].copy_from_slice(&value.to_be_bytes()[8 - bytes..]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_every_width_lie_where_the_specification_says() {
+        for order in 0..7 {
+            let mut block = vec![0; 512];
+            let most = if order == 6 { u64::MAX } else { (1 << (1 << order)) - 1 };
+            for within in 0..17 {
+                set_count(&mut block, order, within, most.min(within as u64 + 1));
+            }
+            for within in 0..17 {
+                assert_eq!(count(&block, order, within), most.min(within as u64 + 1), "{order}");
+            }
+            set_count(&mut block, order, 3, 0);
+            assert_eq!((count(&block, order, 2), count(&block, order, 3)), (most.min(3), 0));
+        }
+        let mut block = vec![0; 512];
+        set_count(&mut block, 2, 1, 0xa);
+        set_count(&mut block, 4, 1, 0x1234);
+        assert_eq!(block[..4], [0xa0, 0, 0x12, 0x34]);
+    }
+}

@@ -1,0 +1,250 @@
+//! The image's thread: all that is more than a look-up.
+//!
+//! It takes what all queues ask in batches: reads and fills one part after the other, commits the
+//! tables once for all of them, and answers.
+
+use crate::ask::{Answer, Ask};
+use crate::layout::Shape;
+use crate::map::Map;
+use crate::port::{FarEnd, Message, Reply};
+use crate::table::Place;
+use crate::writer::Writer;
+use ringway_core::Op;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The most questions of a batch.
+const BATCH: usize = 64;
+
+/// How long freed clusters wait at most for others to go with.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// So many of them do not wait.
+const FREED: usize = 1024;
+
+/// What became of growing, and what the image is now.
+pub(crate) type Grown = (io::Result<()>, Shape);
+
+/// What others leave for the thread.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    pub(crate) queues: Mutex<Vec<FarEnd>>,
+    pub(crate) ends: AtomicBool,
+    /// The disk is to have so many bytes, and who wants to know.
+    pub(crate) grow: Mutex<Option<(u64, SyncSender<Grown>)>>,
+    /// A sync has failed.
+    pub(crate) failed: AtomicBool,
+}
+
+/// What the thread works on.
+#[derive(Debug)]
+pub(crate) struct Work {
+    map: Map,
+    writer: Option<Writer>,
+    queues: Vec<FarEnd>,
+    /// Questions of this batch: whose, and what.
+    batch: Vec<(usize, Ask)>,
+    /// Freed clusters for which queues have been asked to let what is in flight end.
+    fenced: Vec<u64>,
+    buffer: Vec<u8>,
+}
+
+impl Work {
+    pub(crate) fn new(map: Map, writer: Option<Writer>) -> Self {
+        let (queues, batch) = (Vec::new(), Vec::with_capacity(BATCH));
+        Self { map, writer, queues, batch, fenced: Vec::new(), buffer: Vec::new() }
+    }
+
+    /// Works until it is told to end.
+    pub(crate) fn run(mut self, mailbox: &Mailbox) {
+        let mut rested = false;
+        loop {
+            {
+                let mut new = mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner);
+                self.queues.append(&mut new);
+            }
+            let grow = mailbox.grow.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((size, reply)) = grow {
+                let _ = reply.send(self.grow(size));
+                self.note_broken(mailbox);
+            }
+            self.take_batch();
+            if !self.batch.is_empty() {
+                self.carry_out(mailbox);
+                self.tend_freed(false);
+                rested = false;
+                continue;
+            }
+            // Whoever ends it waits for this thread, so that nothing is asked any more.
+            if mailbox.ends.load(SeqCst) {
+                break;
+            }
+            self.tend_freed(rested);
+            rested = self.rest();
+        }
+        if let Some(writer) = &mut self.writer {
+            writer.freed.append(&mut self.fenced);
+            if let Err(error) = writer.close(&mut self.map) {
+                tracing::warn!("clusters that are not used could not be given back: {error}");
+            }
+        }
+    }
+
+    /// Makes the disk larger, or says why it cannot be so large; and what its header says then.
+    pub(crate) fn grow(&mut self, size: u64) -> (io::Result<()>, Shape) {
+        let result = match &mut self.writer {
+            Some(writer) => writer.grow(&mut self.map, size),
+            None => Err(io::Error::from_raw_os_error(libc::EROFS)),
+        };
+        (result, self.map.layers.top().shape)
+    }
+
+    fn note_broken(&self, mailbox: &Mailbox) {
+        if self.writer.as_ref().is_some_and(Writer::is_broken) {
+            mailbox.failed.store(true, SeqCst);
+        }
+    }
+
+    /// Sleeps until something is asked; true if nothing was for so long that freed clusters may go
+    /// by themselves.
+    fn rest(&self) -> bool {
+        if self.writer.as_ref().is_none_or(|writer| writer.freed.is_empty()) {
+            std::thread::park();
+            return false;
+        }
+        let begun = Instant::now();
+        std::thread::park_timeout(PATIENCE);
+        begun.elapsed() >= PATIENCE
+    }
+
+    /// Takes what queues ask, each in its turn.
+    fn take_batch(&mut self) {
+        self.batch.clear();
+        let mut at = 0;
+        while at < self.queues.len() {
+            let share = BATCH / self.queues.len().max(1) + 1;
+            let mut gone = false;
+            for _ in 0..share {
+                match self.queues[at].messages.try_recv() {
+                    Ok(Message::Ask(ask)) => self.batch.push((at, ask)),
+                    Ok(Message::Fenced) => self.queues[at].fencing = false,
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        gone = true;
+                        break;
+                    }
+                }
+            }
+            // Its questions are answered: its port has waited for that.
+            if gone && !self.batch.iter().any(|(queue, _)| *queue >= at) {
+                self.queues.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    fn carry_out(&mut self, mailbox: &Mailbox) {
+        let batch = std::mem::take(&mut self.batch);
+        let mut results: Vec<io::Result<u64>> =
+            batch.iter().map(|(_, ask)| self.carry_out_one(ask)).collect();
+        if let Some(writer) = &mut self.writer
+            && let Err(error) = writer.commit(&mut self.map)
+        {
+            let changes = batch.iter().zip(&mut results);
+            let changes = changes.filter(|((_, ask), _)| ask.op.changes_disk());
+            changes.for_each(|(_, result)| fail(result, &error));
+            self.note_broken(mailbox);
+        }
+        for ((queue, ask), result) in batch.iter().zip(results) {
+            let result = match result {
+                Ok(done) => done.cast_signed(),
+                Err(error) => -i64::from(error.raw_os_error().unwrap_or(libc::EIO)),
+            };
+            self.queues[*queue].say(Reply::Answer(Answer { tag: ask.tag, result }));
+        }
+        self.queues.iter_mut().for_each(FarEnd::ring);
+        self.batch = batch;
+        self.batch.clear();
+    }
+
+    fn carry_out_one(&mut self, ask: &Ask) -> io::Result<u64> {
+        let cluster = ask.range.offset() / self.map.cluster();
+        self.map.load(cluster);
+        if ask.op == Op::Read {
+            return if ask.memory.is_null() { Ok(0) } else { self.read(ask) };
+        }
+        let Some(writer) = &mut self.writer else {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        };
+        let (range, size) = (ask.range, self.map.cluster());
+        if ask.op == Op::Write {
+            return writer.write(&mut self.map, ask, 0, range.len());
+        }
+        let whole = self.map.whole_clusters(range);
+        let (first, end) = (whole.start * size, (whole.end * size).min(range.end()));
+        if ask.op == Op::WriteZeroes && (whole.is_empty() || !self.map.zeroes_clusters()) {
+            return writer.write(&mut self.map, ask, 0, range.len());
+        }
+        if ask.op == Op::WriteZeroes && first > range.offset() {
+            writer.write(&mut self.map, ask, 0, first - range.offset())?;
+        }
+        writer.zero(&mut self.map, whole)?;
+        if ask.op == Op::WriteZeroes && end < range.end() {
+            writer.write(&mut self.map, ask, end - range.offset(), range.end() - end)?;
+        }
+        Ok(range.len())
+    }
+
+    /// Reads what is not simply in a file, or not into this memory.
+    fn read(&mut self, ask: &Ask) -> io::Result<u64> {
+        let len = match self.map.table.place(ask.range, false) {
+            Place::Ask { len } => len,
+            Place::Direct { len, .. } if !ask.fits(self.map.layers.unit) => len,
+            _ => return Ok(0),
+        };
+        let size = self.map.cluster();
+        let mut done = 0;
+        while done < len {
+            let at = ask.range.offset() + done;
+            let part = (size - at % size).min(len - done);
+            self.buffer.resize(usize::try_from(part).map_err(io::Error::other)?, 0);
+            self.map.layers.read(at, &mut self.buffer)?;
+            ask.scatter(done, &self.buffer);
+            done += part;
+        }
+        Ok(done)
+    }
+
+    /// Gives freed clusters back, once what was in flight when they were freed is over.
+    fn tend_freed(&mut self, idle: bool) {
+        let Some(writer) = &mut self.writer else { return };
+        if !self.fenced.is_empty() {
+            if self.queues.iter().any(|queue| queue.fencing) {
+                return;
+            }
+            let freed = std::mem::take(&mut self.fenced);
+            if let Err(error) = writer.release(&mut self.map, &freed) {
+                tracing::warn!("clusters that are not used could not be given back: {error}");
+            }
+        }
+        if writer.freed.len() >= FREED || (idle && !writer.freed.is_empty()) {
+            self.fenced = std::mem::take(&mut writer.freed);
+            for queue in &mut self.queues {
+                queue.fencing = true;
+                queue.say(Reply::Fence);
+                queue.ring();
+            }
+        }
+    }
+}
+
+fn fail(result: &mut io::Result<u64>, error: &io::Error) {
+    if !matches!(result, Ok(0)) {
+        *result = Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)));
+    }
+}

@@ -1,0 +1,391 @@
+//! First writes: clusters are allocated, filled, and put into the tables.
+//!
+//! The order, by which a kill or a power cut at any moment leaves an image that is whole:
+//!
+//! ```text
+//! refcounts of a reserve ─ sync ─► data ─ sync, if they replace others ─► L1, L2 ─► table ─► answers
+//! L2 says otherwise ─► nothing in flight ─ sync ─► refcounts go down ─► clusters are used again
+//! ```
+//!
+//! Reserved clusters read as zeroes, durably. So a first write where the disk read as zeroes needs no
+//! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
+
+mod data_file;
+mod grow;
+
+use crate::ask::Ask;
+use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
+use crate::map::Map;
+use crate::refcounts::Refcounts;
+use crate::table::Word;
+use ringway_core::Op;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+
+/// The most that is reserved ahead, in bytes: what a kill may leave as a leak.
+const RESERVE_BYTES: u64 = 64 << 20;
+
+/// What becomes of a cluster when the batch is committed.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    /// Where its data are now; `None`: it reads as zeroes.
+    host: Option<u64>,
+    /// What its entry still says.
+    old: Entry,
+}
+
+/// Changes the mapping of an image.
+#[derive(Debug)]
+pub(crate) struct Writer {
+    refcounts: Refcounts,
+    /// Clusters that are counted and not used, and read as zeroes.
+    reserve: VecDeque<u64>,
+    reserve_next: usize,
+    /// Clusters of the disk that are about to change.
+    pending: HashMap<u64, Pending>,
+    /// L1 entries that changed in memory, with what they were.
+    l1: Vec<(usize, u64)>,
+    /// What was written replaces other content: it has to be durable before its entry is.
+    barrier: bool,
+    /// Clusters that the file needs no more, once nothing is in flight there and the tables are
+    /// durable.
+    pub(crate) freed: Vec<u64>,
+    /// A sync failed: nobody knows what the file holds.
+    broken: bool,
+    buffer: Vec<u8>,
+}
+
+impl Writer {
+    pub(crate) fn new(refcounts: Refcounts) -> Self {
+        Self {
+            refcounts,
+            reserve: VecDeque::new(),
+            reserve_next: 8,
+            pending: HashMap::new(),
+            l1: Vec::new(),
+            barrier: false,
+            freed: Vec::new(),
+            broken: false,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Writes (or zeroes) `len` bytes of a part, `skip` bytes behind its beginning; how many bytes. A
+    /// write ends where the mapping needs no change: 0 if that is at the beginning.
+    ///
+    /// # Errors
+    /// What the host says; nothing of the range is mapped then.
+    pub(crate) fn write(
+        &mut self,
+        map: &mut Map,
+        ask: &Ask,
+        skip: u64,
+        len: u64,
+    ) -> io::Result<u64> {
+        if self.broken {
+            return Err(corrupt());
+        }
+        let size = map.cluster();
+        let mut done = 0;
+        while done < len {
+            let at = ask.range.offset() + skip + done;
+            let (cluster, within) = (at / size, at % size);
+            let part = (size - within).min(len - done);
+            match self.write_cluster(map, ask, cluster, within, skip + done, part) {
+                Ok(true) => done += part,
+                Ok(false) => break,
+                Err(error) if done == 0 || ask.op != Op::Write => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    /// False if the cluster is one that is written in place.
+    fn write_cluster(
+        &mut self,
+        map: &mut Map,
+        ask: &Ask,
+        cluster: u64,
+        within: u64,
+        done: u64,
+        part: u64,
+    ) -> io::Result<bool> {
+        let (old, zero) = match self.pending.get(&cluster) {
+            Some(Pending { host: Some(host), .. }) => {
+                // Nobody else writes there before it is published.
+                let host = *host;
+                return self.fill(map, ask, host + within, done, part).map(|()| true);
+            }
+            Some(Pending { host: None, old }) => (*old, true),
+            None => match map.layers.top().entry(cluster)? {
+                Entry::Data { host, copied } if copied || map.layers.has_data_file() => {
+                    let beyond = host + map.bytes_of(cluster) > map.layers.data_end();
+                    if beyond {
+                        return Err(corrupt());
+                    }
+                    // Zeroes go there from here, and what the file does not take as it is; all other
+                    // writes are the queue's own.
+                    let from_here = ask.op != Op::Write || !ask.fits(map.layers.unit);
+                    return match from_here {
+                        true => self.fill(map, ask, host + within, done, part).map(|()| true),
+                        false => Ok(false),
+                    };
+                }
+                old => {
+                    let (at, bytes) = (cluster * map.cluster(), map.bytes_of(cluster));
+                    (old, map.layers.is_zero(at, bytes)?)
+                }
+            },
+        };
+        if zero && ask.op != Op::Write {
+            return Ok(true);
+        }
+        self.own_l2(map, cluster)?;
+        let apart = map.layers.has_data_file();
+        let host = match apart {
+            true => self.place_in_data_file(map, cluster, zero)?,
+            false => self.allocate(map)? << map.layers.top().shape.cluster_bits,
+        };
+        let filled = if zero {
+            self.fill(map, ask, host + within, done, part)
+        } else {
+            self.replace(map, ask, cluster, host, within, done, part)
+        };
+        if let Err(error) = filled {
+            // It may not read as zeroes any more, so it is no reserve.
+            self.freed.extend((!apart).then(|| host / map.cluster()));
+            return Err(error);
+        }
+        self.pending.insert(cluster, Pending { host: Some(host), old });
+        Ok(true)
+    }
+
+    /// Writes a part of a request into a cluster that nobody else uses.
+    fn fill(&mut self, map: &mut Map, ask: &Ask, at: u64, done: u64, part: u64) -> io::Result<()> {
+        // At most a cluster.
+        self.buffer.resize(usize::try_from(part).map_err(io::Error::other)?, 0);
+        if ask.op == Op::Write {
+            ask.gather(done, &mut self.buffer);
+        } else {
+            self.buffer.fill(0);
+        }
+        map.layers.data().write_at(&self.buffer, at)
+    }
+
+    /// Writes a whole cluster: what it held, with a part of a request over it.
+    #[allow(clippy::too_many_arguments)]
+    fn replace(
+        &mut self,
+        map: &mut Map,
+        ask: &Ask,
+        cluster: u64,
+        host: u64,
+        within: u64,
+        done: u64,
+        part: u64,
+    ) -> io::Result<()> {
+        let bytes = map.bytes_of(cluster);
+        self.barrier = true;
+        if part == bytes {
+            return self.fill(map, ask, host, done, part);
+        }
+        let at = cluster * map.cluster();
+        let number = |bytes| usize::try_from(bytes).map_err(io::Error::other);
+        self.buffer.resize(number(bytes)?, 0);
+        map.layers.read(at, &mut self.buffer)?;
+        let into = &mut self.buffer[number(within)?..number(within + part)?];
+        if ask.op == Op::Write {
+            ask.gather(done, into);
+        } else {
+            into.fill(0);
+        }
+        map.layers.data().write_at(&self.buffer, host)
+    }
+
+    /// Has whole clusters read as zeroes, and their space given back. A discard may
+    /// leave some as they are; zeroing is only asked for where [`Map::zeroes_clusters`] says so.
+    pub(crate) fn zero(&mut self, map: &mut Map, clusters: Range<u64>) -> io::Result<()> {
+        if self.broken {
+            return Err(corrupt());
+        }
+        if !map.zeroes_clusters() {
+            return Ok(());
+        }
+        if map.layers.has_data_file() {
+            return self.zero_data_file(map, clusters);
+        }
+        let (size, backing) = (map.cluster(), map.layers.has_backing());
+        for cluster in clusters {
+            if let Some(pending) = self.pending.get_mut(&cluster) {
+                self.freed.extend(pending.host.take().map(|host| host / size));
+                continue;
+            }
+            let old = map.layers.top().entry(cluster)?;
+            let (at, bytes) = (cluster * size, map.bytes_of(cluster));
+            let nothing = match old {
+                Entry::Unallocated => !backing || map.layers.is_zero(at, bytes)?,
+                Entry::Zero { host } => host.is_none(),
+                _ => false,
+            };
+            if !nothing {
+                self.own_l2(map, cluster)?;
+                self.pending.insert(cluster, Pending { host: None, old });
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the L2 table of a cluster be there and ours alone. The L1 entry says so after the commit.
+    fn own_l2(&mut self, map: &mut Map, cluster: u64) -> io::Result<()> {
+        let shape = map.layers.top().shape;
+        let (index, _) = shape.split(cluster);
+        let l1 = map.layers.top().l1(index);
+        let old = l1 & OFFSET;
+        if old != 0 && l1 & COPIED != 0 {
+            let within = old.is_multiple_of(shape.cluster()) && old < map.layers.top_end();
+            return if within { Ok(()) } else { Err(corrupt()) };
+        }
+        let new = self.allocate(map)? << shape.cluster_bits;
+        let tables = map.layers.top();
+        let table = match tables.table(index)? {
+            None => vec![0; 1 << shape.l2_bits()],
+            Some(table) => {
+                // A snapshot has it, too.
+                let table = table.to_vec();
+                let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_be_bytes()).collect();
+                tables.file.write_at(&bytes, new)?;
+                self.barrier = true;
+                table
+            }
+        };
+        tables.set_l1(index, new | COPIED);
+        tables.keep(index, table.into_boxed_slice());
+        self.l1.push((index, l1));
+        Ok(())
+    }
+
+    /// A cluster of the reserve.
+    fn allocate(&mut self, map: &mut Map) -> io::Result<u64> {
+        if let Some(cluster) = self.reserve.pop_front() {
+            return Ok(cluster);
+        }
+        let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
+        let got = self.refcounts.reserve(self.reserve_next)?;
+        map.layers.set_top_end(self.refcounts.end());
+        self.reserve.extend(got);
+        self.reserve_next = (2 * self.reserve_next).min(usize::try_from(most).unwrap_or(8));
+        self.reserve.pop_front().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Puts all that changed into the tables, and says so.
+    ///
+    /// # Errors
+    /// What the host says: nothing is known to have changed then.
+    pub(crate) fn commit(&mut self, map: &mut Map) -> io::Result<()> {
+        let pending = std::mem::take(&mut self.pending);
+        let l1 = std::mem::take(&mut self.l1);
+        if pending.is_empty() && l1.is_empty() {
+            return Ok(());
+        }
+        let mut pending: Vec<(u64, Pending)> = pending.into_iter().collect();
+        pending.sort_unstable_by_key(|(cluster, _)| *cluster);
+        if let Err(error) = self.write_tables(map, &l1, &pending) {
+            for &(index, before) in l1.iter().rev() {
+                map.layers.top().set_l1(index, before);
+                map.layers.top().forget(index);
+            }
+            return Err(error);
+        }
+        let (size, data) = (map.cluster(), map.layers.data);
+        self.freed
+            .extend(l1.iter().map(|(_, before)| (before & OFFSET) / size).filter(|&at| at > 0));
+        for (cluster, Pending { host, old }) in pending {
+            let word = host.map_or(Word::ZERO, |host| Word::data(data, host, true));
+            map.publish(cluster, word);
+            match old {
+                // Nobody counts what is in a data file.
+                _ if data != 0 => {}
+                Entry::Data { host, .. } | Entry::Zero { host: Some(host) } => {
+                    self.freed.push(host / size);
+                }
+                // Each cluster that it touches counts it.
+                Entry::Compressed { host, bytes } => {
+                    self.freed.extend(host / size..=(host + bytes - 1) / size);
+                }
+                Entry::Unallocated | Entry::Zero { host: None } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn write_tables(
+        &mut self,
+        map: &mut Map,
+        l1: &[(usize, u64)],
+        pending: &[(u64, Pending)],
+    ) -> io::Result<()> {
+        if std::mem::take(&mut self.barrier) {
+            self.sync(map)?;
+        }
+        let zero = if map.layers.has_backing() { ZERO } else { 0 };
+        let tables = map.layers.top();
+        for (index, _) in l1 {
+            tables.write_l1(*index)?;
+        }
+        let table = |cluster| cluster >> (tables.shape.cluster_bits - 3);
+        let runs: Vec<_> = pending
+            .chunk_by(|(one, _), (next, _)| one + 1 == *next && table(*one) == table(*next))
+            .collect();
+        for run in runs {
+            let word = |pending: &Pending| pending.host.map_or(zero, |host| host | COPIED);
+            let words: Vec<u64> = run.iter().map(|(_, pending)| word(pending)).collect();
+            tables.write(run[0].0, &words)?;
+        }
+        Ok(())
+    }
+
+    /// True if a sync has failed.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Makes all that was written durable.
+    ///
+    /// # Errors
+    /// What the host says; nothing is changed any more then.
+    fn sync(&mut self, map: &mut Map) -> io::Result<()> {
+        if !self.refcounts.barriers {
+            return Ok(());
+        }
+        let mut synced = Ok(());
+        if map.layers.has_data_file() {
+            synced = map.layers.data().sync_data();
+        }
+        let synced = synced.and_then(|()| map.layers.top().file.sync_data());
+        synced.inspect_err(|_| self.broken = true)
+    }
+
+    /// Gives clusters back with which nothing is in flight, and that no table names.
+    ///
+    /// # Errors
+    /// What the host says; some of them leak then.
+    pub(crate) fn release(&mut self, map: &mut Map, clusters: &[u64]) -> io::Result<()> {
+        if clusters.is_empty() || self.broken {
+            return Ok(());
+        }
+        self.sync(map)?;
+        self.refcounts.release(clusters)
+    }
+
+    /// Gives back all that is not used, for whoever opens the image next.
+    ///
+    /// # Errors
+    /// What the host says; some of it leaks then.
+    pub(crate) fn close(&mut self, map: &mut Map) -> io::Result<()> {
+        let mut unused = std::mem::take(&mut self.freed);
+        unused.extend(std::mem::take(&mut self.reserve));
+        self.release(map, &unused)
+    }
+}

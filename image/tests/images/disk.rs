@@ -1,0 +1,179 @@
+//! A queue of one test: what a worker does with an image, one request at a time or several.
+
+use ringway_core::mem::{Segment, Segments};
+use ringway_core::{ByteRange, Op};
+use ringway_image::{Answer, Ask, Header, Image, Layer, LayerFormat, Place, Port, Shape, Use};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A change of a disk.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    pub(crate) op: Op,
+    pub(crate) at: u64,
+    /// Of writes; of others only the length counts.
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// An image with a queue.
+pub(crate) struct TestDisk {
+    port: Port,
+    pub(crate) image: Image,
+}
+
+/// The files of an image, by the names in its headers.
+pub(crate) fn layers(path: &Path, read_only: bool) -> Vec<Layer> {
+    let (mut layers, mut next) = (Vec::new(), Some((path.to_owned(), true)));
+    while let Some((path, qcow2)) = next.take() {
+        let write = layers.is_empty() && !read_only;
+        let file = Arc::new(File::options().read(true).write(write).open(&path).unwrap());
+        let file_bytes = file.metadata().unwrap().len();
+        let mut format = LayerFormat::Raw;
+        if qcow2 {
+            let header = Header::read(&*file, file_bytes).unwrap().unwrap();
+            next = header.backing.as_ref().map(|backing| {
+                let raw = backing.format.as_deref() == Some("raw");
+                (path.parent().unwrap().join(&backing.name), !raw)
+            });
+            let data = header.data_file.as_ref().map(|data| {
+                let name = data.name.as_ref().unwrap();
+                let path = path.parent().unwrap().join(name);
+                let file = File::options().read(true).write(write).open(path).unwrap();
+                let bytes = file.metadata().unwrap().len();
+                (Arc::new(file), bytes)
+            });
+            format = LayerFormat::Qcow2 { shape: Shape::from(&header), data };
+        }
+        layers.push(Layer { file, file_bytes, format });
+    }
+    layers
+}
+
+/// Memory of a request.
+fn memory(bytes: &mut [u8]) -> Segments {
+    let mut segments = Segments::with_capacity(4);
+    // Guests' memory is seldom in one piece.
+    let (one, other) = bytes.split_at_mut(bytes.len() / 3);
+    for part in [one, other] {
+        assert!(segments.push(Segment { base: part.as_mut_ptr(), len: part.len() }));
+    }
+    segments
+}
+
+impl TestDisk {
+    pub(crate) fn open(path: &Path, read_only: bool) -> Self {
+        let way = Use { read_only, grows: true, barriers: true };
+        let image = Image::open(layers(path, read_only), way).unwrap();
+        Self { port: image.port(256).unwrap(), image }
+    }
+
+    pub(crate) fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0xee; len];
+        let segments = memory(&mut bytes);
+        let mut done = 0;
+        while done < len as u64 {
+            let range = ByteRange::new(at + done, len as u64 - done).unwrap();
+            match self.image.place(range, false) {
+                Place::Direct { file, offset, len } => {
+                    let mut part = vec![0; usize::try_from(len).unwrap()];
+                    let generation = self.port.began();
+                    self.image.files()[usize::from(file)].read_exact_at(&mut part, offset).unwrap();
+                    self.port.ended(generation);
+                    // SAFETY: the list names parts of `bytes`.
+                    unsafe { segments.scatter(done, &part) };
+                    done += len;
+                }
+                Place::Zero { len } => {
+                    // SAFETY: as above.
+                    unsafe { segments.scatter(done, &vec![0; usize::try_from(len).unwrap()]) };
+                    done += len;
+                }
+                Place::Ask { len } => {
+                    let range = ByteRange::new(range.offset(), len).unwrap();
+                    self.ask(0, Op::Read, range, &segments, done);
+                    let answer = self.wait();
+                    done += u64::try_from(answer.result).expect("a read succeeds");
+                }
+            }
+        }
+        drop(segments);
+        bytes
+    }
+
+    /// Carries out changes, all of them at once.
+    pub(crate) fn change(&mut self, changes: &mut [Change]) {
+        let lists: Vec<Segments> =
+            changes.iter_mut().map(|change| memory(&mut change.bytes)).collect();
+        let mut done = vec![0; changes.len()];
+        let mut open = 0;
+        for (tag, change) in changes.iter().enumerate() {
+            open += usize::from(self.advance(tag, change, &lists[tag], &mut done[tag]));
+        }
+        while open > 0 {
+            let answer = self.wait();
+            let tag = usize::from(answer.tag);
+            done[tag] += u64::try_from(answer.result)
+                .unwrap_or_else(|_| panic!("{:?}: {}", changes[tag].op, answer.result));
+            open -= 1;
+            open += usize::from(self.advance(tag, &changes[tag], &lists[tag], &mut done[tag]));
+        }
+    }
+
+    /// The next step of a change; true if the image's thread was asked.
+    fn advance(&mut self, tag: usize, change: &Change, list: &Segments, done: &mut u64) -> bool {
+        let tag = u16::try_from(tag).unwrap();
+        let len = change.bytes.len() as u64;
+        while *done < len {
+            let rest = ByteRange::new(change.at + *done, len - *done).unwrap();
+            if change.op != Op::Write {
+                self.ask(tag, change.op, rest, list, 0);
+                return true;
+            }
+            let range = rest;
+            match self.image.place(range, true) {
+                Place::Direct { file, offset, len } => {
+                    let mut part = vec![0; usize::try_from(len).unwrap()];
+                    // SAFETY: the list names the bytes of the change.
+                    unsafe { list.gather(*done, &mut part) };
+                    let generation = self.port.began();
+                    let data = self.image.data_file().map_or(0, |(file, _)| file);
+                    assert_eq!(file, data, "only the top is written");
+                    self.image.files()[usize::from(file)].write_all_at(&part, offset).unwrap();
+                    self.port.ended(generation);
+                    *done += len;
+                }
+                Place::Zero { .. } => panic!("a write is never zeroes"),
+                Place::Ask { len } => {
+                    let range = ByteRange::new(range.offset(), len).unwrap();
+                    self.ask(tag, change.op, range, list, *done);
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
+        let ask = Ask { tag, op, range, memory: list, skip };
+        // SAFETY: callers keep list and memory until they have waited for the answer.
+        unsafe { self.port.ask(ask) }.unwrap();
+    }
+
+    /// The next answer.
+    fn wait(&mut self) -> Answer {
+        loop {
+            if let Some(answer) = self.port.take().expect("the thread lives") {
+                return answer;
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
+    }
+
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
+        let change = Change { op: Op::Write, at, bytes: bytes.to_vec() };
+        self.change(&mut [change]);
+    }
+}

@@ -1,0 +1,67 @@
+//! Clusters that are given back while something is in flight there.
+
+use crate::disk::{Change, TestDisk};
+use crate::qemu;
+use ringway_core::{ByteRange, Op};
+use ringway_image::Place;
+use std::time::{Duration, Instant};
+
+const CLUSTER: u64 = 65536;
+/// Bytes of the disk.
+const BYTES: u64 = 4096 * CLUSTER;
+
+impl TestDisk {
+    /// Where a cluster is, which is in the file.
+    fn host(&self, cluster: u64) -> u64 {
+        let range = ByteRange::new(cluster * CLUSTER, CLUSTER).unwrap();
+        match self.image.place(range, false) {
+            Place::Direct { offset, .. } => offset,
+            other => panic!("cluster {cluster}: {other:?}"),
+        }
+    }
+
+    /// Writes clusters that were not there, one after the other, until one is at `host` or `until`
+    /// is over. True if one is.
+    fn is_used_again(&mut self, next: &mut u64, host: u64, until: Duration) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < until && *next < BYTES / CLUSTER {
+            self.write(*next * CLUSTER, &[1; 512]);
+            if self.host(*next) == host {
+                return true;
+            }
+            *next += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        false
+    }
+}
+
+#[test]
+fn a25_a_cluster_is_not_used_again_while_something_is_in_flight_there() {
+    if !qemu::is_here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("fences.qcow2");
+    qemu::img(&["create", "-f", "qcow2", path.to_str().unwrap(), &BYTES.to_string()]);
+    let mut disk = TestDisk::open(&path, false);
+    disk.write(0, &[7; 512]);
+    let host = disk.host(0);
+    // A write of another queue that has looked, and takes its time.
+    let mut other = disk.image.port(4).unwrap();
+    let generation = other.began();
+    let len = usize::try_from(CLUSTER).unwrap();
+    disk.change(&mut [Change { op: Op::Discard, at: 0, bytes: vec![0; len] }]);
+    assert_eq!(disk.read(0, 512), [0; 512]);
+    let mut next = 1;
+    // A few freed clusters wait for company, but not for long while nobody asks for anything.
+    std::thread::sleep(Duration::from_secs(1));
+    let used = disk.is_used_again(&mut next, host, Duration::from_secs(1));
+    assert!(!used, "cluster {next} has its place, and a write is in flight there");
+    assert_eq!(other.take(), Ok(None), "a fence is no answer");
+    other.ended(generation);
+    let used = disk.is_used_again(&mut next, host, Duration::from_secs(30));
+    assert!(used, "its place is used again once nothing is in flight there");
+    drop((other, disk));
+    qemu::check(&path, false);
+}

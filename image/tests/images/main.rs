@@ -1,0 +1,12 @@
+//! Images of QEMU's programs served by this crate, and images that it wrote judged by them.
+
+// Content is bytes of larger numbers.
+#![allow(clippy::cast_possible_truncation)]
+
+mod disk;
+mod fences;
+mod kills;
+mod matrix;
+mod power_cuts;
+mod qemu;
+mod record;

@@ -1,0 +1,194 @@
+//! What a file is asked to do, in order: the calls that change or sync it, taken in their way to the
+//! host, of this process alone.
+//!
+//! The symbols below are those of the C library; the linker prefers ours. Each makes its system call,
+//! and notes it if somebody records that file. One at a time, so that the order is the order.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A call that has succeeded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    Write {
+        at: u64,
+        bytes: Vec<u8>,
+    },
+    /// Zeroes within the file.
+    Punch {
+        at: u64,
+        len: u64,
+    },
+    /// So many bytes from now on.
+    Size(u64),
+    Sync,
+    /// A note of the test.
+    Note(u64),
+}
+
+/// Device and inode.
+type Key = (u64, u64);
+
+static RECORDS: Mutex<Option<HashMap<Key, Vec<Event>>>> = Mutex::new(None);
+
+fn records() -> MutexGuard<'static, Option<HashMap<Key, Vec<Event>>>> {
+    RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Records a file until it is dropped.
+pub(crate) struct Record(Key);
+
+impl Record {
+    pub(crate) fn of(file: &File) -> Self {
+        let meta = file.metadata().unwrap();
+        let key = (meta.dev(), meta.ino());
+        records().get_or_insert_default().insert(key, Vec::new());
+        Self(key)
+    }
+
+    /// Notes something between the calls.
+    pub(crate) fn note(&self, number: u64) {
+        if let Some(events) = records().as_mut().and_then(|all| all.get_mut(&self.0)) {
+            events.push(Event::Note(number));
+        }
+    }
+
+    /// What happened so far.
+    pub(crate) fn take(&self) -> Vec<Event> {
+        let mut records = records();
+        let events = records.as_mut().and_then(|all| all.get_mut(&self.0));
+        events.map(std::mem::take).unwrap_or_default()
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let Some(all) = records().as_mut() {
+            all.remove(&self.0);
+        }
+    }
+}
+
+/// Makes a call, and notes what it did if it succeeded and the file is recorded.
+fn noted(fd: i32, call: impl FnOnce() -> i64, event: impl FnOnce(u64) -> Event) -> i64 {
+    let mut records = records();
+    let Some(all) = records.as_mut().filter(|all| !all.is_empty()) else {
+        drop(records);
+        return call();
+    };
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    let known = unsafe { libc::fstat(fd, &raw mut stat) } == 0;
+    let result = call();
+    if known
+        && let Ok(done) = u64::try_from(result)
+        && let Some(events) = all.get_mut(&(stat.st_dev, stat.st_ino))
+    {
+        events.push(event(done));
+    }
+    result
+}
+
+/// The bytes of a vector that were written.
+///
+/// # Safety
+/// As of pwritev2(2).
+unsafe fn written(iov: *const libc::iovec, count: i32, done: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for nth in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: passed on to the caller.
+        let part = unsafe { &*iov.add(nth) };
+        // SAFETY: as above.
+        let part = unsafe { std::slice::from_raw_parts(part.iov_base.cast::<u8>(), part.iov_len) };
+        bytes.extend_from_slice(part);
+    }
+    bytes.truncate(usize::try_from(done).unwrap_or(0));
+    bytes
+}
+
+/// # Safety
+/// As of pwritev2(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev2(
+    fd: i32,
+    iov: *const libc::iovec,
+    count: i32,
+    at: i64,
+    flags: i32,
+) -> isize {
+    // SAFETY: passed on to the caller. The offset has two words, the second of them its high half.
+    let call = || unsafe { libc::syscall(libc::SYS_pwritev2, fd, iov, count, at, 0, flags) };
+    // SAFETY: the kernel has read as much.
+    let event =
+        |done| unsafe { Event::Write { at: at.cast_unsigned(), bytes: written(iov, count, done) } };
+    noted(fd, call, event) as isize
+}
+
+/// # Safety
+/// As of pwrite(2).
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwrite64(fd: i32, from: *const libc::c_void, len: usize, at: i64) -> isize {
+    // SAFETY: passed on to the caller.
+    let call = || unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, len, at) };
+    let iov = libc::iovec { iov_base: from.cast_mut(), iov_len: len };
+    // SAFETY: the kernel has read as much.
+    let event = |done| unsafe {
+        Event::Write { at: at.cast_unsigned(), bytes: written(&raw const iov, 1, done) }
+    };
+    noted(fd, call, event) as isize
+}
+
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fallocate(fd: i32, mode: i32, at: i64, len: i64) -> i32 {
+    // SAFETY: no memory is involved.
+    let call = || unsafe { libc::syscall(libc::SYS_fallocate, fd, mode, at, len) };
+    let event = |_| Event::Punch { at: at.cast_unsigned(), len: len.cast_unsigned() };
+    noted(fd, call, event) as i32
+}
+
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ftruncate64(fd: i32, len: i64) -> i32 {
+    // SAFETY: no memory is involved.
+    let call = || unsafe { libc::syscall(libc::SYS_ftruncate, fd, len) };
+    noted(fd, call, |_| Event::Size(len.cast_unsigned())) as i32
+}
+
+/// # Safety
+/// None.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fdatasync(fd: i32) -> i32 {
+    // The simulated disk forgets what it likes, whatever the host's has kept: no real sync is needed.
+    // SAFETY: no memory is involved.
+    let call = || unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) };
+    noted(fd, || call().min(0), |_| Event::Sync) as i32
+}
+
+/// The record is complete: what the image's code calls arrives here.
+#[test]
+fn all_calls_that_change_a_file_are_noted() {
+    use std::os::unix::fs::FileExt;
+    let file = tempfile::tempfile().unwrap();
+    let record = Record::of(&file);
+    file.set_len(100).unwrap();
+    file.write_all_at(b"one", 7).unwrap();
+    let iov = libc::iovec { iov_base: b"two".as_ptr().cast_mut().cast(), iov_len: 3 };
+    // SAFETY: the vector names three bytes, which the kernel only reads.
+    assert_eq!(unsafe { libc::pwritev2(file.as_raw_fd(), &raw const iov, 1, 20, 0) }, 3);
+    file.sync_data().unwrap();
+    record.note(5);
+    let write = |at, bytes: &[u8]| Event::Write { at, bytes: bytes.to_vec() };
+    let events =
+        [Event::Size(100), write(7, b"one"), write(20, b"two"), Event::Sync, Event::Note(5)];
+    assert_eq!(record.take(), events);
+    // And is not interested in others.
+    tempfile::tempfile().unwrap().set_len(5).unwrap();
+    assert_eq!(record.take(), []);
+}

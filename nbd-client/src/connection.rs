@@ -1,0 +1,392 @@
+//! One connection as its engine uses it: nothing here waits (hot).
+//!
+//! Requests go out in the order in which they came, many by one call; replies come in any order. Data
+//! of reads goes where it belongs without a stop in between, but for what came along with a head.
+
+use crate::incoming::Incoming;
+use crate::loss::Loss;
+use crate::memory::push;
+use crate::operations::{HEAD, Operation, Operations};
+use crate::remote::{Mail, Shared, Wish};
+use crate::reply::errno;
+use ringway_aio::{Done, IoOp};
+use ringway_core::Segment;
+use ringway_nbd_words::offers;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// The most pieces of memory of one call (`UIO_MAXIOV`).
+const PIECES_MAX: usize = 1024;
+
+/// The most segments of an operation: with its head it must fit into one call.
+pub(crate) const SEGMENTS_MAX: usize = 512;
+
+/// Calls that one look makes at most, so that a fast server does not keep others waiting.
+const CALLS_MAX: usize = 16;
+
+/// The longest part of what moves no data, in bytes: lengths have 32 bits.
+pub(crate) const ERASED_MAX: u64 = 1 << 30;
+
+/// A connection, and the operations of its export.
+///
+/// # Invariants
+/// 1. Each operation of the export is in `sending`, or has been sent and is in flight.
+/// 2. `front` bytes of the first one in `sending` have been sent.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) shared: Arc<Shared>,
+    /// What the engine calls it.
+    number: u32,
+    /// How often its file is attached.
+    pub(crate) users: u32,
+    socket: Option<Arc<File>>,
+    /// Nobody waits for it to come back: requests fail.
+    failing: bool,
+    sending: VecDeque<u32>,
+    front: usize,
+    in_flight: usize,
+    /// There was no room for what is in `sending`.
+    pub(crate) full: bool,
+    /// Something may have come that was not looked at.
+    pub(crate) unread: bool,
+    incoming: Incoming,
+    pieces: Vec<libc::iovec>,
+    /// Writes that were answered, and of those the ones that a flush has made durable.
+    written: u64,
+    flushed: u64,
+}
+
+// SAFETY: the list of pieces is only filled and followed within one call.
+unsafe impl Send for Connection {}
+
+/// What a connection changes of its engine.
+pub(crate) struct Table<'a> {
+    pub(crate) operations: &'a mut Operations,
+    pub(crate) ready: &'a mut Vec<Done>,
+    pub(crate) syscalls: &'a mut u64,
+}
+
+impl Connection {
+    /// For an engine of `depth` operations.
+    pub(crate) fn new(shared: Arc<Shared>, number: u32, depth: u32) -> Self {
+        let incoming = Incoming::new(number, shared.negotiated.structured);
+        Self {
+            shared,
+            number,
+            users: 0,
+            socket: None,
+            failing: false,
+            sending: VecDeque::with_capacity(depth as usize),
+            front: 0,
+            in_flight: 0,
+            full: false,
+            unread: false,
+            incoming,
+            pieces: Vec::with_capacity(PIECES_MAX),
+            written: 0,
+            flushed: 0,
+        }
+    }
+
+    /// Its socket, while there is one.
+    pub(crate) fn fd(&self) -> Option<RawFd> {
+        self.socket.as_ref().map(|socket| socket.as_raw_fd())
+    }
+
+    /// True if there is something to be read for, and a socket to read.
+    pub(crate) fn listens(&self) -> bool {
+        self.socket.is_some() && (self.in_flight > 0 || self.unread)
+    }
+
+    /// True if there is something that can be sent.
+    pub(crate) fn can_send(&self) -> bool {
+        !self.sending.is_empty() && !self.full && self.socket.is_some()
+    }
+
+    /// Takes an operation in, or answers it where there is nothing to be asked.
+    #[inline]
+    pub(crate) fn queue(&mut self, table: &mut Table<'_>, slot: u32) {
+        let facts = &self.shared.negotiated;
+        let entry = table.operations.get_mut(slot);
+        let offered = match entry.op {
+            IoOp::Read | IoOp::Write | IoOp::WriteDurable => {
+                entry.len = entry.len.min(facts.max_block.into());
+                true
+            }
+            IoOp::Sync => facts.offers(offers::SEND_FLUSH),
+            IoOp::PunchHole | IoOp::ZeroRange => facts.offers(offers::SEND_WRITE_ZEROES),
+            IoOp::Discard => facts.offers(offers::SEND_TRIM),
+        };
+        if !entry.op.moves_data() {
+            entry.len = entry.len.min(ERASED_MAX);
+        }
+        // Who has no flush has nothing to be flushed.
+        let errno = match entry.op {
+            IoOp::Sync if self.shared.lost.load(Relaxed) => libc::EIO,
+            IoOp::Sync if !offered => 0,
+            _ if !offered => libc::EOPNOTSUPP,
+            _ if self.failing => libc::ENOTCONN,
+            _ => return self.enqueue(table, slot),
+        };
+        answer(table, slot, -errno);
+    }
+
+    #[inline]
+    fn enqueue(&mut self, table: &mut Table<'_>, slot: u32) {
+        let entry = table.operations.get_mut(slot);
+        entry.sent = false;
+        entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
+        if entry.op == IoOp::Sync {
+            // What it covers.
+            entry.end = self.written;
+        }
+        self.sending.push_back(slot);
+    }
+
+    /// Sends what is queued, as far as there is room.
+    pub(crate) fn send(&mut self, table: &mut Table<'_>) -> Result<(), Loss> {
+        while self.can_send() {
+            let total = self.gather(table.operations);
+            let Some(fd) = self.fd() else { break };
+            *table.syscalls += 1;
+            let count = i32::try_from(self.pieces.len()).unwrap_or(i32::MAX);
+            // By pwritev2 without an offset, which every engine's thread may call.
+            // SAFETY: heads are in the table; segments are valid by the contract of `queue`.
+            let sent = unsafe { libc::pwritev2(fd, self.pieces.as_ptr(), count, -1, 0) };
+            let Ok(sent) = usize::try_from(sent) else {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::EAGAIN) => self.full = true,
+                    Some(libc::EINTR) => continue,
+                    Some(libc::EFAULT) => return Err(self.faulted(table)),
+                    _ => return Err(Loss::Host(error)),
+                }
+                break;
+            };
+            if self.in_flight == 0 {
+                self.shared.progress.fetch_add(1, Relaxed);
+            }
+            self.took(table.operations, sent);
+            self.full = sent < total;
+        }
+        self.shared.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
+        Ok(())
+    }
+
+    /// Lists what is to be sent, as much as one call takes. How many bytes.
+    fn gather(&mut self, operations: &Operations) -> usize {
+        self.pieces.clear();
+        let (mut skip, mut total) = (self.front, 0);
+        for &slot in &self.sending {
+            let entry = operations.get(slot);
+            if self.pieces.len() + 1 + entry.segments().len() > PIECES_MAX {
+                break;
+            }
+            let head = Segment { base: entry.head.as_ptr().cast_mut(), len: HEAD };
+            let from = self.pieces.len();
+            let left = HEAD.saturating_sub(skip) as u64;
+            push(&mut self.pieces, std::slice::from_ref(&head), skip as u64, left);
+            let skipped = (skip as u64).saturating_sub(HEAD as u64);
+            let left = entry.payload().saturating_sub(skipped);
+            push(&mut self.pieces, entry.segments(), skipped, left);
+            total += self.pieces[from..].iter().map(|piece| piece.iov_len).sum::<usize>();
+            skip = 0;
+        }
+        total
+    }
+
+    /// So many bytes of what was listed have gone.
+    fn took(&mut self, operations: &mut Operations, sent: usize) {
+        self.front += sent;
+        while let Some(&slot) = self.sending.front() {
+            let entry = operations.get_mut(slot);
+            // An operation has at most 32 MiB.
+            let whole = HEAD + usize::try_from(entry.payload()).unwrap_or(usize::MAX);
+            if self.front < whole {
+                break;
+            }
+            self.front -= whole;
+            entry.sent = true;
+            self.in_flight += 1;
+            self.sending.pop_front();
+        }
+    }
+
+    /// The memory of the first operation is not there any more: its guest's doing. What was begun cannot
+    /// be ended, so the connection goes with it.
+    #[cold]
+    fn faulted(&mut self, table: &mut Table<'_>) -> Loss {
+        if let Some(slot) = self.sending.pop_front() {
+            answer(table, slot, -libc::EFAULT);
+        }
+        Loss::Memory
+    }
+
+    /// Reads what has come.
+    pub(crate) fn receive(&mut self, table: &mut Table<'_>) -> Result<(), Loss> {
+        self.unread = true;
+        for _ in 0..CALLS_MAX {
+            let Some(fd) = self.fd() else { break };
+            let wanted = self.incoming.places(table.operations, &mut self.pieces);
+            *table.syscalls += 1;
+            let count = i32::try_from(self.pieces.len()).unwrap_or(i32::MAX);
+            // SAFETY: the places are the rest of an operation's memory, which is valid by the contract
+            // of `queue`, and memory of ours.
+            let got = unsafe { libc::preadv2(fd, self.pieces.as_ptr(), count, -1, 0) };
+            let got = match usize::try_from(got) {
+                Ok(0) => return Err(Loss::Closed),
+                Ok(got) => got,
+                Err(_) => match io::Error::last_os_error() {
+                    error if error.raw_os_error() == Some(libc::EAGAIN) => {
+                        self.unread = false;
+                        break;
+                    }
+                    error if error.kind() == io::ErrorKind::Interrupted => continue,
+                    error if error.raw_os_error() == Some(libc::EFAULT) => {
+                        self.give_up_read(table);
+                        return Err(Loss::Memory);
+                    }
+                    error => return Err(Loss::Host(error)),
+                },
+            };
+            self.shared.progress.fetch_add(1, Relaxed);
+            self.incoming.came(got);
+            while let Some((slot, error)) = self.incoming.next(table.operations)? {
+                self.done(table, slot, error);
+            }
+            if got < wanted {
+                self.unread = false;
+                break;
+            }
+        }
+        self.shared.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
+        Ok(())
+    }
+
+    /// A read whose memory is not there any more has failed for good.
+    #[cold]
+    fn give_up_read(&mut self, table: &mut Table<'_>) {
+        if let Some(slot) = self.incoming.reading() {
+            self.in_flight -= 1;
+            answer(table, slot, -libc::EFAULT);
+        }
+    }
+
+    /// The server's answer to a request is complete.
+    #[inline]
+    fn done(&mut self, table: &mut Table<'_>, slot: u32, error: u32) {
+        self.in_flight -= 1;
+        if error == 0 && !self.is_complete(table, slot) {
+            return;
+        }
+        let entry = table.operations.get(slot);
+        // At most 32 MiB.
+        let moved = if entry.op.moves_data() { i32::try_from(entry.len).unwrap_or(0) } else { 0 };
+        let lost = entry.op == IoOp::Sync && self.shared.lost.load(Relaxed);
+        let result = match error {
+            0 if lost => -libc::EIO,
+            0 => moved,
+            error => -errno(error),
+        };
+        answer(table, slot, result);
+    }
+
+    /// A request has succeeded. False if its operation goes on with another one.
+    fn is_complete(&mut self, table: &mut Table<'_>, slot: u32) -> bool {
+        let facts = self.shared.negotiated;
+        let entry = table.operations.get_mut(slot);
+        match entry.op {
+            IoOp::Read | IoOp::Discard => {}
+            IoOp::Write => self.written += 1,
+            IoOp::WriteDurable => {
+                let owed = !facts.offers(offers::SEND_FUA) && facts.offers(offers::SEND_FLUSH);
+                if owed && !entry.flushing {
+                    entry.flushing = true;
+                    self.enqueue(table, slot);
+                    return false;
+                }
+            }
+            IoOp::Sync => self.flushed = self.flushed.max(entry.end),
+            IoOp::PunchHole | IoOp::ZeroRange => self.written += 1,
+        }
+        let entry = table.operations.get_mut(slot);
+        let next = entry.offset.saturating_add(entry.len);
+        if !entry.op.moves_data() && entry.op != IoOp::Sync && next < entry.end {
+            entry.offset = next;
+            entry.len = (entry.end - next).min(ERASED_MAX);
+            self.enqueue(table, slot);
+            return false;
+        }
+        true
+    }
+
+    /// The connection cannot go on: all that is not answered is to be sent again, in the order in which it
+    /// came and before anything new.
+    #[cold]
+    pub(crate) fn lose(&mut self, table: &mut Table<'_>, loss: &Loss) {
+        let Some(socket) = self.socket.take() else { return };
+        let unflushed =
+            self.written > self.flushed && self.shared.negotiated.offers(offers::SEND_FLUSH);
+        let lost = unflushed && !self.shared.lost.swap(true, SeqCst);
+        (self.written, self.flushed) = (0, 0);
+        self.incoming.clear();
+        (self.front, self.in_flight, self.full, self.unread) = (0, 0, false, false);
+        self.sending.clear();
+        self.sending.extend(table.operations.of(self.number));
+        self.sending
+            .make_contiguous()
+            .sort_unstable_by_key(|&slot| table.operations.get(slot).order);
+        for &slot in &self.sending {
+            let entry = table.operations.get_mut(slot);
+            (entry.sent, entry.got, entry.error, entry.flushing) = (false, 0, 0, false);
+            entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
+            if entry.op == IoOp::Sync {
+                entry.end = 0;
+            }
+        }
+        if self.shared.lost.load(SeqCst) {
+            self.fail(table, -libc::EIO, |operation| operation.op == IoOp::Sync);
+        }
+        self.shared.waits.store(false, Relaxed);
+        let why = loss.to_string();
+        self.shared.ask(Wish { why, old: socket, lost });
+    }
+
+    /// Takes what the supervisor says.
+    #[cold]
+    pub(crate) fn hear_supervisor(&mut self, table: &mut Table<'_>) {
+        match self.shared.take_mail() {
+            Some(Mail::Connected(socket)) => {
+                self.socket = Some(socket);
+                self.failing = false;
+                self.unread = true;
+            }
+            Some(Mail::GaveUp) => {
+                self.failing = true;
+                self.fail(table, -libc::ENOTCONN, |_| true);
+            }
+            None => {}
+        }
+    }
+
+    /// Has operations fail that are not sent.
+    fn fail(&mut self, table: &mut Table<'_>, result: i32, which: fn(&Operation) -> bool) {
+        self.sending.retain(|&slot| {
+            let fails = which(table.operations.get(slot));
+            if fails {
+                answer(table, slot, result);
+            }
+            !fails
+        });
+    }
+}
+
+#[inline]
+fn answer(table: &mut Table<'_>, slot: u32, result: i32) {
+    table.ready.push(Done { tag: table.operations.get(slot).tag, result });
+    table.operations.end(slot);
+}

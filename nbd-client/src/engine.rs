@@ -1,0 +1,292 @@
+//! The engine: files are exports, each with one connection.
+//!
+//! ```text
+//! queue ─► sending ─ submit: one call ─► the server ─ reap ─► done
+//!             ▲                              │
+//!             └── connection lost: again ────┘
+//! ```
+
+use crate::connection::{Connection, SEGMENTS_MAX, Table};
+use crate::loss::Loss;
+use crate::operations::Operations;
+use crate::remote::Shared;
+use ringway_aio::bells::Bells;
+use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
+use ringway_nbd_words::PAYLOAD_MAX;
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::Duration;
+
+/// Bells from here on are those of connections.
+const CONNECTIONS: BellId = 0xffff_0000;
+
+/// Asks NBD servers.
+///
+/// Its files are sockets of [`Remote`](crate::Remote)s, and what is asked of one is asked of the export.
+/// When a connection is lost, what was not answered waits for the next one.
+///
+/// # Invariants
+/// 1. `in_flight` counts operations from `queue` to `reap` and is at most `limits.depth`; each is in
+///    `ready` or has a place in `operations`.
+#[derive(Debug)]
+pub struct Nbd {
+    limits: Limits,
+    bells: Bells,
+    rung: Vec<BellId>,
+    connections: Vec<Option<Connection>>,
+    operations: Operations,
+    ready: Vec<Done>,
+    in_flight: u32,
+    counters: Counters,
+}
+
+impl Nbd {
+    /// An engine for `depth` operations at a time.
+    ///
+    /// # Errors
+    /// When the process is out of descriptors.
+    pub fn new(depth: u32) -> io::Result<Self> {
+        let mut limits = Limits::new("nbd", depth);
+        limits.max_segments = SEGMENTS_MAX;
+        limits.max_bytes = PAYLOAD_MAX;
+        Ok(Self {
+            limits,
+            bells: Bells::new()?,
+            rung: Vec::with_capacity(64),
+            connections: Vec::new(),
+            operations: Operations::new(depth),
+            ready: Vec::with_capacity(depth as usize),
+            in_flight: 0,
+            counters: Counters::default(),
+        })
+    }
+
+    /// Does something with a connection; if it is lost by that, it is told.
+    #[inline]
+    fn with(
+        &mut self,
+        at: usize,
+        act: impl FnOnce(&mut Connection, &mut Table<'_>) -> Result<(), Loss>,
+    ) {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        let mut table = Table {
+            operations: &mut self.operations,
+            ready: &mut self.ready,
+            syscalls: &mut self.counters.syscalls,
+        };
+        if let Err(loss) = act(connection, &mut table) {
+            if let Some(fd) = connection.fd() {
+                self.bells.unwatch(fd);
+            }
+            connection.lose(&mut table, &loss);
+        }
+    }
+
+    /// Sends, and has the engine ring when there is room again, where there is none.
+    #[inline]
+    fn send(&mut self, at: usize) {
+        let was_full = self.connections[at].as_ref().is_some_and(|connection| connection.full);
+        self.with(at, Connection::send);
+        let Some(connection) = &self.connections[at] else { return };
+        if connection.full != was_full {
+            self.watch_room(at);
+        }
+    }
+
+    #[cold]
+    fn watch_room(&mut self, at: usize) {
+        let Some(connection) = &self.connections[at] else { return };
+        let Some(fd) = connection.fd() else { return };
+        let (full, bell) = (connection.full, bell(at));
+        if let Err(error) = self.bells.watch_room(bell, fd, full) {
+            self.with(at, |_, _| Err(Loss::Host(error)));
+        }
+    }
+
+    /// What has rung: bells of others go to `out`.
+    #[inline]
+    fn hear(&mut self, out: &mut Vec<BellId>) {
+        self.bells.take(&mut self.rung);
+        for at in 0..self.rung.len() {
+            let rung = self.rung[at];
+            match rung.checked_sub(CONNECTIONS) {
+                None => out.push(rung),
+                Some(at) => {
+                    let at = at as usize;
+                    if let Some(Some(connection)) = self.connections.get_mut(at)
+                        && connection.fd().is_some()
+                    {
+                        connection.unread = true;
+                        if std::mem::take(&mut connection.full) {
+                            self.watch_room(at);
+                        }
+                    }
+                }
+            }
+        }
+        self.rung.clear();
+    }
+
+    /// A connection has mail of its supervisor, or its owner has gone.
+    #[cold]
+    fn hear_supervisor(&mut self, at: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        if connection.shared.ended.load(SeqCst) && connection.users == 0 {
+            if let Some(fd) = connection.fd() {
+                self.bells.unwatch(fd);
+            }
+            self.connections[at] = None;
+            return;
+        }
+        let before = connection.fd();
+        self.with(at, |connection, table| {
+            connection.hear_supervisor(table);
+            Ok(())
+        });
+        let after = self.connections[at].as_ref().and_then(Connection::fd);
+        if let Some(fd) = after.filter(|_| before.is_none())
+            && let Err(error) = self.bells.watch(bell(at), fd)
+        {
+            self.with(at, |_, _| Err(Loss::Host(error)));
+        }
+    }
+
+    /// True if something can be done without waiting.
+    fn has_work(&self) -> bool {
+        let can = |connection: &Connection| {
+            connection.unread || connection.can_send() || connection.shared.arrived.load(Relaxed)
+        };
+        !self.ready.is_empty() || self.connections.iter().flatten().any(can)
+    }
+}
+
+impl Engine for Nbd {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
+        let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is no NBD connection");
+        let shared = Shared::of(file).ok_or_else(unknown)?;
+        let here = |known: &Option<Connection>| {
+            known.as_ref().is_some_and(|known| Arc::ptr_eq(&known.shared, &shared))
+        };
+        let at = match self.connections.iter().position(here) {
+            Some(at) => at,
+            None => {
+                if shared.taken.swap(true, SeqCst) {
+                    return Err(io::Error::other("another worker has the NBD connection"));
+                }
+                shared.listen(self.bells.waker());
+                let free = self.connections.iter().position(Option::is_none);
+                let at = free.unwrap_or(self.connections.len());
+                self.connections.resize_with(self.connections.len().max(at + 1), || None);
+                self.connections[at] = Some(Connection::new(shared, number(at), self.limits.depth));
+                self.hear_supervisor(at);
+                at
+            }
+        };
+        if let Some(connection) = &mut self.connections[at] {
+            connection.users += 1;
+        }
+        Ok(FileId(number(at)))
+    }
+
+    fn detach(&mut self, file: FileId) {
+        let at = file.0 as usize;
+        // The connection stays for the guest's next queue, until its disk has gone.
+        if let Some(Some(connection)) = self.connections.get_mut(at) {
+            connection.users -= 1;
+            self.hear_supervisor(at);
+        }
+    }
+
+    fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
+        debug_assert!(bell < CONNECTIONS);
+        self.bells.watch(bell, fd)
+    }
+
+    fn unwatch(&mut self, _bell: BellId, fd: RawFd) {
+        self.bells.unwatch(fd);
+    }
+
+    #[inline]
+    unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
+        if self.in_flight == self.limits.depth {
+            return Err(Full);
+        }
+        // SAFETY: passed on to the caller, who keeps to our limits: no registered buffers.
+        let slot = unsafe { self.operations.begin(io) }.ok_or(Full)?;
+        self.in_flight += 1;
+        self.counters.queued += 1;
+        self.with(io.file.0 as usize, |connection, table| {
+            connection.queue(table, slot);
+            Ok(())
+        });
+        Ok(())
+    }
+
+    #[inline]
+    fn submit(&mut self) -> io::Result<()> {
+        for at in 0..self.connections.len() {
+            if self.connections[at].as_ref().is_some_and(Connection::can_send) {
+                self.send(at);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn reap(&mut self, out: &mut Reaped) -> usize {
+        if self.bells.any() {
+            self.hear(&mut out.rung);
+        }
+        for at in 0..self.connections.len() {
+            let Some(connection) = &self.connections[at] else { continue };
+            if connection.shared.arrived.load(Relaxed) {
+                self.hear_supervisor(at);
+            }
+            if self.connections[at].as_ref().is_some_and(Connection::listens) {
+                self.with(at, Connection::receive);
+            }
+            // What goes on with another request, and what a new connection gets.
+            if self.connections[at].as_ref().is_some_and(Connection::can_send) {
+                self.send(at);
+            }
+        }
+        let found = self.ready.len();
+        out.done.append(&mut self.ready);
+        // At most `depth` are in flight (invariant 1).
+        #[allow(clippy::cast_possible_truncation)]
+        let fewer = found as u32;
+        self.in_flight -= fewer;
+        found
+    }
+
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.bells.poll(&mut self.counters)
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if self.has_work() {
+            return Ok(());
+        }
+        self.bells.wait(timeout, &mut self.counters)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+fn bell(at: usize) -> BellId {
+    CONNECTIONS + number(at)
+}
+
+/// There are fewer disks than descriptors.
+fn number(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(0)
+}

@@ -1,0 +1,272 @@
+//! The handshake, as a client does it: fixed newstyle, `NBD_OPT_GO`, structured replies where the
+//! server has them.
+
+use ringway_nbd_words::{
+    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, OLDSTYLE, OPTION_REPLY_MAGIC,
+    PAYLOAD_MAX, answer, info, offers, option,
+};
+use std::io::{self, Read, Write};
+
+/// The longest answer to an option that is read. Honest ones have a name and a description, 4096
+/// bytes each at most.
+const ANSWER_MAX: u32 = 16 << 10;
+
+/// Answers to one option. Honest servers send fewer than ten.
+const ANSWERS_MAX: u32 = 64;
+
+/// The largest unit of requests that a disk can be made of: what guests know as a block.
+const BLOCK_MAX: u32 = 4096;
+
+/// What a server and this client have agreed upon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// The size of the export.
+    pub bytes: u64,
+    /// What it offers (`NBD_FLAG_*`).
+    pub flags: u16,
+    /// Offsets and lengths are multiples of this, a power of two.
+    pub min_block: u32,
+    /// What it likes best.
+    pub preferred_block: u32,
+    /// The most bytes of a read or write.
+    pub max_block: u32,
+    /// Replies may be structured.
+    pub structured: bool,
+}
+
+impl Negotiated {
+    /// True if the server offers all of this (`NBD_FLAG_*`).
+    #[must_use]
+    pub fn offers(&self, flags: u16) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// Why there is no export.
+#[derive(Debug, thiserror::Error)]
+pub enum HandshakeError {
+    /// What the host says.
+    #[error("the handshake ended: {0}")]
+    Io(#[from] io::Error),
+    /// No server of NBD, or one of those that this client does not know.
+    #[error("{0}")]
+    NoServer(&'static str),
+    /// It refuses.
+    #[error("{0}")]
+    Refused(String),
+    /// It breaks the rules.
+    #[error("the server does not keep to the protocol: {0}")]
+    Malformed(&'static str),
+    /// It offers what no disk can be.
+    #[error("{0}")]
+    Unusable(String),
+}
+
+use HandshakeError::{Malformed, NoServer, Refused, Unusable};
+
+/// Agrees upon an export.
+///
+/// # Errors
+/// [`HandshakeError`]; the connection is of no use then.
+pub(crate) fn handshake(
+    stream: &mut (impl Read + Write),
+    export: &str,
+) -> Result<Negotiated, HandshakeError> {
+    if read_u64(stream)? != NBDMAGIC {
+        return Err(NoServer("what listens there is no NBD server"));
+    }
+    match read_u64(stream)? {
+        IHAVEOPT => {}
+        OLDSTYLE => return Err(NoServer("the server speaks the oldstyle handshake only")),
+        _ => return Err(NoServer("what listens there is no NBD server")),
+    }
+    let flags = read_u16(stream)?;
+    if flags & FLAG_FIXED_NEWSTYLE == 0 {
+        return Err(NoServer("the server does not speak the fixed newstyle handshake"));
+    }
+    let flags = flags & (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
+    stream.write_all(&u32::from(flags).to_be_bytes())?;
+    let structured = offer(stream, option::STRUCTURED_REPLY)?;
+    go(stream, export, structured)
+}
+
+/// Proposes what has no data. False if the server does not know it.
+fn offer(stream: &mut (impl Read + Write), option: u32) -> Result<bool, HandshakeError> {
+    ask(stream, option, &[])?;
+    match take(stream, option)? {
+        (answer::ACK, data) if data.is_empty() => Ok(true),
+        (answer::ACK, _) => Err(Malformed("an acknowledgement with data")),
+        (answer::ERR_TLS_REQD, _) => Err(wants_tls()),
+        (kind, _) if kind & 1 << 31 != 0 => Ok(false),
+        _ => Err(Malformed("an answer of a kind that was not asked for")),
+    }
+}
+
+fn go(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    structured: bool,
+) -> Result<Negotiated, HandshakeError> {
+    let name = u32::try_from(export.len()).map_err(|_| Malformed("the name is too long"))?;
+    let mut data = name.to_be_bytes().to_vec();
+    data.extend_from_slice(export.as_bytes());
+    data.extend_from_slice(&1u16.to_be_bytes());
+    data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
+    ask(stream, option::GO, &data)?;
+    let (mut shape, mut blocks) = (None, (1, 4096, PAYLOAD_MAX));
+    for _ in 0..ANSWERS_MAX {
+        let (kind, data) = take(stream, option::GO)?;
+        match kind {
+            answer::ACK => {
+                let (bytes, flags) = shape.ok_or(Malformed("it does not say how large it is"))?;
+                return judge(bytes, flags, blocks, structured);
+            }
+            answer::INFO => match (number(&data, 0, 2), data.len()) {
+                (Some(kind), 12) if kind == u64::from(info::EXPORT) => {
+                    let flags = number(&data, 10, 2).unwrap_or(0);
+                    shape = Some((number(&data, 2, 8).unwrap_or(0), narrow(flags)));
+                }
+                (Some(kind), 14) if kind == u64::from(info::BLOCK_SIZE) => {
+                    let at = |at| u32::try_from(number(&data, at, 4).unwrap_or(0)).unwrap_or(0);
+                    blocks = (at(2), at(6), at(10));
+                }
+                (Some(kind), _)
+                    if kind != u64::from(info::EXPORT) && kind != u64::from(info::BLOCK_SIZE) => {}
+                _ => return Err(Malformed("what it says of the export has another length")),
+            },
+            answer::ERR_UNKNOWN => return Err(no_export(stream, export)),
+            answer::ERR_TLS_REQD => return Err(wants_tls()),
+            answer::ERR_UNSUP => return Err(NoServer("the server does not know NBD_OPT_GO")),
+            kind if kind & 1 << 31 != 0 => {
+                let why = said(&data);
+                return Err(Refused(format!("the server refuses the export '{export}'{why}")));
+            }
+            _ => return Err(Malformed("an answer of a kind that was not asked for")),
+        }
+    }
+    Err(Malformed("its answer has no end"))
+}
+
+/// With the names of those that there are, if it tells.
+fn no_export(stream: &mut (impl Read + Write), export: &str) -> HandshakeError {
+    let names = list(stream).unwrap_or_default();
+    let which = match names.as_slice() {
+        [] => String::new(),
+        names => format!(". It has: {}", names.join(", ")),
+    };
+    Refused(format!("the server has no export '{export}'{which}"))
+}
+
+fn list(stream: &mut (impl Read + Write)) -> Result<Vec<String>, HandshakeError> {
+    ask(stream, option::LIST, &[])?;
+    let mut names = Vec::new();
+    for _ in 0..ANSWERS_MAX {
+        match take(stream, option::LIST)? {
+            (answer::SERVER, data) => {
+                let len = number(&data, 0, 4).and_then(|len| usize::try_from(len).ok());
+                let name = len.and_then(|len| data.get(4..len.checked_add(4)?));
+                names.push(format!("'{}'", printable(name.ok_or(Malformed("a short name"))?)));
+            }
+            _ => break,
+        }
+    }
+    Ok(names)
+}
+
+/// Whether a disk can be made of it.
+fn judge(
+    bytes: u64,
+    flags: u16,
+    (min_block, preferred_block, max_block): (u32, u32, u32),
+    structured: bool,
+) -> Result<Negotiated, HandshakeError> {
+    let unit = min_block.max(512);
+    let sound = min_block.is_power_of_two()
+        && preferred_block >= min_block
+        && max_block >= preferred_block
+        && flags & offers::HAS_FLAGS != 0;
+    if !sound {
+        return Err(Malformed("its block sizes or flags make no sense"));
+    }
+    if min_block > BLOCK_MAX {
+        return Err(Unusable(format!(
+            "the server takes blocks of {min_block} bytes only, and disks have {BLOCK_MAX} at most"
+        )));
+    }
+    if bytes == 0 || bytes > i64::MAX.cast_unsigned() || !bytes.is_multiple_of(unit.into()) {
+        return Err(Unusable(format!(
+            "the export has {bytes} bytes, and a disk has a positive multiple of {unit}"
+        )));
+    }
+    let max_block = max_block.min(PAYLOAD_MAX) / unit * unit;
+    if max_block == 0 {
+        return Err(Unusable("the server takes less than a sector at a time".to_owned()));
+    }
+    Ok(Negotiated { bytes, flags, min_block, preferred_block, max_block, structured })
+}
+
+fn wants_tls() -> HandshakeError {
+    Refused("the server wants TLS, which is not spoken to NBD servers yet".to_owned())
+}
+
+fn ask(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), HandshakeError> {
+    let mut bytes = IHAVEOPT.to_be_bytes().to_vec();
+    bytes.extend_from_slice(&option.to_be_bytes());
+    let len = u32::try_from(data.len()).map_err(|_| Malformed("the name is too long"))?;
+    bytes.extend_from_slice(&len.to_be_bytes());
+    bytes.extend_from_slice(data);
+    Ok(stream.write_all(&bytes)?)
+}
+
+/// One answer to an option: its kind, and what comes with it.
+fn take(stream: &mut impl Read, option: u32) -> Result<(u32, Vec<u8>), HandshakeError> {
+    if read_u64(stream)? != OPTION_REPLY_MAGIC {
+        return Err(Malformed("an answer does not begin as one"));
+    }
+    if read_u32(stream)? != option {
+        return Err(Malformed("an answer to what was not asked"));
+    }
+    let (kind, len) = (read_u32(stream)?, read_u32(stream)?);
+    if len > ANSWER_MAX {
+        return Err(Malformed("an answer is too long"));
+    }
+    let mut data = vec![0; len as usize];
+    stream.read_exact(&mut data)?;
+    Ok((kind, data))
+}
+
+/// What an error comes with, for people.
+fn said(data: &[u8]) -> String {
+    let text = printable(data);
+    if text.is_empty() { text } else { format!(": {text}") }
+}
+
+fn printable(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
+    text.chars().filter(|letter| !letter.is_control()).collect()
+}
+
+/// The big-endian number of `len` bytes at `at`, if there are so many.
+fn number(bytes: &[u8], at: usize, len: usize) -> Option<u64> {
+    let bytes = bytes.get(at..at + len)?;
+    Some(bytes.iter().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+}
+
+fn narrow(number: u64) -> u16 {
+    u16::try_from(number).unwrap_or(0)
+}
+
+fn read_u64(stream: &mut impl Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    stream.read_exact(&mut bytes).map(|()| u64::from_be_bytes(bytes))
+}
+
+fn read_u32(stream: &mut impl Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    stream.read_exact(&mut bytes).map(|()| u32::from_be_bytes(bytes))
+}
+
+fn read_u16(stream: &mut impl Read) -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    stream.read_exact(&mut bytes).map(|()| u16::from_be_bytes(bytes))
+}

@@ -1,0 +1,240 @@
+//! Names of exports: which server, which of its disks.
+//!
+//! The words are those of the NBD project
+//! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/uri.md>), and `nbd:unix:PATH[:EXPORT]`,
+//! which is shorter.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// The port that the protocol has (IANA).
+const PORT: u16 = 10809;
+
+/// The longest name of an export (protocol: "Strings").
+const EXPORT_MAX: usize = 4096;
+
+/// The longest path of a socket: `sun_path` with the zero at its end.
+const SOCKET_MAX: usize = 107;
+
+/// An export of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where the server listens.
+    pub address: Address,
+    /// Which of its disks; empty for the one it gives to those who name none.
+    pub export: String,
+    said: String,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket, from the root.
+    Unix(PathBuf),
+    /// A port of a host, which is a name or an address.
+    Tcp {
+        /// The host.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+}
+
+/// Why a word names no export.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// Encryption.
+    #[error(
+        "{0}: TLS (nbds://) is not spoken to NBD servers yet. Put a tunnel in between (WireGuard, \
+         ssh -L, stunnel) and name its end as nbd:// or nbd+unix://"
+    )]
+    Tls(String),
+    /// It is neither.
+    #[error(
+        "{word}: {why}. Say nbd:unix:/PATH[:EXPORT], nbd://HOST[:PORT]/EXPORT or \
+             nbd+unix:///EXPORT?socket=/PATH"
+    )]
+    Malformed {
+        /// What was said.
+        word: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+impl Target {
+    /// The schemes of names of exports, those included that are known only to be refused.
+    pub const SCHEMES: [&str; 4] = ["nbd", "nbd+unix", "nbds", "nbds+unix"];
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(word: &str) -> Result<Self, TargetError> {
+        let (scheme, rest) = word.split_once(':').unwrap_or(("", word));
+        if scheme.starts_with("nbds") {
+            return Err(TargetError::Tls(word.to_owned()));
+        }
+        let parsed = match (scheme, rest.strip_prefix("//")) {
+            ("nbd", Some(rest)) => tcp(rest),
+            ("nbd+unix", Some(rest)) => unix_uri(rest),
+            ("nbd", None) => match rest.strip_prefix("unix:") {
+                Some(rest) => unix_words(rest),
+                None => Err("neither unix: nor // follows nbd:"),
+            },
+            _ => Err("it is no name of an export"),
+        };
+        let malformed = |why| TargetError::Malformed { word: word.to_owned(), why };
+        let (address, export) = parsed.map_err(malformed)?;
+        if export.len() > EXPORT_MAX {
+            return Err(malformed("a name of an export has 4096 bytes at most"));
+        }
+        if let Address::Unix(path) = &address {
+            if !path.is_absolute() {
+                return Err(malformed("the path of the socket has to begin with /"));
+            }
+            if path.as_os_str().len() > SOCKET_MAX {
+                return Err(malformed("the path of a socket has 107 bytes at most"));
+            }
+        }
+        Ok(Self { address, export, said: word.to_owned() })
+    }
+}
+
+/// `HOST[:PORT][/EXPORT]`
+fn tcp(rest: &str) -> Result<(Address, String), &'static str> {
+    let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
+    if export.contains(['?', '#']) {
+        return Err("a name of an export has no ? or #: write %3F and %23");
+    }
+    let (host, port) = match authority.strip_prefix('[') {
+        Some(rest) => {
+            let (host, port) = rest.split_once(']').ok_or("a [ has no ]")?;
+            (host, port.strip_prefix(':'))
+        }
+        None => match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    if host.is_empty() || host.contains(['@', '?', '#']) {
+        return Err("no host is named");
+    }
+    let port = port.filter(|port| !port.is_empty()).map_or(Ok(PORT), |port| {
+        port.parse().ok().filter(|&port| port != 0).ok_or("the port is none from 1 to 65535")
+    })?;
+    Ok((Address::Tcp { host: host.to_owned(), port }, decode(export)?))
+}
+
+/// `/EXPORT?socket=PATH`
+fn unix_uri(rest: &str) -> Result<(Address, String), &'static str> {
+    let rest = rest.strip_prefix('/').ok_or("a third / has to follow nbd+unix://")?;
+    let (export, query) = rest.split_once('?').ok_or("?socket=/PATH is missing")?;
+    let path = query.strip_prefix("socket=").ok_or("?socket=/PATH is missing")?;
+    if path.contains('&') {
+        return Err("nothing but a socket can be said behind the ?");
+    }
+    Ok((Address::Unix(OsString::from_vec(decode_bytes(path)?).into()), decode(export)?))
+}
+
+/// `PATH[:EXPORT]`, and as QEMU has it `PATH[:exportname=EXPORT]`.
+fn unix_words(rest: &str) -> Result<(Address, String), &'static str> {
+    let (path, export) = rest.split_once(':').unwrap_or((rest, ""));
+    let export = export.strip_prefix("exportname=").unwrap_or(export);
+    Ok((Address::Unix(path.into()), export.to_owned()))
+}
+
+fn decode(text: &str) -> Result<String, &'static str> {
+    String::from_utf8(decode_bytes(text)?).map_err(|_| "a name of an export is UTF-8")
+}
+
+/// `%2F` becomes `/`.
+fn decode_bytes(text: &str) -> Result<Vec<u8>, &'static str> {
+    let mut parts = text.as_bytes().split(|&byte| byte == b'%');
+    let mut bytes = parts.next().unwrap_or_default().to_vec();
+    for part in parts {
+        let code = part.get(..2).filter(|code| code.iter().all(u8::is_ascii_hexdigit));
+        let code = code.and_then(|code| std::str::from_utf8(code).ok());
+        let code = code.and_then(|code| u8::from_str_radix(code, 16).ok());
+        bytes.push(code.ok_or("two hexadecimal digits have to follow a %")?);
+        bytes.extend_from_slice(&part[2..]);
+    }
+    if bytes.contains(&0) { Err("a name has no zero byte") } else { Ok(bytes) }
+}
+
+/// As it was said.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.said)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => write!(f, "{}", path.display()),
+            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_ways_to_name_an_export_are_understood() {
+        let unix = |path: &str| Address::Unix(path.into());
+        let tcp = |host: &str, port| Address::Tcp { host: host.into(), port };
+        for (word, address, export) in [
+            ("nbd:unix:/run/x.sock", unix("/run/x.sock"), ""),
+            ("nbd:unix:/run/x.sock:disk", unix("/run/x.sock"), "disk"),
+            ("nbd:unix:/run/x.sock:exportname=disk", unix("/run/x.sock"), "disk"),
+            ("nbd:unix:/x:a:b", unix("/x"), "a:b"),
+            ("nbd+unix:///?socket=/run/x.sock", unix("/run/x.sock"), ""),
+            ("nbd+unix:///a%20b/c?socket=/r%3ax", unix("/r:x"), "a b/c"),
+            ("nbd://host", tcp("host", 10809), ""),
+            ("nbd://host/disk", tcp("host", 10809), "disk"),
+            ("nbd://10.0.0.1:99/", tcp("10.0.0.1", 99), ""),
+            ("nbd://[::1]:99/d", tcp("::1", 99), "d"),
+            ("nbd://[::1]//d", tcp("::1", 10809), "/d"),
+        ] {
+            let target: Target = word.parse().unwrap();
+            assert_eq!((&target.address, target.export.as_str()), (&address, export), "{word}");
+            assert_eq!(target.to_string(), word);
+        }
+    }
+
+    #[test]
+    fn what_names_no_export_is_refused_with_the_reason() {
+        let long = format!("nbd:unix:/{}", "x".repeat(107));
+        for (word, why) in [
+            ("nbd:x", "neither unix: nor //"),
+            ("nbd:unix:", "has to begin with /"),
+            ("nbd:unix:x.sock", "has to begin with /"),
+            (long.as_str(), "107 bytes"),
+            ("nbd://", "no host"),
+            ("nbd://:99/x", "no host"),
+            ("nbd://h:0/x", "from 1 to 65535"),
+            ("nbd://h:99999/x", "from 1 to 65535"),
+            ("nbd://[::1/x", "has no ]"),
+            ("nbd://h/x?y", "write %3F"),
+            ("nbd+unix://x?socket=/y", "a third /"),
+            ("nbd+unix:///x", "?socket=/PATH is missing"),
+            ("nbd+unix:///x?socket=/y&tls=1", "nothing but a socket"),
+            ("nbd+unix:///%4?socket=/y", "two hexadecimal digits"),
+            ("nbd+unix:///%+1?socket=/y", "two hexadecimal digits"),
+            ("nbd+unix:///%00?socket=/y", "no zero byte"),
+            ("nbd+unix:///%ff?socket=/y", "is UTF-8"),
+            ("nbds://host/x", "TLS"),
+            ("nbds+unix:///x?socket=/y", "TLS"),
+        ] {
+            let error = word.parse::<Target>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{word}: ")) && error.contains(why), "{error}");
+        }
+    }
+}

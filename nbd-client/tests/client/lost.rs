@@ -1,0 +1,194 @@
+//! Rows F4 to F7 of docs/hazards.md: connections that are lost, and come back.
+
+use crate::rig::Rig;
+use crate::server::{Asked, FACTS, Facts, Server};
+use ringway_aio::IoOp;
+use ringway_nbd_client::Patience;
+use ringway_nbd_words::{command, offers};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+#[test]
+fn f04_what_was_not_answered_is_sent_again_in_order_before_anything_new() {
+    let (told, asked) = channel();
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(
+        dir.path(),
+        |_| FACTS,
+        move |number, conn| {
+            for at in 0.. {
+                let asked = conn.asked()?;
+                told.send((number, asked.kind, asked.offset)).unwrap();
+                // The first connection answers the second request alone, and ends after the sixth.
+                match (number, at) {
+                    (0, 1) => conn.obey(&asked)?,
+                    (0, 5) => return Ok(()),
+                    (0, _) => {}
+                    _ => conn.obey(&asked)?,
+                }
+            }
+            Ok(())
+        },
+    );
+    let mut rig = Rig::new(&server.path, Patience::default());
+    for at in 0..6 {
+        let op = if at % 2 == 0 { IoOp::WriteDurable } else { IoOp::Read };
+        rig.queue(op, at * 512, 512, &[5; 512]);
+    }
+    rig.submit();
+    let first: Vec<_> = (0..6).map(|_| asked.recv().unwrap()).collect();
+    assert!(first.iter().map(|(_, _, offset)| *offset).eq((0..6).map(|at| at * 512)));
+    // While there is no connection, or just when it is lost.
+    rig.queue(IoOp::WriteDurable, 1 << 19, 512, &[6; 512]);
+    assert!(rig.reap(7).iter().all(|&(_, result)| result == 512));
+    let again: Vec<_> = asked.try_iter().filter(|(number, ..)| *number == 1).collect();
+    let wanted: Vec<_> = [0, 2, 3, 4, 5].map(|at| (1, first[at].1, first[at].2)).into();
+    assert_eq!(again[..5], wanted);
+    assert_eq!(again[5..], [(1, command::WRITE, 1 << 19)]);
+}
+
+/// A server whose first connection ends at the first request after `writes` of them and, if asked,
+/// a flush; whether a flush succeeds on the next one.
+fn flush_after(flags: u16, op: IoOp, flushed: bool) -> (i32, i32) {
+    let dir = tempfile::tempdir().unwrap();
+    let facts = Facts { flags: flags | offers::HAS_FLAGS, ..FACTS };
+    let server = Server::start(
+        dir.path(),
+        move |_| facts,
+        |number, conn| {
+            loop {
+                let asked = conn.asked()?;
+                if number == 0 && asked.kind == command::READ {
+                    return Ok(());
+                }
+                conn.obey(&asked)?;
+            }
+        },
+    );
+    let mut rig = Rig::new(&server.path, Patience::default());
+    rig.one(op, 0, 512, &[1; 512]);
+    if flushed {
+        assert_eq!(rig.flush(), 0);
+    }
+    assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
+    (rig.flush(), rig.flush())
+}
+
+#[test]
+fn f05_writes_that_may_be_lost_have_flushes_fail_for_good() {
+    let (flush, fua) = (offers::SEND_FLUSH, offers::SEND_FUA);
+    let failed = (-libc::EIO, -libc::EIO);
+    assert_eq!(flush_after(flush | fua, IoOp::Write, false), failed);
+    assert_eq!(flush_after(flush, IoOp::Write, false), failed);
+    // What was flushed, or durable by itself, is not lost; nor is it where there is nothing to flush.
+    assert_eq!(flush_after(flush | fua, IoOp::Write, true), (0, 0));
+    assert_eq!(flush_after(flush | fua, IoOp::WriteDurable, false), (0, 0));
+    assert_eq!(flush_after(flush, IoOp::WriteDurable, false), (0, 0));
+    assert_eq!(flush_after(0, IoOp::Write, false), (0, 0));
+}
+
+#[test]
+fn f05_a_flush_covers_what_was_answered_before_it_alone() {
+    let (told, asked) = channel();
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(
+        dir.path(),
+        |_| FACTS,
+        move |number, conn| {
+            if number > 0 {
+                return conn.serve();
+            }
+            // The flush is answered after a write that came later.
+            let (flush, write) = (conn.asked()?, conn.asked()?);
+            conn.obey(&write)?;
+            conn.obey(&flush)?;
+            told.send(()).unwrap();
+            conn.asked().map(drop)
+        },
+    );
+    let mut rig = Rig::new(&server.path, Patience::default());
+    rig.queue(IoOp::Sync, 0, 0, &[]);
+    rig.queue(IoOp::Write, 0, 512, &[1; 512]);
+    assert_eq!(rig.reap(2), [(0, 0), (1, 512)]);
+    asked.recv().unwrap();
+    assert_eq!(rig.read(512, 512).unwrap().len(), 512);
+    assert_eq!(rig.flush(), -libc::EIO);
+}
+
+#[test]
+fn f05_a_flush_that_was_under_way_does_not_hide_what_was_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(
+        dir.path(),
+        |_| FACTS,
+        |number, conn| {
+            loop {
+                let asked: Asked = conn.asked()?;
+                if number == 0 && asked.kind == command::FLUSH {
+                    return Ok(());
+                }
+                conn.obey(&asked)?;
+            }
+        },
+    );
+    let mut rig = Rig::new(&server.path, Patience::default());
+    assert_eq!(rig.write(0, &[1; 512]), 512);
+    assert_eq!(rig.flush(), -libc::EIO);
+}
+
+#[test]
+fn f06_after_a_while_requests_fail_until_there_is_a_server_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(
+        dir.path(),
+        |_| FACTS,
+        |number, conn| {
+            if number == 0 {
+                let asked = conn.asked()?;
+                std::fs::rename(
+                    conn.stream.local_addr()?.as_pathname().unwrap(),
+                    conn.stream.local_addr()?.as_pathname().unwrap().with_extension("away"),
+                )?;
+                drop(asked);
+                return Ok(());
+            }
+            conn.serve()
+        },
+    );
+    let patience = Patience { give_up: Some(Duration::from_millis(100)), ..Patience::default() };
+    let mut rig = Rig::new(&server.path, patience);
+    // One that was under way, and one that comes later.
+    assert_eq!(rig.read(0, 512), Err(libc::ENOTCONN));
+    assert_eq!(rig.write(0, &[1; 512]), -libc::ENOTCONN);
+    std::fs::rename(server.path.with_extension("away"), &server.path).unwrap();
+    let begun = std::time::Instant::now();
+    while rig.write(0, &[1; 512]) != 512 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
+}
+
+#[test]
+fn f07_another_export_is_not_taken_for_the_same() {
+    for other in [Facts { bytes: 1 << 19, ..FACTS }, Facts { flags: FACTS.flags | 2, ..FACTS }] {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(
+            dir.path(),
+            move |number| if (1..4).contains(&number) { other } else { FACTS },
+            |number, conn| match number {
+                0 => conn.asked().map(drop),
+                1..4 => {
+                    // Nobody asks it anything.
+                    let asked = conn.asked();
+                    assert!(asked.is_err(), "{asked:?}");
+                    Ok(())
+                }
+                _ => conn.serve(),
+            },
+        );
+        let mut rig = Rig::new(&server.path, Patience::default());
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+        assert_eq!(server.disk.lock().unwrap()[..512], [1; 512]);
+    }
+}

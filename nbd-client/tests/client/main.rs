@@ -1,0 +1,11 @@
+//! The engine against servers that do what a test has them do: honest ones, and others.
+
+// Content is bytes of larger numbers.
+#![allow(clippy::cast_possible_truncation)]
+#![allow(missing_docs)]
+
+mod data;
+mod hostile;
+mod lost;
+mod rig;
+mod server;

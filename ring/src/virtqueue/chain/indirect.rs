@@ -1,0 +1,145 @@
+//! Indirect tables (§2.7.5.3, §2.8.7), and what else few chains need.
+
+use super::Chain;
+use crate::virtqueue::chain_error::ChainError;
+use crate::virtqueue::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use ringway_core::Segment;
+use ringway_core::mem::{Access, Segments, Translator};
+use std::ptr::NonNull;
+
+impl Chain {
+    /// Puts a chain together by hand (with the feature `assemble`, for tests and fuzzers): first what the
+    /// device reads, then what it writes, as (address, length).
+    ///
+    /// # Errors
+    /// As [`Chain`] checks what it reads from a ring.
+    #[cfg(any(test, feature = "assemble"))]
+    pub fn assemble(
+        &mut self,
+        readable: &[(u64, u32)],
+        writable: &[(u64, u32)],
+    ) -> Result<(), ChainError> {
+        self.clear();
+        for &(addr, len) in readable {
+            self.add(Desc { addr, len, flags: 0, next: 0 })?;
+        }
+        for &(addr, len) in writable {
+            self.add(Desc { addr, len, flags: DESC_F_WRITE, next: 0 })?;
+        }
+        Ok(())
+    }
+
+    /// Notes which pages of all buffers are not known to a translator behind an IOMMU.
+    #[cold]
+    pub fn note_misses(&self, mem: &mut Translator) {
+        for (descs, access) in [(self.readable(), Access::Read), (self.writable(), Access::Write)] {
+            descs.iter().for_each(|desc| mem.note_misses(desc.addr, desc.len, access));
+        }
+    }
+
+    pub(super) fn walk_indirect(
+        &mut self,
+        table: Desc,
+        mem: &mut Translator,
+    ) -> Result<(), ChainError> {
+        let table = Table::open(table, mem)?;
+        let mut index = 0;
+        for _ in 0..table.entries {
+            if index >= table.entries {
+                return Err(ChainError::OutOfRange(u16::try_from(index).unwrap_or(u16::MAX)));
+            }
+            let desc = table.read(index, mem)?;
+            if desc.flags & DESC_F_INDIRECT != 0 {
+                return Err(ChainError::BadIndirect);
+            }
+            self.add(desc)?;
+            if desc.flags & DESC_F_NEXT == 0 {
+                return Ok(());
+            }
+            index = usize::from(desc.next);
+        }
+        Err(ChainError::TooLong)
+    }
+
+    /// Copies an indirect table of a packed ring: all entries, in order. Flags other than WRITE are
+    /// ignored there, and so are buffer ids (§2.8.7).
+    pub(in crate::virtqueue) fn walk_packed_table(
+        &mut self,
+        table: Desc,
+        mem: &mut Translator,
+    ) -> Result<(), ChainError> {
+        let table = Table::open(table, mem)?;
+        for index in 0..table.entries {
+            // The flags are the last field of a packed descriptor, where split ones have `next`.
+            let desc = table.read(index, mem)?;
+            self.add(Desc { flags: desc.next & DESC_F_WRITE, ..desc })?;
+        }
+        Ok(())
+    }
+}
+
+/// An indirect table (§2.7.5.3, §2.8.7) of a plausible length.
+struct Table {
+    /// Where it is mapped, if it lies in one region.
+    base: Option<*mut u8>,
+    addr: u64,
+    entries: usize,
+}
+
+impl Table {
+    #[inline]
+    fn open(table: Desc, mem: &mut Translator) -> Result<Self, ChainError> {
+        let bytes = table.len as usize;
+        let entries = bytes / size_of::<Desc>();
+        let odd = !bytes.is_multiple_of(size_of::<Desc>());
+        if bytes == 0 || odd || entries > Chain::INDIRECT_MAX {
+            return Err(ChainError::BadIndirect);
+        }
+        let base = mem.one(table.addr, table.len);
+        let base = base.filter(|base| (*base as usize).is_multiple_of(align_of::<Desc>()));
+        Ok(Self { base, addr: table.addr, entries })
+    }
+
+    /// Copies an entry, once.
+    #[inline]
+    fn read(&self, index: usize, mem: &mut Translator) -> Result<Desc, ChainError> {
+        debug_assert!(index < self.entries);
+        let at = index * size_of::<Desc>();
+        match self.base {
+            // SAFETY: the table lies in one mapped region and the entry in the table; `open` checked
+            // the alignment. Volatile: the driver may write at the same time; only the copy is used.
+            #[allow(clippy::cast_ptr_alignment)]
+            Some(base) => Ok(unsafe { base.add(at).cast::<Desc>().read_volatile() }),
+            None => {
+                let addr = self.addr.checked_add(at as u64);
+                read_straddling(addr.ok_or(ChainError::TableUnmapped)?, mem)
+            }
+        }
+    }
+}
+
+/// Reads a descriptor that is unaligned or lies over the seam of two regions, byte by byte.
+#[cold]
+fn read_straddling(addr: u64, mem: &mut Translator) -> Result<Desc, ChainError> {
+    let mut room = [Segment::EMPTY; 16];
+    // SAFETY: the list does not outlive `room`, which nothing else touches.
+    let mut parts = unsafe { Segments::over(NonNull::from_mut(&mut room[..])) };
+    if !mem.resolve(addr, 16, Access::Read, &mut parts) {
+        return Err(ChainError::TableUnmapped);
+    }
+    let mut bytes = [0; 16];
+    // SAFETY: `resolve` only names mapped guest memory; `bytes` is our own.
+    unsafe { parts.gather(0, &mut bytes) };
+    let word = |range: std::ops::Range<usize>| {
+        bytes[range].iter().rev().fold(0u64, |word, &byte| word << 8 | u64::from(byte))
+    };
+    // Each field is as wide as the bytes it is made of.
+    #[allow(clippy::cast_possible_truncation)]
+    let desc = Desc {
+        addr: word(0..8),
+        len: word(8..12) as u32,
+        flags: word(12..14) as u16,
+        next: word(14..16) as u16,
+    };
+    Ok(desc)
+}

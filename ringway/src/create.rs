@@ -1,0 +1,165 @@
+//! `ringway create`: new images.
+//!
+//! An image is made under another name, made durable, and only then gets its own: whoever looks finds
+//! nothing or all of it.
+
+use crate::new_file;
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::{Args, ValueHint};
+use ringway_control::config::Format as Said;
+use ringway_control::log::LogArgs;
+use ringway_control::size::Size;
+use ringway_disk::{Backing, BackingError, NewFile, is_named_qcow2};
+use ringway_image::{CLUSTER_BITS_DEFAULT, Format, NewImage, printable};
+use ringway_terminal::{logging, output};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const EXAMPLES: &str = "\
+Examples:
+  ringway create disk.img --size 10G                       a raw image
+  ringway create disk.qcow2 --size 10G                     a qcow2 image
+  ringway create vm7.qcow2 --backing base.qcow2            a clone, in a moment
+  ringway create vm7.qcow2 --backing debian.raw --size 40G and larger than that
+  ringway create vm7 --format qcow2 --backing base --backing-format raw
+
+FILE is a path from here, as in any shell. The image names it relative to its
+own folder if FILE is a relative path, and as it is if FILE begins with a slash.
+Whoever changes FILE later spoils all images that are based on it.
+Exit status: 0 made, 1 failed and nothing was made, 2 wrong usage.";
+
+/// What `ringway create` is told.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct CreateArgs {
+    /// The image to make.
+    #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
+    image: PathBuf,
+    /// Bytes of disk (512, 64K, 10G, 1T) [default: those of FILE].
+    #[arg(long, value_name = "SIZE", required_unless_present = "backing")]
+    size: Option<Size>,
+    /// Its format [default: qcow2 with --backing or if IMAGE ends in .qcow2, else raw].
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Said>,
+    /// The image that it is based on: what was not written comes from there.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    backing: Option<PathBuf>,
+    /// The format of FILE [default: qcow2 if its name ends in .qcow2, else raw].
+    #[arg(long, value_enum, value_name = "FORMAT", requires = "backing")]
+    backing_format: Option<Said>,
+    /// Bytes of a cluster, a power of two from 512 to 2M [default: 64K].
+    #[arg(long, value_name = "SIZE")]
+    cluster_size: Option<Size>,
+    /// Overwrite IMAGE, if it is a file that nobody uses.
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Carries out `ringway create`.
+///
+/// # Errors
+/// What is wrong; nothing was made then.
+pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
+    logging::start(log, None, None);
+    let name = printable(&args.image);
+    let format = match args.format {
+        Some(said) => format_of(said),
+        None if args.backing.is_some() || is_named_qcow2(&args.image) => Format::Qcow2,
+        None => Format::Raw,
+    };
+    if format == Format::Raw {
+        let other = match (&args.backing, &args.cluster_size) {
+            (Some(_), _) => Some("--backing"),
+            (_, Some(_)) => Some("--cluster-size"),
+            _ => None,
+        };
+        if let Some(option) = other {
+            bail!("{name}: {option} is for qcow2 images. Add --format qcow2, or leave it out");
+        }
+    }
+    let target = new_file::place(&args.image)?;
+    let backing = args.backing.as_deref().map(|file| backing(args, file)).transpose()?;
+    let size = match (args.size, &backing) {
+        (Some(Size(bytes)), _) => bytes,
+        (None, Some(backing)) => backing.virtual_size.next_multiple_of(512),
+        (None, None) => bail!("{name}: how large? Add --size SIZE"),
+    };
+    ensure!(
+        size > 0 && size.is_multiple_of(512),
+        "{name}: its size, {size} bytes, is not a positive multiple of 512 bytes"
+    );
+    let folder = target.parent().context("an image has a folder")?;
+    let named = |backing: &Backing| {
+        let name = backing.name_in(folder);
+        let name = name.with_context(|| format!("--backing {}", printable(&backing.path)))?;
+        anyhow::Ok((name, backing.format))
+    };
+    let based_on = backing.as_ref().map(named).transpose()?;
+    let identity = backing.as_ref().map(|backing| backing.identity);
+    new_file::spare(&args.image, &target, args.force, identity)?;
+    let cannot = || format!("{name}: cannot make it");
+    // Nobody but its owner may read it, as with `serve --size`.
+    let new = NewFile::begin(&target, 0o600).with_context(cannot)?;
+    match format {
+        Format::Raw => new.file().set_len(size).with_context(cannot)?,
+        Format::Qcow2 => {
+            let cluster_bits = cluster_bits(args.cluster_size)?;
+            let backing = based_on.as_ref().map(|(name, format)| (&**name, *format));
+            let image = NewImage { virtual_size: size, cluster_bits, backing };
+            image.write(new.file()).with_context(cannot)?;
+        }
+    }
+    new.finish(args.force).with_context(cannot)?;
+    if !log.quiet {
+        output::print(&report(args, format, size, based_on))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What was made; `based_on` is the name and the format of what holds the rest.
+fn report(
+    args: &CreateArgs,
+    format: Format,
+    size: u64,
+    based_on: Option<(PathBuf, Format)>,
+) -> String {
+    let name = printable(&args.image);
+    let Some((backing, kind)) = based_on else {
+        return format!("{name}: made, {}, {format}\n", Size(size));
+    };
+    let base = printable(&backing);
+    let outside = backing.is_absolute() || backing.starts_with("..");
+    let hint = if outside {
+        "; --backing-root has to allow its folder where the image is served"
+    } else {
+        ""
+    };
+    format!("{name}: made, {}, {format}, based on {base} ({kind}){hint}\n", Size(size))
+}
+
+fn format_of(said: Said) -> Format {
+    match said {
+        Said::Raw => Format::Raw,
+        Said::Qcow2 => Format::Qcow2,
+    }
+}
+
+fn cluster_bits(said: Option<Size>) -> anyhow::Result<u32> {
+    let Some(Size(bytes)) = said else { return Ok(CLUSTER_BITS_DEFAULT) };
+    ensure!(
+        bytes.is_power_of_two() && ringway_image::CLUSTER_BITS.contains(&bytes.ilog2()),
+        "--cluster-size {bytes}: a cluster has 512, 1K, 2K, … or 2M bytes"
+    );
+    Ok(bytes.ilog2())
+}
+
+/// Looks at the file that the image will be based on.
+fn backing(args: &CreateArgs, path: &Path) -> anyhow::Result<Backing> {
+    Backing::look(path, args.backing_format.map(format_of)).map_err(|error| {
+        let hint = match error {
+            BackingError::Foreign(_) => " (--backing-format)",
+            _ => "",
+        };
+        anyhow!("--backing {}: {error}{hint}", printable(path))
+    })
+}

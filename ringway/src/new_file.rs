@@ -1,0 +1,64 @@
+//! Where a new image is going to be, and what it may overwrite.
+
+use anyhow::{Context, bail, ensure};
+use ringway_disk::{LockError, lock_image};
+use ringway_image::printable;
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Device and inode.
+pub(crate) type Identity = (u64, u64);
+
+/// Where an image is going to be: a name in a folder without links. A link to an image is followed.
+///
+/// # Errors
+/// That it cannot be anywhere.
+pub(crate) fn place(image: &Path) -> anyhow::Result<PathBuf> {
+    let name = printable(image);
+    match image.canonicalize() {
+        Ok(path) => return Ok(path),
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| format!("{name}: cannot look at it")),
+    }
+    ensure!(!image.is_symlink(), "{name}: it is a link to a file that is not there");
+    let last = image.file_name().with_context(|| format!("{name}: it names no file"))?;
+    let folder = image.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new(".")).canonicalize();
+    let folder = folder.with_context(|| format!("{name}: its folder cannot be found"))?;
+    Ok(folder.join(last))
+}
+
+/// Refuses to overwrite what was not meant, or what is in use.
+///
+/// # Errors
+/// Why it is not overwritten.
+pub(crate) fn spare(
+    image: &Path,
+    target: &Path,
+    force: bool,
+    backing: Option<Identity>,
+) -> anyhow::Result<()> {
+    let name = printable(image);
+    let look = || format!("{name}: cannot look at it");
+    let meta = match target.symlink_metadata() {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(look),
+    };
+    ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
+    ensure!(force, "{name}: it is there already. --force overwrites it");
+    ensure!(backing != Some((meta.dev(), meta.ino())), "{name}: it cannot be based on itself");
+    let file = File::open(target).with_context(look)?;
+    match lock_image(&file, false) {
+        Ok(()) => Ok(()),
+        Err(LockError::Host(error)) => {
+            tracing::warn!("cannot lock {name}: {error}");
+            Ok(())
+        }
+        Err(error) => {
+            bail!("{name}: it is in use by {}: it is not overwritten", error.holder(&file))
+        }
+    }
+}

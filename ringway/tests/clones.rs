@@ -1,0 +1,279 @@
+//! Clones that a daemon makes: where they are, what becomes of them, what they cost.
+#![allow(missing_docs, clippy::cast_possible_truncation)]
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
+use ringway_driver::Options;
+use ringway_testkit::{Need, skip};
+use serde_json::Value;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Bytes of the base.
+const BYTES: usize = 8 << 20;
+
+/// A base of which each sector says which one it is, and a folder for clones.
+fn base() -> tempfile::TempDir {
+    let dir = folder();
+    let content: Vec<u8> = (0..BYTES).map(|at| (at / 512 % 251) as u8).collect();
+    std::fs::write(dir.path().join("base.raw"), content).unwrap();
+    std::fs::create_dir(dir.path().join("clones")).unwrap();
+    dir
+}
+
+fn sector(dir: &Path, socket: &str, sector: u64) -> u8 {
+    let mut device = Options::new().connect(dir.join(socket)).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let bytes = read(&device, &mut queue, sector);
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+    bytes[0]
+}
+
+fn put(dir: &Path, socket: &str, sector: u64, byte: u8) {
+    let mut device = Options::new().connect(dir.join(socket)).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, sector, byte));
+}
+
+/// QEMU's verdict on an image that nobody has.
+fn whole(dir: &Path, image: &str) {
+    // What a killed daemon has started ends a moment after it; --force-share would not see that.
+    let deadline = Instant::now() + PATIENCE;
+    let checked = loop {
+        let checked =
+            Command::new("qemu-img").args(["check", "-q", image]).current_dir(dir).output();
+        match checked {
+            Ok(output) if text(&output.stderr).contains("\" lock") && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            checked => break checked,
+        }
+    };
+    match checked {
+        // Leaks are what a kill may leave.
+        Ok(output) => assert!(
+            matches!(output.status.code(), Some(0 | 3)),
+            "{image}: {}",
+            text(&output.stderr)
+        ),
+        Err(_) => skip(Need::Qemu, "qemu-img".to_owned()),
+    }
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> Value {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl"]).args(args).arg("--json").current_dir(dir);
+    let output = run(command);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_clone_is_made_served_and_found_again() {
+    let dir = base();
+    let dir = dir.path();
+    let before = std::fs::read(dir.join("base.raw")).unwrap();
+    let args = ["base.raw", "--overlay", "clones", "--socket", "vm7.sock"];
+    for (round, more) in [&[][..], &["--sandbox", "off"], &["--isolate"], &["--cache", "none"]]
+        .into_iter()
+        .enumerate()
+    {
+        let daemon = Daemon::serve(dir, &[&args[..], more].concat());
+        let round = round as u8;
+        if round > 0 {
+            assert_eq!(sector(dir, "vm7.sock", 5), 100 + round - 1, "what the last one wrote");
+        }
+        put(dir, "vm7.sock", 5, 100 + round);
+        assert_eq!(sector(dir, "vm7.sock", 6), 6, "the base's");
+        // Ended, or killed.
+        if round == 1 {
+            daemon.kill()
+        } else {
+            drop(daemon.stop())
+        }
+        whole(dir, "clones/vm7.qcow2");
+    }
+    let mode = dir.join("clones/vm7.qcow2").metadata().unwrap().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let names: Vec<_> = std::fs::read_dir(dir.join("clones")).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    assert!(std::fs::read(dir.join("base.raw")).unwrap() == before, "nobody writes the base");
+    // The same by its own name, larger, on a clone as its base.
+    let args = ["two", "--base", "clones/vm7.qcow2", "--size", "9M", "--socket", "two.sock"];
+    let daemon = Daemon::serve(dir, &[&args[..], &["--backing-root", "."]].concat());
+    assert_eq!((sector(dir, "two.sock", 5), sector(dir, "two.sock", 6)), (103, 6));
+    assert_eq!(sector(dir, "two.sock", (9 << 11) - 1), 0, "behind the base");
+    daemon.stop();
+    whole(dir, "two");
+}
+
+#[test]
+fn only_a_clone_of_this_base_is_served_as_one() {
+    let dir = base();
+    let dir = dir.path();
+    std::fs::copy(dir.join("base.raw"), dir.join("other.raw")).unwrap();
+    let create = |args: &[&str]| {
+        let mut command = ringway();
+        command.arg("create").args(args).current_dir(dir);
+        assert!(run(command).status.success());
+    };
+    create(&["clones/other.qcow2", "--backing", "other.raw"]);
+    create(&["clones/alone.qcow2", "--size", "1M"]);
+    std::fs::write(dir.join("clones/raw.qcow2"), vec![0; 4096]).unwrap();
+    let refused = |args: &[&str], words: &[&str]| {
+        let mut command = ringway();
+        command.arg("serve").args(args).args(["--socket", "s"]).current_dir(dir);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert!(!output.status.success(), "{args:?}");
+        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    };
+    let before = common::snapshot(dir);
+    let on_base = |image: &'static str| [image, "--base", "base.raw"];
+    refused(&on_base("clones/other.qcow2"), &["other.qcow2", "not based on", "base.raw"]);
+    refused(&on_base("clones/raw.qcow2"), &["no qcow2 image"]);
+    refused(&on_base("nowhere/new.qcow2"), &["folder does not exist"]);
+    refused(&["a", "--base", "gone.raw"], &["gone.raw", "nothing can be based on it"]);
+    refused(
+        &["a", "--base", "clones/alone.qcow2", "--base-format", "raw", "--size", "1"],
+        &["size"],
+    );
+    refused(&["a", "--ephemeral"], &["add base"]);
+    refused(&["base.raw", "--base", "base.raw"], &["base.raw"]);
+    assert!(common::snapshot(dir) == before, "nothing was made or changed");
+    // One that was merged with its base is based on nothing any more.
+    let args = ["clones/alone.qcow2", "--base", "base.raw", "--socket", "s"];
+    Daemon::serve(dir, &args).stop();
+    // A header may say what it likes: the base that is said is the one that is opened.
+    create(&["clones/far.qcow2", "--backing", "base.raw"]);
+    let args = ["clones/far.qcow2", "--format", "qcow2", "--socket", "s"];
+    refused(&args[..3], &["--backing-root"]);
+    Daemon::serve(dir, &["clones/far.qcow2", "--base", "base.raw", "--socket", "s"]).stop();
+}
+
+#[test]
+fn an_ephemeral_clone_goes_with_its_disk_and_not_with_the_daemon() {
+    let dir = base();
+    let dir = dir.path();
+    let words = |name: &str, more: &str| {
+        format!("[[disk]]\nbase = 'base.raw'\noverlay = 'clones'\nsocket = '{name}.sock'\n{more}\n")
+    };
+    let file = |disks: &[(&str, &str)]| {
+        let disks: String = disks.iter().map(|(name, more)| words(name, more)).collect();
+        std::fs::write(dir.join("conf"), format!("control = 'ctl'\n{disks}")).unwrap();
+    };
+    let here = |name: &str| dir.join(format!("clones/{name}.qcow2")).exists();
+    let (goes, stays) = ("ephemeral = true", "");
+    let apart = "ephemeral = true\nisolate = true";
+    file(&[("a", goes), ("b", stays), ("c", apart), ("d", goes)]);
+    let daemon = Daemon::serve(dir, &["--config", "conf"]);
+    put(dir, "a.sock", 5, 77);
+    put(dir, "c.sock", 5, 78);
+    daemon.stop();
+    assert!(here("a") && here("c"), "a guest may come back");
+    Daemon::serve(dir, &["--config", "conf"]).kill();
+    let daemon = Daemon::serve(dir, &["--config", "conf"]);
+    assert_eq!((sector(dir, "a.sock", 5), sector(dir, "c.sock", 5)), (77, 78));
+    let list = ctl(dir, &["list"]);
+    let of = |nth: usize, word: &str| list["disks"][nth]["qcow2"][word].clone();
+    assert_eq!((of(0, "ephemeral"), of(1, "ephemeral")), (true.into(), false.into()));
+    assert!(of(0, "base").as_str().unwrap().ends_with("base.raw"));
+    for name in ["a", "b", "c"] {
+        ctl(dir, &["remove", &format!("{name}.sock")]);
+    }
+    assert_eq!((here("a"), here("b"), here("c"), here("d")), (false, true, false, true));
+    // The same by the control socket.
+    let add = ["add", "base.raw", "--overlay", "clones", "--socket", "e.sock", "--ephemeral"];
+    ctl(dir, &add);
+    put(dir, "e.sock", 9, 9);
+    assert!(here("e"));
+    ctl(dir, &["remove", "e.sock"]);
+    assert!(!here("e"));
+    // A file that names it no more.
+    file(&[("b", stays)]);
+    ctl(dir, &["reload"]);
+    assert_eq!((here("b"), here("d")), (true, false));
+    // What cannot be added takes nothing away that was there.
+    let args = ["add", "base.raw", "--overlay", "clones", "--socket", "f.sock"];
+    ctl(dir, &args);
+    ctl(dir, &["remove", "f.sock"]);
+    file(&[
+        ("b", stays),
+        ("f", goes),
+        ("g", "ephemeral = true\nserial = 'much too long for a serial number'"),
+    ]);
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl", "reload"]).current_dir(dir);
+    assert!(!run(command).status.success());
+    assert_eq!((here("f"), here("g")), (true, false));
+    daemon.stop();
+}
+
+/// Descriptors of a process that lead to a file.
+fn opened(pid: u32, path: &Path) -> usize {
+    let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    fds.filter(|fd| std::fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|to| to == path))
+        .count()
+}
+
+fn kib(pid: u32, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).unwrap();
+    line.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap()
+}
+
+/// `RINGWAY_CLONES=1000 cargo test -p ringway --test clones many -- --nocapture` prints what that many
+/// cost.
+#[test]
+fn many_clones_have_one_base() {
+    let count: usize = std::env::var("RINGWAY_CLONES").map_or(40, |count| count.parse().unwrap());
+    let dir = base();
+    let dir = dir.path();
+    let disk = |nth: usize| {
+        format!(
+            "[[disk]]\nbase = 'base.raw'\noverlay = 'clones'\nqueues = 1\nsocket = '{nth}.sock'\n"
+        )
+    };
+    let serve = |count: usize| {
+        let disks: String = (0..count).map(disk).collect();
+        let conf = format!("control = 'ctl'\nworkers = 1\nsandbox = 'off'\n{disks}");
+        std::fs::write(dir.join("conf"), conf).unwrap();
+        Daemon::serve(dir, &["--config", "conf"])
+    };
+    let look = |daemon: &Daemon| {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+        (fds, kib(daemon.pid(), "VmRSS:"))
+    };
+    let one = serve(1);
+    assert_eq!(sector(dir, "0.sock", 1), 1);
+    let (fds_of_one, rss_of_one) = look(&one);
+    one.stop();
+    let daemon = serve(count);
+    for nth in 0..count {
+        assert_eq!(sector(dir, &format!("{nth}.sock"), 1), 1);
+    }
+    let list = ctl(dir, &["list"]);
+    for disk in list["disks"].as_array().unwrap() {
+        assert_eq!(disk["qcow2"]["base_disks"], count, "one base");
+        assert_eq!(disk["qcow2"]["table_bytes"], 0, "what is not written needs no table");
+        assert_eq!(
+            disk["qcow2"]["base_table_bytes"],
+            list["disks"][0]["qcow2"]["base_table_bytes"]
+        );
+    }
+    let real = dir.canonicalize().unwrap().join("base.raw");
+    assert_eq!(opened(daemon.pid(), &real), 1, "the base is open once");
+    let (fds, rss) = look(&daemon);
+    let each = |all: usize, one: usize| (all - one) as f64 / (count - 1) as f64;
+    let (fds, rss) = (each(fds, fds_of_one), each(rss as usize, rss_of_one as usize));
+    println!("{count} clones: {fds:.1} descriptors and {rss:.0} KiB of RSS for each more");
+    assert!(fds <= 6.0 && rss < 512.0, "{fds} descriptors, {rss} KiB");
+    // Each is a disk of its own.
+    put(dir, "0.sock", 3, 200);
+    assert_eq!((sector(dir, "0.sock", 3), sector(dir, "1.sock", 3)), (200, 3));
+    daemon.stop();
+    (0..count.min(3)).for_each(|nth| whole(dir, &format!("clones/{nth}.qcow2")));
+}

@@ -1,0 +1,192 @@
+//! `create`, `check` and `info` on qcow2 images, and what other commands say of the format, from outside.
+
+mod common;
+
+use common::{Daemon, folder, names, ringway, run, says, text};
+use ringway_testkit::{Need, skip};
+use serde_json::Value;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+fn qemu_img(dir: &Path, args: &[&str]) -> Option<String> {
+    let output = Command::new("qemu-img").args(args).current_dir(dir).output().ok()?;
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    Some(text(&output.stdout))
+}
+
+#[test]
+fn images_are_made_and_are_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    says(dir, &["create", "disk.img", "--size", "10G"], 0, &["disk.img: made, 10 GiB, raw"]);
+    says(dir, &["create", "base.qcow2", "--size", "1T"], 0, &["1 TiB, qcow2"]);
+    says(dir, &["create", "a.qcow2", "--backing", "base.qcow2"], 0, &["based on base.qcow2"]);
+    let more = ["create", "b", "--backing", "disk.img", "--size", "20G", "--cluster-size", "2M"];
+    says(dir, &more, 0, &["b: made, 20 GiB, qcow2, based on disk.img (raw)"]);
+    std::fs::create_dir(dir.join("clones")).unwrap();
+    let up = ["create", "clones/c.qcow2", "--backing", "a.qcow2"];
+    says(dir, &up, 0, &["based on ../a.qcow2 (qcow2)", "--backing-root"]);
+    assert_eq!(names(dir), ["a.qcow2", "b", "base.qcow2", "clones", "disk.img"]);
+    assert_eq!(names(&dir.join("clones")), ["c.qcow2"]);
+    let meta = dir.join("disk.img").metadata().unwrap();
+    assert_eq!((meta.len(), meta.blocks(), meta.mode() & 0o777), (10 << 30, 0, 0o600));
+    // A table for 1 TiB is a hole.
+    assert!(dir.join("a.qcow2").metadata().unwrap().blocks() * 512 <= 256 << 10);
+    for image in ["base.qcow2", "a.qcow2", "b", "clones/c.qcow2"] {
+        says(dir, &["check", image], 0, &["whole", "0 of"]);
+        if qemu_img(dir, &["check", "-f", "qcow2", image]).is_none() {
+            skip(Need::Qemu, "no qemu-img here (apt install qemu-utils)");
+        }
+    }
+    if let Some(info) = qemu_img(dir, &["info", "--output=json", "-f", "qcow2", "clones/c.qcow2"]) {
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_eq!(info["virtual-size"], 1_u64 << 40);
+        assert_eq!(info["backing-filename"], "../a.qcow2");
+        assert_eq!(info["backing-filename-format"], "qcow2");
+    }
+    let info = says(dir, &["info", "--format", "qcow2", "a.qcow2"], 0, &["Based on", "64 KiB"]);
+    assert!(info.contains("base.qcow2 (qcow2)"), "{info}");
+    let root = ["info", "--json", "--format", "qcow2", "--backing-root", ".", "clones/c.qcow2"];
+    let chain: Value = serde_json::from_str(&says(dir, &root, 0, &[])).unwrap();
+    let chain = chain["chain"].as_array().unwrap();
+    assert_eq!(chain.len(), 3);
+    assert_eq!(chain[0]["backing"], "../a.qcow2");
+    assert_eq!(chain[2]["qcow2"]["cluster_bytes"], 65536);
+    says(
+        dir,
+        &["info", "--format", "qcow2", "clones/c.qcow2"],
+        1,
+        &["is outside", "--backing-root"],
+    );
+}
+
+#[test]
+fn what_cannot_be_made_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let large = ["create", "new.qcow2", "--cluster-size", "512", "--size", "1P"];
+    let small = ["create", "new.qcow2", "--size", "1G", "--cluster-size", "3K"];
+    let raw = ["create", "new", "--format", "raw", "--size", "1G", "--cluster-size", "64K"];
+    let none = ["create", "new.qcow2", "--backing", "gone.raw"];
+    for (args, status, words) in [
+        (&["create", "new.qcow2"][..], 2, "--size"),
+        (&["create", "new.img", "--size", "1000"], 1, "multiple of 512"),
+        (&["create", "new.img", "--size", "0"], 1, "positive multiple"),
+        (&["create", "no/new.img", "--size", "1G"], 1, "folder"),
+        (&large, 1, "--cluster-size"),
+        (&small, 1, "512, 1K, 2K"),
+        (&raw, 1, "--cluster-size is for qcow2"),
+        (&none, 1, "gone.raw"),
+        (&["create", "new.qcow2", "--backing", "/dev/null"], 1, "neither a file"),
+    ] {
+        says(dir, args, status, &[words]);
+        assert_eq!(names(dir), Vec::<String>::new(), "{args:?}");
+    }
+    // A full disk: the largest file that the process may write.
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -f 1; trap '' XFSZ; exec \"$0\" create new.qcow2 --size 1T"]);
+    let output = run({
+        limited.arg(ringway().get_program()).current_dir(dir);
+        limited
+    });
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("cannot make it"), "{}", text(&output.stderr));
+    assert_eq!(names(dir), Vec::<String>::new());
+}
+
+#[test]
+fn nothing_is_overwritten_unless_it_was_meant_and_nobody_uses_it() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
+    let dir = dir.path();
+    let create = ["create", "disk.img", "--size", "1G"];
+    let force = ["create", "--force", "disk.img", "--size", "1G"];
+    says(dir, &create, 1, &["is there already", "--force"]);
+    says(dir, &force, 1, &["in use by"]);
+    daemon.stop();
+    says(dir, &force, 0, &["made"]);
+    assert_eq!(dir.join("disk.img").metadata().unwrap().len(), 1 << 30);
+    let itself = ["create", "--force", "disk.img", "--backing", "disk.img", "--format", "qcow2"];
+    says(dir, &itself, 1, &["based on itself"]);
+    std::fs::create_dir(dir.join("folder")).unwrap();
+    says(dir, &["create", "--force", "folder", "--size", "1G"], 1, &["it is no file"]);
+    symlink("gone", dir.join("link")).unwrap();
+    says(dir, &["create", "link", "--size", "1G"], 1, &["a link to a file that is not there"]);
+    // Through a link the file is replaced, and the link stays.
+    std::fs::remove_file(dir.join("link")).unwrap();
+    symlink("disk.img", dir.join("link")).unwrap();
+    says(dir, &["create", "--force", "link", "--size", "2G"], 0, &[]);
+    assert_eq!(dir.join("disk.img").metadata().unwrap().len(), 2 << 30);
+    assert!(dir.join("link").is_symlink());
+}
+
+/// What a guest wrote into its raw disk is no format, whatever the command.
+#[test]
+fn the_format_is_said_by_names_and_words_never_by_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    says(dir, &["create", "x.qcow2", "--size", "1G"], 0, &[]);
+    std::fs::rename(dir.join("x.qcow2"), dir.join("base")).unwrap();
+    let clone = ["create", "a.qcow2", "--backing", "base"];
+    says(dir, &clone, 1, &["looks like a qcow2 image", "--backing-format"]);
+    for (format, size) in [("raw", "256 KiB"), ("qcow2", "1 GiB")] {
+        let said = [&clone[..], &["--force", "--backing-format", format]].concat();
+        says(dir, &said, 0, &[&format!("({format})"), &format!("made, {size}")]);
+    }
+    // A name says qcow2, and it is none.
+    std::fs::write(dir.join("text.qcow2"), [7; 512]).unwrap();
+    let text = ["create", "b.qcow2", "--backing", "text.qcow2"];
+    says(dir, &text, 1, &["text.qcow2: it is no qcow2 image"]);
+    says(dir, &["check", "text.qcow2"], 1, &["it is no qcow2 image"]);
+    // What looks like qcow2 is shown both ways, and is raw.
+    says(dir, &["info", "base"], 0, &["looks like qcow2", "not servable", "Image base", "1.1"]);
+    says(dir, &["info", "--format", "qcow2", "text.qcow2"], 1, &["it is no qcow2 image"]);
+    // A header whose chain leads nowhere does not keep a raw disk from being looked at.
+    let bad = ["create", "bad", "--backing", "base", "--backing-format", "qcow2"];
+    says(dir, &bad, 0, &[]);
+    std::fs::remove_file(dir.join("base")).unwrap();
+    says(dir, &["info", "bad"], 0, &["looks like qcow2", "as qcow2", "is not there"]);
+    says(dir, &["info", "--format", "qcow2", "bad"], 1, &["'base' is not there"]);
+    let raw = says(dir, &["info", "--format", "raw", "bad"], 0, &[]);
+    assert!(!raw.contains("as qcow2"), "{raw}");
+}
+
+#[test]
+fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    says(dir, &["create", "disk.qcow2", "--size", "1G"], 0, &[]);
+    let file = std::fs::File::options().write(true).open(dir.join("disk.qcow2")).unwrap();
+    // One more cluster, which is counted and used by nobody: cluster 4.
+    file.set_len(5 << 16).unwrap();
+    file.write_all_at(&[0, 1], (2 << 16) + 8).unwrap();
+    // And a mark that it was not closed.
+    file.write_all_at(&1_u64.to_be_bytes(), 72).unwrap();
+    let told = ["leak: cluster 4 at 0x40000", "1 leaked clusters (64 KiB)", "marked as dirty"];
+    says(dir, &["check", "disk.qcow2"], 4, &told);
+    let json = says(dir, &["check", "--json", "disk.qcow2"], 4, &[]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["leaks"], &json["errors"]), (&1.into(), &0.into()));
+    // An error: the L1 table is used and not counted. Nothing is changed then.
+    file.write_all_at(&[0, 0], (2 << 16) + 6).unwrap();
+    let before = std::fs::read(dir.join("disk.qcow2")).unwrap();
+    let repair = ["check", "--repair", "leaks", "disk.qcow2"];
+    says(dir, &repair, 3, &["error: cluster 3", "nothing was changed", "qemu-img check -r all"]);
+    assert!(std::fs::read(dir.join("disk.qcow2")).unwrap() == before);
+    file.write_all_at(&[0, 1], (2 << 16) + 6).unwrap();
+    says(dir, &repair, 0, &["whole", "1 leaked clusters repaired (64 KiB)", "not marked as dirty"]);
+    says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
+    // A shared lock is enough to read it, and repairing needs it alone.
+    file.lock_shared().unwrap();
+    says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
+    says(dir, &repair, 1, &["in use by"]);
+    file.unlock().unwrap();
+    file.lock().unwrap();
+    says(dir, &["check", "disk.qcow2"], 1, &["in use by"]);
+    drop(file);
+    std::fs::set_permissions(dir.join("disk.qcow2"), PermissionsExt::from_mode(0o400)).unwrap();
+    says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
+    says(dir, &["check", "gone.qcow2"], 1, &["gone.qcow2: cannot open it"]);
+    says(dir, &["check", "--repair", "all", "disk.qcow2"], 2, &["leaks"]);
+}

@@ -1,0 +1,348 @@
+//! Disks of NBD servers, from outside: `ringway serve nbd:…` before stock servers and our own, which fail,
+//! fall silent, die and come back. The rows of group F of docs/hazards.md that need real programs.
+
+mod common;
+
+use common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
+use ringway_driver::{BlkQueue, BufferPool, Device, Options};
+use ringway_testkit::{Need, pattern, skip};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const BYTES: u64 = 8 * MIB;
+/// Of a request of the verified guest.
+const LEN: u64 = 32 << 10;
+const REQUESTS: u64 = BYTES / LEN;
+const DEPTH: u16 = 24;
+
+/// A server; dropping it kills it.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a server that listens at `n.sock`; `None` if it is not here.
+fn server(dir: &Path, program: &str, args: &[&str]) -> Option<Server> {
+    let socket = dir.join("n.sock");
+    let _ = std::fs::remove_file(&socket);
+    let mut command = if program == "ringway" { ringway() } else { Command::new(program) };
+    command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
+    let Ok(child) = command.stderr(Stdio::null()).spawn() else {
+        skip(if program.starts_with("qemu") { Need::Qemu } else { Need::Nbd }, program);
+        return None;
+    };
+    let server = Server(child);
+    until("the server listens", || UnixStream::connect(&socket).is_ok());
+    Some(server)
+}
+
+fn nbdkit(dir: &Path, args: &[&str]) -> Option<Server> {
+    server(dir, "nbdkit", &[&["-f", "-U", "n.sock"], args].concat())
+}
+
+#[track_caller]
+fn until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn image(dir: &Path) {
+    std::fs::write(dir.join("disk.img"), vec![0; usize::try_from(BYTES).unwrap()]).unwrap();
+}
+
+/// `ringway serve nbd:unix:…/n.sock ARGS`.
+fn serve(dir: &Path, args: &[&str]) -> Daemon {
+    let export = format!("nbd:unix:{}/n.sock", dir.display());
+    Daemon::serve(dir, &[&[export.as_str(), "--socket", "s", "--queues", "2"], args].concat())
+}
+
+fn connect(dir: &Path, queues: u16) -> Device {
+    let options = Options::new().queues(queues).patience(PATIENCE).reconnect(PATIENCE);
+    options.memory(8 << 20).connect(dir.join("s")).unwrap()
+}
+
+/// Writes the whole disk, each request with its own content, several at a time; then reads it.
+/// `answered` counts. Every one has to succeed.
+fn guest(pool: &BufferPool, queue: &mut BlkQueue<u64>, sequence: u64, answered: &AtomicU64) {
+    let len = usize::try_from(LEN).unwrap();
+    for reads in [false, true] {
+        let (mut next, mut done) = (0, 0);
+        while done < REQUESTS {
+            while next < REQUESTS && queue.in_flight() < DEPTH {
+                let Some(mut buffer) = pool.alloc(len) else { break };
+                let queued = if reads {
+                    queue.read(next * LEN, buffer, next)
+                } else {
+                    pattern::fill(&mut buffer, 1, next * LEN / 512, sequence);
+                    queue.write(next * LEN, buffer, next)
+                };
+                queued.unwrap();
+                next += 1;
+            }
+            assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer after {done} requests");
+            while let Some(answer) = queue.pop().unwrap() {
+                assert!(answer.is_ok(), "request {} failed: {:?}", answer.ctx, answer.status);
+                if reads {
+                    let mut expected = vec![0; len];
+                    pattern::fill(&mut expected, 1, answer.ctx * LEN / 512, sequence);
+                    let ctx = answer.ctx;
+                    let found = answer.into_buffer().expect("what was read");
+                    assert!(found[..] == expected[..], "request {ctx} reads something else");
+                }
+                done += 1;
+                answered.fetch_add(1, SeqCst);
+            }
+        }
+    }
+}
+
+fn is_flushed(queue: &mut BlkQueue<u64>) -> bool {
+    queue.flush(0).unwrap();
+    assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer to a flush");
+    queue.pop().unwrap().unwrap().is_ok()
+}
+
+/// What the guest has written, at the server.
+fn assert_written(dir: &Path, sequence: u64) {
+    let bytes = std::fs::read(dir.join("disk.img")).unwrap();
+    let mut expected = vec![0; bytes.len()];
+    pattern::fill(&mut expected, 1, 0, sequence);
+    assert!(bytes == expected, "the image is what the guest wrote");
+}
+
+const STORAGE: &str = "driver=file,node-name=d,filename=disk.img";
+const LISTEN: &str = "addr.type=unix,addr.path=n.sock";
+const EXPORT: &str = "type=nbd,id=e,node-name=d,name=d,writable=on";
+
+/// Servers with their words, and whether disk.img holds the data.
+const SERVERS: &[(&str, &[&str], bool)] = &[
+    ("nbdkit", &["-f", "-U", "n.sock", "file", "disk.img"], true),
+    ("nbdkit", &["-f", "-U", "n.sock", "memory", "8M"], false),
+    // No structured replies.
+    ("nbdkit", &["-f", "-U", "n.sock", "--no-sr", "file", "disk.img"], true),
+    // Whole blocks only, and small requests.
+    (
+        "nbdkit",
+        &[
+            "-f",
+            "-U",
+            "n.sock",
+            "--filter=blocksize-policy",
+            "file",
+            "disk.img",
+            "blocksize-minimum=4096",
+            "blocksize-preferred=4096",
+            "blocksize-maximum=16384",
+            "blocksize-error-policy=error",
+        ],
+        true,
+    ),
+    ("qemu-nbd", &["-t", "-f", "raw", "-k", "DIR/n.sock", "-x", "d", "disk.img"], true),
+    (
+        "qemu-storage-daemon",
+        &["--blockdev", STORAGE, "--nbd-server", LISTEN, "--export", EXPORT],
+        true,
+    ),
+    (
+        "ringway",
+        &["nbd", "disk.img", "--format", "raw", "--listen", "unix:n.sock", "--export", "d"],
+        true,
+    ),
+];
+
+#[test]
+fn a_guest_uses_an_export_of_each_server() {
+    for &(program, args, holds) in SERVERS {
+        let dir = folder();
+        let path = dir.path();
+        image(path);
+        let args: Vec<String> =
+            args.iter().map(|arg| arg.replace("DIR", path.to_str().unwrap())).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let Some(_server) = server(path, program, &args) else { continue };
+        let name = if args.contains(&"-x") || !args.contains(&"-U") { ":d" } else { "" };
+        let export = format!("nbd:unix:{}/n.sock{name}", path.display());
+        let daemon = Daemon::serve(path, &[&export, "--socket", "s", "--queues", "2"]);
+        assert!(daemon.ready.contains("engine nbd"), "{}", daemon.ready);
+        let mut device = connect(path, 2);
+        assert_eq!(device.info().capacity, BYTES, "{program}");
+        let mut queues = device.queues().unwrap().into_iter();
+        let (mut one, mut two) = (queues.next().unwrap(), queues.next().unwrap());
+        let pool = device.pool();
+        guest(&pool, &mut one, 3, &AtomicU64::new(0));
+        guest(&pool, &mut two, 4, &AtomicU64::new(0));
+        assert!(is_flushed(&mut one), "{program}: {}", daemon.log());
+        drop((one, two, queues, device));
+        daemon.stop();
+        if holds {
+            assert_written(path, 4);
+        }
+    }
+}
+
+/// A guest writes and reads without a pause and without an error, while somebody does something; whether a
+/// flush succeeds then, and what came of that.
+fn meanwhile<T>(dir: &Path, act: impl FnOnce(&AtomicU64) -> T) -> (bool, T) {
+    let mut device = connect(dir, 1);
+    let mut queue = device.queue().unwrap();
+    let (pool, answered) = (device.pool(), AtomicU64::new(0));
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (answered, stop) = (&answered, &stop);
+        let guest = scope.spawn(move || {
+            let mut sequence = 1;
+            while !stop.load(SeqCst) {
+                sequence += 1;
+                guest(&pool, &mut queue, sequence, answered);
+            }
+            (is_flushed(&mut queue), sequence)
+        });
+        let came = act(answered);
+        stop.store(true, SeqCst);
+        let (flushed, sequence) = guest.join().unwrap();
+        assert_written(dir, sequence);
+        (flushed, came)
+    })
+}
+
+fn goes_on(answered: &AtomicU64, by: u64) {
+    let before = answered.load(SeqCst);
+    until("the guest goes on", || answered.load(SeqCst) >= before + by);
+}
+
+#[test]
+fn f08_a_server_that_is_killed_costs_its_guest_a_moment() {
+    for (cache, survives) in [("writethrough", true), ("writeback", false)] {
+        let dir = folder();
+        let path = dir.path();
+        image(path);
+        let Some(first) = nbdkit(path, &["file", "disk.img"]) else { return };
+        let daemon = serve(path, &["--cache", cache]);
+        let (flushed, _server) = meanwhile(path, |answered| {
+            let mut server = Some(first);
+            for round in 1..=3 {
+                goes_on(answered, 50 * round);
+                drop(server.take());
+                server = nbdkit(path, &["file", "disk.img"]);
+                goes_on(answered, 50);
+            }
+            server
+        });
+        let log = daemon.log();
+        assert!(log.contains("is lost") && log.contains("connected to the NBD server"), "{log}");
+        assert_eq!(flushed, survives, "{cache}: {log}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn f08_a_daemon_that_is_killed_leaves_what_was_answered() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    // nbdkit 1.32 ends now and then when a client of it is killed.
+    let socket = path.join("n.sock").display().to_string();
+    let args = ["-t", "-e", "8", "-f", "raw", "-k", &socket, "disk.img"];
+    let Some(_server) = server(path, "qemu-nbd", &args) else { return };
+    let mut daemon = Some(serve(path, &[]));
+    let (flushed, daemon) = meanwhile(path, |answered| {
+        for round in 1..=3 {
+            goes_on(answered, 40 * round);
+            daemon.take().unwrap().kill();
+            daemon = Some(serve(path, &[]));
+            goes_on(answered, 40);
+        }
+        daemon
+    });
+    assert!(flushed, "{}", daemon.unwrap().log());
+}
+
+#[test]
+fn f09_requests_that_a_server_fails_are_held_until_it_is_mended() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let error = ["--filter=error", "file", "disk.img", "error-pread=EIO"];
+    let file = format!("error-file={}/broken", path.display());
+    let rate = ["error-pread-rate=100%", &file];
+    let Some(_server) = nbdkit(path, &[&error[..], &rate].concat()) else { return };
+    let _daemon = serve(path, &["--on-read-error", "hold", "--control", "ctl"]);
+    let ctl = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl"]).args(args).current_dir(path);
+        text(&run(command).stdout)
+    };
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(common::write(&device, &mut queue, 3, 7));
+    std::fs::write(path.join("broken"), "").unwrap();
+    let buffer = device.pool().alloc(512).unwrap();
+    queue.read(3 * 512, buffer, ()).unwrap();
+    queue.submit().unwrap();
+    until("the read is held", || ctl(&["list"]).contains("1 request is held"));
+    std::fs::remove_file(path.join("broken")).unwrap();
+    ctl(&["retry", "0"]);
+    let (ok, bytes) = common::finish(&mut queue);
+    assert!(ok && bytes == [7; 512]);
+}
+
+#[test]
+fn what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
+    let dir = folder();
+    let path = dir.path();
+    let here = path.display();
+    std::fs::write(path.join("nbd:x"), vec![0; 1 << 20]).unwrap();
+    let Some(_server) = nbdkit(
+        path,
+        &[
+            "-e",
+            "one",
+            "--filter=exportname",
+            "memory",
+            "1M",
+            "exportname-strict=true",
+            "exportname=one",
+            "exportname-list=explicit",
+        ],
+    ) else {
+        return;
+    };
+    let before = snapshot(path);
+    let good = format!("nbd:unix:{here}/n.sock:one");
+    for (args, wanted) in [
+        (&["nbd:x"][..], "neither unix: nor // follows nbd:"),
+        (&["nbds://h/x"], "TLS"),
+        (&["ndb://h/x"], "did you mean 'nbd:'"),
+        (&["nbd://some.host/x"], "names of hosts are not looked up"),
+        (&["nbd:unix:/nowhere/x.sock"], "No such file or directory"),
+        (&[&format!("nbd:unix:{here}/disk.img")], "Connection refused"),
+        (&[&format!("nbd:unix:{here}/n.sock:two")], "no export 'two'. It has: 'one'"),
+        (&[&good, "--cache", "none"], "--cache is writeback"),
+        (&[&good, "--engine", "threads"], "leave --engine out"),
+        (&[&good, "--size", "1M"], "leave --size out"),
+        (&[&good, "--format", "qcow2"], "served as raw disks"),
+        (&[&good, "--incoming"], "no lock"),
+        (&[&good, "--block-size", "512", "--serial", "123456789012345678901"], "at most 20"),
+    ] {
+        let mut command = ringway();
+        command.arg("serve").args(args).args(["--socket", "s"]).current_dir(path);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(wanted), "{args:?}: {said}");
+        assert_eq!(snapshot(path), before);
+    }
+    // A file of such a name.
+    Daemon::serve(path, &["./nbd:x", "--socket", "s"]).stop();
+    Daemon::serve(path, &[&good, "--socket", "s", "--read-only"]).stop();
+}

@@ -1,0 +1,329 @@
+//! Snapshots of disks that are served: what they hold, what the disk holds, and what a kill leaves.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Daemon, PATIENCE, ringway, run, text};
+use ringway_driver::Options;
+use ringway_testkit::{Need, Rng, skip};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::{Duration, Instant};
+
+/// Bytes of the disk.
+const BYTES: u64 = 16 << 20;
+/// Places that are written, each in a cluster or so of its own.
+const PLACES: usize = 200;
+const STRIDE: u64 = 72 << 10;
+
+/// What a guest knows of each place: the number of the last write it has begun, and of the last one that
+/// was acknowledged.
+struct Known {
+    begun: Vec<AtomicU64>,
+    acknowledged: Vec<AtomicU64>,
+    stop: AtomicBool,
+}
+
+impl Known {
+    fn new() -> Self {
+        let zeroes = || (0..PLACES).map(|_| AtomicU64::new(0)).collect();
+        Self { begun: zeroes(), acknowledged: zeroes(), stop: AtomicBool::new(false) }
+    }
+
+    fn now(all: &[AtomicU64]) -> Vec<u64> {
+        all.iter().map(|number| number.load(SeqCst)).collect()
+    }
+
+    /// Writes all the time until it is told to stop, or the daemon is gone. How many writes.
+    fn write(&self, dir: &Path, seed: u64) -> u64 {
+        let mut rng = Rng::for_test(&format!("snapshot-load-{seed}"));
+        let mut device = Options::new().connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<(usize, u64)>().unwrap();
+        let (mut free, mut done) = ((0..PLACES).collect::<Vec<_>>(), 0);
+        loop {
+            while queue.in_flight() < 32 && !self.stop.load(SeqCst) {
+                let at = usize::try_from(rng.below(free.len() as u64)).unwrap();
+                let place = free.swap_remove(at);
+                let number = self.begun[place].fetch_add(1, SeqCst) + 1;
+                let mut buffer = device.pool().alloc(512).unwrap();
+                buffer.chunks_exact_mut(8).for_each(|word| {
+                    word.copy_from_slice(&number.to_le_bytes());
+                });
+                queue.write(place as u64 * STRIDE, buffer, (place, number)).unwrap();
+            }
+            if queue.in_flight() == 0 || !queue.wait(Some(PATIENCE)).unwrap_or(false) {
+                return done;
+            }
+            while let Ok(Some(answer)) = queue.pop() {
+                if !answer.is_ok() {
+                    return done;
+                }
+                let (place, number) = answer.ctx;
+                self.acknowledged[place].store(number, SeqCst);
+                free.push(place);
+                done += 1;
+            }
+        }
+    }
+}
+
+/// What a whole disk says of each place; a sector of two writes is a mistake.
+fn places(content: &[u8]) -> Vec<u64> {
+    assert_eq!(content.len() as u64, BYTES);
+    let of = |place: usize| {
+        let at = usize::try_from(place as u64 * STRIDE).unwrap();
+        let words = content[at..at + 512].chunks_exact(8);
+        let mut numbers = words.map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        let first = numbers.next().unwrap();
+        assert!(numbers.all(|number| number == first), "place {place} is torn");
+        first
+    };
+    (0..PLACES).map(of).collect()
+}
+
+/// The content of an image, with all it is based on.
+fn content(dir: &Path, image: &str) -> Vec<u64> {
+    // What a killed daemon has started ends a moment after it.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = common::copy(dir, &["--force", "--from-format", "qcow2", image, "out.raw"]);
+        let said = text(&output.stderr);
+        match output.status.success() {
+            true => return places(&std::fs::read(dir.join("out.raw")).unwrap()),
+            false
+                if ["in use", "uses it"].iter().any(|word| said.contains(word))
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            false => panic!("{image}: {said}"),
+        }
+    }
+}
+
+/// QEMU's verdict, and ours, on an image that nobody writes. Leaks are what a kill may leave.
+#[track_caller]
+fn whole(dir: &Path, image: &str) {
+    let ours = says(dir, &["check", image]);
+    assert!(matches!(ours.status.code(), Some(0 | 4)), "{image}: {}", text(&ours.stderr));
+    match Command::new("qemu-img").args(["check", "-q", image]).current_dir(dir).output() {
+        Ok(output) => assert!(
+            matches!(output.status.code(), Some(0 | 3)),
+            "{image}: {}",
+            text(&output.stderr)
+        ),
+        Err(_) => skip(Need::Qemu, "qemu-img".to_owned()),
+    }
+}
+
+fn says(dir: &Path, args: &[&str]) -> Output {
+    let mut command = ringway();
+    command.args(args).current_dir(dir);
+    run(command)
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> Output {
+    says(dir, &[&["ctl", "--control", "ctl", "--json"], args].concat())
+}
+
+#[track_caller]
+fn done(dir: &Path, args: &[&str]) -> Value {
+    let output = ctl(dir, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn refused(dir: &Path, args: &[&str], words: &[&str]) {
+    let before = names(dir);
+    let output = ctl(dir, args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    assert_eq!(names(dir), before, "{args:?}: nothing is left behind");
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn image(dir: &Path) {
+    let made = says(dir, &["create", "disk.qcow2", "--size", "16M"]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+}
+
+const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
+
+fn within(found: &[u64], least: &[u64], most: &[u64], what: &str) {
+    for (place, number) in found.iter().enumerate() {
+        let (least, most) = (least[place], most[place]);
+        assert!(
+            (least..=most).contains(number),
+            "{what}: place {place} holds write {number}; {least} was acknowledged, {most} begun"
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_holds_what_had_been_written_and_the_disk_goes_on() {
+    for more in [&[][..], &["--sandbox", "off"], &["--cache", "none", "--engine", "threads"]] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        image(dir);
+        let serve = [&SERVE[..], more].concat();
+        let daemon = Daemon::serve(dir, &serve);
+        let known = Known::new();
+        let mut taken = Vec::new();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, 7));
+            for round in 0..4 {
+                let enough = 500 * (round + 1);
+                while Known::now(&known.acknowledged).iter().sum::<u64>() < enough {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let least = Known::now(&known.acknowledged);
+                let name = format!("snap-{round}.qcow2");
+                let answer = done(dir, &["snapshot", "disk.qcow2", &name]);
+                let most = Known::now(&known.begun);
+                assert_eq!(answer["images"], round + 2);
+                assert!(answer["snapshot"].as_str().unwrap().ends_with(&name));
+                println!("{more:?}: blackout {} us", answer["blackout_us"]);
+                let held = content(dir, &name);
+                within(&held, &least, &most, &name);
+                taken.push((name, held));
+            }
+            known.stop.store(true, SeqCst);
+            assert!(load.join().unwrap() > 2000);
+        });
+        let end = Known::now(&known.acknowledged);
+        daemon.stop();
+        assert_eq!(content(dir, "disk.qcow2"), end, "{more:?}");
+        // The same words serve the disk again, and nothing of a snapshot has changed.
+        let daemon = Daemon::serve(dir, &serve);
+        let mut device = Options::new().connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        for (place, number) in end.iter().enumerate() {
+            let sector = common::read(&device, &mut queue, place as u64 * STRIDE / 512);
+            assert_eq!(sector[..8], number.to_le_bytes(), "place {place}");
+        }
+        drop((queue, device));
+        daemon.stop();
+        for (name, held) in &taken {
+            assert_eq!(content(dir, name), *held, "{name}");
+            whole(dir, name);
+        }
+        whole(dir, "disk.qcow2");
+        assert_eq!(names(dir).iter().filter(|name| name.starts_with('.')).count(), 0);
+    }
+}
+
+/// Killed at any moment of a snapshot under writes: the same words serve all that was acknowledged.
+#[test]
+fn c23_a_daemon_that_is_killed_in_a_snapshot_leaves_a_whole_chain() {
+    let rounds: u64 = std::env::var("RINGWAY_SNAPSHOT_KILLS").map_or(12, |n| n.parse().unwrap());
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let dir = dir.path();
+    image(dir);
+    let mut rng = Rng::for_test("killed_in_a_snapshot");
+    let (known, mut named) = (Known::new(), 0);
+    for round in 0..rounds {
+        let daemon = Daemon::serve(dir, &SERVE);
+        let name = format!("snap-{round}");
+        let begun = Known::now(&known.acknowledged).iter().sum::<u64>();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, round));
+            while Known::now(&known.acknowledged).iter().sum::<u64>() < begun + 200 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut command = ringway();
+            command.args(["ctl", "--control", "ctl", "snapshot", "s", &name]).current_dir(dir);
+            let child = scope.spawn(|| run(command));
+            std::thread::sleep(Duration::from_micros(rng.below(60_000)));
+            daemon.kill();
+            let _ = (load.join().unwrap(), child.join().unwrap());
+        });
+        let held = content(dir, "disk.qcow2");
+        within(&held, &Known::now(&known.acknowledged), &Known::now(&known.begun), &name);
+        for (place, number) in held.iter().enumerate() {
+            known.begun[place].store(*number, SeqCst);
+            known.acknowledged[place].store(*number, SeqCst);
+        }
+        whole(dir, "disk.qcow2");
+        if dir.join(&name).exists() {
+            named += 1;
+            whole(dir, &name);
+        }
+    }
+    println!("{named} of {rounds} snapshots have a name");
+    // What a kill before the new image had its name leaves goes with the helper.
+    assert_eq!(names(dir).iter().filter(|name| name.starts_with(".ringway")).count(), 0);
+}
+
+/// A kill between two names: the image has both. The same snapshot can be taken then.
+#[test]
+fn c23_a_snapshot_that_was_begun_can_be_taken_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    image(dir);
+    std::fs::hard_link(dir.join("disk.qcow2"), dir.join("monday")).unwrap();
+    let daemon = Daemon::serve(dir, &SERVE);
+    done(dir, &["snapshot", "disk.qcow2", "monday"]);
+    let facts = done(dir, &["list"]);
+    assert_eq!(facts["disks"][0]["image"], "disk.qcow2");
+    daemon.stop();
+    whole(dir, "monday");
+    whole(dir, "disk.qcow2");
+    Daemon::serve(dir, &SERVE).stop();
+}
+
+#[test]
+fn what_cannot_be_a_snapshot_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    image(dir);
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    std::fs::write(dir.join("there"), "precious").unwrap();
+    std::os::unix::fs::symlink("disk.qcow2", dir.join("link")).unwrap();
+    std::fs::write(dir.join("raw"), vec![0; 1 << 20]).unwrap();
+    std::fs::write(dir.join("base"), vec![0; 1 << 20]).unwrap();
+    let create = |name: &str| {
+        assert!(says(dir, &["create", name, "--size", "1M"]).status.success());
+    };
+    create("ro.qcow2");
+    create("apart.qcow2");
+    let conf = "control = 'ctl'\n\
+        [[disk]]\nimage = 'disk.qcow2'\nformat = 'qcow2'\nsocket = 's'\n\
+        [[disk]]\nimage = 'raw'\nsocket = 'r'\n\
+        [[disk]]\nimage = 'ro.qcow2'\nformat = 'qcow2'\nread-only = true\nsocket = 'o'\n\
+        [[disk]]\nimage = 'apart.qcow2'\nformat = 'qcow2'\nisolate = true\nsocket = 'i'\n\
+        [[disk]]\nimage = 'clone.qcow2'\nbase = 'base'\nephemeral = true\nsocket = 'e'\n\
+        [[disk]]\nimage = 'null:1M'\nsocket = 'n'\n";
+    std::fs::write(dir.join("conf"), conf).unwrap();
+    let daemon = Daemon::serve(dir, &["--config", "conf"]);
+    let snapshot = |disk: &'static str, new: &'static str| ["snapshot", disk, new];
+    refused(dir, &snapshot("s", "there"), &["there already", "another name"]);
+    refused(dir, &snapshot("s", "link"), &["there already"]);
+    refused(dir, &snapshot("s", "disk.qcow2"), &["there already"]);
+    refused(dir, &snapshot("s", "sub/new"), &["kept beside its image"]);
+    refused(dir, &snapshot("s", "/dev/shm/new"), &["kept beside its image"]);
+    refused(dir, &snapshot("s", "nowhere/new"), &["nowhere"]);
+    refused(dir, &snapshot("s", ".."), &["names no file"]);
+    refused(dir, &snapshot("r", "new"), &["raw", "--base"]);
+    refused(dir, &snapshot("o", "new"), &["read-only"]);
+    refused(dir, &snapshot("i", "new"), &["isolate"]);
+    refused(dir, &snapshot("e", "new"), &["ephemeral"]);
+    refused(dir, &snapshot("n", "new"), &["has no image"]);
+    refused(dir, &snapshot("gone", "new"), &["no disk"]);
+    assert_eq!(std::fs::read(dir.join("there")).unwrap(), b"precious");
+    // The disk is as it was.
+    done(dir, &["snapshot", "s", "./new"]);
+    daemon.stop();
+    whole(dir, "disk.qcow2");
+}

@@ -1,0 +1,90 @@
+//! Snapshots of disks that are served.
+
+use super::super::served::{Served, lock};
+use super::Disks;
+use anyhow::{Context, anyhow};
+use ringway_control::protocol::{Happened, Snapshotted};
+use ringway_export::ChangeError;
+use ringway_terminal::reasons::in_full;
+use std::path::Path;
+use std::sync::TryLockError;
+
+/// Why there is no snapshot.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SnapshotError {
+    /// Another change is under way.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
+    /// All else.
+    #[error("{}", in_full(.0))]
+    Other(#[from] anyhow::Error),
+}
+
+impl Disks {
+    /// What was written so far to a disk becomes a read-only image called `name`, in the folder of its
+    /// image, which is a new one on top of it from then on.
+    ///
+    /// # Errors
+    /// Why there is none; nothing has changed then, unless it says so.
+    pub(crate) fn snapshot(
+        &self,
+        served: &Served,
+        name: &Path,
+    ) -> Result<Snapshotted, SnapshotError> {
+        let _alone = match served.files_change.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Err(ChangeError::Busy.into()),
+        };
+        if served.is_leaving() {
+            return Err(anyhow!("it is being removed").into());
+        }
+        if served.is_ephemeral() {
+            return Err(anyhow!(
+                "it is ephemeral: its image is deleted with it, and what that is based on would be left. \
+                 Serve it without ephemeral, or copy it (ringway copy)"
+            )
+            .into());
+        }
+        let disk = served.export.disk();
+        if !served.export.is_locked() {
+            return Err(ChangeError::NotLocked.into());
+        }
+        let path = lock(&served.claim).image().map(Path::to_owned).context("it has no image")?;
+        let mut overlay = self.host.overlay(disk, &path, name)?;
+        // Most of what has to be durable is, before anybody waits for it.
+        disk.sync().map_err(ChangeError::Sync)?;
+        overlay.take_name()?;
+        let mut beneath = None;
+        let rested =
+            served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
+        let snapshot = overlay.snapshot().to_owned();
+        // Its names stay, or go.
+        drop(overlay);
+        lock(&served.claim).follow(|path| self.host.locate(path));
+        let Some(beneath) = beneath else {
+            return Err(rested.map_or_else(Into::into, |_| anyhow!("nothing was done").into()));
+        };
+        let beneath = beneath.context("cannot read the tables of the new image")?;
+        if let Err(error) = beneath.settle() {
+            tracing::warn!(
+                disk = served.name(),
+                "what is its base from now on is still locked for writing: {error}"
+            );
+        }
+        let blackout = rested
+            .map_err(|error| anyhow!("the snapshot was taken, {}: {error}", snapshot.display()))?;
+        let blackout_us = u64::try_from(blackout.as_micros()).unwrap_or(u64::MAX);
+        let images = disk.image().map_or(1, |image| image.layers().len());
+        tracing::info!(
+            disk = served.name(),
+            snapshot = %snapshot.display(),
+            blackout_us,
+            "snapshot taken"
+        );
+        let (id, image) = (served.id, served.name().to_owned());
+        let happened = Happened::SnapshotTaken { snapshot: snapshot.clone(), blackout_us };
+        self.events.tell(Some((id, &image)), happened);
+        Ok(Snapshotted { id, image, snapshot, blackout_us, images })
+    }
+}

@@ -1,0 +1,134 @@
+//! New images on top of those that are served: the helper's side. To make files durable takes its time,
+//! so each step has a thread, which acts as the daemon's user.
+
+use super::super::super::survive::survive;
+use super::super::image_words::ImageWords;
+use super::super::protocol::{Answer, OverlayWanted, Request};
+use super::super::wire::send;
+use super::{Helper, PANICKED, Things, line, lock};
+use anyhow::{Context, anyhow, bail};
+use ringway_disk::{NewOverlay, OverlayShape, Unmapped};
+use ringway_image::Use;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How long the last step of a daemon that has died may take.
+const LAST_STEP: Duration = Duration::from_secs(5);
+
+type Answered = anyhow::Result<(Answer, Option<OwnedFd>)>;
+
+impl Helper {
+    /// What is asked for in a snapshot.
+    pub(super) fn obey_overlay(&self, request: Request, fd: Option<OwnedFd>) -> Answered {
+        match request {
+            Request::StateFollows { number } => self.state_follows(number, fd),
+            Request::StateSettled { number, follows } => self.state_settled(number, follows),
+            Request::Overlay(wanted) => self.overlay(*wanted, fd),
+            Request::NameOverlay { number } => self.name_overlay(number),
+            Request::EndOverlay { number, kept } => self.end_overlay(number, kept),
+            _ => bail!("nobody knows what to do"),
+        }
+    }
+
+    /// Carries out a step, and answers it on a line of its own.
+    fn aside(&self, step: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static) -> Answered {
+        if !self.duties.adds {
+            bail!("this daemon was started without --control");
+        }
+        let (ours, its) = line()?;
+        let (account, things) = (self.account(), Arc::clone(&self.things));
+        let under_way = Arc::clone(&self.steps);
+        std::thread::Builder::new().name("overlay".into()).spawn(move || {
+            let carried_out = survive("the helper", || {
+                account.iter().try_for_each(|account| account.become_it())?;
+                step(&things)
+            });
+            // What it has made is known by now, or gone.
+            drop(under_way);
+            // If the daemon has gone nobody needs the answer.
+            let _ = match carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
+                Ok((answer, fd)) => send(&ours, &answer, fd.as_ref().map(AsFd::as_fd)),
+                Err(error) => send(&ours, &Answer::refused(&error), None),
+            };
+        })?;
+        Ok((Answer::Wait, Some(its)))
+    }
+
+    fn overlay(&self, wanted: OverlayWanted, image: Option<OwnedFd>) -> Answered {
+        let image = File::from(image.context("the image does not come with it")?);
+        let (path, snapshot) = (PathBuf::from(wanted.path), PathBuf::from(wanted.snapshot));
+        let shape = OverlayShape {
+            format: wanted.format.parse().map_err(|error| anyhow!("{error}"))?,
+            virtual_size: wanted.virtual_size,
+            cluster_bits: wanted.cluster_bits,
+            direct: wanted.direct,
+        };
+        self.aside(move |things| {
+            let made = NewOverlay::make(&path, &image, &snapshot, shape)?;
+            let (overlay, layer, alignment) = made;
+            let snapshot = overlay.snapshot().into();
+            let file = layer.file.try_clone()?.into();
+            let way = Use { read_only: false, grows: true, barriers: true };
+            let words = ImageWords::of(Unmapped { layers: vec![layer], way }, &mut Vec::new());
+            let mut things = lock(things);
+            things.next += 1;
+            let number = things.next;
+            things.overlays.insert(number, overlay);
+            let alignment = (alignment.memory, alignment.offset);
+            Ok((Answer::Overlay { number, image: words, alignment, snapshot }, Some(file)))
+        })
+    }
+
+    fn name_overlay(&self, number: u64) -> Answered {
+        self.aside(move |things| {
+            let mut overlay = take(things, number)?;
+            let named = overlay.take_name();
+            // Also if it has failed: whoever asked ends it.
+            lock(things).overlays.insert(number, overlay);
+            named?;
+            Ok((Answer::Done, None))
+        })
+    }
+
+    fn end_overlay(&self, number: u64, kept: bool) -> Answered {
+        self.aside(move |things| {
+            let overlay = take(things, number)?;
+            if kept {
+                overlay.keep();
+            }
+            Ok((Answer::Done, None))
+        })
+    }
+
+    /// What has its name stays; what has none goes.
+    pub(super) fn keep_overlays(&self) {
+        let begun = Instant::now();
+        while Arc::strong_count(&self.steps) > 1 && begun.elapsed() < LAST_STEP {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let overlays = std::mem::take(&mut lock(&self.things).overlays);
+        overlays.into_values().for_each(NewOverlay::keep);
+    }
+
+    fn state_follows(&self, number: u64, image: Option<OwnedFd>) -> Answered {
+        let image = File::from(image.context("the image does not come with it")?);
+        let mut things = lock(&self.things);
+        let keeper = things.states.get_mut(&number).context("there is no such state")?;
+        keeper.follow(image)?;
+        Ok((Answer::Done, None))
+    }
+
+    fn state_settled(&self, number: u64, follows: bool) -> Answered {
+        let mut things = lock(&self.things);
+        let keeper = things.states.get_mut(&number).context("there is no such state")?;
+        keeper.settle(follows);
+        Ok((Answer::Done, None))
+    }
+}
+
+fn take(things: &Mutex<Things>, number: u64) -> anyhow::Result<NewOverlay> {
+    lock(things).overlays.remove(&number).with_context(|| format!("there is no image {number}"))
+}

@@ -1,0 +1,95 @@
+//! An image that is not raw, as helper and daemon say it: what its headers hold, and in which order its
+//! files follow.
+
+use anyhow::Context;
+use ringway_disk::Unmapped;
+use ringway_image::{Layer, LayerFormat, Shape, Use};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// [`Unmapped`], but for its files.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct ImageWords {
+    layers: Vec<LayerWords>,
+    read_only: bool,
+    grows: bool,
+    barriers: bool,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct LayerWords {
+    file_bytes: u64,
+    /// Of qcow2 images.
+    shape: Option<ShapeWords>,
+    /// Bytes of the file with its data, if that is another one; it follows the layer's own.
+    data_bytes: Option<u64>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(remote = "Shape")]
+struct ShapeRemote {
+    version: u32,
+    size: u64,
+    cluster_bits: u32,
+    l1_offset: u64,
+    l1_entries: u32,
+    refcount_table_offset: u64,
+    refcount_table_clusters: u32,
+    refcount_order: u32,
+    zstd: bool,
+    autoclear: u64,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct ShapeWords(#[serde(with = "ShapeRemote")] Shape);
+
+impl ImageWords {
+    /// Adds the image's files to `files`, but for its first, which is there.
+    pub(super) fn of(image: Unmapped, files: &mut Vec<Arc<File>>) -> Self {
+        let Use { read_only, grows, barriers } = image.way;
+        let mut layers = Vec::with_capacity(image.layers.len());
+        for (nth, Layer { file, file_bytes, format }) in image.layers.into_iter().enumerate() {
+            files.extend((nth > 0).then_some(file));
+            let (mut shape, mut data_bytes) = (None, None);
+            if let LayerFormat::Qcow2 { shape: found, data } = format {
+                shape = Some(ShapeWords(found));
+                if let Some((file, bytes)) = data {
+                    files.push(file);
+                    data_bytes = Some(bytes);
+                }
+            }
+            layers.push(LayerWords { file_bytes, shape, data_bytes });
+        }
+        Self { layers, read_only, grows, barriers }
+    }
+
+    /// How many files follow the first.
+    pub(super) fn others(&self) -> usize {
+        let data = self.layers.iter().filter(|layer| layer.data_bytes.is_some()).count();
+        (self.layers.len() + data).saturating_sub(1)
+    }
+
+    pub(super) fn into_image(
+        self,
+        first: &Arc<File>,
+        others: Vec<OwnedFd>,
+    ) -> anyhow::Result<Unmapped> {
+        let mut files = std::iter::once(Arc::clone(first))
+            .chain(others.into_iter().map(|file| Arc::new(File::from(file))));
+        let mut next = || files.next().context("a file of the image is missing");
+        let mut layers = Vec::with_capacity(self.layers.len());
+        for LayerWords { file_bytes, shape, data_bytes } in self.layers {
+            let file = next()?;
+            let data = data_bytes.map(|bytes| anyhow::Ok((next()?, bytes))).transpose()?;
+            let format = match shape {
+                None => LayerFormat::Raw,
+                Some(ShapeWords(shape)) => LayerFormat::Qcow2 { shape, data },
+            };
+            layers.push(Layer { file, file_bytes, format });
+        }
+        let Self { read_only, grows, barriers, .. } = self;
+        Ok(Unmapped { layers, way: Use { read_only, grows, barriers } })
+    }
+}

@@ -1,0 +1,491 @@
+//! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
+
+use super::image_words::ImageWords;
+use super::local::Engines;
+#[cfg(feature = "xen")]
+use crate::xen::{Named, RecordName};
+use anyhow::{Context, anyhow, ensure};
+use ringway_control::config::Location;
+use ringway_core::Geometry;
+use ringway_disk::{Alignment, Base, Disk, EngineKind, OpenOptions, Parts, Qcow2, Source};
+use ringway_nbd_client::Negotiated;
+use ringway_terminal::reasons::in_full;
+use ringway_vhost_user::BindError;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the daemon asks for.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Request {
+    /// Open an image. The answer is `Wait`, then one on a line of its own.
+    Open(Box<Wanted>),
+    /// Make a socket file and listen.
+    Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
+    /// Look after what outlives the daemon of a disk, whose image comes with it.
+    State,
+    /// Look after it no more.
+    Stateless { number: u64 },
+    /// The disk is about to be served from the image that comes with this.
+    StateFollows { number: u64 },
+    /// It is, or it is not.
+    StateSettled { number: u64, follows: bool },
+    /// Make a new image on top of one that is served, which comes with this. This and the next two are
+    /// answered with `Wait`, then on a line of their own.
+    Overlay(Box<OverlayWanted>),
+    /// Give it the name of that one.
+    NameOverlay { number: u64 },
+    /// Let all names be as they are, or as they were before.
+    EndOverlay { number: u64, kept: bool },
+    /// Open the configuration file.
+    Configuration,
+    /// Say what a path leads to.
+    Locate { path: Name },
+    /// Say who has this image.
+    Holder { path: Name, read_only: bool },
+    /// Let this file stay.
+    Keep { number: u64 },
+    /// Remove this file.
+    Remove { number: u64 },
+    /// From now on act as the user that the daemon has become.
+    Started,
+    /// Open what a guest of this Xen host needs.
+    #[cfg(feature = "xen")]
+    Xen(#[serde(with = "NamedWords")] Named),
+}
+
+/// [`Named`], as it is sent.
+#[cfg(feature = "xen")]
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "Named")]
+enum NamedWords {
+    Grants,
+    Events,
+    Store,
+    NewRecord(#[serde(with = "RecordWords")] RecordName, u64),
+    LeftRecord(#[serde(with = "RecordWords")] RecordName),
+    EndedRecord(#[serde(with = "RecordWords")] RecordName),
+}
+
+/// [`RecordName`], as it is sent.
+#[cfg(feature = "xen")]
+#[derive(Deserialize, Serialize)]
+#[serde(remote = "RecordName")]
+struct RecordWords {
+    domid: u16,
+    devid: u32,
+    queue: u32,
+}
+
+/// What the helper answers.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) enum Answer {
+    /// It may take its time; comes with the line on which the answer will be.
+    Wait,
+    /// Comes with the file, which is not locked. `new` is the number of an image that was made,
+    /// `clone` of one that goes with the disk.
+    Opened { found: Box<Found>, new: Option<u64>, clone: Option<u64> },
+    /// A new image, which comes with this; `snapshot` is what the old one is to be called.
+    Overlay { number: u64, image: ImageWords, alignment: (u32, u32), snapshot: Name },
+    /// Follows that, once for each further file of its image; comes with it.
+    Layer,
+    /// Comes with the socket; `number` is that of the file, `path` where it is from the root.
+    Listening { number: u64, path: Name },
+    /// Comes with the configuration file.
+    Configuration,
+    /// What a path leads to.
+    Located(Location),
+    /// Comes with its file.
+    State { number: u64 },
+    /// As far as can be seen.
+    Holder(Option<String>),
+    /// Comes with it, if there is one.
+    #[cfg(feature = "xen")]
+    Named { there: bool },
+    /// It is done.
+    Done,
+    /// It cannot be: what is wrong, where, what to do; and whether that is a socket at which somebody
+    /// else listens.
+    Refused { why: String, socket_busy: bool },
+}
+
+impl Answer {
+    /// The answer to what has failed.
+    pub(super) fn refused(error: &anyhow::Error) -> Self {
+        Self::Refused { why: in_full(error), socket_busy: is_socket_busy(error) }
+    }
+}
+
+/// Somebody else listens at a socket, the helper says, in its own words.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct SocketBusy(pub(super) String);
+
+/// True if a socket cannot be made because somebody else listens there, whoever has found that out.
+pub(crate) fn is_socket_busy(error: &anyhow::Error) -> bool {
+    let here = error.downcast_ref::<BindError>();
+    matches!(here, Some(BindError::Busy(_))) || error.is::<SocketBusy>()
+}
+
+/// A path, whatever its letters are.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Name(Vec<u8>);
+
+impl From<&Path> for Name {
+    fn from(path: &Path) -> Self {
+        Self(path.as_os_str().as_bytes().into())
+    }
+}
+
+impl From<Name> for PathBuf {
+    fn from(name: Name) -> Self {
+        OsString::from_vec(name.0).into()
+    }
+}
+
+/// A new image on top of one that is served.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct OverlayWanted {
+    /// The one that is served.
+    pub(super) path: Name,
+    /// What that is to be called.
+    pub(super) snapshot: Name,
+    pub(super) format: String,
+    pub(super) virtual_size: u64,
+    pub(super) cluster_bits: u32,
+    pub(super) direct: bool,
+}
+
+/// How an image is to be opened: [`OpenOptions`], but for the engines, which the helper knows.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Wanted {
+    path: Name,
+    /// It is not a path, but the name of an export of an NBD server.
+    remote: bool,
+    read_only: bool,
+    cache: Option<String>,
+    engine: Option<String>,
+    serial: Option<String>,
+    block_size: Option<u32>,
+    create_bytes: Option<u64>,
+    lock_wait: Option<Duration>,
+    incoming: bool,
+    way: String,
+    raw: bool,
+    qcow2: bool,
+    /// Of a qcow2 image, if one was named.
+    backing_root: Option<Name>,
+    /// What it is a clone of, and the format of that if it was said.
+    base: Option<(Name, Option<String>)>,
+    /// The clone goes with the disk.
+    pub(super) ephemeral: bool,
+}
+
+impl Wanted {
+    pub(super) fn of(options: &OpenOptions, ephemeral: bool) -> anyhow::Result<Self> {
+        let (path, remote) = match &options.source {
+            Source::Path(path) => (path.clone(), false),
+            Source::Nbd(target) => (target.to_string().into(), true),
+            _ => return Err(anyhow!("only files and exports are opened by somebody else")),
+        };
+        Ok(Self {
+            path: path.as_path().into(),
+            remote,
+            read_only: options.read_only,
+            cache: options.cache.map(|cache| cache.name().into()),
+            engine: options.engine.map(|engine| engine.name().into()),
+            serial: options.serial.clone(),
+            block_size: options.block_size,
+            create_bytes: options.create_bytes,
+            lock_wait: options.lock_wait,
+            incoming: options.incoming,
+            way: options.path.name().into(),
+            raw: options.raw,
+            qcow2: options.qcow2.is_some(),
+            backing_root: options
+                .qcow2
+                .as_ref()
+                .and_then(|q| q.backing_root.as_deref())
+                .map(Name::from),
+            base: options.qcow2.as_ref().and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
+                (base.path.as_path().into(), base.format.map(|format| format.name().into()))
+            }),
+            ephemeral,
+        })
+    }
+
+    /// The export that is to be connected to, if it is one.
+    pub(super) fn remote(&self) -> Option<&[u8]> {
+        self.remote.then_some(&self.path.0)
+    }
+
+    pub(super) fn into_options(
+        self,
+        engines: impl Fn(Option<EngineKind>) -> Engines,
+    ) -> anyhow::Result<OpenOptions> {
+        let engine = self.engine.map(|word| word.parse()).transpose()?;
+        let base = |(path, format): (Name, Option<String>)| {
+            let format = format.map(|word| word.parse()).transpose()?;
+            anyhow::Ok(Base { path: path.into(), format })
+        };
+        let base = self.base.map(base).transpose()?;
+        let path = PathBuf::from(self.path);
+        let source = if self.remote {
+            Source::Nbd(path.to_str().context("a name that is no text")?.parse()?)
+        } else {
+            Source::Path(path)
+        };
+        Ok(OpenOptions {
+            source,
+            read_only: self.read_only,
+            cache: self.cache.map(|word| word.parse()).transpose()?,
+            engine,
+            engines: engines(engine),
+            serial: self.serial,
+            block_size: self.block_size,
+            create_bytes: self.create_bytes,
+            lock_wait: self.lock_wait,
+            incoming: self.incoming,
+            path: self.way.parse()?,
+            raw: self.raw,
+            qcow2: self
+                .qcow2
+                .then(|| Qcow2 { backing_root: self.backing_root.map(PathBuf::from), base }),
+        })
+    }
+}
+
+/// What opening an image has found out: [`Parts`], but for the file.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Found {
+    name: String,
+    created: bool,
+    incoming: bool,
+    block_device: bool,
+    erase_block: u32,
+    capacity: u64,
+    logical_block: u32,
+    physical_block: u32,
+    optimal_io: u32,
+    read_only: bool,
+    discard: bool,
+    discard_granularity: u32,
+    serial: Vec<u8>,
+    cache: String,
+    cache_why: String,
+    engine: String,
+    engine_why: String,
+    alignment: (u32, u32),
+    way: String,
+    /// Its image, if that is no raw one.
+    image: Option<ImageWords>,
+    /// What was agreed upon with a server, if the file is a connection to one.
+    #[serde(with = "remote")]
+    remote: Option<Negotiated>,
+}
+
+/// [`Negotiated`], as it is sent.
+mod remote {
+    use ringway_nbd_client::Negotiated;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    type Words = (u64, u16, [u32; 3], bool);
+
+    pub(super) fn serialize<S: Serializer>(
+        facts: &Option<Negotiated>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        let words = |facts: &Negotiated| -> Words {
+            let blocks = [facts.min_block, facts.preferred_block, facts.max_block];
+            (facts.bytes, facts.flags, blocks, facts.structured)
+        };
+        facts.as_ref().map(words).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Negotiated>, D::Error> {
+        let words = Option::<Words>::deserialize(from)?;
+        let facts = |(bytes, flags, blocks, structured): Words| {
+            let [min_block, preferred_block, max_block] = blocks;
+            Negotiated { bytes, flags, min_block, preferred_block, max_block, structured }
+        };
+        Ok(words.map(facts))
+    }
+}
+
+impl Found {
+    /// With the files: the disk's own, and then those that its image needs besides.
+    pub(super) fn of(parts: Parts) -> (Self, Vec<Arc<File>>) {
+        let geometry = parts.geometry;
+        let mut files = vec![parts.file];
+        let image = parts.image.map(|image| ImageWords::of(image, &mut files));
+        let found = Self {
+            name: parts.name,
+            created: parts.created,
+            incoming: parts.incoming,
+            block_device: parts.block_device,
+            erase_block: parts.erase_block,
+            capacity: geometry.capacity,
+            logical_block: geometry.logical_block,
+            physical_block: geometry.physical_block,
+            optimal_io: geometry.optimal_io,
+            read_only: geometry.read_only,
+            discard: geometry.discard,
+            discard_granularity: geometry.discard_granularity,
+            serial: parts.serial.into(),
+            cache: parts.cache.name().into(),
+            cache_why: parts.cache_why,
+            engine: parts.engine.name().into(),
+            engine_why: parts.engine_why,
+            alignment: (parts.alignment.memory, parts.alignment.offset),
+            way: parts.path.name().into(),
+            image,
+            remote: parts.remote,
+        };
+        (found, files)
+    }
+
+    /// How many files come besides the disk's own.
+    pub(super) fn others(&self) -> usize {
+        self.image.as_ref().map_or(0, ImageWords::others)
+    }
+
+    pub(super) fn into_disk(self, file: OwnedFd, others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
+        let file = Arc::new(File::from(file));
+        let (memory, offset) = self.alignment;
+        ensure!(memory.is_power_of_two() && offset.is_power_of_two(), "an odd alignment");
+        let serial = self.serial.try_into();
+        Ok(Disk::from(Parts {
+            image: self.image.map(|image| image.into_image(&file, others)).transpose()?,
+            file,
+            name: self.name,
+            created: self.created,
+            incoming: self.incoming,
+            block_device: self.block_device,
+            erase_block: self.erase_block,
+            geometry: Geometry {
+                capacity: self.capacity,
+                logical_block: self.logical_block,
+                physical_block: self.physical_block,
+                optimal_io: self.optimal_io,
+                read_only: self.read_only,
+                discard: self.discard,
+                discard_granularity: self.discard_granularity,
+            },
+            serial: serial.ok().context("a serial number that is not of 20 bytes")?,
+            cache: self.cache.parse()?,
+            cache_why: self.cache_why,
+            engine: match self.remote {
+                Some(_) => EngineKind::Nbd,
+                None => self.engine.parse()?,
+            },
+            remote: self.remote,
+            engine_why: self.engine_why,
+            alignment: Alignment { memory, offset },
+            path: self.way.parse()?,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_disk::{CacheMode, SchedulerMode, open};
+
+    #[cfg(feature = "xen")]
+    #[test]
+    fn what_xen_needs_is_named_by_numbers() {
+        let name = RecordName { domid: 7, devid: 51712, queue: 3 };
+        for what in [
+            Named::Grants,
+            Named::Events,
+            Named::Store,
+            Named::NewRecord(name, 1 << 20),
+            Named::LeftRecord(name),
+            Named::EndedRecord(name),
+        ] {
+            let text = serde_json::to_vec(&Request::Xen(what)).unwrap();
+            let Request::Xen(back) = serde_json::from_slice(&text).unwrap() else { panic!() };
+            assert_eq!(back, what);
+        }
+    }
+
+    #[test]
+    fn a_busy_socket_is_known_whoever_finds_it() {
+        use anyhow::Context;
+        let busy = || Err::<(), _>(BindError::Busy("s".into())).context("the control socket");
+        let here = busy().unwrap_err();
+        assert!(is_socket_busy(&here));
+        let text = serde_json::to_vec(&Answer::refused(&here)).unwrap();
+        let Answer::Refused { why, socket_busy: true } = serde_json::from_slice(&text).unwrap()
+        else {
+            panic!()
+        };
+        let there = anyhow::Error::from(SocketBusy(why));
+        assert!(is_socket_busy(&there) && there.to_string() == in_full(&here));
+        let other = BindError::NotASocket("s".into());
+        let Answer::Refused { socket_busy: false, .. } = Answer::refused(&other.into()) else {
+            panic!()
+        };
+    }
+
+    #[test]
+    fn nothing_is_lost_on_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        // A name that is no text.
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(b"\xffdisk"));
+        std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+        let mut options = OpenOptions::new(Source::Path(path));
+        options.read_only = true;
+        options.cache = Some(CacheMode::Writethrough);
+        options.engine = Some(EngineKind::Threads);
+        options.serial = Some("A b".into());
+        options.block_size = Some(4096);
+        options.create_bytes = Some(512);
+        options.lock_wait = Some(Duration::from_millis(7));
+        options.incoming = true;
+        options.path = SchedulerMode::Request;
+        let text = serde_json::to_vec(&Wanted::of(&options, false).unwrap()).unwrap();
+        let wanted: Wanted = serde_json::from_slice(&text).unwrap();
+        let back = wanted.into_options(|_| options.engines.clone()).unwrap();
+        assert_eq!(format!("{back:?}"), format!("{options:?}"));
+
+        let disk = open(&options).unwrap();
+        let fd = disk.file().try_clone().unwrap();
+        let all = |disk: Disk| {
+            format!("{:?}", Parts { file: Arc::new(fd.try_clone().unwrap()), ..disk.into_parts() })
+        };
+        let without_numbers = |text: String| {
+            text.split("fd:")
+                .map(|part| {
+                    part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ').to_owned()
+                })
+                .collect::<String>()
+        };
+        let (found, _files) = Found::of(open(&options).unwrap().into_parts());
+        let text = serde_json::to_vec(&found).unwrap();
+        let found: Found = serde_json::from_slice(&text).unwrap();
+        let back = found.into_disk(fd.try_clone().unwrap().into(), Vec::new()).unwrap();
+        assert_eq!(without_numbers(all(back)), without_numbers(all(disk)));
+        let base = |format| Some(Base { path: folder.path().join("base"), format });
+        for (backing_root, base) in [
+            (None, None),
+            (Some(folder.path().to_owned()), base(None)),
+            (None, base(Some(ringway_image::Format::Qcow2))),
+        ] {
+            options.qcow2 = Some(Qcow2 { backing_root, base });
+            let text = serde_json::to_vec(&Wanted::of(&options, true).unwrap()).unwrap();
+            let wanted: Wanted = serde_json::from_slice(&text).unwrap();
+            assert!(wanted.ephemeral);
+            assert_eq!(wanted.into_options(|_| Vec::new()).unwrap().qcow2, options.qcow2);
+        }
+        let null = OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 });
+        assert!(Wanted::of(&null, false).is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! One connection: its handshake, its queue, its end. It has a thread to itself, which may wait.
+
+mod inbox;
+mod shake;
+
+use crate::Export;
+use crate::extents::Tells;
+use crate::handshake::{Negotiated, Replies};
+use crate::offer::Offer;
+use crate::queue::{Desk, Queue};
+use crate::request::Rules;
+use ringway_core::panic_point;
+use ringway_export::{Notice, QueueId, SessionInbox};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+pub(crate) use shake::shake_hands;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tracing::{info, warn};
+
+/// How long a client that is about to be left may take for the answers it is owed.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The client closed it, or broke the protocol.
+    ByPeer,
+    /// The server was told to stop.
+    ByOrder,
+    /// A worker has failed.
+    Failed,
+}
+
+/// Why a connection is not served, or no more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("the disk does not finish what is in flight")]
+    Stuck,
+    #[error("requests of an earlier connection are still in flight: their writes could land later")]
+    Fenced,
+    #[error("the worker refuses it: {0}")]
+    Worker(io::Error),
+}
+
+/// Where the queue is.
+enum Place {
+    /// It runs on its worker under this name.
+    Running(QueueId),
+    /// It is stopped.
+    Here(Box<Queue>),
+    /// It is lost to a disk that is stuck, or to a worker that ended.
+    Lost,
+}
+
+/// One connection whose handshake is over.
+pub(crate) struct Session<'a> {
+    export: &'a Export,
+    /// The number of its queue.
+    at: usize,
+    stop: BorrowedFd<'a>,
+    inbox: Arc<SessionInbox>,
+    desk: Desk,
+    place: Place,
+    replies: Replies,
+    tells: Tells,
+}
+
+/// What a connection may ask of a disk.
+fn rules(export: &Export, offer: &Offer, negotiated: Negotiated, is_file: bool) -> Rules {
+    let geometry = export.disk().geometry();
+    let fast = geometry.discard && is_file;
+    Rules {
+        replies: negotiated.replies,
+        block_status: negotiated.block_status,
+        read_only: offer.read_only,
+        trims: offer.trims,
+        fast_zero: fast.then_some(u64::from(geometry.discard_granularity.max(512))),
+    }
+}
+
+impl<'a> Session<'a> {
+    /// A session on a connection that begins to send requests, as queue `at`. It ends when `stop`
+    /// becomes readable.
+    ///
+    /// # Errors
+    /// What the host says to memory or descriptors.
+    pub(crate) fn new(
+        export: &'a Export,
+        (offer, negotiated): (&Offer, Negotiated),
+        stream: OwnedFd,
+        at: usize,
+        stop: BorrowedFd<'a>,
+    ) -> io::Result<Self> {
+        let tells = Tells::of(export.disk());
+        let rules = rules(export, offer, negotiated, tells == Tells::File);
+        let (depth, durable) = (export.options().queue_size, !export.may_write_back());
+        let disk = Arc::clone(export.disk());
+        let (queue, desk) = Queue::new(stream, disk, rules, depth, durable)?;
+        let inbox = Arc::new(SessionInbox::new()?);
+        export.enter(Arc::clone(&inbox));
+        let place = Place::Here(Box::new(queue));
+        let replies = negotiated.replies;
+        Ok(Self { export, at, stop, inbox, desk, place, replies, tells })
+    }
+
+    /// Serves it until it ends.
+    pub(crate) fn run(mut self) -> Ended {
+        self.export.notice(Notice::Connected);
+        let (ended, why) = match self.start() {
+            Ok(()) => self.serve(),
+            Err(refusal) => (Ended::ByPeer, Some(refusal.to_string())),
+        };
+        let stopped = self.stop();
+        if stopped.is_ok()
+            && let Place::Here(queue) = &mut self.place
+        {
+            self.desk
+                .answer(|question| question.answer(self.export.disk(), self.tells, self.replies));
+            queue.take_answers();
+            queue.finish(FAREWELL);
+        }
+        let why = stopped.err().map(|refusal| refusal.to_string()).or(why);
+        self.tell_of_end(why);
+        ended
+    }
+
+    fn tell_of_end(&self, why: Option<String>) {
+        let disk = self.export.disk().name();
+        let limits = self.export.limits();
+        match &why {
+            None => {
+                if let Some(pass) = limits.disconnected.pass() {
+                    info!(
+                        disk,
+                        queue = self.at,
+                        suppressed = pass.suppressed,
+                        "client disconnected"
+                    );
+                }
+            }
+            Some(why) => {
+                if let Some(pass) = limits.ended.pass() {
+                    let suppressed = pass.suppressed;
+                    warn!(disk, queue = self.at, suppressed, "connection ended: {why}");
+                }
+            }
+        }
+        self.export.notice(Notice::Disconnected { why });
+    }
+
+    /// Until it is over: how, and why if that is worth telling.
+    fn serve(&mut self) -> (Ended, Option<String>) {
+        loop {
+            let fds = [self.stop, self.inbox.bell(), self.desk.bell()];
+            let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut polled, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return (Ended::Failed, Some(error.to_string())),
+            }
+            let [stop, inbox, asked] = polled.map(|fd| !fd.revents().is_empty());
+            panic_point!("nbd");
+            if stop {
+                return (Ended::ByOrder, None);
+            }
+            if asked {
+                self.desk.answer(|question| {
+                    question.answer(self.export.disk(), self.tells, self.replies)
+                });
+            }
+            if inbox && let Some(ended) = self.handle_inbox() {
+                return ended;
+            }
+        }
+    }
+
+    /// Has the worker serve the queue.
+    fn start(&mut self) -> Result<(), Refusal> {
+        if self.export.holds() {
+            // It starts when the disk is resumed.
+            return Ok(());
+        }
+        if !self.export.is_clear() {
+            return Err(Refusal::Fenced);
+        }
+        let mut queue = match std::mem::replace(&mut self.place, Place::Lost) {
+            Place::Here(queue) => queue,
+            other => {
+                self.place = other;
+                return Ok(());
+            }
+        };
+        queue.resume();
+        let (inbox, at) = (Arc::clone(&self.inbox), self.at);
+        let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
+        // Without a write cache, writes are durable before they are answered.
+        let (disk, durable) = (Arc::clone(self.export.disk()), !self.export.may_write_back());
+        let id = self.export.worker(at).add(*queue, disk, durable, alarm);
+        let id = id.map_err(Refusal::Worker)?;
+        self.place = Place::Running(id);
+        self.export.started(at, id);
+        Ok(())
+    }
+
+    /// Stops the queue, and waits until nothing of it is in flight.
+    fn stop(&mut self) -> Result<(), Refusal> {
+        let Place::Running(id) = self.place else { return Ok(()) };
+        self.place = Place::Lost;
+        self.export.stopping(self.at, id);
+        let promise = self.export.worker(self.at).stop(id).map_err(Refusal::Worker)?;
+        match self.export.await_disk(Instant::now(), self.at, &promise) {
+            Ok(Some(stopped)) => {
+                self.export.stopped(&stopped);
+                self.place = Place::Here(Box::new(stopped.ring));
+                Ok(())
+            }
+            Ok(None) => {
+                // It stays with its worker, with all its memory, until the disk answers; nobody is
+                // served before that.
+                self.export.fence(vec![promise]);
+                Err(Refusal::Stuck)
+            }
+            Err(error) => Err(Refusal::Worker(error)),
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if let Place::Running(_) = self.place {
+            // A panic: nobody knows what is in flight.
+            self.export.fail();
+        }
+        self.export.leave(&self.inbox);
+    }
+}
+
+/// Readable once told to stop.
+pub(crate) fn is_rung(stop: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::new(&stop, PollFlags::IN)];
+    let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_ok_and(|rung| rung > 0)
+}

@@ -1,0 +1,92 @@
+//! TLS: who this server is, and whom it lets in.
+
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::{Error as PemError, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::{RootCertStore, ServerConfig, ServerConnection};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why TLS cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read.
+    #[error("{0}: {1}")]
+    File(PathBuf, io::Error),
+    /// A file has something else in it.
+    #[error("{0}: there is no {1} in it, in PEM: it begins with -----BEGIN {1}-----")]
+    Empty(PathBuf, &'static str),
+    /// A file cannot be understood.
+    #[error("{0}: it is no PEM file: {1}")]
+    Pem(PathBuf, PemError),
+    /// What is in them does not go together.
+    #[error("{0}: {1}")]
+    Unusable(PathBuf, rustls::Error),
+    /// Certificates of clients could not be judged.
+    #[error("{0}: {1}")]
+    Clients(PathBuf, String),
+}
+
+/// The server's certificate and key, and whose certificates clients need.
+#[derive(Clone, Debug)]
+pub struct Tls(Arc<ServerConfig>);
+
+impl Tls {
+    /// Reads PEM files: the certificate, with those that lead to its authority behind it; its key; and
+    /// the authority that clients need a certificate of, if they need one.
+    ///
+    /// # Errors
+    /// [`TlsError`], with the file.
+    pub fn load(cert: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, TlsError> {
+        let chain = certificates(cert)?;
+        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
+            PemError::NoItemsFound => TlsError::Empty(key.into(), "PRIVATE KEY"),
+            other => pem(key, other),
+        })?;
+        let provider = Arc::new(default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| TlsError::Unusable(cert.into(), error))?;
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(path) => {
+                let mut roots = RootCertStore::empty();
+                for root in certificates(path)? {
+                    let added = roots.add(root);
+                    added.map_err(|error| TlsError::Unusable(path.into(), error))?;
+                }
+                let judge = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+                let judge = judge.build();
+                let judge =
+                    judge.map_err(|error| TlsError::Clients(path.into(), error.to_string()))?;
+                builder.with_client_cert_verifier(judge)
+            }
+        };
+        let config = builder.with_single_cert(chain, secret);
+        let mut config = config.map_err(|error| TlsError::Unusable(key.into(), error))?;
+        // Connections last: nothing is kept to begin another one sooner.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// The server's side of a connection that begins.
+    pub(crate) fn begin(&self) -> Result<Box<ServerConnection>, rustls::Error> {
+        ServerConnection::new(Arc::clone(&self.0)).map(Box::new)
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let all: Vec<_> = all.map_err(|error| pem(path, error))?;
+    if all.is_empty() { Err(TlsError::Empty(path.into(), "CERTIFICATE")) } else { Ok(all) }
+}
+
+fn pem(path: &Path, error: PemError) -> TlsError {
+    match error {
+        PemError::Io(error) => TlsError::File(path.into(), error),
+        other => TlsError::Pem(path.into(), other),
+    }
+}

@@ -1,0 +1,178 @@
+//! How a queue comes to its worker and leaves it, what changes meanwhile, and the memory it is in.
+
+use super::{BehindIommu, Queue, Token};
+use crate::dirty_log::QueueLog;
+use crate::inflight::QueueInflight;
+use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Translator};
+use ringway_disk::Watcher;
+use ringway_export::{PeerEventfd, QueueLifecycle, SessionInbox, SharedMemory};
+use ringway_ring::virtqueue::{Areas, Device, Format, InflightError};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+impl Queue {
+    /// A queue at `at`, which must lie in `map` with the lengths that `format` asks for. It goes on
+    /// from `base`, if it was told one; with `inflight`, from what is recorded there.
+    ///
+    /// # Safety
+    /// The addresses were resolved in `map`.
+    pub(crate) unsafe fn new(
+        format: Format,
+        at: Areas,
+        base: Option<u32>,
+        map: Arc<GuestMap>,
+        inflight: Option<QueueInflight>,
+        kick: OwnedFd,
+        call: Option<PeerEventfd>,
+    ) -> Result<Self, InflightError> {
+        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
+        // mapped and aligned, belongs to this queue alone, and is kept as well.
+        let ring = unsafe {
+            match &inflight {
+                None => Device::new(format, at, base)?,
+                Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
+            }
+        };
+        let mut queue = Self {
+            ring,
+            memory: Translator::new(map),
+            inflight,
+            kick,
+            call,
+            calls: 0,
+            effort: 0,
+            log: None,
+            left: 0,
+            stalled: false,
+            iommu: None,
+        };
+        if queue.inflight.is_some() {
+            // A predecessor may have published answers and died before it called.
+            let _ = queue.call();
+        }
+        Ok(queue)
+    }
+
+    /// The guest's addresses are I/O virtual addresses. Translations are asked for at `inbox`, as
+    /// queue `at`, and come with [`Queue::learn`] or [`Queue::fault`].
+    pub(crate) fn put_behind_iommu(&mut self, inbox: Arc<SessionInbox>, at: usize) {
+        self.memory = Translator::behind_iommu(Arc::clone(self.memory.map()));
+        let faults = Vec::with_capacity(MISSES_MAX);
+        self.iommu = Some(Box::new(BehindIommu { inbox, at, faults }));
+    }
+
+    /// These are the translations that were asked for: the request is tried again.
+    pub(crate) fn learn(&mut self, translations: &[Translation]) {
+        translations.iter().for_each(|&translation| self.memory.learn(translation));
+        self.stalled = false;
+    }
+
+    /// There is no such translation: a request that needs it fails.
+    pub(crate) fn fault(&mut self, miss: Miss) {
+        if let Some(iommu) = &mut self.iommu
+            && iommu.faults.len() < MISSES_MAX
+        {
+            iommu.faults.push(miss);
+        }
+        self.stalled = false;
+    }
+
+    /// From now on nothing is known of these I/O virtual addresses. Requests in flight go on.
+    pub(crate) fn forget(&mut self, first: u64, last: u64) {
+        self.memory.forget(first, last);
+    }
+
+    /// Where the queue got to, as GET_VRING_BASE puts it.
+    pub(crate) fn base(&self) -> u32 {
+        self.ring.base()
+    }
+
+    /// True if its record says that nothing is in flight.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.ring.backlog() == 0 && self.left == 0
+    }
+
+    /// As [`Device::goes_on`].
+    pub(crate) fn goes_on(&self) -> bool {
+        self.ring.goes_on()
+    }
+
+    /// Whom to call from now on. Calls once, because a call may have gone to the old place.
+    pub(crate) fn set_call(&mut self, call: Option<PeerEventfd>) {
+        self.call = call;
+        let _ = self.call();
+    }
+
+    /// Where to mark what the device writes from now on.
+    pub(crate) fn set_log(&mut self, log: Option<Arc<QueueLog>>) {
+        self.log = log;
+        // A predecessor may have written to the ring and died before it marked that, and starting
+        // from a record may have written to it as well.
+        if let (Some(log), Some(_)) = (&self.log, &self.inflight) {
+            log.taken_over();
+        }
+    }
+
+    /// Gives the eventfds back.
+    pub(crate) fn into_fds(self) -> (OwnedFd, Option<PeerEventfd>) {
+        (self.kick, self.call)
+    }
+}
+
+impl QueueLifecycle for Queue {
+    fn doorbell(&self) -> RawFd {
+        self.kick.as_raw_fd()
+    }
+
+    fn depth(&self) -> u16 {
+        self.ring.size()
+    }
+
+    fn backlog(&self) -> usize {
+        self.ring.backlog()
+    }
+
+    fn is_stalled(&self) -> bool {
+        self.stalled
+    }
+
+    /// Not while the guest is being migrated: its next host may know nothing of the record.
+    fn can_leave(&self) -> bool {
+        self.inflight.is_some() && self.log.is_none()
+    }
+
+    fn leave(&mut self, token: Token) {
+        token.due.settle();
+        self.left += 1;
+    }
+
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn shared_memory(&self) -> Option<&dyn SharedMemory<Token>> {
+        Some(self)
+    }
+}
+
+impl SharedMemory<Token> for Queue {
+    fn map(&self) -> &Arc<GuestMap> {
+        self.memory.map()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.memory.map().is_lost()
+            || self.inflight.as_ref().is_some_and(QueueInflight::is_lost)
+            || self.log.as_ref().is_some_and(|log| log.is_lost())
+    }
+
+    fn watcher(&self) -> Option<Watcher> {
+        let log = Arc::clone(self.log.as_ref()?);
+        Some(Watcher::new(move |segments| log.read_into(segments)))
+    }
+
+    fn answers_into(&self, token: &Token, ranges: &[HostRange]) -> bool {
+        let at = token.status_at.address().map(|at| at.as_ptr() as usize);
+        at.is_some_and(|at| ranges.iter().any(|&(first, last)| first <= at && at <= last))
+    }
+}
