@@ -8,6 +8,7 @@ use ringway_testkit::raw::{DATA, F_FLUSH, F_VERSION_1, RawGuest, halves, request
 use ringway_testkit::{Need, skip};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 /// `struct cachestat`, Linux 6.5.
 #[repr(C)]
@@ -40,24 +41,34 @@ fn dirty(scene: &Scene) -> Result<u64, String> {
 fn shows_dirty_pages() -> Result<(), String> {
     let mut scene = Scene::with(1 << 20, &Options::new(), |_| {});
     let mut queue = scene.queue();
-    let buffer = scene.buffer(4096, 0);
-    write(&mut queue, 0, buffer);
-    match dirty(&scene)? {
-        0 => Err("the file system does not show dirty pages".into()),
-        _ => Ok(()),
+    dirty(&scene)?;
+    if leaves_pages_dirty(|| left_by_a_write(&scene, &mut queue)) {
+        Ok(())
+    } else {
+        Err("the file system does not show dirty pages".into())
     }
 }
 
-/// Pages left dirty by one write of 8 KiB. The host may write them at any time, so the most of a few
-/// attempts counts.
+/// The most pages that one of three writes of 8 KiB left dirty: 0 if they are durable.
 fn after_a_write(scene: &Scene, queue: &mut crate::scene::Queue) -> u64 {
-    let mut attempt = || {
-        let mut buffer = scene.buffer(8192, 0);
-        buffer.fill(1);
-        write(queue, 4096, buffer);
-        dirty(scene).unwrap()
-    };
-    (0..3).map(|_| attempt()).max().unwrap_or(0)
+    (0..3).map(|_| left_by_a_write(scene, queue)).max().unwrap_or(0)
+}
+
+fn left_by_a_write(scene: &Scene, queue: &mut crate::scene::Queue) -> u64 {
+    let mut buffer = scene.buffer(8192, 0);
+    buffer.fill(1);
+    write(queue, 4096, buffer);
+    dirty(scene).unwrap()
+}
+
+/// Whether a write of 8 KiB leaves its two pages dirty. The host may write them at any moment (a
+/// neighbour's fsync makes ext4 commit, and that writes what others have appended), so one attempt
+/// of many is enough; a write that is durable leaves none in any of them.
+fn leaves_pages_dirty(mut left_by_a_write: impl FnMut() -> u64) -> bool {
+    (0..200).any(|attempt| {
+        std::thread::sleep(Duration::from_millis(u64::from(attempt > 2) * 20));
+        left_by_a_write() == 2
+    })
 }
 
 const FLUSH: u64 = 1 << 9;
@@ -79,7 +90,7 @@ fn c06_writes_are_durable_when_they_have_to_be() {
         let mut s = scene(CacheMode::Writeback, Options::new());
         let mut queue = s.queue();
         assert!(s.device.info().writeback);
-        assert_eq!(after_a_write(&s, &mut queue), 2);
+        assert!(leaves_pages_dirty(|| left_by_a_write(&s, &mut queue)), "{engine}: write-back");
         flush(&mut queue);
         assert_eq!(dirty(&s), Ok(0), "{engine}: a flush makes durable");
         // The guest switches the cache off, and on again.
@@ -93,7 +104,7 @@ fn c06_writes_are_durable_when_they_have_to_be() {
         assert_eq!(dirty(&s), Ok(0));
         s.device.set_writeback(true).unwrap();
         assert!(s.device.info().writeback);
-        assert_eq!(after_a_write(&s, &mut queue), 2, "{engine}: WCE on");
+        assert!(leaves_pages_dirty(|| left_by_a_write(&s, &mut queue)), "{engine}: WCE on");
 
         // Write-through: always durable, and the guest cannot change that.
         let mut s = scene(CacheMode::Writethrough, Options::new());
@@ -113,12 +124,12 @@ fn c06_writes_are_durable_when_they_have_to_be() {
         let mut s = scene(CacheMode::Unsafe, Options::new());
         let mut queue = s.queue();
         assert!(s.device.info().writeback);
-        let after_a_flush = (0..3).map(|_| {
-            after_a_write(&s, &mut queue);
+        let after_a_flush = || {
+            left_by_a_write(&s, &mut queue);
             flush(&mut queue);
             dirty(&s).unwrap()
-        });
-        assert_eq!(after_a_flush.max(), Some(2), "{engine}: unsafe does not sync");
+        };
+        assert!(leaves_pages_dirty(after_a_flush), "{engine}: unsafe does not sync");
     }
 }
 
@@ -172,7 +183,7 @@ fn c06_a_write_cache_that_is_off_stays_off_over_a_reconnect() {
     let mut on = halves(&[32, 1, 0]);
     on.push(1);
     assert!(guest.client.acked(request::SET_CONFIG, &on, &[]).unwrap());
-    assert_eq!((0..3).map(|_| raw_write(&scene, &mut guest)).max(), Some(2), "on again");
+    assert!(leaves_pages_dirty(|| raw_write(&scene, &mut guest)), "on again");
     on[12] = 0;
     assert!(guest.client.acked(request::SET_CONFIG, &on, &[]).unwrap());
     assert!(guest.client.acked(request::RESET_DEVICE, &[], &[]).unwrap());
@@ -183,5 +194,5 @@ fn c06_a_write_cache_that_is_off_stays_off_over_a_reconnect() {
     scene.device = Options::new().over(stream).unwrap();
     assert!(scene.device.info().writeback, "a reset begins anew");
     let mut queue = scene.queue();
-    assert_eq!(after_a_write(&scene, &mut queue), 2);
+    assert!(leaves_pages_dirty(|| left_by_a_write(&scene, &mut queue)), "after a reset");
 }
