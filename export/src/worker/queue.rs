@@ -215,7 +215,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     #[cold]
     pub(super) fn is_at_rest(&self) -> bool {
         let leaves = self.disk.held() > 0 || self.leaves_backlog || !self.has_backlog();
-        leaves && !self.is_at_work()
+        leaves && !self.is_at_work() && !self.disk.has_late()
     }
 
     /// True if the queue must not stop yet: what a killed predecessor left in flight is taken first,
@@ -239,6 +239,10 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     }
 
     pub(super) fn arm(&mut self) -> Armed {
+        // Only an active queue's answers are published, and nothing rings for those that are made here.
+        if self.disk.has_late() {
+            return Armed::WorkArrived;
+        }
         // Whose requests wait for a limit needs no kicks.
         if !self.state.takes_requests() || self.is_throttled() {
             return Armed::Quiet;

@@ -2,6 +2,7 @@
 
 mod deferred;
 mod held;
+mod late;
 
 use super::*;
 use crate::command::command_channel;
@@ -9,7 +10,7 @@ use crate::polling::Polling;
 use crate::queue::{Pop, RequestQueue};
 use ringway_aio::Null;
 use ringway_core::mem::{GuestMap, HostRange, Mapping};
-use ringway_core::{Request, Status};
+use ringway_core::{Op, Request, Status};
 use ringway_disk::{OpenOptions, Source, Watcher, open};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
@@ -113,8 +114,9 @@ fn null_disk() -> Arc<ringway_disk::Disk> {
     Arc::new(open(&options).unwrap())
 }
 
-/// A ring into which reads come without a kick, or with one.
+/// A ring into which requests of 512 bytes come without a kick, or with one.
 struct Silent {
+    op: Op,
     kick: Arc<OwnedFd>,
     asked: Arc<AtomicU32>,
     answered: Arc<AtomicU32>,
@@ -128,7 +130,7 @@ impl RequestQueue for Silent {
             return Ok(Pop::Empty);
         }
         self.asked.fetch_sub(1, SeqCst);
-        request.op = ringway_core::Op::Read;
+        request.op = self.op;
         request.range = ringway_core::ByteRange::new(0, 512).unwrap();
         request.segments.clear();
         // No engine here moves data.
@@ -178,6 +180,7 @@ fn c08_a_lost_kick_is_found_and_its_request_answered() {
     let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let queue = Silent {
+        op: Op::Read,
         kick: Arc::clone(&kick),
         asked: Arc::clone(&asked),
         answered: Arc::clone(&answered),
@@ -249,6 +252,7 @@ fn e08_a_quiet_worker_calls_when_it_is_asked_for_something() {
     let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
     let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let queue = Silent {
+        op: Op::Read,
         kick: Arc::clone(&kick),
         asked: Arc::clone(&asked),
         answered: Arc::clone(&answered),
@@ -320,7 +324,7 @@ fn many_queues_leave_nothing_to_allocate_in_the_loop() {
     let disk = null_disk();
     for _ in 0..QUEUES {
         let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let queue = Silent { kick, asked: Arc::default(), answered: Arc::default() };
+        let queue = Silent { op: Op::Read, kick, asked: Arc::default(), answered: Arc::default() };
         worker.add(queue, Arc::clone(&disk), None, false, Box::new(|_| {})).unwrap();
         // It rests.
         worker.active.clear();

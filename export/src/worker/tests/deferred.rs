@@ -115,6 +115,7 @@ impl Scene {
         let kick = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let (asked, answered) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
         let queue = Silent {
+            op: Op::Read,
             kick: Arc::clone(&kick),
             asked: Arc::clone(&asked),
             answered: Arc::clone(&answered),
