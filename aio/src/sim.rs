@@ -307,6 +307,11 @@ mod tests {
         (start.elapsed(), out.done.iter().map(|d| d.tag).collect())
     }
 
+    /// The shortest of a few runs: whoever else wants the processor makes them longer.
+    fn shortest(setup: SimSetup, depth: u32, offsets: &[u64]) -> Duration {
+        (0..8).map(|_| run(setup, depth, offsets).0).min().unwrap_or_default()
+    }
+
     fn scattered(count: u64) -> Vec<u64> {
         let mut random = Rng::with_seed(5);
         (0..count).map(|_| random.u64(..1 << 28) * 4096).collect()
@@ -316,7 +321,7 @@ mod tests {
     fn an_ssd_does_many_at_a_time() {
         let offsets = scattered(64);
         let (alone, _) = run(SimSetup::new(Model::SSD), 1, &offsets);
-        let (together, _) = run(SimSetup::new(Model::SSD), 64, &offsets);
+        let together = shortest(SimSetup::new(Model::SSD), 64, &offsets);
         assert!(alone >= Duration::from_micros(80) * 64, "{alone:?}");
         assert!(together * 4 < alone, "{together:?} and {alone:?}");
     }
@@ -324,14 +329,15 @@ mod tests {
     #[test]
     fn a_hard_disk_seeks_and_prefers_what_is_near() {
         let sequential: Vec<_> = (0..32).map(|i| i * 4096).collect();
-        let (stream, _) = run(SimSetup::new(Model::HDD), 1, &sequential);
+        let stream = shortest(SimSetup::new(Model::HDD), 1, &sequential);
         let offsets = scattered(32);
         let (one_by_one, order) = run(SimSetup::new(Model::HDD), 1, &offsets);
         assert!(order.is_sorted());
-        let (chosen, order) = run(SimSetup::new(Model::HDD), 32, &offsets);
+        let (_, order) = run(SimSetup::new(Model::HDD), 32, &offsets);
         assert!(!order.is_sorted(), "the head takes them as they lie");
         assert!(stream >= Duration::from_micros(50) * 32, "{stream:?}: commands cost time");
         assert!(stream * 10 < one_by_one, "{stream:?} and {one_by_one:?}");
+        let chosen = shortest(SimSetup::new(Model::HDD), 32, &offsets);
         assert!(chosen * 3 < one_by_one * 2, "{chosen:?} and {one_by_one:?}");
     }
 
@@ -341,7 +347,7 @@ mod tests {
         let stall = (100, Duration::from_millis(5));
         let late = (500, Duration::from_millis(3));
         let offsets = scattered(64);
-        let (smooth, _) = run(calm, 8, &offsets);
+        let smooth = shortest(calm, 8, &offsets);
         let (stalled, _) = run(SimSetup { stall, seed: 7, ..calm }, 8, &offsets);
         assert!(stalled > smooth + Duration::from_millis(4), "{stalled:?} and {smooth:?}");
         let (_, order) = run(SimSetup { late, reorder: true, seed: 7, ..calm }, 64, &offsets);

@@ -28,7 +28,7 @@ wait_for() { # wait_for SECONDS COMMAND…
 # --- a disk that boots: FAT from its first sector, for SeaBIOS (syslinux) and OVMF (its shell) -------
 
 disk() { # disk FILE WANTS
-    local words="console=ttyS0 quiet panic=-1 ringway.scenario=libvirt ringway.timeout=500 ringway.wants=$2"
+    local words="console=ttyS0 quiet panic=-1 no_timer_check ringway.scenario=libvirt ringway.timeout=500 ringway.wants=$2"
     truncate -s 256M "$1"
     mkfs.vfat -F 32 -n RINGWAY "$1" $((160 * 1024)) >/dev/null 2>&1
     printf 'DEFAULT linux\nLABEL linux\n KERNEL vmlinuz\n INITRD initrd\n APPEND %s\n' "$words" >syslinux.cfg
