@@ -371,6 +371,8 @@ fn seconds_and_limits_that_are_none() {
         let args = ["disk.img", "--socket", "s", option, word];
         serve_refused(dir.path(), &args, USAGE, &[option, what]);
     }
+    let args = ["null:1M", "--socket", "s", "--reconnect-timeout", "5"];
+    serve_refused(dir.path(), &args, USAGE, &["null:1M is no disk of an NBD server"]);
     let args = ["disk.img", "--socket", "s", "--iops", "9", "--iops-max", "10"];
     let args = [&args[..], &["--iops-max-length", "0"]].concat();
     let what = ["iops-max-length = 0", "Leave it out for one second"];

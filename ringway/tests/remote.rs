@@ -222,6 +222,31 @@ fn goes_on(answered: &AtomicU64, by: u64) {
 }
 
 #[test]
+fn f06_requests_fail_after_the_time_that_was_given_until_the_server_is_back() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let Some(first) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let daemon = serve(path, &["--reconnect-timeout", "1"]);
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(common::write(&device, &mut queue, 3, 7));
+    queue.flush(()).unwrap();
+    assert!(common::finish(&mut queue).0);
+    drop(first);
+    let read = |queue: &mut BlkQueue<()>| {
+        queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
+        common::finish(queue)
+    };
+    assert!(!read(&mut queue).0, "a read without a server");
+    assert!(daemon.log().contains("requests fail until there is one"), "{}", daemon.log());
+    let _server = nbdkit(path, &["file", "disk.img"]);
+    until("the server is back", || daemon.log().contains("connected to the NBD server"));
+    assert_eq!(read(&mut queue), (true, vec![7; 512]));
+    daemon.stop();
+}
+
+#[test]
 fn f08_a_server_that_is_killed_costs_its_guest_a_moment() {
     for (cache, survives) in [("writethrough", true), ("writeback", false)] {
         let dir = folder();

@@ -1,6 +1,9 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
 use super::nbd::{connections_in_file, export_name};
+use super::numbers::{
+    queue_size, queue_size_in_file, queues, queues_in_file, seconds, some_seconds, whole_seconds,
+};
 use super::source::source;
 use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
 use crate::size::Size;
@@ -16,18 +19,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// The most queues of a disk. A vhost-user message names queues with eight bits; a guest has no use
-/// for more than one per CPU.
-const QUEUES_MAX: u16 = 256;
-
 /// The most queues a disk gets without being asked: more only cost memory on most hosts.
 const QUEUES_AUTO: u16 = 16;
-
-/// The smallest ring that holds a request (header, data, status) and leaves room for the next.
-const QUEUE_SIZE_MIN: u16 = 4;
-
-/// VIRTIO 1.2 §2.7: the largest split ring.
-const QUEUE_SIZE_MAX: u16 = 32768;
 
 /// The ring size offered without being asked, in descriptors: QEMU's limit.
 const QUEUE_SIZE: u16 = 1024;
@@ -186,6 +179,12 @@ pub struct DiskArgs {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub hold_timeout: Option<NonZeroU32>,
+    /// Seconds for which requests wait for an NBD server that is away before they fail, until it is back
+    /// [default: for ever].
+    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    pub reconnect_timeout: Option<NonZeroU32>,
     /// What its guest may ask of it.
     #[command(flatten)]
     #[serde(default, deserialize_with = "limits_of_all")]
@@ -259,45 +258,6 @@ pub fn paths() -> impl TypedValueParser<Value = SchedulerMode> {
 /// The words for what becomes of a request that fails, for the command line.
 fn on_error() -> impl TypedValueParser<Value = OnError> {
     PossibleValuesParser::new(OnError::ALL.map(OnError::name)).try_map(|word| word.parse())
-}
-
-fn queues(word: &str) -> Result<u16, String> {
-    let number = word.parse().map_err(|_| "it is not a number".to_owned())?;
-    check_queues(number)
-}
-
-fn check_queues(number: u64) -> Result<u16, String> {
-    match u16::try_from(number) {
-        Ok(n @ 1..=QUEUES_MAX) => Ok(n),
-        _ => Err(format!("a disk has 1 to {QUEUES_MAX} queues, not {number}")),
-    }
-}
-
-fn queue_size(word: &str) -> Result<u16, String> {
-    let number = word.parse().map_err(|_| "it is not a number".to_owned())?;
-    check_queue_size(number)
-}
-
-fn check_queue_size(number: u64) -> Result<u16, String> {
-    match u16::try_from(number) {
-        Ok(n @ QUEUE_SIZE_MIN..=QUEUE_SIZE_MAX) if n.is_power_of_two() => Ok(n),
-        _ => Err(format!(
-            "a ring has a power of two of descriptors from {QUEUE_SIZE_MIN} to {QUEUE_SIZE_MAX}, \
-             not {number}"
-        )),
-    }
-}
-
-pub(super) fn queues_in_file<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<u16>, D::Error> {
-    let number = Option::<u64>::deserialize(deserializer)?;
-    number.map(check_queues).transpose().map_err(D::Error::custom)
-}
-
-fn queue_size_in_file<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
-    let number = Option::<u64>::deserialize(deserializer)?;
-    number.map(check_queue_size).transpose().map_err(D::Error::custom)
 }
 
 /// Limits that are all there are, so that a mistake in them is one already: its place is known here.
@@ -381,6 +341,8 @@ pub struct DiskSpec {
     pub read_only: bool,
     /// How long to wait for whoever has the image.
     pub lock_wait: Option<Duration>,
+    /// How long requests wait for a server that is away before they fail; `None` for ever.
+    pub reconnect_timeout: Option<Duration>,
     /// Lock the image when the guest starts, not before.
     pub incoming: bool,
     /// What GET_ID answers.
@@ -451,13 +413,13 @@ impl DiskArgs {
             on_write_error: self.on_write_error.or(other.on_write_error),
             on_enospc: self.on_enospc.or(other.on_enospc),
             hold_timeout: self.hold_timeout.or(other.hold_timeout),
+            reconnect_timeout: self.reconnect_timeout.or(other.reconnect_timeout),
             limits: self.limits.or(&other.limits),
             limit_group: self.limit_group.or_else(|| other.limit_group.clone()),
         }
     }
 
     fn errors(&self) -> ErrorPolicy {
-        let seconds = |seconds: NonZeroU32| Duration::from_secs(seconds.get().into());
         ErrorPolicy {
             on_read: self.on_read_error.unwrap_or_default(),
             on_write: self.on_write_error.unwrap_or_default(),
@@ -488,13 +450,21 @@ impl DiskArgs {
         let socket = socket.filter(|_| matches!(place, Place::Socket(_)));
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
+        let source = source(image)?;
+        if self.reconnect_timeout.is_some() && !matches!(source, Source::Nbd(_)) {
+            return Err(format!(
+                "{} is no disk of an NBD server: reconnect-timeout is for those",
+                image.display()
+            ));
+        }
         Ok(DiskSpec {
-            source: source(image)?,
+            source,
             place,
             origin: String::new(),
             create_bytes: self.size.map(|Size(bytes)| bytes),
             read_only: self.read_only,
             lock_wait: self.lock_wait.map(|seconds| Duration::from_secs(seconds.into())),
+            reconnect_timeout: self.reconnect_timeout.map(seconds),
             incoming: self.incoming,
             serial: self.serial,
             block_size: self.block_size,
@@ -516,31 +486,9 @@ impl DiskArgs {
     }
 }
 
-fn whole_seconds(word: &str) -> Result<u32, String> {
-    word.parse().map_err(|_| format!("'{word}' is not a whole number of seconds"))
-}
-
-fn some_seconds(word: &str) -> Result<NonZeroU32, String> {
-    let seconds = whole_seconds(word)?;
-    NonZeroU32::new(seconds)
-        .ok_or_else(|| "it must be at least 1; leave it out for ever".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_that_make_no_queue_are_refused() {
-        assert_eq!(queues("256"), Ok(256));
-        for word in ["0", "257", "65536", "many", "-1"] {
-            assert!(queues(word).is_err(), "{word}");
-        }
-        assert_eq!(queue_size("32768"), Ok(32768));
-        for word in ["0", "2", "1000", "65536"] {
-            assert!(queue_size(word).is_err(), "{word}");
-        }
-    }
 
     #[test]
     fn the_engine_can_be_left_open() {

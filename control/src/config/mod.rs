@@ -12,6 +12,7 @@ mod metrics;
 mod nbd;
 mod nbd_disk;
 mod nearest;
+mod numbers;
 mod plan;
 mod sockets;
 mod source;

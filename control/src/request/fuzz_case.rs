@@ -10,11 +10,12 @@ use serde_json::{Map, Value, json};
 /// Names of fields, of a request and of a disk within one.
 const FIELDS: [&str; 9] =
     ["disk", "disk", "disk", "size", "shrink", "buckets", "id", "version", "fail"];
-const DISK_FIELDS: [&str; 23] = [
+const DISK_FIELDS: [&str; 24] = [
     "on-read-error",
     "on-write-error",
     "on-enospc",
     "hold-timeout",
+    "reconnect-timeout",
     "image",
     "image",
     "image",
@@ -101,7 +102,9 @@ impl Choices<'_> {
         match field {
             "shrink" | "buckets" | "read-only" | "isolate" | "fail" => json!(self.byte() & 1 != 0),
             "version" => json!(u8::from(self.byte() < 240)),
-            "queues" | "lock-wait" | "hold-timeout" => json!(1 + self.byte() % 9),
+            "queues" | "lock-wait" | "hold-timeout" | "reconnect-timeout" => {
+                json!(1 + self.byte() % 9)
+            }
             "queue-size" => json!(4u32 << (self.byte() % 15)),
             "block-size" => json!(512 << (self.byte() % 5)),
             "image" => json!(self.pick(&["/srv/vm2.img", "/dev/vg0/vm1", "null:1G", "sim:hdd:1G"])),

@@ -24,7 +24,7 @@ impl Host {
             Ok(Connected { socket: disk.file(), negotiated })
         };
         let again = move || again().map_err(|error: anyhow::Error| in_full(&error).into());
-        let patience = Patience::default();
+        let patience = Patience { give_up: spec.reconnect_timeout, ..Patience::default() };
         remote.supervise(Box::new(again), patience).context("cannot look after its connection")
     }
 }
