@@ -7,6 +7,7 @@
 
 mod events;
 mod held;
+mod jobs;
 mod limits;
 mod qcow2;
 mod reload;
@@ -14,6 +15,7 @@ mod spread;
 
 pub use events::{Event, Happened};
 pub use held::{ErrorFacts, HeldFacts, Retried};
+pub use jobs::{JobFacts, JobOf, JobState};
 pub use limits::{LimitGroupFacts, Limited};
 pub use qcow2::{Qcow2Facts, Snapshotted};
 pub use reload::{FailedOf, LeftOf, Reloaded};
@@ -140,6 +142,9 @@ pub struct DiskFacts {
     pub held: Option<HeldFacts>,
     #[serde(default)]
     pub qcow2: Option<Qcow2Facts>,
+    /// What is under way with its image, or was last.
+    #[serde(default)]
+    pub job: Option<JobFacts>,
     /// A front-end is there.
     pub connected: bool,
     /// The process that serves it, if it has one of its own.

@@ -2,10 +2,10 @@
 //! `docs/control.schema.json`.
 
 use crate::protocol::{
-    DiskFacts, Done, Event, Limited, List, Reloaded, Removed, Reply, ResizedTo, Retried,
+    DiskFacts, Done, Event, JobOf, Limited, List, Reloaded, Removed, Reply, ResizedTo, Retried,
     Snapshotted, Stats, VERSION,
 };
-use crate::request::{Add, Asked, Limit, Nothing, One, Resize, Retry, Snapshot};
+use crate::request::{Add, Asked, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -28,6 +28,7 @@ pub fn schema() -> Value {
         request::<One>("resume"),
         request::<Retry>("retry"),
         request::<Snapshot>("snapshot"),
+        request::<Flatten>("flatten"),
     ];
     let requests: Vec<_> = requests.iter().map(|make| make(&mut generator)).collect();
     let answers = [
@@ -44,6 +45,7 @@ pub fn schema() -> Value {
         answer::<Done>("resume"),
         answer::<Retried>("retry"),
         answer::<Snapshotted>("snapshot"),
+        answer::<JobOf>("flatten"),
     ];
     let answers: Map<String, Value> =
         answers.iter().map(|(name, make)| (name.clone(), make(&mut generator))).collect();

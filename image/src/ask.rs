@@ -58,3 +58,14 @@ pub struct Answer {
     /// `errno` if it failed.
     pub result: i64,
 }
+
+/// What became of a part that was to be copied from what an image is based on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// So many bytes of the disk, from its beginning, are no longer looked for in what it is based on.
+    pub next: u64,
+    /// Bytes that were read from there.
+    pub read: u64,
+    /// Bytes of clusters that were copied: the others were zeroes.
+    pub copied: u64,
+}

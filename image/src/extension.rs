@@ -80,6 +80,21 @@ impl Extensions {
         Ok(())
     }
 
+    /// True if the extensions end by their own mark, not by the name of the backing file behind them:
+    /// then they are the same without that name.
+    pub(crate) fn end_by_mark(bytes: &[u8], length: usize, backing: u64) -> bool {
+        let end = usize::try_from(backing).map_or(bytes.len(), |at| at.min(bytes.len()));
+        let mut at = length;
+        while at + 8 <= end {
+            match (field(bytes, at, ""), field(bytes, at + 4, "")) {
+                (Ok(kind::END), _) => return true,
+                (Ok(_), Ok(len)) => at += 8 + (len as usize).next_multiple_of(8),
+                _ => return false,
+            }
+        }
+        false
+    }
+
     /// The image's own name for an incompatible feature, for people to read.
     pub(crate) fn incompatible_name(&self, bit: u8) -> Option<String> {
         let entry = self.names.chunks_exact(NAME_ENTRY).find(|entry| entry[..2] == [0, bit])?;

@@ -9,7 +9,7 @@ use crate::map::Map;
 use crate::port::{Port, line};
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
-use crate::thread::{Mailbox, Work};
+use crate::thread::{Mailbox, Order, Work};
 use crate::writer::Writer;
 use ringway_core::ByteRange;
 use std::fs::File;
@@ -158,30 +158,38 @@ impl Image {
     /// # Errors
     /// What the host says, or why it cannot be so large; the disk is as it was then.
     pub fn grow(&self, size: u64) -> io::Result<()> {
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        let (result, shape) = match &mut *thread {
-            Thread::Waits(work) => work.grow(size),
-            Thread::Runs(handle) => {
-                let (reply, answer) = sync_channel(1);
-                let mut order = self.mailbox.grow.lock().unwrap_or_else(PoisonError::into_inner);
-                *order = Some((size, reply));
-                drop(order);
-                handle.thread().unpark();
-                loop {
-                    match answer.recv_timeout(Duration::from_secs(1)) {
-                        Ok(answer) => break answer,
-                        Err(RecvTimeoutError::Timeout) if !handle.is_finished() => {}
-                        Err(_) => return Err(io::Error::other("its thread has ended")),
-                    }
-                }
-            }
-            Thread::Over => return Err(io::Error::other("its thread could not be started")),
-        };
+        let (result, shape) = self.in_thread(move |work| work.grow(size))?;
         // The L1 table may be elsewhere, even so.
         *self.shape.lock().unwrap_or_else(PoisonError::into_inner) = shape;
         result?;
         self.size.store(size, SeqCst);
         Ok(())
+    }
+
+    /// Has something done where the tables are, between two batches, and waits for it.
+    pub(crate) fn in_thread<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut Work) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = match &mut *thread {
+            Thread::Waits(work) => return Ok(act(work)),
+            Thread::Runs(handle) => handle,
+            Thread::Over => return Err(io::Error::other("its thread could not be started")),
+        };
+        let (reply, answer) = sync_channel(1);
+        let order = Order(Box::new(move |work| {
+            let _ = reply.send(act(work));
+        }));
+        *self.mailbox.order.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+        handle.thread().unpark();
+        loop {
+            match answer.recv_timeout(Duration::from_secs(1)) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Timeout) if !handle.is_finished() => {}
+                Err(_) => return Err(io::Error::other("its thread has ended")),
+            }
+        }
     }
 
     /// The file with the top's data, if that is another one than that of its tables, and its number among

@@ -21,6 +21,7 @@ mod decompress;
 mod extension;
 mod fields;
 mod file;
+mod flatten;
 mod format;
 pub mod fuzz_case;
 mod header;
@@ -44,7 +45,7 @@ mod thread;
 mod units;
 mod writer;
 
-pub use ask::{Answer, Ask};
+pub use ask::{Answer, Ask, Pulled};
 pub use base::Bases;
 pub use builder::{Builder, Filler};
 pub use chain::{

@@ -10,10 +10,11 @@ use crate::port::{FarEnd, Message, Reply};
 use crate::table::Place;
 use crate::writer::Writer;
 use ringway_core::Op;
+use std::fmt;
 use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::mpsc::{SyncSender, TryRecvError};
+use std::sync::mpsc::TryRecvError;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -26,16 +27,22 @@ const PATIENCE: Duration = Duration::from_millis(500);
 /// So many of them do not wait.
 const FREED: usize = 1024;
 
-/// What became of growing, and what the image is now.
-pub(crate) type Grown = (io::Result<()>, Shape);
+/// What somebody else wants done where the tables are, between two batches.
+pub(crate) struct Order(pub(crate) Box<dyn FnOnce(&mut Work) + Send>);
+
+impl fmt::Debug for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Order")
+    }
+}
 
 /// What others leave for the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     pub(crate) queues: Mutex<Vec<FarEnd>>,
     pub(crate) ends: AtomicBool,
-    /// The disk is to have so many bytes, and who wants to know.
-    pub(crate) grow: Mutex<Option<(u64, SyncSender<Grown>)>>,
+    /// One at a time: whoever gives it waits.
+    pub(crate) order: Mutex<Option<Order>>,
     /// A sync has failed.
     pub(crate) failed: AtomicBool,
 }
@@ -67,9 +74,9 @@ impl Work {
                 let mut new = mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner);
                 self.queues.append(&mut new);
             }
-            let grow = mailbox.grow.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some((size, reply)) = grow {
-                let _ = reply.send(self.grow(size));
+            let order = mailbox.order.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(Order(carry_out)) = order {
+                carry_out(&mut self);
                 self.note_broken(mailbox);
             }
             self.take_batch();
@@ -86,20 +93,28 @@ impl Work {
             self.tend_freed(rested);
             rested = self.rest();
         }
-        if let Some(writer) = &mut self.writer {
-            writer.freed.append(&mut self.fenced);
-            if let Err(error) = writer.close(&mut self.map) {
-                tracing::warn!("clusters that are not used could not be given back: {error}");
-            }
+        if let Err(error) = self.give_back() {
+            tracing::warn!("clusters that are not used could not be given back: {error}");
         }
+    }
+
+    /// Gives back all clusters that are not used. Nothing may be in flight.
+    pub(crate) fn give_back(&mut self) -> io::Result<()> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        writer.freed.append(&mut self.fenced);
+        writer.close(&mut self.map)
+    }
+
+    /// The tables, for whoever changes them.
+    pub(crate) fn writer(&mut self) -> io::Result<(&mut Writer, &mut Map)> {
+        let writer = self.writer.as_mut();
+        let writer = writer.ok_or_else(|| io::Error::from_raw_os_error(libc::EROFS))?;
+        Ok((writer, &mut self.map))
     }
 
     /// Makes the disk larger, or says why it cannot be so large; and what its header says then.
     pub(crate) fn grow(&mut self, size: u64) -> (io::Result<()>, Shape) {
-        let result = match &mut self.writer {
-            Some(writer) => writer.grow(&mut self.map, size),
-            None => Err(io::Error::from_raw_os_error(libc::EROFS)),
-        };
+        let result = self.writer().and_then(|(writer, map)| writer.grow(map, size));
         (result, self.map.layers.top().shape)
     }
 

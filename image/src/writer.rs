@@ -11,7 +11,9 @@
 //! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
 
 mod data_file;
+mod detach;
 mod grow;
+mod pull;
 
 use crate::ask::Ask;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};

@@ -41,7 +41,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
-use watch::{Watch, bar, engine};
+pub(crate) use watch::bar;
+use watch::{Watch, engine};
 
 /// Bytes of a request, if the ends take so many.
 const CHUNK: usize = 1 << 20;

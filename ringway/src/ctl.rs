@@ -133,6 +133,9 @@ enum Command {
     /// is served by stay true.
     #[command(after_help = example!("snapshot vm2.qcow2 vm2-monday.qcow2"))]
     Snapshot(images::SnapshotOf),
+    /// Copy what a disk's image is based on into it, while its guest works: it is one file then.
+    #[command(after_help = example!("flatten vm2.qcow2 --bps 100M --wait"))]
+    Flatten(images::FlattenOf),
     /// Take requests again.
     #[command(after_help = example!("resume vm2.img"))]
     Resume {
@@ -203,8 +206,13 @@ pub(crate) fn run(
         Command::Add(disk) => disk.size,
         _ => None,
     };
+    let wait = matches!(&args.command, Command::Flatten(flatten) if flatten.wait);
     let (name, request) = request(args.command)?;
     let answer = match ask_from_here(&path, name, request)? {
+        Ok(answer) if wait => images::job_ended(answer, args.json, || {
+            let list = ask(&path, "list", Map::new(), PATIENCE)?;
+            list.map_err(|problem| anyhow!(problem.message))
+        })?,
         Ok(answer) => answer,
         Err(problem) => {
             if args.json {
@@ -265,6 +273,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
         Command::Pause { disk } => ("pause", json!({ "disk": disk })),
         Command::Retry { disk, fail } => ("retry", json!({ "disk": disk, "fail": fail })),
         Command::Snapshot(snapshot) => ("snapshot", snapshot.request()?),
+        Command::Flatten(flatten) => ("flatten", flatten.request()),
         Command::Resume { disk } => ("resume", json!({ "disk": disk })),
     };
     match fields {

@@ -26,6 +26,16 @@ pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
         Happened::SnapshotTaken { snapshot, .. } => {
             ("snapshot taken", false, snapshot.display().to_string())
         }
+        Happened::JobStarted { job, total_bytes } => {
+            ("job started", false, format!("{job}, {}", Size(total_bytes)))
+        }
+        Happened::JobDone { job, copied_bytes, .. } => {
+            ("job done", false, format!("{job}: {} copied", Size(copied_bytes)))
+        }
+        Happened::JobCancelled { job, copied_bytes } => {
+            ("job cancelled", false, format!("{job}: {} copied", Size(copied_bytes)))
+        }
+        Happened::JobFailed { job, error, .. } => ("job failed", true, format!("{job}: {error}")),
         Happened::Paused => ("paused", false, none),
         Happened::Resumed => ("resumed", false, none),
         Happened::PathChanged { path } => ("path changed", false, format!("to {path}")),

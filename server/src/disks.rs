@@ -1,6 +1,8 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
 mod apart;
+mod files_change;
+mod jobs;
 mod limits;
 mod means;
 mod snapshot;
@@ -21,6 +23,7 @@ use super::served::{Served, lock};
 use super::sizing::{rings, workers};
 use crate::sandbox::Guests;
 use anyhow::{anyhow, bail};
+pub(crate) use files_change::ChangeOfFiles;
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, wait_for_all, with_origin};
@@ -30,7 +33,6 @@ use ringway_core::kill_point;
 use ringway_disk::Disk;
 use ringway_export::{Cpus, ExportOptions, Polling, RingPool};
 use ringway_vhost_user::Access;
-pub(crate) use snapshot::SnapshotError;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -203,6 +205,7 @@ impl Disks {
             export,
             claim: Mutex::new(claim),
             files_change: Mutex::default(),
+            job: Mutex::default(),
             socket: endpoint.path().map(Path::to_path_buf),
             device: endpoint.device().map(str::to_owned),
             workers: busy,
@@ -303,6 +306,7 @@ impl Disks {
         if served.leaving.swap(true, SeqCst) {
             bail!("it is being removed already");
         }
+        served.end_job();
         // A snapshot that is being taken ends first.
         let files_change = lock(&served.files_change);
         served.stop();

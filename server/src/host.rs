@@ -68,7 +68,7 @@ pub(crate) struct Host {
     keeps_state: bool,
     configuration: Option<PathBuf>,
     /// What images are based on, shared.
-    bases: Bases,
+    pub(super) bases: Arc<Bases>,
 }
 
 impl Host {
@@ -93,7 +93,7 @@ impl Host {
                 state_dir,
                 keeps_state,
                 configuration,
-                bases: Bases::default(),
+                bases: Arc::default(),
             });
         }
         let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
@@ -108,7 +108,7 @@ impl Host {
             state_dir: None,
             keeps_state,
             configuration,
-            bases: Bases::default(),
+            bases: Arc::default(),
         })
     }
 

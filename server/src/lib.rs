@@ -48,6 +48,7 @@ mod host;
 mod image;
 mod incidents;
 mod isolate;
+mod job;
 mod limits;
 mod metrics;
 mod nbd;

@@ -3,6 +3,7 @@
 use super::accept;
 use super::endpoint::Endpoint;
 use super::host::EphemeralClone;
+use super::job::Job;
 use super::limits::DiskLimits;
 #[cfg(feature = "xen")]
 use super::xen;
@@ -16,7 +17,7 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// A disk on offer, with the transport it is offered over.
@@ -53,6 +54,8 @@ pub(crate) struct Served {
     pub(crate) claim: Mutex<Claim>,
     /// Held by whoever changes which files it is served from.
     pub(crate) files_change: Mutex<()>,
+    /// What takes its time with these: the latest.
+    pub(crate) job: Mutex<Option<Arc<Job>>>,
     /// Its socket file.
     pub(crate) socket: Option<PathBuf>,
     /// Its folder in xenstore.
@@ -100,8 +103,15 @@ impl Served {
     /// Tells its thread to end: in order, after what is in flight.
     pub(super) fn stop(&self) {
         self.leaving.store(true, SeqCst);
+        lock(&self.job).iter().for_each(|job| job.cancel());
         // One write can not fill the counter.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+    }
+
+    /// Stops what takes its time, and waits until it has.
+    pub(super) fn end_job(&self) {
+        let job = lock(&self.job).clone();
+        job.iter().for_each(|job| job.end());
     }
 
     /// Its image goes with it.
@@ -131,6 +141,7 @@ impl Served {
 
     /// Waits until its thread has ended. Only one caller gets the outcome.
     pub(super) fn join(&self) -> Option<anyhow::Result<()>> {
+        self.end_job();
         let thread = lock(&self.thread).take()?;
         let name = self.export.disk().name();
         Some(match thread.join() {

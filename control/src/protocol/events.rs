@@ -61,6 +61,24 @@ pub enum Happened {
         /// For how long no requests were taken.
         blackout_us: u64,
     },
+    /// Something that takes its time has begun with the image of a disk.
+    JobStarted {
+        /// As `list` has it: `flatten`.
+        job: String,
+        /// Bytes of the disk.
+        total_bytes: u64,
+    },
+    /// It is done.
+    JobDone {
+        job: String,
+        copied_bytes: u64,
+        /// For how long no requests were taken.
+        blackout_us: u64,
+    },
+    /// It was told to stop, or the disk ends. What was copied stays.
+    JobCancelled { job: String, copied_bytes: u64 },
+    /// It could not go on. What was copied stays, and the disk is served as before.
+    JobFailed { job: String, copied_bytes: u64, error: String },
     /// No requests are taken.
     Paused,
     /// They are again.

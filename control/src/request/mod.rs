@@ -14,9 +14,9 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// The commands there are.
-pub const COMMANDS: [&str; 13] = [
+pub const COMMANDS: [&str; 14] = [
     "list", "stats", "events", "reload", "add", "remove", "resize", "limit", "drain", "pause",
-    "resume", "retry", "snapshot",
+    "resume", "retry", "snapshot", "flatten",
 ];
 
 /// A request whose form is right; as JSON, the fields it was made of.
@@ -36,6 +36,7 @@ pub enum Request {
     Resume(One),
     Retry(Retry),
     Snapshot(Snapshot),
+    Flatten(Flatten),
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -94,6 +95,18 @@ pub struct Snapshot {
     pub disk: Name,
     /// What the read-only image is to be called: a name, or a path in the folder of the disk's image.
     pub snapshot: PathBuf,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Flatten {
+    pub disk: Name,
+    /// How many bytes may be copied in a second.
+    pub bps: Option<Size>,
+    /// What is under way is to stop.
+    #[serde(default)]
+    pub cancel: bool,
 }
 
 /// Of a disk, or of a group if no disk is named.
@@ -172,6 +185,7 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "resume" => Request::Resume(arguments(fields)?),
         "retry" => Request::Retry(arguments(fields)?),
         "snapshot" => Request::Snapshot(arguments(fields)?),
+        "flatten" => Request::Flatten(flatten(arguments(fields)?)?),
         other => {
             let message =
                 format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));
@@ -191,6 +205,15 @@ fn limit(limit: Limit) -> Result<Limit, Problem> {
             "no group can be called 'none': it is the word for no group"
         }
         _ => return Ok(limit),
+    };
+    Err(Problem::new(Kind::Malformed, what))
+}
+
+fn flatten(flatten: Flatten) -> Result<Flatten, Problem> {
+    let what = match flatten.bps {
+        Some(Size(0)) => "at 0 bytes a second it would never be done",
+        Some(_) if flatten.cancel => "what is to stop needs no bps",
+        _ => return Ok(flatten),
     };
     Err(Problem::new(Kind::Malformed, what))
 }

@@ -5,6 +5,7 @@
 
 mod disk;
 mod fences;
+mod flatten;
 mod kills;
 mod matrix;
 mod power_cuts;

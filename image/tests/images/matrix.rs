@@ -4,6 +4,7 @@
 //! `RINGWAY_IMAGES=500` has more of them, `RINGWAY_SEED` repeats a run.
 
 use crate::disk::{Change, TestDisk, layers};
+use crate::flatten::flatten;
 use crate::qemu;
 use ringway_core::Op;
 use ringway_image::{CheckOptions, Header, Reader, check};
@@ -242,6 +243,10 @@ fn one_image(rng: &mut Rng) {
         same(&qemu::content(&path, None), &model, 0);
         checked(&path);
         by_tools(&path, &model);
+    }
+    if top.backing.is_some() && !snapshot && rng.below(2) == 0 {
+        flatten(rng, &path, &mut model);
+        checked(&path);
     }
     if snapshot {
         // QEMU shows it with the present size.

@@ -5,6 +5,7 @@
 //! `RINGWAY_SEED` repeats a run, and a history that went wrong is printed with its own seed.
 
 use crate::disk::{Change, TestDisk};
+use crate::flatten::pull;
 use crate::matrix::random_changes;
 use crate::qemu;
 use crate::record::{Event, Record};
@@ -48,7 +49,8 @@ struct History {
     versions: Versions,
     /// Changes by which the disk became larger, and its bytes from then on.
     grown: Vec<(u64, usize)>,
-    backed: bool,
+    /// So much of the disk was copied from its base; `None`: its header names none.
+    pulled: Option<u64>,
 }
 
 /// Notes: a change begins (its number twice), a guest's flush has ended (its number twice, and one).
@@ -98,7 +100,7 @@ impl History {
             base,
             versions: Versions::new(),
             grown: Vec::new(),
-            backed,
+            pulled: backed.then_some(0),
         };
         let mut disk = TestDisk::open(&history.path, false);
         for number in 1..=10 + rng.below(30) {
@@ -131,6 +133,14 @@ impl History {
             disk.image.grow(bytes as u64).unwrap();
             model.resize(bytes, 0);
             self.grown.push((number, bytes));
+            return;
+        }
+        if let (Some(at), 0) = (&mut self.pulled, rng.below(4)) {
+            // The disk holds what it did.
+            if *at == disk.image.size() || pull(rng, disk, at) {
+                disk.image.detach().unwrap();
+                self.pulled = None;
+            }
             return;
         }
         if rng.below(5) > 0 {
@@ -265,19 +275,19 @@ impl History {
             qemu::check(&path, true);
             *tally.qemu.get_or_insert(0) += 1;
         }
-        self.compare(&content(&path, self.backed), count)?;
+        self.compare(&content(&path), count)?;
         if rng.below(8) > 0 || lie != Lie::None {
             return Ok(());
         }
         // It goes on from there, and leaks can be given back.
-        let mut model = content(&path, self.backed);
+        let mut model = content(&path);
         let mut disk = TestDisk::open(&path, false);
         (0..4).for_each(|_| disk.change(&mut random_changes(rng, &mut model)));
         drop(disk);
         checked(&path)?;
         repaired(&path)?;
         tally.repaired += 1;
-        if content(&path, self.backed) != model {
+        if content(&path) != model {
             return Err("what was written after the cut is not there".into());
         }
         Ok(())
@@ -349,8 +359,9 @@ fn repaired(path: &Path) -> Result<(), String> {
 }
 
 /// All that a disk holds.
-fn content(path: &Path, backed: bool) -> Vec<u8> {
+fn content(path: &Path) -> Vec<u8> {
     let (file, header, file_bytes) = open(path).unwrap();
+    let backed = header.backing.is_some();
     let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
     let mut layers = vec![Layer { file: Arc::new(file), file_bytes, format }];
     if backed {

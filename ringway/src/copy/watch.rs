@@ -24,7 +24,7 @@ pub(super) fn engine(wanted: EngineArg) -> anyhow::Result<Box<dyn Engine>> {
 }
 
 /// On a terminal only: indicatif sees to that.
-pub(super) fn bar(name: &'static str, start: u64, bytes: u64, quiet: bool) -> ProgressBar {
+pub(crate) fn bar(name: &'static str, start: u64, bytes: u64, quiet: bool) -> ProgressBar {
     let style = "{prefix:>7} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(bytes) };
     if let Ok(style) = ProgressStyle::with_template(style) {

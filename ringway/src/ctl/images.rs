@@ -1,11 +1,17 @@
 //! Changes to the images of disks that are served.
 
+use crate::copy::bar;
+use anyhow::bail;
 use clap::Args;
-use ringway_control::protocol::Snapshotted;
+use ringway_control::protocol::{JobFacts, JobOf, JobState, List, Snapshotted};
+use ringway_control::size::Size;
 use serde_json::{Value, json};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// How often a daemon is asked how far it is.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 
 /// What `ringway ctl snapshot` is told.
 #[derive(Debug, Args)]
@@ -27,6 +33,90 @@ impl SnapshotOf {
         let named = new.file_name().is_some();
         let snapshot = if bare || !named { new } else { std::path::absolute(new)? };
         Ok(json!({ "disk": disk, "snapshot": snapshot }))
+    }
+}
+
+/// What `ringway ctl flatten` is told.
+#[derive(Debug, Args)]
+pub(super) struct FlattenOf {
+    /// The disk: its image is qcow2.
+    disk: String,
+    /// How many bytes may be copied in a second, so that the guest has the rest.
+    #[arg(long, value_name = "BYTES", conflicts_with = "cancel")]
+    bps: Option<Size>,
+    /// Stop it. What was copied stays, and the next one goes on there.
+    #[arg(long, conflicts_with = "wait")]
+    cancel: bool,
+    /// Wait until it is done, and show how far it is. Interrupted, it goes on all the same.
+    #[arg(long)]
+    pub(super) wait: bool,
+}
+
+impl FlattenOf {
+    /// The fields of the request.
+    pub(super) fn request(self) -> Value {
+        let Self { disk, bps, cancel, wait: _ } = self;
+        json!({ "disk": disk, "bps": bps, "cancel": cancel })
+    }
+}
+
+/// Waits until what has begun is over; its answer then. `list` asks the daemon for its disks.
+///
+/// # Errors
+/// One message: that it has failed, or that there is nobody any more who could be asked.
+pub(super) fn job_ended(
+    begun: Value,
+    quiet: bool,
+    list: impl Fn() -> anyhow::Result<Value>,
+) -> anyhow::Result<Value> {
+    let mut of: JobOf = serde_json::from_value(begun)?;
+    let bar = bar("flatten", 0, of.job.total_bytes, quiet);
+    while of.job.state == JobState::Running {
+        std::thread::sleep(ASK_AGAIN);
+        let list: List = serde_json::from_value(list()?)?;
+        let disk = list.disks.into_iter().find(|disk| disk.id == of.id);
+        let Some(job) = disk.and_then(|disk| disk.job) else {
+            bail!("{}: it is served no more; what was copied stays", of.image);
+        };
+        bar.set_length(job.total_bytes);
+        bar.set_position(job.done_bytes);
+        of.job = job;
+    }
+    bar.finish_and_clear();
+    if let Some(error) = &of.job.error {
+        bail!("{}: {}: {error}", of.image, of.job.job);
+    }
+    Ok(serde_json::to_value(of)?)
+}
+
+/// How far it is, if it is not over.
+pub(super) fn under_way(job: &JobFacts) -> Option<String> {
+    let percent = 100 * job.done_bytes / job.total_bytes.max(1);
+    (job.state == JobState::Running).then(|| format!("{} {percent} %", job.job))
+}
+
+/// The line for an answer.
+pub(super) fn flattened(of: &JobOf) -> String {
+    let JobOf { image, job, id: _ } = of;
+    let copied = Size(job.copied_bytes);
+    match job.state {
+        JobState::Running => format!(
+            "{image}: what it is based on is being copied into it. ringway ctl list shows how far it is\n"
+        ),
+        JobState::Done => {
+            let took = Duration::from_micros(job.blackout_us.unwrap_or(0));
+            format!(
+                "{image}: it is based on nothing any more; {copied} were copied, and no requests were \
+                 taken for {took:.1?}\n"
+            )
+        }
+        JobState::Cancelled => format!(
+            "{image}: stopped. {copied} were copied and stay; it is still based on what it was\n"
+        ),
+        JobState::Failed => {
+            let error = job.error.as_deref().unwrap_or("unknown");
+            format!("{image}: failed: {error}\n")
+        }
     }
 }
 

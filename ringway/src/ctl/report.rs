@@ -29,6 +29,7 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
         "limit" => limited(&from_value(answer)?),
         "resize" => resized(&from_value(answer)?),
         "snapshot" => images::snapshotted(&from_value(answer)?),
+        "flatten" => images::flattened(&from_value(answer)?),
         _ => done(command, &from_value(answer)?),
     })
 }
@@ -118,7 +119,8 @@ fn state(disk: &DiskFacts) -> String {
     let held = disk.held.as_ref().map_or(0, |held| held.count);
     let held = (held > 0).then(|| format!("{held} held"));
     let at_limit = disk.at_limit.then(|| "at its limit".to_owned());
-    let all = [Some(disk.state.word().to_owned()), held, at_limit];
+    let job = disk.job.as_ref().and_then(images::under_way);
+    let all = [Some(disk.state.word().to_owned()), held, at_limit, job];
     all.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 

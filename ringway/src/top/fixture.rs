@@ -104,6 +104,7 @@ pub(super) fn sample(case: &Fixture) -> Sample {
         state: State::Serving,
         held: None,
         qcow2: None,
+        job: None,
         connected: id == 0,
         process: None,
         restarts: 0,

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub(crate) mod browser;
+pub(crate) mod guest;
 
 use ringway_driver::{BlkQueue, Device};
 use std::collections::BTreeMap;

@@ -1,6 +1,6 @@
 //! What clients ask for, carried out.
 
-use super::super::disks::{AnyDisk, Disks, SnapshotError, limits_of};
+use super::super::disks::{AnyDisk, ChangeOfFiles, Disks, limits_of};
 use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
 use super::super::limits::Change;
@@ -8,10 +8,10 @@ use super::super::reload::reload;
 use super::super::served::{Served, lock};
 use super::reports;
 use ringway_control::protocol::{
-    Done, Happened, Kind, Limited, Problem, Removed, ResizedTo, Retried,
+    Done, Happened, JobOf, Kind, Limited, Problem, Removed, ResizedTo, Retried,
 };
 use ringway_control::request::{
-    self, Add, Asked, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
+    self, Add, Asked, Flatten, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
 };
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
@@ -83,6 +83,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
         Request::Retry(asked) => retry(disks, asked),
         Request::Snapshot(asked) => snapshot(disks, &asked),
+        Request::Flatten(asked) => flatten(disks, &asked),
     }
 }
 
@@ -234,8 +235,7 @@ fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {
     match find(disks, &asked.disk)? {
         AnyDisk::Here(served) => match disks.snapshot(&served, &asked.snapshot) {
             Ok(taken) => answer(taken),
-            Err(SnapshotError::Change(error)) => Err(refused(served.name(), &error)),
-            Err(error) => Err(Problem::new(Kind::Failed, format!("{}: {error}", served.name()))),
+            Err(error) => Err(files_stay(&served, &error)),
         },
         AnyDisk::Apart(disk) => Err(Problem::new(
             Kind::Failed,
@@ -245,6 +245,32 @@ fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {
                 disk.image()
             ),
         )),
+    }
+}
+
+fn flatten(disks: &Disks, asked: &Flatten) -> Outcome {
+    let served = match find(disks, &asked.disk)? {
+        AnyDisk::Here(served) => served,
+        AnyDisk::Apart(disk) => {
+            let why = "it has a process of its own (isolate): only disks without are flattened";
+            return Err(Problem::new(Kind::Failed, format!("{}: {why}", disk.image())));
+        }
+    };
+    let job = match asked.cancel {
+        true => disks.cancel_job(&served).map_err(ChangeOfFiles::from),
+        false => disks.flatten(&served, asked.bps.map(|Size(bytes)| bytes)),
+    };
+    let job = job.map_err(|error| files_stay(&served, &error))?;
+    answer(JobOf { id: served.id, image: served.name().to_owned(), job })
+}
+
+/// Why a disk is not served from other files.
+fn files_stay(served: &Served, error: &ChangeOfFiles) -> Problem {
+    let name = served.name();
+    match error {
+        ChangeOfFiles::Change(error) => refused(name, error),
+        ChangeOfFiles::Job(_) => Problem::new(Kind::Busy, format!("{name}: {error}")),
+        ChangeOfFiles::Other(_) => Problem::new(Kind::Failed, format!("{name}: {error}")),
     }
 }
 

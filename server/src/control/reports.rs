@@ -84,6 +84,7 @@ pub(crate) fn facts(served: &Served) -> DiskFacts {
         state: state(served),
         held: disk.held().map(Into::into),
         qcow2: Qcow2Facts::of(disk, served.base.clone(), served.is_ephemeral()),
+        job: lock(&served.job).as_ref().map(|job| job.facts()),
         connected: served.export.is_connected(),
         process: None,
         restarts: 0,

@@ -1,24 +1,11 @@
 //! Snapshots of disks that are served.
 
 use super::super::served::{Served, lock};
-use super::Disks;
+use super::{ChangeOfFiles, Disks};
 use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, Snapshotted};
 use ringway_export::ChangeError;
-use ringway_terminal::reasons::in_full;
 use std::path::Path;
-use std::sync::TryLockError;
-
-/// Why there is no snapshot.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SnapshotError {
-    /// Another change is under way.
-    #[error(transparent)]
-    Change(#[from] ChangeError),
-    /// All else.
-    #[error("{}", in_full(.0))]
-    Other(#[from] anyhow::Error),
-}
 
 impl Disks {
     /// What was written so far to a disk becomes a read-only image called `name`, in the folder of its
@@ -30,15 +17,8 @@ impl Disks {
         &self,
         served: &Served,
         name: &Path,
-    ) -> Result<Snapshotted, SnapshotError> {
-        let _alone = match served.files_change.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Err(ChangeError::Busy.into()),
-        };
-        if served.is_leaving() {
-            return Err(anyhow!("it is being removed").into());
-        }
+    ) -> Result<Snapshotted, ChangeOfFiles> {
+        let _alone = served.change_files()?;
         if served.is_ephemeral() {
             return Err(anyhow!(
                 "it is ephemeral: its image is deleted with it, and what that is based on would be left. \

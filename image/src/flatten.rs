@@ -1,0 +1,62 @@
+//! An image becomes independent of those it is based on, part by part, while it is served.
+//!
+//! ```text
+//! pull … pull     what it lacks is copied into it; a kill leaves an overlay with more clusters
+//! detach          its header names no backing file: from then on it is one file
+//! give_back       it is opened anew, without what it was based on
+//! ```
+//!
+//! The image's thread copies, between two batches of what guests ask for. So a copy and a first write to
+//! the same cluster come one after the other, and the first of them is what the other finds.
+
+use crate::ask::Pulled;
+use crate::image::Image;
+use ringway_core::ByteRange;
+use std::io;
+
+impl Image {
+    /// Copies what the image lacks from those it is based on, from `at` on (bytes of the disk, as
+    /// [`Pulled::next`] or 0), until some `most` bytes were read. Zeroes are not copied.
+    ///
+    /// # Errors
+    /// What the host says, `ENOSPC` among it. What was copied before stays, and nothing else has changed.
+    pub fn pull(&self, at: u64, most: u64) -> io::Result<Pulled> {
+        self.in_thread(move |work| {
+            let (writer, map) = work.writer()?;
+            let range = ByteRange::new(at, most).ok_or(io::ErrorKind::InvalidInput)?;
+            writer.pull(map, range)
+        })?
+    }
+
+    /// Its header names no backing file any more, durably. All of the disk has to be pulled: what the image
+    /// lacks reads as zeroes for whoever opens it from now on.
+    ///
+    /// # Errors
+    /// What the host says; the header may say either then.
+    pub fn detach(&self) -> io::Result<()> {
+        self.in_thread(|work| {
+            let (writer, map) = work.writer()?;
+            writer.detach(map)
+        })?
+    }
+
+    /// Whether [`Image::detach`] can be.
+    ///
+    /// # Errors
+    /// What is in the way.
+    pub fn may_detach(&self) -> io::Result<()> {
+        self.in_thread(|work| {
+            let (writer, map) = work.writer()?;
+            writer.may_detach(map)
+        })?
+    }
+
+    /// Gives back all clusters that it had taken ahead, so that the file can be opened anew. Nothing may be
+    /// in flight. It can be used on as long as nobody else writes the file.
+    ///
+    /// # Errors
+    /// What the host says; some of them leak then.
+    pub fn give_back(&self) -> io::Result<()> {
+        self.in_thread(|work| work.give_back())?
+    }
+}
