@@ -5,6 +5,7 @@
 //! workers are asked for a tenth of the time at most.
 
 mod clients;
+mod encode;
 mod http;
 mod names;
 mod process;
@@ -208,8 +209,8 @@ impl Gather {
         let stats = stats(&self.disks, None, detail);
         let facts = all_facts(&self.disks);
         let took = begun.elapsed();
-        let snapshot =
-            Snapshot::new(stats, facts, self.process.now(), took, self.disks.events.lost());
+        let (process, lost) = (self.process.now(), self.disks.events.lost());
+        let snapshot = Snapshot::new(stats, facts, process, took, lost);
         let text = Arc::new(text::open_metrics(snapshot, memory));
         Gathered { at: Instant::now(), took: begun.elapsed(), text, plain: None }
     }

@@ -1,12 +1,10 @@
 //! What metrics are at one moment: the answers of `list` and `stats`, by the names of the one list.
 
+use super::encode::{Families, Family, labels};
 use super::process::Process;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{
-    DescriptorEncoder, EncodeLabel, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet,
-};
-use prometheus_client::metrics::MetricType;
-use ringway_control::metrics::{self as list, Kind, Metric};
+use prometheus_client::encoding::DescriptorEncoder;
+use ringway_control::metrics::{self as list, Metric};
 use ringway_control::protocol::{
     Buckets, DiskFacts, DiskStatsOf, FailuresOf, State, Stats, WorkerStatsOf,
 };
@@ -19,6 +17,8 @@ use std::time::Duration;
 #[derive(Debug)]
 struct Disk {
     name: String,
+    /// The same as a label.
+    label: String,
     facts: DiskFacts,
     stats: DiskStatsOf,
 }
@@ -56,7 +56,8 @@ impl Snapshot {
         let disk = |stats: DiskStatsOf| {
             // One that came in between is told next time.
             let facts = facts.remove(&stats.id)?;
-            Some(Disk { name: name(&facts), facts, stats })
+            let name = name(&facts);
+            Some(Disk { label: labels(&["disk"], &[&name]), name, facts, stats })
         };
         let disks = stats.disks.into_iter().filter_map(disk).collect();
         Self { disks, workers: stats.workers, process, took, events_lost }
@@ -79,7 +80,7 @@ impl Collector for Snapshot {
 impl Snapshot {
     fn daemon(&self, to: &mut Families<'_, '_>) -> fmt::Result {
         let version = env!("CARGO_PKG_VERSION");
-        to.family(&list::BUILD_INFO, |family| family.put(&[version], 1))?;
+        to.family(&list::BUILD_INFO, |family| family.put(&[&family.labels(&[version])], 1))?;
         to.family(&list::SCRAPE_SECONDS, |family| family.put_time(&[], self.took))?;
         to.family(&list::EVENTS_LOST, |family| family.put(&[], self.events_lost))
     }
@@ -93,7 +94,7 @@ impl Snapshot {
     ) -> fmt::Result {
         to.family(metric, |family| {
             let mut disks = self.disks.iter();
-            disks.try_for_each(|disk| family.put(&[&disk.name], value(disk)))
+            disks.try_for_each(|disk| family.put(&[&disk.label], value(disk)))
         })
     }
 
@@ -106,7 +107,7 @@ impl Snapshot {
     ) -> fmt::Result {
         to.family(metric, |family| {
             let mut disks = self.complete();
-            disks.try_for_each(|disk| family.put(&[&disk.name], value(&disk.stats)))
+            disks.try_for_each(|disk| family.put(&[&disk.label], value(&disk.stats)))
         })
     }
 
@@ -118,15 +119,17 @@ impl Snapshot {
         to.family(&list::DISK_INFO, |family| {
             self.disks.iter().try_for_each(|Disk { name, facts, .. }| {
                 let DiskFacts { image, serial, engine, cache, path, .. } = facts;
-                family.put(&[name, image, serial, engine, cache, &path.kind], 1)
+                let labels = [name, image, serial, engine, cache, &path.kind];
+                family.put(&[&family.labels(&labels.map(String::as_str))], 1)
             })
         })?;
         self.each(to, &list::DISK_SIZE, |disk| disk.stats.size)?;
         to.family(&list::DISK_STATE, |family| {
+            let states = State::ALL.map(|state| (state, family.further(&[state.word()])));
             self.disks.iter().try_for_each(|disk| {
                 let is = |state: State| u64::from(disk.stats.state == state);
-                let mut all = State::ALL.into_iter();
-                all.try_for_each(|state| family.put(&[&disk.name, state.word()], is(state)))
+                let mut all = states.iter();
+                all.try_for_each(|(state, label)| family.put(&[&disk.label, label], is(*state)))
             })
         })?;
         self.each(to, &list::DISK_CONNECTED, |disk| disk.stats.connected.into())?;
@@ -143,9 +146,10 @@ impl Snapshot {
             disk.stats.queues.iter().filter(|queue| queue.broken).count() as u64
         })?;
         to.family(&list::DISK_PATH, |family| {
-            self.disks.iter().try_for_each(|disk| {
-                ["bio", "request"].into_iter().try_for_each(|path| {
-                    family.put(&[&disk.name, path], (disk.stats.path.in_use == path).into())
+            let paths = ["bio", "request"].map(|path| (path, family.further(&[path])));
+            self.disks.iter().try_for_each(|Disk { label, stats, .. }| {
+                paths.iter().try_for_each(|(path, further)| {
+                    family.put(&[label, further], (stats.path.in_use == *path).into())
                 })
             })
         })
@@ -153,47 +157,53 @@ impl Snapshot {
 
     fn requests(&self, to: &mut Families<'_, '_>) -> fmt::Result {
         to.family(&list::DISK_REQUESTS, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
+            let operations = OPERATIONS.map(|operation| family.further(&[operation]));
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
                 let counts = &stats.counts;
-                family.put(&[name, "read"], counts.reads)?;
-                family.put(&[name, "write"], counts.writes)?;
-                family.put(&[name, "flush"], counts.flushes)?;
-                family.put(&[name, "erase"], counts.erases)
+                let counts = [counts.reads, counts.writes, counts.flushes, counts.erases];
+                let mut all = operations.iter().zip(counts);
+                all.try_for_each(|(operation, count)| family.put(&[label, operation], count))
             })
         })?;
         to.family(&list::DISK_BYTES, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
-                family.put(&[name, "read"], stats.counts.read_bytes)?;
-                family.put(&[name, "write"], stats.counts.written_bytes)
+            let [read, write] = ["read", "write"].map(|operation| family.further(&[operation]));
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
+                family.put(&[label, &read], stats.counts.read_bytes)?;
+                family.put(&[label, &write], stats.counts.written_bytes)
             })
         })?;
         to.family(&list::DISK_ERRORS, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
-                family.put(&[name, "refused"], stats.counts.refused)?;
-                family.put(&[name, "failed"], stats.counts.failed)
+            let [refused, failed] = ["refused", "failed"].map(|kind| family.further(&[kind]));
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
+                family.put(&[label, &refused], stats.counts.refused)?;
+                family.put(&[label, &failed], stats.counts.failed)
             })
         })?;
         to.family(&list::DISK_HOST_ERRORS, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
-                // Those that never came, too: otherwise nobody would see the first one as an increase.
-                let all = OPERATIONS.into_iter().flat_map(|op| ERRORS.map(|error| (op, error)));
-                all.into_iter().try_for_each(|(operation, error)| {
-                    let is_it =
-                        |one: &&FailuresOf| one.operation == operation && class(one.errno) == error;
+            // Those that never came, too: otherwise nobody would see the first one as an increase.
+            let all = OPERATIONS.into_iter().flat_map(|op| ERRORS.map(|error| (op, error)));
+            let all: Vec<_> =
+                all.map(|(op, error)| (op, error, family.further(&[op, error]))).collect();
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
+                all.iter().try_for_each(|(operation, error, further)| {
+                    let is_it = |one: &&FailuresOf| {
+                        one.operation == *operation && class(one.errno) == *error
+                    };
                     let count = stats.failures.iter().find(is_it).map_or(0, |one| one.count);
                     if count == 0 && !can_come(operation, error) {
                         return Ok(());
                     }
-                    family.put(&[name, operation, error], count)
+                    family.put(&[label, further], count)
                 })
             })
         })?;
         to.family(&list::DISK_DURATION, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
                 // An operation that was never timed would be twenty lines of nothing.
                 let mut timed = stats.durations.iter().filter(|one| one.nanoseconds.count > 0);
                 timed.try_for_each(|one| {
-                    family.put_buckets(&[name, &one.operation], &one.nanoseconds, 1e9)
+                    let operation = family.further(&[&one.operation]);
+                    family.put_buckets(&[label, &operation], &one.nanoseconds, 1e9)
                 })
             })
         })
@@ -202,8 +212,8 @@ impl Snapshot {
     fn costs(&self, to: &mut Families<'_, '_>) -> fmt::Result {
         self.count(to, &list::DISK_HELD_ALL, |disk| disk.counts.held)?;
         to.family(&list::DISK_THROTTLED, |family| {
-            self.complete().try_for_each(|Disk { name, stats, .. }| {
-                family.put_time(&[name], Duration::from_micros(stats.counts.throttled_us))
+            self.complete().try_for_each(|Disk { label, stats, .. }| {
+                family.put_time(&[label], Duration::from_micros(stats.counts.throttled_us))
             })
         })?;
         self.count(to, &list::DISK_THROTTLES, |disk| disk.counts.throttled)?;
@@ -234,7 +244,8 @@ impl Snapshot {
         value: impl Fn(&WorkerStatsOf) -> u64,
     ) -> fmt::Result {
         to.family(metric, |family| {
-            self.answering().try_for_each(|one| family.put(&[&one.worker], value(one)))
+            self.answering()
+                .try_for_each(|one| family.put(&[&family.labels(&[&one.worker])], value(one)))
         })
     }
 
@@ -245,12 +256,15 @@ impl Snapshot {
     fn workers(&self, to: &mut Families<'_, '_>) -> fmt::Result {
         to.family(&list::WORKER_ANSWERS, |family| {
             let mut all = self.workers.iter();
-            all.try_for_each(|one| family.put(&[&one.worker], one.answers.into()))
+            all.try_for_each(|one| {
+                family.put(&[&family.labels(&[&one.worker])], one.answers.into())
+            })
         })?;
         to.family(&list::WORKER_SECONDS, |family| {
             self.answering().try_for_each(|one| {
                 let mut put = |state, micros| {
-                    family.put_time(&[&one.worker, state], Duration::from_micros(micros))
+                    let labels = family.labels(&[&one.worker, state]);
+                    family.put_time(&[&labels], Duration::from_micros(micros))
                 };
                 put("working", one.cpu_us.saturating_sub(one.spin_us))?;
                 put("spinning", one.spin_us)?;
@@ -266,7 +280,9 @@ impl Snapshot {
         self.work(to, &list::WORKER_LOST_CALLS, |one| one.lost_calls)?;
         let put = |family: &mut Family<'_>, one: &WorkerStatsOf, buckets: &Option<Buckets>| {
             let mut values = buckets.iter();
-            values.try_for_each(|buckets| family.put_buckets(&[&one.worker], buckets, 1.0))
+            values.try_for_each(|buckets| {
+                family.put_buckets(&[&family.labels(&[&one.worker])], buckets, 1.0)
+            })
         };
         to.family(&list::WORKER_BATCHES, |family| {
             self.answering().try_for_each(|one| put(family, one, &one.batch_buckets))
@@ -311,89 +327,5 @@ fn class(errno: Option<i32>) -> &'static str {
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => "no-space",
         Some(libc::EIO) => "io",
         Some(_) => "other",
-    }
-}
-
-/// Where families go.
-struct Families<'a, 'b>(&'a mut DescriptorEncoder<'b>);
-
-impl Families<'_, '_> {
-    fn family(
-        &mut self,
-        metric: &Metric,
-        fill: impl FnOnce(&mut Family<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        let (name, kind) = match metric.kind {
-            // Its last word is added to each of its lines.
-            Kind::Counter => (metric.name.trim_end_matches("_total"), MetricType::Counter),
-            Kind::Gauge => (metric.name, MetricType::Gauge),
-            Kind::Histogram => (metric.name, MetricType::Histogram),
-        };
-        let encoder = self.0.encode_descriptor(name, metric.help, None, kind)?;
-        fill(&mut Family { encoder, kind: metric.kind, labels: metric.labels })
-    }
-}
-
-/// The time series of one metric.
-struct Family<'a> {
-    encoder: MetricEncoder<'a>,
-    kind: Kind,
-    labels: &'static [&'static str],
-}
-
-impl Family<'_> {
-    fn with(
-        &mut self,
-        values: &[&str],
-        tell: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        debug_assert_eq!(values.len(), self.labels.len(), "{values:?} {:?}", self.labels);
-        match values {
-            [] => tell(&mut self.encoder),
-            _ => tell(&mut self.encoder.encode_family(&Labels(self.labels, values))?),
-        }
-    }
-
-    fn put(&mut self, values: &[&str], value: u64) -> fmt::Result {
-        let kind = self.kind;
-        self.with(values, |encoder| match kind {
-            Kind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
-            // A gauge of the library is signed, or has a point: exact up to 2^53.
-            _ => match i64::try_from(value) {
-                Ok(value) => encoder.encode_gauge(&value),
-                Err(_) => encoder.encode_gauge(&f64::INFINITY),
-            },
-        })
-    }
-
-    fn put_time(&mut self, values: &[&str], time: Duration) -> fmt::Result {
-        let (kind, seconds) = (self.kind, time.as_secs_f64());
-        self.with(values, |encoder| match kind {
-            Kind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&seconds, None),
-            _ => encoder.encode_gauge(&seconds),
-        })
-    }
-
-    /// Values are told in parts of `unit`.
-    #[allow(clippy::cast_precision_loss)]
-    fn put_buckets(&mut self, values: &[&str], counted: &Buckets, unit: f64) -> fmt::Result {
-        let within: u64 = counted.buckets.iter().map(|(_, count)| count).sum();
-        let beyond = (f64::INFINITY, counted.count.saturating_sub(within));
-        let bounded = counted.buckets.iter().map(|&(bound, count)| (bound as f64 / unit, count));
-        let buckets: Vec<_> = bounded.chain([beyond]).collect();
-        let sum = counted.sum as f64 / unit;
-        self.with(values, |encoder| {
-            encoder.encode_histogram::<NoLabelSet>(sum, counted.count, &buckets, None)
-        })
-    }
-}
-
-/// Names and values.
-struct Labels<'a>(&'a [&'static str], &'a [&'a str]);
-
-impl EncodeLabelSet for Labels<'_> {
-    fn encode(&self, encoder: &mut LabelSetEncoder<'_>) -> fmt::Result {
-        let mut pairs = self.0.iter().zip(self.1);
-        pairs.try_for_each(|(name, value)| (*name, *value).encode(encoder.encode_label()))
     }
 }

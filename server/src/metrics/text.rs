@@ -3,6 +3,7 @@
 use super::snapshot::Snapshot;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use std::fmt;
 
 /// How metrics are told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +29,28 @@ pub(super) fn open_metrics(snapshot: Snapshot, mut text: String) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(snapshot));
     text.clear();
+    let mut text = Text(text);
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
-    text
+    text.0
+}
+
+/// What is written is one character more often than not, which needs no copying of bytes.
+struct Text(String);
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, piece: &str) -> fmt::Result {
+        match piece.as_bytes() {
+            [byte] => self.0.push(char::from(*byte)),
+            _ => self.0.push_str(piece),
+        }
+        Ok(())
+    }
+
+    fn write_char(&mut self, character: char) -> fmt::Result {
+        self.0.push(character);
+        Ok(())
+    }
 }
 
 /// The same as it was before OpenMetrics: counters are described by their whole name, and there is no
