@@ -99,6 +99,13 @@ metrics! {
         "Time in which requests waited in their ring for a limit, of all queues together.";
     DISK_THROTTLES = Counter "ringway_disk_throttled_total" "" ["disk"]
         "Times that requests of a queue began to wait for a limit.";
+    DISK_LIMIT = Gauge "ringway_disk_limit" "" ["disk", "limit"]
+        "Limits of the disk alone that are set, by their words: requests or bytes a second (iops, bps, \
+         iops-read, iops-max ...), seconds of a burst (-max-length), bytes of one request (iops-size).";
+    DISK_LIMIT_GROUP = Gauge "ringway_disk_limit_group_info" "" ["disk", "group"]
+        "Always 1; the group that the disk shares limits with, if there is one.";
+    LIMIT_GROUP_LIMIT = Gauge "ringway_limit_group_limit" "" ["group", "limit"]
+        "Limits of the group that are set, as of a disk.";
     DISK_BATCHES = Counter "ringway_disk_batches_total" "" ["disk"]
         "Times that requests were taken from a ring, one or more of them at a time: requests over \
          this are the size of a batch in the mean.";
@@ -187,7 +194,11 @@ mod tests {
             assert!(name.starts_with("ringway_") || name.starts_with("process_"), "{name}");
             assert!(!matches!(*unit, "seconds" | "bytes") || name.contains(unit), "{name}");
             assert!(help.ends_with('.') && !help.contains(['\n', '\\']), "{name}");
-            let first = if name.contains("_disk_") { "disk" } else { "worker" };
+            let first = match name {
+                name if name.contains("_disk_") => "disk",
+                name if name.contains("_limit_group_") => "group",
+                _ => "worker",
+            };
             assert!(labels.first().is_none_or(|l| *l == first || *l == "version"), "{name}");
             // Counters lose their last word in OpenMetrics; what is left is nobody else's name.
             let family = name.strip_suffix("_total").filter(|family| names.contains(family));

@@ -164,6 +164,45 @@ fn what_is_told_is_what_the_list_says() {
     }
 }
 
+/// Those that are set, of disks and of groups, and who is in which; one that is lifted is told no more.
+#[test]
+fn limits_that_are_set_are_told() {
+    let dir = folder();
+    let toml = "control = 'ctl'\nmetrics = 'unix:m'\n\
+                [[limit-group]]\nname = 'go\"ld'\nlimits = { bps = '1M', bps-max = '4M' }\n\
+                [[disk]]\nimage = 'disk.img'\nsocket = 's'\nlimits = { iops = 500, iops-size = '16K' }\n\
+                limit-group = 'go\"ld'\n\
+                [[disk]]\nimage = 'null:1G'\nsocket = 't'\n";
+    std::fs::write(dir.path().join("c.toml"), toml).unwrap();
+    let _daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+    let told = || -> Vec<(String, f64)> {
+        let folder = format!("{}/", dir.path().canonicalize().unwrap().display());
+        let all = scrape(dir.path()).into_iter();
+        let limits = all.filter(|(name, _)| name.contains("_limit"));
+        limits.map(|(name, value)| (name.replace(&folder, ""), value)).collect()
+    };
+    let series =
+        |name: &str, labels: &str, value: f64| (format!("ringway_{name}{{{labels}}}"), value);
+    let gold = [
+        series("disk_limit_group_info", r#"disk="s",group="go\"ld""#, 1.0),
+        series("limit_group_limit", r#"group="go\"ld",limit="bps""#, f64::from(1 << 20)),
+        series("limit_group_limit", r#"group="go\"ld",limit="bps-max""#, f64::from(4 << 20)),
+    ];
+    let iops = |value| series("disk_limit", r#"disk="s",limit="iops""#, value);
+    let size = series("disk_limit", r#"disk="s",limit="iops-size""#, f64::from(16 << 10));
+    let sorted = |parts: &[&[(String, f64)]]| {
+        let mut all = parts.concat();
+        all.sort_by(|one, other| one.0.cmp(&other.0));
+        all
+    };
+    assert_eq!(told(), sorted(&[&[size, iops(500.0)], &gold]));
+    let mut ctl = ringway();
+    ctl.args(["ctl", "--control", "ctl", "limit", "disk.img", "--lift", "--iops", "600"]);
+    ctl.current_dir(dir.path());
+    assert!(run(ctl).status.success());
+    assert_eq!(told(), sorted(&[&[iops(600.0)], &gold[..]]));
+}
+
 #[test]
 fn e11_clients_of_metrics_cost_themselves_alone() {
     let dir = folder();

@@ -208,9 +208,10 @@ impl Gather {
         let detail = Detail { buckets: false, histograms: true };
         let stats = stats(&self.disks, None, detail);
         let facts = all_facts(&self.disks);
+        let groups = self.disks.limit_group_facts();
         let took = begun.elapsed();
         let (process, lost) = (self.process.now(), self.disks.events.lost());
-        let snapshot = Snapshot::new(stats, facts, process, took, lost);
+        let snapshot = Snapshot::new(stats, facts, groups, process, took, lost);
         let text = Arc::new(text::open_metrics(snapshot, memory));
         Gathered { at: Instant::now(), took: begun.elapsed(), text, plain: None }
     }

@@ -6,7 +6,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use ringway_control::metrics::{self as list, Metric};
 use ringway_control::protocol::{
-    Buckets, DiskFacts, DiskStatsOf, FailuresOf, State, Stats, WorkerStatsOf,
+    Buckets, DiskFacts, DiskStatsOf, FailuresOf, LimitGroupFacts, State, Stats, WorkerStatsOf,
 };
 use ringway_export::OPERATIONS;
 use std::collections::BTreeMap;
@@ -27,6 +27,7 @@ struct Disk {
 #[derive(Debug)]
 pub(super) struct Snapshot {
     disks: Vec<Disk>,
+    groups: Vec<LimitGroupFacts>,
     workers: Vec<WorkerStatsOf>,
     process: Process,
     took: Duration,
@@ -48,6 +49,7 @@ impl Snapshot {
     pub(super) fn new(
         stats: Stats,
         facts: Vec<DiskFacts>,
+        groups: Vec<LimitGroupFacts>,
         process: Process,
         took: Duration,
         events_lost: u64,
@@ -60,7 +62,7 @@ impl Snapshot {
             Some(Disk { label: labels(&["disk"], &[&name]), name, facts, stats })
         };
         let disks = stats.disks.into_iter().filter_map(disk).collect();
-        Self { disks, workers: stats.workers, process, took, events_lost }
+        Self { disks, groups, workers: stats.workers, process, took, events_lost }
     }
 }
 
@@ -69,6 +71,7 @@ impl Collector for Snapshot {
         let to = &mut Families(&mut encoder);
         self.daemon(to)?;
         self.disks(to)?;
+        self.limits(to)?;
         self.requests(to)?;
         self.costs(to)?;
         self.guests(to)?;
@@ -150,6 +153,30 @@ impl Snapshot {
             self.disks.iter().try_for_each(|Disk { label, stats, .. }| {
                 paths.iter().try_for_each(|(path, further)| {
                     family.put(&[label, further], (stats.path.in_use == *path).into())
+                })
+            })
+        })
+    }
+
+    fn limits(&self, to: &mut Families<'_, '_>) -> fmt::Result {
+        to.family(&list::DISK_LIMIT, |family| {
+            self.disks.iter().try_for_each(|Disk { label, facts, .. }| {
+                let mut limits = facts.limits.iter();
+                limits.try_for_each(|(limit, amount)| {
+                    family.put(&[label, &family.further(&[limit])], *amount)
+                })
+            })
+        })?;
+        to.family(&list::DISK_LIMIT_GROUP, |family| {
+            self.disks.iter().try_for_each(|Disk { label, facts, .. }| {
+                let mut group = facts.limit_group.iter();
+                group.try_for_each(|group| family.put(&[label, &family.further(&[group])], 1))
+            })
+        })?;
+        to.family(&list::LIMIT_GROUP_LIMIT, |family| {
+            self.groups.iter().try_for_each(|LimitGroupFacts { name, limits, .. }| {
+                limits.iter().try_for_each(|(limit, amount)| {
+                    family.put(&[&family.labels(&[name, limit])], *amount)
                 })
             })
         })

@@ -32,7 +32,7 @@ pub(super) fn rules() -> String {
 }
 
 fn alerts() -> Vec<Alert> {
-    [of_host_disks(), of_disks(), of_the_daemon()].into_iter().flatten().collect()
+    [of_host_disks(), of_disks(), of_limits(), of_the_daemon()].into_iter().flatten().collect()
 }
 
 /// How often something has happened lately.
@@ -127,6 +127,58 @@ fn of_disks() -> Vec<Alert> {
             severity: "warning",
             summary: "{{ $labels.disk }}: one write of a hundred takes {{ $value | humanizeDuration }}",
             what_to_do: "Compare with the latency of the host disk (iostat -x).",
+        },
+    ]
+}
+
+/// Whether what passes a second comes near to one of the limits of these words. `within` are the labels that
+/// a rate and its limit have in common; bursts and the size of requests are left out.
+fn near(limit: &str, within: &str, rate: impl Fn(&str, &str) -> String) -> String {
+    let word = |word: &str, metric: &list::Metric, operations: &str| {
+        let passes = rate(metric.name, operations);
+        format!("{passes} > on ({within}) group_right () 0.9 * {limit}{{limit=\"{word}\"}}")
+    };
+    let (requests, bytes) = (&list::DISK_REQUESTS, &list::DISK_BYTES);
+    let all = [
+        word("iops", requests, "!=\"flush\""),
+        word("iops-read", requests, "=\"read\""),
+        word("iops-write", requests, "=~\"write|erase\""),
+        word("bps", bytes, "!=\"\""),
+        word("bps-read", bytes, "=\"read\""),
+        word("bps-write", bytes, "=\"write\""),
+    ];
+    all.join(" or ")
+}
+
+fn of_limits() -> Vec<Alert> {
+    let what_to_do = "Its guests wait soon, or do already (ringway_disk_throttled_seconds_total). \
+                      ringway ctl limit gives more.";
+    let of_disk = |name: &str, operations: &str| {
+        format!("sum by (instance, disk) (rate({name}{{operation{operations}}}[5m]))")
+    };
+    let of_group = |name: &str, operations: &str| {
+        format!(
+            "sum by (instance, group) (rate({name}{{operation{operations}}}[5m]) * on (instance, disk) \
+             group_left (group) {})",
+            list::DISK_LIMIT_GROUP.name
+        )
+    };
+    vec![
+        Alert {
+            name: "RingwayDiskNearLimit",
+            expr: near(list::DISK_LIMIT.name, "instance, disk", of_disk),
+            lasts: "10m",
+            severity: "info",
+            summary: "{{ $labels.disk }}: uses nine tenths of its limit {{ $labels.limit }}",
+            what_to_do,
+        },
+        Alert {
+            name: "RingwayGroupNearLimit",
+            expr: near(list::LIMIT_GROUP_LIMIT.name, "instance, group", of_group),
+            lasts: "10m",
+            severity: "info",
+            summary: "limit group {{ $labels.group }}: uses nine tenths of its limit {{ $labels.limit }}",
+            what_to_do,
         },
     ]
 }

@@ -110,18 +110,24 @@ fn quantile(part: &str, operation: &str) -> String {
     )
 }
 
+/// The limits that a disk has in the long run, beside what it does.
+fn limits(word: &str) -> (String, &'static str) {
+    let labels = format!("{DISK},limit=~\"{word}(-read|-write)?\"");
+    (now(&list::DISK_LIMIT, &labels), "{{disk}} limit {{limit}}")
+}
+
 fn disks() -> Vec<Panel> {
     let by_operation = "{{disk}} {{operation}}";
     let mut all = vec![
         Panel {
             title: "Requests per second",
             unit: "iops",
-            queries: vec![(rate(&list::DISK_REQUESTS, DISK), by_operation)],
+            queries: vec![(rate(&list::DISK_REQUESTS, DISK), by_operation), limits("iops")],
         },
         Panel {
             title: "Bytes per second",
             unit: "Bps",
-            queries: vec![(rate(&list::DISK_BYTES, DISK), by_operation)],
+            queries: vec![(rate(&list::DISK_BYTES, DISK), by_operation), limits("bps")],
         },
     ];
     for (title, operation) in [
