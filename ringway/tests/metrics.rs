@@ -5,6 +5,7 @@ mod common;
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_control::metrics::{ALL, Kind};
 use ringway_driver::Options;
+use ringway_testkit::LateStore;
 use ringway_testkit::skip::{Need, skip};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -346,59 +347,111 @@ fn promtool_finds_nothing_wrong_with_metrics_and_rules() {
     }
 }
 
-#[test]
-fn prometheus_scrapes_a_daemon_and_raises_an_alert() {
-    if lacks_prometheus() {
-        return;
+/// A Prometheus that scrapes a daemon each second, with the alert rules that are shipped.
+struct Prometheus {
+    _process: Running,
+    port: u16,
+    begun: Instant,
+}
+
+impl Prometheus {
+    fn watch(dir: &Path, daemon: &str) -> Self {
+        let port = free_port();
+        let rules = contrib().join("alerts.yml").canonicalize().unwrap();
+        let config = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\n\
+             scrape_configs: [{{job_name: ringway, static_configs: [{{targets: ['{daemon}']}}]}}]\n",
+            rules.display()
+        );
+        std::fs::write(dir.join("p.yml"), config).unwrap();
+        let mut prometheus = Command::new("prometheus");
+        prometheus
+            .args(["--config.file=p.yml", "--storage.tsdb.path=data", "--log.level=error"])
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .current_dir(dir)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let process = Running(prometheus.spawn().unwrap());
+        Self { _process: process, port, begun: Instant::now() }
     }
-    let dir = folder();
-    let (port, own) = (free_port(), free_port());
-    let at = format!("127.0.0.1:{port}");
-    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--metrics", &at];
-    let _daemon = Daemon::serve(dir.path(), &args);
-    let rules = contrib().join("alerts.yml").canonicalize().unwrap();
-    let config = format!(
-        "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: ['{}']\n\
-         scrape_configs: [{{job_name: ringway, static_configs: [{{targets: ['{at}']}}]}}]\n",
-        rules.display()
-    );
-    std::fs::write(dir.path().join("p.yml"), config).unwrap();
-    let mut prometheus = Command::new("prometheus");
-    prometheus
-        .args(["--config.file=p.yml", "--storage.tsdb.path=data", "--log.level=error"])
-        .arg(format!("--web.listen-address=127.0.0.1:{own}"))
-        .current_dir(dir.path())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null());
-    let _prometheus = Running(prometheus.spawn().unwrap());
-    let get = |path: &str| -> Option<Value> {
-        let mut stream = TcpStream::connect(("127.0.0.1", own)).ok()?;
+
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
         let request = format!("GET {path} HTTP/1.0\r\n\r\n");
         stream.write_all(request.as_bytes()).ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
-    };
-    let begun = Instant::now();
-    let wait_for = |path: &str, found: &dyn Fn(&Value) -> bool| loop {
-        let answer = get(path).unwrap_or_default();
-        if found(&answer["data"]) {
-            return;
+    }
+
+    fn wait_for(&self, path: &str, found: &dyn Fn(&Value) -> bool) {
+        loop {
+            let answer = self.get(path).unwrap_or_default();
+            if found(&answer["data"]) {
+                return;
+            }
+            assert!(self.begun.elapsed() < PATIENCE * 2, "{path}: {answer:#}");
+            std::thread::sleep(Duration::from_millis(100));
         }
-        assert!(begun.elapsed() < PATIENCE, "{path}: {answer:#}");
-        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    /// Waits until these alerts are there and no others: their names, their disks, and whether they are
+    /// `firing` or `pending`.
+    fn wait_for_alerts(&self, wanted: &[[&str; 3]]) {
+        self.wait_for("/api/v1/alerts", &|data| {
+            let alerts = data["alerts"].as_array();
+            let told = |alert: &Value| {
+                let labels = &alert["labels"];
+                [&labels["alertname"], &labels["disk"], &alert["state"]]
+                    .map(|word| word.as_str().unwrap_or_default().to_owned())
+            };
+            alerts.is_some_and(|alerts| alerts.iter().map(told).eq(wanted.iter().copied()))
+        });
+    }
+}
+
+#[test]
+fn prometheus_scrapes_a_daemon_and_raises_alerts() {
+    if lacks_prometheus() {
+        return;
+    }
+    let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
+    let store = match LateStore::mount(mount.path(), 1 << 20) {
+        Ok(store) => store,
+        Err(lack) => return lack.skip(),
     };
+    let at = format!("127.0.0.1:{}", free_port());
+    let image = store.path().display().to_string();
+    let args = [&image, "--socket", "s", "--control", "ctl", "--metrics", &at, "--queues", "1"];
+    let hold = ["--cache", "none", "--on-write-error", "hold"];
+    let _daemon = Daemon::serve(dir.path(), &[&args[..], &hold].concat());
+    let prometheus = Prometheus::watch(dir.path(), &at);
     let is_one = |data: &Value| data["result"][0]["value"][1] == "1";
-    wait_for("/api/v1/query?query=up", &is_one);
-    wait_for("/api/v1/query?query=ringway_disk_state%7Bstate=%22serving%22%7D", &is_one);
-    let mut pause = ringway();
-    pause.args(["ctl", "--control", "ctl", "pause", "disk.img"]).current_dir(dir.path());
-    assert!(run(pause).status.success());
-    wait_for("/api/v1/alerts", &|data| {
-        let alerts = data["alerts"].as_array().into_iter().flatten();
-        let names = alerts.map(|alert| alert["labels"]["alertname"].as_str());
-        names.collect::<Vec<_>>() == [Some("RingwayDiskPaused")]
-    });
+    prometheus.wait_for("/api/v1/query?query=up", &is_one);
+    let serving = "/api/v1/query?query=ringway_disk_state%7Bstate=%22serving%22%7D";
+    prometheus.wait_for(serving, &is_one);
+    prometheus.wait_for_alerts(&[]);
+    // The host's disk fails a write, which is held: told at once, and until the disk is mended.
+    let mut device = Options::new().patience(PATIENCE).connect(dir.path().join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    store.set_error(Some(libc::EIO));
+    queue.write(0, device.pool().alloc(4096).unwrap(), ()).unwrap();
+    queue.submit().unwrap();
+    let disk = dir.path().join("s").canonicalize().unwrap().display().to_string();
+    prometheus.wait_for_alerts(&[["RingwayRequestsHeld", &disk, "firing"]]);
+    let ctl = |command: &str| {
+        let mut ctl = ringway();
+        ctl.args(["ctl", "--control", "ctl", command, "0"]).current_dir(dir.path());
+        assert!(run(ctl).status.success());
+    };
+    store.set_error(None);
+    ctl("retry");
+    assert!(queue.wait(Some(PATIENCE)).unwrap());
+    assert!(queue.pop().unwrap().unwrap().is_ok());
+    prometheus.wait_for_alerts(&[]);
+    // One that waits for its time first.
+    ctl("pause");
+    prometheus.wait_for_alerts(&[["RingwayDiskPaused", &disk, "pending"]]);
 }
