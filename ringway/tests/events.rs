@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, write};
 use ringway_driver::{Device, Options};
+use ringway_testkit::raw::{F_VERSION_1, RawGuest};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -68,6 +69,40 @@ impl Drop for Events {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The published schema of one definition, with all others at hand.
+fn validator(name: &str) -> jsonschema::Validator {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/control.schema.json");
+    let mut schema: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    schema.as_object_mut().unwrap().remove("anyOf");
+    schema["$ref"] = format!("#/$defs/{name}").into();
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+#[track_caller]
+fn fits(name: &str, value: &Value) {
+    let validator = validator(name);
+    let errors: Vec<_> = validator.iter_errors(value).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{name}: {errors:?} in {value:#}");
+}
+
+/// An event has these fields beside those of all events, and fits the schema with each of them only.
+#[track_caller]
+fn has_fields(event: &Value, fields: &[&str]) {
+    fits("Event", event);
+    let common = ["version", "number", "time_us", "event"];
+    let own = event.as_object().unwrap().keys().map(String::as_str);
+    let mut own: Vec<_> = own.filter(|field| !common.contains(field)).collect();
+    own.sort_unstable();
+    assert_eq!(own, fields);
+    // A disk is told where there is one.
+    let needed = fields.iter().filter(|field| !["id", "image"].contains(field));
+    for field in common.iter().chain(needed) {
+        let mut less = event.clone();
+        less.as_object_mut().unwrap().remove(*field);
+        assert!(!validator("Event").is_valid(&less), "without {field}: {less}");
     }
 }
 
@@ -215,6 +250,97 @@ fn the_end_of_an_isolated_disks_process_is_told() {
 }
 
 #[test]
+fn a_broken_queue_is_told() {
+    let dir = folder();
+    let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut events = Events::of(dir.path());
+    let socket = UnixStream::connect(dir.path().join("s")).unwrap();
+    let mut guest = RawGuest::start(socket, 2, 64, F_VERSION_1);
+    events.wait_for("connected");
+    // More requests than there are descriptors.
+    guest.set_avail_index(1, 65);
+    guest.kick(1);
+    let event = events.wait_for("broken");
+    has_fields(&event, &["id", "image", "queue", "why"]);
+    let told = ["id", "image", "queue"].map(|field| event[field].clone());
+    assert_eq!(told, [json!(0), json!("disk.img"), json!(1)]);
+    let why = event["why"].as_str().unwrap();
+    assert!(!why.is_empty() && !why.contains('\n'), "{why}");
+}
+
+/// Each request costs this disk a seek, so merging wins sooner or later, whatever else the host does: the
+/// guest reads on until that is told.
+#[test]
+fn a_changed_path_is_told() {
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--workers", "1"];
+    let _daemon = Daemon::serve(dir.path(), &args);
+    let mut events = Events::of(dir.path());
+    ctl(dir.path(), &["add", "sim:hdd:1G", "--socket", "slow", "--queues", "1"]);
+    let mut device = connect(dir.path(), "slow");
+    let mut queue = device.queue().unwrap();
+    let changed = |events: &mut Events| {
+        events.seen.extend(events.lines.try_iter());
+        events.seen.iter().find(|event| event["event"] == "path-changed").cloned()
+    };
+    let (begun, mut next) = (Instant::now(), 0);
+    let mut buffers: Vec<_> = (0..32).map(|_| device.pool().alloc(4096).unwrap()).collect();
+    let event = loop {
+        if let Some(event) = changed(&mut events) {
+            break event;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it never changes");
+        while let Some(buffer) = buffers.pop() {
+            queue.read(next % (1 << 30), buffer, ()).unwrap();
+            next += 4096;
+        }
+        queue.submit().unwrap();
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer");
+        while let Some(done) = queue.pop().unwrap() {
+            assert!(done.is_ok());
+            buffers.push(done.into_buffer().unwrap());
+        }
+    };
+    has_fields(&event, &["id", "image", "path"]);
+    assert_eq!((&event["id"], &event["path"]), (&json!(1), &json!("request")));
+    assert!(event["image"].as_str().unwrap().starts_with("sim:hdd:"), "{event}");
+}
+
+#[test]
+fn what_became_of_a_new_configuration_and_the_end_of_a_group_are_told() {
+    let dir = folder();
+    let dir = dir.path();
+    let one = "control = 'ctl'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n";
+    let say = |config: &str| std::fs::write(dir.join("c.toml"), config).unwrap();
+    say(one);
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    let mut events = Events::of(dir);
+    say(&format!("{one}limits = {{ iops = 100 }}\n[[disk]]\nimage = 'null:1G'\nsocket = 't'\n"));
+    let done = ctl(dir, &["reload"]);
+    let mut event = events.wait_for("reloaded");
+    let fields = ["added", "failed", "left", "limited", "policies", "removed", "unchanged"];
+    has_fields(&event, &fields);
+    let of_all = |(field, _): &(String, Value)| fields.contains(&field.as_str());
+    let said: serde_json::Map<_, _> =
+        std::mem::take(event.as_object_mut().unwrap()).into_iter().filter(of_all).collect();
+    assert_eq!(Value::Object(said), done, "as the command was answered");
+    assert_eq!((&done["added"], &done["limited"]), (&json!(["null:1G"]), &json!(["disk.img"])));
+    // By a signal, which has no answer.
+    say(&format!("{one}iopps = 3\n"));
+    daemon.signal(libc::SIGHUP);
+    let event = events.wait_for("reload-failed");
+    has_fields(&event, &["why"]);
+    let why = event["why"].as_str().unwrap();
+    assert!(why.contains("c.toml") && why.contains("iopps"), "{why}");
+
+    ctl(dir, &["limit", "--group", "gold", "--create", "--iops", "500"]);
+    ctl(dir, &["limit", "--group", "gold", "--remove"]);
+    let event = events.wait_for("limit-group-removed");
+    has_fields(&event, &["limit_group"]);
+    assert_eq!(event["limit_group"], "gold");
+}
+
+#[test]
 fn readers_of_events_keep_nobody_waiting() {
     let dir = folder();
     let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
@@ -249,20 +375,6 @@ fn readers_of_events_keep_nobody_waiting() {
 fn what_is_said_fits_the_published_schema() {
     let dir = folder();
     let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/control.schema.json");
-    let schema: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
-    // The schema of one definition, with all others at hand.
-    let validator = |name: &str| {
-        let mut schema = schema.clone();
-        schema.as_object_mut().unwrap().remove("anyOf");
-        schema["$ref"] = format!("#/$defs/{name}").into();
-        jsonschema::validator_for(&schema).unwrap()
-    };
-    let fits = |name: &str, value: &Value| {
-        let validator = validator(name);
-        let errors: Vec<_> = validator.iter_errors(value).map(|error| error.to_string()).collect();
-        assert!(errors.is_empty(), "{name}: {errors:?} in {value:#}");
-    };
     let mut events = Events::of(dir.path());
     let _device = connect(dir.path(), "s");
     let mut client = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
