@@ -7,6 +7,38 @@
 //! An [`Image`] is one that is served: each cluster of its disk has a word in a table, which says where
 //! it is. Queues look there without a lock ([`Image::place`]), and ask the image's thread for what is
 //! more than a look-up ([`Port`]).
+//!
+//! An image that is written, opened with those it is based on, and read:
+//!
+//! ```
+//! use ringway_image::{Builder, Chain, Format, Layer, NewImage, Reader, Top};
+//! use std::path::Path;
+//! use std::{fs::File, sync::Arc};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let (base, top) = (folder.path().join("base.qcow2"), folder.path().join("top.qcow2"));
+//! // 1 MiB of disk in clusters of 64 KiB, with something in the third one.
+//! let builder = Builder::new(Arc::new(File::create_new(&base)?), 1 << 20, 16, None)?;
+//! builder.filler().write(128 << 10, &[0x5a; 64 << 10])?;
+//! builder.finish()?;
+//! // Another one on top of it, with nothing of its own.
+//! let backing = Some((Path::new("base.qcow2"), Format::Qcow2));
+//! let image = NewImage { virtual_size: 1 << 20, cluster_bits: 16, backing };
+//! image.write(&File::create_new(&top)?)?;
+//!
+//! let file = File::open(&top)?;
+//! let top = Top { file, name: top, format: Format::Qcow2, read_only: true };
+//! // Whatever headers say, no file beyond the folder of the image is opened; each could be locked here.
+//! let chain = Chain::open(top, None, &mut |_, _, _| Ok(()))?;
+//! assert_eq!(chain.files.len(), 2);
+//! let mut reader = Reader::open(Layer::of_chain(chain)?)?;
+//! assert_eq!(reader.next_data(0)?, Some(128 << 10));
+//! assert_eq!(reader.next_hole(128 << 10)?, 192 << 10);
+//! let mut sector = [0; 512];
+//! reader.read(128 << 10, &mut sector)?;
+//! assert_eq!(sector, [0x5a; 512]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod aligned;
 mod ask;
