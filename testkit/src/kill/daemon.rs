@@ -13,6 +13,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// So many lines of a log are shown when a campaign goes wrong.
+const LAST_LINES: usize = 8;
+
 /// A running daemon; dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Daemon(pub(super) Child);
@@ -94,6 +97,17 @@ impl Drop for Daemon {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The ends of the logs that are kept: a successor that did not come says there what it waited for.
+pub(super) fn last_words(dir: &Path) -> String {
+    let end = |log: &str| {
+        let text = std::fs::read_to_string(dir.join(log)).unwrap_or_default();
+        let lines: Vec<_> = text.lines().rev().take(LAST_LINES).collect();
+        let lines: Vec<_> = lines.into_iter().rev().map(|line| format!("  {line}\n")).collect();
+        format!("the end of {log}:\n{}", lines.concat())
+    };
+    ["log.0", "log.1"].map(end).concat()
 }
 
 /// Asks for another size of the disk, without waiting for an answer: the daemon may be gone. Keep what

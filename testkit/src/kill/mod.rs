@@ -84,10 +84,13 @@ pub fn run(plan: &Plan) -> Result<Outcome> {
     let result = run_in(plan, folder.path());
     match result {
         Ok(outcome) if outcome.findings.is_empty() => Ok(outcome),
-        Ok(outcome) => Ok(Outcome { kept: Some(folder.keep()), ..outcome }),
+        Ok(mut outcome) => {
+            outcome.findings.note(daemon::last_words(folder.path()));
+            Ok(Outcome { kept: Some(folder.keep()), ..outcome })
+        }
         Err(error) => {
-            let dir = folder.keep();
-            Err(error).with_context(|| format!("image and logs: {}", dir.display()))
+            let (said, dir) = (daemon::last_words(folder.path()), folder.keep());
+            Err(error).with_context(|| format!("image and logs: {}\n{said}", dir.display()))
         }
     }
 }

@@ -203,7 +203,7 @@ fn head() -> String {
     for wrong in Wrong::ALL {
         let _ = write!(head, " {:>9}", format!("{wrong:?}").to_lowercase());
     }
-    head + "  reattach p50, p99 ms  kills/s\n"
+    head + "  reattach p50, p99, most ms  kills/s\n"
 }
 
 fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
@@ -222,7 +222,9 @@ fn row(table: &mut String, plan: &Plan, outcome: &Outcome) {
     }
     let ms =
         |quantile| Duration::from_micros(reattach.value_at_quantile(quantile)).as_secs_f64() * 1e3;
+    // One that took seconds tells of something that was waited for, which may be a fault.
+    let most = ms(1.0);
     let rate = Duration::as_secs_f64(elapsed).recip()
         * f64::from(u32::try_from(*kills).unwrap_or(u32::MAX));
-    let _ = writeln!(table, "  {:>13.1}, {:>5.1}  {rate:>7.1}", ms(0.5), ms(0.99));
+    let _ = writeln!(table, "  {:>12.1}, {:>5.1}, {most:>6.1}  {rate:>7.1}", ms(0.5), ms(0.99));
 }
