@@ -236,7 +236,7 @@ impl Target {
                 anyhow!("{}: O_DIRECT does not work here: {why}. Use --cached", path.display())
             }
             // In words for a measurement.
-            OpenError::InUse { path, holder } => anyhow!(
+            OpenError::InUse { path, holder, .. } => anyhow!(
                 "{}: it is in use by {holder}. Measure its socket instead (vhost-user:SOCKET), or \
                  stop the other one",
                 path.display()

@@ -202,9 +202,9 @@ pub(crate) fn run(
             Err(problem) => bail!("{}", problem.message),
         };
     }
-    let asked = match &args.command {
-        Command::Add(disk) => disk.size,
-        _ => None,
+    let (asked, added) = match &args.command {
+        Command::Add(disk) => (disk.size, disk.image.clone().map(|path| (path, disk.read_only))),
+        _ => (None, None),
     };
     let wait = matches!(&args.command, Command::Flatten(flatten) if flatten.wait);
     let (name, request) = request(args.command)?;
@@ -219,7 +219,13 @@ pub(crate) fn run(
                 let said = json!({ "error": problem });
                 output::print(&(serde_json::to_string_pretty(&said)? + "\n"))?;
             }
-            let hint = if problem.kind == Kind::NotMeant { " (--shrink)" } else { "" };
+            let hint = match added {
+                _ if problem.kind == Kind::NotMeant => " (--shrink)".to_owned(),
+                Some((image, read_only)) => {
+                    images::seen_from_here(&image, read_only, &problem.message)
+                }
+                None => String::new(),
+            };
             bail!("{}{hint}", problem.message);
         }
     };

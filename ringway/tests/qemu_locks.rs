@@ -232,6 +232,117 @@ fn c11_we_are_refused_what_qemu_has() {
     assert_eq!(std::fs::read(dir.join("disk.img")).unwrap(), vec![0; 1 << 20]);
 }
 
+/// As [`storage_daemon`], of a qcow2 image.
+fn storage_daemon_of_qcow2() -> Vec<String> {
+    let words = storage_daemon(false).into_iter();
+    let words = words.map(|word| word.replace("disk.img", "disk.qcow2"));
+    words.map(|word| word.replace("driver=raw", "driver=qcow2")).collect()
+}
+
+fn ctl(dir: &Path, words: &[&str]) -> Output {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "c"]).args(words).current_dir(dir);
+    run(command)
+}
+
+/// A disk that is added to a daemon which runs. From its sandbox that sees no process; whoever asks it
+/// does.
+#[test]
+fn c11_what_qemu_has_is_not_added_until_it_is_let_go() {
+    if skips() {
+        return;
+    }
+    let dir = folder();
+    let dir = dir.path();
+    works(dir, &["qemu-img", "create", "-f", "qcow2", "disk.qcow2", "1M"]);
+    let raw = ["add", "disk.img", "--socket", "added"];
+    let qcow2 = ["add", "disk.qcow2", "--format", "qcow2", "--socket", "added"];
+    for sandbox in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let daemon = Daemon::serve(
+            dir,
+            &[&["null:1M", "--socket", "s", "--control", "c"], sandbox].concat(),
+        );
+        let cases = [
+            (storage_daemon(false), &raw[..]),
+            (machine(false), &raw),
+            (storage_daemon_of_qcow2(), &qcow2),
+        ];
+        for (line, add) in cases {
+            let program = Program::start(dir, &line);
+            let before = (disks(dir), content(dir));
+            let ways = [&["--lock-wait", "1"][..], &["--read-only", "--lock-wait", "0"], &[]];
+            // A disk with a process of its own waits for half a minute by itself.
+            for more in &ways[..if sandbox == ["--isolate"] { 2 } else { 3 }] {
+                let output = ctl(dir, &[add, more].concat());
+                let said = text(&output.stderr);
+                let asked = format!("{sandbox:?}, {add:?} {more:?}: {said}");
+                assert_eq!(output.status.code(), Some(1), "{asked}");
+                assert!(said.contains(&program.name()), "{asked}");
+                assert_eq!(said.contains("--incoming"), add == raw, "{asked}");
+                assert!(!dir.join("added").exists(), "{asked}");
+                assert_eq!((disks(dir), content(dir)), before, "{asked}");
+            }
+            drop(program);
+            let output = ctl(dir, add);
+            let said = text(&output.stderr);
+            assert!(output.status.success(), "{sandbox:?}, {add:?}, let go: {said}");
+            let mut device = ringway_driver::Device::connect(dir.join("added")).unwrap();
+            let mut queue = device.queue().unwrap();
+            assert!(common::write(&device, &mut queue, 1, 7), "{sandbox:?}, {add:?}");
+            drop((queue, device));
+            assert!(ctl(dir, &["remove", add[1]]).status.success(), "{sandbox:?}, {add:?}");
+            let _ = std::fs::remove_file(dir.join("q"));
+        }
+        daemon.stop();
+    }
+}
+
+/// The disks that the daemon has.
+fn disks(dir: &Path) -> Vec<String> {
+    let list = ctl(dir, &["list", "--json"]).stdout;
+    let list: serde_json::Value = serde_json::from_slice(&list).unwrap();
+    let disks = list["disks"].as_array().unwrap();
+    disks.iter().map(|disk| disk["image"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What the images hold.
+fn content(dir: &Path) -> [Vec<u8>; 2] {
+    ["disk.img", "disk.qcow2"].map(|name| std::fs::read(dir.join(name)).unwrap())
+}
+
+/// A qcow2 image is not handed over with a guest, so that is not advised either.
+#[test]
+fn c11_what_is_advised_of_an_image_in_use_can_be_done() {
+    if skips() {
+        return;
+    }
+    let dir = folder();
+    let dir = dir.path();
+    works(dir, &["qemu-img", "create", "-f", "qcow2", "disk.qcow2", "1M"]);
+    for (image, format) in [("disk.img", "raw"), ("disk.qcow2", "qcow2")] {
+        let words = [image, "--format", format, "--socket"];
+        let first = Daemon::serve(dir, &[&words[..], &["s"]].concat());
+        let second = |more: &[&str]| {
+            let mut command = ringway();
+            command.arg("serve").args(words).arg("t").args(more).current_dir(dir);
+            run(command)
+        };
+        let said = text(&second(&[]).stderr);
+        // Or its helper, which opens images.
+        assert!(said.contains("in use by process ") && said.contains(" (ringway"), "{said}");
+        assert!(said.contains("--read-only from both"), "{said}");
+        assert_eq!(said.contains("--incoming"), format == "raw", "{said}");
+        if format == "qcow2" {
+            let said = text(&second(&["--incoming"]).stderr);
+            assert!(said.contains("--incoming"), "{said}");
+        }
+        first.stop();
+        let both = ["s", "t"]
+            .map(|socket| Daemon::serve(dir, &[&words[..], &[socket, "--read-only"]].concat()));
+        both.into_iter().for_each(|daemon| drop(daemon.stop()));
+    }
+}
+
 /// A program of QEMU is waited for if asked, with its name in the log.
 #[test]
 fn c11_qemu_is_waited_for_on_request() {

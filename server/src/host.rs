@@ -225,7 +225,10 @@ impl Host {
         }
         let Some(holder) = foreign_holder(path, options.read_only) else { return Ok(()) };
         match options.lock_wait {
-            None => Err(OpenError::InUse { path: path.into(), holder }.into()),
+            None => {
+                let is_raw = options.qcow2.is_none();
+                Err(OpenError::InUse { path: path.into(), holder, is_raw }.into())
+            }
             Some(_) => {
                 tracing::warn!("{}: it is in use by {holder}", path.display());
                 Ok(())

@@ -71,14 +71,16 @@ pub enum OpenError {
     /// Somebody else serves it.
     #[error(
         "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
-         other one, serve it --read-only from both, or with --incoming if a guest is to be migrated \
-         here"
+         other one{}",
+        ways_to_share(*.is_raw)
     )]
     InUse {
         /// The file.
         path: PathBuf,
         /// Who holds the lock, as far as is known.
         holder: String,
+        /// It was to be served as a raw image: only these are handed over with a guest.
+        is_raw: bool,
     },
     /// Another file has its name by now, or none.
     #[error(
@@ -168,4 +170,13 @@ pub enum OpenError {
         /// What the host says.
         source: io::Error,
     },
+}
+
+/// What else can be done about an image that somebody has, to end a sentence with.
+fn ways_to_share(is_raw: bool) -> &'static str {
+    if is_raw {
+        ", serve it --read-only from both, or with --incoming if a guest is to be migrated here"
+    } else {
+        ", or serve it --read-only from both"
+    }
 }

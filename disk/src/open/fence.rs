@@ -104,13 +104,15 @@ pub(super) struct Patience<'a> {
     path: &'a Path,
     /// `--lock-wait`.
     asked: Option<Duration>,
+    is_raw: bool,
     begun: Instant,
     logged: bool,
 }
 
 impl<'a> Patience<'a> {
     pub(super) fn new(path: &'a Path, options: &OpenOptions) -> Self {
-        Self { path, asked: options.lock_wait, begun: Instant::now(), logged: false }
+        let (asked, is_raw) = (options.lock_wait, options.qcow2.is_none());
+        Self { path, asked, is_raw, begun: Instant::now(), logged: false }
     }
 
     /// A block device is claimed by somebody else: waits for a moment, or gives up.
@@ -159,7 +161,11 @@ impl<'a> Patience<'a> {
         };
         let waited = self.begun.elapsed();
         if waited >= patience {
-            return Err(OpenError::InUse { path: self.path.into(), holder: holder.name() });
+            return Err(OpenError::InUse {
+                path: self.path.into(),
+                holder: holder.name(),
+                is_raw: self.is_raw,
+            });
         }
         if waited >= LOGGED_AFTER && !self.logged {
             self.logged = true;

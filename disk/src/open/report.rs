@@ -235,9 +235,13 @@ fn may_open(path: &Path, options: &OpenOptions, below: Option<&Device>) -> Resul
         return Err(permission(path, options.read_only));
     }
     if below.is_some_and(|device| device.used_by_host() && !options.read_only) {
-        return Err(OpenError::InUse { path: path.into(), holder: BY_HOST.into() });
+        return Err(in_use(path, options, BY_HOST.into()));
     }
     Ok(())
+}
+
+fn in_use(path: &Path, options: &OpenOptions, holder: String) -> OpenError {
+    OpenError::InUse { path: path.into(), holder, is_raw: options.qcow2.is_none() }
 }
 
 /// The steps of `open`, in its order, on a file opened for reading only.
@@ -252,7 +256,7 @@ fn choose(
     let (file, cache, cache_why, alignment) = open_cached(path, reading, kind)?;
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
     if let Some(holder) = holder {
-        return Err(OpenError::InUse { path: path.into(), holder: holder.clone() });
+        return Err(in_use(path, options, holder.clone()));
     }
     let bytes = host::size(path, &file, kind)?;
     if options.qcow2.is_none() {

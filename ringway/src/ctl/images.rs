@@ -1,13 +1,14 @@
-//! Changes to the images of disks that are served.
+//! Images: changes of those that are served, and who has one that is to be.
 
 use crate::copy::bar;
 use anyhow::bail;
 use clap::Args;
 use ringway_control::protocol::{JobFacts, JobOf, JobState, List, Snapshotted};
 use ringway_control::size::Size;
+use ringway_disk::open::foreign_holder;
 use serde_json::{Value, json};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How often a daemon is asked how far it is.
@@ -129,4 +130,11 @@ pub(super) fn snapshotted(taken: &Snapshotted) -> String {
          together; no requests were taken for {took:.1?}\n",
         snapshot.display()
     )
+}
+
+/// Who has the image that was to be added, if it is a program of QEMU and `said` does not name it: a
+/// daemon sees no process from its sandbox.
+pub(super) fn seen_from_here(image: &Path, read_only: bool, said: &str) -> String {
+    let holder = foreign_holder(image, read_only).filter(|name| !said.contains(name));
+    holder.map_or_else(String::new, |name| format!(". Seen from here it is in use by {name}"))
 }
