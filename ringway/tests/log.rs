@@ -22,11 +22,22 @@ fn connect(dir: &Path, socket: &str) -> Device {
 const TWO: &str = "workers = 1\ncontrol = 'ctl'\n[[disk]]\nimage = 'disk.img'\nsocket = 'a'\n\
                    [[disk]]\nimage = 'null:1G'\nsocket = 'b'\n";
 
-fn two_disks(dir: &Path) -> Command {
+fn two_disks(dir: &Path, more: &[&str]) -> Command {
     std::fs::write(dir.join("disks.toml"), TWO).unwrap();
     let mut command = ringway();
-    command.args(["serve", "--config", "disks.toml"]).current_dir(dir);
+    command.args(["serve", "--config", "disks.toml"]).args(more).current_dir(dir);
     command
+}
+
+/// With the sandbox, without it, and with a process for each disk, whose log goes through the daemon's.
+const WAYS: [&[&str]; 3] = [&[], &["--sandbox", "off"], &["--isolate"]];
+
+/// In each of these ways, in a folder of its own.
+fn in_each_way(act: impl Fn(&Path, &[&str])) {
+    for way in WAYS {
+        println!("serve {way:?}");
+        act(folder().path(), way);
+    }
 }
 
 /// A daemon whose log goes to `stderr`.
@@ -99,19 +110,24 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn e01_a_full_log_ends_nothing() {
-    let dir = folder();
-    let full = File::options().write(true).open("/dev/full").unwrap();
-    let mut daemon = Mute::start(two_disks(dir.path()), Stdio::null(), full);
-    daemon.serves(dir.path());
-    storm(dir.path(), "b", 300);
-    daemon.serves(dir.path());
-    daemon.stop(dir.path());
+    in_each_way(|dir, way| {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut daemon = Mute::start(two_disks(dir, way), Stdio::null(), full);
+        daemon.serves(dir);
+        storm(dir, "b", 300);
+        daemon.serves(dir);
+        daemon.stop(dir);
+    });
 }
 
 /// A log on a file system that is full for a while. What is missing in the end is told.
 #[test]
 fn e01_a_log_that_was_full_goes_on() {
-    let (dir, mount) = (folder(), tempfile::tempdir().unwrap());
+    in_each_way(a_log_that_was_full_goes_on);
+}
+
+fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
+    let mount = tempfile::tempdir().unwrap();
     let mounted = Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
         .arg(mount.path())
@@ -124,33 +140,35 @@ fn e01_a_log_that_was_full_goes_on() {
     let log = File::options().create_new(true).append(true).open(mount.path().join("log")).unwrap();
     let mut filler = File::create(&ballast).unwrap();
     while filler.write_all(&[0; 4096]).is_ok() {}
-    let mut command = two_disks(dir.path());
+    let mut command = two_disks(dir, way);
     command.arg("-v");
     let mut daemon = Mute::start(command, Stdio::null(), log);
-    daemon.serves(dir.path());
-    chatter(dir.path(), "b", 20_000);
-    daemon.serves(dir.path());
+    daemon.serves(dir);
+    chatter(dir, "b", 20_000);
+    daemon.serves(dir);
     // Now there is room, but not for all.
     drop(filler);
     std::fs::remove_file(&ballast).unwrap();
-    daemon.serves(dir.path());
-    daemon.stop(dir.path());
+    daemon.serves(dir);
+    daemon.stop(dir);
     let written = std::fs::read_to_string(mount.path().join("log")).unwrap();
-    assert!(written.contains("sandbox on"), "the first lines waited: {written}");
+    let sandbox = if way.contains(&"off") { "sandbox off" } else { "sandbox on" };
+    assert!(written.contains(sandbox), "{way:?}: the first lines waited: {written}");
     let _ = Command::new("umount").arg("-l").arg(mount.path()).status();
 }
 
 #[test]
 fn e02_a_log_without_a_reader_ends_nothing() {
-    let dir = folder();
-    let (reader, writer) = rustix::pipe::pipe().unwrap();
-    drop(reader);
-    let mut daemon = Mute::start(two_disks(dir.path()), Stdio::null(), writer);
-    daemon.serves(dir.path());
-    storm(dir.path(), "b", 300);
-    daemon.signal(libc::SIGUSR1);
-    daemon.serves(dir.path());
-    daemon.stop(dir.path());
+    in_each_way(|dir, way| {
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        drop(reader);
+        let mut daemon = Mute::start(two_disks(dir, way), Stdio::null(), writer);
+        daemon.serves(dir);
+        storm(dir, "b", 300);
+        daemon.signal(libc::SIGUSR1);
+        daemon.serves(dir);
+        daemon.stop(dir);
+    });
 }
 
 /// Asks `times` for features: a line each in a log that is told everything.
@@ -166,37 +184,41 @@ fn chatter(dir: &Path, socket: &str, times: usize) {
 /// Nobody reads the log, from the first line on; nor what is printed.
 #[test]
 fn e03_a_log_whose_reader_stalls_stops_nobody() {
-    let dir = folder();
-    let (reader, writer) = full_pipe();
-    let mut command = two_disks(dir.path());
-    command.args(["-v", "--stats"]);
-    let output = writer.try_clone().unwrap();
-    let mut daemon = Mute::start(command, output.into(), writer);
-    daemon.serves(dir.path());
-    chatter(dir.path(), "b", 20_000);
-    daemon.signal(libc::SIGUSR1);
-    storm(dir.path(), "b", 300);
-    daemon.serves(dir.path());
-    daemon.stop(dir.path());
-    drop(reader);
+    in_each_way(|dir, way| {
+        let (reader, writer) = full_pipe();
+        let mut command = two_disks(dir, way);
+        command.args(["-v", "--stats"]);
+        let output = writer.try_clone().unwrap();
+        let mut daemon = Mute::start(command, output.into(), writer);
+        daemon.serves(dir);
+        chatter(dir, "b", 20_000);
+        daemon.signal(libc::SIGUSR1);
+        storm(dir, "b", 300);
+        daemon.serves(dir);
+        daemon.stop(dir);
+        drop(reader);
+    });
 }
 
 /// A reader that comes back is told how much it has missed.
 #[test]
 fn e03_a_reader_that_comes_back_is_told_what_it_missed() {
-    let dir = folder();
+    in_each_way(a_reader_that_comes_back_is_told_what_it_missed);
+}
+
+fn a_reader_that_comes_back_is_told_what_it_missed(dir: &Path, way: &[&str]) {
     let (reader, writer) = full_pipe();
-    let mut command = two_disks(dir.path());
+    let mut command = two_disks(dir, way);
     command.args(["-v"]);
     let mut daemon = Mute::start(command, Stdio::null(), writer);
-    daemon.serves(dir.path());
-    chatter(dir.path(), "b", 20_000);
+    daemon.serves(dir);
+    chatter(dir, "b", 20_000);
     let read = std::thread::spawn(move || {
         let mut text = String::new();
         File::from(reader).read_to_string(&mut text).map(|_| text)
     });
-    daemon.serves(dir.path());
-    daemon.stop(dir.path());
+    daemon.serves(dir);
+    daemon.stop(dir);
     let text = read.join().unwrap().unwrap();
     let lost = text.lines().find(|line| line.contains("log lines were lost here"));
     let lost = lost.unwrap_or_else(|| panic!("{text}"));
@@ -208,12 +230,16 @@ fn e03_a_reader_that_comes_back_is_told_what_it_missed() {
 
 #[test]
 fn e04_a_storm_of_connections_leaves_a_short_log() {
-    let dir = folder();
-    let mut daemon = Daemon::start(two_disks(dir.path()));
-    let mut device = connect(dir.path(), "a");
+    in_each_way(a_storm_of_connections_leaves_a_short_log);
+}
+
+fn a_storm_of_connections_leaves_a_short_log(dir: &Path, way: &[&str]) {
+    let mut daemon = Daemon::start(two_disks(dir, way));
+    let mut device = connect(dir, "a");
     let mut queue = device.queue().unwrap();
-    for round in 0..20u8 {
-        storm(dir.path(), "b", 1000);
+    // The way from the log to whoever reads it is the same; this one takes long.
+    for round in 0..if way.is_empty() { 20u8 } else { 5 } {
+        storm(dir, "b", 1000);
         assert!(write(&device, &mut queue, 1, round), "{}", daemon.log());
         assert_eq!(read(&device, &mut queue, 1), [round; 512]);
     }
@@ -233,7 +259,7 @@ fn e04_a_storm_of_connections_leaves_a_short_log() {
 #[test]
 fn sighup_ends_nothing() {
     let dir = folder();
-    let daemon = Daemon::start(two_disks(dir.path()));
+    let daemon = Daemon::start(two_disks(dir.path(), &[]));
     daemon.signal(libc::SIGHUP);
     let begun = Instant::now();
     while !daemon.log().contains("the configuration was read again") {
@@ -248,6 +274,12 @@ fn sighup_ends_nothing() {
 /// Each kind of failure has its line, with error, count and sector; and its own counter.
 #[test]
 fn e07_errors_of_the_disk_are_told() {
+    for way in [&[][..], &["--isolate"]] {
+        errors_of_the_disk_are_told(way);
+    }
+}
+
+fn errors_of_the_disk_are_told(way: &[&str]) {
     let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
     let store = match LateStore::mount(mount.path(), 1 << 20) {
         Ok(store) => store,
@@ -255,7 +287,8 @@ fn e07_errors_of_the_disk_are_told() {
     };
     let image = store.path().display().to_string();
     let args = [&image, "--socket", "s", "--control", "ctl", "--cache", "none", "--path", "bio"];
-    let daemon = Daemon::serve(dir.path(), &[&args[..], &["--on-enospc", "report"]].concat());
+    let args = [&args[..], &["--on-enospc", "report"], way].concat();
+    let daemon = Daemon::serve(dir.path(), &args);
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     let log = |wanted: usize| {
@@ -335,7 +368,13 @@ fn counted(lines: &[&String]) -> u64 {
 /// flushes that follow a failed one are told apart from it.
 #[test]
 fn e07_reads_and_flushes_that_fail_are_told() {
-    for (cache, engine) in [("none", "io_uring"), ("writeback", "threads")] {
+    let ways = [
+        ("none", "io_uring", "on"),
+        ("writeback", "threads", "off"),
+        ("none", "io_uring", "isolated"),
+        ("writeback", "threads", "isolated"),
+    ];
+    for (cache, engine, sandbox) in ways {
         let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
         let store = match LateStore::mount(mount.path(), 1 << 20) {
             Ok(store) => store,
@@ -343,7 +382,9 @@ fn e07_reads_and_flushes_that_fail_are_told() {
         };
         let image = store.path().display().to_string();
         let args = [&image, "--socket", "s", "--cache", cache, "--engine", engine];
-        let daemon = Daemon::serve(dir.path(), &args);
+        let way: &[_] =
+            if sandbox == "isolated" { &["--isolate"] } else { &["--sandbox", sandbox] };
+        let daemon = Daemon::serve(dir.path(), &[&args, way].concat());
         let mut device = connect(dir.path(), "s");
         let mut queue = device.queue().unwrap();
         store.set_read_error(Some(libc::EIO));
