@@ -33,6 +33,8 @@ pub(crate) struct Connection {
     pub(crate) started: Vec<Started>,
     /// The record that outlives a server, if there is one.
     inflight: Option<Inflight>,
+    /// Another server was found, and the device has not asked since what its disk is like.
+    pub(crate) is_another: bool,
 }
 
 // SAFETY: the addresses in `started` lie in `memory`, which is kept alive.
@@ -46,7 +48,17 @@ impl Connection {
         memory: Arc<Memory>,
     ) -> Self {
         let (client, started, inflight) = (None, Vec::new(), None);
-        Self { options, path, client, clean: false, features, memory, started, inflight }
+        Self {
+            options,
+            path,
+            client,
+            clean: false,
+            features,
+            memory,
+            started,
+            inflight,
+            is_another: false,
+        }
     }
 
     /// Shares memory and starts all queues over a new connection.

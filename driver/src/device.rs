@@ -318,22 +318,25 @@ impl Device {
         Ok(&self.info)
     }
 
-    /// With [`Options::watch_config`]: true if the server announced a change since the last call;
-    /// [`Device::info`] is up to date then. Never blocks otherwise.
+    /// True if the server announced a change since the last call, with [`Options::watch_config`], or if
+    /// another server was found ([`Options::reconnect`]) whose disk is not as it was; [`Device::info`] is
+    /// up to date then. Never blocks otherwise.
     ///
     /// # Errors
     /// [`Error`] if the server is gone.
     pub fn config_changed(&mut self) -> Result<bool, Error> {
-        let changed = self.with_client(Client::config_changed)?;
-        if changed {
-            self.refresh()?;
+        let told = self.with_client(Client::config_changed)?;
+        if !std::mem::take(&mut self.connection().is_another) && !told {
+            return Ok(false);
         }
-        Ok(changed)
+        let before = self.info.clone();
+        self.refresh()?;
+        Ok(told || self.info != before)
     }
 
     /// With [`Options::watch_config`]: readable when there is something for
     /// [`Device::config_changed`] to take, for programs that wait for several things. Another one
-    /// after a reconnection.
+    /// after a reconnection, when it is asked once in any case.
     #[must_use]
     pub fn config_events(&self) -> Option<OwnedFd> {
         self.connection().client.as_ref()?.config_events()?.try_clone_to_owned().ok()

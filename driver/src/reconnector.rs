@@ -111,11 +111,13 @@ impl Watch {
         };
         loop {
             let connected = crate::vhost_user::connect(&path, Duration::ZERO);
-            let error =
-                match connected.and_then(|stream: UnixStream| self.connection().take_up(stream)) {
-                    Ok(_) => return None,
-                    Err(error) => error,
-                };
+            let taken_up = connected.and_then(|stream: UnixStream| {
+                let mut connection = self.connection();
+                connection.take_up(stream)?;
+                connection.is_another = true;
+                Ok(())
+            });
+            let Err(error) = taken_up else { return None };
             let passes = matches!(
                 error,
                 Error::NoSocket { .. }
