@@ -192,6 +192,42 @@ fn guest_sees_a_new_size() -> Result<()> {
     daemon.stop()
 }
 
+/// QEMU does not read the size when it reconnects, and shows its guest what it has kept: the next daemon
+/// tells it.
+#[test]
+fn c15_guest_sees_a_size_that_changed_while_daemons_came_and_went() -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(()); // QEMU's own server is told in another way.
+    }
+    let bench = Bench::new(64 * MIB)?;
+    let control = bench.dir.path().join("ctl");
+    let serve = || Daemon::serve(&bench.serve().arg("--control").arg(&control));
+    let mut daemon = Some(serve()?);
+    let disk = Disk::new(bench.dir.path().join("v.sock")).queues(QUEUES).reconnect();
+    let report = Guest::new("size").disk(disk).boot()?.finish_with(|question| {
+        let mut change = || -> Result<()> {
+            let mut kill = || daemon.take().map_or(Ok(()), Daemon::kill);
+            let grow = |mib| File::options().write(true).open(&bench.image)?.set_len(mib * MIB);
+            match question {
+                // The file has its new size, and the daemon that has it dies before it notices.
+                "grown_and_killed" => grow(96).map_err(Into::into).and_then(|()| kill())?,
+                "killed_and_grown" => kill().and_then(|()| Ok(grow(128)?))?,
+                // The daemon knows, and so may the guest.
+                "resized_and_killed" => {
+                    Daemon::ctl(&control, &["resize", "0", "160M"])?;
+                    kill()?;
+                }
+                _ => anyhow::bail!("what?"),
+            }
+            daemon = Some(serve()?);
+            Ok(())
+        };
+        change().map_or_else(|error| format!("{error:#}").replace('\n', " "), |()| "ok".to_owned())
+    })?;
+    report.expect_ok();
+    daemon.map_or(Ok(()), Daemon::stop)
+}
+
 #[test]
 fn guest_readonly_disk_refuses_writes() -> Result<()> {
     if skip_reason().is_some() {

@@ -7,7 +7,7 @@ use common::{Daemon, folder, ringway, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::LoopDevice;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const ARGS: [&str; 9] =
     ["disk.img", "--socket", "s", "--control", "c", "--state-dir", "state", "--cache", "writeback"];
@@ -84,6 +84,105 @@ fn c15_a_pause_that_was_noted_outlives_its_daemon() {
     let mut queue = device.queue::<()>().unwrap();
     assert!(write(&device, &mut queue, 1, 7));
     daemon.stop();
+}
+
+/// A disk changes its size while a daemon serves it, by order or because its file does, and the daemon is
+/// killed: a guest that goes on is told by the next one when its first queue starts, and finds what there
+/// is now.
+#[test]
+fn c15_a_guest_that_goes_on_is_told_of_a_size_that_changed() {
+    const MIB: u64 = 1 << 20;
+    let grow_file = |dir: &Path, bytes| {
+        let file = std::fs::File::options().write(true).open(dir.join("disk.img")).unwrap();
+        file.set_len(bytes).unwrap();
+    };
+    for (packed, more) in [(false, &[][..]), (true, &[]), (false, &["--isolate"])] {
+        let dir = folder();
+        let dir = dir.path();
+        let mut daemon = serve(dir, more);
+        let options = Options::new().packed(packed).watch_config(true).reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        assert!(write(&device, &mut queue, 1, 7));
+        // By order, and killed before the guest has looked; by the file, which this daemon never notices;
+        // smaller; paused by then; while nobody serves it.
+        let changes: [(u64, &dyn Fn()); 4] = [
+            (2, &|| drop(ctl(dir, &["resize", "0", "2M"]))),
+            (3, &|| grow_file(dir, 3 * MIB)),
+            (1, &|| drop(ctl(dir, &["resize", "0", "1M", "--shrink"]))),
+            (4, &|| {
+                ctl(dir, &["pause", "0"]);
+                grow_file(dir, 4 * MIB);
+            }),
+        ];
+        for (mib, change) in changes {
+            let last = device.capacity();
+            change();
+            daemon.kill();
+            daemon = serve(dir, more);
+            let is_paused = ctl(dir, &["list", "--json"]).contains("\"paused\"");
+            assert_eq!(is_paused, mib == 4);
+            if is_paused {
+                ctl(dir, &["resume", "0"]);
+            }
+            // Through the next daemon, so the connection is there.
+            assert!(write(&device, &mut queue, 1, 8), "{more:?}");
+            await_change(&mut device);
+            assert_eq!(device.capacity(), mib * MIB, "{more:?}, packed: {packed}, was {last}");
+            assert!(write(&device, &mut queue, mib * 2048 - 1, 9), "{more:?}");
+            assert!(!write(&device, &mut queue, mib * 2048, 9), "{more:?}");
+        }
+        daemon.kill();
+        grow_file(dir, 5 * MIB);
+        daemon = serve(dir, more);
+        assert!(write(&device, &mut queue, 1, 8), "{more:?}");
+        await_change(&mut device);
+        assert_eq!(device.capacity(), 5 * MIB);
+        drop((queue, device));
+        daemon.stop();
+    }
+}
+
+/// Waits until the front-end was told that the configuration space has changed, and takes it over.
+fn await_change(device: &mut Device) {
+    let deadline = Instant::now() + common::PATIENCE;
+    while !device.config_changed().unwrap() {
+        assert!(Instant::now() < deadline, "nobody told it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The daemon dies when the file has its new size, and nobody was told: so the next one tells, and what
+/// was asked for has happened.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c15_a_resize_that_a_kill_interrupts_is_told_by_the_next_daemon() {
+    for (point, size) in
+        [("grown", "2M"), ("settled", "512K"), ("resized", "512K"), ("resized", "2M")]
+    {
+        let dir = folder();
+        let dir = dir.path();
+        let mut command = ringway();
+        command.arg("serve").args(ARGS).current_dir(dir);
+        command.env(ringway_core::kill_points::VARIABLE, format!("{point}:1"));
+        let mut daemon = Daemon::start(command);
+        let options = Options::new().watch_config(true).reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        assert!(write(&device, &mut queue, 1, 7));
+        let mut resize = ringway();
+        resize.args(["ctl", "--control", "c", "resize", "0", size, "--shrink"]).current_dir(dir);
+        assert_ne!(common::run(resize).status.code(), Some(0), "nobody can have answered");
+        assert_eq!(daemon.wait().0.code(), None, "it was killed");
+        let daemon = serve(dir, &[]);
+        let bytes = dir.join("disk.img").metadata().unwrap().len();
+        assert!(write(&device, &mut queue, 1, 8));
+        await_change(&mut device);
+        assert_eq!(device.capacity(), bytes, "{point}, {size}");
+        assert!(write(&device, &mut queue, bytes / 512 - 1, 9));
+        drop((queue, device));
+        daemon.stop();
+    }
 }
 
 /// What a loop device has been told to flush while `count` writes were made, one after the other.
@@ -219,6 +318,80 @@ fn c04_a_failed_flush_outlives_the_daemon() {
             daemon.stop();
         }
     }
+}
+
+/// The process of the only disk, which has one of its own, once there is one.
+fn process_of_disk(dir: &Path) -> Option<i32> {
+    let list: serde_json::Value = serde_json::from_str(&ctl(dir, &["list", "--json"])).unwrap();
+    i32::try_from(list["disks"][0]["process"].as_i64()?).ok()
+}
+
+/// Kills it, and waits until another one serves the disk.
+fn replace_process(dir: &Path) {
+    let old = process_of_disk(dir).expect("the disk has a process");
+    // SAFETY: a process of this test's own daemon, which was there a moment ago.
+    assert_eq!(unsafe { libc::kill(old, libc::SIGKILL) }, 0);
+    let deadline = Instant::now() + common::PATIENCE;
+    while process_of_disk(dir).is_none_or(|process| process == old) {
+        assert!(Instant::now() < deadline, "it is not served again");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The process of an isolated disk is killed, and its daemon starts another one: that is paused as the one
+/// before was, and tells its guest of a size that has changed.
+#[test]
+fn c15_what_is_kept_outlives_the_process_of_an_isolated_disk() {
+    let dir = folder();
+    let dir = dir.path();
+    let daemon = serve(dir, &["--isolate"]);
+    let options = Options::new().watch_config(true).reconnect(common::PATIENCE);
+    let mut device = options.connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 1, 7));
+    ctl(dir, &["pause", "0"]);
+    replace_process(dir);
+    assert!(ctl(dir, &["list", "--json"]).contains("\"paused\""), "{}", daemon.log());
+    ctl(dir, &["resume", "0"]);
+    assert!(write(&device, &mut queue, 1, 8));
+    let image = std::fs::File::options().write(true).open(dir.join("disk.img")).unwrap();
+    image.set_len(2 << 20).unwrap();
+    replace_process(dir);
+    assert!(write(&device, &mut queue, 1, 9));
+    await_change(&mut device);
+    assert_eq!(device.capacity(), 2 << 20);
+    assert!(write(&device, &mut queue, 4095, 9));
+    drop((queue, device));
+    daemon.stop();
+}
+
+/// As [`c04_a_failed_flush_outlives_the_daemon`], for the process of an isolated disk: each one fails its
+/// second sync, so the first of the next one would succeed if nothing were known.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
+    let dir = folder();
+    let dir = dir.path();
+    let mut command = ringway();
+    command.arg("serve").args(ARGS).arg("--isolate").current_dir(dir);
+    command.env(ringway_core::kill_points::FAULTS, "sync=2");
+    let daemon = Daemon::start(command);
+    let options = Options::new().reconnect(common::PATIENCE);
+    let mut device = options.connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let flush = |queue: &mut BlkQueue<()>| {
+        queue.flush(()).unwrap();
+        common::finish(queue).0
+    };
+    assert!(flush(&mut queue) && write(&device, &mut queue, 1, 1));
+    assert!(!flush(&mut queue), "the second one fails");
+    for _ in 0..2 {
+        replace_process(dir);
+        assert!(write(&device, &mut queue, 1, 2));
+        assert!(!flush(&mut queue), "a failed flush was forgotten");
+    }
+    drop((queue, device));
+    daemon.stop();
 }
 
 /// Unmounts when dropped.

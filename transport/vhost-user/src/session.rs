@@ -158,8 +158,9 @@ pub struct Session<'a> {
     idle_iommu: Option<Box<Iommu>>,
     /// Where the front-end listens (SET_BACKEND_REQ_FD).
     backend_channel: Option<UnixStream>,
-    /// How often the disk had changed its size when the front-end last learned of it.
-    resizes_known: u64,
+    /// How often the disk had changed its size when the front-end last learned of it. `None`: not in
+    /// this connection, so what it knows may be of an earlier process.
+    resizes_known: Option<u64>,
     refusals: u32,
     /// Queues are ready, and another daemon has the image.
     lock_wait: Option<LockWait>,
@@ -197,7 +198,7 @@ impl<'a> Session<'a> {
             iommu: None,
             idle_iommu: None,
             backend_channel: None,
-            resizes_known: 0,
+            resizes_known: None,
             refusals: 0,
             lock_wait: None,
             stuck: false,

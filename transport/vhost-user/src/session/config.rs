@@ -11,13 +11,18 @@ use std::io::IoSlice;
 use tracing::{debug, info};
 use vhost::vhost_user::message::BackendReq;
 
+/// `capacity`, at the beginning of the configuration space (VIRTIO 1.2 §5.2.4).
+const CAPACITY_BYTES: usize = 8;
+
 impl Session<'_> {
     /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
     pub(super) fn get_config(&mut self, message: &Message) -> Answer {
         let (offset, size) = (message.u32(0), message.u32(4));
         let Ok(range) = config_range(offset, size) else { return Answer::Reply(Vec::new()) };
-        // Before the size is read: a change in between is told once more, not missed.
-        self.resizes_known = self.export.resizes();
+        if range.start == 0 && range.end >= CAPACITY_BYTES {
+            // Before the size is read: a change in between is told once more, not missed.
+            self.resizes_known = Some(self.export.resizes());
+        }
         let mut space = [0; CONFIG_BYTES_MAX];
         let config =
             device::config(self.export.disk(), self.export.options(), self.writeback).to_bytes();
@@ -62,7 +67,7 @@ impl Session<'_> {
         if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
             return GuestNotice::Later;
         }
-        self.resizes_known = self.export.resizes();
+        self.resizes_known = Some(self.export.resizes());
         self.announced = true;
         let disk = self.export.disk().name();
         // Header only: request, flags (version 1, no answer wanted), no payload.
@@ -91,9 +96,11 @@ impl Session<'_> {
     }
 
     /// A front-end whose queues did not run when the disk changed its size, and that did not read it
-    /// since, may go on in an old belief: QEMU when it reconnects.
+    /// since, may go on in an old belief. So may one that has not read it in this connection at all: QEMU
+    /// does not when it reconnects, and the disk may have changed while another process served it, or none.
+    /// That goes for guests that begin afresh, too: what they are shown is what QEMU has kept.
     pub(super) fn announce_what_was_missed(&mut self) {
-        if self.resizes_known != self.export.resizes() {
+        if self.resizes_known != Some(self.export.resizes()) {
             self.announce();
         }
     }

@@ -65,10 +65,6 @@ impl Session<'_> {
             self.switch_off()?;
         }
         self.note_write_cache();
-        if first && goes_on && !self.has_asked && self.resizes_known == 0 {
-            // It knows the disk from before, perhaps in another size, and from another process.
-            self.resizes_known = u64::MAX;
-        }
         let disk = self.export.disk();
         if first
             && !goes_on
