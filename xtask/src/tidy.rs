@@ -85,6 +85,7 @@ const FLOORS: &[(&str, &[&str])] = &[
     ("ringway-aio", &["core"]),
     ("ringway-nbd-words", &[]),
     ("ringway-nbd-client", &["core", "aio", "nbd-words"]),
+    ("ringway-rbd", &["core", "aio"]),
     ("ringway-scheduler", &["core"]),
     ("ringway-throttle", &["core"]),
     ("ringway-image", &["core"]),
