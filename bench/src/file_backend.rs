@@ -78,7 +78,11 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
         }
         EngineKind::Nbd => Box::new(Nbd::new(depth)?),
-        EngineKind::Null | EngineKind::NullAfter(_) | EngineKind::Sim(_) | EngineKind::Custom => {
+        EngineKind::Null
+        | EngineKind::NullAfter(_)
+        | EngineKind::Sim(_)
+        | EngineKind::Rbd
+        | EngineKind::Custom => {
             return Err(io::Error::other("it is not for files"));
         }
     })

@@ -53,6 +53,12 @@ impl FromStr for Target {
         {
             return Err("a path is missing: vhost-user:SOCKET, file:PATH, or a path".into());
         }
+        if matches!(kind, Kind::Disk(Source::Rbd { .. })) {
+            return Err(
+                "an image of a Ceph cluster is measured where it is served: vhost-user:SOCKET"
+                    .into(),
+            );
+        }
         Ok(Self { name: word.to_owned(), kind })
     }
 }

@@ -49,6 +49,8 @@ pub enum EngineKind {
     Sim(SimModel),
     /// An NBD server.
     Nbd,
+    /// A Ceph cluster.
+    Rbd,
     /// An engine of whoever opened the disk ([`crate::CustomDisk`]).
     Custom,
 }
@@ -109,6 +111,7 @@ impl EngineKind {
             Self::Sim(SimModel::Ssd) => "sim:ssd",
             Self::Sim(SimModel::Hdd) => "sim:hdd",
             Self::Nbd => "nbd",
+            Self::Rbd => "rbd",
             Self::Custom => "custom",
         }
     }

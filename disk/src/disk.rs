@@ -10,6 +10,7 @@ use crate::locks::RangeLocks;
 use crate::state::State;
 use ringway_core::{ByteRange, Geometry};
 use ringway_nbd_client::Remote;
+use ringway_rbd::Image as RbdImage;
 use ringway_scheduler::SharedPolicy;
 use ringway_throttle::Member;
 use std::fs::File;
@@ -38,6 +39,8 @@ pub struct Disk {
     pub(crate) alignment: Alignment,
     /// The export whose connection its file is, if it is one of an NBD server.
     pub(crate) remote: Option<Arc<Remote>>,
+    /// The image of a Ceph cluster that its file stands for, if it is one.
+    pub(crate) rbd: Option<Arc<RbdImage>>,
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,
@@ -68,11 +71,12 @@ impl Disk {
         self.created
     }
 
-    /// True if a file or device holds the data: neither `null:`, `sim:`, a server nor a custom disk.
+    /// True if a file or device holds the data: neither `null:`, `sim:`, a server, a cluster nor a
+    /// custom disk.
     #[must_use]
     pub fn is_real(&self) -> bool {
-        use EngineKind::{Custom, Nbd, Null, NullAfter, Sim};
-        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Nbd | Custom)
+        use EngineKind::{Custom, Nbd, Null, NullAfter, Rbd, Sim};
+        !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Nbd | Rbd | Custom)
     }
 
     /// The export that holds the data, if it is one of an NBD server.

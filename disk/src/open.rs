@@ -21,6 +21,7 @@ mod origin;
 mod overlay;
 pub(crate) mod probe;
 mod qcow2;
+mod rbd;
 mod report;
 mod serial;
 mod unreal;
@@ -35,6 +36,7 @@ pub use mount::{Mount, is_dying, parent};
 pub use options::{Base, OpenOptions, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
+pub use rbd::ClusterDisk;
 pub use report::{Blocks, Choice, Direct, ImageKind, Report, holder, probe};
 
 use crate::choices::{Alignment, CacheMode, EngineKind};
@@ -85,6 +87,7 @@ pub fn open_unmapped(options: &OpenOptions) -> Result<Disk, OpenError> {
         Source::Path(path) if let Some(qcow2) = &options.qcow2 => qcow2::open(path, qcow2, options),
         Source::Path(path) => open_path(path, options),
         Source::Nbd(target) => nbd::open(target, options),
+        Source::Rbd { target, access } => ClusterDisk::prepare(target, access, options)?.open(),
     }
 }
 
@@ -153,6 +156,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         path: options.path,
         image: None,
         remote: None,
+        rbd: None,
     }))
 }
 

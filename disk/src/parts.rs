@@ -56,6 +56,8 @@ pub struct Parts {
     pub image: Option<Unmapped>,
     /// What was agreed upon with an NBD server, if `file` is a connection to one.
     pub remote: Option<Negotiated>,
+    /// The image of a Ceph cluster, if `file` stands for one: it stays with its process.
+    pub rbd: Option<Arc<ringway_rbd::Image>>,
 }
 
 impl Disk {
@@ -81,6 +83,7 @@ impl Disk {
             path: self.policy.mode(),
             image: active.unmapped,
             remote: self.remote.map(|remote| remote.negotiated()),
+            rbd: self.rbd,
         }
     }
 
@@ -108,6 +111,7 @@ impl From<Parts> for Disk {
         });
         let disk = Self {
             remote,
+            rbd: parts.rbd,
             name: parts.name,
             created: parts.created,
             block_device: parts.block_device,

@@ -87,6 +87,7 @@ impl Disk {
             Some(bytes) => bytes,
             // Its header says it, which nobody else changes.
             None if self.is_image() => self.capacity(),
+            None if self.rbd.is_some() => self.file_bytes()?,
             None if !self.is_real() => return Err(ResizeError::NoFile),
             None => self.file_bytes()?,
         };
@@ -177,7 +178,9 @@ impl Disk {
     }
 
     fn file_bytes(&self) -> Result<u64, ResizeError> {
-        let bytes = if self.block_device {
+        let bytes = if let Some(image) = &self.rbd {
+            image.bytes().map_err(io::Error::other)
+        } else if self.block_device {
             device_bytes(&self.file())
         } else {
             FileShape::of(&self.file()).map(|shape| shape.bytes)

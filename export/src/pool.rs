@@ -13,6 +13,7 @@ use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
 use ringway_nbd_client::Nbd;
+use ringway_rbd::Rbd;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::io;
 use std::sync::Arc;
@@ -110,6 +111,7 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                 }),
                 EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
                 EngineKind::Nbd => spawn(index, worker, setup, || Nbd::new(ENGINE_DEPTH)),
+                EngineKind::Rbd => spawn(index, worker, setup, || Rbd::new(ENGINE_DEPTH)),
                 EngineKind::Threads => spawn(index, worker, setup, || Threads::new(threads())),
                 EngineKind::IoUring => {
                     let rings = self.rings.clone();

@@ -23,6 +23,7 @@ use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Place, Plan, XenPla
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
+use ringway_disk::Source;
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -72,11 +73,17 @@ fn account(user: Option<&str>) -> anyhow::Result<Option<Account>> {
 }
 
 /// Who comes to the disks of a daemon.
-fn guests_of(plan: &Plan) -> Guests {
+///
+/// In the process of one disk of a Ceph cluster, whose guests come over vhost-user, the cluster's library
+/// counts as well.
+fn guests_of(plan: &Plan, inside: bool) -> Guests {
+    let cluster = plan.disks.iter().any(|disk| matches!(disk.source, Source::Rbd { .. }));
+
     let nbd = plan.disks.iter().any(|disk| matches!(disk.place, Place::Nbd(_)));
     match &plan.xen {
         Some(_) => Guests::Xen,
         None if nbd => Guests::Nbd,
+        None if inside && cluster => Guests::Cluster,
         None => Guests::VhostUser,
     }
 }
@@ -122,7 +129,7 @@ impl Daemon {
         }
         let mode = plan.daemon.sandbox.unwrap_or_default();
         let account = account(plan.daemon.user.as_deref())?;
-        let guests = guests_of(&plan);
+        let guests = guests_of(&plan, inside.is_some());
         let duties = Duties {
             account: account.clone(),
             adds: plan.daemon.control.is_some() || plan.xen.is_some() || configured.is_some(),
@@ -134,7 +141,9 @@ impl Daemon {
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };
-        let spawner = plan.isolates().then(|| Spawner::fork(account.clone(), log)).transpose()?;
+        // The process of a disk starts none itself.
+        let isolates = inside.is_none() && plan.isolates();
+        let spawner = isolates.then(|| Spawner::fork(account.clone(), log)).transpose()?;
         let host = Host::start(mode, duties)?;
         let notify = Arc::new(Notify::connect());
         // First, because a disk that is to be made is only made once all else is in place.

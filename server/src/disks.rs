@@ -26,7 +26,7 @@ use anyhow::{anyhow, bail};
 pub(crate) use files_change::ChangeOfFiles;
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
-use means::{is_isolated, wait_for_all, with_origin};
+use means::{is_isolated, open_clusters, prepare_cluster, wait_for_all, with_origin};
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
 use ringway_control::protocol::Happened;
 use ringway_core::kill_point;
@@ -109,6 +109,7 @@ impl Disks {
             means;
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
         let (mut new_images, mut turn, next_id) = (Vec::new(), 0, AtomicU64::new(0));
+        let mut of_clusters = Vec::new();
         for spec in specs {
             let id = next_id.fetch_add(1, SeqCst);
             let apart =
@@ -118,6 +119,10 @@ impl Disks {
                 let started = Starting::new(spawner, spec, &options, log, turn);
                 starting.push((id, started.map_err(|error| with_origin(&origin, error))?));
                 turn += workers(&options, queues);
+                continue;
+            }
+            if let Some(disk) = prepare_cluster(&host, &spec)? {
+                of_clusters.push((id, disk, spec));
                 continue;
             }
             let open = host.open(&spec).map_err(|error| with_origin(&spec.origin, error))?;
@@ -132,6 +137,10 @@ impl Disks {
         cpus();
         host.confine();
         enter()?;
+        for (id, disk, spec) in open_clusters(of_clusters)? {
+            ids.push((id, None));
+            opened.push((Arc::new(disk), spec));
+        }
         let events = Arc::<Events>::default();
         let disks = Self {
             pins: Cpus::new(options.cpus.as_ref().map_or(&[][..], CpuList::numbers)),

@@ -46,8 +46,9 @@ pub(crate) use entry::run;
 pub(crate) use inside::Inside;
 pub(crate) use spawner::Spawner;
 
-/// Seconds to wait for an image, unless the user says so: as for one who was killed.
-const LOCK_WAIT: u32 = 30;
+/// Seconds to wait for an image, unless the user says so: as for one who was killed. Then for one of a Ceph
+/// cluster, which misses who has died on another host after 30.
+const LOCK_WAIT: [u32; 2] = [30, 45];
 /// How long it may take to carry out a change, which may wait for the disk.
 pub(crate) const CHANGE_MAX: Duration = Duration::from_secs(100);
 /// How long it may take to end: it waits for its disk itself, for 30 seconds, and then for workers.
@@ -116,7 +117,7 @@ impl Starting {
         (disk.socket_mode, disk.socket_group, disk.isolate) = (rule.mode, rule.group, None);
         let memory_max = disk.memory_max.take();
         // The daemon before may have been killed just now, and its processes not have noticed yet.
-        disk.lock_wait.get_or_insert(LOCK_WAIT);
+        disk.lock_wait.get_or_insert(LOCK_WAIT[usize::from(spec.is_of_cluster())]);
         let mut daemon = options.clone();
         let sampled = daemon.control.take().is_some() | daemon.metrics.take().is_some();
         daemon.each = EachDisk::default();

@@ -54,7 +54,7 @@ impl Pools {
         (cpus, on_failure, rings): (Cpus, OnFailure, Option<RingPool>),
     ) -> io::Result<Self> {
         Ok(match guests {
-            Guests::VhostUser => {
+            Guests::VhostUser | Guests::Cluster => {
                 Self::VhostUser(Pool::start_watched(options, cpus, on_failure, rings)?)
             }
             Guests::Nbd => {

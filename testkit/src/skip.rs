@@ -60,6 +60,8 @@ pub enum Need {
     Prometheus,
     /// Clients of NBD: nbdinfo, nbdcopy, nbdsh, and fio's engine of it.
     Nbd,
+    /// A Ceph cluster: ceph-mon, ceph-osd, ceph-common, librbd1.
+    Ceph,
     /// A Xen host in QEMU: its packages.
     Xen,
     /// Chromium, which shows pages.
@@ -98,6 +100,7 @@ impl Need {
             Self::Prometheus => "prometheus",
             Self::Nbd => "nbd",
             Self::Guest => "guest",
+            Self::Ceph => "ceph",
             Self::Xen => "xen",
             Self::Chromium => "chromium",
             Self::Valgrind => "valgrind",

@@ -34,6 +34,12 @@ impl DiskSpec {
                 let export = format!("nbd:{}:{}", target.address, target.export);
                 Some((target.to_string().into(), Identity::Path(export.into())))
             }
+            // One cluster after the other may have an image of such a name: who has its lock decides.
+            Source::Rbd { target, access } => {
+                let conf = access.conf.as_deref().unwrap_or(Path::new("")).display();
+                let image = format!("{target} {conf}");
+                Some((target.to_string().into(), Identity::Path(image.into())))
+            }
             Source::Null { .. } | Source::Sim { .. } => None,
         };
         Claim { origin: self.origin.clone(), socket, image, read_only: self.read_only }

@@ -4,7 +4,6 @@ use super::nbd::{connections_in_file, export_name};
 use super::numbers::{
     queue_size, queue_size_in_file, queues, queues_in_file, seconds, some_seconds, whole_seconds,
 };
-use super::source::source;
 use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -33,8 +32,9 @@ const MEMORY_MIN: u64 = 32 << 20;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskArgs {
-    /// Image file, block device, or export of an NBD server (nbd:unix:/PATH:EXPORT). For tests also
-    /// null:SIZE[,latency=100us], which holds no data, and sim:ram|ssd|hdd:SIZE, in memory.
+    /// Image file, block device, export of an NBD server (nbd:unix:/PATH:EXPORT), or image of a Ceph
+    /// cluster (rbd:POOL/IMAGE[@SNAP]). For tests also null:SIZE[,latency=100us], which holds no data, and
+    /// sim:ram|ssd|hdd:SIZE, in memory.
     #[arg(value_name = "IMAGE")]
     pub image: Option<PathBuf>,
     /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
@@ -87,6 +87,15 @@ pub struct DiskArgs {
     #[arg(long, help_heading = "Disk")]
     #[serde(default)]
     pub incoming: bool,
+    /// The configuration of the Ceph cluster that has IMAGE [default: where Ceph looks for it,
+    /// /etc/ceph/ceph.conf].
+    #[arg(long, value_name = "FILE", help_heading = "Ceph")]
+    #[serde(default)]
+    pub ceph_conf: Option<PathBuf>,
+    /// The user of that cluster, whose key is in a keyring that the configuration names [default: admin].
+    #[arg(long, value_name = "USER", help_heading = "Ceph")]
+    #[serde(default)]
+    pub ceph_user: Option<String>,
     /// Unix socket to listen on.
     #[arg(long, value_name = "PATH", visible_alias = "socket-path", help_heading = "Disk")]
     pub socket: Option<PathBuf>,
@@ -396,6 +405,8 @@ impl DiskArgs {
             block_size: self.block_size.or(other.block_size),
             lock_wait: self.lock_wait.or(other.lock_wait),
             incoming: self.incoming || other.incoming,
+            ceph_conf: self.ceph_conf.or_else(|| other.ceph_conf.clone()),
+            ceph_user: self.ceph_user.or_else(|| other.ceph_user.clone()),
             socket: self.socket.or_else(|| other.socket.clone()),
             nbd: self.nbd.or_else(|| other.nbd.clone()),
             export: self.export.or_else(|| other.export.clone()),
@@ -450,7 +461,7 @@ impl DiskArgs {
         let socket = socket.filter(|_| matches!(place, Place::Socket(_)));
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
-        let source = source(image)?;
+        let source = words.source_with_access(image)?;
         if self.reconnect_timeout.is_some() && !matches!(source, Source::Nbd(_)) {
             return Err(format!(
                 "{} is no disk of an NBD server: reconnect-timeout is for those",

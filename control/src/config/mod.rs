@@ -1,5 +1,6 @@
 //! What a daemon is told to do, whether by options or by a file.
 
+mod ceph;
 mod claim;
 mod clone;
 mod cpus;

@@ -223,7 +223,7 @@ impl Plan {
     /// True if a disk is to have a process of its own.
     pub fn isolates(&self) -> bool {
         let all = self.daemon.each.isolate == Some(true);
-        all || self.disks.iter().any(|disk| disk.isolate == Some(true))
+        all || self.disks.iter().any(|disk| disk.own_process() == Some(true))
     }
 
     /// True if a socket is to belong to a group that was named.
@@ -288,6 +288,14 @@ impl Plan {
                  daemon of its own",
                 other.origin,
                 if other.origin.is_empty() { "" } else { ": " }
+            ));
+        }
+        if let Some(disk) = self.disks.iter().find(|disk| disk.is_of_cluster()) {
+            let at = if disk.origin.is_empty() { "" } else { ": " };
+            return Err(format!(
+                "{}{at}images of Ceph clusters have processes of their own, which serve virtual machines \
+                 (socket) and no NBD clients",
+                disk.origin
             ));
         }
         if self.isolates() {

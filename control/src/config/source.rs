@@ -3,6 +3,7 @@
 use crate::size::Size;
 use ringway_disk::Source;
 use ringway_nbd_client::Target;
+use ringway_rbd::{Access, Target as RbdTarget};
 use std::path::Path;
 
 /// What a word's scheme says that it names.
@@ -14,18 +15,21 @@ enum Scheme {
     Sim,
     /// `nbd:` and the like: an export of an NBD server.
     Nbd,
+    /// `rbd:`, an image of a Ceph cluster.
+    Rbd,
     /// A word that means nothing.
     Unknown,
 }
 
 /// The words that stand before a colon, and what they say.
-const SCHEMES: [(&str, Scheme); 6] = [
+const SCHEMES: [(&str, Scheme); 7] = [
     ("null", Scheme::Null),
     ("sim", Scheme::Sim),
     (Target::SCHEMES[0], Scheme::Nbd),
     (Target::SCHEMES[1], Scheme::Nbd),
     (Target::SCHEMES[2], Scheme::Nbd),
     (Target::SCHEMES[3], Scheme::Nbd),
+    (RbdTarget::SCHEME, Scheme::Rbd),
 ];
 
 /// The scheme of an image's word, and its name; `None` for the path of a file. A path whose first part
@@ -45,13 +49,17 @@ pub fn is_unreal(image: &Path) -> bool {
     scheme(image).is_some()
 }
 
-/// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, an export of an NBD server ([`Target`]), or a path. A
-/// file of such a name can be had as `./null:1G`.
+/// `null:SIZE[,latency=TIME]`, `sim:MODEL:SIZE`, an export of an NBD server ([`Target`]), an image of a Ceph
+/// cluster ([`RbdTarget`]), or a path. A file of such a name can be had as `./null:1G`.
 pub fn source(image: &Path) -> Result<Source, String> {
     let word = image.to_str().unwrap_or_default();
     match scheme(image) {
         Some((Scheme::Nbd, _)) => {
             return word.parse::<Target>().map(Source::Nbd).map_err(|error| error.to_string());
+        }
+        Some((Scheme::Rbd, _)) => {
+            let rbd = |target| Source::Rbd { target, access: Access::default() };
+            return word.parse::<RbdTarget>().map(rbd).map_err(|error| error.to_string());
         }
         Some((Scheme::Unknown, name)) => {
             let hint = meant(name).map(|meant| format!(" (did you mean '{meant}:'?)"));
@@ -128,6 +136,9 @@ mod tests {
         let target = "nbd:unix:/run/x.sock:disk".parse().unwrap();
         assert_eq!(source(Path::new("nbd:unix:/run/x.sock:disk")), Ok(Source::Nbd(target)));
         assert!(source(Path::new("nbds://h/x")).unwrap_err().contains("TLS"));
+        let (target, access) = ("rbd:pool/vm@snap".parse().unwrap(), Access::default());
+        assert_eq!(source(Path::new("rbd:pool/vm@snap")), Ok(Source::Rbd { target, access }));
+        assert!(source(Path::new("rbd:vm")).unwrap_err().contains("rbd:POOL/IMAGE"));
         let error = source(Path::new("ndb:unix:/x")).unwrap_err();
         let wanted = "ndb:unix:/x: there is no kind of image 'ndb:' (did you mean 'nbd:'?). A file of \
                       that name is ./ndb:unix:/x";

@@ -61,6 +61,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
         path: options.path,
         image: None,
         remote: Some(facts),
+        rbd: None,
     }))
 }
 

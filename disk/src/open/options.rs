@@ -3,6 +3,7 @@
 use crate::choices::{CacheMode, EngineKind, SimModel};
 use ringway_image::Format;
 use ringway_nbd_client::{Address, Target};
+use ringway_rbd::{Access, Target as RbdTarget};
 use ringway_scheduler::SchedulerMode;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,6 +29,13 @@ pub enum Source {
     },
     /// An export of an NBD server.
     Nbd(Target),
+    /// An image of a Ceph cluster.
+    Rbd {
+        /// Which.
+        target: RbdTarget,
+        /// How to get to the cluster.
+        access: Access,
+    },
 }
 
 impl Source {

@@ -32,6 +32,8 @@ pub enum ImageKind {
     Simulation,
     /// An export of an NBD server.
     Nbd,
+    /// An image of a Ceph cluster.
+    Rbd,
 }
 
 /// What O_DIRECT needs.
@@ -128,6 +130,12 @@ pub fn probe(options: &OpenOptions) -> Report {
         Source::Null { bytes, .. } => probe_unreal(ImageKind::Null, *bytes, options),
         Source::Sim { bytes, .. } => probe_unreal(ImageKind::Simulation, *bytes, options),
         Source::Nbd(_) => probe_unreal(ImageKind::Nbd, 0, options),
+        Source::Rbd { target, .. } => {
+            let why = "images of Ceph clusters are not looked at, only served: `rbd info` tells what they \
+                       are";
+            let (target, why) = (target.to_string(), why.to_owned());
+            Report::new(Some(ImageKind::Rbd), Err(OpenError::Remote { target, why }))
+        }
     }
 }
 

@@ -61,5 +61,6 @@ pub(super) fn open(
         path: options.path,
         image: None,
         remote: None,
+        rbd: None,
     }))
 }

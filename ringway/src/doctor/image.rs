@@ -135,6 +135,7 @@ pub(crate) fn look(
             ImageKind::Null => "null",
             ImageKind::Simulation => "simulation",
             ImageKind::Nbd => "NBD export",
+            ImageKind::Rbd => "RBD image",
         }),
         looks_like: found.looks_like.map(ForeignFormat::name),
         bytes: found.bytes,

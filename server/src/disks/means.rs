@@ -9,6 +9,8 @@ use super::super::served::{Served, lock};
 use crate::sandbox::Guests;
 use anyhow::{anyhow, ensure};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
+use ringway_disk::Disk;
+use ringway_disk::open::ClusterDisk;
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
 
@@ -65,7 +67,7 @@ pub(crate) struct Means {
 /// # Errors
 /// That it has none, and the memory of that is limited.
 pub(super) fn is_isolated(spec: &DiskSpec, options: &DaemonArgs) -> anyhow::Result<bool> {
-    let isolated = spec.isolate.or(options.each.isolate).unwrap_or(false);
+    let isolated = spec.own_process().or(options.each.isolate).unwrap_or(false);
     ensure!(
         isolated || spec.words.memory_max.is_none(),
         "memory-max limits the process of a disk, and this one has none of its own: add isolate = true \
@@ -100,6 +102,28 @@ pub(super) fn wait(
 ) -> anyhow::Result<Isolated> {
     let claim = starting.spec().claim(|path| host.locate(path));
     starting.wait(id, claim, spawner)
+}
+
+/// Reads what a disk of a Ceph cluster needs of files; `None` if it is none.
+///
+/// # Errors
+/// What is wrong with it; nothing was created or changed then.
+pub(super) fn prepare_cluster(host: &Host, spec: &DiskSpec) -> anyhow::Result<Option<ClusterDisk>> {
+    host.prepare(spec).map_err(|error| with_origin(&spec.origin, error))
+}
+
+/// Opens those: in the sandbox, as the cluster's library has threads, which are to be in it as well.
+///
+/// # Errors
+/// As above.
+pub(super) fn open_clusters(
+    list: Vec<(u64, ClusterDisk, DiskSpec)>,
+) -> anyhow::Result<Vec<(u64, Disk, DiskSpec)>> {
+    let open = |(id, disk, spec): (u64, ClusterDisk, DiskSpec)| match disk.open() {
+        Ok(disk) => Ok((id, disk, spec)),
+        Err(error) => Err(with_origin(&spec.origin, error.into())),
+    };
+    list.into_iter().map(open).collect()
 }
 
 /// Says where in a configuration file a mistake is.

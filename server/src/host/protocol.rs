@@ -386,6 +386,7 @@ impl Found {
                 None => self.engine.parse()?,
             },
             remote: self.remote,
+            rbd: None,
             engine_why: self.engine_why,
             alignment: Alignment { memory, offset },
             path: self.way.parse()?,

@@ -1,13 +1,25 @@
-//! Connections to servers that have disks, made anew.
+//! Disks that are elsewhere: connections to servers, made anew, and images of Ceph clusters.
 
 use super::Host;
 use anyhow::Context;
 use ringway_control::config::DiskSpec;
-use ringway_disk::Disk;
+use ringway_disk::open::ClusterDisk;
+use ringway_disk::{Disk, Source};
 use ringway_nbd_client::{Connected, Patience};
 use ringway_terminal::reasons::in_full;
 
 impl Host {
+    /// Reads what has to be read from files for a disk of a Ceph cluster; `None` if it is none. It is opened
+    /// in the sandbox.
+    ///
+    /// # Errors
+    /// What is wrong with it; nothing was created or changed then.
+    pub(crate) fn prepare(&self, spec: &DiskSpec) -> anyhow::Result<Option<ClusterDisk>> {
+        let options = self.local.options(spec);
+        let Source::Rbd { target, access } = &options.source else { return Ok(None) };
+        Ok(Some(ClusterDisk::prepare(target, access, &options)?))
+    }
+
     /// From now on a lost connection of a disk to its server comes back by itself.
     ///
     /// # Errors

@@ -13,6 +13,7 @@ macro_rules! call {
     };
 }
 
+mod cluster;
 mod helper;
 
 use crate::xen;
@@ -76,6 +77,8 @@ pub(crate) enum Guests {
     Xen,
     /// None: clients of NBD, whose data comes over their sockets.
     Nbd,
+    /// Over vhost-user, and in the same process the library that speaks with a Ceph cluster.
+    Cluster,
 }
 
 /// True if this file knows the calls of this kind of machine.
@@ -89,7 +92,9 @@ pub(super) fn of(kind: Kind, guests: Guests) -> Vec<Call> {
         Kind::Worker => calls.extend(worker(guests)),
         Kind::Io => calls.extend(io()),
         Kind::Process => {
-            for call in worker(guests).into_iter().chain(io()).chain(control(guests)) {
+            let library = if guests == Guests::Cluster { cluster::library() } else { Vec::new() };
+            let all = worker(guests).into_iter().chain(io()).chain(control(guests)).chain(library);
+            for call in all {
                 match calls.iter_mut().find(|known| known.number == call.number) {
                     Some(known) => known.rule = wider(&known.rule, call.rule),
                     None => calls.push(call),

@@ -12,13 +12,14 @@ use landlock::{
 const RULES: ABI = ABI::V6;
 
 /// From now on nothing can be opened or changed by its path, no port opened or connected to, no
-/// abstract socket and no process outside be reached. What is open stays usable. Says in a few words
-/// what that is here.
+/// abstract socket and no process outside be reached; with `network` ports can be connected to. What is
+/// open stays usable. Says in a few words what that is here.
 ///
 /// # Errors
 /// What the kernel says, other than that it does not know this.
-pub(super) fn close_the_file_system() -> anyhow::Result<String> {
-    let status = restrict(AccessFs::from_all(RULES), AccessNet::from_all(RULES));
+pub(super) fn close_the_file_system(network: bool) -> anyhow::Result<String> {
+    let ports = if network { AccessNet::BindTcp.into() } else { AccessNet::from_all(RULES) };
+    let status = restrict(AccessFs::from_all(RULES), ports);
     let status = status.context("the kernel refuses Landlock")?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => "no files".into(),

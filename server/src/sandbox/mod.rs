@@ -72,7 +72,7 @@ pub(crate) fn enter(
     rustix::thread::set_no_new_privs(true).context("cannot set no_new_privs")?;
     let files = match mode {
         Mode::Log => "files not restricted".to_owned(),
-        _ => files::close_the_file_system()?,
+        _ => files::close_the_file_system(guests == Guests::Cluster)?,
     };
     if let Some(account) = account {
         account.become_it()?;
@@ -116,14 +116,20 @@ fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
     let of = |kind| filter::compile(&calls::of(kind, guests), mode);
     let data = [of(calls::Kind::Worker)?, of(calls::Kind::Io)?];
     let _ = DATA_FILTERS.set(data);
-    on_data_thread(narrow_data_thread);
+    if guests != Guests::Cluster {
+        on_data_thread(narrow_data_thread);
+    }
     let count = |kind| calls::of(kind, guests).iter().filter(|call| call.is_allowed()).count();
-    let summary = format!(
-        "{} system calls ({} for workers, {} for their helpers)",
-        count(calls::Kind::Process),
-        count(calls::Kind::Worker),
-        count(calls::Kind::Io)
-    );
+    let all = count(calls::Kind::Process);
+    let summary = match guests {
+        // The library's threads are not told apart, and workers call it.
+        Guests::Cluster => format!("{all} system calls for all threads"),
+        _ => format!(
+            "{all} system calls ({} for workers, {} for their helpers)",
+            count(calls::Kind::Worker),
+            count(calls::Kind::Io)
+        ),
+    };
     let process = of(calls::Kind::Process)?;
     let refusals = filter::compile_refusals(&calls::of(calls::Kind::Process, guests))?;
     filter::install(&refusals)?;

@@ -509,6 +509,30 @@ fn there_are_few_and_none_takes_a_path() {
     }
 }
 
+#[test]
+fn a_clusters_library_gets_sockets_of_the_internet_and_no_files() {
+    let calls = of(Kind::Process, Guests::Cluster);
+    let all = names(&calls);
+    println!("{} calls: {all:?}", all.len());
+    assert!(all.len() <= 80);
+    let numbers: BTreeSet<_> = calls.iter().map(|call| call.number).collect();
+    assert_eq!(numbers.len(), calls.len(), "each is listed once");
+    for word in ["open", "openat", "unlink", "bind", "listen", "execve", "ptrace", "io_uring_setup"]
+    {
+        assert!(!all.contains(word), "{word}");
+    }
+    let rule = |name| calls.iter().find(|call| call.name == name).map(|call| call.rule.clone());
+    let families = [libc::AF_INET, libc::AF_INET6].map(c_int::cast_unsigned);
+    assert_eq!(rule("socket"), Some(Rule::OneOf(0, families.into())));
+    // The signal that is none.
+    assert_eq!(rule("kill"), Some(Rule::OneOf(1, vec![0])));
+    // What others may is not less.
+    for call in of(Kind::Process, Guests::VhostUser) {
+        let here = calls.iter().find(|known| known.number == call.number).unwrap();
+        assert!(here.is_allowed() || !call.is_allowed(), "{}", call.name);
+    }
+}
+
 fn lists_are_short(guests: Guests) {
     let [process, worker, io] = Kind::ALL.map(|kind| of(kind, guests));
     println!(

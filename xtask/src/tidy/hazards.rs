@@ -47,7 +47,7 @@ fn is_test_name(word: &str) -> bool {
 
 /// `a01_…`, `b12_…`, `e03_…`
 fn is_hazard(name: &str) -> bool {
-    matches!(name.as_bytes(), [b'a'..=b'f', b'0'..=b'9', b'0'..=b'9', b'_', _, ..])
+    matches!(name.as_bytes(), [b'a'..=b'g', b'0'..=b'9', b'0'..=b'9', b'_', _, ..])
 }
 
 /// The names that follow `fn` at the beginning of a line.

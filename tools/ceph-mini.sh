@@ -1,0 +1,105 @@
+#!/bin/bash
+# A Ceph cluster on this host for tests: one monitor and one OSD that keeps its data in memory, on loopback,
+# without systemd and without keys. Gone without a trace when its folder is.
+#
+#   tools/ceph-mini.sh start DIR    makes it: DIR/ceph.conf, a pool 'rbd' with an image 'img' of SIZE (64M)
+#   tools/ceph-mini.sh osd DIR      starts its OSD again
+#   tools/ceph-mini.sh stop DIR     ends it; pids are in DIR/mon.a.pid and DIR/osd.0.pid
+#
+# PORT and PORT+1 (6789) are its monitor's; AUTH=cephx has clients show keys, STORE=bluestore keeps data
+# in DIR through the end of the OSD.
+set -eu
+command=$1
+dir=$(realpath -m "$2")
+port=${PORT:-6789}
+auth=${AUTH:-none}
+store=${STORE:-memstore}
+conf=$dir/ceph.conf
+
+end() {
+    for file in "$dir"/*.pid; do
+        [ -s "$file" ] || continue
+        pid=$(cat "$file")
+        kill -9 "$pid" 2>/dev/null || true
+        while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+        rm -f "$file"
+    done
+}
+
+configure() {
+    cat >"$conf" <<EOF
+[global]
+fsid = $1
+mon host = v2:127.0.0.1:$((port + 1)),v1:127.0.0.1:$port
+auth cluster required = $auth
+auth service required = $auth
+auth client required = $auth
+keyring = $dir/keyring
+osd pool default size = 1
+osd pool default min size = 1
+osd crush chooseleaf type = 0
+osd pool default pg autoscale mode = off
+mon allow pool size one = true
+mon allow pool delete = true
+mon data avail crit = 1
+mon data avail warn = 1
+mon osd min down reporters = 1
+mon osd down out interval = 600
+osd heartbeat grace = 6
+osd heartbeat interval = 1
+ms bind ipv6 = false
+public addr = 127.0.0.1
+ms async op threads = 1
+run dir = $dir
+admin socket =
+log file = $dir/\$name.log
+pid file = $dir/\$name.pid
+mon data = $dir/mon
+osd data = $dir/osd
+osd objectstore = $store
+memstore device bytes = 1G
+bluestore block size = 2G
+bluestore min alloc size = 4096
+bluestore cache autotune = false
+osd class update on start = false
+osd op num shards = 1
+osd mclock skip benchmark = true
+EOF
+}
+
+start() {
+    mkdir -p "$dir/mon" "$dir/osd"
+    fsid=$(cat /proc/sys/kernel/random/uuid)
+    configure "$fsid"
+    ceph-authtool -C "$dir/keyring" --gen-key -n mon. --cap mon 'allow *' >/dev/null
+    ceph-authtool "$dir/keyring" --gen-key -n client.admin --cap mon 'allow *' --cap osd 'allow *' \
+        --cap mgr 'allow *' >/dev/null
+    monmaptool --create --clobber --fsid "$fsid" \
+        --addv a "[v2:127.0.0.1:$((port + 1)),v1:127.0.0.1:$port]" "$dir/monmap" >/dev/null
+    ceph-mon -c "$conf" --mkfs -i a --monmap "$dir/monmap" --keyring "$dir/keyring"
+    ceph-mon -c "$conf" -i a
+    id=$(cat /proc/sys/kernel/random/uuid)
+    number=$(ceph -c "$conf" --connect-timeout 30 osd new "$id")
+    [ "$number" = 0 ]
+    ceph -c "$conf" auth get-or-create osd.0 mon 'allow profile osd' osd 'allow *' -o "$dir/osd/keyring"
+    ceph-osd -c "$conf" -i 0 --mkfs --osd-uuid "$id" --keyring "$dir/osd/keyring" 2>>"$dir/mkfs.log"
+    osd
+    ceph -c "$conf" osd pool create rbd 8 8
+    rbd -c "$conf" pool init rbd
+    rbd -c "$conf" create --size "${SIZE:-64M}" rbd/img
+}
+
+osd() {
+    ceph-osd -c "$conf" -i 0 --keyring "$dir/osd/keyring"
+    until ceph -c "$conf" osd stat -f json | grep -q '"num_up_osds":1'; do sleep 0.1; done
+}
+
+case $command in
+start) start ;;
+osd) osd ;;
+stop) end ;;
+*)
+    echo "usage: $0 start|osd|stop DIR" >&2
+    exit 2
+    ;;
+esac
