@@ -8,12 +8,12 @@ use crate::library::{ConfigOption, FEATURE_EXCLUSIVE_LOCK, Library};
 use crate::lock;
 use crate::owner::Myself;
 use crate::target::Target;
+use crate::within::within;
 use std::ffi::{CStr, CString, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 /// How long monitors may take to answer.
@@ -278,25 +278,6 @@ impl Configured {
         unsafe { (library.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
         cached.map_or(Ok(()), |name| Err(RbdError::Cached(name)))
     }
-}
-
-/// Does something that may wait for the cluster, for so long. What takes longer is left behind.
-pub(crate) fn within<T: Send + 'static>(
-    step: &'static str,
-    most: Duration,
-    act: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, RbdError> {
-    let (done, is_done) = sync_channel(1);
-    std::thread::Builder::new().name("rbd-open".into()).spawn(move || {
-        // Nobody waits any more for what came too late.
-        let _ = done.send(act());
-    })?;
-    is_done.recv_timeout(most).map_err(|error| match error {
-        RecvTimeoutError::Timeout => RbdError::Silent { step, seconds: most.as_secs() },
-        RecvTimeoutError::Disconnected => {
-            std::io::Error::other("a thread panicked that opens an image").into()
-        }
-    })
 }
 
 /// With a zero at its end; names of images were looked at before, and others have none within.

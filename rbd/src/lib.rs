@@ -28,6 +28,7 @@ mod library;
 mod lock;
 mod owner;
 mod target;
+mod within;
 
 pub use cluster::{Access, Configured};
 pub use engine::Rbd;

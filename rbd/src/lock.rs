@@ -3,11 +3,11 @@
 //! Who lives keeps it, whoever that is. Who is dead loses it, and is blocklisted at that: what it had sent and
 //! the cluster had not yet done is never done, so that it cannot come after what its successor writes.
 
-use crate::cluster::within;
 use crate::error::{RbdError, os};
 use crate::image::Opened;
 use crate::library::{LOCK_EXCLUSIVE, Watcher};
 use crate::owner::{KEY, Myself};
+use crate::within::within;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 use std::sync::Arc;
