@@ -6,7 +6,7 @@ use ringway_disk::Disk;
 use ringway_export::{ExportOptions, PoolOptions, WorkerStats};
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, eventfd};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -41,12 +41,13 @@ impl Inside {
         let pool = pool.context("cannot start the workers")?;
         let options = ExportOptions { queues, queue_size };
         let export = Export::new(Arc::new(disk), options, pool.handles().to_vec(), 0);
+        let export = Arc::new(export);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (ours, theirs) = UnixStream::pair()?;
         let told = Arc::clone(&stop);
         let session =
             std::thread::Builder::new().name("session".into()).spawn(
-                move || match Session::new(&export, theirs, told.as_fd()) {
+                move || match Session::new(&export, theirs, &told) {
                     Ok(session) => session.run(),
                     Err(error) => {
                         tracing::error!("the session in this process ends: {error}");

@@ -251,6 +251,24 @@ fn e05_a_disk_s_thread_that_panics_ends_the_daemon_in_order() {
     ends(daemon, dir.path(), "told to panic at disk");
 }
 
+/// What it waits for is not lost.
+#[test]
+fn e05_the_thread_that_waits_for_front_ends_outlives_panics() {
+    let dir = folder();
+    let args = two_disks(dir.path());
+    // It has come by for both disks, and for some of what the first front-end says.
+    let daemon = Daemon::start(told(dir.path(), "sessions:9", &args));
+    for _ in 0..5 {
+        for socket in ["s", "t"] {
+            let mut device = connect(dir.path(), socket);
+            let mut queue = device.queue().unwrap();
+            assert_eq!(read(&device, &mut queue, 7), [0; 512]);
+        }
+    }
+    hear(&daemon, "the thread that waits for front-ends panicked: told to panic at sessions");
+    daemon.stop();
+}
+
 #[test]
 fn e05_the_control_socket_outlives_panics() {
     let args = ["disk.img", "--socket", "s", "--control", "ctl"];

@@ -101,7 +101,10 @@ fn every_thread_is_confined_and_data_threads_more() {
         let threads = threads(daemon.pid());
         let names: Vec<_> = threads.iter().map(Thread::name).collect();
         let named = |word: &str| names.iter().filter(|name| name.starts_with(word)).count();
-        assert!(named("worker-") >= 1 && named("disk-") == 2, "{names:?}");
+        assert!(
+            named("worker-") >= 1 && named("sessions") == 1 && named("session-") >= 1,
+            "{names:?}"
+        );
         assert_eq!(named("io-") > 0, engine != "io_uring", "{names:?}");
         // io_uring may have threads of the kernel's own, which make no calls.
         for thread in threads.iter().filter(|thread| !thread.name().starts_with("iou-")) {
@@ -236,7 +239,7 @@ fn another_user_has_none_of_roots_rights() {
     assert!(daemon.log().contains(", user nobody"), "{}", daemon.log());
     let group = status(&daemon.pid().to_string(), "Gid");
     // Threads begin after the word that it is ready.
-    let lasting = ["ringway", "worker-", "disk-", "control"];
+    let lasting = ["ringway", "worker-", "sessions", "session-", "control"];
     until("not all threads", || {
         let names: Vec<_> = threads(daemon.pid()).iter().map(Thread::name).collect();
         lasting.iter().all(|lasting| names.iter().any(|name| name.starts_with(lasting)))

@@ -7,11 +7,11 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// What rings when a disk's thread or a worker has ended.
+/// What rings when a disk is served no more, or a worker has ended.
 pub(super) struct Bell {
     pub(super) event: OwnedFd,
     pub(super) worker_failed: AtomicBool,
-    /// The thread of a disk has panicked.
+    /// Whoever served a disk has panicked.
     pub(super) disk_panicked: AtomicBool,
     /// Called when there are new disks, and perhaps new workers.
     pub(super) on_change: OnceLock<Rouse>,
@@ -29,7 +29,7 @@ impl Bell {
         }
     }
 
-    /// The thread of a disk has ended.
+    /// A disk is served no more.
     pub(super) fn ended(&self, panicked: bool) {
         self.disk_panicked.fetch_or(panicked, SeqCst);
         self.ring();

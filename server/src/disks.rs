@@ -3,6 +3,7 @@
 mod apart;
 mod files_change;
 mod jobs;
+mod launch;
 mod limits;
 mod means;
 mod snapshot;
@@ -20,6 +21,7 @@ use super::nbd_clients::Portals;
 use super::paths::Paths;
 use super::pools::Engine;
 use super::served::{Served, lock};
+use super::session_threads::SessionThreads;
 use super::sizing::{rings, workers};
 use crate::sandbox::Guests;
 use anyhow::{anyhow, bail};
@@ -34,7 +36,6 @@ use ringway_disk::Disk;
 use ringway_export::{Cpus, ExportOptions, Polling, RingPool};
 use ringway_vhost_user::Access;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -87,6 +88,8 @@ pub(crate) struct Disks {
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
     pub(super) removed: AtomicBool,
+    /// Who serves front-ends, once there is a disk for these.
+    session_threads: Mutex<Option<SessionThreads>>,
     pub(super) bell: Arc<Bell>,
     pub(crate) begun: Instant,
 }
@@ -165,6 +168,7 @@ impl Disks {
             engines: Mutex::default(),
             open: Mutex::new(true),
             removed: AtomicBool::new(false),
+            session_threads: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
         };
@@ -197,7 +201,7 @@ impl Disks {
         if let Endpoint::Nbd(clients) = &endpoint {
             clients.open(&disk);
         }
-        let stop = event()?;
+        let stop = Arc::new(event()?);
         let (workers, first, export) = {
             let mut engines = lock(&self.engines);
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
@@ -225,7 +229,7 @@ impl Disks {
             clone: Mutex::new(clone),
             leaving: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            thread: Mutex::default(),
+            server: Mutex::default(),
         });
         let (events, image) = (Arc::clone(&self.events), served.name().to_owned());
         let listener = move |notice| events.notice((id, &image), notice);
@@ -239,30 +243,6 @@ impl Disks {
         lock(&self.list).push(Arc::clone(&served));
         self.settle_limits(&served)?;
         Ok(Ready { served, endpoint })
-    }
-
-    /// Serves a disk on a thread of its own.
-    ///
-    /// # Errors
-    /// What the host says to a thread.
-    pub(crate) fn launch(&self, ready: Ready) -> anyhow::Result<()> {
-        let Ready { served, endpoint } = ready;
-        let (disk, bell) = (Arc::clone(&served), Arc::clone(&self.bell));
-        let xen = self.xen.as_ref().and_then(|plan| super::xen::session(plan, &self.host));
-        let name = format!("disk-{}", served.id);
-        let thread = std::thread::Builder::new().name(name).spawn(move || {
-            // A panic ends this disk as an error does: it is heard of, and the daemon ends in order.
-            let ended = catch_unwind(AssertUnwindSafe(|| disk.serve(&endpoint, xen)));
-            // Its socket file goes before anybody hears that it has ended.
-            drop(endpoint);
-            disk.ended.store(true, SeqCst);
-            drop(disk);
-            bell.ended(ended.is_err());
-            ended.unwrap_or_else(|panic| resume_unwind(panic))
-        })?;
-        *lock(&served.thread) = Some(thread);
-        self.bell.changed();
-        Ok(())
     }
 
     /// Opens one more disk and serves it.

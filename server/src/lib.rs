@@ -65,6 +65,7 @@ mod reload;
 pub mod sandbox;
 mod served;
 mod service;
+mod session_threads;
 mod signals;
 mod sizing;
 mod spread;

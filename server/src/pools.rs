@@ -118,7 +118,7 @@ impl Pools {
             Self::VhostUser(pool) => {
                 let (handles, first) = chosen(pool.handles(), first, alone);
                 let export = Export::new(disk, options, handles, first);
-                Exported::VhostUser(export.with_names(names, lock_wait))
+                Exported::VhostUser(Arc::new(export.with_names(names, lock_wait)))
             }
             Self::Nbd(pool) => {
                 let (handles, first) = chosen(pool.handles(), first, alone);

@@ -1,6 +1,5 @@
 //! One disk that a daemon serves.
 
-use super::accept;
 use super::endpoint::Endpoint;
 use super::host::EphemeralClone;
 use super::job::Job;
@@ -17,13 +16,14 @@ use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 /// A disk on offer, with the transport it is offered over.
 pub(crate) enum Exported {
     /// Front-ends connect to a socket.
-    VhostUser(Export),
+    VhostUser(Arc<Export>),
     /// NBD clients connect to a socket.
     Nbd(ringway_nbd::Export),
     /// A guest of this Xen host has its rings in granted pages.
@@ -36,7 +36,7 @@ impl Deref for Exported {
 
     fn deref(&self) -> &Self::Target {
         match self {
-            Self::VhostUser(export) => export,
+            Self::VhostUser(export) => &**export,
             Self::Nbd(export) => export,
             #[cfg(feature = "xen")]
             Self::Xen(export) => export,
@@ -66,19 +66,43 @@ pub(crate) struct Served {
     pub(crate) limits: Mutex<DiskLimits>,
     /// The worker of its first queue, and how many there were.
     pub(super) place: (usize, usize),
-    pub(super) stop: OwnedFd,
+    pub(super) stop: Arc<OwnedFd>,
     /// What its image is a clone of, if that was said.
     pub(crate) base: Option<PathBuf>,
     /// Its image, if that goes with it.
     pub(super) clone: Mutex<Option<EphemeralClone>>,
     pub(super) leaving: AtomicBool,
-    /// Its thread serves nobody any more.
+    /// Nobody is served any more.
     pub(super) ended: AtomicBool,
-    pub(super) thread: Mutex<Option<JoinHandle<std::io::Result<()>>>>,
+    pub(super) server: Mutex<Option<Server>>,
+}
+
+/// How it ended to serve a disk: as it was told to, by an error, by a panic.
+pub(super) type Outcome = std::thread::Result<std::io::Result<()>>;
+
+/// Who serves a disk.
+pub(super) enum Server {
+    /// A thread of its own.
+    Thread(JoinHandle<std::io::Result<()>>),
+    /// The session threads, which tell how it ended.
+    Task(Receiver<Outcome>),
+}
+
+impl Server {
+    /// Waits for the end.
+    fn join(self) -> Outcome {
+        match self {
+            Self::Thread(thread) => thread.join(),
+            // A word is owed by whoever serves: without one, something is wrong with it.
+            Self::Task(ended) => {
+                ended.recv().unwrap_or_else(|gone| Err(Box::new(gone.to_string())))
+            }
+        }
+    }
 }
 
 impl Served {
-    /// Serves front-ends until it is told to stop, or until none can come any more.
+    /// Serves guests over a transport that has them served by a thread of the disk's own.
     ///
     /// # Errors
     /// What the host says to waiting for them.
@@ -93,14 +117,13 @@ impl Served {
             (Exported::Xen(export), Endpoint::Xen(at), Some(options)) => {
                 xen::serve(export, at, options, stop)
             }
-            (Exported::VhostUser(export), ..) => accept::serve(export, endpoint, stop),
             (Exported::Nbd(export), Endpoint::Nbd(clients), _) => clients.serve(export, stop),
             // Endpoints and exports are made in one place.
             _ => Ok(()),
         }
     }
 
-    /// Tells its thread to end: in order, after what is in flight.
+    /// Tells whoever serves it to end: in order, after what is in flight.
     pub(super) fn stop(&self) {
         self.leaving.store(true, SeqCst);
         lock(&self.job).iter().for_each(|job| job.cancel());
@@ -139,12 +162,12 @@ impl Served {
         self.leaving.load(SeqCst)
     }
 
-    /// Waits until its thread has ended. Only one caller gets the outcome.
+    /// Waits until nobody is served any more. Only one caller gets the outcome.
     pub(super) fn join(&self) -> Option<anyhow::Result<()>> {
         self.end_job();
-        let thread = lock(&self.thread).take()?;
+        let server = lock(&self.server).take()?;
         let name = self.export.disk().name();
-        Some(match thread.join() {
+        Some(match server.join() {
             Ok(ended) => ended.with_context(|| format!("{name}: cannot wait for front-ends")),
             Err(panic) => Err(anyhow!("{name}: its thread panicked: {}", panic_message(&*panic))),
         })

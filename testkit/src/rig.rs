@@ -8,7 +8,7 @@ use ringway_export::{
 use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -127,7 +127,7 @@ impl Rig {
         let (ours, theirs) = UnixStream::pair().expect("a socket pair");
         let (export, stop) = (Arc::clone(&self.export), Arc::clone(&self.stop));
         self.sessions.push(std::thread::spawn(move || {
-            Session::new(&export, theirs, stop.as_fd()).expect("a session").run()
+            Session::new(&export, theirs, &stop).expect("a session").run()
         }));
         ours
     }
@@ -147,7 +147,7 @@ impl Rig {
                 return Ended::ByOrder;
             }
             let (theirs, _) = listener.accept().expect("a connection");
-            Session::new(&export, theirs, stop.as_fd()).expect("a session").run()
+            Session::new(&export, theirs, &stop).expect("a session").run()
         }));
     }
 

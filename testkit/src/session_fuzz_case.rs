@@ -55,9 +55,9 @@ impl std::ops::AddAssign for Counters {
 
 /// What all sessions share.
 struct Bench {
-    export: Export,
+    export: Arc<Export>,
     pool: Pool,
-    stop: OwnedFd,
+    stop: Arc<OwnedFd>,
     memory: File,
     small: File,
     null: File,
@@ -76,9 +76,9 @@ static BENCH: LazyLock<Bench> = LazyLock::new(|| {
         File::from(file)
     };
     Bench {
-        export: Export::new(disk, options, pool.handles().to_vec(), 0),
+        export: Arc::new(Export::new(disk, options, pool.handles().to_vec(), 0)),
         pool,
-        stop: eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd"),
+        stop: Arc::new(eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd")),
         memory: memory(MEMORY),
         small: memory(4096),
         // Neither memory nor an eventfd, and still closed by the session: others stay open.
@@ -142,7 +142,7 @@ pub fn check(data: &[u8]) -> Counters {
     script.write(&mut c);
     closer.shutdown(Shutdown::Write).expect("a connection");
     let before = requests(bench);
-    let session = Session::new(&bench.export, theirs, bench.stop.as_fd()).expect("a session");
+    let session = Session::new(&bench.export, theirs, &bench.stop).expect("a session");
     session.run();
     let mut counters = script.judge();
     // Both workers have dropped whatever they had of it once they have answered.

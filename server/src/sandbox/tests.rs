@@ -655,7 +655,7 @@ fn nothing_of_the_file_system_is_left_even_without_the_filter() {
     let open = std::fs::File::options().read(true).write(true).open(&mine).unwrap();
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     rustix::thread::set_no_new_privs(true).unwrap();
-    let said = super::files::close_the_file_system().unwrap();
+    let said = super::files::close_the_file_system(false).unwrap();
     if !said.starts_with("no files") {
         return skip(Need::Landlock, said);
     }

@@ -9,7 +9,7 @@
 //! use ringway_disk::CustomDisk;
 //! use ringway_export::{ExportOptions, WorkerOptions};
 //! use ringway_vhost_user::{Access, Export, Pool, Session, bind};
-//! use std::os::{fd::AsFd, unix::net::UnixStream};
+//! use std::os::{fd::OwnedFd, unix::net::UnixStream};
 //! use std::sync::{Arc, Mutex};
 //!
 //! let sectors = Arc::new(Mutex::new(vec![0u8; 1 << 20]));
@@ -36,7 +36,7 @@
 //! let engine = move |_worker| Immediate::new(256, copy.clone());
 //! let pool = Pool::with_engines(2, WorkerOptions::default(), Arc::new(|| {}), engine)?;
 //! let options = ExportOptions { queues: 2, queue_size: 256 };
-//! let export = Export::new(disk, options, pool.handles().to_vec(), 0);
+//! let export = Arc::new(Export::new(disk, options, pool.handles().to_vec(), 0));
 //!
 //! let folder = tempfile::tempdir()?;
 //! let path = folder.path().join("disk.sock");
@@ -60,7 +60,7 @@
 //! # });
 //! let (_stopper, stop) = UnixStream::pair()?; // a byte written to it ends the session
 //! let (socket, _) = listener.accept()?; // one front-end after another, or in a loop
-//! Session::new(&export, socket, stop.as_fd())?.run();
+//! Session::new(&export, socket, &Arc::new(OwnedFd::from(stop)))?.run();
 //! # client.join().unwrap();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -83,7 +83,7 @@ mod vring;
 
 pub use queue::{Queue, Token};
 pub use received::NO_PATH;
-pub use session::{Ended, Session};
+pub use session::{Ended, Session, Wakes};
 pub use socket::{Access, BindError, bind};
 
 /// A disk that is offered over vhost-user.

@@ -217,8 +217,6 @@ pub(super) enum Event {
     Answer,
     /// Nothing came in time.
     Silence,
-    /// Another front-end wants the disk.
-    AnotherWaits,
 }
 
 impl Channel {
@@ -230,34 +228,32 @@ impl Channel {
     /// How long the peer has for the rest of a message that it has begun.
     pub(super) fn time_left(&self) -> Result<Option<Duration>, MessageError> {
         let Some(begun) = self.begun else { return Ok(None) };
-        let left = MESSAGE_MAX.checked_sub(begun.elapsed()).ok_or(MessageError::TooSlow)?;
-        Ok(Some(left))
+        MESSAGE_MAX.checked_sub(begun.elapsed()).map(Some).ok_or(MessageError::TooSlow)
     }
 
-    /// Waits for a message, an alarm, the order to stop, an answer on another channel, or until `others`
-    /// is readable, where front-ends connect: until `patience` is over, or without one for as long as it
-    /// takes.
+    /// When it has had its time for that.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.begun.map(|begun| begun + MESSAGE_MAX)
+    }
+
+    /// Waits for a message, an alarm, the order to stop, or an answer on another channel, no longer than
+    /// `patience`.
     pub(super) fn wait(
         &self,
         stop: BorrowedFd<'_>,
         alarm: BorrowedFd<'_>,
         answers: Option<BorrowedFd<'_>>,
-        others: Option<BorrowedFd<'_>>,
         patience: Option<&Timespec>,
     ) -> io::Result<Event> {
-        // A descriptor that is asked for nothing stands for none.
-        fn asked<'fd>(fd: &'fd Option<BorrowedFd<'_>>, none: BorrowedFd<'fd>) -> PollFd<'fd> {
-            fd.as_ref().map_or_else(
-                || PollFd::from_borrowed_fd(none, PollFlags::empty()),
-                |fd| PollFd::new(fd, PollFlags::IN),
-            )
-        }
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
             PollFd::new(&self.socket, PollFlags::IN),
-            asked(&answers, stop),
-            asked(&others, stop),
+            // A descriptor that is asked for nothing stands for none.
+            answers.as_ref().map_or_else(
+                || PollFd::from_borrowed_fd(stop, PollFlags::empty()),
+                |answers| PollFd::new(answers, PollFlags::IN),
+            ),
         ];
         loop {
             match poll(&mut fds, patience) {
@@ -267,13 +263,11 @@ impl Channel {
                 Err(e) => return Err(e.into()),
             }
         }
-        let woke = fds.map(|fd| !fd.revents().is_empty());
-        Ok(match woke {
+        Ok(match fds.map(|fd| !fd.revents().is_empty()) {
             [true, ..] => Event::Stop,
             [_, true, ..] => Event::Alarm,
-            [_, _, true, ..] => Event::Message,
-            [_, _, _, true, _] => Event::Answer,
-            _ => Event::AnotherWaits,
+            [_, _, true, _] => Event::Message,
+            _ => Event::Answer,
         })
     }
 
@@ -422,6 +416,12 @@ impl Channel {
             }
         }
         Ok(())
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -11,6 +11,7 @@ mod inbox;
 mod inflight;
 mod iommu;
 mod queues;
+mod turns;
 mod write_cache;
 mod write_cache_known;
 
@@ -18,23 +19,22 @@ use super::dirty_log::{LogArea, LogError};
 use super::inflight::{Inflight, InflightRefusal};
 use super::iommu::{Iommu, IommuError};
 use super::memory::{self, MemoryError};
-use super::message::{Channel, Event, Message, MessageError};
+use super::message::{Channel, Message, MessageError};
 use super::start::StartError;
 use super::vring::Vring;
 use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
-use ringway_core::thread::panic_message;
 use ringway_export::{LockWait, Notice, PeerEventfd, SessionInbox};
 use ringway_ring::virtqueue::LayoutError;
-use rustix::event::Timespec;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use tracing::{debug, error, info, warn};
+use std::time::Instant;
+use tracing::{debug, warn};
+pub use turns::Wakes;
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures,
 };
@@ -123,12 +123,10 @@ impl Answer {
 }
 
 /// One connection.
-pub struct Session<'a> {
-    export: &'a Export,
+pub struct Session {
+    export: Arc<Export>,
     channel: Channel,
-    stop: BorrowedFd<'a>,
-    /// Where others connect, until one was told of.
-    others: Option<BorrowedFd<'a>>,
+    stop: Arc<OwnedFd>,
     features: u64,
     protocol: Protocol,
     /// Whether the guest's write cache is on; known beyond the connection by the export.
@@ -164,22 +162,23 @@ pub struct Session<'a> {
     refusals: u32,
     /// Queues are ready, and another daemon has the image.
     lock_wait: Option<LockWait>,
+    /// When to ask for the image again.
+    ask_again: Option<Instant>,
     /// A disk kept a queue from stopping: the connection has to end.
     stuck: bool,
 }
 
-impl<'a> Session<'a> {
+impl Session {
     /// A session on a fresh connection. It ends when `stop` becomes readable.
     ///
     /// # Errors
     /// What the host says to the socket or an eventfd.
-    pub fn new(export: &'a Export, socket: UnixStream, stop: BorrowedFd<'a>) -> io::Result<Self> {
+    pub fn new(export: &Arc<Export>, socket: UnixStream, stop: &Arc<OwnedFd>) -> io::Result<Self> {
         let inbox = Arc::new(SessionInbox::new()?);
         let session = Self {
-            export,
+            export: Arc::clone(export),
             channel: Channel::new(socket, Arc::clone(export.quarantine()))?,
-            stop,
-            others: None,
+            stop: Arc::clone(stop),
             features: 0,
             protocol: Protocol::empty(),
             writeback: export.may_write_back() && export.writeback(),
@@ -201,64 +200,12 @@ impl<'a> Session<'a> {
             resizes_known: None,
             refusals: 0,
             lock_wait: None,
+            ask_again: None,
             stuck: false,
         };
         export.enter(inbox);
+        export.notice(Notice::Connected);
         Ok(session)
-    }
-
-    /// With the socket where other front-ends connect: the log is told of the first that waits.
-    #[must_use]
-    pub fn with_others(mut self, listener: BorrowedFd<'a>) -> Self {
-        self.others = Some(listener);
-        self
-    }
-
-    /// Serves the connection until it ends; all queues are drained and stopped then. A panic costs
-    /// the connection, and nobody else (hazard E5).
-    ///
-    /// # Panics
-    /// If stopping the queues panicked: the disk serves nobody from then on.
-    pub fn run(mut self) -> Ended {
-        let (disk, limits) = (self.export.disk().name(), self.export.limits());
-        self.export.notice(Notice::Connected);
-        let mut why = None;
-        let served = catch_unwind(AssertUnwindSafe(|| self.serve())).unwrap_or_else(|panic| {
-            error!(disk, "a session panicked, its connection ends: {}", panic_message(&*panic));
-            Ok(())
-        });
-        let ended = match served {
-            Err(MessageError::Closed) => {
-                if let Some(pass) = limits.disconnected.pass() {
-                    info!(disk, suppressed = pass.suppressed, "front-end disconnected");
-                }
-                Ended::ByPeer
-            }
-            Err(MessageError::Stopped) => Ended::ByOrder,
-            Err(error) => {
-                self.tell_end(format_args!("{error}"));
-                why = Some(error.to_string());
-                Ended::ByPeer
-            }
-            Ok(()) => Ended::ByPeer,
-        };
-        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
-        if let Ok(Err(error)) = &stopped {
-            self.tell_end(format_args!("could not stop all queues: {error}"));
-        } else if let Err(panic) = &stopped {
-            // Some may still run, and what they have in flight is known to nobody.
-            self.export.fail();
-            let said = panic_message(&**panic);
-            error!(disk, "stopping queues panicked, the disk is served no more: {said}");
-            self.abandon_queues(Vec::new());
-        }
-        // The last answers ring as well, so only now.
-        self.punish_if_blocked();
-        self.leave_write_cache();
-        // Nobody wants the image's lock any more; one that is held stays held.
-        self.export.rings_stopped(false);
-        self.export.notice(Notice::Disconnected { why });
-        stopped.map_or_else(|panic| resume_unwind(panic), |_| ended)
     }
 
     /// Says why the connection ends.
@@ -269,47 +216,6 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn serve(&mut self) -> Result<(), MessageError> {
-        loop {
-            let asking = self.is_asking();
-            let answers = self.backend_channel.as_ref().filter(|_| asking).map(AsFd::as_fd);
-            let again = self.lock_wait.as_ref().map(LockWait::pause);
-            let patience = [again, self.channel.time_left()?].into_iter().flatten().min();
-            let patience = patience.and_then(|time| Timespec::try_from(time).ok());
-            let bell = self.inbox.bell();
-            match self.channel.wait(self.stop, bell, answers, self.others, patience.as_ref())? {
-                // A guest that waits for the image's lock, or the rest of a message.
-                Event::Silence => {
-                    if let Err(refusal) = self.start_ready() {
-                        self.tell_end(format_args!("{refusal}"));
-                        return Ok(());
-                    }
-                }
-                Event::AnotherWaits => self.tell_of_another(),
-                Event::Stop => return Err(MessageError::Stopped),
-                Event::Alarm => {
-                    if self.handle_inbox() {
-                        return Ok(());
-                    }
-                }
-                Event::Answer => {
-                    if let Err(refusal) = self.hear_answers() {
-                        self.tell_end(format_args!("{refusal}"));
-                        return Ok(());
-                    }
-                }
-                Event::Message => {
-                    // The inbox is heard while the rest of a message is to come.
-                    let Some(message) = self.channel.receive()? else { continue };
-                    // Memory may have vanished while no worker had a queue to look at.
-                    if !self.take(message)? || self.map.is_lost() {
-                        return Ok(());
-                    }
-                }
-            }
-        }
-    }
-
     /// Carries out one message and answers it. False if the connection must end.
     fn take(&mut self, mut message: Message) -> Result<bool, MessageError> {
         debug!(code = message.code, name = ?message.request, "message");
@@ -317,17 +223,17 @@ impl<'a> Session<'a> {
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
         match self.obey(&mut message) {
             Ok(Answer::Reply(payload)) => {
-                self.channel.reply(code, &payload, None, self.stop)?;
+                self.channel.reply(code, &payload, None, self.stop.as_fd())?;
                 if message.request == Some(FrontendReq::GET_VRING_BASE) {
                     self.forget_inflight(message.u32(0));
                 }
             }
             Ok(Answer::ReplyWith(payload, fd)) => {
-                self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop)?;
+                self.channel.reply(code, &payload, Some(fd.as_fd()), self.stop.as_fd())?;
             }
             Ok(Answer::Ack) => {
                 if wants_ack {
-                    self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop)?;
+                    self.channel.reply(code, &0u64.to_ne_bytes(), None, self.stop.as_fd())?;
                 }
                 if message.request == Some(FrontendReq::SET_CONFIG) {
                     // A worker that has ended has told why in the log.
@@ -352,7 +258,7 @@ impl<'a> Session<'a> {
                 if !wants_ack || self.stuck || answered {
                     return Ok(false);
                 }
-                self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop)?;
+                self.channel.reply(code, &1u64.to_ne_bytes(), None, self.stop.as_fd())?;
             }
         }
         Ok(true)
@@ -424,7 +330,7 @@ impl<'a> Session<'a> {
     fn reset_device(&mut self) -> Result<Answer, Refusal> {
         self.stop_all()?;
         self.inflight = None;
-        self.vrings = fresh_vrings(self.export);
+        self.vrings = fresh_vrings(&self.export);
         (self.features, self.log, self.log_bell) = (0, None, None);
         self.renew_iommu();
         // This front-end goes on telling its guest what it has read (QEMU keeps a copy of the
@@ -435,7 +341,7 @@ impl<'a> Session<'a> {
     }
 }
 
-impl Drop for Session<'_> {
+impl Drop for Session {
     fn drop(&mut self) {
         self.set_backend_channel(None);
         self.export.leave(&self.inbox);

@@ -8,7 +8,7 @@ use ringway_vhost_user::{Ended, Export, Pool, Session};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -70,9 +70,9 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
     let disk = OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 });
     let disk = Arc::new(open(&disk).unwrap());
     let options = ExportOptions { queues: 1, queue_size: 64 };
-    let export = Export::new(disk, options, vec![handle.clone()], 0);
-    let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    let serve = |theirs| Session::new(&export, theirs, stop.as_fd()).unwrap().run();
+    let export = Arc::new(Export::new(disk, options, vec![handle.clone()], 0));
+    let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+    let serve = |theirs| Session::new(&export, theirs, &stop).unwrap().run();
     std::thread::scope(|scope| {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let session = scope.spawn(|| serve(theirs));

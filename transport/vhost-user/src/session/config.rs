@@ -14,7 +14,7 @@ use vhost::vhost_user::message::BackendReq;
 /// `capacity`, at the beginning of the configuration space (VIRTIO 1.2 §5.2.4).
 const CAPACITY_BYTES: usize = 8;
 
-impl Session<'_> {
+impl Session {
     /// An empty answer says that there is no such part (vhost-user, GET_CONFIG).
     pub(super) fn get_config(&mut self, message: &Message) -> Answer {
         let (offset, size) = (message.u32(0), message.u32(4));

@@ -9,7 +9,7 @@ use ringway_export::PeerEventfd;
 use std::sync::Arc;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
-impl Session<'_> {
+impl Session {
     /// A new log takes the place of an older one. The answer means that nothing is marked in the old
     /// one any more.
     pub(super) fn set_log_base(&mut self, message: &mut Message) -> Result<Answer, Refusal> {

@@ -9,7 +9,7 @@ use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUse
 /// The transport's own feature bit: written guest memory is logged while it is set.
 const F_LOG_ALL: u64 = VhostUserVirtioFeatures::LOG_ALL.bits();
 
-impl Session<'_> {
+impl Session {
     /// What GET_FEATURES answers: the disk's features and the transport's.
     pub(super) fn offered_features(&self) -> u64 {
         device::features(self.export.disk())

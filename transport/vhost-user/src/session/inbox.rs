@@ -1,10 +1,10 @@
-//! What workers tell a session, what the control plane asks of it, and who else wants the disk.
+//! What workers tell a session, and what the control plane asks of it.
 
 use super::{Refusal, Session};
 use ringway_export::{Alarm, Broken, Notice, SessionCommand};
 use tracing::{error, warn};
 
-impl Session<'_> {
+impl Session {
     /// Handles alarms and commands. True if the connection must end.
     pub(super) fn handle_inbox(&mut self) -> bool {
         let (alarms, commands) = self.inbox.take();
@@ -32,18 +32,6 @@ impl Session<'_> {
              eventfd and made it blocking, which holds up other disks. The next connection is taken \
              in {pause} s"
         ));
-    }
-
-    /// Another front-end waits for the disk.
-    pub(super) fn tell_of_another(&mut self) {
-        self.others = None;
-        if let Some(pass) = self.export.limits().waiting_clients.pass() {
-            warn!(
-                disk = self.export.disk().name(),
-                suppressed = pass.suppressed,
-                "another front-end waits for this disk: it is served once the present one has gone"
-            );
-        }
     }
 
     fn hear(&mut self, queue: usize, alarm: &Alarm) -> bool {

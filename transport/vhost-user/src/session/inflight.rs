@@ -9,7 +9,7 @@ use ringway_core::kill_point;
 use ringway_ring::virtio_blk::VIRTIO_F_RING_PACKED;
 use ringway_ring::virtqueue::Format;
 
-impl Session<'_> {
+impl Session {
     /// Makes a region. It is the front-end's: this back-end only uses one that comes back.
     pub(super) fn get_inflight_fd(&mut self, message: &Message) -> Result<Answer, Refusal> {
         let (payload, fd) = Inflight::make(message, self.export.options())?;

@@ -20,7 +20,7 @@ use vhost::vhost_user::message::{BackendReq, VhostUserHeaderFlag};
 /// Bytes of an answer on the back-end's channel: header and a u64.
 const ANSWER_BYTES: usize = 20;
 
-impl Session<'_> {
+impl Session {
     /// The features were negotiated anew: what was known of the IOMMU is not any more.
     pub(super) fn renew_iommu(&mut self) {
         // Kept, because it knows of answers that are on their way.

@@ -23,7 +23,7 @@ const VRING_F_LOG: u32 = 1;
 /// A queue that a worker will give back.
 type Promise = Receiver<Stopped<Queue>>;
 
-impl Session<'_> {
+impl Session {
     pub(super) fn vring(&mut self, index: u32) -> Result<(usize, &mut Vring), Refusal> {
         let at = index as usize;
         match self.vrings.get_mut(at) {
@@ -299,7 +299,7 @@ impl Session<'_> {
             }
         }
         self.export.fence(promises);
-        self.vrings = fresh_vrings(self.export);
+        self.vrings = fresh_vrings(&self.export);
         self.stuck = true;
     }
 }

@@ -12,7 +12,7 @@ use ringway_disk::CacheMode;
 use ringway_ring::virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH};
 use tracing::info;
 
-impl Session<'_> {
+impl Session {
     /// VIRTIO 1.2 §5.2.6.2: without a write cache, or without a way to flush it, every write is
     /// durable before it completes.
     pub(super) fn durable_writes(&self) -> bool {
