@@ -115,8 +115,7 @@ impl Disks {
         let mut of_clusters = Vec::new();
         for spec in specs {
             let id = next_id.fetch_add(1, SeqCst);
-            let apart =
-                is_isolated(&spec, &options).map_err(|error| with_origin(&spec.origin, error))?;
+            let apart = is_isolated(&spec, &options).map_err(|e| with_origin(&spec.origin, e))?;
             if let Some(spawner) = spawner.as_ref().filter(|_| apart) {
                 let (origin, queues) = (spec.origin.clone(), usize::from(spec.queues));
                 let started = Starting::new(spawner, spec, &options, log, turn);

@@ -1,6 +1,6 @@
 //! The thread that waits for all tasks.
 
-use super::{HELD_UP, Shared, Task};
+use super::shared::{HELD_UP, Shared, Task};
 use crate::survive::survive;
 use ringway_aio::bells::Bells;
 use ringway_aio::{BellId, Counters};

@@ -1,10 +1,15 @@
+use super::shared::Queues;
 use super::*;
 use crate::bell::event;
+use ringway_core::thread::panic_message;
 use ringway_testkit::Rng;
+use ringway_vhost_user::Wakes;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 /// How long anything may take before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
