@@ -13,44 +13,14 @@ macro_rules! call {
     };
 }
 
+mod call;
 mod cluster;
 mod helper;
 
 use crate::xen;
+pub(super) use call::{Call, Rule};
 pub(super) use helper::helper;
 use std::ffi::{c_int, c_ulong};
-
-/// A system call and what it may be asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    pub(super) number: i64,
-    pub(super) name: &'static str,
-    pub(super) rule: Rule,
-}
-
-/// When a call is allowed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Rule {
-    Always,
-    /// An argument, of 32 bits, is one of these.
-    OneOf(u8, Vec<u32>),
-    /// These bits of an argument are set and these are not.
-    Bits {
-        argument: u8,
-        set: u64,
-        clear: u64,
-    },
-    /// The first argument is the first value, the third one of the others.
-    Both(u32, Vec<u32>),
-    /// Answered with ENOSYS: the C library asks, and does well without.
-    Refused,
-}
-
-impl Call {
-    pub(super) fn is_allowed(&self) -> bool {
-        self.rule != Rule::Refused
-    }
-}
 
 /// Who makes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

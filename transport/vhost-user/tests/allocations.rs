@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -146,15 +146,16 @@ fn no_request_allocates<E: Engine + 'static>(
         .map(|options| {
             let disk = Arc::new(open_patiently(&options.disk).unwrap());
             let options = ExportOptions { queues: QUEUES, queue_size: 16 };
-            Export::new(disk, options, pool.handles().to_vec(), 0)
+            Arc::new(Export::new(disk, options, pool.handles().to_vec(), 0))
         })
         .collect();
     let (_stopper, stop) = UnixStream::pair().unwrap();
+    let stop = Arc::new(OwnedFd::from(stop));
     std::thread::scope(|scope| {
-        let guest = |export| {
+        let guest = |export: &Arc<Export>| {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let stop = stop.as_fd();
-            scope.spawn(move || Session::new(export, theirs, stop).unwrap().run());
+            let session = Session::new(export, theirs, &stop).unwrap();
+            scope.spawn(move || session.run());
             let options = Options::new().queues(QUEUES).queue_size(16).memory(32 << 20);
             let mut device = options.patience(PATIENCE).over(ours).unwrap();
             (device.queues().unwrap(), device)

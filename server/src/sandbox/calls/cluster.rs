@@ -4,7 +4,7 @@
 //! Found by strace and `--sandbox log` with Ceph 16.2 on glibc 2.36. Of all threads of such a process, its
 //! workers included, which call the library.
 
-use super::{Call, Rule};
+use super::call::{Call, Rule};
 
 /// The calls of the library.
 pub(super) fn library() -> Vec<Call> {
