@@ -1,13 +1,14 @@
-//! A stock Linux guest on a disk of an NBD server that is not ours, whose server and whose daemon are
-//! killed in turn.
+//! A stock Linux guest on disks of other servers: an NBD server that is not ours, a Ceph cluster. Server and
+//! daemon are killed in turn.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
+use ringway_testkit::{Need, skip};
 
 const MIB: u64 = 1 << 20;
 const QUEUES: u16 = 4;
@@ -60,9 +61,6 @@ fn f10_a_guest_outlives_its_nbd_server_and_its_daemon() -> Result<()> {
     };
     let mut daemon = Some(serve()?);
 
-    let limit = Duration::from_secs(120 + 30 * u64::from(KILLS));
-    let disk = Disk::new(&socket).queues(QUEUES).reconnect();
-    let guest = Guest::new("kill").name("remote").disk(disk).limit(limit).param("kills", KILLS);
     let mut killed = 0;
     let mut kill = || -> Result<()> {
         if killed % 2 == 0 {
@@ -75,12 +73,99 @@ fn f10_a_guest_outlives_its_nbd_server_and_its_daemon() -> Result<()> {
         killed += 1;
         Ok(())
     };
+    works_while_killed(&socket, "remote", KILLS, &mut kill)?;
+    assert_eq!(killed, KILLS);
+    daemon.map_or(Ok(()), Daemon::stop)
+}
+
+/// A guest on the disk at `socket` writes and verifies, and asks `kills` times that something be killed, and
+/// all is there again, by the function.
+fn works_while_killed(
+    socket: &Path,
+    name: &str,
+    kills: u32,
+    kill: &mut dyn FnMut() -> Result<()>,
+) -> Result<()> {
+    let limit = Duration::from_secs(120 + 30 * u64::from(kills));
+    let disk = Disk::new(socket).queues(QUEUES).reconnect();
+    let guest = Guest::new("kill").name(name).disk(disk).limit(limit).param("kills", kills);
     let answer = |_: &str| match kill() {
         Ok(()) => "ok".to_owned(),
         Err(error) => format!("{error:#}").replace('\n', " "),
     };
     let report = guest.param("timeout", limit.as_secs()).boot()?.finish_with(answer)?;
     report.expect_ok();
-    assert_eq!(killed, KILLS);
+    Ok(())
+}
+
+/// `tools/ceph-mini.sh` on a folder: a cluster of one monitor and one OSD. Dropping it ends it.
+struct Cluster<'a>(&'a Path);
+
+impl Cluster<'_> {
+    fn script(&self, what: &str) -> Result<()> {
+        // Another than those of the program's tests.
+        let port = 10_000 + std::process::id() % 4_000 * 2;
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/ceph-mini.sh");
+        let mut command = Command::new(script);
+        command.arg(what).arg(self.0).env("PORT", port.to_string());
+        command.env("STORE", "bluestore").env("SIZE", "256M");
+        let output = command.stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the cluster does not {what}: {said}");
+        Ok(())
+    }
+
+    /// Kills its OSD, and starts it again.
+    fn restart_osd(&self) -> Result<()> {
+        let file = self.0.join("osd.0.pid");
+        let pid = std::fs::read_to_string(&file)?;
+        let status = Command::new("kill").args(["-9", pid.trim()]).status()?;
+        ensure!(status.success(), "the OSD is not there");
+        std::fs::remove_file(file)?;
+        self.script("osd")
+    }
+}
+
+impl Drop for Cluster<'_> {
+    fn drop(&mut self) {
+        let _ = self.script("stop");
+    }
+}
+
+/// G1, G3: the daemon, the OSD and the daemon again are killed.
+#[test]
+fn g01_a_guest_outlives_its_daemon_and_the_osd_of_its_cluster() -> Result<()> {
+    if skip_reason().is_some() || server_is_control() {
+        return Ok(());
+    }
+    for program in ["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool"] {
+        if Command::new(program).arg("--version").stdout(Stdio::null()).status().is_err() {
+            skip(Need::Ceph, program);
+            return Ok(());
+        }
+    }
+    let folder = tempfile::tempdir()?;
+    let folder = folder.path();
+    let cluster = Cluster(folder);
+    cluster.script("start")?;
+    let socket = folder.join("v.sock");
+    let serve = || {
+        let serve = Serve::new("rbd:rbd/img", &socket).queues(QUEUES);
+        Daemon::serve(&serve.arg("--ceph-conf").arg(folder.join("ceph.conf")))
+    };
+    let mut daemon = Some(serve()?);
+    let mut killed = 0;
+    let mut kill = || -> Result<()> {
+        if killed % 2 == 0 {
+            daemon.take().map_or(Ok(()), Daemon::kill)?;
+            daemon = Some(serve()?);
+        } else {
+            cluster.restart_osd()?;
+        }
+        killed += 1;
+        Ok(())
+    };
+    works_while_killed(&socket, "cluster", 3, &mut kill)?;
+    assert_eq!(killed, 3);
     daemon.map_or(Ok(()), Daemon::stop)
 }
