@@ -363,6 +363,7 @@ fn e13_every_command_is_carried_out_inside() {
         ("resize", json!({"disk": 0, "size": "2M"})),
         ("retry", json!({"disk": 0})),
         ("snapshot", json!({"disk": 1, "snapshot": "kept"})),
+        ("flatten", json!({"disk": 1})),
         ("add", json!({"disk": more})),
         ("remove", json!({"disk": 2})),
         ("reload", json!({})),
