@@ -121,6 +121,12 @@ impl Cluster<'_> {
         let pid = std::fs::read_to_string(&file)?;
         let status = Command::new("kill").args(["-9", pid.trim()]).status()?;
         ensure!(status.success(), "the OSD is not there");
+        let begun = Instant::now();
+        // Its folder is locked until it is gone.
+        while Path::new("/proc").join(pid.trim()).exists() {
+            ensure!(begun.elapsed() < Duration::from_secs(60), "the OSD does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         std::fs::remove_file(file)?;
         self.script("osd")
     }

@@ -84,6 +84,10 @@ impl Acceptor {
             return Ok(Some(State::Resting(Instant::now() + pause)));
         }
         let accepted = match &self.endpoint {
+            // Whoever has handed an inherited one over may have it block again.
+            Endpoint::Listener(listener, _) if !is_readable(listener.as_fd())? => {
+                return Ok(Some(State::Free));
+            }
             Endpoint::Listener(listener, _) => listener.accept().map(|(stream, _)| stream),
             Endpoint::Connected(stream) => return self.attend(stream.try_clone()?),
             // Served over their own transports.
@@ -169,7 +173,8 @@ impl Task for Acceptor {
         };
         match session.turn(linger) {
             ControlFlow::Continue(session) => {
-                let told = told || self.tell_of_others()?;
+                // If the host does not say, it is asked again.
+                let told = told || self.tell_of_others().unwrap_or(false);
                 self.state = State::Attending(Box::new(session), told);
                 Ok(Turn::Waits)
             }

@@ -70,7 +70,7 @@ impl Poller {
             ready.extend(self.unpark(number));
         }
         let mut queues = self.shared.lock();
-        queues.ready.extend(ready);
+        queues.ready.extend(ready.into_iter().map(|task| (task, now)));
         let (quiet, ending) = (std::mem::take(&mut queues.quiet), queues.ending);
         drop(queues);
         quiet.into_iter().for_each(|task| self.park(task));

@@ -58,8 +58,8 @@ pub(super) struct Shared {
 
 #[derive(Default)]
 pub(super) struct Queues {
-    /// Their turn is due.
-    pub(super) ready: VecDeque<Box<dyn Task>>,
+    /// Their turn is due, since then.
+    pub(super) ready: VecDeque<(Box<dyn Task>, Instant)>,
     /// They are to be waited for.
     pub(super) quiet: Vec<Box<dyn Task>>,
     /// All that have not ended.
@@ -69,6 +69,8 @@ pub(super) struct Queues {
     pub(super) idle: usize,
     /// Which threads take a turn, and when they began the present step of it.
     pub(super) steps: Vec<(usize, Instant)>,
+    /// When there last were more threads because of who waited.
+    pub(super) grew: Option<Instant>,
     /// Threads that there ever were.
     pub(super) numbers: usize,
     pub(super) ending: bool,
@@ -76,14 +78,20 @@ pub(super) struct Queues {
 
 impl Queues {
     /// How many threads to start: as many as there is something to do for, up to four and two more for
-    /// each one that is held up, so that many that are do not have the next one wait for long. No more
-    /// than there are tasks.
-    pub(super) fn missing(&self, now: Instant) -> usize {
+    /// each one that is held up, so that many that are do not have the next one wait for long. Where
+    /// somebody waits for long all the same, as behind many that are held up often and for a moment each,
+    /// there are half as many again, and once more after as long. No more than there are tasks.
+    pub(super) fn missing(&mut self, now: Instant) -> usize {
         let is_held_up = |(_, began): &&(usize, Instant)| now >= *began + HELD_UP;
         let held_up = self.steps.iter().filter(is_held_up).count();
-        let most = (THREADS + 2 * held_up).min(self.tasks);
+        let mut most = THREADS + 2 * held_up;
+        let waits = self.ready.front().is_some_and(|(_, since)| now >= *since + HELD_UP);
+        if waits && self.grew.is_none_or(|grew| now >= grew + HELD_UP) {
+            self.grew = Some(now);
+            most = most.max(self.threads + self.threads.div_ceil(2));
+        }
         let wanted = self.ready.len().saturating_sub(self.idle);
-        wanted.min(most.saturating_sub(self.threads))
+        wanted.min(most.min(self.tasks).saturating_sub(self.threads))
     }
 
     /// Thread `number` begins a step.
@@ -148,7 +156,7 @@ impl Shared {
         let mut queues = self.lock();
         let begun = Instant::now();
         loop {
-            if let Some(task) = queues.ready.pop_front() {
+            if let Some((task, _)) = queues.ready.pop_front() {
                 queues.step(number);
                 return Some(task);
             }

@@ -177,6 +177,28 @@ fn tasks_that_are_held_up_cost_threads_and_nobody_waits() {
     bench.until("the last one serves on", |_| free.heard.load(SeqCst) >= 4);
 }
 
+/// Many that are held up for a moment each, again and again, keep nobody waiting for all of them.
+#[test]
+fn tasks_that_are_held_up_often_cost_threads_as_well() {
+    let bench = Bench::new();
+    let over = Arc::new(AtomicBool::new(false));
+    let task = |_| {
+        let over = Arc::clone(&over);
+        bench.add(None, move |probe, _| {
+            std::thread::sleep(Duration::from_millis(10));
+            if !over.load(SeqCst) {
+                probe.ring();
+            }
+            Ok(Turn::Waits)
+        })
+    };
+    let probes: Vec<_> = (0..40).map(task).collect();
+    probes.iter().for_each(|probe| probe.ring());
+    bench.until("forty share four threads", |queues| queues.threads >= 16);
+    over.store(true, SeqCst);
+    bench.until("threads do not end", |queues| queues.threads == 1 && queues.idle == 1);
+}
+
 /// As long as nobody is held up there are not more threads than some, whatever there is to do.
 #[test]
 fn many_tasks_that_are_not_held_up_share_few_threads() {

@@ -74,6 +74,11 @@ impl Vm {
         let (channel, theirs) = UnixStream::pair().unwrap();
         channel.set_nonblocking(true).unwrap();
         assert!(client.acked(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap());
+        // Whoever has not read the size is told to, by that channel.
+        let mut config = halves(&[0, 8, 0]);
+        config.resize(12 + 8, 0);
+        client.send(request::GET_CONFIG, 0, &config, &[]).unwrap();
+        client.receive().unwrap();
         let rings = GUEST_BASE..GUEST_BASE + 0x8_0000;
         let pages = rings.step_by(4096).map(|page| (page + USER_DELTA, (page, 3)));
         Self { guest, channel, table: pages.collect(), asked: Vec::new() }

@@ -77,7 +77,7 @@ mod tests {
         let source = "    fn a01_loop() {\n    fn with<T>(t: T)\n// fn not_this()\n";
         assert_eq!(functions(source).collect::<Vec<_>>(), ["a01_loop", "with"]);
         assert!(
-            is_hazard("b10_x") && !is_hazard("b1_x") && is_hazard("e10_x") && !is_hazard("g10_x")
+            is_hazard("b10_x") && !is_hazard("b1_x") && is_hazard("g10_x") && !is_hazard("h10_x")
         );
     }
 
