@@ -33,8 +33,8 @@ const MEMORY_MIN: u64 = 32 << 20;
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DiskArgs {
     /// Image file, block device, export of an NBD server (nbd:unix:/PATH:EXPORT), or image of a Ceph
-    /// cluster (rbd:POOL/IMAGE[@SNAP]). For tests also null:SIZE[,latency=100us], which holds no data, and
-    /// sim:ram|ssd|hdd:SIZE, in memory.
+    /// cluster (rbd:POOL/IMAGE, with @SNAP a snapshot of it). For tests also null:SIZE[,latency=100us],
+    /// which holds no data, and sim:ram|ssd|hdd:SIZE, in memory.
     #[arg(value_name = "IMAGE")]
     pub image: Option<PathBuf>,
     /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
