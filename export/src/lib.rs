@@ -90,6 +90,7 @@
 mod answer;
 mod clock;
 mod command;
+mod cpu;
 mod export;
 mod latency;
 mod limit;

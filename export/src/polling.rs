@@ -279,10 +279,10 @@ impl Idle {
         now - self.wait.spin.0
     }
 
-    /// Something ended the sleep.
-    pub(crate) fn woke(&mut self, clock: impl FnOnce() -> u64) {
+    /// Something ended the sleep. True if the guest seems to need the CPU that the worker is on.
+    pub(crate) fn woke(&mut self, clock: impl FnOnce() -> u64) -> bool {
         if !self.adapts() {
-            return;
+            return false;
         }
         let now = clock();
         self.budget.recover(now);
@@ -291,7 +291,7 @@ impl Idle {
             (None, _) => {
                 let (begun, end) = wait.spin;
                 let idle = (now - wait.since).saturating_sub(self.cost.latency);
-                self.guest.woke(idle, end > begun, self.budget.reduced(self.max));
+                return self.guest.woke(idle, end > begun, self.budget.reduced(self.max));
             }
             (Some(class), Phase::Napping(due)) if now >= due => {
                 self.cost.learn(now - due);
@@ -301,6 +301,7 @@ impl Idle {
             }
             (Some(_), _) => self.wait.phase = Phase::Woken(now),
         }
+        false
     }
 
     /// The end of a wait that is worth knowing about.

@@ -85,7 +85,7 @@ fn every_thread_is_confined_and_data_threads_more() {
             continue;
         }
         assert!(
-            daemon.log().contains("sandbox on: 50 system calls (28 for workers, 22 for"),
+            daemon.log().contains("sandbox on: 52 system calls (31 for workers, 22 for"),
             "{}",
             daemon.log()
         );

@@ -4,6 +4,7 @@ use super::Worker;
 use super::control::thread_cpu_time;
 use super::queue::{IDLE_TURNS_MAX, WorkerQueue};
 use crate::clock::{nanos, since};
+use crate::cpu::leave_cpu;
 use crate::polling::Next;
 use crate::queue::{Armed, QueueLifecycle};
 use ringway_aio::Engine;
@@ -99,7 +100,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.engine.submit_and_wait(patience)?;
         kill_point!(Submitted);
         self.unsubmitted = false;
-        self.idle.woke(|| since(self.begun));
+        if self.idle.woke(|| since(self.begun)) {
+            leave_cpu();
+        }
         for at in 0..self.active.len() {
             if let Some(queue) = self.queues[self.active[at] as usize].as_mut() {
                 queue.ring.disarm();

@@ -58,18 +58,18 @@ pub(super) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "a
 pub(super) fn of(kind: Kind, guests: Guests) -> Vec<Call> {
     let mut calls = basics();
     calls.extend(transfers());
-    match kind {
-        Kind::Worker => calls.extend(worker(guests)),
-        Kind::Io => calls.extend(io()),
+    let more = match kind {
+        Kind::Worker => worker(guests),
+        Kind::Io => io(),
         Kind::Process => {
             let library = if guests == Guests::Cluster { cluster::library() } else { Vec::new() };
-            let all = worker(guests).into_iter().chain(io()).chain(control(guests)).chain(library);
-            for call in all {
-                match calls.iter_mut().find(|known| known.number == call.number) {
-                    Some(known) => known.rule = wider(&known.rule, call.rule),
-                    None => calls.push(call),
-                }
-            }
+            [worker(guests), io(), control(guests), library].concat()
+        }
+    };
+    for call in more {
+        match calls.iter_mut().find(|known| known.number == call.number) {
+            Some(known) => known.rule = wider(&known.rule, call.rule),
+            None => calls.push(call),
         }
     }
     calls
@@ -79,6 +79,7 @@ pub(super) fn of(kind: Kind, guests: Guests) -> Vec<Call> {
 fn wider(one: &Rule, other: Rule) -> Rule {
     match (one, other) {
         (Rule::Always, _) | (_, Rule::Always) => Rule::Always,
+        (Rule::Refused, Rule::OfItself) => Rule::OfItself,
         (Rule::OneOf(argument, one), Rule::OneOf(_, other)) => {
             Rule::OneOf(*argument, union(one, other))
         }
@@ -144,6 +145,11 @@ fn worker(guests: Guests) -> Vec<Call> {
         call!(SYS_fcntl, "fcntl", fcntl()),
         // Whether a file is in memory.
         call!(SYS_fstatfs, "fstatfs"),
+        // Leaving a CPU that a guest needs.
+        call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::OfItself),
+        call!(SYS_sched_setaffinity, "sched_setaffinity", Rule::OneOf(0, vec![0])),
+        // Which one that is, without one in the vDSO.
+        call!(SYS_getcpu, "getcpu"),
     ];
     if guests == Guests::Xen {
         calls.push(call!(SYS_ioctl, "ioctl", Rule::OneOf(1, xen::worker_ioctls())));
@@ -194,7 +200,6 @@ fn control(guests: Guests) -> Vec<Call> {
         call!(SYS_io_setup, "io_setup"),
         call!(SYS_clone, "clone", threads_only()),
         call!(SYS_rseq, "rseq"),
-        call!(SYS_sched_setaffinity, "sched_setaffinity", Rule::OneOf(0, vec![0])),
         // A thread's name, its own filter, and how late its timers may be.
         call!(
             SYS_prctl,
@@ -227,7 +232,7 @@ fn refused() -> Vec<Call> {
         call!(SYS_sigaltstack, "sigaltstack", Rule::Refused),
         // For mutexes of other processes; nobody has any.
         call!(SYS_set_robust_list, "set_robust_list", Rule::Refused),
-        // For telling where a thread may run; nobody asks.
+        // For telling where a thread may run, which workers may ask for themselves; nobody else does.
         call!(SYS_sched_getaffinity, "sched_getaffinity", Rule::Refused),
         // Channels of the standard library, behind a sender that was interrupted: it looks again.
         call!(SYS_sched_yield, "sched_yield", Rule::Refused),

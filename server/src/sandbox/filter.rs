@@ -5,7 +5,8 @@ use anyhow::{Context, anyhow};
 use ringway_control::config::Sandbox as Mode;
 use seccompiler::SeccompCmpArgLen::{Dword, Qword};
 use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    BackendError, BpfProgram, SeccompAction, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule,
 };
 use std::collections::BTreeMap;
 use std::io;
@@ -16,31 +17,42 @@ pub(super) type Program = BpfProgram;
 /// Lets `calls` pass and, as `mode` has it, ends the process or tells the audit log at all others.
 pub(super) fn compile(calls: &[Call], mode: Mode) -> anyhow::Result<Program> {
     let otherwise = if mode == Mode::Log { SeccompAction::Log } else { SeccompAction::KillProcess };
-    program(calls, otherwise, SeccompAction::Allow)
+    program(calls, conditions, otherwise, SeccompAction::Allow)
 }
 
 /// Answers with ENOSYS what of `calls` is not to be, and lets everything else pass. Of several filters the
 /// strictest answer counts, and this one is stricter than letting pass.
 pub(super) fn compile_refusals(calls: &[Call]) -> anyhow::Result<Program> {
-    let refused: Vec<Call> = calls.iter().filter(|call| !call.is_allowed()).cloned().collect();
-    program(&refused, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS.cast_unsigned()))
+    let refused = |call: &&Call| matches!(call.rule, Rule::Refused | Rule::OfItself);
+    let refused: Vec<Call> = calls.iter().filter(refused).cloned().collect();
+    let errno = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
+    program(&refused, refusals, SeccompAction::Allow, errno)
 }
 
-fn program(calls: &[Call], others: SeccompAction, these: SeccompAction) -> anyhow::Result<Program> {
+/// When a call is meant.
+type Conditions = fn(&Rule) -> Result<Vec<SeccompRule>, BackendError>;
+
+fn program(
+    calls: &[Call],
+    conditions: Conditions,
+    others: SeccompAction,
+    these: SeccompAction,
+) -> anyhow::Result<Program> {
     let rules = calls.iter().map(|call| Ok((call.number, conditions(&call.rule)?)));
-    let rules = rules.collect::<Result<BTreeMap<_, _>, seccompiler::BackendError>>()?;
+    let rules = rules.collect::<Result<BTreeMap<_, _>, BackendError>>()?;
     let arch = std::env::consts::ARCH.try_into()?;
     let filter = SeccompFilter::new(rules, others, these, arch)?;
     Ok(filter.try_into()?)
 }
 
 /// Each rule is one way to be allowed; none at all means without conditions.
-fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, BackendError> {
     let equal = |argument, value: u32| {
         SeccompCondition::new(argument, Dword, SeccompCmpOp::Eq, value.into())
     };
     match rule {
-        Rule::Always | Rule::Refused => Ok(Vec::new()),
+        // Of the last two, the filter of refusals knows more.
+        Rule::Always | Rule::Refused | Rule::OfItself => Ok(Vec::new()),
         Rule::OneOf(argument, values) => {
             values.iter().map(|&v| SeccompRule::new(vec![equal(*argument, v)?])).collect()
         }
@@ -53,6 +65,15 @@ fn conditions(rule: &Rule) -> Result<Vec<SeccompRule>, seccompiler::BackendError
             .map(|&third| SeccompRule::new(vec![equal(0, *first)?, equal(2, third)?]))
             .collect(),
     }
+}
+
+/// When a call is answered with ENOSYS, for those that ever are.
+fn refusals(rule: &Rule) -> Result<Vec<SeccompRule>, BackendError> {
+    let conditions = match rule {
+        Rule::OfItself => vec![SeccompCondition::new(0, Dword, SeccompCmpOp::Ne, 0)?],
+        _ => return Ok(Vec::new()),
+    };
+    Ok(vec![SeccompRule::new(conditions)?])
 }
 
 /// Puts a filter on this thread and all that it will start. It adds to those that are there.

@@ -22,6 +22,8 @@ pub(in super::super) enum Rule {
     },
     /// The first argument is the first value, the third one of the others.
     Both(u32, Vec<u32>),
+    /// The first argument is 0, which means the thread that asks. All else is answered with ENOSYS.
+    OfItself,
     /// Answered with ENOSYS: the C library asks, and does well without.
     Refused,
 }

@@ -1,0 +1,53 @@
+//! The CPU that a worker is on.
+
+use rustix::thread::{sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+/// Has this thread run on another of the CPUs that it may use, if it may use more than one. It may use as
+/// many afterwards as before, this one among them. Whatever the kernel refuses is left as it is.
+#[cold]
+pub(crate) fn leave_cpu() {
+    let Ok(all) = sched_getaffinity(None) else { return };
+    let mut others = all;
+    others.unset(sched_getcpu());
+    // A thread does not stay where it must not be; once it has gone it may come back, but is not sent.
+    if others.count() > 0 && sched_setaffinity(None, &others).is_ok() {
+        // What was allowed before is allowed again, unless somebody has taken it away meanwhile.
+        let _back = sched_setaffinity(None, &all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_leaves_its_cpu_and_keeps_all_it_may_use() {
+        let all = sched_getaffinity(None).unwrap();
+        if all.count() < 2 {
+            return;
+        }
+        // The kernel may send it back in between, but hardly each time.
+        let left = (0..100).filter(|_| {
+            let before = sched_getcpu();
+            leave_cpu();
+            sched_getcpu() != before
+        });
+        assert!(left.count() > 0);
+        assert_eq!(sched_getaffinity(None).unwrap(), all);
+    }
+
+    #[test]
+    fn a_thread_with_one_cpu_stays() {
+        std::thread::spawn(|| {
+            let mut one = sched_getaffinity(None).unwrap();
+            let here = sched_getcpu();
+            one.clear();
+            one.set(here);
+            sched_setaffinity(None, &one).unwrap();
+            leave_cpu();
+            assert_eq!((sched_getcpu(), sched_getaffinity(None).unwrap()), (here, one));
+        })
+        .join()
+        .unwrap();
+    }
+}
