@@ -16,9 +16,39 @@ pub(crate) fn leave_cpu() {
     }
 }
 
+/// Whether guests sleep until they are called, going by how often they were.
+#[derive(Debug, Default)]
+pub(crate) struct GuestCalls {
+    /// When it was last asked: calls of all guests, and sleeps of the worker.
+    calls: u64,
+    sleeps: u64,
+}
+
+impl GuestCalls {
+    /// True if there was less than one call in four sleeps since this was last asked.
+    pub(crate) fn were_few(&mut self, calls: u64, sleeps: u64) -> bool {
+        // Queues that have gone have taken their calls along.
+        let new = Self { calls, sleeps };
+        let before = std::mem::replace(self, new);
+        calls.saturating_sub(before.calls) < sleeps.saturating_sub(before.sleeps) / 4
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guest_that_is_called_after_each_sleep_sleeps() {
+        let mut calls = GuestCalls::default();
+        assert!(calls.were_few(1_000, 16_000));
+        assert!(!calls.were_few(1_064, 16_064), "one each");
+        assert!(!calls.were_few(1_080, 16_128), "one in four");
+        assert!(calls.were_few(1_095, 16_192));
+        assert!(calls.were_few(1_095, 16_256), "none");
+        assert!(calls.were_few(10, 16_320), "a queue has gone");
+        assert!(!calls.were_few(80, 16_384));
+    }
 
     #[test]
     fn a_thread_leaves_its_cpu_and_keeps_all_it_may_use() {

@@ -12,6 +12,7 @@ mod wait;
 
 use crate::clock::since;
 use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
+use crate::cpu::GuestCalls;
 use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Next, Spins};
@@ -58,6 +59,7 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     sample_latency: bool,
     turns: u64,
     spins: Spins,
+    guest_calls: GuestCalls,
     begun: Instant,
     poison_seen: u64,
     stats: WorkerStats,
@@ -89,6 +91,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             sample_latency: options.sample_latency,
             turns: 0,
             spins: Spins::default(),
+            guest_calls: GuestCalls::default(),
             begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),

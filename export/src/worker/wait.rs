@@ -89,6 +89,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         debts.fold(false, |any, owed| any | owed)
     }
 
+    /// True if guests were called in few of the sleeps since this was last asked. Whoever sleeps until it is
+    /// called asks after the call, on whatever CPU; whoever does not looks for answers meanwhile, and needs
+    /// one.
+    #[cold]
+    fn guests_stay_awake(&mut self) -> bool {
+        let calls = self.queues.iter().flatten().map(|queue| queue.ring.calls()).sum();
+        self.guest_calls.were_few(calls, self.stats.sleeps)
+    }
+
     /// Sleeps for kicks, completions and commands alike. Submits first: what the last turn was asked to
     /// begin after its own submission (an image's answer, a held request) must not be slept over.
     pub(super) fn sleep(&mut self, at_most: Option<Duration>) -> io::Result<()> {
@@ -100,7 +109,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.engine.submit_and_wait(patience)?;
         kill_point!(Submitted);
         self.unsubmitted = false;
-        if self.idle.woke(|| since(self.begun)) {
+        if self.idle.woke(|| since(self.begun)) && self.guests_stay_awake() {
             leave_cpu();
         }
         for at in 0..self.active.len() {
