@@ -29,10 +29,8 @@ pub mod geometry;
 pub mod kill_points;
 pub mod mem;
 pub mod request;
-pub mod tag;
 pub mod thread;
 
 pub use geometry::{Geometry, SECTOR_BYTES};
 pub use mem::{Segment, Segments};
-pub use request::{ByteRange, DataOp, Op, Request, Status};
-pub use tag::TagList;
+pub use request::{ByteRange, DataOp, Op, Request, Status, TagList};

@@ -1,4 +1,7 @@
-//! What a guest may ask of a disk, and what it is told.
+//! What a guest may ask of a disk, what it is told, and the small numbers that requests are found by while
+//! they are in flight (hot). Ranges beside each other: `request/ranges.rs`.
+
+mod ranges;
 
 use crate::geometry::SECTOR_BYTES;
 use crate::mem::Segments;
@@ -116,23 +119,6 @@ impl ByteRange {
     pub const fn is_aligned(self, align: u64) -> bool {
         (self.offset | self.len) & (align - 1) == 0
     }
-
-    /// The smallest range with both ends on multiples of `align` (a power of two) that holds this
-    /// one; `None` if it would leave 64 bits.
-    #[must_use]
-    pub const fn widened(self, align: u64) -> Option<Self> {
-        let start = self.offset & !(align - 1);
-        match self.end().checked_add(align - 1) {
-            Some(end) => Some(Self { offset: start, len: (end & !(align - 1)) - start }),
-            None => None,
-        }
-    }
-
-    /// True if the two ranges share a byte.
-    #[must_use]
-    pub const fn overlaps(self, other: Self) -> bool {
-        self.offset < other.end() && other.offset < self.end()
-    }
 }
 
 /// One request, in the form every layer below the wire understands.
@@ -165,30 +151,53 @@ impl Request {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A free list of tags `0..count`. All memory is taken at start.
+///
+/// A tag names a slot: the room kept for one request while it is in flight. An empty list means
+/// "wait": the request stays where it is, in the ring.
+///
+/// # Invariants
+/// 1. `free` holds each tag that is not handed out exactly once.
+#[derive(Debug)]
+pub struct TagList {
+    free: Vec<u16>,
+    count: u16,
+}
 
-    #[test]
-    fn a_range_never_overflows() {
-        assert!(ByteRange::new(u64::MAX, 1).is_none());
-        assert!(ByteRange::from_sector(u64::MAX / 512 + 1, 0).is_none());
-        assert!(ByteRange::from_sector(u64::MAX / 512, 512).is_none());
-        assert_eq!(ByteRange::from_sector(2, 512).unwrap().end(), 1536);
+impl TagList {
+    /// A list with the tags `0..count`, all free; the lowest is handed out first, and a tag for the
+    /// first time only while all lower ones are.
+    #[must_use]
+    pub fn new(count: u16) -> Self {
+        Self { free: (0..count).rev().collect(), count }
     }
 
-    #[test]
-    fn widening_covers_and_aligns() {
-        let range = ByteRange::new(513, 4096).unwrap().widened(4096).unwrap();
-        assert_eq!((range.offset(), range.len()), (0, 8192));
-        assert!(range.is_aligned(4096));
-        assert!(ByteRange::new(u64::MAX - 10, 5).unwrap().widened(4096).is_none());
+    /// Takes a tag, the one freed last: its memory is the warmest.
+    #[inline]
+    pub fn acquire(&mut self) -> Option<u16> {
+        self.free.pop()
     }
 
-    #[test]
-    fn ranges_that_only_touch_do_not_overlap() {
-        let a = ByteRange::new(0, 512).unwrap();
-        assert!(!a.overlaps(ByteRange::new(512, 512).unwrap()));
-        assert!(a.overlaps(ByteRange::new(511, 1).unwrap()));
+    /// Gives a tag back.
+    #[inline]
+    pub fn release(&mut self, tag: u16) {
+        debug_assert!(tag < self.count, "tag {tag} was never handed out");
+        debug_assert!(!self.free.contains(&tag), "tag {tag} is free already");
+        self.free.push(tag);
+    }
+
+    /// How many tags are handed out.
+    #[must_use]
+    pub fn in_use(&self) -> usize {
+        usize::from(self.count) - self.free.len()
+    }
+
+    /// How many tags there are.
+    #[must_use]
+    pub fn count(&self) -> u16 {
+        self.count
     }
 }
+
+#[cfg(test)]
+mod tests;

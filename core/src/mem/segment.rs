@@ -1,9 +1,11 @@
-//! Pieces of memory that take part in one transfer (hot). Parts of such lists, and the bytes in them:
-//! `segment/bytes.rs`.
+//! Pieces of memory that take part in one transfer (hot). How lists of them begin: `segment/setup.rs`;
+//! parts of lists, and the bytes in them: `segment/bytes.rs`.
 
 mod bytes;
+mod setup;
+mod spill;
 
-use std::ptr::NonNull;
+use spill::Spill;
 
 /// How many segments a [`Segments`] keeps beside its length, without going to its spill memory.
 const INLINE: usize = 4;
@@ -39,68 +41,10 @@ pub struct Segments {
     count: usize,
     bytes: u64,
     inline: [Segment; INLINE],
-    spill: Spill,
-}
-
-/// Where a list goes that does not fit inline.
-#[derive(Debug)]
-enum Spill {
-    Own(Box<[Segment]>),
-    /// Lent by whoever made the list, who keeps it valid and to itself.
-    Lent(NonNull<[Segment]>),
-}
-
-// SAFETY: lent memory is used by this list alone, on whatever thread.
-unsafe impl Send for Spill {}
-
-impl std::ops::Deref for Spill {
-    type Target = [Segment];
-    fn deref(&self) -> &[Segment] {
-        match self {
-            Self::Own(spill) => spill,
-            // SAFETY: whoever lent it keeps it valid and touches it through this list only.
-            Self::Lent(spill) => unsafe { spill.as_ref() },
-        }
-    }
-}
-
-impl std::ops::DerefMut for Spill {
-    fn deref_mut(&mut self) -> &mut [Segment] {
-        match self {
-            Self::Own(spill) => spill,
-            // SAFETY: as for `deref`.
-            Self::Lent(spill) => unsafe { spill.as_mut() },
-        }
-    }
+    spill: Spill<Segment>,
 }
 
 impl Segments {
-    /// An empty list that can hold `max` segments. Allocates; call at start only.
-    #[must_use]
-    pub fn with_capacity(max: usize) -> Self {
-        Self::new(Spill::Own(vec![Segment::EMPTY; max.max(INLINE)].into_boxed_slice()))
-    }
-
-    /// An empty list that keeps what does not fit inline in `spill`, at least four segments.
-    ///
-    /// # Safety
-    /// `spill` stays valid, and is touched through this list only, as long as the list exists.
-    #[must_use]
-    pub unsafe fn over(spill: NonNull<[Segment]>) -> Self {
-        debug_assert!(spill.len() >= INLINE);
-        Self::new(Spill::Lent(spill))
-    }
-
-    fn new(spill: Spill) -> Self {
-        Self { count: 0, bytes: 0, inline: [Segment::EMPTY; INLINE], spill }
-    }
-
-    /// The most segments this list can hold.
-    #[must_use]
-    pub fn capacity(&self) -> usize {
-        self.spill.len()
-    }
-
     /// Forgets all segments.
     #[inline]
     pub fn clear(&mut self) {
@@ -120,20 +64,6 @@ impl Segments {
         self.count += 1;
         self.bytes += segment.len as u64;
         true
-    }
-
-    #[inline(never)]
-    fn push_spill(&mut self, segment: Segment) -> bool {
-        if self.count == INLINE {
-            self.spill[..INLINE].copy_from_slice(&self.inline);
-        }
-        match self.spill.get_mut(self.count) {
-            Some(place) => {
-                *place = segment;
-                true
-            }
-            None => false,
-        }
     }
 
     /// The segments, in order.

@@ -1,5 +1,5 @@
-//! From guest addresses to ours (hot). What is not in the regions used last, or behind an IOMMU, is
-//! looked up in `translator/lookup.rs`.
+//! From guest addresses to ours (hot). How a translator begins, and how it looks up what is not in the
+//! regions used last, or behind an IOMMU: `translator/lookup.rs`.
 
 mod lookup;
 
@@ -63,18 +63,6 @@ struct BehindIommu {
 unsafe impl Send for Translator {}
 
 impl Translator {
-    /// A translator for `map`.
-    #[must_use]
-    pub fn new(map: Arc<GuestMap>) -> Self {
-        Self { single: Seen::NOTHING, data: Seen::NOTHING, map, iommu: None }
-    }
-
-    /// The map it translates for.
-    #[must_use]
-    pub fn map(&self) -> &Arc<GuestMap> {
-        &self.map
-    }
-
     /// Our address of `len` bytes at guest address `guest`, if they lie in one region. The device
     /// only reads them.
     #[inline]

@@ -19,6 +19,18 @@ impl BehindIommu {
 }
 
 impl Translator {
+    /// A translator for `map`.
+    #[must_use]
+    pub fn new(map: Arc<GuestMap>) -> Self {
+        Self { single: Seen::NOTHING, data: Seen::NOTHING, map, iommu: None }
+    }
+
+    /// The map it translates for.
+    #[must_use]
+    pub fn map(&self) -> &Arc<GuestMap> {
+        &self.map
+    }
+
     /// A translator for a device behind an IOMMU: it knows what it is taught with
     /// [`Translator::learn`] and names what it misses.
     #[must_use]
