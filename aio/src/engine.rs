@@ -10,9 +10,9 @@
 //! Whoever has nothing else to do after `queue` calls `submit_and_wait`, which is one system call
 //! where the engine can do both at once.
 
-pub use crate::operation::{
-    Command, CommandRefused, Done, FileId, Full, Io, IoMemory, IoOp, OpSet,
-};
+pub use crate::command::{Command, CommandRefused};
+pub use crate::op_set::OpSet;
+pub use crate::operation::{Done, FileId, Files, Full, Io, IoMemory, IoOp};
 use ringway_core::Segment;
 use std::fs::File;
 use std::io;

@@ -35,22 +35,24 @@
 //! feature `contract` has the tests it must pass, `faulty` an engine that fails on purpose.
 
 pub mod bells;
+mod command;
 #[cfg(any(test, feature = "contract"))]
 pub mod contract;
 pub mod engine;
 #[cfg(any(test, feature = "faulty"))]
 pub mod faulty;
-pub mod files;
 mod immediate;
 pub mod io_uring;
 pub mod linux_aio;
 pub mod null;
+mod op_set;
 mod operation;
 mod pool;
 pub mod sim;
 mod sys;
 pub mod threads;
 
+pub use command::{Command, CommandRefused};
 pub use engine::{BellId, CommandPort, Counters, Engine, Limits, Reaped};
 #[cfg(any(test, feature = "faulty"))]
 pub use faulty::{Fault, Faulty};
@@ -58,6 +60,7 @@ pub use immediate::Immediate;
 pub use io_uring::{IoUring, IoUringSetup};
 pub use linux_aio::LinuxAio;
 pub use null::Null;
+pub use op_set::OpSet;
 pub use operation::*;
 pub use sim::{Model, Sim, SimSetup};
 pub use threads::{Threads, ThreadsSetup};

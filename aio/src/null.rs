@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bells::Bells;
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
-use crate::files::Files;
+use crate::engine::{BellId, Counters, Done, Engine, FileId, Files, Full, Io, Limits, Reaped};
 
 /// Completes everything, moves nothing.
 ///

@@ -1,6 +1,12 @@
-//! What engines are asked to do, and what became of it.
+//! What engines are asked to do, with which files, and what became of it (hot). How files come and go:
+//! `operation/files.rs`.
+
+mod files;
 
 use ringway_core::{DataOp, Segment};
+use std::fs::File;
+use std::os::fd::RawFd;
+use std::sync::Arc;
 
 /// What an engine can do to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,17 +40,6 @@ impl From<DataOp> for IoOp {
 }
 
 impl IoOp {
-    /// All operations, for tables and tests.
-    pub const ALL: [Self; 7] = [
-        Self::Read,
-        Self::Write,
-        Self::WriteDurable,
-        Self::Sync,
-        Self::PunchHole,
-        Self::ZeroRange,
-        Self::Discard,
-    ];
-
     /// True if bytes move between memory and the file.
     #[must_use]
     pub const fn moves_data(self) -> bool {
@@ -52,30 +47,49 @@ impl IoOp {
     }
 }
 
-/// A set of [`IoOp`]s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpSet(u16);
-
-impl OpSet {
-    /// Every operation.
-    pub const ALL: Self = Self((1 << IoOp::ALL.len()) - 1);
-
-    /// The set without `op`.
-    #[must_use]
-    pub const fn without(self, op: IoOp) -> Self {
-        Self(self.0 & !(1 << op as u16))
-    }
-
-    /// True if `op` is in the set.
-    #[must_use]
-    pub const fn has(self, op: IoOp) -> bool {
-        self.0 & (1 << op as u16) != 0
-    }
-}
-
 /// A file that an engine knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(pub u32);
+
+/// The table of files an engine knows: each attached, with a note of the engine's about it.
+///
+/// ```
+/// # use ringway_aio::Files;
+/// # use std::{fs::File, sync::Arc};
+/// let mut files = Files::new();
+/// let id = files.attach(&Arc::new(File::open("/dev/null").unwrap()), "what the engine notes");
+/// assert_eq!(files.get(id).note, "what the engine notes");
+/// files.detach(id); // lets the file go
+/// ```
+///
+/// # Invariants
+/// 1. A slot holds its file open, so its descriptor is good as long as it is attached.
+#[derive(Debug)]
+pub struct Files<T> {
+    slots: Vec<Option<Known<T>>>,
+}
+
+/// An attached file.
+#[derive(Debug)]
+pub struct Known<T> {
+    /// Its descriptor.
+    pub fd: RawFd,
+    /// What the engine noted about it.
+    pub note: T,
+    _open: Arc<File>,
+}
+
+impl<T> Files<T> {
+    /// The file.
+    ///
+    /// # Panics
+    /// If it is not attached, which is a duty of [`crate::Engine::queue`]'s caller.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, id: FileId) -> &Known<T> {
+        self.slots[id.0 as usize].as_ref().expect("the file is attached")
+    }
+}
 
 /// One operation on a file.
 #[derive(Clone, Copy, Debug)]
@@ -150,43 +164,6 @@ impl<'a> From<&'a [Segment]> for IoMemory<'a> {
     }
 }
 
-/// A command for the driver behind a file, in the driver's own language: what ublk calls FETCH and
-/// COMMIT, or NVMe passthrough (`IORING_OP_URING_CMD`). To engines it is opaque.
-#[derive(Clone, Copy, Debug)]
-pub struct Command<'a> {
-    /// Comes back with the result, in [`Reaped::commands`](crate::Reaped::commands): a space of its own, apart from the tags of
-    /// operations. The top two bits must be clear.
-    pub tag: u64,
-    /// Whose driver.
-    pub file: FileId,
-    /// What to do (`cmd_op`).
-    pub op: u32,
-    /// An address or whatever the driver takes there (`addr`).
-    pub addr: u64,
-    /// The driver's structure, at most [`CommandPort::bytes`](crate::CommandPort::bytes) long; copied at once, and followed by
-    /// zeroes.
-    pub data: &'a [u8],
-}
-
-/// Why [`Engine::queue_command`](crate::Engine::queue_command) did not take a command. Nothing was queued.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CommandRefused {
-    /// The engine has no port for commands: [`Limits::commands`](crate::Limits::commands).
-    #[error("the engine takes no commands")]
-    NoPort,
-    /// The command is longer than [`CommandPort::bytes`](crate::CommandPort::bytes).
-    #[error("a command of {bytes} bytes, where the engine takes {most}")]
-    TooLong {
-        /// Its bytes.
-        bytes: usize,
-        /// What the engine takes.
-        most: usize,
-    },
-    /// As [`Full`]: try again after a reap.
-    #[error("the engine has as many commands in flight as it takes")]
-    Full,
-}
-
 /// The only refusal of [`Engine::queue`](crate::Engine::queue): nothing was queued, try again after a reap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
@@ -194,7 +171,7 @@ pub struct Full;
 /// What became of one operation, or of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// The tag of its [`Io`] or [`Command`].
+    /// The tag of its [`Io`] or [`Command`](crate::Command).
     pub tag: u64,
     /// Bytes moved (0 for operations that move none), or a negative `errno`, as the kernel says it. Of
     /// a command what the driver says, below zero if it is an `errno`.

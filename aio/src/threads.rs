@@ -11,8 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::bells::Bells;
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
-use crate::files::Files;
+use crate::engine::{
+    BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped,
+};
 use crate::pool::Pool;
 use crate::sys::{self, Job};
 

@@ -3,10 +3,14 @@
 //! One ring carries transfers, flushes, fallocate, discard, commands for drivers and the doorbells
 //! (multishot polls), so that one system call submits and sleeps for all of them. `reap` stays in
 //! user space unless the kernel has flagged work that only entering it can finish.
+//!
+//! Here is what each transfer passes (hot). How a ring begins: `setup.rs`; how it ends: `end.rs`;
+//! doorbells: `bells.rs`; entries that change a file: `changes.rs`; transfers that go another way:
+//! `detours.rs`.
 
 use io_uring::squeue::Flags;
-use io_uring::types::Fd;
-use io_uring::{IoUring as Ring, cqueue, squeue};
+use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring as Ring, cqueue, opcode, squeue};
 use ringway_core::Segment;
 use std::fmt;
 use std::fs::File;
@@ -15,13 +19,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod bells;
 mod buffers;
+mod changes;
+mod commands;
 mod copies;
+mod detours;
 mod doorbells;
-mod enter;
-mod entry;
+mod end;
 mod features;
 mod polled;
+mod setup;
 mod tags;
 mod transient;
 
@@ -29,22 +37,16 @@ pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;
 
 use crate::engine::{
-    BellId, Command, CommandPort, CommandRefused, Counters, Done, Engine, FileId, Full, Io,
-    IoMemory, IoOp, Limits, OpSet, Reaped,
+    BellId, Command, CommandRefused, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits,
+    Reaped,
 };
-use crate::files::Files;
 use crate::sys;
 use buffers::Buffers;
 use copies::Copies;
 use doorbells::Doorbells;
-use entry::{COMMAND_BYTES, command, entry, entry_registered};
-use features::{FILES, set_up};
 use polled::Polled;
 use tags::{BELL, COMMAND};
-
-/// Room in the ring for doorbells, beside `depth` operations. More are fine: a submission queue
-/// that is full is submitted, and what a completion queue cannot hold the kernel keeps.
-const BELLS: u32 = 64;
+use transient::is_transient;
 
 /// What is to be known of a file.
 #[derive(Clone, Copy, Debug)]
@@ -83,113 +85,18 @@ pub struct IoUring {
     counters: Counters,
 }
 
-impl IoUring {
-    /// Sets a ring up, with all features that the kernel has.
-    ///
-    /// # Errors
-    /// Says why this host has no io_uring for us: too old, switched off, or out of memory.
-    pub fn new(setup: IoUringSetup<'_>) -> io::Result<Self> {
-        let IoUringSetup { depth, without, iopoll, buffers, commands } = setup;
-        if iopoll && buffers > 0 {
-            let why = "a polled ring has no registered buffers";
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-        }
-        let entries = depth.max(1) + BELLS + commands;
-        let (ring, features) = set_up(entries, buffers, without)?;
-        let mut limits = Limits::new("io_uring", depth);
-        if !features.has(Feature::Discard) {
-            limits.ops = OpSet::ALL.without(IoOp::Discard);
-        }
-        if features.has(Feature::RegisteredBuffers) {
-            limits.registered_buffers = buffers;
-        }
-        if commands > 0 && features.has(Feature::Commands) {
-            limits.commands = Some(CommandPort { depth: commands, bytes: COMMAND_BYTES });
-        }
-        Ok(Self {
-            buffers: Buffers::new(limits.registered_buffers),
-            limits,
-            ring,
-            features,
-            files: Files::new(),
-            polled: iopoll.then(|| Polled::new(depth.max(1))).transpose()?,
-            copies: Copies::new(depth),
-            doorbells: Doorbells::new(BELLS as usize),
-            enabled: false,
-            in_flight: 0,
-            commands: 0,
-            counters: Counters::default(),
-        })
-    }
-
-    /// What of io_uring is in use here, and why the rest is not.
-    #[must_use]
-    pub fn features(&self) -> &Features {
-        &self.features
-    }
-
-    #[cold]
-    fn queue_polled(&mut self, io: &Io<'_>) -> Result<(), Full> {
-        let Some(polled) = &mut self.polled else { return Err(Full) };
-        // SAFETY: a polled ring has no registered buffers (invariant 4).
-        let segments = unsafe { io.memory.segments_unchecked() };
-        let entry = entry(io, Fd(self.files.get(io.file).fd), segments, None).user_data(io.tag);
-        // SAFETY: as in `queue`.
-        unsafe { polled.queue(&entry) }.map_err(|_| Full)?;
-        self.in_flight += 1;
-        self.counters.queued += 1;
-        Ok(())
-    }
-
-    /// The entry of an operation, where there are registered buffers.
-    #[inline(never)]
-    fn entry_with_buffers(&self, io: &Io<'_>, fd: Fd) -> squeue::Entry {
-        match io.memory {
-            IoMemory::Segments(segments) => entry(io, fd, segments, self.buffers.find(segments)),
-            IoMemory::Registered { buffer, offset } => {
-                entry_registered(io, fd, buffer, self.buffers.address(buffer, offset))
-            }
-        }
-    }
-}
-
 impl Engine for IoUring {
     fn limits(&self) -> &Limits {
         &self.limits
     }
 
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
-        if sys::is_in_memory(file)? {
-            sys::mark_nonblocking(file)?;
-        }
-        let id = self.files.next();
-        let fixed = self.features.has(Feature::RegisteredFiles) && id.0 < FILES;
-        let flags = if fixed { Flags::FIXED_FILE } else { Flags::empty() };
-        let polled = self.polled.is_some() && can_poll(file).is_ok();
-        let copied = self.limits.registered_buffers == 0 && copies::concern(file)?;
-        let id = self.files.attach(file, Note { flags, polled, copied });
-        if fixed {
-            let fd = self.files.get(id).fd;
-            let updated = self.ring.submitter().register_files_update(id.0, &[fd]);
-            if let Err(e) = updated {
-                self.files.detach(id);
-                return Err(e);
-            }
-        }
-        Ok(id)
+        self.attach_file(file)
     }
 
     unsafe fn map_memory(&mut self, regions: &[Segment]) -> io::Result<()> {
-        if self.in_flight > 0 {
-            let submitted = self.submit();
-            if submitted.is_err() || !self.ring.submission().is_empty() {
-                self.buffers.forget();
-                let why = "the kernel does not take now what is queued for other memory";
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, why));
-            }
-        }
-        // SAFETY: passed on to the caller. What is in flight keeps the pages of its buffer (Linux 5.13).
-        unsafe { self.buffers.register(&self.ring.submitter(), &mut self.features, regions) }
+        // SAFETY: passed on to the caller.
+        unsafe { self.register_memory(regions) }
     }
 
     unsafe fn set_buffer(&mut self, number: u16, buffer: Option<Segment>) -> io::Result<()> {
@@ -198,26 +105,15 @@ impl Engine for IoUring {
     }
 
     fn detach(&mut self, file: FileId) {
-        let known = self.files.detach(file);
-        if known.is_some_and(|known| known.note.flags.contains(Flags::FIXED_FILE)) {
-            // If this fails the kernel keeps the file open until the ring is gone.
-            let _ = self.ring.submitter().register_files_update(file.0, &[-1]);
-        }
+        self.detach_file(file);
     }
 
     fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
-        sys::check_open(fd)?;
-        let poll = self.doorbells.watch(bell, fd);
-        self.push(&poll)?;
-        if self.enabled { self.enter(0, None) } else { Ok(()) }
+        self.watch_bell(bell, fd)
     }
 
     fn unwatch(&mut self, bell: BellId, fd: RawFd) {
-        let Some(remove) = self.doorbells.unwatch(bell, fd) else { return };
-        // If the ring is beyond use, nothing rings any more.
-        if self.push(&remove).is_ok() && self.enabled {
-            let _ = self.enter(0, None);
-        }
+        self.unwatch_bell(bell, fd);
     }
 
     unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
@@ -255,27 +151,8 @@ impl Engine for IoUring {
     }
 
     unsafe fn queue_command(&mut self, asked: &Command<'_>) -> Result<(), CommandRefused> {
-        let Some(CommandPort { depth, bytes }) = self.limits.commands else {
-            return Err(CommandRefused::NoPort);
-        };
-        let mut data = [0; COMMAND_BYTES];
-        let Some(room) = data.get_mut(..asked.data.len()) else {
-            return Err(CommandRefused::TooLong { bytes: asked.data.len(), most: bytes });
-        };
-        room.copy_from_slice(asked.data);
-        debug_assert!(asked.tag & (BELL | COMMAND) == 0, "the top two bits of a tag are clear");
-        if self.commands == depth {
-            return Err(CommandRefused::Full);
-        }
-        let file = self.files.get(asked.file);
-        let flags = file.note.flags;
-        let fd = if flags.is_empty() { file.fd } else { asked.file.0.cast_signed() };
-        let entry = command(asked, Fd(fd), data).flags(flags);
-        let entry = entry.user_data(asked.tag | BELL | COMMAND);
-        // SAFETY: the caller vouches for what the command names.
-        unsafe { self.ring.submission().push(&entry) }.map_err(|_| CommandRefused::Full)?;
-        self.commands += 1;
-        Ok(())
+        // SAFETY: passed on to the caller.
+        unsafe { self.push_command(asked) }
     }
 
     fn submit(&mut self) -> io::Result<()> {
@@ -363,3 +240,86 @@ impl fmt::Debug for IoUring {
         write!(f, "IoUring {{ {in_flight} in flight, {limits:?}, {features:?} }}")
     }
 }
+
+impl IoUring {
+    /// One `io_uring_enter`: submits what is queued, lets the kernel post what is done, and with
+    /// `want` = 1 sleeps until something is.
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.enabled {
+            // Binds the ring to this thread.
+            self.ring.submitter().register_enable_rings()?;
+            self.enabled = true;
+        }
+        let until = timeout.map(Timespec::from);
+        let mut args = SubmitArgs::new();
+        if let Some(until) = &until {
+            args = args.timespec(until);
+        }
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let count = u32::try_from(self.ring.submission().len()).expect("the ring is smaller");
+        self.counters.syscalls += 1;
+        // SAFETY: the queued entries follow the rules of `queue`, and `args` outlives the call.
+        let entered =
+            unsafe { self.ring.submitter().enter(count, want, flags.bits(), Some(&args)) };
+        match entered {
+            // Time is over, a signal came, or the kernel is short of memory or of room for
+            // completions: what was not taken stays queued and goes with the next call.
+            Err(e) if is_transient(&e) => Ok(()),
+            entered => entered.map(drop),
+        }
+    }
+
+    /// True if only entering the kernel brings further completions.
+    #[inline]
+    fn must_enter(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+}
+
+/// Translates an operation on `segments`; `buffer` is the registered one that they lie in, if any.
+#[inline]
+fn entry(io: &Io<'_>, fd: Fd, segments: &[Segment], buffer: Option<u16>) -> squeue::Entry {
+    let offset = sys::kernel_offset(io.offset).cast_unsigned();
+    match io.op {
+        IoOp::Read => read(fd, segments, buffer, offset),
+        IoOp::Write => IoUring::write(fd, segments, buffer, offset, 0),
+        IoOp::WriteDurable => IoUring::write(fd, segments, buffer, offset, libc::RWF_DSYNC),
+        IoOp::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
+        IoOp::PunchHole => IoUring::allocate(io, fd, sys::PUNCH_HOLE),
+        IoOp::ZeroRange => IoUring::allocate(io, fd, sys::ZERO_RANGE),
+        IoOp::Discard => IoUring::discard(io, fd),
+    }
+}
+
+#[inline]
+fn read(fd: Fd, segments: &[Segment], buffer: Option<u16>, offset: u64) -> squeue::Entry {
+    match (segments, buffer) {
+        (&[one], None) => opcode::Read::new(fd, one.base, length(one)).offset(offset).build(),
+        (&[one], Some(buffer)) => {
+            opcode::ReadFixed::new(fd, one.base, length(one), buffer).offset(offset).build()
+        }
+        (_, None) => {
+            let (iov, count) = iovec(segments);
+            opcode::Readv::new(fd, iov, count).offset(offset).build()
+        }
+        (_, Some(buffer)) => {
+            let (iov, count) = iovec(segments);
+            opcode::ReadvFixed::new(fd, iov, count, buffer).offset(offset).build()
+        }
+    }
+}
+
+#[inline]
+fn length(segment: Segment) -> u32 {
+    u32::try_from(segment.len).expect("within limits().max_bytes")
+}
+
+#[inline]
+fn iovec(segments: &[Segment]) -> (*const libc::iovec, u32) {
+    let count = u32::try_from(segments.len()).expect("within limits().max_segments");
+    (segments.as_ptr().cast(), count)
+}
+
+#[cfg(test)]
+mod tests;

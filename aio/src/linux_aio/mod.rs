@@ -15,8 +15,9 @@ use std::time::Duration;
 mod context;
 
 use crate::bells::Bells;
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, IoOp, Limits, Reaped};
-use crate::files::Files;
+use crate::engine::{
+    BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped,
+};
 use crate::pool::Pool;
 use crate::sys::{self, Job};
 use context::{Context, Event, FDSYNC, Iocb, POLL, PREAD, PREADV, PWRITE, PWRITEV};

@@ -1,38 +1,9 @@
-//! The table of files an engine knows.
-//!
-//! ```
-//! # use ringway_aio::files::Files;
-//! # use std::{fs::File, sync::Arc};
-//! let mut files = Files::new();
-//! let id = files.attach(&Arc::new(File::open("/dev/null").unwrap()), "what the engine notes");
-//! assert_eq!(files.get(id).note, "what the engine notes");
-//! files.detach(id); // lets the file go
-//! ```
+//! How files come to the table of an engine, and leave it.
 
+use super::{FileId, Files, Known};
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-
-use crate::engine::FileId;
-
-/// Attached files, each with a note of the engine's about it.
-///
-/// # Invariants
-/// 1. A slot holds its file open, so its descriptor is good as long as it is attached.
-#[derive(Debug)]
-pub struct Files<T> {
-    slots: Vec<Option<Known<T>>>,
-}
-
-/// An attached file.
-#[derive(Debug)]
-pub struct Known<T> {
-    /// Its descriptor.
-    pub fd: RawFd,
-    /// What the engine noted about it.
-    pub note: T,
-    _open: Arc<File>,
-}
 
 impl<T> Default for Files<T> {
     fn default() -> Self {
@@ -71,15 +42,5 @@ impl<T> Files<T> {
     /// Lets a file go.
     pub fn detach(&mut self, id: FileId) -> Option<Known<T>> {
         self.slots.get_mut(id.0 as usize)?.take()
-    }
-
-    /// The file.
-    ///
-    /// # Panics
-    /// If it is not attached, which is a duty of [`crate::Engine::queue`]'s caller.
-    #[inline]
-    #[must_use]
-    pub fn get(&self, id: FileId) -> &Known<T> {
-        self.slots[id.0 as usize].as_ref().expect("the file is attached")
     }
 }
