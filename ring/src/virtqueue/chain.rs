@@ -1,5 +1,5 @@
-//! One chain of descriptors, copied out of shared memory once and judged afterwards (hot). Tables of
-//! descriptors beside the ring: `chain/indirect.rs`.
+//! One chain of descriptors, copied out of shared memory once and judged afterwards (hot). How it begins,
+//! and tables of descriptors beside the ring: `chain/indirect.rs`.
 
 mod indirect;
 
@@ -27,18 +27,6 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// The most descriptors accepted in one indirect table. The specification binds a chain to the
-    /// queue size, but Linux fills tables up to `seg_max + 2` whatever the queue size is.
-    pub const INDIRECT_MAX: usize = 1026;
-
-    /// An empty chain for a queue of `size`. Allocates; call at start only.
-    #[must_use]
-    pub fn for_queue(size: u16) -> Self {
-        let max = usize::from(size).max(Self::INDIRECT_MAX);
-        let descs = Vec::with_capacity(max);
-        Self { descs, readable: 0, bytes: 0, readable_bytes: 0, max, refused: 0 }
-    }
-
     /// The device-readable descriptors.
     #[inline]
     #[must_use]
@@ -74,13 +62,6 @@ impl Chain {
     pub fn walked(&self) -> usize {
         // A chain that is accepted has at least one.
         if self.descs.is_empty() { self.refused } else { self.descs.len() }
-    }
-
-    /// Empties it because it is malformed; `more` descriptors were read besides those it has.
-    #[cold]
-    pub(super) fn refuse(&mut self, more: usize) {
-        self.refused = self.descs.len() + more;
-        self.clear();
     }
 
     #[inline]

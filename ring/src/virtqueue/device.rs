@@ -1,5 +1,5 @@
 //! The device side of a virtqueue whatever its format: one `match` in front of the verbs that all have
-//! in common (hot). How it begins: `device/setup.rs`.
+//! in common (hot). How it begins and waits: `device/setup.rs`.
 
 mod setup;
 
@@ -8,7 +8,7 @@ use super::chain_error::ChainError;
 use super::inflight::Tracked;
 use super::packed::PackedDevice;
 use super::split::SplitDevice;
-use super::types::{Armed, Broken, Head};
+use super::types::{Broken, Head};
 use ringway_core::mem::Translator;
 
 /// A virtqueue, seen from the device.
@@ -65,18 +65,6 @@ impl Device {
         }
     }
 
-    /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
-    ///
-    /// # Errors
-    /// [`Broken`] ends the queue.
-    pub fn arm(&mut self) -> Result<Armed, Broken> {
-        match self {
-            Self::Split(ring) => ring.arm(),
-            Self::Packed(ring) => Ok(ring.arm()),
-            Self::Tracked(queue) => queue.arm(),
-        }
-    }
-
     /// True if the driver has added something since the last `pop`: one look.
     #[inline]
     #[must_use]
@@ -85,15 +73,6 @@ impl Device {
             Self::Split(ring) => ring.has_work(),
             Self::Packed(ring) => ring.has_work(),
             Self::Tracked(queue) => queue.has_work(),
-        }
-    }
-
-    /// Asks the driver not to kick: the device is polling.
-    pub fn disarm(&mut self) {
-        match self {
-            Self::Split(ring) => ring.disarm(),
-            Self::Packed(ring) => ring.disarm(),
-            Self::Tracked(queue) => queue.disarm(),
         }
     }
 }

@@ -6,15 +6,18 @@
 //! if queue.publish() { call() }                         // one store of used.idx per batch
 //! match queue.arm()? { Quiet => sleep, WorkArrived => go on }
 //! ```
+//!
+//! How it begins, and what is rare: `split/setup.rs`; how it waits: `split/arm.rs`.
 
+mod arm;
 mod setup;
 
 use super::chain::Chain;
 use super::chain_error::ChainError;
-use super::layout::{AVAIL_F_NO_INTERRUPT, USED_F_NO_NOTIFY, UsedElem};
+use super::layout::{AVAIL_F_NO_INTERRUPT, UsedElem};
 use super::split_memory::{SplitMemory, event_passed};
 use super::store::next_store;
-use super::types::{Armed, Broken, Head};
+use super::types::{Broken, Head};
 use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -171,29 +174,5 @@ impl SplitDevice {
     pub fn has_work(&self) -> bool {
         prefetch(self.last);
         self.next_avail != self.avail_seen || self.ring.avail_idx().load(Relaxed) != self.next_avail
-    }
-
-    /// Asks the driver for kicks again, then looks once more (§2.7.10): drain, re-arm, look again.
-    ///
-    /// # Errors
-    /// [`Broken`] ends the queue.
-    pub fn arm(&mut self) -> Result<Armed, Broken> {
-        if self.event_idx {
-            self.ring.avail_event().store(self.next_avail, Relaxed);
-        } else {
-            self.ring.used_flags().store(0, Relaxed);
-        }
-        // The wish must be visible before the index is read again; pairs with the driver's fence
-        // between its store of the index and its load of the wish.
-        fence(SeqCst);
-        Ok(if self.read_avail_index()? { Armed::WorkArrived } else { Armed::Quiet })
-    }
-
-    /// Asks the driver not to kick: the device is polling. With EVENT_IDX nothing needs to be done,
-    /// because the event index stays behind until the queue is armed again.
-    pub fn disarm(&mut self) {
-        if !self.event_idx {
-            self.ring.used_flags().store(USED_F_NO_NOTIFY, Relaxed);
-        }
     }
 }

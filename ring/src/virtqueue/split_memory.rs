@@ -1,8 +1,9 @@
-//! A split virtqueue in memory, as its device and its driver side touch it (hot).
+//! A split virtqueue in memory, as its device and its driver side touch it (hot). What is judged at the
+//! start: `split_memory/setup.rs`.
 
-use super::layout::{
-    Desc, LayoutError, SplitAddresses, UsedElem, avail_bytes, check_size, used_bytes,
-};
+mod setup;
+
+use super::layout::{Desc, UsedElem, avail_bytes, used_bytes};
 use crate::shared::{AtomicU16, u16_at};
 
 /// Typed pointers into a split virtqueue, shared by its device and its driver side.
@@ -19,24 +20,6 @@ pub(super) struct SplitMemory {
 }
 
 impl SplitMemory {
-    /// # Safety
-    /// The addresses name mapped memory of the lengths that `size` asks for, for as long as the
-    /// returned value or a copy of it is in use.
-    pub(super) unsafe fn new(size: u16, at: SplitAddresses) -> Result<Self, LayoutError> {
-        check_size(u32::from(size))?;
-        for (name, address, align) in
-            [("descriptor", at.desc, 16), ("available", at.avail, 2), ("used", at.used, 4)]
-        {
-            if !(address as usize).is_multiple_of(align) {
-                return Err(LayoutError::Unaligned(name, align));
-            }
-        }
-        // The casts keep the alignment just checked.
-        #[allow(clippy::cast_ptr_alignment)]
-        let (desc, avail) = (at.desc.cast(), at.avail.cast());
-        Ok(Self { desc, avail, used: at.used, size })
-    }
-
     #[inline]
     pub(super) fn size(&self) -> u16 {
         self.size
@@ -127,16 +110,4 @@ pub const fn event_passed(event: u16, new: u16, old: u16) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn verify_spec_2_7_10_event_passed_at_the_wrap() {
-        assert!(event_passed(0, 1, 0));
-        assert!(!event_passed(1, 1, 0));
-        assert!(event_passed(65535, 0, 65535));
-        assert!(event_passed(65535, 3, 65530));
-        assert!(!event_passed(65529, 3, 65530));
-        assert!(!event_passed(5, 5, 5), "nothing new, nothing passed");
-    }
-}
+mod tests;

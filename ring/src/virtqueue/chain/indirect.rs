@@ -1,4 +1,4 @@
-//! Indirect tables (§2.7.5.3, §2.8.7), and what else few chains need.
+//! How a chain begins, indirect tables (§2.7.5.3, §2.8.7), and what else few chains need.
 
 use super::Chain;
 use crate::virtqueue::chain_error::ChainError;
@@ -8,6 +8,25 @@ use ringway_core::mem::{Access, Segments, Translator};
 use std::ptr::NonNull;
 
 impl Chain {
+    /// The most descriptors accepted in one indirect table. The specification binds a chain to the
+    /// queue size, but Linux fills tables up to `seg_max + 2` whatever the queue size is.
+    pub const INDIRECT_MAX: usize = 1026;
+
+    /// An empty chain for a queue of `size`. Allocates; call at start only.
+    #[must_use]
+    pub fn for_queue(size: u16) -> Self {
+        let max = usize::from(size).max(Self::INDIRECT_MAX);
+        let descs = Vec::with_capacity(max);
+        Self { descs, readable: 0, bytes: 0, readable_bytes: 0, max, refused: 0 }
+    }
+
+    /// Empties it because it is malformed; `more` descriptors were read besides those it has.
+    #[cold]
+    pub(in crate::virtqueue) fn refuse(&mut self, more: usize) {
+        self.refused = self.descs.len() + more;
+        self.clear();
+    }
+
     /// Puts a chain together by hand (with the feature `assemble`, for tests and fuzzers): first what the
     /// device reads, then what it writes, as (address, length).
     ///

@@ -1,4 +1,4 @@
-//! How the device side of a virtqueue begins, where it is, and what is rare.
+//! How the device side of a virtqueue begins, where it is, how it waits, and what is rare.
 
 use super::Device;
 use crate::virtqueue::inflight::{InflightError, Tracked};
@@ -6,7 +6,7 @@ use crate::virtqueue::layout::LayoutError;
 use crate::virtqueue::packed::PackedDevice;
 use crate::virtqueue::packed_layout::PackedBase;
 use crate::virtqueue::split::SplitDevice;
-use crate::virtqueue::types::{Areas, Format, Head, Unpublished};
+use crate::virtqueue::types::{Areas, Armed, Broken, Format, Head, Unpublished};
 
 impl Device {
     /// A queue at `at` that goes on from `base`, as vhost-user's SET_VRING_BASE puts it; from the
@@ -56,6 +56,27 @@ impl Device {
         // SAFETY: the caller vouches for the memory.
         let queue = unsafe { Tracked::start(format, at, base, region, entries)? };
         Ok(Self::Tracked(Box::new(queue)))
+    }
+
+    /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
+    ///
+    /// # Errors
+    /// [`Broken`] ends the queue.
+    pub fn arm(&mut self) -> Result<Armed, Broken> {
+        match self {
+            Self::Split(ring) => ring.arm(),
+            Self::Packed(ring) => Ok(ring.arm()),
+            Self::Tracked(queue) => queue.arm(),
+        }
+    }
+
+    /// Asks the driver not to kick: the device is polling.
+    pub fn disarm(&mut self) {
+        match self {
+            Self::Split(ring) => ring.disarm(),
+            Self::Packed(ring) => ring.disarm(),
+            Self::Tracked(queue) => queue.disarm(),
+        }
     }
 
     /// Chains that an earlier device has left in flight and that were not popped yet.
