@@ -1,7 +1,8 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot). How it begins and ends:
-//! `queue/lifecycle.rs`.
+//! `queue/lifecycle.rs`; what guests behind an IOMMU or under migration need: `queue/rare.rs`.
 
 mod lifecycle;
+mod rare;
 
 use super::dirty_log::QueueLog;
 use super::inflight::QueueInflight;
@@ -9,7 +10,7 @@ use ringway_core::mem::{Miss, Translator};
 use ringway_core::{Request, Status, kill_point};
 use ringway_export::{AnswerDue, Armed, Broken, PeerEventfd, Pop, RequestQueue, SessionInbox};
 use ringway_ring::virtio_blk::{self, StatusByte};
-use ringway_ring::virtqueue::{self, Chain, Device, Head};
+use ringway_ring::virtqueue::{self, Device, Head};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -64,33 +65,6 @@ struct BehindIommu {
 }
 
 impl Queue {
-    /// A request could not be understood. If that is because translations are missing it goes back
-    /// into the ring, and they are asked for: true then.
-    #[cold]
-    fn stalls_over(&mut self, head: Head) -> Result<(), Head> {
-        let (Some(missed), Some(iommu)) = (self.memory.missed(), &mut self.iommu) else {
-            return Err(head);
-        };
-        let faulty = missed.iter().any(|miss| iommu.faults.contains(miss));
-        // The next request begins anew: what was no memory then may be by now.
-        iommu.faults.clear();
-        if faulty {
-            missed.clear();
-            return Err(head);
-        }
-        self.stalled = true;
-        self.ring.put_back(head);
-        iommu.inbox.miss(iommu.at, missed);
-        missed.clear();
-        Ok(())
-    }
-
-    fn log_wish(&self) {
-        if let Some(log) = &self.log {
-            log.wished();
-        }
-    }
-
     pub(super) fn call(&mut self) -> io::Result<()> {
         let Some(call) = &self.call else { return Ok(()) };
         self.calls += 1;
@@ -102,22 +76,6 @@ impl Queue {
         }
         rung
     }
-}
-
-/// Names all pages of a chain that are missing, so that they come together.
-#[cold]
-fn note_misses(chain: &Chain, memory: &mut Translator) {
-    if memory.missed().is_some() {
-        chain.note_misses(memory);
-    }
-}
-
-#[cold]
-fn publish_logged(ring: &mut Device, log: &QueueLog) -> bool {
-    let places = ring.unpublished();
-    let wants_call = ring.publish();
-    log.published(places);
-    wants_call
 }
 
 impl RequestQueue for Queue {
@@ -143,7 +101,7 @@ impl RequestQueue for Queue {
                         return Ok(Pop::Request(Token::new(head, decoded.status_at)));
                     }
                     Err(status) => {
-                        note_misses(chain, &mut self.memory);
+                        Self::note_misses(chain, &mut self.memory);
                         (decoded.status_at, status)
                     }
                 }
@@ -181,7 +139,7 @@ impl RequestQueue for Queue {
     fn publish(&mut self) -> io::Result<()> {
         let wants_call = match &self.log {
             None => self.ring.publish(),
-            Some(log) => publish_logged(&mut self.ring, log),
+            Some(log) => Self::publish_logged(&mut self.ring, log),
         };
         if wants_call { self.call() } else { Ok(()) }
     }
