@@ -51,7 +51,6 @@
 
 mod active;
 mod at_limit;
-mod authorise;
 mod choices;
 mod clock;
 mod custom;

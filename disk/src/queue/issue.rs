@@ -1,20 +1,37 @@
-//! The way of operations to the engine: what the file takes, which file it is, and what waits while
-//! the engine is full.
+//! The way of operations to the engine (hot): what a guest may do, what the file takes, which file it is,
+//! and what waits while the engine is full. How it begins: `issue/setup.rs`.
+
+mod setup;
 
 use super::slots::Slots;
-use crate::choices::CacheMode;
 use crate::disk::Disk;
 use ringway_aio::{Engine, FileId, Full, Io, IoMemory, IoOp, Limits};
 use ringway_core::mem::{Segment, Segments};
-use ringway_core::{ByteRange, DataOp, Op, Request};
+use ringway_core::{ByteRange, DataOp, Op, Request, Status};
 use ringway_image::Image;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// The longest operation, in bytes; longer requests go in parts. From the page cache the bytes are
-/// copied within the submission, which must not keep other queues waiting for long.
-const fn part_max(cache: CacheMode) -> u32 {
-    if matches!(cache, CacheMode::None) { 4 << 20 } else { 1 << 20 }
+impl Disk {
+    /// The one place that says whether a request may be carried out: bounds and read-only, for
+    /// every operation.
+    ///
+    /// # Errors
+    /// The answer for the guest.
+    #[inline]
+    pub fn authorise(&self, request: &Request) -> Result<(), Status> {
+        if request.op.changes_disk() && self.geometry.read_only {
+            return Err(Status::IoError);
+        }
+        if request.range.end() > self.capacity.load(Relaxed) {
+            return Err(Status::IoError);
+        }
+        if request.op == Op::Discard && !self.geometry.discard {
+            return Err(Status::Unsupported);
+        }
+        Ok(())
+    }
 }
 
 /// What is to be done for a slot now.
@@ -51,33 +68,6 @@ pub(crate) struct Issuer {
 }
 
 impl Issuer {
-    pub(crate) fn new(
-        disk: Arc<Disk>,
-        limits: &Limits,
-        file: FileId,
-        tag_base: u64,
-        depth: u16,
-    ) -> Self {
-        debug_assert_eq!(tag_base & 0xffff, 0);
-        let max_bytes = limits.max_bytes.min(part_max(disk.cache));
-        Self {
-            image: disk.image(),
-            disk,
-            limits: Limits { max_bytes, ..limits.clone() },
-            file,
-            others: Vec::new(),
-            tag_base,
-            backlog: VecDeque::with_capacity(depth.into()),
-            durable_writes: false,
-            durable_bytes: 0,
-        }
-    }
-
-    /// The disk's first file, as the engine knows it.
-    pub(crate) fn file(&self) -> FileId {
-        self.file
-    }
-
     /// True if the file takes this request as it is, in one operation.
     #[inline]
     pub(crate) fn takes_directly(&self, request: &Request) -> bool {
@@ -175,22 +165,5 @@ impl Issuer {
     #[inline]
     pub(crate) fn has_backlog(&self) -> bool {
         !self.backlog.is_empty()
-    }
-
-    /// Hands at most `budget` operations of the backlog to the engine. False if it is still full.
-    pub(crate) fn retry<C, E: Engine>(
-        &mut self,
-        engine: &mut E,
-        slots: &Slots<C>,
-        budget: usize,
-    ) -> bool {
-        for _ in 0..budget {
-            let Some(&tag) = self.backlog.front() else { break };
-            if self.try_issue(engine, tag, &self.operation(slots, tag)).is_err() {
-                return false;
-            }
-            self.backlog.pop_front();
-        }
-        true
     }
 }

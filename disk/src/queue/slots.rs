@@ -1,15 +1,17 @@
-//! The room kept for each request of a queue, and the answers.
+//! The room kept for each request of a queue, and the answers (hot). How slots begin, and what looks at
+//! all of them: `slots/setup.rs`; what few requests need: `slots/slow_slot.rs`.
+
+mod setup;
+mod slow_slot;
 
 use super::arena::Arena;
-use super::held::HeldSlot;
 use super::watcher::Watcher;
 use crate::stats::DiskStats;
-use ringway_aio::IoOp;
-use ringway_core::mem::{HostRange, PoolPages, Segment, Segments};
-use ringway_core::{ByteRange, Op, Request, Status, TagList};
-use ringway_scheduler::RunId;
+use ringway_core::{Op, Request, Status, TagList};
+pub(crate) use setup::touches;
+pub(crate) use slow_slot::Sighting;
+use slow_slot::SlowSlot;
 use std::collections::VecDeque;
-use std::io;
 
 /// A request that is done.
 #[derive(Debug)]
@@ -73,66 +75,6 @@ impl Stage {
     }
 }
 
-/// What only requests need that are more than one plain operation.
-#[derive(Debug)]
-pub(crate) struct SlowSlot {
-    /// The operation in flight, unless the stage says that it is the request.
-    pub(crate) op: IoOp,
-    /// Where on the disk it is; empty for syncs.
-    pub(crate) range: ByteRange,
-    /// Where the image's map has that: in which file, and where in it.
-    pub(crate) place: Option<(u8, ByteRange)>,
-    /// What the image's port has to be told when an operation there is over.
-    pub(crate) generation: u8,
-    pub(crate) part: Segments,
-    /// Bytes of the request that the operation in flight carries out.
-    pub(crate) piece: u64,
-    pub(crate) pages: Option<PoolPages>,
-    pub(crate) lock: Option<ByteRange>,
-    pub(crate) retries: u8,
-    /// The guest's memory must not be given to the file.
-    pub(crate) bounce: bool,
-    pub(crate) counted: bool,
-    /// This is the one sync of a cached disk that is under way.
-    pub(crate) syncing: bool,
-    /// The run whose operation is in flight in this slot, its first one.
-    pub(crate) run: Option<RunId>,
-    /// The disk has failed it, and it is held, or tried again.
-    pub(crate) held: Option<HeldSlot>,
-    /// Since when it has been seen in flight. Means nothing at [`Stage::Whole`].
-    pub(crate) seen: Sighting,
-}
-
-/// When a request in flight was first seen by a scan, in the time of the caller; and whether it was
-/// counted as overdue already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Sighting {
-    pub(crate) since_ns: Option<u64>,
-    pub(crate) counted: bool,
-}
-
-impl SlowSlot {
-    fn new(part: Segments) -> Self {
-        Self {
-            op: IoOp::Sync,
-            range: ByteRange::default(),
-            place: None,
-            generation: 0,
-            part,
-            piece: 0,
-            pages: None,
-            lock: None,
-            retries: 0,
-            bounce: false,
-            counted: false,
-            syncing: false,
-            run: None,
-            held: None,
-            seen: Sighting::default(),
-        }
-    }
-}
-
 /// The slots of a queue: room for all of them is there from the start, and each begins to use its part
 /// with its first request. So a queue that never has many in flight costs the pages of few.
 ///
@@ -154,36 +96,6 @@ pub(crate) struct Slots<C> {
 }
 
 impl<C> Slots<C> {
-    /// `depth` slots for requests of at most `segments` pieces of memory. Allocates; call at start
-    /// only.
-    pub(crate) fn new(depth: u16, segments: usize) -> io::Result<Self> {
-        let count = usize::from(depth);
-        Ok(Self {
-            slots: Vec::with_capacity(count),
-            slow: Vec::with_capacity(count),
-            tags: TagList::new(depth),
-            late: VecDeque::with_capacity(count),
-            watcher: None,
-            stats: DiskStats::default(),
-            arena: Arena::new(2 * count, segments)?,
-        })
-    }
-
-    /// The next slot has its first request.
-    #[cold]
-    fn begin_slot(&mut self) {
-        assert!(self.slots.len() < self.slots.capacity(), "there is room for all (invariant 3)");
-        // SAFETY: the slots are dropped before the arena: fields are dropped in order.
-        let mut list = || unsafe { self.arena.list() };
-        self.slots.push(Slot {
-            request: Request::with_segments(list()),
-            context: None,
-            stage: Stage::Whole,
-            done: 0,
-        });
-        self.slow.push(SlowSlot::new(list()));
-    }
-
     /// Takes a slot, if one is free.
     #[inline]
     pub(crate) fn acquire(&mut self) -> Option<u16> {
@@ -198,13 +110,6 @@ impl<C> Slots<C> {
     /// Gives back a slot that was not started.
     #[inline]
     pub(crate) fn abandon(&mut self, tag: u16) {
-        debug_assert!(self.get(tag).context.is_none());
-        self.tags.release(tag);
-    }
-
-    /// Frees a slot whose request nobody answers.
-    #[cold]
-    pub(crate) fn free(&mut self, tag: u16) {
         debug_assert!(self.get(tag).context.is_none());
         self.tags.release(tag);
     }
@@ -233,28 +138,6 @@ impl<C> Slots<C> {
     #[inline]
     pub(crate) fn both(&mut self, tag: u16) -> (&mut Slot<C>, &mut SlowSlot) {
         (&mut self.slots[usize::from(tag)], &mut self.slow[usize::from(tag)])
-    }
-
-    /// Adds the memory of a slot's request to the operation of the slot `to`. Neighbours on the disk
-    /// are none in memory: a list, whatever the addresses (A20).
-    pub(crate) fn append_segments(&mut self, tag: u16, to: u16) {
-        let part = &mut self.slow[usize::from(to)].part;
-        for &segment in self.slots[usize::from(tag)].request.segments.as_slice() {
-            let pushed = part.push(segment);
-            debug_assert!(pushed, "a run keeps within the limits of segments");
-        }
-    }
-
-    /// All slots that have a request in flight.
-    pub(crate) fn in_flight(&mut self) -> impl Iterator<Item = (&mut Slot<C>, &mut SlowSlot)> {
-        self.slots.iter_mut().zip(&mut self.slow).filter(|(slot, _)| slot.context.is_some())
-    }
-
-    /// The slots whose request is with the image's thread. Allocates.
-    #[cold]
-    pub(crate) fn asked(&self) -> Vec<u16> {
-        let asked = |slot: &Slot<C>| slot.context.is_some() && slot.stage == Stage::Asked;
-        (0..).zip(&self.slots).filter(|(_, slot)| asked(slot)).map(|(tag, _)| tag).collect()
     }
 
     /// Frees the slot and makes the answer.
@@ -307,71 +190,7 @@ impl<C> Slots<C> {
     pub(crate) fn has_late(&self) -> bool {
         !self.late.is_empty()
     }
-
-    /// True if a request is in flight that reaches beyond `end` bytes.
-    pub(crate) fn reaches_beyond(&self, end: u64) -> bool {
-        self.slots.iter().any(|slot| slot.context.is_some() && slot.request.range.end() > end)
-    }
-
-    /// True if a request is in flight, or done and not taken, whose data lies in one of these ranges
-    /// of memory, or whose context says so.
-    pub(crate) fn uses(&self, ranges: &[HostRange], by: impl Fn(&C) -> bool) -> bool {
-        self.late.iter().any(|finished| by(&finished.context))
-            || self.slots.iter().any(|slot| {
-                slot.context
-                    .as_ref()
-                    .is_some_and(|context| by(context) || touches(&slot.request.segments, ranges))
-            })
-    }
-}
-
-/// True if memory of these segments lies in one of these ranges.
-pub(crate) fn touches(segments: &Segments, ranges: &[HostRange]) -> bool {
-    let touches = |segment: &Segment| {
-        let first = segment.base as usize;
-        let end = first.saturating_add(segment.len);
-        ranges.iter().any(|&(from, to)| first <= to && end > from)
-    };
-    segments.as_slice().iter().any(touches)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slots_begin_with_their_first_request_and_have_lists_of_their_own() {
-        let mut slots = Slots::<()>::new(64, 8).unwrap();
-        let places = (slots.slots.as_ptr(), slots.slow.as_ptr());
-        for _ in 0..3 {
-            let tags: Vec<_> = (0..4).map(|_| slots.acquire().unwrap()).collect();
-            let mut sorted = tags.clone();
-            sorted.sort_unstable();
-            assert_eq!(sorted, [0, 1, 2, 3]);
-            assert_eq!(
-                (slots.slots.len(), slots.slow.len()),
-                (4, 4),
-                "no more than were in flight"
-            );
-            tags.into_iter().for_each(|tag| slots.abandon(tag));
-        }
-        let tags: Vec<_> = std::iter::from_fn(|| slots.acquire()).collect();
-        assert_eq!((tags.len(), slots.slots.len(), slots.slow.len()), (64, 64, 64));
-        assert_eq!((slots.slots.as_ptr(), slots.slow.as_ptr()), places, "nothing has moved");
-        // Each has both lists to itself, as long as was asked for.
-        for tag in 0..64u16 {
-            let (slot, slow) = slots.both(tag);
-            for list in [&mut slot.request.segments, &mut slow.part] {
-                for _ in 0..8 {
-                    assert!(list.push(Segment { base: std::ptr::null_mut(), len: tag.into() }));
-                }
-                assert!(!list.push(Segment::EMPTY));
-            }
-        }
-        for tag in 0..64u16 {
-            let (slot, slow) = slots.both(tag);
-            assert_eq!(slot.request.segments.bytes(), 8 * u64::from(tag));
-            assert!(slow.part.as_slice().iter().all(|segment| segment.len == usize::from(tag)));
-        }
-    }
-}
+mod tests;
