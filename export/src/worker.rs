@@ -2,30 +2,28 @@
 //!
 //! A worker is one thread with one engine. It serves queues of one or more disks and shares nothing
 //! with other workers on the way of a request. Commands arrive between turns; `control.rs` handles them.
+//! `queues.rs` is how a worker begins, and takes queues in.
 
 mod control;
 mod end;
 mod hold;
 mod limited;
 mod queue;
+mod queues;
 mod wait;
 
 use crate::clock::since;
-use crate::command::{Alarm, Inbox, QueueId, Raise, Rouse};
+use crate::command::{Inbox, Rouse};
 use crate::cpu::GuestCalls;
-use crate::memory::SharedMemory;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Next, Spins};
-use crate::pool::WorkerOptions;
-use crate::queue::{Armed, Broken, QueueLifecycle};
-use crate::sampler::Sampler;
+use crate::queue::{Armed, QueueLifecycle};
 use crate::stats::WorkerStats;
 use control::Waiting;
 use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
-use ringway_disk::{DiskQueue, ImagePort};
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -71,36 +69,6 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
 }
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
-    /// A worker without queues.
-    ///
-    /// # Errors
-    /// What the host says to listening to the inbox.
-    pub fn new(mut engine: E, inbox: Inbox<Q>, options: &WorkerOptions) -> io::Result<Self> {
-        engine.watch(INBOX_BELL, inbox.doorbell())?;
-        let depth = engine.limits().depth as usize;
-        Ok(Self {
-            engine,
-            queues: Vec::new(),
-            active: Vec::with_capacity(64),
-            waiting: Vec::new(),
-            inbox,
-            reaped: Reaped::with_capacity(depth, 256),
-            idle: Idle::new(options.polling),
-            unsubmitted: false,
-            pinned: options.pin_memory.then(Pinned::default),
-            sample_latency: options.sample_latency,
-            turns: 0,
-            spins: Spins::default(),
-            guest_calls: GuestCalls::default(),
-            begun: Instant::now(),
-            poison_seen: poison_epoch(),
-            stats: WorkerStats::default(),
-            exit: false,
-            rouse: None,
-            requests_looked: 0,
-        })
-    }
-
     /// Works until told to exit.
     ///
     /// # Errors
@@ -296,77 +264,6 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             queue.idle_turns = 0;
             queue.ring.disarm();
             self.active.push(id);
-        }
-    }
-
-    #[cold]
-    fn add(
-        &mut self,
-        ring: Q,
-        disk: std::sync::Arc<ringway_disk::Disk>,
-        port: Option<ImagePort>,
-        durable: bool,
-        alarm: Raise,
-    ) -> io::Result<QueueId> {
-        let at = self.queues.iter().position(Option::is_none).unwrap_or(self.queues.len());
-        let id = u32::try_from(at).map_err(io::Error::other)?;
-        let file = self.engine.attach(&disk.file())?;
-        let limits = self.engine.limits().clone();
-        let mut disk = DiskQueue::new(disk, &limits, file, u64::from(id) << 16, ring.depth())
-            .inspect_err(|_| self.engine.detach(file))?;
-        disk.set_durable_writes(durable);
-        disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
-        let listening = port
-            .map_or(Ok(()), |port| disk.attach_image(&mut self.engine, port, IMAGE_BELL | id))
-            .and_then(|()| self.engine.watch(id + 1, ring.doorbell()));
-        if let Err(error) = listening {
-            disk.detach_image(&mut self.engine, IMAGE_BELL | id);
-            self.engine.detach(file);
-            return Err(error);
-        }
-        self.queues.resize_with(self.queues.len().max(at + 1), || None);
-        self.make_room();
-        let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));
-        queue.adopt_limits();
-        self.queues[at] = Some(queue);
-        self.name_memory();
-        self.rouse();
-        // Requests may have been there before the doorbell was watched.
-        self.activate(id);
-        // And its memory may have vanished while the control plane held it.
-        self.check_memory();
-        Ok(QueueId(id))
-    }
-
-    /// All of them may be active, and all bells ring: an engine may look twice before it tells.
-    #[cold]
-    fn make_room(&mut self) {
-        let (queues, bells) = (self.queues.len(), 1 + 2 * self.queues.len());
-        self.active.reserve(queues.saturating_sub(self.active.len()));
-        self.reaped.rung.reserve((2 * bells).saturating_sub(self.reaped.rung.len()));
-    }
-
-    /// Tells the engine which guests' memory the present queues use, if it is to be pinned.
-    #[cold]
-    fn name_memory(&mut self) {
-        if let Some(pinned) = &mut self.pinned {
-            let memory =
-                self.queues.iter().flatten().filter_map(|queue| queue.ring.shared_memory());
-            let maps = memory.map(SharedMemory::map);
-            pinned.update(&mut self.engine, maps);
-        }
-    }
-
-    /// Some peer cut its memory short: find out whose queue it was.
-    #[cold]
-    fn check_memory(&mut self) {
-        self.poison_seen = poison_epoch();
-        for queue in self.queues.iter_mut().flatten() {
-            if queue.ring.shared_memory().is_some_and(SharedMemory::is_lost) {
-                // Told even if the queue was broken before: the whole connection must go.
-                queue.state = queue.state.broken();
-                (queue.alarm)(Alarm::Broken(Broken::MemoryGone));
-            }
         }
     }
 }

@@ -5,9 +5,11 @@ mod held;
 mod late;
 
 use super::*;
-use crate::command::command_channel;
+use crate::command::{Alarm, QueueId, command_channel};
+use crate::memory::SharedMemory;
 use crate::polling::Polling;
-use crate::queue::{Pop, RequestQueue};
+use crate::pool::WorkerOptions;
+use crate::queue::{Broken, Pop, RequestQueue};
 use ringway_aio::Null;
 use ringway_core::mem::{GuestMap, HostRange, Mapping};
 use ringway_core::{Op, Request, Status};
