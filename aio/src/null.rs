@@ -9,8 +9,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Files;
 use crate::bells::Bells;
-use crate::engine::{BellId, Counters, Done, Engine, FileId, Files, Full, Io, Limits, Reaped};
+use crate::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
 
 /// Completes everything, moves nothing.
 ///

@@ -9,10 +9,9 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ringway_aio::Files;
 use ringway_aio::bells::Bells;
-use ringway_aio::engine::{
-    BellId, Counters, Done, Engine, FileId, Files, Full, Io, Limits, Reaped,
-};
+use ringway_aio::engine::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
 
 /// Completes everything, moves nothing.
 ///
