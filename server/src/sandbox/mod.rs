@@ -49,8 +49,6 @@ pub(crate) fn prepare() {
     // With the first thread the C library installs a handler, once.
     let first = std::thread::Builder::new().spawn(|| {});
     let _ = first.map(std::thread::JoinHandle::join);
-    // Where the vDSO is, is asked once.
-    let _ = rustix::thread::sched_getcpu();
 }
 
 /// Enters the sandbox, for good. There must be no other thread.
