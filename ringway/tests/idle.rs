@@ -19,9 +19,10 @@ fn watched() -> Duration {
 /// How long a daemon may take to fall asleep: three looks of the watchdog, and some.
 const SETTLING: Duration = Duration::from_secs(6);
 
-/// A process and its children: the daemon and its helper.
+/// A process and all that descend from it: the daemon, its helper, and what starts processes of disks, with
+/// these and their helpers.
 fn family(pid: u32) -> Vec<u32> {
-    std::iter::once(pid).chain(children(pid)).collect()
+    std::iter::once(pid).chain(children(pid).into_iter().flat_map(family)).collect()
 }
 
 /// How often each thread has given a CPU up, by itself or not.
@@ -61,18 +62,18 @@ fn sleeps(daemon: &Daemon, when: &str) {
     assert!(woken.is_empty(), "{when}: {woken:?}");
 }
 
-/// Twenty disks with a connected front-end each.
-fn twenty(dir: &Path, engine: &str) -> Vec<String> {
-    let mut toml = "control = 'ctl'\n".to_owned();
+/// Writes a configuration of so many disks, with these engines in turn: their sockets.
+fn configure(dir: &Path, disks: usize, engines: &[&str], isolate: bool) -> Vec<String> {
+    let mut toml = format!("control = 'ctl'\nisolate = {isolate}\n");
     let mut sockets = Vec::new();
-    for number in 0..20 {
+    for (number, engine) in engines.iter().cycle().take(disks).enumerate() {
         let image = format!("disk-{number}.img");
         std::fs::write(dir.join(&image), vec![0; 1 << 20]).unwrap();
         toml += &format!(
             "[[disk]]\nimage = '{image}'\nsocket = 's{number}'\nqueues = 2\nengine = '{engine}'\n\
              cache = '{}'\n",
             // Without O_DIRECT the kernel would carry requests out while they are submitted.
-            if engine == "linux-aio" { "none" } else { "writeback" }
+            if *engine == "linux-aio" { "none" } else { "writeback" }
         );
         sockets.push(format!("s{number}"));
     }
@@ -80,10 +81,16 @@ fn twenty(dir: &Path, engine: &str) -> Vec<String> {
     sockets
 }
 
-fn wakes_for_nothing(engine: &str) {
+/// Disks with a connected front-end each: connected, after a load, and disconnected.
+fn wakes_for_nothing(disks: usize, engines: &[&str], isolate: bool) {
     let dir = folder();
-    let sockets = twenty(dir.path(), engine);
+    let sockets = configure(dir.path(), disks, engines, isolate);
     let daemon = Daemon::serve(dir.path(), &["--config", "disks.toml"]);
+    if isolate {
+        // Each with a thread that has nothing to do.
+        let workers = |pid: &u32| threads(*pid).iter().any(|t| t.name().starts_with("worker-"));
+        assert_eq!(family(daemon.pid()).iter().filter(|pid| workers(pid)).count(), disks);
+    }
     let connect = |socket: &String| {
         Options::new().queues(2).patience(PATIENCE).connect(dir.path().join(socket)).unwrap()
     };
@@ -103,8 +110,9 @@ fn wakes_for_nothing(engine: &str) {
     }
     sleeps(&daemon, "after a load");
     // Lost in the sleep or not: whoever asks is served.
-    assert!(write(&devices[7], &mut queues[7][1], 5, 0x57));
-    assert_eq!(read(&devices[7], &mut queues[7][0], 5), [0x57; 512]);
+    let last = disks - 1;
+    assert!(write(&devices[last], &mut queues[last][1], 5, 0x57));
+    assert_eq!(read(&devices[last], &mut queues[last][0], 5), [0x57; 512]);
     drop((queues, devices));
     sleeps(&daemon, "disconnected");
     daemon.stop();
@@ -112,7 +120,7 @@ fn wakes_for_nothing(engine: &str) {
 
 #[test]
 fn e08_a_daemon_without_load_wakes_for_nothing_io_uring() {
-    wakes_for_nothing("io_uring");
+    wakes_for_nothing(20, &["io_uring"], false);
 }
 
 #[test]
@@ -123,12 +131,18 @@ fn e08_a_daemon_without_load_wakes_for_nothing_linux_aio() {
     if direct.open(dir.path().join("disk.img")).is_err() {
         return skip(Need::Direct, "this folder takes no O_DIRECT");
     }
-    wakes_for_nothing("linux-aio");
+    wakes_for_nothing(20, &["linux-aio"], false);
 }
 
 #[test]
 fn e08_a_daemon_without_load_wakes_for_nothing_threads() {
-    wakes_for_nothing("threads");
+    wakes_for_nothing(20, &["threads"], false);
+}
+
+/// Neither the daemon nor what starts its processes, nor a process of a disk, nor any of their helpers.
+#[test]
+fn e08_a_daemon_with_isolated_disks_wakes_for_nothing() {
+    wakes_for_nothing(6, &["io_uring", "threads"], true);
 }
 
 /// What a process holds: threads, descriptors, and memory of its own in KiB.

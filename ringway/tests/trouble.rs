@@ -61,11 +61,10 @@ fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
 }
 
 /// Requests that take longer than `--overdue` says are told in the log, counted, and shown by `ctl`.
-#[test]
-fn c08_what_takes_too_long_is_told() {
+fn what_takes_too_long_is_told(more: &[&str]) {
     let dir = folder();
     let args = ["null:1G,latency=5000ms", "--socket", "s", "--overdue", "1", "--control", "ctl"];
-    let daemon = Daemon::serve(dir.path(), &args);
+    let daemon = Daemon::serve(dir.path(), &[&args, more].concat());
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     let stats = || {
@@ -103,6 +102,17 @@ fn c08_what_takes_too_long_is_told() {
     assert_eq!(stats().0, 0, "none is any more");
     drop((queue, device));
     daemon.stop();
+}
+
+#[test]
+fn c08_what_takes_too_long_is_told() {
+    what_takes_too_long_is_told(&[]);
+}
+
+/// By its own process, which has a watchdog of its own.
+#[test]
+fn c08_what_takes_too_long_in_an_isolated_disk_is_told() {
+    what_takes_too_long_is_told(&["--isolate"]);
 }
 
 /// A client fills its call eventfd and makes it blocking, again and again. It costs the worker, and with
