@@ -305,6 +305,9 @@ fn c02_a_transfer_of_nothing_fails() {
     matrix(&[Fault::Short(0)]);
 }
 
+/// How often an operation that does not get on is tried: once, and a hundred times more.
+const TRIES: u32 = 101;
+
 #[test]
 fn c02_a_disk_that_never_gets_on_is_given_up() {
     everywhere(|scene| {
@@ -314,9 +317,34 @@ fn c02_a_disk_that_never_gets_on_is_given_up() {
                 let target = ByteRange::new(ask.offset, ask.len).unwrap();
                 scene.arm(Fault::Error(errno), target, u32::MAX);
                 assert_eq!(scene.bench.one(&scene.memory, ask), Status::IoError, "{op:?}");
+                assert_eq!(u32::MAX - scene.plan().times, TRIES, "{op:?}");
+                // One that gets there with its last try was worth them all.
+                scene.arm(Fault::Error(errno), target, TRIES - 1);
+                assert_eq!(scene.bench.one(&scene.memory, ask), Status::Ok, "{op:?}");
                 scene.arm(Fault::Short(0), target, 0);
                 assert_eq!(scene.bench.one(&scene.memory, ask), Status::Ok, "{op:?}");
             }
+        }
+    });
+}
+
+/// Where blocks are read whole, what comes may end before the request begins.
+#[test]
+fn c02_a_disk_that_ends_before_the_request_is_tried_again_and_given_up() {
+    everywhere(|scene| {
+        if scene.surface != Surface::Modify {
+            return;
+        }
+        for op in [Op::Read, Op::Write] {
+            let ask = scene.ask(op, 1);
+            let target = ByteRange::new(ask.offset, ask.len).unwrap();
+            let before = scene.bench.queue.stats().continued;
+            scene.arm(Fault::Short(512), target, u32::MAX);
+            assert_eq!(scene.bench.one(&scene.memory, ask), Status::IoError, "{op:?}");
+            assert_eq!(u32::MAX - scene.plan().times, TRIES, "{op:?}");
+            assert_eq!(scene.bench.queue.stats().continued - before, u64::from(TRIES) - 1);
+            scene.arm(Fault::Short(512), target, TRIES - 1);
+            assert_eq!(scene.bench.one(&scene.memory, ask), Status::Ok, "{op:?}");
         }
     });
 }
