@@ -297,8 +297,15 @@ fn e09_a_daemon_that_waits_for_its_image_lives_through_sighup() {
     for more in [&[][..], &["--isolate"]] {
         let words = [&["disk.img", "--socket", "t", "--lock-wait", "3"], more].concat();
         let mut command = ringway();
-        let mut second = command.arg("serve").args(words).current_dir(dir.path()).spawn().unwrap();
-        std::thread::sleep(Duration::from_secs(1));
+        let said = dir.path().join("said");
+        let stderr = std::fs::File::create(&said).unwrap();
+        let command = command.arg("serve").args(words).current_dir(dir.path()).stderr(stderr);
+        let mut second = command.spawn().unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !std::fs::read_to_string(&said).unwrap().contains("waiting up to") {
+            assert!(Instant::now() < deadline, "it does not wait");
+            std::thread::sleep(Duration::from_millis(10));
+        }
         let pid = rustix::process::Pid::from_child(&second);
         for signal in [rustix::process::Signal::HUP, rustix::process::Signal::USR1] {
             rustix::process::kill_process(pid, signal).unwrap();
