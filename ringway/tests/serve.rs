@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, read, ringway, run, serial, snapshot, text, write};
+use common::{Daemon, PATIENCE, folder, read, ringway, run, says, serial, snapshot, text, write};
 use ringway_driver::{Device, Options};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
@@ -96,7 +96,7 @@ fn counts_are_printed_at_the_end() {
 fn sigterm_completes_what_is_in_flight_and_removes_the_socket() {
     let dir = folder();
     let disk = "null:1G,latency=2000ms";
-    let daemon = Daemon::serve(dir.path(), &[disk, "--socket", "s"]);
+    let daemon = Daemon::serve(dir.path(), &[disk, "--socket", "s", "--control", "ctl"]);
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue::<u64>().unwrap();
     for number in 0..8 {
@@ -105,8 +105,13 @@ fn sigterm_completes_what_is_in_flight_and_removes_the_socket() {
     }
     let begin = Instant::now();
     queue.submit().unwrap();
-    // By now it has taken them.
-    std::thread::sleep(Duration::from_millis(500));
+    let args = ["ctl", "--control", "ctl", "--json", "stats"];
+    while !says(dir.path(), &args, 0, &[]).replace(' ', "").contains(r#""in_flight":8"#) {
+        // All are answered: this machine was too busy to see them.
+        if begin.elapsed() > Duration::from_secs(3) {
+            break;
+        }
+    }
     daemon.stop();
     assert!(begin.elapsed() >= Duration::from_secs(2), "it waited for the disk");
     let mut done: Vec<_> = queue.completions().filter(|done| done.is_ok()).map(|d| d.ctx).collect();
@@ -127,7 +132,12 @@ fn a_second_signal_ends_it_at_once() {
         queue.submit().unwrap();
         std::thread::sleep(Duration::from_millis(100));
         daemon.signal(signal);
-        std::thread::sleep(Duration::from_millis(200));
+        // Two that come before it has seen the first one are one.
+        let deadline = Instant::now() + PATIENCE;
+        while !daemon.log().contains("a second signal ends at once") {
+            assert!(Instant::now() < deadline, "{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
         daemon.signal(signal);
         assert_eq!(daemon.wait().0.code(), Some(status), "{}", daemon.log());
     }
