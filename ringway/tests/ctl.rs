@@ -459,17 +459,17 @@ fn added_disks_are_pinned_and_waited_for() {
         assert_eq!(added.join().unwrap()["size"], MIB);
     });
     connect(dir.path(), "t");
-    let mut pinned = Vec::new();
-    for thread in threads(daemon.pid()) {
-        if thread.name().starts_with("worker-") {
-            pinned.push(thread.field("Cpus_allowed_list"));
-        }
-    }
     // One or two of the null disks' engine, as many of the other one's, in turn.
     let mut expected = [&cpus[..], &cpus].concat();
-    pinned.sort();
     expected.sort();
-    assert_eq!(pinned, expected);
+    // A thread bears another name, and has all CPUs, until it has seen to itself.
+    wait_until(|| {
+        let workers = threads(daemon.pid()).into_iter();
+        let workers = workers.filter(|thread| thread.name().starts_with("worker-"));
+        let mut pinned: Vec<_> = workers.map(|one| one.field("Cpus_allowed_list")).collect();
+        pinned.sort();
+        pinned == expected
+    });
     daemon.stop();
 }
 

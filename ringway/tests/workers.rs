@@ -9,7 +9,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NULL: [&str; 3] = ["null:1G", "--socket", "s"];
 
@@ -30,20 +30,29 @@ fn workers_are_pinned_to_one_cpu_each_in_turn() {
     let daemon = Daemon::serve(dir.path(), &args);
     let shown = format!("3 workers on CPUs {b},{a}  ");
     assert!(daemon.ready.contains(&shown), "{}", daemon.ready);
-    // A thread bears the name of the one that made it until it has named itself.
-    std::thread::sleep(Duration::from_millis(300));
-    let mut pinned = BTreeMap::new();
-    for thread in threads(daemon.pid()) {
-        let (name, cpus) = (thread.name(), thread.field("Cpus_allowed_list"));
-        if name.starts_with("worker-") {
-            pinned.insert(name, cpus);
-        } else if name.starts_with("io-") {
-            let both = if b == a + 1 { format!("{a}-{b}") } else { format!("{a},{b}") };
-            assert_eq!(cpus, both, "blocking calls leave the worker's CPU to it");
-        }
-    }
+    let both = if b == a + 1 { format!("{a}-{b}") } else { format!("{a},{b}") };
     let expected = [("worker-0", b), ("worker-1", a), ("worker-2", b)];
-    assert_eq!(pinned, expected.map(|(name, cpu)| (name.into(), cpu.to_string())).into());
+    let expected: BTreeMap<_, _> =
+        expected.map(|(name, cpu)| (name.to_owned(), cpu.to_string())).into();
+    // A thread bears the name of the one that made it, and has its CPUs, until it has seen to itself.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (mut pinned, mut of_calls) = (BTreeMap::new(), Vec::new());
+        for thread in threads(daemon.pid()) {
+            let (name, cpus) = (thread.name(), thread.field("Cpus_allowed_list"));
+            if name.starts_with("worker-") {
+                pinned.insert(name, cpus);
+            } else if name.starts_with("io-") {
+                of_calls.push(cpus);
+            }
+        }
+        // Blocking calls leave the worker's CPU to it.
+        if pinned == expected && of_calls.iter().all(|cpus| *cpus == both) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "workers on {pinned:?}, blocking calls on {of_calls:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
     daemon.stop();
 }
 
@@ -140,14 +149,18 @@ fn a_daemon_without_load_sleeps() {
             let _ = read(&device, &mut queues[round % 8], 7);
         }
         // A moment for the last answer, then a second in which nothing happens at all but the
-        // watchdog's looks, ten a second.
-        std::thread::sleep(Duration::from_millis(100));
-        let before = spent(daemon.pid());
-        std::thread::sleep(Duration::from_secs(1));
-        let after = spent(daemon.pid());
-        let (cpu_ms, turns) = ((after.0 - before.0) / 1_000_000, after.1 - before.1);
-        assert!(turns <= 60, "{poll}: {turns} wake-ups in a second without load");
-        assert!(cpu_ms <= 20, "{poll}: {cpu_ms} ms of CPU in a second without load");
+        // watchdog's looks, ten a second. On a busy machine the moment may be some seconds.
+        let mut seconds = Vec::new();
+        let sleeps = (0..10).any(|_| {
+            std::thread::sleep(Duration::from_millis(100));
+            let before = spent(daemon.pid());
+            std::thread::sleep(Duration::from_secs(1));
+            let after = spent(daemon.pid());
+            let (cpu_ms, turns) = ((after.0 - before.0) / 1_000_000, after.1 - before.1);
+            seconds.push((cpu_ms, turns));
+            turns <= 60 && cpu_ms <= 20
+        });
+        assert!(sleeps, "{poll}: ms of CPU and wake-ups in seconds without load: {seconds:?}");
         daemon.stop();
     }
 }
