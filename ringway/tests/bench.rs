@@ -344,18 +344,23 @@ fn a_server_that_ends_is_told_of() {
 #[test]
 fn a_signal_ends_it_early_with_what_was_measured() {
     let dir = folder();
-    let mut command = ringway();
-    command.args(["bench", "null:1G", "--runtime", "15s", "--json"]).current_dir(dir.path());
-    let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(std::time::Duration::from_millis(2000));
-    let pid = i32::try_from(child.id()).unwrap();
-    // SAFETY: our own child, not waited for yet, so the number is still its own.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
-    let output = child.wait_with_output().unwrap();
+    let interrupted = |seconds: u64| {
+        let mut command = ringway();
+        command.args(["bench", "null:1G", "--runtime", "60s", "--json"]).current_dir(dir.path());
+        let child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(seconds));
+        let pid = i32::try_from(child.id()).unwrap();
+        // SAFETY: our own child, not waited for yet, so the number is still its own.
+        assert_eq!(unsafe { libc::kill(pid, libc::SIGINT) }, 0);
+        child.wait_with_output().unwrap()
+    };
+    // Before it has begun to measure, which may be late on a busy machine, a signal ends it as any program.
+    let begun = |output: &Output| output.status.code().is_some() && !output.stdout.is_empty();
+    let output = [2, 4, 8, 16].into_iter().map(interrupted).find(begun).expect("it measures");
     assert_eq!(output.status.code(), Some(130), "{}", text(&output.stderr));
     let found: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
     consistent(&found);
-    assert!(found["seconds"].as_f64().unwrap() < 14.0);
+    assert!(found["seconds"].as_f64().unwrap() < 59.0);
 }
 
 /// Requests are counted, and nothing is said of times that were not taken.

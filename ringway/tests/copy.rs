@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Daemon, copies, copy, ringway, run, same, text, wait};
+use common::{Daemon, PATIENCE, copies, copy, ringway, run, same, text, wait};
 use ringway_testkit::{Need, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -217,7 +217,7 @@ fn qsd(dir: &Path, image: &str) -> Option<Qsd> {
         skip(Need::StorageDaemon, "apt install qemu-system-common");
         return None;
     };
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !dir.join("q").exists() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -242,14 +242,14 @@ fn kill_in_the_middle(dir: &Path, args: &[&str], journal: &Path, signal: i32) ->
     let mut command = ringway();
     command.arg("copy").args(args).current_dir(dir).stderr(Stdio::null()).stdout(Stdio::null());
     let mut child = command.spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !journal.exists() && child.try_wait().unwrap().is_none() && Instant::now() < deadline {
         std::hint::spin_loop();
     }
     std::thread::sleep(Duration::from_millis(30));
     // SAFETY: our own child, not waited for yet.
     unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) };
-    wait(&mut child, Duration::from_secs(20)).expect("it ends").code()
+    wait(&mut child, PATIENCE).expect("it ends").code()
 }
 
 /// The same for a copy onto the new file `b`; again and again if it is done before the signal comes.
@@ -410,12 +410,22 @@ fn a_server_that_dies_is_an_error_and_not_a_hang() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     image(&path.join("a"), 64 * MIB, 5);
-    let daemon = Daemon::serve(path, &["null:1G,latency=2000ms", "--socket", "s"]);
+    let args = ["null:1G,latency=2000ms", "--socket", "s", "--control", "ctl"];
+    let daemon = Daemon::serve(path, &args);
     let mut command = ringway();
     command.args(["copy", "--force", "a", "s"]).current_dir(path);
     command.stderr(Stdio::piped()).stdout(Stdio::null());
     let child = command.spawn().unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    let in_flight = || {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "--json", "stats"]).current_dir(path);
+        let stats: serde_json::Value = serde_json::from_slice(&run(command).stdout).unwrap();
+        stats["disks"][0]["in_flight"].as_u64().unwrap()
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while in_flight() == 0 {
+        assert!(Instant::now() < deadline, "nothing is written");
+    }
     daemon.kill();
     let output = child.wait_with_output().unwrap();
     let error = text(&output.stderr);

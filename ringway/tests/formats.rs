@@ -213,7 +213,7 @@ fn nothing_is_left_of_an_image_that_could_not_be_made() {
     let mut child = ringway();
     child.args(["copy", "--compress", "--in-flight", "1", "big.raw", "new.qcow2"]);
     let mut child = child.current_dir(dir).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + common::PATIENCE;
     while names(dir).len() == 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }

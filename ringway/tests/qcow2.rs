@@ -17,7 +17,7 @@ const SECTORS: u64 = 16384;
 /// Runs `qemu-img`, once nobody has the image any more: what a killed daemon started ends a moment
 /// after it.
 fn img(dir: &Path, args: &[&str]) -> std::io::Result<Output> {
-    let deadline = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + common::PATIENCE;
     loop {
         let output = Command::new("qemu-img").args(args).current_dir(dir).output()?;
         if !text(&output.stderr).contains("\" lock") || Instant::now() >= deadline {

@@ -171,10 +171,14 @@ fn a_busy_server_is_told_of_at_once() {
         &["io", "vhost-user:s", "-c", "info"],
         &["copy", "vhost-user:s", "new.img"],
     ] {
-        let begun = Instant::now();
-        says(dir.path(), args, 1, &["s: busy: ", &pid, "another front-end"]);
-        // Without it: 5 s at least, and as long as a busy host likes.
-        assert!(begun.elapsed() < Duration::from_secs(4), "{args:?}: {:?}", begun.elapsed());
+        // Without it: 5 s at least each time. A busy host may make one late, and not three.
+        let times = [(); 3].map(|()| {
+            let begun = Instant::now();
+            says(dir.path(), args, 1, &["s: busy: ", &pid, "another front-end"]);
+            begun.elapsed()
+        });
+        let quick = times.iter().any(|&took| took < Duration::from_secs(4));
+        assert!(quick, "{args:?}: {times:?}");
     }
     assert!(!dir.path().join("new.img").exists());
     drop(device);
