@@ -151,12 +151,15 @@ impl Vm {
         None
     }
 
-    /// Answers all that is asked for a while.
+    /// Answers all that is asked, until nothing has been asked for a while.
     fn settle(&mut self) {
-        let end = Instant::now() + A_WHILE;
+        let mut end = Instant::now() + A_WHILE;
         while Instant::now() < end {
             match self.question() {
-                Some((iova, wanted)) => self.answer(iova, wanted),
+                Some((iova, wanted)) => {
+                    self.answer(iova, wanted);
+                    end = Instant::now() + A_WHILE;
+                }
                 None => std::thread::sleep(Duration::from_millis(1)),
             }
         }
