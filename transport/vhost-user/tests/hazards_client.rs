@@ -516,7 +516,7 @@ fn b08_a_stuck_disk_ends_the_connection_and_fences_the_next() {
     other.put_chain(0, 0, &chain);
     other.put_header(header, 0, 0);
     other.offer(0, 0);
-    assert!(other.next_used(0, Duration::from_secs(5)).is_some());
+    assert!(other.next_used(0, Duration::from_secs(30)).is_some());
 }
 
 #[test]
@@ -752,10 +752,13 @@ fn b23_a_message_that_comes_byte_by_byte_ends_the_connection() {
     let mut s = scene();
     let client = s.client();
     let message = [halves(&[request::GET_FEATURES, 1, 268]), vec![0; 268]].concat();
+    let begun = std::time::Instant::now();
     let cut = message.iter().position(|&byte| {
         std::thread::sleep(Duration::from_secs(1));
         client.send_bytes(&[byte], &[]).is_err()
     });
-    assert!(cut.is_some_and(|bytes| bytes >= 9), "{cut:?}");
+    // By the clock: a thread that sleeps for a second on a busy machine sends fewer bytes in ten.
+    let after = begun.elapsed();
+    assert!(cut.is_some() && after >= Duration::from_secs(10), "after {after:?}: {cut:?}");
     s.neighbour_lives();
 }
