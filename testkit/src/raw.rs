@@ -83,7 +83,7 @@ impl RawClient {
     /// If the socket has no timeout.
     #[must_use]
     pub fn new(socket: UnixStream) -> Self {
-        socket.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+        socket.set_read_timeout(Some(Duration::from_secs(30))).expect("a timeout");
         Self { socket }
     }
 
@@ -507,7 +507,7 @@ impl RawGuest {
         self.put_chain(queue, 0, &descs);
         self.offer(queue, 0);
         let (_, written) =
-            self.next_used(queue, Duration::from_secs(10)).expect("the request is answered");
+            self.next_used(queue, Duration::from_secs(30)).expect("the request is answered");
         (self.peek(status, 1)[0], written)
     }
 }

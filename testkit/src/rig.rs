@@ -228,7 +228,7 @@ impl Rig {
             queues.map(|queue| queue.in_flight).sum::<usize>()
         };
         while in_flight() != wanted {
-            assert!(begun.elapsed() < Duration::from_secs(15), "{} in flight", in_flight());
+            assert!(begun.elapsed() < Duration::from_secs(30), "{} in flight", in_flight());
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -254,7 +254,7 @@ pub fn open_patiently(options: &OpenOptions) -> Result<Disk, OpenError> {
     let begun = Instant::now();
     loop {
         match open(options) {
-            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(10) => {
+            Err(OpenError::InUse { .. }) if begun.elapsed() < Duration::from_secs(30) => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             done => return done,

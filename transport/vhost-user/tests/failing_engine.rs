@@ -80,7 +80,7 @@ fn a_worker_that_fails_leaves_nobody_waiting() {
         assert_eq!(guest.simple(0, 0, 0, DATA, 512).0, 0);
         fails.store(true, SeqCst);
         guest.kick(0);
-        hears.recv_timeout(Duration::from_secs(10)).expect("nobody is told");
+        hears.recv_timeout(Duration::from_secs(60)).expect("nobody is told");
         assert!(guest.client.is_closed(), "its session goes on");
         assert_eq!(session.join().unwrap(), Ended::ByPeer);
         // One that comes now is refused; it does not hang.

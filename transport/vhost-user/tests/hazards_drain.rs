@@ -249,7 +249,7 @@ fn memory_changes_under_load(ring: u64) {
         assert!(guest.client.acked(request::SET_MEM_TABLE, &table, &fds).unwrap());
         for queue in 0..QUEUES {
             for _ in 0..LOAD {
-                let used = guest.next_used(queue, Duration::from_secs(10));
+                let used = guest.next_used(queue, Duration::from_secs(30));
                 assert!(used.is_some(), "round {round}: a request got lost");
             }
             for at in 0..LOAD {

@@ -25,7 +25,7 @@ const UNSUPP: u8 = 2;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const BASIC: u64 = F_VERSION_1 | F_INDIRECT | F_FLUSH;
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 const CAPACITY: u64 = 16 << 20;
 
 /// The format of the guest's rings, as feature bits.
@@ -104,8 +104,8 @@ impl Scene {
         self.guest.offer(0, head);
         let used = self.guest.next_used(0, SOON);
         assert_eq!(used, Some((u32::from(head), 0)), "the chain fails alone");
-        // Within a second, and as much again as a busy machine may keep us from looking.
-        assert!(begun.elapsed() < Duration::from_secs(4));
+        // Within a second, and as long as a busy machine may keep us from looking.
+        assert!(begun.elapsed() < SOON / 2);
         assert_eq!(self.guest.simple(0, IN, 0, DATA, 512).0, OK, "the queue goes on");
     }
 

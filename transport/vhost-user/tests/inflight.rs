@@ -25,7 +25,7 @@ const WRITE: u16 = 2;
 const SIZE: u16 = 64;
 /// The beginning of a record from `version` on: version 1, entries.
 const MADE: [u8; 4] = [1, 0, 64, 0];
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(20);
 
 fn rig() -> (Rig, TempDir) {
     let folder = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ const NOTIFICATION_DATA: u64 = 1 << 38;
 const IN: u32 = 0;
 const OK: u8 = 0;
 const WRITE: u16 = 2;
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(20);
 
 /// Puts `count` reads of 256 KiB into queue 1.
 fn keep_busy(guest: &mut RawGuest, count: u16) {
