@@ -224,6 +224,42 @@ fn e06_a_killed_process_costs_its_disk_a_moment_and_others_nothing() {
     daemon.stop();
 }
 
+/// A process takes orders from when the list names it: one that was asked before it was told to go would
+/// end, and one that is named before has orders refused.
+#[test]
+fn e25_a_process_is_named_once_it_takes_orders() {
+    let dir = folder();
+    let daemon = three(dir.path());
+    let mut line = BufReader::new(UnixStream::connect(dir.path().join("ctl")).unwrap());
+    line.get_ref().set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut say = |request: &str| -> Value {
+        writeln!(line.get_mut(), "{request}").unwrap();
+        let mut answer = String::new();
+        line.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    };
+    for round in 1..=5 {
+        let its = process(dir.path(), 0).unwrap();
+        kill(its, libc::SIGKILL);
+        // Asked without a pause, so also between any two steps of its start.
+        let begun = Instant::now();
+        loop {
+            let disk = say(r#"{"command":"list"}"#)["answer"]["disks"][0].clone();
+            match disk["process"].as_i64() {
+                Some(number) if number != i64::from(its) => break,
+                Some(_) => {}
+                None => assert_eq!(disk["state"], "restarting", "{disk}"),
+            }
+            assert!(begun.elapsed() < PATIENCE, "it is not served again: {disk}");
+        }
+        let answer = say(r#"{"command":"drain","disk":0}"#);
+        assert_eq!(answer["ok"], true, "{answer}");
+        let disk = say(r#"{"command":"list"}"#)["answer"]["disks"][0].clone();
+        assert_eq!(disk["restarts"], round, "nothing has ended it: {disk}");
+    }
+    daemon.stop();
+}
+
 /// All that the daemon had ends with it, and the next one serves the same disks at once.
 #[test]
 fn e06_a_killed_daemon_leaves_nothing_that_keeps_the_next_one_away() {

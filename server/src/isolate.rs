@@ -174,7 +174,7 @@ impl Isolated {
         events: &Arc<Events>,
     ) -> anyhow::Result<()> {
         let process = lock(&self.process).clone().context("its process has not been started")?;
-        process.say(&ToProcess::Go { paused: false, limits: None })?;
+        process.go(false, None)?;
         let (disk, spawner, bell) = (Arc::clone(self), Arc::clone(spawner), Arc::clone(bell));
         let events = Arc::clone(events);
         let name = format!("disk-{}", self.id);
@@ -227,7 +227,6 @@ impl Isolated {
                     Err(error) => self.log.not_yet(&error),
                 }
             };
-            self.restarts.fetch_add(1, SeqCst);
             self.log.again(process.pid);
             tell(Happened::Restarted { process: process.pid });
         }
@@ -243,7 +242,8 @@ impl Isolated {
             let facts = process.ready()?;
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
             let limits = lock(&self.limits).map(Box::new);
-            process.say(&ToProcess::Go { paused: self.paused.load(SeqCst), limits })?;
+            self.restarts.fetch_add(1, SeqCst);
+            process.go(self.paused.load(SeqCst), limits)?;
             if self.is_leaving() {
                 process.say(&ToProcess::Stop(self.removed.load(SeqCst)))?;
             }
@@ -320,8 +320,8 @@ impl Isolated {
     /// Asks its process, which knows one disk of the number 0. The answer comes later.
     pub(crate) fn ask(&self, request: Value) -> Pending {
         let process = lock(&self.process).clone();
-        let answer = process.filter(|process| process.is_ready()).map(|p| p.ask(request));
-        Pending { image: self.image(), answer: answer.unwrap_or_default() }
+        let answer = process.and_then(|process| process.ask(request));
+        Pending { image: self.image(), answer }
     }
 
     /// Its image, as it was named.
@@ -350,7 +350,9 @@ impl Isolated {
             *lock(&self.facts) = DiskFacts { id: self.id, ..now };
         }
         let mut facts = lock(&self.facts).clone();
-        facts.process = lock(&self.process).as_ref().map(|process| process.pid);
+        let launched = lock(&self.thread).is_some();
+        let process = lock(&self.process).clone().filter(|process| process.goes() || !launched);
+        facts.process = process.map(|process| process.pid);
         facts.restarts = self.restarts.load(SeqCst);
         if self.is_leaving() {
             facts.state = State::Leaving;
@@ -379,7 +381,7 @@ impl Isolated {
     /// Has it print its counts.
     pub(crate) fn tell_counts(&self) {
         if let Some(process) = &*lock(&self.process) {
-            let _ = process.say(&ToProcess::Counts);
+            process.tell_counts();
         }
     }
 }

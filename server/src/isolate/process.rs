@@ -5,6 +5,7 @@ use super::protocol::{FromProcess, ToProcess};
 use crate::bell::event;
 use crate::connection::Connection;
 use anyhow::{Context, anyhow, bail};
+use ringway_control::config::LimitArgs;
 use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Happened, Problem};
 use ringway_terminal::reasons::in_full;
 use serde_json::Value;
@@ -38,6 +39,8 @@ pub(crate) struct Process {
     /// Who waits for which answer; `None` once none can come any more.
     waiting: Mutex<Option<Waiting>>,
     ready: AtomicBool,
+    /// It was told to go.
+    goes: AtomicBool,
 }
 
 #[derive(Default)]
@@ -87,6 +90,7 @@ impl Process {
             writing: Mutex::default(),
             waiting: Mutex::new(Some(Waiting::default())),
             ready: AtomicBool::new(false),
+            goes: AtomicBool::new(false),
         })
     }
 
@@ -108,13 +112,36 @@ impl Process {
         self.ready.load(SeqCst)
     }
 
+    /// Has it serve its front-ends, or let them wait. It takes requests from then on.
+    pub(super) fn go(&self, paused: bool, limits: Option<Box<LimitArgs>>) -> anyhow::Result<()> {
+        self.say(&ToProcess::Go { paused, limits })?;
+        self.goes.store(true, SeqCst);
+        Ok(())
+    }
+
+    /// Whether it was told to go: any other word before that one ends it.
+    pub(super) fn goes(&self) -> bool {
+        self.goes.load(SeqCst)
+    }
+
+    /// Has it print its counts, if it has any.
+    pub(super) fn tell_counts(&self) {
+        if self.goes() {
+            // One that hears nothing is noticed by others.
+            let _ = self.say(&ToProcess::Counts);
+        }
+    }
+
     pub(super) fn say(&self, message: &ToProcess) -> anyhow::Result<()> {
         let _writing = lock(&self.writing);
         say(&self.line, message)
     }
 
-    /// Sends a request; without an answer to come the receiver hears that it is alone.
+    /// Sends a request, if it was told to go; without an answer to come the receiver hears that it is alone.
     pub(super) fn ask(&self, request: Value) -> Option<Answer> {
+        if !self.goes() {
+            return None;
+        }
         let (sender, receiver) = sync_channel(1);
         let number = {
             let mut waiting = lock(&self.waiting);
