@@ -108,7 +108,7 @@ fn behind_an_iommu(packed: bool, strict: bool) -> Result<()> {
         disk = disk.packed();
     }
     // QEMU answers for one page at a time, from a loop that its emulated CPUs leave little time.
-    let mut guest = Guest::new("iommu").disk(disk).limit(std::time::Duration::from_secs(180));
+    let mut guest = Guest::new("iommu").disk(disk).limit(std::time::Duration::from_secs(300));
     if strict {
         guest = guest.kernel_arg("iommu.strict=1");
     }
@@ -272,7 +272,7 @@ fn survives_kills(packed: bool, iommu: bool) -> Result<()> {
     if iommu {
         disk = disk.behind_iommu();
     }
-    let limit = if iommu { 180 } else { 90 } + 20 * u64::from(kills());
+    let limit = 300 + 20 * u64::from(kills());
     let limit = std::time::Duration::from_secs(limit);
     let guest = Guest::new("kill").disk(disk).limit(limit).param("kills", kills());
     let mut killed = 0;
