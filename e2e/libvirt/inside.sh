@@ -4,6 +4,7 @@
 #
 #   inside.sh RINGWAY VMLINUZ INITRD FOLDER
 set -euo pipefail
+here=$(realpath "$(dirname "$0")")
 ringway=$1 kernel=$2 initrd=$3 folder=$4
 cd "$folder"
 export LIBVIRT_DEFAULT_URI=qemu:///system LC_ALL=C.UTF-8
@@ -25,22 +26,11 @@ wait_for() { # wait_for SECONDS COMMAND…
     done
 }
 
-# --- a disk that boots: FAT from its first sector, for SeaBIOS (syslinux) and OVMF (its shell) -------
+# --- a disk that boots under SeaBIOS and OVMF ----------------------------------------------------------
 
 disk() { # disk FILE WANTS
     local words="console=ttyS0 quiet panic=-1 no_timer_check ringway.scenario=libvirt ringway.timeout=500 ringway.wants=$2"
-    truncate -s 256M "$1"
-    mkfs.vfat -F 32 -n RINGWAY "$1" $((160 * 1024)) >/dev/null 2>&1
-    printf 'DEFAULT linux\nLABEL linux\n KERNEL vmlinuz\n INITRD initrd\n APPEND %s\n' "$words" >syslinux.cfg
-    # It lists what the shell of EFI is to do.
-    printf 'fs0:\r\nvmlinuz initrd=initrd %s\r\n' "$words" >startup.nsh
-    mcopy -i "$1" "$kernel" ::vmlinuz
-    # Firmware reads slowly.
-    [ -f initrd.gz ] || gzip -1 <"$initrd" >initrd.gz
-    mcopy -i "$1" initrd.gz ::initrd
-    mcopy -i "$1" syslinux.cfg ::syslinux.cfg
-    mcopy -i "$1" startup.nsh ::startup.nsh
-    syslinux --install "$1"
+    "$here/../guest/boot-disk.sh" "$1" 160 "$kernel" "$initrd" "$words"
 }
 
 serve() { # serve NUMBER ARGS…: a daemon, ready

@@ -24,6 +24,8 @@
 //! - `RINGWAY_QEMU`: QEMU, if it is not `qemu-system-x86_64` in the search path.
 //! - `RINGWAY_GUEST_CACHE`, `RINGWAY_GUEST_KERNEL`: see `guest/build.sh`.
 
+use crate::files;
+pub use crate::files::{GuestFiles, guest_files, target_dir};
 use ringway_testkit::{Need, skip};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -330,6 +332,7 @@ pub struct Guest {
     params: Vec<(String, String)>,
     qemu_args: Vec<OsString>,
     kernel_args: Vec<String>,
+    from_disk: bool,
     limit: Duration,
 }
 
@@ -345,6 +348,7 @@ impl Guest {
             params: Vec::new(),
             qemu_args: Vec::new(),
             kernel_args: Vec::new(),
+            from_disk: false,
             limit: Duration::from_secs(300),
         }
     }
@@ -389,6 +393,15 @@ impl Guest {
     pub fn qemu_arg(mut self, arg: impl Into<OsString>) -> Self {
         self.qemu_args.push(arg.into());
         self
+    }
+
+    /// Lets the firmware (SeaBIOS) start it from its first disk, as which `image` is made: 256 MiB, of which
+    /// the first `mib` are a file system with boot loader, kernel and scenario. To be called when all else
+    /// is said.
+    pub fn from_disk(mut self, image: &Path, mib: u32) -> Result<Self> {
+        files::boot_disk(image, mib, &self.kernel_line())?;
+        self.from_disk = true;
+        Ok(self)
     }
 
     /// Time from QEMU's start to its end.  Ten seconds earlier the guest itself gives up and
@@ -443,18 +456,29 @@ impl Guest {
                 }
                 false => String::new(),
             };
+            let first = if self.from_disk && n == 0 { ",bootindex=0" } else { "" };
             command.arg("-device").arg(format!(
-                "vhost-user-blk-pci,id=disk{n},chardev=socket{n},num-queues={}{packed}{iommu}",
+                "vhost-user-blk-pci,id=disk{n},chardev=socket{n},num-queues={}{packed}{iommu}{first}",
                 disk.queues
             ));
         }
+        if !self.from_disk {
+            command.arg("-kernel").arg(&files.kernel).arg("-initrd").arg(&files.initrd);
+            command.arg("-append").arg(self.kernel_line());
+        }
+        command.args(&self.qemu_args);
+        command
+    }
+
+    /// What the kernel is told.
+    fn kernel_line(&self) -> String {
         let guest_limit = self.limit.as_secs().saturating_sub(10).max(5);
         // On a busy host a guest without KVM may see no tick of its timer in time, and panic for that.
         let mut line = format!(
             "console=ttyS0 quiet panic=-1 no_timer_check ringway.scenario={} ringway.timeout={guest_limit}",
             self.scenario
         );
-        if behind_iommu {
+        if self.disks.iter().any(|disk| disk.behind_iommu) {
             line.push_str(" intel_iommu=on");
         }
         for word in &self.kernel_args {
@@ -463,9 +487,7 @@ impl Guest {
         for (key, value) in &self.params {
             line.push_str(&format!(" ringway.{key}={value}"));
         }
-        command.arg("-kernel").arg(&files.kernel).arg("-initrd").arg(&files.initrd);
-        command.arg("-append").arg(line).args(&self.qemu_args);
-        command
+        line
     }
 }
 
@@ -766,47 +788,6 @@ fn parse_version(text: &str) -> Option<(u32, u32)> {
     let (_, rest) = text.split_once("version ")?;
     let mut numbers = rest.split(|c: char| !c.is_ascii_digit()).map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
-}
-
-/// What a guest is started from.
-#[derive(Debug)]
-pub struct GuestFiles {
-    /// Linux.
-    pub kernel: PathBuf,
-    /// Its first file system, with the scenarios.
-    pub initrd: PathBuf,
-}
-
-/// Runs `guest/build.sh` once per test program; with a warm cache it takes no time.
-pub fn guest_files() -> Result<&'static GuestFiles> {
-    static FILES: OnceLock<Result<GuestFiles, String>> = OnceLock::new();
-    let found = FILES.get_or_init(|| build_guest().map_err(|error| format!("{error:#}")));
-    found.as_ref().map_err(|error| anyhow!("{error}"))
-}
-
-fn build_guest() -> Result<GuestFiles> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/build.sh");
-    let out = target_dir().join("guest");
-    let output = Command::new(&script)
-        .arg(&out)
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("start {}", script.display()))?;
-    ensure!(
-        output.status.success(),
-        "the guest could not be built:\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(GuestFiles { kernel: out.join("vmlinuz"), initrd: out.join("initrd.cpio") })
-}
-
-/// Cargo's directory of this build, where `ringway` is: test programs are in `deps` below it.
-pub fn target_dir() -> PathBuf {
-    let program = std::env::current_exe().unwrap_or_default();
-    match program.parent().and_then(Path::parent) {
-        Some(dir) if program.parent().is_some_and(|dir| dir.ends_with("deps")) => dir.to_owned(),
-        _ => program.parent().map_or_else(std::env::temp_dir, Path::to_owned),
-    }
 }
 
 /// The child gets SIGKILL when the thread that starts it ends, however that happens.

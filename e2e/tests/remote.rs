@@ -1,6 +1,7 @@
-//! A stock Linux guest on disks of other servers: an NBD server that is not ours, a Ceph cluster. Server and
-//! daemon are killed in turn.
+//! A stock Linux guest that its firmware starts from disks of other servers: of an NBD server that is not
+//! ours, of a Ceph cluster. Server and daemon are killed in turn.
 
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,7 +11,8 @@ use anyhow::{Result, ensure};
 use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
 use ringway_testkit::{Need, skip};
 
-const MIB: u64 = 1 << 20;
+/// Of the disk's 256 MiB so many are what the guest starts from, and nobody writes.
+const BOOT_MIB: u32 = 96;
 const QUEUES: u16 = 4;
 /// Kills of the server and of the daemon under the guest, in turn.
 const KILLS: u32 = 4;
@@ -45,16 +47,18 @@ impl Drop for Server {
 
 /// F10: every write is durable, so neither end may lose any.
 #[test]
-fn f10_a_guest_outlives_its_nbd_server_and_its_daemon() -> Result<()> {
-    if skip_reason().is_some() || server_is_control() {
+fn f10_a_guest_boots_from_an_nbd_export_and_outlives_its_server_and_its_daemon() -> Result<()> {
+    if cannot_boot() || server_is_control() {
         return Ok(()); // QEMU's own server keeps no record of what is in flight.
     }
     let folder = tempfile::tempdir()?;
     let folder = folder.path();
-    std::fs::File::create(folder.join("guest.img"))?.set_len(256 * MIB)?;
+    let socket = folder.join("v.sock");
+    let image = folder.join("guest.img");
+    let guest = guest(&socket, "remote", KILLS).from_disk(&image, BOOT_MIB)?;
+    let before = beginning(&image)?;
     let mut server = Some(Server::start(folder)?);
     let export = format!("nbd:unix:{}/n.sock", folder.display());
-    let socket = folder.join("v.sock");
     let serve = || {
         let serve = Serve::new(&export, &socket).queues(QUEUES);
         Daemon::serve(&serve.arg("--cache").arg("writethrough"))
@@ -73,28 +77,54 @@ fn f10_a_guest_outlives_its_nbd_server_and_its_daemon() -> Result<()> {
         killed += 1;
         Ok(())
     };
-    works_while_killed(&socket, "remote", KILLS, &mut kill)?;
+    works_while_killed(guest, &mut kill)?;
     assert_eq!(killed, KILLS);
-    daemon.map_or(Ok(()), Daemon::stop)
+    daemon.map_or(Ok(()), Daemon::stop)?;
+    drop(server);
+    ensure!(beginning(&image)? == before, "what the guest has started from has changed");
+    Ok(())
 }
 
-/// A guest on the disk at `socket` writes and verifies, and asks `kills` times that something be killed, and
-/// all is there again, by the function.
-fn works_while_killed(
-    socket: &Path,
-    name: &str,
-    kills: u32,
-    kill: &mut dyn FnMut() -> Result<()>,
-) -> Result<()> {
-    let limit = Duration::from_secs(120 + 30 * u64::from(kills));
+/// True if guests, or what makes a disk that boots, are not here; that is told.
+fn cannot_boot() -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let is_there = |name: &str| path.split(':').any(|dir| Path::new(dir).join(name).is_file());
+    if skip_reason().is_some() {
+        return true;
+    }
+    let missing = ["mkfs.vfat", "mcopy", "syslinux"].into_iter().find(|name| !is_there(name));
+    if let Some(name) = missing {
+        skip(
+            Need::Guest,
+            format_args!("there is no {name}: packages dosfstools, mtools, syslinux"),
+        );
+    }
+    missing.is_some()
+}
+
+/// A guest on the disk at `socket` that writes and verifies what is behind its boot file system, and asks
+/// `kills` times that something be killed.
+fn guest(socket: &Path, name: &str, kills: u32) -> Guest {
+    let limit = Duration::from_secs(300 + 60 * u64::from(kills));
     let disk = Disk::new(socket).queues(QUEUES).reconnect();
     let guest = Guest::new("kill").name(name).disk(disk).limit(limit).param("kills", kills);
+    guest.param("timeout", limit.as_secs()).param("from_mib", BOOT_MIB)
+}
+
+/// What a guest starts from.
+fn beginning(image: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(image)?.take(u64::from(BOOT_MIB) << 20).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The guest starts, works, and has `kill` kill something, after which all is there again.
+fn works_while_killed(guest: Guest, kill: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     let answer = |_: &str| match kill() {
         Ok(()) => "ok".to_owned(),
         Err(error) => format!("{error:#}").replace('\n', " "),
     };
-    let report = guest.param("timeout", limit.as_secs()).boot()?.finish_with(answer)?;
-    report.expect_ok();
+    guest.boot()?.finish_with(answer)?.expect_ok();
     Ok(())
 }
 
@@ -108,10 +138,20 @@ impl Cluster<'_> {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/ceph-mini.sh");
         let mut command = Command::new(script);
         command.arg(what).arg(self.0).env("PORT", port.to_string());
-        command.env("STORE", "bluestore").env("SIZE", "256M");
+        command.env("STORE", "bluestore");
         let output = command.stdin(Stdio::null()).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "the cluster does not {what}: {said}");
+        Ok(())
+    }
+
+    /// `rbd ARGS`.
+    fn rbd(&self, args: &[&str]) -> Result<()> {
+        let mut command = Command::new("rbd");
+        command.arg("-c").arg(self.0.join("ceph.conf")).args(args).arg("--no-progress");
+        let output = command.current_dir(self.0).stdin(Stdio::null()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "rbd {args:?}: {said}");
         Ok(())
     }
 
@@ -140,8 +180,8 @@ impl Drop for Cluster<'_> {
 
 /// G1, G3: the daemon, the OSD and the daemon again are killed.
 #[test]
-fn g01_a_guest_outlives_its_daemon_and_the_osd_of_its_cluster() -> Result<()> {
-    if skip_reason().is_some() || server_is_control() {
+fn g01_a_guest_boots_from_an_image_and_outlives_its_daemon_and_the_osd() -> Result<()> {
+    if cannot_boot() || server_is_control() {
         return Ok(());
     }
     for program in ["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool"] {
@@ -154,9 +194,11 @@ fn g01_a_guest_outlives_its_daemon_and_the_osd_of_its_cluster() -> Result<()> {
     let folder = folder.path();
     let cluster = Cluster(folder);
     cluster.script("start")?;
-    let socket = folder.join("v.sock");
+    let (socket, image) = (folder.join("v.sock"), folder.join("guest.img"));
+    let guest = guest(&socket, "cluster", 3).from_disk(&image, BOOT_MIB)?;
+    cluster.rbd(&["import", "guest.img", "rbd/guest"])?;
     let serve = || {
-        let serve = Serve::new("rbd:rbd/img", &socket).queues(QUEUES);
+        let serve = Serve::new("rbd:rbd/guest", &socket).queues(QUEUES);
         Daemon::serve(&serve.arg("--ceph-conf").arg(folder.join("ceph.conf")))
     };
     let mut daemon = Some(serve()?);
@@ -171,7 +213,11 @@ fn g01_a_guest_outlives_its_daemon_and_the_osd_of_its_cluster() -> Result<()> {
         killed += 1;
         Ok(())
     };
-    works_while_killed(&socket, "cluster", 3, &mut kill)?;
+    works_while_killed(guest, &mut kill)?;
     assert_eq!(killed, 3);
-    daemon.map_or(Ok(()), Daemon::stop)
+    daemon.map_or(Ok(()), Daemon::stop)?;
+    cluster.rbd(&["export", "rbd/guest", "after.img"])?;
+    let after = beginning(&folder.join("after.img"))?;
+    ensure!(after == beginning(&image)?, "what the guest has started from has changed");
+    Ok(())
 }
