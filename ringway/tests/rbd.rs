@@ -409,3 +409,155 @@ fn g04_what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
     let readers = [&reader[..], &["--read-only"]].concat();
     cluster.serve(path, IMAGE, &readers).stop();
 }
+
+/// Requests are carried out one after the other, for so long, until one fails.
+#[track_caller]
+fn until_one_fails(what: &str, mut one: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while one() {
+        assert!(begun.elapsed() < PATIENCE, "never: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Reads what the guest has written with this sequence; false with an error.
+fn reads(pool: &BufferPool, queue: &mut BlkQueue<u64>, sequence: u64) -> bool {
+    queue.read(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    let (ok, found) = carry_out(queue);
+    let mut expected = vec![0; 4096];
+    pattern::fill(&mut expected, 1, 0, sequence);
+    assert!(!ok || found == expected, "something else is read, without an error");
+    ok
+}
+
+/// Writes are queued one after the other, until one is under way for so long that `ctl` tells it.
+#[track_caller]
+fn until_a_write_waits(dir: &Path, pool: &BufferPool, queue: &mut BlkQueue<u64>) {
+    let is_overdue = || {
+        let stats = ctl(dir, &["stats", "--json"]);
+        let stats: serde_json::Value = serde_json::from_str(&stats).expect("JSON");
+        stats["disks"][0]["overdue"].as_u64().expect("a number") > 0
+    };
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "never: a write waits");
+        if queue.in_flight() == 0 {
+            queue.write(0, pool.alloc(4096).unwrap(), 0).unwrap();
+        }
+        if queue.wait(Some(Duration::from_secs(1))).unwrap() {
+            assert!(carry_out(queue).0, "a write");
+        } else if is_overdue() {
+            return;
+        }
+    }
+}
+
+impl Cluster {
+    /// Has its OSD be full, whatever is in it, or have room again.
+    fn set_full(&self, full: bool) {
+        let ratios = [("full", "0.95"), ("backfillfull", "0.9"), ("nearfull", "0.85")];
+        for (name, usual) in ratios {
+            let ratio = if full { "0.00001" } else { usual };
+            self.tool("ceph", &["osd", &format!("set-{name}-ratio"), ratio]);
+        }
+    }
+
+    /// SIGSTOP or SIGCONT.
+    fn signal_osd(&self, signal: i32) {
+        let pid = std::fs::read_to_string(self.path().join("osd.0.pid")).unwrap();
+        // SAFETY: a process that this test has started, and whose file says that it lives.
+        let rc = unsafe { libc::kill(pid.trim().parse().unwrap(), signal) };
+        assert_eq!(rc, 0);
+    }
+}
+
+#[test]
+fn g05_g07_requests_wait_for_room_and_for_a_cluster_that_stands_still() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let dir = folder();
+    let path = dir.path();
+    let daemon = cluster.serve(path, IMAGE, &["--socket", "s", "--overdue", "2"]);
+    let mut device = connect(path, 2);
+    let mut queues = device.queues().unwrap().into_iter();
+    let (mut one, mut two) = (queues.next().unwrap(), queues.next().unwrap());
+    let pool = device.pool();
+    // Full: writes wait, reads do not.
+    cluster.set_full(true);
+    until_a_write_waits(path, &pool, &mut one);
+    two.read(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(carry_out(&mut two).0, "a read of a cluster that is full");
+    assert!(ctl(path, &["list"]).contains("serving"), "the control socket answers");
+    cluster.set_full(false);
+    assert!(carry_out(&mut one).0, "there is room again");
+    // An OSD that stands still, as behind a network that does.
+    cluster.signal_osd(libc::SIGSTOP);
+    until_a_write_waits(path, &pool, &mut one);
+    assert!(ctl(path, &["list"]).contains("serving"), "the control socket answers");
+    cluster.signal_osd(libc::SIGCONT);
+    assert!(carry_out(&mut one).0, "it goes on");
+    drop((one, two, queues, device));
+    daemon.stop();
+    // With a time limit of the library's own.
+    let conf = std::fs::read_to_string(cluster.conf()).unwrap() + "rados osd op timeout = 10\n";
+    std::fs::write(path.join("limited.conf"), conf).unwrap();
+    let mut command = ringway();
+    command.args(["serve", IMAGE, "--ceph-conf", "limited.conf", "--socket", "s"]);
+    command.current_dir(path);
+    let daemon = Daemon::start(command);
+    let mut device = connect(path, 1);
+    let (pool, mut queue) = (device.pool(), device.queue().unwrap());
+    queue.write(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(carry_out(&mut queue).0);
+    cluster.signal_osd(libc::SIGSTOP);
+    queue.write(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(!carry_out(&mut queue).0, "the time limit");
+    cluster.signal_osd(libc::SIGCONT);
+    queue.read(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(carry_out(&mut queue).0, "it goes on");
+    drop((queue, device));
+    daemon.stop();
+}
+
+#[test]
+fn g06_who_is_fenced_or_has_lost_its_pool_has_errors_and_no_wrong_data() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let dir = folder();
+    let path = dir.path();
+    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let mut device = connect(path, 1);
+    let (pool, mut queue) = (device.pool(), device.queue().unwrap());
+    guest(&pool, &mut queue, 5, &AtomicU64::new(0));
+    // While it is served it cannot be removed.
+    let mut command = Command::new("rbd");
+    command.arg("-c").arg(cluster.conf()).args(["rm", "--no-progress", "rbd/img"]);
+    assert!(!run(command).status.success(), "an image in use was removed");
+    assert!(reads(&pool, &mut queue, 5));
+    // Its administrator fences the client.
+    let list = text(&cluster.tool("rbd", &["lock", "ls", "--format", "json", "rbd/img"]));
+    let (_, address) = list.split_once("\"address\":\"").expect("somebody has the lock");
+    let (address, _) = address.split_once('"').unwrap();
+    cluster.tool("ceph", &["osd", "blocklist", "add", address]);
+    until_one_fails("a write of who is fenced fails", || {
+        queue.write(BYTES, pool.alloc(4096).unwrap(), 0).unwrap();
+        carry_out(&mut queue).0
+    });
+    assert!(!reads(&pool, &mut queue, 5), "a read of who is fenced");
+    queue.flush(0).unwrap();
+    assert!(!carry_out(&mut queue).0, "a flush of who is fenced");
+    drop(queue);
+    drop(device);
+    daemon.stop();
+    // A new client has it all.
+    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let mut device = connect(path, 1);
+    let mut queue = device.queue().unwrap();
+    let pool = device.pool();
+    assert!(reads(&pool, &mut queue, 5));
+    // The pool goes, with all images in it.
+    cluster.tool("ceph", &["osd", "pool", "delete", "rbd", "rbd", "--yes-i-really-really-mean-it"]);
+    until_one_fails("a read without the pool fails", || reads(&pool, &mut queue, 5));
+    queue.write(0, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(!carry_out(&mut queue).0, "a write without the pool");
+    drop((queue, device));
+    daemon.stop();
+}
