@@ -9,7 +9,7 @@ use crate::runner::{self, Progress};
 use crate::target::Target;
 use crate::verifier::WrongData;
 use crate::{html, origins, summary};
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use clap::Command;
 use clap::error::ErrorKind;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
@@ -77,6 +77,10 @@ fn measure_and_tell(
     }
     let rounds = if show.vs.is_some() { show.rounds } else { 1 };
     let targets: Vec<&Target> = std::iter::once(target).chain(&show.vs).collect();
+    args.access
+        .ceph
+        .check(targets.iter().filter_map(|target| target.source()))
+        .map_err(Error::msg)?;
     let bar = Bar::new(&load, rounds, targets.len(), log);
     for round in 0..usize::from(rounds) {
         // There and back, so that a drift favours nobody.

@@ -1,5 +1,6 @@
 //! Disks that are served in this process: images, and how.
 
+use crate::elsewhere;
 use crate::inside::Serving;
 use crate::load::{AccessArgs, Load};
 use anyhow::{Result, bail};
@@ -28,12 +29,41 @@ pub(crate) fn open(path: &Path, load: &Load, access: &AccessArgs) -> Result<Disk
     Ok(ringway_disk::open(&options)?)
 }
 
+/// Opens what is no file, and says what it is.
+///
+/// # Errors
+/// What is wrong with it, or that it is not to be written.
+pub(crate) fn no_file(
+    name: &str,
+    source: &Source,
+    load: &Load,
+    access: &AccessArgs,
+) -> Result<(Disk, &'static str)> {
+    let facts = match source {
+        Source::Nbd(_) | Source::Rbd { .. } => {
+            return Ok((
+                elsewhere::open_for(name, source, load, access)?,
+                "served in this process",
+            ));
+        }
+        Source::Sim { .. } => "a simulation, served in this process",
+        _ => "no data moves; served in this process",
+    };
+    Ok((ringway_disk::open(&OpenOptions::new(source.clone()))?, facts))
+}
+
 /// As a daemon would serve it to such a load.
-pub(crate) fn serving(load: &Load, access: &AccessArgs, harvest_at_once: bool) -> Serving {
+pub(crate) fn serving(
+    disk: &Disk,
+    load: &Load,
+    access: &AccessArgs,
+    harvest_at_once: bool,
+) -> Serving {
     Serving {
         queues: load.all_queues(),
         queue_size: access.queue_size.unwrap_or(ring_size(load.depth)),
-        workers: cpus().min(load.all_queues()).into(),
+        // A connection to a server belongs to one worker.
+        workers: if disk.remote().is_some() { 1 } else { cpus().min(load.all_queues()).into() },
         harvest_at_once,
     }
 }

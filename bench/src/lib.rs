@@ -18,20 +18,22 @@
 //! # }
 //! ```
 //!
-//! `options.rs` is what can be said, `target.rs` opens, `runner.rs` runs one job per thread
-//! (`job.rs`, hot) and adds up (`counters.rs`), `summary.rs` prints, `html.rs` draws. `origins.rs`
-//! repeats published measurements.
+//! `options.rs` is what can be said, `target.rs` opens (`elsewhere.rs` what is behind a network),
+//! `runner.rs` runs one job per thread (`job.rs`, hot) and adds up (`counters.rs`), `summary.rs`
+//! prints, `html.rs` draws. `origins.rs` repeats published measurements.
 
 mod backend;
 mod command;
 pub mod content;
 mod counters;
+pub mod elsewhere;
 mod file_backend;
 pub mod fill;
 mod handle;
 mod harvest_later;
 mod html;
 mod image_disk;
+mod indirect;
 mod inside;
 mod job;
 mod load;
@@ -57,7 +59,8 @@ mod versus;
 
 pub use backend::{Ask, Backend, Effort};
 pub use command::run;
-pub use load::{AccessArgs, IndirectArg, Load, seconds};
+pub use indirect::IndirectArg;
+pub use load::{AccessArgs, Load, seconds};
 pub use options::BenchArgs;
 pub use outcome::Outcome;
 pub use pattern::{Rw, Sizes};

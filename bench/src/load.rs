@@ -1,11 +1,12 @@
 //! A load, how the target is reached, and what of that can be said on the command line.
 
+use crate::indirect::IndirectArg;
 use crate::pattern::{Rw, Sizes, request_len};
 use crate::rate_limit::Rate;
 use crate::round::part;
 use anyhow::{Result, bail, ensure};
 use clap::Args;
-use ringway_control::config::{self, Choice, Format};
+use ringway_control::config::{self, CephArgs, Choice, Format};
 use ringway_control::size::Size;
 use ringway_disk::{EngineKind, SchedulerMode};
 use std::{ops::Range, time::Duration};
@@ -76,28 +77,6 @@ pub(crate) struct LoadArgs {
     pub seed: u64,
 }
 
-/// When requests take indirect tables.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum IndirectArg {
-    /// When more than half of the ring is taken.
-    #[default]
-    Scarce,
-    /// Never.
-    Never,
-    /// Always.
-    Always,
-}
-
-impl From<IndirectArg> for ringway_driver::Indirect {
-    fn from(when: IndirectArg) -> Self {
-        match when {
-            IndirectArg::Scarce => Self::WhenScarce,
-            IndirectArg::Never => Self::Never,
-            IndirectArg::Always => Self::Always,
-        }
-    }
-}
-
 /// How the target is reached.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Access")]
@@ -117,6 +96,9 @@ pub struct AccessArgs {
     /// Files through the host's page cache instead of O_DIRECT.
     #[arg(long)]
     pub cached: bool,
+    /// How to get to a Ceph cluster.
+    #[command(flatten)]
+    pub ceph: CephArgs,
     /// Look for completions without sleeping: what the target can do.
     #[arg(long)]
     pub polling: bool,

@@ -31,8 +31,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage, 3 --verify found wrong data,
 pub struct BenchArgs {
     #[command(subcommand)]
     pub(crate) special: Option<Special>,
-    /// vhost-user:SOCKET; file:PATH or a path, measured bare; null:SIZE or sim:ram|ssd|hdd:SIZE,
-    /// served in this process.
+    /// vhost-user:SOCKET; file:PATH or a path, measured bare; served in this process: null:SIZE,
+    /// sim:ram|ssd|hdd:SIZE, nbd:unix:/PATH:EXPORT (or as a URI), rbd:POOL/IMAGE.
     #[arg(required = true)]
     pub(crate) target: Option<Target>,
     #[command(flatten)]

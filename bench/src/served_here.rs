@@ -22,7 +22,7 @@ impl ServedHere {
     /// # Errors
     /// What the host says.
     pub fn start(disk: Disk) -> Result<(Self, UnixStream)> {
-        let serving = Serving { queues: 1, queue_size: 256, workers: 1, harvest_at_once: true };
+        let serving = Serving { queues: 1, queue_size: 1024, workers: 1, harvest_at_once: true };
         let (inside, stream) = Inside::start(disk, &serving)?;
         Ok((Self { _inside: inside }, stream))
     }

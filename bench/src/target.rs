@@ -24,7 +24,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A target, as it is named: `vhost-user:SOCKET`, `file:PATH` or a path, `null:SIZE`, `sim:MODEL:SIZE`.
+/// A target, as it is named: `vhost-user:SOCKET`, `file:PATH` or a path, `null:SIZE`, `sim:MODEL:SIZE`, an
+/// export of an NBD server, an image of a Ceph cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     name: String,
@@ -52,12 +53,6 @@ impl FromStr for Target {
             && path.as_os_str().is_empty()
         {
             return Err("a path is missing: vhost-user:SOCKET, file:PATH, or a path".into());
-        }
-        if matches!(kind, Kind::Disk(Source::Rbd { .. })) {
-            return Err(
-                "an image of a Ceph cluster is measured where it is served: vhost-user:SOCKET"
-                    .into(),
-            );
         }
         Ok(Self { name: word.to_owned(), kind })
     }
@@ -129,6 +124,11 @@ impl Drop for Opened {
 }
 
 impl Target {
+    /// What it names, unless that is a served disk.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        if let Kind::Disk(source) = &self.kind { Some(source) } else { None }
+    }
+
     /// As [`Target::open`], of a server that may need a while until it listens; `alive` says whether
     /// it runs.
     ///
@@ -202,11 +202,7 @@ impl Target {
         access: &AccessArgs,
         harvest_at_once: bool,
     ) -> Result<Opened> {
-        let disk = ringway_disk::open(&OpenOptions::new(source.clone()))?;
-        let facts = match source {
-            Source::Sim { .. } => "a simulation, served in this process",
-            _ => "no data moves; served in this process",
-        };
+        let (disk, facts) = image_disk::no_file(&self.name, source, load, access)?;
         served_alike(disk, facts, load, access, harvest_at_once)
     }
 
@@ -263,7 +259,7 @@ fn served_alike(
     access: &AccessArgs,
     harvest_at_once: bool,
 ) -> Result<Opened> {
-    let serving = image_disk::serving(load, access, harvest_at_once);
+    let serving = image_disk::serving(&disk, load, access, harvest_at_once);
     let mut opened = served_here(disk, &serving, load, access)?;
     opened.facts = format!("{}, {facts}", opened.facts);
     Ok(opened)

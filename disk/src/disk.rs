@@ -85,6 +85,12 @@ impl Disk {
         self.remote.as_ref()
     }
 
+    /// The image of a Ceph cluster that holds the data, if it is one.
+    #[must_use]
+    pub fn cluster_image(&self) -> Option<&Arc<RbdImage>> {
+        self.rbd.as_ref()
+    }
+
     /// True if it was opened without its lock ([`crate::OpenOptions::incoming`]).
     #[must_use]
     pub fn is_incoming(&self) -> bool {

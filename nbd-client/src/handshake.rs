@@ -17,6 +17,19 @@ const ANSWERS_MAX: u32 = 64;
 /// The largest unit of requests that a disk can be made of: what guests know as a block.
 const BLOCK_MAX: u32 = 4096;
 
+/// What a server can offer, in words.
+const ABILITIES: [(u16, &str); 9] = [
+    (offers::READ_ONLY, "read-only"),
+    (offers::SEND_FLUSH, "flush"),
+    (offers::SEND_FUA, "fua"),
+    (offers::SEND_TRIM, "trim"),
+    (offers::SEND_WRITE_ZEROES, "write-zeroes"),
+    (offers::SEND_FAST_ZERO, "fast-zero"),
+    (offers::SEND_CACHE, "cache"),
+    (offers::SEND_DF, "df"),
+    (offers::CAN_MULTI_CONN, "multi-conn"),
+];
+
 /// What a server and this client have agreed upon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
@@ -35,6 +48,12 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
+    /// What it offers, in words like those of `nbdinfo`.
+    pub fn abilities(&self) -> impl Iterator<Item = &'static str> {
+        let flags = self.flags;
+        ABILITIES.into_iter().filter(move |(flag, _)| flags & flag != 0).map(|(_, name)| name)
+    }
+
     /// True if the server offers all of this (`NBD_FLAG_*`).
     #[must_use]
     pub fn offers(&self, flags: u16) -> bool {

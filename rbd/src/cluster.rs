@@ -4,12 +4,12 @@
 use crate::error::{RbdError, os};
 use crate::image::{Image, Opened};
 use crate::key;
-use crate::library::{ConfigOption, FEATURE_EXCLUSIVE_LOCK, Library};
+use crate::library::Library;
 use crate::lock;
 use crate::owner::Myself;
 use crate::target::Target;
 use crate::within::within;
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::ptr;
@@ -49,10 +49,6 @@ const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"err_to_syslog", c"false"),
     (c"crash_dir", c""),
 ];
-
-/// What an image or its pool may set for itself, and must not.
-const CACHES: [(&str, &[&str]); 2] =
-    [("rbd_cache", &["false", "0"]), ("rbd_persistent_cache_mode", &["disabled"])];
 
 /// All that has to be read from files is read.
 #[derive(Debug)]
@@ -243,40 +239,13 @@ impl Configured {
             _ => RbdError::check(rc, "open the image")?,
         }
         if !read_only {
-            if self.opened.features()? & FEATURE_EXCLUSIVE_LOCK == 0 {
-                return Err(RbdError::NoExclusiveLock);
-            }
-            self.refuse_caches()?;
+            self.opened.check_writable()?;
         }
         Ok(self)
     }
 
     fn refused(&self, what: &'static str) -> RbdError {
         RbdError::Permission { user: self.user.clone(), what }
-    }
-
-    /// Images and pools can have settings of their own, which come before ours.
-    fn refuse_caches(&self) -> Result<(), RbdError> {
-        let (library, image) = (self.opened.library, self.opened.image);
-        let mut count: c_int = 1024;
-        let mut options = Vec::with_capacity(1024);
-        // SAFETY: at most `count` options are written, and how many they are.
-        let rc =
-            unsafe { (library.rbd_config_image_list)(image, options.as_mut_ptr(), &raw mut count) };
-        RbdError::check(rc, "read the settings of the image")?;
-        // SAFETY: so many were written.
-        unsafe { options.set_len(usize::try_from(count).unwrap_or(0)) };
-        // SAFETY: texts with their ends, which live until the clean-up.
-        let word = |text| unsafe { CStr::from_ptr(text) }.to_string_lossy();
-        let is_on = |option: &ConfigOption| {
-            let here = CACHES.into_iter().find(|(name, _)| word(option.name) == *name);
-            let value = word(option.value);
-            here.filter(|(_, off)| !off.contains(&value.as_ref())).map(|(name, _)| name)
-        };
-        let cached = options.iter().find_map(is_on);
-        // SAFETY: the list is as it was made.
-        unsafe { (library.rbd_config_image_list_cleanup)(options.as_mut_ptr(), count) };
-        cached.map_or(Ok(()), |name| Err(RbdError::Cached(name)))
     }
 }
 

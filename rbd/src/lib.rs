@@ -21,6 +21,7 @@
 mod cluster;
 mod engine;
 mod error;
+mod facts;
 mod image;
 mod key;
 mod landed;
@@ -29,9 +30,12 @@ mod lock;
 mod owner;
 mod target;
 mod within;
+mod writable;
 
 pub use cluster::{Access, Configured};
 pub use engine::Rbd;
 pub use error::RbdError;
+pub use facts::Facts;
 pub use image::Image;
+pub use lock::Holder;
 pub use target::{Target, TargetError};

@@ -26,6 +26,20 @@ pub(crate) struct ConfigOption {
     pub(crate) source: c_int,
 }
 
+/// `rbd_image_info_t`.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct ImageInfo {
+    pub(crate) bytes: u64,
+    pub(crate) object_bytes: u64,
+    pub(crate) objects: u64,
+    pub(crate) order: c_int,
+    pub(crate) prefix: [c_char; 24],
+    pub(crate) parent_pool: i64,
+    // `char parent_name[96]`: arrays of that length have no default.
+    pub(crate) parent_name: [[c_char; 32]; 3],
+}
+
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 pub(crate) const LOCK_EXCLUSIVE: c_int = 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
@@ -76,6 +90,7 @@ library! {
         rbd_close: fn(Handle) -> c_int;
         rbd_get_size: fn(Handle, *mut u64) -> c_int;
         rbd_get_features: fn(Handle, *mut u64) -> c_int;
+        rbd_stat: fn(Handle, *mut ImageInfo, usize) -> c_int;
         rbd_config_image_list: fn(Handle, *mut ConfigOption, *mut c_int) -> c_int;
         rbd_config_image_list_cleanup: fn(*mut ConfigOption, c_int);
         rbd_metadata_get: fn(Handle, Text, *mut c_char, *mut usize) -> c_int;
@@ -84,6 +99,7 @@ library! {
         rbd_lock_break: fn(Handle, c_int, Text) -> c_int;
         rbd_lock_get_owners: fn(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         rbd_lock_get_owners_cleanup: fn(*mut *mut c_char, usize);
+        rbd_list_lockers: fn(Handle, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
         rbd_watchers_list: fn(Handle, *mut Watcher, *mut usize) -> c_int;
         rbd_watchers_list_cleanup: fn(*mut Watcher, usize);
         rbd_aio_create_completion: fn(*mut c_void, Callback, *mut Handle) -> c_int;

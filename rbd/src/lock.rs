@@ -20,6 +20,15 @@ const LOOK: Duration = Duration::from_millis(200);
 /// The most owners and watchers that are asked for.
 const MANY: usize = 64;
 
+/// Who has the exclusive lock of an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The address of the client.
+    pub address: String,
+    /// The cluster has heard of it within the last half minute.
+    pub lives: bool,
+}
+
 /// What one look has come to.
 enum Turn {
     Ours,
@@ -61,6 +70,14 @@ pub(crate) fn take(
             Turn::Theirs(_) | Turn::Again => std::thread::park_timeout(LOOK),
         }
     }
+}
+
+/// Who has the lock now, also for those who have opened the image for reading: the library does not
+/// tell them whose the managed lock is, but all locks.
+pub(crate) fn holder(image: &Opened) -> Result<Option<Holder>, RbdError> {
+    let Some(address) = locker(image)? else { return Ok(None) };
+    let lives = is_watching(image, &address)?;
+    Ok(Some(Holder { address, lives }))
 }
 
 fn turn(image: &Opened, myself: &Myself) -> Result<Turn, RbdError> {
@@ -114,6 +131,35 @@ fn owner(image: &Opened) -> Result<Option<String>, RbdError> {
     // SAFETY: as many as were written.
     unsafe { (image.library.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), count.min(MANY)) };
     Ok(first)
+}
+
+/// The address of the first client that has a lock.
+fn locker(image: &Opened) -> Result<Option<String>, RbdError> {
+    const ROOM: usize = 16 << 10;
+    let mut exclusive: c_int = 0;
+    // Tag, clients, cookies and addresses, each text with a zero at its end.
+    let mut texts: [_; 4] = std::array::from_fn(|_| vec![0u8; ROOM]);
+    let mut lens = [ROOM; 4];
+    let at: [*mut c_char; 4] = std::array::from_fn(|n| texts[n].as_mut_ptr().cast());
+    let len: [*mut usize; 4] = std::array::from_fn(|n| &raw mut lens[n]);
+    // SAFETY: the image is open; at most so many bytes of each are written.
+    let rc = unsafe {
+        (image.library.rbd_list_lockers)(
+            image.image,
+            &raw mut exclusive,
+            at[0],
+            len[0],
+            at[1],
+            len[1],
+            at[2],
+            len[2],
+            at[3],
+            len[3],
+        )
+    };
+    RbdError::check(c_int::try_from(rc).unwrap_or(1), "learn who has a lock of the image")?;
+    let address = CStr::from_bytes_until_nul(&texts[3]).ok().filter(|_| rc > 0);
+    Ok(address.map(|address| address.to_string_lossy().into_owned()))
 }
 
 /// Whether the cluster still hears of the client at an address: those who have the image open watch it, and

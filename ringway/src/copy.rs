@@ -125,9 +125,7 @@ impl Copy {
         if is_same(from, to) {
             bail!("{from} and {to} are the same: nothing to copy");
         }
-        for target in [from, to] {
-            guard::is_disk(target)?;
-        }
+        guard::are_disks(args)?;
         let buffers = Buffers { slots: args.in_flight.into(), chunk: CHUNK };
         let source = open::source(args, buffers)?;
         guard::is_raw(args, &source)?;
@@ -138,14 +136,14 @@ impl Copy {
         let story = path.as_deref().map(Journal::read).transpose();
         let story = if args.force { None } else { story?.flatten() };
         let there = match to {
-            Target::VhostUser(_) => true,
+            Target::VhostUser(_) | Target::Elsewhere(..) => true,
             Target::Path(path) => path.symlink_metadata().is_ok(),
         };
         may_write(args, there, story.as_ref(), &source.identity)?;
         let story = story.filter(|_| there);
         let prealloc = guard::space(args, story.as_ref())?;
         // Before it is touched, know that the source fits.
-        let destination = open::destination(to, buffers, mode_of(&source))?;
+        let destination = open::destination(args, buffers, mode_of(&source))?;
         let regular = destination.identity.kind == "file";
         let (bytes, room) = (source.identity.bytes, destination.identity.bytes);
         if !regular && bytes > room {

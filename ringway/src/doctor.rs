@@ -14,7 +14,7 @@ pub(crate) mod report;
 use crate::info::chain;
 use clap::{Args, ValueHint};
 use report::Report;
-use ringway_control::config::Format;
+use ringway_control::config::{CephArgs, Format};
 use ringway_control::log::LogArgs;
 use ringway_disk::Qcow2;
 use ringway_terminal::reasons::in_full;
@@ -37,7 +37,8 @@ Exit status: 0 done, 1 IMAGE cannot be served, 2 wrong usage.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {
-    /// Also look at this disk: an image file, a block device, `null:…` or `sim:…` as for serve.
+    /// Also look at this disk: an image file, a block device, nbd:unix:/PATH:EXPORT, rbd:POOL/IMAGE, null:SIZE
+    /// or sim:MODEL:SIZE, as for serve.
     #[arg(value_name = "IMAGE")]
     image: Option<PathBuf>,
     /// The format of IMAGE [default: raw]: with qcow2, all that it is based on is looked at, too.
@@ -50,6 +51,9 @@ pub(crate) struct DoctorArgs {
     /// socket. With root's rights, as only those tell what is mapped.
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
+    /// How to get to a Ceph cluster.
+    #[command(flatten)]
+    ceph: CephArgs,
     /// Print JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -62,11 +66,14 @@ pub(crate) struct DoctorArgs {
 /// part of the report.
 pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
+    if args.image.is_none() {
+        args.ceph.check([]).map_err(anyhow::Error::msg)?;
+    }
     let engines = ringway_export::usable_engines();
     let qcow2 = (args.format == Some(Format::Qcow2))
         .then(|| Qcow2 { backing_root: args.backing_root.clone(), base: None });
     let is_qcow2 = qcow2.is_some();
-    let mut image = args.image.as_ref().map(|path| image::look(path, &engines, qcow2));
+    let mut image = args.image.as_ref().map(|path| image::look(path, &engines, qcow2, &args.ceph));
     let mut chain = None;
     if let (Some(image), Some(path), true) = (&mut image, &args.image, is_qcow2)
         && image.error.is_none()

@@ -1,14 +1,16 @@
 //! `ringway info`: what a disk is, whoever serves it.
 
 pub(crate) mod chain;
+mod elsewhere;
 mod image;
 mod report;
 mod server;
 
 use crate::io::target::Target;
+use anyhow::bail;
 use clap::{Args, ValueHint};
 use report::Info;
-use ringway_control::config::Format;
+use ringway_control::config::{CephArgs, Format};
 use ringway_control::log::LogArgs;
 use ringway_terminal::reasons::in_full;
 use ringway_terminal::{logging, output};
@@ -21,6 +23,8 @@ Examples:
   ringway info --format qcow2 vm7.qcow2        and all that it is based on
   ringway info vhost-user:/run/disk.sock       a served disk, by any server
   ringway info --json /run/disk.sock | jq .limits
+  ringway info rbd:rbd/vm7                     an image of a Ceph cluster
+  ringway info nbd:unix:/run/n.sock            what an NBD server offers
 
 A server has one front-end at a time: while a virtual machine uses the disk, it
 cannot be asked. Nothing of the disk is read or written. Without --format an
@@ -31,7 +35,8 @@ Exit status: 0 done, 1 failed, 2 wrong usage.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {
-    /// A raw image file, a block device, or vhost-user:SOCKET.
+    /// A raw image file, a block device, vhost-user:SOCKET, nbd:unix:/PATH:EXPORT (or as a URI), or
+    /// rbd:POOL/IMAGE, with @SNAP a snapshot of it.
     #[arg(value_name = "TARGET", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     target: Target,
     /// The format of an image: with qcow2, what is wrong with its chain is an error.
@@ -40,6 +45,9 @@ pub(crate) struct InfoArgs {
     /// The folder that names of backing files may not lead out of [default: that of the image].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     backing_root: Option<PathBuf>,
+    /// How to get to a Ceph cluster.
+    #[command(flatten)]
+    ceph: CephArgs,
     /// Print JSON instead of a table.
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -51,8 +59,15 @@ pub(crate) struct InfoArgs {
 /// A target that cannot be asked.
 pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
+    args.ceph.check(args.target.source()).map_err(anyhow::Error::msg)?;
     let info = match &args.target {
         Target::VhostUser(socket) => Info::Served(Box::new(server::ask(socket)?)),
+        Target::Elsewhere(..) if args.format == Some(Format::Qcow2) => {
+            bail!("{} is looked at as a raw disk: leave --format out", args.target)
+        }
+        Target::Elsewhere(_, source) => {
+            Info::Elsewhere(Box::new(elsewhere::look(&args.target, source, &args.ceph)?))
+        }
         Target::Path(path) if args.format == Some(Format::Qcow2) => {
             Info::Chain { chain: chain::look(path, args.backing_root.as_deref())? }
         }

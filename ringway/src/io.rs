@@ -14,7 +14,7 @@ pub(crate) mod target;
 use clap::{Args, ValueHint};
 use command::{Failure, Next, Session};
 use medium::{Medium, Open};
-use ringway_control::config::Format;
+use ringway_control::config::{CephArgs, Format};
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use std::io::{BufRead, IsTerminal};
@@ -29,6 +29,7 @@ Examples:
   ringway io vhost-user:/run/disk.sock -c 'verify -P 0x5a 1M 64K'
   ringway io --read-only disk.img -c 'read -v 0 512'
   ringway io --format qcow2 vm7.qcow2 -c 'read -v 1M 512'
+  ringway io --read-only rbd:rbd/vm7 -c 'read -v 0 512'
   ringway io disk.img < script              a command on each line, # comments
 
 Commands: read, write, verify, zero, discard, flush, id, info, sleep, quit.
@@ -42,7 +43,8 @@ those expected.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct IoArgs {
-    /// An image file, a block device, or vhost-user:SOCKET.
+    /// An image file, a block device, vhost-user:SOCKET, nbd:unix:/PATH:EXPORT (or as a URI), or
+    /// rbd:POOL/IMAGE.
     #[arg(value_name = "TARGET", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     target: Target,
     /// Carry out CMD instead of asking; may be repeated.
@@ -60,6 +62,9 @@ pub(crate) struct IoArgs {
     /// The folder that names of backing files may not lead out of [default: that of the image].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     backing_root: Option<PathBuf>,
+    /// How to get to a Ceph cluster.
+    #[command(flatten)]
+    ceph: CephArgs,
     /// Go on after a command that failed; the exit status tells of the first.
     #[arg(short, long)]
     keep_going: bool,
@@ -79,7 +84,8 @@ pub(crate) fn run(args: &IoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     }
     let backing_root = args.backing_root.clone();
     let (read_only, direct, format) = (args.read_only, args.direct, args.format);
-    let open = Open { read_only, direct, format, backing_root };
+    args.ceph.check(args.target.source()).map_err(anyhow::Error::msg)?;
+    let open = Open { read_only, direct, format, backing_root, ceph: args.ceph.clone() };
     let medium = Medium::open(&args.target, open)?;
     let mut session = Session::new(medium, log.quiet);
     if args.commands.is_empty() && std::io::stdin().is_terminal() {

@@ -561,3 +561,72 @@ fn g06_who_is_fenced_or_has_lost_its_pool_has_errors_and_no_wrong_data() {
     drop((queue, device));
     daemon.stop();
 }
+
+#[test]
+fn tools_know_images_of_a_cluster() {
+    let Some(cluster) = Cluster::start(false) else { return };
+    let dir = folder();
+    let path = dir.path();
+    let tool = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(args).arg("--ceph-conf").arg(cluster.conf()).current_dir(path);
+        let output = run(command);
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        (output.status.code(), said)
+    };
+    let succeeds = |args: &[&str]| {
+        let (status, said) = tool(args);
+        assert_eq!(status, Some(0), "{args:?}: {said}");
+        said
+    };
+    let fails = |args: &[&str], wanted: &str| {
+        let (status, said) = tool(args);
+        assert!(status == Some(1) && said.contains(wanted), "{args:?}: {status:?} {said}");
+    };
+    // To the cluster and back. Most of it is a hole, or zeroes.
+    let mut bytes = vec![0; usize::try_from(64 * MIB).unwrap()];
+    let written = usize::try_from(8 * MIB).unwrap();
+    pattern::fill(&mut bytes[written..2 * written], 1, 8 * MIB / 512, 7);
+    std::fs::write(path.join("a.img"), &bytes).unwrap();
+    fails(&["copy", "a.img", IMAGE], "overwrite it with --force");
+    succeeds(&["copy", "--force", "--verify", "a.img", IMAGE]);
+    let there = cluster.tool("rbd", &["export", "--no-progress", "rbd/img", "-"]);
+    assert!(there == bytes, "the image is what was copied to it");
+    let extents = text(&cluster.tool("rbd", &["diff", "--format", "json", "rbd/img"]));
+    assert!(extents.matches("\"offset\"").count() <= 4, "zeroes take space: {extents}");
+    succeeds(&["copy", "--verify", IMAGE, "b.img"]);
+    assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "the copy is the image");
+    use std::os::unix::fs::MetadataExt;
+    let blocks = path.join("b.img").metadata().unwrap().blocks();
+    assert!(blocks * 512 < 16 * MIB, "holes of the copy take space: {blocks} blocks");
+    fails(&["copy", IMAGE, IMAGE], "are the same");
+    fails(&["copy", "--force", "a.img", "rbd:rbd/no"], "has no image 'no'");
+    // By hand.
+    succeeds(&["io", IMAGE, "-c", "write -P 0x5a 1M 64K", "-c", "flush"]);
+    succeeds(&["io", "--read-only", IMAGE, "-c", "verify -P 0x5a 1M 64K"]);
+    // What it is, and how fast.
+    let info = succeeds(&["info", "--json", IMAGE]);
+    for wanted in ["\"bytes\": 67108864", "exclusive-lock", "\"lock\": null", "4194304"] {
+        assert!(info.contains(wanted), "{wanted}: {info}");
+    }
+    assert!(succeeds(&["doctor", IMAGE]).contains("rbd"));
+    succeeds(&["bench", IMAGE, "--io-size", "1M", "--quiet"]);
+    fails(&["bench", IMAGE, "--rw", "write", "--io-size", "1M"], "Add --allow-write");
+    // As it was then.
+    cluster.tool("rbd", &["snap", "create", "--no-progress", "rbd/img@then"]);
+    // In use.
+    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let info = succeeds(&["info", IMAGE]);
+    assert!(info.contains("127.0.0.1:0/") && info.contains("which lives"), "{info}");
+    fails(&["doctor", IMAGE], "it is in use by 127.0.0.1:0/");
+    fails(&["copy", "--force", IMAGE, "b.img"], "copy a snapshot of it");
+    fails(&["copy", "--force", "a.img", IMAGE], "it is in use by 127.0.0.1:0/");
+    fails(&["io", IMAGE, "-c", "read 0 4K"], "it is in use by 127.0.0.1:0/");
+    succeeds(&["copy", "rbd:rbd/img@then", "then.qcow2"]);
+    fails(&["copy", "--force", "a.img", "rbd:rbd/img@then"], "can only be read");
+    fails(&["copy", "a.img", "c.img"], "are for images of a Ceph cluster");
+    daemon.stop();
+    // No tool keeps the lock.
+    let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/img"]));
+    assert!(lockers.trim().is_empty(), "a tool has kept the lock: {lockers}");
+}

@@ -371,3 +371,53 @@ fn what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
     Daemon::serve(path, &["./nbd:x", "--socket", "s"]).stop();
     Daemon::serve(path, &[&good, "--socket", "s", "--read-only"]).stop();
 }
+
+#[test]
+fn tools_know_exports() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let Some(_server) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let export = format!("nbd:unix:{}/n.sock", path.display());
+    let export = export.as_str();
+    let tool = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(args).current_dir(path);
+        let output = run(command);
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        (output.status.code(), said)
+    };
+    let succeeds = |args: &[&str]| {
+        let (status, said) = tool(args);
+        assert_eq!(status, Some(0), "{args:?}: {said}");
+        said
+    };
+    let fails = |args: &[&str], wanted: &str| {
+        let (status, said) = tool(args);
+        assert!(status == Some(1) && said.contains(wanted), "{args:?}: {status:?} {said}");
+    };
+    let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
+    pattern::fill(&mut bytes[1 << 20..2 << 20], 1, MIB / 512, 7);
+    std::fs::write(path.join("a.img"), &bytes).unwrap();
+    fails(&["copy", "a.img", export], "overwrite it with --force");
+    succeeds(&["copy", "--force", "--verify", "a.img", export]);
+    assert!(std::fs::read(path.join("disk.img")).unwrap() == bytes, "what was copied is there");
+    succeeds(&["copy", "--verify", export, "b.img"]);
+    assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "the copy is the export");
+    succeeds(&["copy", export, "b.qcow2"]);
+    fails(&["copy", export, export], "are the same");
+    fails(&["copy", "--from-format", "qcow2", export, "c.img"], "leave out --from-format");
+    succeeds(&["io", export, "-c", "write -P 0x5a 1M 64K", "-c", "flush"]);
+    succeeds(&["io", "--read-only", export, "-c", "verify -P 0x5a 1M 64K"]);
+    let info = succeeds(&["info", "--json", export]);
+    for wanted in ["\"bytes\": 8388608", "\"NBD export\"", "\"write-zeroes\"", "\"flush\""] {
+        assert!(info.contains(wanted), "{wanted}: {info}");
+    }
+    assert!(succeeds(&["info", export]).contains("server offers"));
+    assert!(succeeds(&["doctor", export]).contains("nbd"));
+    succeeds(&["bench", export, "--io-size", "1M", "--jobs", "2", "--quiet"]);
+    fails(&["bench", export, "--rw", "write", "--io-size", "1M"], "Add --allow-write");
+    let (status, said) = tool(&["info", "nbd:/nowhere"]);
+    assert!(status == Some(2) && said.contains("neither unix: nor //"), "{said}");
+    fails(&["info", "nbd:unix:/nowhere/n.sock"], "/nowhere/n.sock");
+}

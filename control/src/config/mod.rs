@@ -20,6 +20,7 @@ mod source;
 mod xen;
 mod xen_args;
 
+pub use ceph::CephArgs;
 pub use claim::{Claim, Location};
 pub use cpus::CpuList;
 pub use disk::{Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, paths};

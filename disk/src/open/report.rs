@@ -13,6 +13,8 @@ use super::probe::{self as host, Kind};
 use super::{Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file};
 use crate::choices::{Alignment, CacheMode, EngineKind};
+use crate::disk::Disk;
+use ringway_rbd::RbdError;
 use std::ffi::CString;
 use std::fs::{File, OpenOptions as FileOptions};
 use std::os::unix::ffi::OsStrExt;
@@ -130,36 +132,62 @@ pub fn probe(options: &OpenOptions) -> Report {
         Source::Null { bytes, .. } => probe_unreal(ImageKind::Null, *bytes, options),
         Source::Sim { bytes, .. } => probe_unreal(ImageKind::Simulation, *bytes, options),
         Source::Nbd(_) => probe_unreal(ImageKind::Nbd, 0, options),
-        Source::Rbd { target, .. } => {
-            let why = "images of Ceph clusters are not looked at, only served: `rbd info` tells what they \
-                       are";
-            let (target, why) = (target.to_string(), why.to_owned());
-            Report::new(Some(ImageKind::Rbd), Err(OpenError::Remote { target, why }))
-        }
+        Source::Rbd { .. } => probe_cluster(options),
     }
 }
 
 /// There is nothing to be careful with: no file holds it.
 fn probe_unreal(kind: ImageKind, bytes: u64, options: &OpenOptions) -> Report {
-    let mut report = Report::new(Some(kind), Err(OpenError::Missing(Path::new("").into())));
-    report.bytes = Some(bytes);
-    report.verdict = open(options).map(|disk| {
-        let shape = disk.geometry();
-        report.bytes = Some(shape.capacity);
-        report.blocks = Some(Blocks {
-            logical: shape.logical_block,
-            physical: shape.physical_block,
-            optimal_io: shape.optimal_io,
-            discard: Some(shape.discard),
-            discard_granularity: shape.discard_granularity,
-        });
-        Choice {
-            engine: disk.engine(),
-            engine_why: disk.engine_why().into(),
-            cache: disk.cache(),
-            cache_why: disk.cache_why().into(),
+    match open(options) {
+        Ok(disk) => of_opened(kind, &disk),
+        Err(error) => {
+            let mut report = Report::new(Some(kind), Err(error));
+            report.bytes = Some(bytes);
+            report
         }
+    }
+}
+
+/// What is seen of a disk that could be opened.
+fn of_opened(kind: ImageKind, disk: &Disk) -> Report {
+    let shape = disk.geometry();
+    let choice = Choice {
+        engine: disk.engine(),
+        engine_why: disk.engine_why().into(),
+        cache: disk.cache(),
+        cache_why: disk.cache_why().into(),
+    };
+    let mut report = Report::new(Some(kind), Ok(choice));
+    report.bytes = Some(shape.capacity);
+    report.blocks = Some(Blocks {
+        logical: shape.logical_block,
+        physical: shape.physical_block,
+        optimal_io: shape.optimal_io,
+        discard: Some(shape.discard),
+        discard_granularity: shape.discard_granularity,
     });
+    report
+}
+
+/// It is opened for reading, which takes no lock; whether it could be written is asked.
+fn probe_cluster(options: &OpenOptions) -> Report {
+    let disk = match open(&OpenOptions { read_only: true, ..options.clone() }) {
+        Ok(disk) => disk,
+        Err(error) => return Report::new(Some(ImageKind::Rbd), Err(error)),
+    };
+    let mut report = of_opened(ImageKind::Rbd, &disk);
+    let image = disk.cluster_image().filter(|image| image.target().snapshot.is_none());
+    let Some(image) = image.filter(|_| !options.read_only) else { return report };
+    if let Some(blocks) = &mut report.blocks {
+        blocks.discard = Some(true);
+    }
+    if let Err(error) = image.may_be_written() {
+        if let RbdError::InUse(holder) = &error {
+            report.holder = Some(holder.clone());
+        }
+        let (target, why) = (disk.name().to_owned(), error.to_string());
+        report.verdict = Err(OpenError::Remote { target, why });
+    }
     report
 }
 

@@ -2,7 +2,7 @@
 
 use crate::io::target::Target;
 use clap::{Args, ValueEnum, ValueHint};
-use ringway_control::config::Format;
+use ringway_control::config::{CephArgs, Format};
 use ringway_control::size::Size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -21,6 +21,8 @@ Examples:
   ringway copy --from-format qcow2 vm7.qcow2 vm7.img   with all it is based on
   ringway copy disk.img disk.qcow2              a qcow2 image, without holes
   ringway copy --compress=zstd disk.img small.qcow2
+  ringway copy rbd:rbd/vm7@monday vm7.img
+  ringway copy --force vm7.img nbd://10.0.0.5/vm7
 
 A qcow2 image that is made gets its name when it is complete and durable. Of any
 other copy that is unfinished there is a journal beside DST (DST.ringway-copy).
@@ -33,13 +35,15 @@ Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CopyArgs {
-    /// What to copy: an image file, a block device, or vhost-user:SOCKET.
+    /// What to copy: an image file, a block device, vhost-user:SOCKET, nbd:unix:/PATH:EXPORT (or as a
+    /// URI), or rbd:POOL/IMAGE, with @SNAP a snapshot of it.
     #[arg(value_name = "SRC", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     pub(super) source: Target,
-    /// Where to: a file (made if it is not there), a block device, or vhost-user:SOCKET.
+    /// Where to: a file (made if it is not there), a block device, vhost-user:SOCKET, or what is elsewhere,
+    /// as SRC (an image of a cluster is made by `rbd create`).
     #[arg(value_name = "DST", value_parser = Target::parser(), value_hint = ValueHint::AnyPath)]
     pub(super) destination: Target,
-    /// Overwrite DST. Block devices and served disks always need it.
+    /// Overwrite DST. All but files always need it.
     #[arg(short, long)]
     pub(super) force: bool,
     /// The format of SRC [default: raw, refused if it looks like another one].
@@ -67,8 +71,7 @@ pub(crate) struct CopyArgs {
     /// Go on with a copy that was interrupted; begin if there is none.
     #[arg(long, conflicts_with = "force")]
     pub(super) resume: bool,
-    /// For --resume from a block device or a socket, whose changes cannot be seen: SRC was not
-    /// written since.
+    /// For --resume from what is no file, whose changes cannot be seen: SRC was not written since.
     #[arg(long, requires = "resume")]
     pub(super) source_unchanged: bool,
     /// Afterwards read DST back and compare it with SRC.
@@ -88,7 +91,7 @@ pub(crate) struct CopyArgs {
     /// [default: off].
     #[arg(long, value_enum, value_name = "HOW")]
     pub(super) prealloc: Option<Prealloc>,
-    /// The journal [default: DST.ringway-copy; none for block devices].
+    /// The journal [default: DST.ringway-copy; none for block devices and what is elsewhere].
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(super) journal: Option<PathBuf>,
     /// Requests in flight, of 1 MiB each.
@@ -98,6 +101,9 @@ pub(crate) struct CopyArgs {
     /// How files are read and written.
     #[arg(long, value_enum, default_value_t = EngineArg::Auto, help_heading = "Speed")]
     pub(super) engine: EngineArg,
+    /// How to get to a Ceph cluster.
+    #[command(flatten)]
+    pub(super) ceph: CephArgs,
     /// Print JSON instead of a line about what was done.
     #[arg(long, help_heading = "Output")]
     pub(super) json: bool,

@@ -9,6 +9,7 @@ use super::image::ImageEnd;
 pub(super) use super::order::{Order, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
+use ringway_bench::ServedHere;
 use ringway_core::{Segment, Status};
 use ringway_driver::{BlkQueue, Buffer, Data, Device, Refusal, Rejected};
 use std::fs::File;
@@ -141,6 +142,8 @@ pub(super) struct DiskEnd {
     pub(super) piece: usize,
     zeroes: Option<u64>,
     flush: bool,
+    /// Who serves it, if that is this process; ends after `device`.
+    _served: Option<ServedHere>,
 }
 
 /// What a request carries.
@@ -158,7 +161,10 @@ impl Flight {
 }
 
 impl DiskEnd {
-    pub(super) fn new(mut device: Device) -> Result<Self, ringway_driver::Error> {
+    pub(super) fn new(
+        mut device: Device,
+        served: Option<ServedHere>,
+    ) -> Result<Self, ringway_driver::Error> {
         let queue = device.queue()?;
         let info = device.info();
         // As large as zeroes are looked for, unless the server takes less in one piece.
@@ -166,7 +172,7 @@ impl DiskEnd {
         let piece = super::zero::UNIT.min(1 << most.ilog2());
         let zeroes = info.max_write_zeroes_sectors.map(|sectors| u64::from(sectors) * 512);
         let flush = info.flush;
-        Ok(Self { queue, piece, zeroes, flush, device })
+        Ok(Self { queue, piece, zeroes, flush, device, _served: served })
     }
 
     /// The most bytes of one request.

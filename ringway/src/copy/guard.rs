@@ -5,16 +5,22 @@ use super::end::End;
 use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
-use anyhow::{Context, bail};
+use anyhow::{Context, Error, bail};
 use ringway_control::config::Format;
-use ringway_disk::ForeignFormat;
+use ringway_disk::{ForeignFormat, Source};
 use std::fs::{File, Metadata};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Refuses what is neither a file nor a block device nor a socket, before it is opened: a pipe would
-/// wait.
-pub(super) fn is_disk(target: &Target) -> anyhow::Result<()> {
+/// Refuses what is no disk, before it is opened, and words that mean nothing for these.
+pub(super) fn are_disks(args: &CopyArgs) -> anyhow::Result<()> {
+    let ends = [&args.source, &args.destination];
+    ends.into_iter().try_for_each(is_disk)?;
+    args.ceph.check(ends.into_iter().filter_map(Target::source)).map_err(Error::msg)
+}
+
+/// Refuses what is neither a file nor a block device nor a socket: a pipe would wait.
+fn is_disk(target: &Target) -> anyhow::Result<()> {
     let Target::Path(path) = target else { return Ok(()) };
     let Ok(meta) = path.metadata() else { return Ok(()) };
     let kind = meta.file_type();
@@ -200,6 +206,8 @@ pub(super) fn space(args: &CopyArgs, story: Option<&Story>) -> anyhow::Result<Pr
 fn no_file(target: &Target) -> Option<&'static str> {
     match target {
         Target::VhostUser(_) => Some("served disk"),
+        Target::Elsewhere(_, Source::Nbd(_)) => Some("export of a server"),
+        Target::Elsewhere(..) => Some("image of a cluster"),
         Target::Path(path) if is_block_device(path) => Some("block device"),
         Target::Path(_) => None,
     }
@@ -209,8 +217,12 @@ fn is_block_device(path: &Path) -> bool {
     path.metadata().is_ok_and(|meta| meta.file_type().is_block_device())
 }
 
-/// Files by device and inode, devices by number, sockets by both: links and names do not matter.
+/// Files by device and inode, devices by number, sockets by both: links and names do not matter. What is
+/// elsewhere by its name.
 pub(super) fn is_same(one: &Target, other: &Target) -> bool {
+    if one.source().is_some() || other.source().is_some() {
+        return one == other;
+    }
     let key = |target: &Target| {
         let meta = target.path().metadata().ok()?;
         if meta.file_type().is_block_device() {
@@ -225,7 +237,7 @@ pub(super) fn journal_path(args: &CopyArgs) -> Option<PathBuf> {
     let to = args.destination.path();
     match &args.journal {
         Some(path) => Some(path.clone()),
-        None if is_block_device(to) => None,
+        None if is_block_device(to) || args.destination.source().is_some() => None,
         None => Some(with_suffix(to, ".ringway-copy")),
     }
 }

@@ -24,7 +24,7 @@ const FORMAT: &str = "ringway copy 1";
 /// By what a disk is known again. A file that was written has another time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
-    /// `file`, `block device` or `vhost-user`.
+    /// `file`, `block device`, `vhost-user`, `NBD export` or `RBD image`.
     pub(super) kind: String,
     /// Where it was; for people.
     pub(super) path: PathBuf,
@@ -44,7 +44,12 @@ impl Identity {
         self.kind == other.kind
             && (self.device, self.inode) == (other.device, other.inode)
             && self.serial == other.serial
-            && (self.kind != "vhost-user" || self.path == other.path)
+            && (self.has_number() || self.path == other.path)
+    }
+
+    /// The host knows it by more than its name.
+    fn has_number(&self) -> bool {
+        (self.device, self.inode) != (0, 0)
     }
 
     /// Whether a change of it can be seen.

@@ -8,12 +8,14 @@ use super::new_image;
 use crate::io::disk;
 use crate::io::target::Target;
 use anyhow::{Context, bail};
-use ringway_control::config::{Format, missing_folder};
-use ringway_disk::{LockError, lock_image};
+use ringway_bench::{ServedHere, elsewhere};
+use ringway_control::config::{CephArgs, Format, missing_folder};
+use ringway_disk::{LockError, Source, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to finish what a killed process had in flight.
@@ -43,11 +45,13 @@ pub(super) fn source(args: &CopyArgs, buffers: Buffers) -> anyhow::Result<Opened
         bail!("--backing-root is for a source that is qcow2: add --from-format qcow2");
     }
     match &args.source {
-        Target::VhostUser(_) if args.from_format.is_some() => bail!(
-            "{} is a served disk, whose server knows its format: leave out --from-format",
-            args.source
-        ),
-        Target::VhostUser(socket) => disk_end(socket, buffers),
+        Target::VhostUser(_) | Target::Elsewhere(..) if args.from_format.is_some() => {
+            bail!("{} is copied as its server offers it: leave out --from-format", args.source)
+        }
+        Target::VhostUser(socket) => disk_end(Served::at(socket)?, buffers),
+        Target::Elsewhere(name, source) => {
+            disk_end(Served::here(name, source, &args.ceph, true)?, buffers)
+        }
         Target::Path(path) => {
             let mut options = OpenOptions::new();
             options.read(true);
@@ -83,16 +87,15 @@ pub(super) fn identity_of_image(path: &Path, image: &ImageEnd) -> anyhow::Result
 ///
 /// # Errors
 /// What keeps it from being written, in words for the user.
-pub(super) fn destination(target: &Target, buffers: Buffers, mode: u32) -> anyhow::Result<Opened> {
+pub(super) fn destination(args: &CopyArgs, buffers: Buffers, mode: u32) -> anyhow::Result<Opened> {
+    let target = &args.destination;
     match target {
-        Target::VhostUser(socket) => {
-            let opened = disk_end(socket, buffers)?;
-            if let End::Disk(disk) = &opened.end
-                && disk.device.info().read_only
-            {
-                bail!("{target} is served read-only: serve it without --read-only");
-            }
-            Ok(opened)
+        Target::VhostUser(socket) => writable(disk_end(Served::at(socket)?, buffers)?, || {
+            format!("{target} is served read-only: serve it without --read-only")
+        }),
+        Target::Elsewhere(name, source) => {
+            let served = Served::here(name, source, &args.ceph, false)?;
+            writable(disk_end(served, buffers)?, || format!("{target} can only be read"))
         }
         Target::Path(path) => {
             let mut options = OpenOptions::new();
@@ -116,16 +119,59 @@ pub(super) fn destination(target: &Target, buffers: Buffers, mode: u32) -> anyho
     }
 }
 
-fn disk_end(socket: &Path, buffers: Buffers) -> anyhow::Result<Opened> {
+/// A disk that is reached as a guest reaches it.
+struct Served {
+    kind: &'static str,
+    path: PathBuf,
+    stream: UnixStream,
+    /// Who serves it, if that is this process.
+    here: Option<ServedHere>,
+}
+
+impl Served {
+    fn at(socket: &Path) -> anyhow::Result<Self> {
+        let path = std::path::absolute(socket)?;
+        let stream = ringway_bench::peer::connect(socket)?;
+        Ok(Self { kind: "vhost-user", path, stream, here: None })
+    }
+
+    fn here(name: &Path, source: &Source, ceph: &CephArgs, reads: bool) -> anyhow::Result<Self> {
+        let disk = elsewhere::open(source, ceph, reads)?;
+        if let Some(image) = disk.cluster_image().filter(|image| image.target().snapshot.is_none())
+            && reads
+            && let Some(holder) = image.facts()?.holder.filter(|holder| holder.lives)
+        {
+            let (name, address) = (name.display(), holder.address);
+            bail!(
+                "{name} is in use by {address}: its content may change; copy a snapshot of it (`rbd snap \
+                 create`), copy from its socket, or stop it"
+            );
+        }
+        let (here, stream) = ServedHere::start(disk)?;
+        let kind = if matches!(source, Source::Nbd(_)) { "NBD export" } else { "RBD image" };
+        Ok(Self { kind, path: name.into(), stream, here: Some(here) })
+    }
+}
+
+fn writable(opened: Opened, why_not: impl FnOnce() -> String) -> anyhow::Result<Opened> {
+    if let End::Disk(disk) = &opened.end
+        && disk.device.info().read_only
+    {
+        bail!(why_not());
+    }
+    Ok(opened)
+}
+
+fn disk_end(served: Served, buffers: Buffers) -> anyhow::Result<Opened> {
     let Buffers { slots, chunk } = buffers;
+    let Served { kind, path, stream, here } = served;
     let room = (slots + 1) * chunk + (1 << 20);
     let options = ringway_driver::Options::new().queue_size(1024).memory(room);
-    let device = options.over(ringway_bench::peer::connect(socket)?)?;
-    let mut end = DiskEnd::new(device)?;
+    let mut end = DiskEnd::new(options.over(stream)?, here)?;
     let serial = disk::serial(&mut end.queue, &end.device.pool(), Flight::NONE)?;
     let identity = Identity {
-        kind: "vhost-user".into(),
-        path: std::path::absolute(socket)?,
+        kind: kind.into(),
+        path,
         bytes: end.device.capacity(),
         device: 0,
         inode: 0,

@@ -1,6 +1,6 @@
 //! What a disk is, and how it would be served.
 
-use ringway_control::config::{DiskArgs, Place, cpus};
+use ringway_control::config::{CephArgs, DiskArgs, Place, cpus};
 use ringway_disk::open::{ImageKind, Mount, Origin};
 use ringway_disk::{CacheMode, EngineKind, ForeignFormat, OpenOptions, Qcow2, probe};
 use serde::Serialize;
@@ -94,10 +94,13 @@ pub(crate) fn look(
     image: &Path,
     engines: &[(EngineKind, Result<String, String>)],
     qcow2: Option<Qcow2>,
+    ceph: &CephArgs,
 ) -> Image {
     let name = image.display().to_string();
     // What serve would be told, but for the place.
-    let spec = match DiskArgs::default().into_spec(image, Place::Socket(PathBuf::new())) {
+    let CephArgs { ceph_conf, ceph_user } = ceph.clone();
+    let words = DiskArgs { ceph_conf, ceph_user, ..DiskArgs::default() };
+    let spec = match words.into_spec(image, Place::Socket(PathBuf::new())) {
         Ok(spec) => spec,
         Err(error) => return Image { name, error: Some(error), ..Image::default() },
     };

@@ -3,6 +3,7 @@
 use super::chain::Link;
 use crate::doctor::image::{Image, look as examine};
 use anyhow::bail;
+use ringway_control::config::CephArgs;
 use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 use std::fs::File;
@@ -51,7 +52,7 @@ pub(super) struct Memory {
 /// # Errors
 /// One that is not there, or no image.
 pub(super) fn look(path: &Path) -> anyhow::Result<Facts> {
-    let image = examine(path, &ringway_export::usable_engines(), None);
+    let image = examine(path, &ringway_export::usable_engines(), None, &CephArgs::default());
     if let (None, Some(error)) = (image.bytes, &image.error) {
         bail!("{error}");
     }

@@ -1,6 +1,7 @@
 //! The report: the facts, and how people read them.
 
 use super::chain::{self, Link};
+use super::elsewhere;
 use super::image::Facts;
 use super::server::{Feature, Process, Served};
 use crate::doctor::report::{Grade, ReportLine, disk, lay_out, line, ok_if, width};
@@ -13,6 +14,7 @@ use serde::Serialize;
 pub(super) enum Info {
     Served(Box<Served>),
     Chain { chain: Vec<Link> },
+    Elsewhere(Box<elsewhere::Facts>),
     Image(Box<Facts>),
 }
 
@@ -21,6 +23,7 @@ pub(super) fn write(info: &Info) -> String {
     let sections = match info {
         Info::Served(served) => self::served(served),
         Info::Chain { chain } => chain::sections(chain),
+        Info::Elsewhere(facts) => vec![elsewhere(facts)],
         Info::Image(facts) => image(facts),
     };
     lay_out(&sections, width())
@@ -77,6 +80,36 @@ fn served(served: &Served) -> Vec<(String, Vec<ReportLine>)> {
         sections.push(("Server".to_owned(), server(process)));
     }
     sections
+}
+
+fn elsewhere(facts: &elsewhere::Facts) -> (String, Vec<ReportLine>) {
+    let mut lines = vec![
+        fact("kind", facts.kind),
+        fact("size", format!("{} ({})", Size(facts.bytes), facts.bytes)),
+        fact("access", if facts.read_only { "read-only" } else { "reading and writing" }),
+    ];
+    if let Some(export) = &facts.nbd {
+        let size = |bytes: u32| Size(bytes.into());
+        let (least, best) = (size(export.min_block), size(export.preferred_block));
+        let most = size(export.max_block);
+        lines.push(fact("requests", format!("at least {least}, best {best}, at most {most}")));
+        lines.push(fact("server offers", export.abilities.join(" ")));
+        let replies = if export.structured_replies { "structured" } else { "simple" };
+        lines.push(fact("replies", replies));
+    }
+    if let Some(image) = &facts.rbd {
+        lines.push(fact("objects", format!("{} each", Size(image.object_bytes))));
+        lines.push(fact("features", image.features.join(" ")));
+        let lock = image.lock.as_ref().map_or("nobody has it".to_owned(), |lock| {
+            let lives = if lock.lives { "lives" } else { "has not been heard of lately" };
+            format!("{}, which {lives}", lock.address)
+        });
+        lines.push(fact("exclusive lock", lock));
+        if let Some(why) = &image.not_writable {
+            lines.push(line(Grade::Warn, "for writing", why.clone()));
+        }
+    }
+    (format!("Disk {}", facts.target), lines)
 }
 
 fn features(features: &[Feature]) -> Vec<ReportLine> {

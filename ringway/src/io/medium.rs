@@ -3,8 +3,8 @@
 use super::disk;
 use super::target::Target;
 use anyhow::{Context, anyhow, bail};
-use ringway_bench::ServedHere;
-use ringway_control::config::{Format, missing_folder};
+use ringway_bench::{ServedHere, elsewhere};
+use ringway_control::config::{CephArgs, Format, missing_folder};
 use ringway_core::mem::Mapping;
 use ringway_disk::{ForeignFormat, LockError, OpenOptions as OpenDisk, Qcow2, Source, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
@@ -28,6 +28,8 @@ pub(crate) struct Open {
     pub(crate) format: Option<Format>,
     /// The folder that names of backing files may not lead out of.
     pub(crate) backing_root: Option<PathBuf>,
+    /// How to get to a Ceph cluster.
+    pub(crate) ceph: CephArgs,
 }
 
 /// A file or device, or a disk behind a socket.
@@ -47,12 +49,12 @@ pub(crate) struct Medium {
 enum Kind {
     /// With page-aligned memory for O_DIRECT.
     File { file: File, block: bool, memory: Mapping },
-    /// With the only buffer, and who serves it if that is this process.
+    /// With the only buffer, and who serves it, and what it is, if that is this process.
     Disk {
         device: Box<Device>,
         queue: BlkQueue<()>,
         buffer: Option<Buffer>,
-        image: Option<ServedHere>,
+        image: Option<(ServedHere, &'static str)>,
     },
 }
 
@@ -65,10 +67,18 @@ impl Medium {
         let Open { read_only, direct, .. } = how;
         let qcow2 = how.format == Some(Format::Qcow2);
         match target {
-            Target::VhostUser(_) if qcow2 => {
-                bail!(
-                    "{target} is a served disk, whose server knows its format: leave out --format"
-                )
+            Target::VhostUser(_) | Target::Elsewhere(..) if qcow2 => {
+                bail!("{target} is used as its server offers it: leave out --format")
+            }
+            Target::Elsewhere(..) if direct => {
+                bail!("{target} is no file: leave out --direct")
+            }
+            Target::Elsewhere(_, source) => {
+                let disk = elsewhere::open(source, &how.ceph, read_only)?;
+                let (here, stream) = ServedHere::start(disk)?;
+                let what =
+                    if matches!(source, Source::Nbd(_)) { "NBD export" } else { "RBD image" };
+                Self::served(stream, Some((here, what)), read_only)
             }
             Target::VhostUser(socket) => {
                 Self::served(ringway_bench::peer::connect(socket)?, None, read_only)
@@ -82,7 +92,7 @@ impl Medium {
                 options.engines = ringway_export::usable_engines();
                 options.qcow2 = Some(Qcow2 { backing_root: how.backing_root, base: None });
                 let (image, stream) = ServedHere::start(ringway_disk::open(&options)?)?;
-                Self::served(stream, Some(image), read_only)
+                Self::served(stream, Some((image, "qcow2 image")), read_only)
             }
             Target::Path(path) => {
                 let flags = if direct { libc::O_DIRECT } else { 0 };
@@ -120,7 +130,7 @@ impl Medium {
     /// A disk at the other end of a connection.
     fn served(
         stream: UnixStream,
-        image: Option<ServedHere>,
+        image: Option<(ServedHere, &'static str)>,
         read_only: bool,
     ) -> anyhow::Result<Self> {
         let mut device = Options::new().over(stream)?;
@@ -140,7 +150,7 @@ impl Medium {
         let kind = match &self.kind {
             Kind::File { block: true, .. } => "block device".to_owned(),
             Kind::File { .. } => "file".to_owned(),
-            Kind::Disk { image: Some(_), .. } => "qcow2 image".to_owned(),
+            Kind::Disk { image: Some((_, what)), .. } => (*what).to_owned(),
             Kind::Disk { device, .. } => {
                 format!("vhost-user-blk disk, blocks of {} bytes", device.block_size())
             }

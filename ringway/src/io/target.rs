@@ -1,6 +1,9 @@
-//! What `copy`, `io` and `info` work on: a file, a block device, or a disk behind a socket.
+//! What `copy`, `io` and `info` work on: a file, a block device, a disk behind a socket, or one that is
+//! elsewhere.
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
+use ringway_control::config::source;
+use ringway_disk::Source;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -14,6 +17,9 @@ pub(crate) enum Target {
     Path(PathBuf),
     /// `vhost-user:SOCKET`, or the path of a socket.
     VhostUser(PathBuf),
+    /// `nbd:…`, `rbd:…`: an export of an NBD server, an image of a Ceph cluster. As it is said, and what
+    /// that names.
+    Elsewhere(PathBuf, Source),
 }
 
 impl Target {
@@ -27,6 +33,9 @@ impl Target {
             Self::Path(rest(5))
         } else {
             let path = PathBuf::from(word);
+            if let Some(source) = elsewhere(&path)? {
+                return Ok(Self::Elsewhere(path, source));
+            }
             let kind = path.metadata().map(|meta| meta.file_type());
             if kind.is_ok_and(|kind| kind.is_socket()) {
                 Self::VhostUser(path)
@@ -45,18 +54,34 @@ impl Target {
         OsStringValueParser::new().try_map(|word| Self::parse(&word))
     }
 
-    /// The file, the device or the socket.
+    /// What is elsewhere.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        if let Self::Elsewhere(_, source) = self { Some(source) } else { None }
+    }
+
+    /// The file, the device or the socket; of what is elsewhere the name.
     pub(crate) fn path(&self) -> &Path {
         match self {
-            Self::Path(path) | Self::VhostUser(path) => path,
+            Self::Path(path) | Self::VhostUser(path) | Self::Elsewhere(path, _) => path,
         }
     }
+}
+
+/// What a word names that is neither here nor a path. Others than these schemes may be names of files.
+fn elsewhere(word: &Path) -> Result<Option<Source>, String> {
+    let said = word.to_str().and_then(|word| word.split_once(':'));
+    if !said.is_some_and(|(scheme, _)| {
+        matches!(scheme, "rbd" | "nbd" | "nbd+unix" | "nbds" | "nbds+unix")
+    }) {
+        return Ok(None);
+    }
+    source(word).map(Some)
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Path(path) | Self::Elsewhere(path, _) => write!(f, "{}", path.display()),
             Self::VhostUser(path) => write!(f, "vhost-user:{}", path.display()),
         }
     }
@@ -73,6 +98,15 @@ mod tests {
         assert_eq!(parse("file:vhost-user:x"), Ok(Target::Path("vhost-user:x".into())));
         assert_eq!(parse("disk.img"), Ok(Target::Path("disk.img".into())));
         assert!(parse("vhost-user:").is_err() && parse("").is_err());
+        for word in ["rbd:rbd/vm@snap", "nbd:unix:/run/n.sock:vm", "nbd://10.0.0.1/vm"] {
+            let target = parse(word).unwrap();
+            assert!(matches!(target, Target::Elsewhere(..)), "{word}");
+            assert_eq!(target.to_string(), word);
+        }
+        assert_eq!(parse("./rbd:rbd/vm"), Ok(Target::Path("./rbd:rbd/vm".into())));
+        assert_eq!(parse("file:rbd:x"), Ok(Target::Path("rbd:x".into())));
+        assert_eq!(parse("vm:1.img"), Ok(Target::Path("vm:1.img".into())));
+        assert!(parse("rbd:vm").unwrap_err().contains("rbd:POOL/IMAGE"));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

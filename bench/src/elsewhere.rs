@@ -1,0 +1,50 @@
+//! Disks that are elsewhere, for tools: exports of NBD servers, images of Ceph clusters.
+
+use crate::load::{AccessArgs, Load};
+use anyhow::{Context, Result, ensure};
+use ringway_control::config::{CephArgs, Format};
+use ringway_disk::{Disk, OpenOptions, Source};
+use ringway_nbd_client::{Patience, connect};
+use std::time::Duration;
+
+/// How long a tool waits for a server to come back. Its requests fail then.
+const GIVE_UP: Duration = Duration::from_secs(30);
+
+/// Opens a disk; of one of an NBD server a connection that is lost comes back, for a while.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
+    let mut options = OpenOptions::new(ceph.on_the_way_to(source));
+    options.read_only = read_only;
+    let disk = ringway_disk::open(&options)?;
+    if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {
+        let target = target.clone();
+        let patience = Patience { give_up: Some(GIVE_UP), ..Patience::default() };
+        let again = move || Ok(connect(&target)?);
+        remote.supervise(Box::new(again), patience).context("cannot look after its connection")?;
+    }
+    Ok(disk)
+}
+
+/// Opens a disk for a load.
+///
+/// # Errors
+/// As [`open`], and that writing would destroy what it holds.
+pub(crate) fn open_for(
+    name: &str,
+    source: &Source,
+    load: &Load,
+    access: &AccessArgs,
+) -> Result<Disk> {
+    let writes = load.rw.writes();
+    ensure!(
+        !writes || access.allow_write,
+        "{name}: writing destroys what it holds. Add --allow-write if that is what you want"
+    );
+    ensure!(
+        access.format != Some(Format::Qcow2),
+        "{name}: it is measured as a raw disk: leave --format out"
+    );
+    open(source, &access.ceph, !writes)
+}
