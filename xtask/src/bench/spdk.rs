@@ -47,7 +47,8 @@ fn config(device: Device, file: Option<&Path>, aio: &str) -> Result<Value> {
     ]}))
 }
 
-/// On these cores, without huge pages, with its sockets in `folder`.
+/// On these cores, without huge pages, with its sockets in `folder`. Without `--no-pci` DPDK tries its
+/// drivers on the host's devices.
 pub(crate) fn arguments(cores: &[usize], folder: &Path, config: &Path) -> Vec<String> {
     let list: Vec<String> = cores.iter().map(ToString::to_string).collect();
     let text = |path: &Path| path.display().to_string();
@@ -58,6 +59,7 @@ pub(crate) fn arguments(cores: &[usize], folder: &Path, config: &Path) -> Vec<St
         text(folder),
         "-r".into(),
         text(&folder.join("rpc.sock")),
+        "--no-pci".into(),
         "--no-huge".into(),
         "-s".into(),
         "1024".into(),
@@ -86,5 +88,6 @@ mod tests {
         assert!(config(Device::SimHdd, None, "aio").is_err());
         let words = arguments(&[0, 2], Path::new("/s"), Path::new("/s/c"));
         assert_eq!(words[..4], ["-m", "[0,2]", "-S", "/s"]);
+        assert!(words.contains(&"--no-pci".to_owned()), "{words:?}");
     }
 }
