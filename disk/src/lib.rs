@@ -1,6 +1,6 @@
 //! An opened disk: probing, slots, bounds, bounce buffers, durability. Knows no guest.
 //!
-//! Floor 1b of the house. [`open()`] is the only place that probes the host and makes choices;
+//! Floor 1c of the house. [`open()`] is the only place that probes the host and makes choices;
 //! [`Disk`] is what came of it, shared by all workers; a [`DiskQueue`] is one worker's hand on it. An
 //! engine of `ringway-aio` carries out the operations:
 //!
