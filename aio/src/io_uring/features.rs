@@ -300,7 +300,9 @@ fn kernel_is_at_least(major: u32, minor: u32) -> bool {
 
 fn explain(error: io::Error) -> io::Error {
     match error.raw_os_error() {
-        Some(libc::ENOSYS) => unsupported("this kernel has no io_uring"),
+        Some(libc::ENOSYS) => {
+            unsupported("this kernel has no io_uring, or a seccomp profile hides it")
+        }
         Some(libc::EPERM) => io::Error::new(
             io::ErrorKind::PermissionDenied,
             "io_uring is forbidden here (sysctl kernel.io_uring_disabled, or a seccomp filter)",
