@@ -95,6 +95,28 @@ impl Extensions {
         false
     }
 
+    /// Where the format of the backing file is, whose name has 8 bytes at most, and where the extensions
+    /// end, if they do so by their own mark.
+    pub(crate) fn backing_format(
+        bytes: &[u8],
+        length: usize,
+        backing: u64,
+    ) -> Option<(usize, usize)> {
+        let end = usize::try_from(backing).map_or(bytes.len(), |at| at.min(bytes.len()));
+        let (mut at, mut format) = (length, None);
+        while at + 8 <= end {
+            let (kind, len) = (field(bytes, at, "").ok()?, field(bytes, at + 4, "").ok()?);
+            match kind {
+                kind::END => return Some((format?, at + 8)),
+                kind::BACKING_FORMAT if (1..=8).contains(&len) => format = Some(at + 8),
+                kind::BACKING_FORMAT => return None,
+                _ => {}
+            }
+            at += 8 + (len as usize).next_multiple_of(8);
+        }
+        None
+    }
+
     /// The image's own name for an incompatible feature, for people to read.
     pub(crate) fn incompatible_name(&self, bit: u8) -> Option<String> {
         let entry = self.names.chunks_exact(NAME_ENTRY).find(|entry| entry[..2] == [0, bit])?;

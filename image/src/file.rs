@@ -1,6 +1,7 @@
 //! Reads and writes at places of a file, by the calls that a sandboxed thread may make.
 
 use crate::aligned::Aligned;
+use crate::read_at::ReadAt;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -167,6 +168,12 @@ impl BlockFile {
     /// What the host says.
     pub(crate) fn set_len(&self, bytes: u64) -> io::Result<()> {
         self.file.set_len(bytes)
+    }
+}
+
+impl ReadAt for BlockFile {
+    fn read_at(&self, memory: &mut [u8], at: u64) -> io::Result<usize> {
+        Self::read_at(self, memory, at)
     }
 }
 

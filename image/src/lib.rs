@@ -47,6 +47,7 @@ mod beneath;
 mod builder;
 mod chain;
 mod check;
+mod commit;
 mod compress;
 mod create;
 mod decompress;
@@ -84,6 +85,7 @@ pub use chain::{
     CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top,
 };
 pub use check::{CheckOptions, Findings, check, repair_leaks};
+pub use commit::Commit;
 pub use create::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
 pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};

@@ -13,7 +13,9 @@
 mod data_file;
 mod detach;
 mod grow;
+mod name_backing;
 mod pull;
+mod put;
 
 use crate::ask::Ask;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
