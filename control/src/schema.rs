@@ -5,7 +5,7 @@ use crate::protocol::{
     DiskFacts, Done, Event, JobOf, Limited, List, Reloaded, Removed, Reply, ResizedTo, Retried,
     Snapshotted, Stats, VERSION,
 };
-use crate::request::{Add, Asked, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot};
+use crate::request::{Add, Asked, Commit, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -29,6 +29,7 @@ pub fn schema() -> Value {
         request::<Retry>("retry"),
         request::<Snapshot>("snapshot"),
         request::<Flatten>("flatten"),
+        request::<Commit>("commit"),
     ];
     let requests: Vec<_> = requests.iter().map(|make| make(&mut generator)).collect();
     let answers = [
@@ -46,6 +47,7 @@ pub fn schema() -> Value {
         answer::<Retried>("retry"),
         answer::<Snapshotted>("snapshot"),
         answer::<JobOf>("flatten"),
+        answer::<JobOf>("commit"),
     ];
     let answers: Map<String, Value> =
         answers.iter().map(|(name, make)| (name.clone(), make(&mut generator))).collect();

@@ -4,7 +4,7 @@
 //! ([`Image::detach`]), lets nothing be in flight, and opens the image anew here.
 
 use crate::disk::Disk;
-use ringway_image::{Bases, Image};
+use ringway_image::{Bases, Image, Layer};
 use std::io;
 use std::sync::Arc;
 
@@ -61,10 +61,19 @@ impl Disk {
     /// # Errors
     /// What the host says.
     pub fn leave_backing(&self, bases: &Bases) -> io::Result<Replaced> {
+        self.open_anew(bases, |chain| chain.truncate(1))
+    }
+
+    /// Serves it from a chain that means the same. Nothing may be in flight.
+    pub(crate) fn open_anew(
+        &self,
+        bases: &Bases,
+        change: impl FnOnce(&mut Vec<Layer>),
+    ) -> io::Result<Replaced> {
         let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
         old.give_back()?;
         let mut chain = old.chain()?;
-        chain.truncate(1);
+        change(&mut chain);
         let image = Image::open_beside(chain, old.way(), bases, self.image_unit())?;
         self.active().image = Some(Arc::new(image));
         Ok(Replaced { _image: old })

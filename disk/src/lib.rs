@@ -53,6 +53,7 @@ mod active;
 mod at_limit;
 mod choices;
 mod clock;
+mod commit;
 mod custom;
 mod disk;
 mod durability;
@@ -75,6 +76,7 @@ mod stats;
 mod unmapped;
 
 pub use choices::{Alignment, CacheMode, EngineKind, SimModel, UnknownWord};
+pub use commit::{LockedBase, NotCommitted, NotLocked};
 pub use custom::CustomDisk;
 pub use disk::Disk;
 pub use error_policy::{ErrorPolicy, OnError};
@@ -83,8 +85,8 @@ pub use holding::HeldRequests;
 pub use incidents::{Detours, FailedOp, Failures, Incidents, OnIncident};
 pub use new_image::{Backing, BackingError, NewFile, is_named_qcow2};
 pub use open::{
-    Base, ForeignFormat, LockError, NewOverlay, OpenError, OpenOptions, OverlayError, Qcow2,
-    Report, Source, lock_image, open, probe, unlock_image,
+    Base, ForeignFormat, LockError, NewOverlay, NotWritable, OpenError, OpenOptions, OverlayError,
+    Qcow2, Report, Source, lock_image, open, probe, reopen_for_writing, unlock_image,
 };
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};

@@ -25,19 +25,21 @@ mod rbd;
 mod report;
 mod serial;
 mod unreal;
+mod writable;
 
 pub use device::Device;
 pub use error::OpenError;
 pub use fence::foreign_holder;
 pub use foreign::ForeignFormat;
-pub(crate) use image_lock::share_lock;
 pub use image_lock::{LockError, lock_image, unlock_image};
+pub(crate) use image_lock::{raise_lock, share_lock};
 pub use mount::{Mount, is_dying, parent};
 pub use options::{Base, OpenOptions, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
 pub use rbd::ClusterDisk;
 pub use report::{Blocks, Choice, Direct, ImageKind, Report, holder, probe};
+pub use writable::{NotWritable, reopen_for_writing};
 
 use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;

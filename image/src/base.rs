@@ -168,6 +168,25 @@ impl Key {
 }
 
 impl Bases {
+    /// How many images of this process are based on a file, by whichever chain.
+    ///
+    /// # Errors
+    /// What the host says to the question of which file it is.
+    pub fn based_on(&self, file: &File) -> io::Result<usize> {
+        let place = FileKey::of(file, 0)?.place;
+        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut images = 0;
+        for base in list.iter().filter_map(|(_, base)| base.upgrade()) {
+            let mut layers = base.chain.iter();
+            let has = |layer: &Layer| Ok(FileKey::of(&layer.file, 0)?.place == place);
+            if layers.by_ref().map(has).collect::<io::Result<Vec<_>>>()?.contains(&true) {
+                // An image and the layers of its thread have it each, and this function.
+                images += (Arc::strong_count(&base) - 1) / 2;
+            }
+        }
+        Ok(images)
+    }
+
     /// The base that a chain without its top is; the one that others have, if they do.
     ///
     /// # Errors

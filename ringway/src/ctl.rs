@@ -136,6 +136,10 @@ enum Command {
     /// Copy what a disk's image is based on into it, while its guest works: it is one file then.
     #[command(after_help = example!("flatten vm2.qcow2 --bps 100M --wait"))]
     Flatten(images::FlattenOf),
+    /// Merge the snapshot that a disk's image is based on into what that is based on itself, while its guest
+    /// works. The snapshot is not needed any more then.
+    #[command(after_help = example!("commit vm2.qcow2 --snapshot vm2-now.qcow2 --wait"))]
+    Commit(images::CommitOf),
     /// Take requests again.
     #[command(after_help = example!("resume vm2.img"))]
     Resume {
@@ -206,7 +210,11 @@ pub(crate) fn run(
         Command::Add(disk) => (disk.size, disk.image.clone().map(|path| (path, disk.read_only))),
         _ => (None, None),
     };
-    let wait = matches!(&args.command, Command::Flatten(flatten) if flatten.wait);
+    let wait = match &args.command {
+        Command::Flatten(flatten) => flatten.wait,
+        Command::Commit(commit) => commit.wait,
+        _ => false,
+    };
     let (name, request) = request(args.command)?;
     let answer = match ask_from_here(&path, name, request)? {
         Ok(answer) if wait => images::job_ended(answer, args.json, || {
@@ -280,6 +288,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
         Command::Retry { disk, fail } => ("retry", json!({ "disk": disk, "fail": fail })),
         Command::Snapshot(snapshot) => ("snapshot", snapshot.request()?),
         Command::Flatten(flatten) => ("flatten", flatten.request()),
+        Command::Commit(commit) => ("commit", commit.request()?),
         Command::Resume { disk } => ("resume", json!({ "disk": disk })),
     };
     match fields {

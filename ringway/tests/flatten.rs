@@ -4,12 +4,12 @@
 mod common;
 
 use common::guest::{
-    BYTES, Known, PLACES, STRIDE, bytes, content, ctl, done, same_between, says, whole, within,
+    BYTES, Known, base, bytes, content, done, images, job, refused, same_between, says, wait_for,
+    whole, within,
 };
-use common::{Daemon, PATIENCE, ringway, run, text};
+use common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Need, Rng, skip};
-use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,22 +17,6 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
-
-/// A disk of content and zeroes at random, which holds a zero at each place.
-fn base(seed: u64) -> Vec<u8> {
-    let mut rng = Rng::for_test(&format!("flatten-base-{seed}"));
-    let mut base = vec![0; usize::try_from(BYTES).unwrap()];
-    for sector in base.chunks_mut(64 << 10) {
-        if rng.below(4) > 0 {
-            sector.iter_mut().for_each(|byte| *byte = (rng.next_u64() & 0xff) as u8);
-        }
-    }
-    for place in 0..PLACES {
-        let at = usize::try_from(place as u64 * STRIDE).unwrap();
-        base[at..at + 512].fill(0);
-    }
-    base
-}
 
 /// Such a disk as `disk.qcow2`, on top of `middle.qcow2` and `base.raw`.
 fn chain(dir: &Path, seed: u64) -> Vec<u8> {
@@ -46,34 +30,6 @@ fn chain(dir: &Path, seed: u64) -> Vec<u8> {
         assert!(made.status.success(), "{}", text(&made.stderr));
     }
     base
-}
-
-/// How many images the disk is made of, by its headers.
-fn images(dir: &Path) -> usize {
-    let output = says(dir, &["info", "--format", "qcow2", "--json", "disk.qcow2"]);
-    let facts: Value = serde_json::from_slice(&output.stdout).unwrap();
-    facts["chain"].as_array().unwrap().len()
-}
-
-fn job(dir: &Path) -> Value {
-    done(dir, &["list"])["disks"][0]["job"].clone()
-}
-
-#[track_caller]
-fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begun = Instant::now();
-    while !is_so() {
-        assert!(begun.elapsed() < PATIENCE, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-#[track_caller]
-fn refused(dir: &Path, args: &[&str], words: &[&str]) {
-    let output = ctl(dir, args);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
-    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
 }
 
 /// A disk is flattened under load: it holds what was written, and what it was based on is free.

@@ -1,7 +1,9 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
 mod apart;
+mod commit;
 mod files_change;
+mod flatten;
 mod jobs;
 mod launch;
 mod limits;

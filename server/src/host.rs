@@ -25,6 +25,7 @@ mod protocol;
 mod remote;
 mod state;
 pub(super) mod wire;
+mod writable;
 
 use anyhow::{Context, bail};
 pub(crate) use duties::Duties;

@@ -15,9 +15,9 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    pub(crate) fn new(bps: Option<u64>, total_bytes: u64) -> Self {
+    pub(crate) fn new(name: &str, bps: Option<u64>, total_bytes: u64) -> Self {
         let facts = JobFacts {
-            job: "flatten".into(),
+            job: name.into(),
             state: JobState::Running,
             done_bytes: 0,
             total_bytes,

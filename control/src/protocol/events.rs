@@ -63,7 +63,7 @@ pub enum Happened {
     },
     /// Something that takes its time has begun with the image of a disk.
     JobStarted {
-        /// As `list` has it: `flatten`.
+        /// As `list` has it: `flatten`, `commit`.
         job: String,
         /// Bytes of the disk.
         total_bytes: u64,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobFacts {
-    /// `flatten`.
+    /// `flatten`, `commit`.
     pub job: String,
     pub state: JobState,
     /// So many bytes of the disk are looked through, of so many.
@@ -38,7 +38,7 @@ pub enum JobState {
     Cancelled,
 }
 
-/// `flatten`.
+/// `flatten`, `commit`.
 #[derive(Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct JobOf {

@@ -14,9 +14,9 @@ use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 /// The commands there are.
-pub const COMMANDS: [&str; 14] = [
+pub const COMMANDS: [&str; 15] = [
     "list", "stats", "events", "reload", "add", "remove", "resize", "limit", "drain", "pause",
-    "resume", "retry", "snapshot", "flatten",
+    "resume", "retry", "snapshot", "flatten", "commit",
 ];
 
 /// A request whose form is right; as JSON, the fields it was made of.
@@ -37,6 +37,7 @@ pub enum Request {
     Retry(Retry),
     Snapshot(Snapshot),
     Flatten(Flatten),
+    Commit(Commit),
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -102,6 +103,20 @@ pub struct Snapshot {
 #[serde(deny_unknown_fields)]
 pub struct Flatten {
     pub disk: Name,
+    /// How many bytes may be copied in a second.
+    pub bps: Option<Size>,
+    /// What is under way is to stop.
+    #[serde(default)]
+    pub cancel: bool,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct Commit {
+    pub disk: Name,
+    /// What was written so far is to be a snapshot of this name first, and that to be merged.
+    pub snapshot: Option<PathBuf>,
     /// How many bytes may be copied in a second.
     pub bps: Option<Size>,
     /// What is under way is to stop.
@@ -185,7 +200,20 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
         "resume" => Request::Resume(arguments(fields)?),
         "retry" => Request::Retry(arguments(fields)?),
         "snapshot" => Request::Snapshot(arguments(fields)?),
-        "flatten" => Request::Flatten(flatten(arguments(fields)?)?),
+        "flatten" => {
+            let flatten: Flatten = arguments(fields)?;
+            job(flatten.bps, flatten.cancel)?;
+            Request::Flatten(flatten)
+        }
+        "commit" => {
+            let commit: Commit = arguments(fields)?;
+            job(commit.bps, commit.cancel)?;
+            if commit.cancel && commit.snapshot.is_some() {
+                let why = "what is to stop needs no snapshot";
+                return Err(Problem::new(Kind::Malformed, why));
+            }
+            Request::Commit(commit)
+        }
         other => {
             let message =
                 format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));
@@ -209,11 +237,12 @@ fn limit(limit: Limit) -> Result<Limit, Problem> {
     Err(Problem::new(Kind::Malformed, what))
 }
 
-fn flatten(flatten: Flatten) -> Result<Flatten, Problem> {
-    let what = match flatten.bps {
+/// What takes its time is begun, or is to stop.
+fn job(bps: Option<Size>, cancel: bool) -> Result<(), Problem> {
+    let what = match bps {
         Some(Size(0)) => "at 0 bytes a second it would never be done",
-        Some(_) if flatten.cancel => "what is to stop needs no bps",
-        _ => return Ok(flatten),
+        Some(_) if cancel => "what is to stop needs no bps",
+        _ => return Ok(()),
     };
     Err(Problem::new(Kind::Malformed, what))
 }

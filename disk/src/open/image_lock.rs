@@ -81,6 +81,19 @@ pub(crate) fn share_lock(file: &File) -> Result<(), LockError> {
     })
 }
 
+/// A file that was locked for reading, beside other readers, is ours to write from now on.
+///
+/// # Errors
+/// [`LockError`]; it is locked for reading then.
+pub(crate) fn raise_lock(file: &File) -> Result<(), LockError> {
+    lock_image(file, false).inspect_err(|_| {
+        // `flock` lets the old lock go before it takes the new one.
+        if let Err(error) = lock_image(file, true) {
+            tracing::error!("the lock of what a disk is based on was lost: {error}");
+        }
+    })
+}
+
 /// Marks what we do, and what nobody else may.
 fn mark(file: &File, read_only: bool) -> Result<(), LockError> {
     let uses: &[i64] = if read_only { &[READ] } else { &[READ, WRITE, RESIZE] };

@@ -191,7 +191,7 @@ fn merge(rng: &mut Rng) {
 }
 
 #[test]
-fn images_of_every_kind_are_merged_into_their_base() {
+fn c29_images_of_every_kind_are_merged_into_their_base() {
     if !qemu::is_here() {
         return;
     }

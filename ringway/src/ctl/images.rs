@@ -29,12 +29,16 @@ impl SnapshotOf {
     /// image.
     pub(super) fn request(self) -> io::Result<Value> {
         let Self { disk, new } = self;
-        let bare = new.parent().is_some_and(|parent| parent.as_os_str().is_empty());
-        // What has no last part is for the daemon to refuse.
-        let named = new.file_name().is_some();
-        let snapshot = if bare || !named { new } else { std::path::absolute(new)? };
-        Ok(json!({ "disk": disk, "snapshot": snapshot }))
+        Ok(json!({ "disk": disk, "snapshot": place(new)? }))
     }
+}
+
+/// Where a snapshot is to be.
+fn place(new: PathBuf) -> io::Result<PathBuf> {
+    let bare = new.parent().is_some_and(|parent| parent.as_os_str().is_empty());
+    // What has no last part is for the daemon to refuse.
+    let named = new.file_name().is_some();
+    if bare || !named { Ok(new) } else { std::path::absolute(new) }
 }
 
 /// What `ringway ctl flatten` is told.
@@ -61,6 +65,35 @@ impl FlattenOf {
     }
 }
 
+/// What `ringway ctl commit` is told.
+#[derive(Debug, Args)]
+pub(super) struct CommitOf {
+    /// The disk: its image is qcow2, on top of a snapshot, on top of something else.
+    disk: String,
+    /// Have what was written so far become a read-only image of this name first, as ctl snapshot does, and
+    /// merge that: a name, or a path in the folder of the image.
+    #[arg(long, value_name = "NEW", conflicts_with = "cancel")]
+    snapshot: Option<PathBuf>,
+    /// How many bytes may be copied in a second, so that the guest has the rest.
+    #[arg(long, value_name = "BYTES", conflicts_with = "cancel")]
+    bps: Option<Size>,
+    /// Stop it. The disk holds what it did, and the next one begins again.
+    #[arg(long, conflicts_with = "wait")]
+    cancel: bool,
+    /// Wait until it is done, and show how far it is. Interrupted, it goes on all the same.
+    #[arg(long)]
+    pub(super) wait: bool,
+}
+
+impl CommitOf {
+    /// The fields of the request.
+    pub(super) fn request(self) -> io::Result<Value> {
+        let Self { disk, snapshot, bps, cancel, wait: _ } = self;
+        let snapshot = snapshot.map(place).transpose()?;
+        Ok(json!({ "disk": disk, "snapshot": snapshot, "bps": bps, "cancel": cancel }))
+    }
+}
+
 /// Waits until what has begun is over; its answer then. `list` asks the daemon for its disks.
 ///
 /// # Errors
@@ -71,7 +104,8 @@ pub(super) fn job_ended(
     list: impl Fn() -> anyhow::Result<Value>,
 ) -> anyhow::Result<Value> {
     let mut of: JobOf = serde_json::from_value(begun)?;
-    let bar = bar("flatten", 0, of.job.total_bytes, quiet);
+    let name = if of.job.job == "commit" { "commit" } else { "flatten" };
+    let bar = bar(name, 0, of.job.total_bytes, quiet);
     while of.job.state == JobState::Running {
         std::thread::sleep(ASK_AGAIN);
         let list: List = serde_json::from_value(list()?)?;
@@ -97,22 +131,33 @@ pub(super) fn under_way(job: &JobFacts) -> Option<String> {
 }
 
 /// The line for an answer.
-pub(super) fn flattened(of: &JobOf) -> String {
+pub(super) fn job(of: &JobOf) -> String {
     let JobOf { image, job, id: _ } = of;
     let copied = Size(job.copied_bytes);
+    let took = Duration::from_micros(job.blackout_us.unwrap_or(0));
+    let flatten = job.job == "flatten";
     match job.state {
-        JobState::Running => format!(
+        JobState::Running if flatten => format!(
             "{image}: what it is based on is being copied into it. ringway ctl list shows how far it is\n"
         ),
-        JobState::Done => {
-            let took = Duration::from_micros(job.blackout_us.unwrap_or(0));
-            format!(
-                "{image}: it is based on nothing any more; {copied} were copied, and no requests were \
-                 taken for {took:.1?}\n"
-            )
-        }
-        JobState::Cancelled => format!(
+        JobState::Running => format!(
+            "{image}: the image it is based on is being merged into the one below. ringway ctl list shows how \
+             far it is\n"
+        ),
+        JobState::Done if flatten => format!(
+            "{image}: it is based on nothing any more; {copied} were copied, and no requests were taken for \
+             {took:.1?}\n"
+        ),
+        JobState::Done => format!(
+            "{image}: the image it was based on is merged into the one below, and not needed any more; \
+             {copied} were copied, and no requests were taken for {took:.1?}\n"
+        ),
+        JobState::Cancelled if flatten => format!(
             "{image}: stopped. {copied} were copied and stay; it is still based on what it was\n"
+        ),
+        JobState::Cancelled => format!(
+            "{image}: stopped. It is still based on what it was; {copied} were copied, so that the lowest \
+             image alone is neither what it was nor what it was to be\n"
         ),
         JobState::Failed => {
             let error = job.error.as_deref().unwrap_or("unknown");

@@ -29,7 +29,7 @@ pub(super) fn write(command: &str, answer: Value) -> Result<String> {
         "limit" => limited(&from_value(answer)?),
         "resize" => resized(&from_value(answer)?),
         "snapshot" => images::snapshotted(&from_value(answer)?),
-        "flatten" => images::flattened(&from_value(answer)?),
+        "flatten" | "commit" => images::job(&from_value(answer)?),
         _ => done(command, &from_value(answer)?),
     })
 }

@@ -173,3 +173,47 @@ pub(crate) fn within(found: &[u64], least: &[u64], most: &[u64], what: &str) {
         );
     }
 }
+
+/// A disk of content and zeroes at random, which holds a zero at each place.
+pub(crate) fn base(seed: u64) -> Vec<u8> {
+    let mut rng = Rng::for_test(&format!("base-{seed}"));
+    let mut base = vec![0; usize::try_from(BYTES).unwrap()];
+    for sector in base.chunks_mut(64 << 10) {
+        if rng.below(4) > 0 {
+            sector.iter_mut().for_each(|byte| *byte = (rng.next_u64() & 0xff) as u8);
+        }
+    }
+    for place in 0..PLACES {
+        let at = usize::try_from(place as u64 * STRIDE).unwrap();
+        base[at..at + 512].fill(0);
+    }
+    base
+}
+
+/// How many images the disk is made of, by its headers.
+pub(crate) fn images(dir: &Path) -> usize {
+    let output = says(dir, &["info", "--format", "qcow2", "--json", "disk.qcow2"]);
+    let facts: Value = serde_json::from_slice(&output.stdout).unwrap();
+    facts["chain"].as_array().unwrap().len()
+}
+
+pub(crate) fn job(dir: &Path) -> Value {
+    done(dir, &["list"])["disks"][0]["job"].clone()
+}
+
+#[track_caller]
+pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[track_caller]
+pub(crate) fn refused(dir: &Path, args: &[&str], words: &[&str]) {
+    let output = ctl(dir, args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+}

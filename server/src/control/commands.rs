@@ -8,10 +8,10 @@ use super::super::reload::reload;
 use super::super::served::{Served, lock};
 use super::reports;
 use ringway_control::protocol::{
-    Done, Happened, JobOf, Kind, Limited, Problem, Removed, ResizedTo, Retried,
+    Done, Happened, JobFacts, JobOf, Kind, Limited, Problem, Removed, ResizedTo, Retried,
 };
 use ringway_control::request::{
-    self, Add, Asked, Flatten, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
+    self, Add, Asked, Commit, Flatten, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
 };
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
@@ -84,6 +84,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
         Request::Retry(asked) => retry(disks, asked),
         Request::Snapshot(asked) => snapshot(disks, &asked),
         Request::Flatten(asked) => flatten(disks, &asked),
+        Request::Commit(asked) => commit(disks, &asked),
     }
 }
 
@@ -249,18 +250,37 @@ fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {
 }
 
 fn flatten(disks: &Disks, asked: &Flatten) -> Outcome {
-    let served = match find(disks, &asked.disk)? {
+    job(disks, &asked.disk, "are flattened", |served| match asked.cancel {
+        true => Ok(disks.cancel_job(served, "flatten")?),
+        false => disks.flatten(served, asked.bps.map(|Size(bytes)| bytes)),
+    })
+}
+
+fn commit(disks: &Disks, asked: &Commit) -> Outcome {
+    job(disks, &asked.disk, "are merged into what they are based on", |served| match asked.cancel {
+        true => Ok(disks.cancel_job(served, "commit")?),
+        false => {
+            let bps = asked.bps.map(|Size(bytes)| bytes);
+            disks.commit(served, asked.snapshot.as_deref(), bps)
+        }
+    })
+}
+
+/// Begins what takes its time with the files of a disk, or has it stop.
+fn job(
+    disks: &Disks,
+    disk: &Name,
+    what: &str,
+    act: impl FnOnce(&Arc<Served>) -> Result<JobFacts, ChangeOfFiles>,
+) -> Outcome {
+    let served = match find(disks, disk)? {
         AnyDisk::Here(served) => served,
         AnyDisk::Apart(disk) => {
-            let why = "it has a process of its own (isolate): only disks without are flattened";
+            let why = format!("it has a process of its own (isolate): only disks without {what}");
             return Err(Problem::new(Kind::Failed, format!("{}: {why}", disk.image())));
         }
     };
-    let job = match asked.cancel {
-        true => disks.cancel_job(&served).map_err(ChangeOfFiles::from),
-        false => disks.flatten(&served, asked.bps.map(|Size(bytes)| bytes)),
-    };
-    let job = job.map_err(|error| files_stay(&served, &error))?;
+    let job = act(&served).map_err(|error| files_stay(&served, &error))?;
     answer(JobOf { id: served.id, image: served.name().to_owned(), job })
 }
 

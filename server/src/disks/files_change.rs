@@ -11,8 +11,8 @@ use std::sync::{MutexGuard, TryLockError};
 pub(crate) enum ChangeOfFiles {
     /// A job runs.
     #[error(
-        "it is being merged with what it is based on ({0}; ctl list shows how far). Wait until that is \
-         done, or stop it (ctl {0} --cancel): what was copied stays"
+        "it is being merged with what it is based on, or that with the next ({0}; ctl list shows how far). \
+         Wait until that is done, or stop it (ctl {0} --cancel): what was copied stays"
     )]
     Job(String),
     /// Another change is under way.

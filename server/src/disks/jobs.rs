@@ -1,15 +1,15 @@
-//! What takes its time while a disk is served: it becomes independent of what its image is based on.
+//! What takes its time with the files of a disk while it is served: how it is paced, and how it ends.
 
 use super::super::events::Events;
 use super::super::job::Job;
 use super::super::served::{Served, lock};
 use super::super::survive::survive;
-use super::{ChangeOfFiles, Disks};
+use super::Disks;
 use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, JobFacts, JobState};
 use ringway_disk::Replaced;
 use ringway_export::ChangeError;
-use ringway_image::{Bases, Image};
+use ringway_image::Pulled;
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,61 +24,54 @@ const PORTIONS_A_SECOND: u64 = 8;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How it ended, if it did not fail.
-enum Ended {
+pub(super) enum Ended {
     Done(Duration),
     Cancelled,
 }
 
-/// Pulls all of an image; false if it was told to stop.
-fn pull_all(job: &Job, image: &Image, bps: Option<u64>) -> std::io::Result<bool> {
+/// Copies all of an image, whose size may change meanwhile, portion by portion; false if it was told to
+/// stop.
+pub(super) fn copy_all(
+    job: &Job,
+    bps: Option<u64>,
+    size: impl Fn() -> u64,
+    mut copy: impl FnMut(u64, u64) -> std::io::Result<Pulled>,
+) -> anyhow::Result<bool> {
     let most = bps.map_or(PORTION, |bps| (bps / PORTIONS_A_SECOND).clamp(1, PORTION));
     let (mut at, mut due) = (0, Instant::now());
-    while at < image.size() {
+    while at < size() {
         if !job.wait(due) {
             return Ok(false);
         }
         let begun = Instant::now();
-        let pulled = image.pull(at, most)?;
-        at = pulled.next;
+        let copied = copy(at, most).map_err(stopped)?;
+        at = copied.next;
         if let Some(bps) = bps {
-            let nanos = u128::from(pulled.read) * 1_000_000_000 / u128::from(bps.max(1));
+            let nanos = u128::from(copied.read) * 1_000_000_000 / u128::from(bps.max(1));
             let took = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
             // What was not copied meanwhile is not made up for.
             due = due.max(begun) + took;
         }
         job.change(|facts| {
             facts.done_bytes = at;
-            facts.total_bytes = image.size();
-            facts.copied_bytes += pulled.copied;
+            facts.total_bytes = size();
+            facts.copied_bytes += copied.copied;
         });
     }
     Ok(true)
 }
 
-/// Carries it out.
-fn flatten(job: &Job, served: &Served, bases: &Bases, bps: Option<u64>) -> anyhow::Result<Ended> {
-    let _alone = lock(&served.files_change);
-    let image = served.export.disk().image_to_flatten()?;
-    let pulled = pull_all(job, &image, bps);
-    if !pulled.map_err(stopped)? {
-        return Ok(Ended::Cancelled);
-    }
-    image.detach().context("its header")?;
-    drop(image);
-    let blackout = leave_backing(job, served, bases).context(
-        "it is one file by now, and whoever serves it next needs no other. Here what it was based on \
-         is still in use",
-    )?;
-    Ok(blackout.map_or(Ended::Cancelled, Ended::Done))
-}
-
-/// Opens the image anew; for how long no requests were taken. `None` if the disk ends.
-fn leave_backing(job: &Job, served: &Served, bases: &Bases) -> anyhow::Result<Option<Duration>> {
+/// Has the disk opened anew when nothing is in flight; for how long no requests were taken. `None` if it
+/// ends.
+pub(super) fn open_anew(
+    job: &Job,
+    served: &Served,
+    open: impl Fn() -> std::io::Result<Replaced>,
+) -> anyhow::Result<Option<Duration>> {
     let begun = Instant::now();
     loop {
         let mut replaced: Option<std::io::Result<Replaced>> = None;
-        let disk = served.export.disk();
-        let rested = served.export.at_rest(&mut || replaced = Some(disk.leave_backing(bases)));
+        let rested = served.export.at_rest(&mut || replaced = Some(open()));
         match (replaced, rested) {
             (Some(replaced), rested) => {
                 drop(replaced?);
@@ -135,52 +128,45 @@ fn stopped(error: std::io::Error) -> anyhow::Error {
 }
 
 impl Disks {
-    /// Begins to copy what the image of a disk is based on into it, at most `bps` bytes in a second, after
-    /// which it is based on nothing.
-    ///
-    /// # Errors
-    /// Why it cannot be; nothing has changed then.
-    pub(crate) fn flatten(
+    /// Begins what takes its time. Whoever calls holds the disk's files until this returns.
+    pub(super) fn start_job(
         &self,
         served: &Arc<Served>,
-        bps: Option<u64>,
-    ) -> Result<JobFacts, ChangeOfFiles> {
-        let files = served.change_files()?;
+        job: Job,
+        carry_out: impl FnOnce(&Job) -> anyhow::Result<Ended> + Send + 'static,
+    ) -> anyhow::Result<JobFacts> {
         let mut last = lock(&served.job);
-        if served.is_ephemeral() {
-            let why = "it is ephemeral: its image is deleted with it. Serve it without ephemeral, or copy \
-                       it (ringway copy)";
-            return Err(anyhow!(why).into());
-        }
-        if !served.export.is_locked() {
-            return Err(ChangeError::NotLocked.into());
-        }
-        let image = served.export.disk().image_to_flatten().map_err(anyhow::Error::from)?;
-        let job = Arc::new(Job::new(bps, image.size()));
-        let (events, bases) = (Arc::clone(&self.events), Arc::clone(&self.host.bases));
-        let started = Happened::JobStarted { job: "flatten".into(), total_bytes: image.size() };
-        drop(image);
+        let (job, events) = (Arc::new(job), Arc::clone(&self.events));
+        let JobFacts { job: name, total_bytes, .. } = job.facts();
+        let started = Happened::JobStarted { job: name, total_bytes };
         let (its, disk) = (Arc::clone(&job), Arc::clone(served));
         let thread = std::thread::Builder::new().name("job".into()).spawn(move || {
             events.tell(Some((disk.id, disk.name())), started);
-            let ended = survive("a job", || flatten(&its, &disk, &bases, bps));
+            let alone = || {
+                let _alone = lock(&disk.files_change);
+                carry_out(&its)
+            };
+            let ended = survive("a job", alone);
             let ended = ended.unwrap_or_else(|| Err(anyhow!("it panicked; the log says where")));
             finish(&its, &disk, &events, ended);
         });
         job.runs_on(thread.context("cannot start a thread")?);
         let facts = job.facts();
         *last = Some(job);
-        drop(files);
         Ok(facts)
     }
 
-    /// Stops the job of a disk, and waits until it has.
+    /// Stops the job of a disk, if it is the one that is called `name`, and waits until it has.
     ///
     /// # Errors
-    /// That there is none.
-    pub(crate) fn cancel_job(&self, served: &Served) -> anyhow::Result<JobFacts> {
+    /// That there is none, or another one.
+    pub(crate) fn cancel_job(&self, served: &Served, name: &str) -> anyhow::Result<JobFacts> {
         let job = lock(&served.job).clone().filter(|job| job.is_running());
         let job = job.ok_or_else(|| anyhow!("nothing is under way that could be cancelled"))?;
+        let JobFacts { job: its, .. } = job.facts();
+        if its != name {
+            return Err(anyhow!("{its} is under way, not {name}: ctl {its} --cancel stops it"));
+        }
         job.end();
         Ok(job.facts())
     }

@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, Snapshotted};
 use ringway_export::ChangeError;
 use std::path::Path;
+use std::sync::MutexGuard;
 
 impl Disks {
     /// What was written so far to a disk becomes a read-only image called `name`, in the folder of its
@@ -18,7 +19,17 @@ impl Disks {
         served: &Served,
         name: &Path,
     ) -> Result<Snapshotted, ChangeOfFiles> {
-        let _alone = served.change_files()?;
+        let alone = served.change_files()?;
+        self.take_snapshot(served, &alone, name)
+    }
+
+    /// As [`Disks::snapshot`], for whoever changes the disk's files already.
+    pub(super) fn take_snapshot(
+        &self,
+        served: &Served,
+        _alone: &MutexGuard<'_, ()>,
+        name: &Path,
+    ) -> Result<Snapshotted, ChangeOfFiles> {
         if served.is_ephemeral() {
             return Err(anyhow!(
                 "it is ephemeral: its image is deleted with it, and what that is based on would be left. \

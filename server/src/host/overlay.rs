@@ -148,7 +148,7 @@ fn lock(keeper: &Mutex<StateKeeper>) -> std::sync::MutexGuard<'_, StateKeeper> {
 
 impl Client {
     /// Asks for what is answered on a line of its own.
-    fn aside(
+    pub(super) fn aside(
         &self,
         request: &Request,
         fd: Option<BorrowedFd<'_>>,

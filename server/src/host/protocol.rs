@@ -42,6 +42,8 @@ pub(super) enum Request {
     NameOverlay { number: u64 },
     /// Let all names be as they are, or as they were before.
     EndOverlay { number: u64, kept: bool },
+    /// Open for writing as well what comes with this, unless it is this base. Answered as these.
+    Writable { base: Option<Name> },
     /// Open the configuration file.
     Configuration,
     /// Say what a path leads to.
@@ -94,6 +96,8 @@ pub(super) enum Answer {
     Overlay { number: u64, image: ImageWords, alignment: (u32, u32), snapshot: Name },
     /// Follows that, once for each further file of its image; comes with it.
     Layer,
+    /// Comes with a file that is open for writing.
+    Writable,
     /// Comes with the socket; `number` is that of the file, `path` where it is from the root.
     Listening { number: u64, path: Name },
     /// Comes with the configuration file.

@@ -1,13 +1,13 @@
-//! New images on top of those that are served: the helper's side. To make files durable takes its time,
-//! so each step has a thread, which acts as the daemon's user.
+//! New images on top of those that are served, and bases that are written: the helper's side. To make files
+//! durable takes its time, so each step has a thread, which acts as the daemon's user.
 
 use super::super::super::survive::survive;
 use super::super::image_words::ImageWords;
-use super::super::protocol::{Answer, OverlayWanted, Request};
+use super::super::protocol::{Answer, Name, OverlayWanted, Request};
 use super::super::wire::send;
 use super::{Helper, PANICKED, Things, line, lock};
 use anyhow::{Context, anyhow, bail};
-use ringway_disk::{NewOverlay, OverlayShape, Unmapped};
+use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
 use ringway_image::Use;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,6 +29,7 @@ impl Helper {
             Request::Overlay(wanted) => self.overlay(*wanted, fd),
             Request::NameOverlay { number } => self.name_overlay(number),
             Request::EndOverlay { number, kept } => self.end_overlay(number, kept),
+            Request::Writable { base } => self.writable(base, fd),
             _ => bail!("nobody knows what to do"),
         }
     }
@@ -100,6 +101,16 @@ impl Helper {
                 overlay.keep();
             }
             Ok((Answer::Done, None))
+        })
+    }
+
+    /// What a disk is based on is to be written.
+    fn writable(&self, base: Option<Name>, file: Option<OwnedFd>) -> Answered {
+        let file = File::from(file.context("the file does not come with it")?);
+        self.aside(move |_| {
+            let base = base.map(PathBuf::from);
+            let writable = reopen_for_writing(&file, base.as_deref())?;
+            Ok((Answer::Writable, Some(writable.into())))
         })
     }
 

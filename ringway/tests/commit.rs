@@ -1,0 +1,326 @@
+//! Disks whose images are merged into what these are based on, while they are served: what they hold, what
+//! a kill leaves, what is refused.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::guest::{
+    BYTES, Known, base, bytes, content, done, images, job, refused, same_between, says, wait_for,
+    whole, within,
+};
+use common::{Daemon, PATIENCE, ringway, run, text};
+use ringway_driver::Options;
+use ringway_testkit::{Need, Rng, skip};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
+
+/// A disk of content and zeroes as `disk.qcow2`, on top of `base`.
+fn disk(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
+    let content = base(seed);
+    std::fs::write(dir.join("content"), &content).unwrap();
+    let made = match raw {
+        true => says(dir, &["copy", "content", "base"]),
+        false => says(dir, &["copy", "--to-format", "qcow2", "content", "base"]),
+    };
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let format = if raw { "raw" } else { "qcow2" };
+    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", format];
+    let made = says(dir, &args);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    content
+}
+
+/// What was written goes into the base under load, again and again, and each time nothing but these two
+/// is needed.
+#[test]
+fn c29_what_was_written_is_merged_while_a_guest_writes() {
+    let direct = &["--cache", "none", "--engine", "threads"];
+    for (more, raw) in [(&[][..], true), (&["--sandbox", "off"], false), (direct, false)] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let content_then = disk(dir, 1, raw);
+        let daemon = Daemon::serve(dir, &[&SERVE[..], more].concat());
+        let known = Known::new();
+        let merge = |name: &str| {
+            let args = ["commit", "disk.qcow2", "--snapshot", name, "--bps", "64M", "--wait"];
+            let job = &done(dir, &args)["job"];
+            println!("{more:?}: {job}");
+            assert_eq!((&job["job"], &job["state"]), (&"commit".into(), &"done".into()));
+            assert_eq!((&job["done_bytes"], &job["total_bytes"]), (&BYTES.into(), &BYTES.into()));
+            assert!(job["copied_bytes"].as_u64() > Some(0));
+            // Nobody needs the snapshot any more, not even who had it open; others may read the base.
+            File::options().write(true).open(dir.join(name)).unwrap().try_lock().unwrap();
+            std::fs::write(dir.join(name), "garbage").unwrap();
+            std::fs::remove_file(dir.join(name)).unwrap();
+            File::open(dir.join("base")).unwrap().try_lock_shared().unwrap();
+        };
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, 7));
+            for name in ["one", "two"] {
+                let then = known.done();
+                wait_for("the guest goes on", || known.done() > then + 300);
+                merge(name);
+            }
+            let then = known.done();
+            wait_for("the guest goes on", || known.done() > then + 300);
+            known.stop.store(true, SeqCst);
+            load.join().unwrap();
+        });
+        // The rest as well: then the base holds the disk.
+        merge("three");
+        let end = Known::now(&known.acknowledged);
+        daemon.stop();
+        assert_eq!(images(dir), 2);
+        assert_eq!(content(dir, "disk.qcow2"), end, "{more:?}");
+        let found = bytes(dir, "disk.qcow2");
+        same_between(found.clone(), content_then);
+        whole(dir, "disk.qcow2");
+        if raw {
+            assert!(std::fs::read(dir.join("base")).unwrap() == found);
+        } else {
+            whole(dir, "base");
+            assert!(bytes(dir, "base") == found);
+        }
+        Daemon::serve(dir, &SERVE).stop();
+    }
+}
+
+/// Killed at any moment: the chain is whole, with the snapshot or without. Asked again, it goes on.
+#[test]
+fn c30_a_daemon_that_is_killed_while_it_merges_leaves_a_whole_chain() {
+    let rounds: u64 = std::env::var("RINGWAY_COMMIT_KILLS").map_or(16, |n| n.parse().unwrap());
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let dir = dir.path();
+    let mut rng = Rng::for_test("killed_while_it_merges");
+    let (mut known, base, mut merged) = (Known::new(), disk(dir, 2, false), 0);
+    for round in 0..rounds {
+        let daemon = Daemon::serve(dir, &SERVE);
+        let (begun, new, before) = (known.done(), format!("snap-{round}"), images(dir));
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, round));
+            wait_for("the load runs", || known.done() > begun + 50);
+            let mut command = ringway();
+            command.args(["ctl", "--control", "ctl", "commit", "s", "--wait"]).current_dir(dir);
+            command.args(if before == 2 { vec!["--snapshot", &new] } else { Vec::new() });
+            let child = scope.spawn(|| run(command));
+            std::thread::sleep(Duration::from_micros(rng.below(200_000)));
+            daemon.kill();
+            let _ = (load.join().unwrap(), child.join().unwrap());
+        });
+        let held = content(dir, "disk.qcow2");
+        let (least, most) = (Known::now(&known.acknowledged), Known::now(&known.begun));
+        within(&held, &least, &most, &format!("round {round}"));
+        same_between(bytes(dir, "disk.qcow2"), base.clone());
+        whole(dir, "disk.qcow2");
+        whole(dir, "base");
+        known.holds(&held);
+        let now = images(dir);
+        assert!(now == before || now + 1 == before || (now, before) == (3, 2), "{before}, {now}");
+        merged += u32::from(now < before);
+        if now == 2 {
+            // Merged, or no more than a second name of the image.
+            for round in 0..=round {
+                let _ = std::fs::remove_file(dir.join(format!("snap-{round}")));
+            }
+        }
+        known = Known::new();
+        known.holds(&held);
+    }
+    println!("{merged} of {rounds} kills came when a snapshot was merged");
+}
+
+/// A limit holds, a cancelled one leaves the chain, and nobody else changes the files meanwhile. A base
+/// that is smaller becomes as large.
+#[test]
+fn a_merge_can_be_limited_and_cancelled() {
+    for raw in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let base = disk(dir, 4, raw);
+        let daemon = Daemon::serve(dir, &SERVE);
+        refused(dir, &["commit", "s", "--cancel"], &["nothing is under way"]);
+        done(dir, &["resize", "s", "20M"]);
+        let known = Known::new();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, 7));
+            wait_for("each place is written", || {
+                Known::now(&known.acknowledged).iter().all(|number| *number > 0)
+            });
+            known.stop.store(true, SeqCst);
+            load.join().unwrap();
+        });
+        let end = Known::now(&known.acknowledged);
+        let begun = done(dir, &["commit", "s", "--snapshot", "new", "--bps", "2M"]);
+        assert_eq!(
+            (&begun["job"]["state"], &begun["job"]["bps"]),
+            (&"running".into(), &(2 << 20).into())
+        );
+        wait_for("it has begun", || job(dir)["copied_bytes"].as_u64() > Some(0));
+        for other in [&["commit", "s"][..], &["flatten", "s"], &["snapshot", "s", "newer"]] {
+            refused(dir, other, &["being merged", "ctl commit --cancel"]);
+        }
+        refused(dir, &["flatten", "s", "--cancel"], &["commit is under way"]);
+        assert_eq!(done(dir, &["commit", "s", "--cancel"])["job"]["state"], "cancelled");
+        assert_eq!(images(dir), 3);
+        // Stopped with its daemon, too; then it is done.
+        done(dir, &["commit", "s", "--bps", "1M"]);
+        daemon.stop();
+        let daemon = Daemon::serve(dir, &SERVE);
+        done(dir, &["commit", "s", "--wait"]);
+        daemon.stop();
+        assert_eq!(images(dir), 2);
+        std::fs::remove_file(dir.join("new")).unwrap();
+        let mut found = bytes(dir, "disk.qcow2");
+        assert_eq!(found.len(), 20 << 20);
+        assert!(found.split_off(base.len()).iter().all(|byte| *byte == 0));
+        assert_eq!(common::guest::places(&found), end);
+        same_between(found, base);
+        whole(dir, "disk.qcow2");
+        match raw {
+            true => assert_eq!(dir.join("base").metadata().unwrap().len(), 20 << 20),
+            false => whole(dir, "base"),
+        }
+    }
+}
+
+/// A base that somebody else reads stays as it is, and no snapshot is taken in vain.
+#[test]
+fn c31_a_base_that_others_use_is_not_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    disk(dir, 5, true);
+    for name in ["two.qcow2", "clone.qcow2"] {
+        let args = ["create", name, "--backing", "base", "--backing-format", "raw"];
+        assert!(says(dir, &args).status.success());
+    }
+    let before = std::fs::read(dir.join("base")).unwrap();
+    let daemon = Daemon::serve(dir, &SERVE);
+    refused(dir, &["commit", "s"], &["--snapshot"]);
+    // Another disk of this daemon, which shares all that it is based on.
+    let add = ["add", "two.qcow2", "--format", "qcow2", "--socket", "t"];
+    done(dir, &add);
+    refused(dir, &["commit", "s", "--snapshot", "new"], &["other disks of this daemon", "flatten"]);
+    // And one that has a snapshot.
+    done(dir, &["snapshot", "t", "two-now"]);
+    refused(dir, &["commit", "s", "--snapshot", "new"], &["other disks of this daemon"]);
+    refused(dir, &["commit", "t"], &["other disks of this daemon"]);
+    done(dir, &["remove", "t"]);
+    // Another process.
+    let other = File::open(dir.join("base")).unwrap();
+    other.try_lock_shared().unwrap();
+    refused(dir, &["commit", "s", "--snapshot", "new"], &["in use by somebody else"]);
+    drop(other);
+    // What is served as a clone of it.
+    let clone = ["add", "clone.qcow2", "--base", "base", "--base-format", "raw", "--socket", "c"];
+    let daemon_of_clones = {
+        daemon.stop();
+        Daemon::serve(dir, &["null:1M", "--socket", "n", "--control", "ctl"])
+    };
+    done(dir, &clone);
+    refused(dir, &["commit", "c", "--snapshot", "new"], &["as a clone of it", "without base"]);
+    // Each time it stayed locked for reading: nobody else can write it.
+    assert!(File::options().write(true).open(dir.join("base")).unwrap().try_lock().is_err());
+    daemon_of_clones.stop();
+    assert!(!dir.join("new").exists());
+    assert!(std::fs::read(dir.join("base")).unwrap() == before);
+}
+
+/// A mounted file system; gone when dropped.
+struct Mounted(PathBuf);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// No room: it fails, the disk is served as before, and the next one gets it done.
+#[test]
+fn c31_without_room_it_fails_and_the_disk_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
+    if !mount(&["-t", "tmpfs", "-o", "size=12M", "none"]).is_ok_and(|status| status.success()) {
+        return skip(Need::Mount, "tmpfs");
+    }
+    let _mounted = Mounted(small.clone());
+    let small = &*small;
+    File::create_new(small.join("base")).unwrap().set_len(BYTES).unwrap();
+    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", "raw"];
+    assert!(says(small, &args).status.success());
+    let daemon = Daemon::serve(small, &SERVE);
+    let mut device = Options::new().connect(small.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    for at in 0..32 {
+        let mut buffer = device.pool().alloc(256 << 10).unwrap();
+        buffer.fill(at + 1);
+        queue.write(u64::from(at) * (256 << 10), buffer, ()).unwrap();
+        assert!(queue.wait(Some(PATIENCE)).unwrap());
+        assert!(queue.pop().unwrap().unwrap().is_ok());
+    }
+    let args = ["commit", "s", "--snapshot", "new", "--wait"];
+    refused(small, &args, &["No space left", "make room"]);
+    assert_eq!((&job(small)["state"], images(small)), (&"failed".into(), 3));
+    assert_eq!(common::read(&device, &mut queue, 512 * 31), vec![32; 512]);
+    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(small).status();
+    assert!(grown.unwrap().success());
+    assert!(common::write(&device, &mut queue, 512 * 31, 99));
+    done(small, &["commit", "s", "--wait"]);
+    drop((queue, device));
+    daemon.stop();
+    std::fs::remove_file(small.join("new")).unwrap();
+    let found = bytes(small, "disk.qcow2");
+    for (nth, sector) in found.chunks(512).enumerate() {
+        let byte = match nth {
+            15872 => 99,
+            nth if nth < 16384 => u8::try_from(nth / 512 + 1).unwrap(),
+            _ => 0,
+        };
+        assert!(sector.iter().all(|found| *found == byte), "sector {nth}");
+    }
+    whole(small, "disk.qcow2");
+}
+
+#[test]
+fn what_cannot_be_merged_stays_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("base.raw"), vec![0; 2 << 20]).unwrap();
+    std::fs::write(dir.join("raw"), vec![0; 1 << 20]).unwrap();
+    for name in ["ro.qcow2", "apart.qcow2"] {
+        assert!(says(dir, &["create", name, "--backing", "base.raw"]).status.success());
+    }
+    let create = |name: &str, more: &[&str]| {
+        assert!(says(dir, &[&["create", name], more].concat()).status.success());
+    };
+    create("alone.qcow2", &["--size", "1M"]);
+    create("coarse.qcow2", &["--size", "1M", "--cluster-size", "128K"]);
+    create("fine.qcow2", &["--backing", "coarse.qcow2"]);
+    let conf = "control = 'ctl'\n\
+        [[disk]]\nimage = 'alone.qcow2'\nformat = 'qcow2'\nsocket = 'a'\n\
+        [[disk]]\nimage = 'raw'\nsocket = 'r'\n\
+        [[disk]]\nimage = 'fine.qcow2'\nformat = 'qcow2'\nsocket = 'f'\n\
+        [[disk]]\nimage = 'ro.qcow2'\nformat = 'qcow2'\nread-only = true\nsocket = 'o'\n\
+        [[disk]]\nimage = 'apart.qcow2'\nformat = 'qcow2'\nisolate = true\nsocket = 'i'\n\
+        [[disk]]\nimage = 'clone.qcow2'\nbase = 'base.raw'\nephemeral = true\nsocket = 'e'\n\
+        [[disk]]\nimage = 'null:1M'\nsocket = 'n'\n";
+    std::fs::write(dir.join("conf"), conf).unwrap();
+    let daemon = Daemon::serve(dir, &["--config", "conf"]);
+    refused(dir, &["commit", "a", "--snapshot", "new"], &["based on nothing"]);
+    refused(dir, &["commit", "r"], &["raw"]);
+    refused(dir, &["commit", "f", "--snapshot", "new"], &["clusters of 131072 bytes"]);
+    refused(dir, &["commit", "o"], &["read-only"]);
+    refused(dir, &["commit", "i"], &["isolate"]);
+    refused(dir, &["commit", "e"], &["ephemeral"]);
+    refused(dir, &["commit", "n"], &["no file"]);
+    refused(dir, &["commit", "gone"], &["no disk"]);
+    refused(dir, &["commit", "a", "--bps", "0"], &["never be done"]);
+    assert!(!dir.join("new").exists());
+    daemon.stop();
+}
