@@ -10,6 +10,7 @@ use common::guest::{
 use common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Need, Rng, skip};
+use serde_json::Value;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,6 +199,25 @@ fn a_job_can_be_limited_and_cancelled() {
     assert_eq!(found.len(), 20 << 20);
     whole(dir, "disk.qcow2");
     whole(dir, "disk2.qcow2");
+}
+
+/// What a job that was stopped has copied, the next one passes over.
+#[test]
+fn c27_a_second_job_copies_what_the_first_one_has_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let base = chain(dir, 8);
+    let daemon = Daemon::serve(dir, &SERVE);
+    done(dir, &["flatten", "s", "--bps", "4M"]);
+    wait_for("a part is copied", || job(dir)["copied_bytes"].as_u64() > Some(1 << 20));
+    let copied = |answer: Value| answer["job"]["copied_bytes"].as_u64().unwrap();
+    let first = copied(done(dir, &["flatten", "s", "--cancel"]));
+    let second = copied(done(dir, &["flatten", "s", "--wait"]));
+    let held = base.chunks(64 << 10).filter(|cluster| cluster.iter().any(|byte| *byte != 0));
+    assert!(first > 0 && second > 0, "{first} {second}");
+    assert_eq!(first + second, held.count() as u64 * (64 << 10));
+    daemon.stop();
+    assert!(bytes(dir, "disk.qcow2") == base);
 }
 
 /// Clones of one base in one daemon: the others keep it, and its lock.
