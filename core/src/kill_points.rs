@@ -100,6 +100,28 @@ points! {
     Settled = "settled",
     /// A disk has its new size; nobody was told.
     Resized = "resized",
+    /// A new image is to go on top of a disk's: it has no name.
+    OverlayMade = "overlay-made",
+    /// The old image has its new name as well; the new one has none. In the helper's process, if there is one.
+    OverlayLinked = "overlay-linked",
+    /// The new image has the name of the old one, which the disk is still served from.
+    OverlayNamed = "overlay-named",
+    /// The disk is served from the new image; nobody was told.
+    OverlayOnTop = "overlay-on-top",
+    /// A portion of what an image is based on was copied into it.
+    Pulled = "pulled",
+    /// The header of an image names no backing file any more; that is still in use.
+    Detached = "detached",
+    /// A portion of an image was copied into the one that it is based on.
+    Merged = "merged",
+    /// All of it was, durably; the header of the one on top names the former.
+    MergeDurable = "merge-durable",
+    /// The name of another backing file is in the header, which does not say so.
+    NameWritten = "name-written",
+    /// The header names it; the other one is still in use.
+    MiddleSkipped = "middle-skipped",
+    /// A disk is served without a file of its chain; nobody was told.
+    Reopened = "reopened",
     /// It is kept that the disk is paused; its queues run.
     Pausing = "pausing",
     /// SET_CONFIG: it is noted that the write cache is off; workers do not know.

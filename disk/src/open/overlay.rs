@@ -169,6 +169,7 @@ impl NewOverlay {
             }
         }
         self.sync_folder()?;
+        ringway_core::kill_point!(OverlayLinked);
         let renamed = renameat_with(CWD, &*self.temporary, CWD, &self.image, RenameFlags::empty());
         renamed.map_err(|error| host(&self.image, "put a new image there")(error.into()))?;
         self.step = Step::Named;

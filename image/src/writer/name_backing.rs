@@ -44,6 +44,7 @@ impl Writer {
         self.sync(map)?;
         map.layers.top().file.write_at(name, name_at as u64)?;
         self.sync(map)?;
+        ringway_core::kill_point!(NameWritten);
         map.layers.top().file.write_at(&fields, BACKING_AT as u64)?;
         self.sync(map)
     }

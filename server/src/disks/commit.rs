@@ -6,6 +6,7 @@ use super::jobs::{Ended, copy_all, open_anew};
 use super::{ChangeOfFiles, Disks};
 use anyhow::{Context, anyhow};
 use ringway_control::protocol::JobFacts;
+use ringway_core::kill_point;
 use ringway_disk::LockedBase;
 use ringway_export::ChangeError;
 use ringway_image::Bases;
@@ -23,20 +24,27 @@ fn commit(
     let disk = served.export.disk();
     let (mut commit, image) = disk.commit(base, bases)?;
     let size = commit.size();
-    let copy = |at, most| commit.copy(at, most);
+    let copy = |at, most| {
+        commit.copy(at, most).inspect(|_| {
+            kill_point!(Merged);
+        })
+    };
     let copied = copy_all(job, bps, || size, copy);
     if !copied? {
         return Ok(Ended::Cancelled);
     }
     let written = commit.finish().context("what was merged cannot be made durable")?;
     drop(commit);
+    kill_point!(MergeDurable);
     image.skip_middle().context("its header")?;
+    kill_point!(MiddleSkipped);
     drop(image);
     let leave = || disk.leave_middle(base, written.clone(), bases);
     let blackout = open_anew(job, served, leave).context(
         "its header names what was merged into by now, and whoever serves it next needs the other image no \
          more. Here that is still in use",
     )?;
+    kill_point!(Reopened);
     Ok(blackout.map_or(Ended::Cancelled, Ended::Done))
 }
 

@@ -6,6 +6,7 @@ use super::jobs::{Ended, copy_all, open_anew};
 use super::{ChangeOfFiles, Disks};
 use anyhow::{Context, anyhow};
 use ringway_control::protocol::JobFacts;
+use ringway_core::kill_point;
 use ringway_export::ChangeError;
 use ringway_image::Bases;
 use std::sync::Arc;
@@ -14,18 +15,24 @@ use std::sync::Arc;
 fn flatten(job: &Job, served: &Served, bases: &Bases, bps: Option<u64>) -> anyhow::Result<Ended> {
     let disk = served.export.disk();
     let image = disk.image_to_flatten()?;
-    let pull = |at, most| image.pull(at, most);
+    let pull = |at, most| {
+        image.pull(at, most).inspect(|_| {
+            kill_point!(Pulled);
+        })
+    };
     let pulled = copy_all(job, bps, || image.size(), pull);
     if !pulled? {
         return Ok(Ended::Cancelled);
     }
     image.detach().context("its header")?;
+    kill_point!(Detached);
     drop(image);
     let leave = || disk.leave_backing(bases);
     let blackout = open_anew(job, served, leave).context(
         "it is one file by now, and whoever serves it next needs no other. Here what it was based on \
          is still in use",
     )?;
+    kill_point!(Reopened);
     Ok(blackout.map_or(Ended::Cancelled, Ended::Done))
 }
 

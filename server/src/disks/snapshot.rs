@@ -4,6 +4,7 @@ use super::super::served::{Served, lock};
 use super::{ChangeOfFiles, Disks};
 use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, Snapshotted};
+use ringway_core::kill_point;
 use ringway_export::ChangeError;
 use std::path::Path;
 use std::sync::MutexGuard;
@@ -45,10 +46,13 @@ impl Disks {
         let mut overlay = self.host.overlay(disk, &path, name)?;
         // Most of what has to be durable is, before anybody waits for it.
         disk.sync().map_err(ChangeError::Sync)?;
+        kill_point!(OverlayMade);
         overlay.take_name()?;
+        kill_point!(OverlayNamed);
         let mut beneath = None;
         let rested =
             served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
+        kill_point!(OverlayOnTop);
         let snapshot = overlay.snapshot().to_owned();
         // Its names stay, or go.
         drop(overlay);
