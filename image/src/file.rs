@@ -193,7 +193,7 @@ fn interrupted() -> io::Result<()> {
 mod tests {
     use super::*;
     use ringway_testkit::Rng;
-    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    use std::os::unix::fs::OpenOptionsExt;
 
     /// A file that takes whole blocks only, as with O_DIRECT, holds what one through the page cache
     /// does.
