@@ -5,7 +5,7 @@ use super::source::Text;
 /// The longest a source file may be, in lines before its tests.
 const LINES: usize = 400;
 /// `lib.rs` says what a crate is; it does nothing.
-const LIB_LINES: usize = 60;
+const LIB_LINES: usize = 64;
 
 /// Words of one person's machine, split so that this file may hold them.
 const FOREIGN: &[&str] = &[
