@@ -51,8 +51,8 @@ pub enum NoSnapshot {
     DataFile,
     /// A longer chain would not be opened.
     #[error(
-        "its image is based on so many others that no more than {CHAIN_MAX} could be opened. Merge some \
-         of them first, while it is not served (qemu-img commit, or ringway copy to a new image)"
+        "its image is based on so many others that no more than {CHAIN_MAX} could be opened. Have it \
+         take them in first (ringway ctl flatten)"
     )]
     Deep,
 }
