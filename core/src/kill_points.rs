@@ -114,7 +114,7 @@ points! {
     Detached = "detached",
     /// A portion of an image was copied into the one that it is based on.
     Merged = "merged",
-    /// All of it was, durably; the header of the one on top names the former.
+    /// All of it was, durably; the header of the one on top still names the one in the middle.
     MergeDurable = "merge-durable",
     /// The name of another backing file is in the header, which does not say so.
     NameWritten = "name-written",

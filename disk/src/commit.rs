@@ -34,6 +34,12 @@ pub enum NotCommitted {
          merged. Have what was written so far become a snapshot first (ringway ctl commit --snapshot NEW)"
     )]
     NoMiddle,
+    /// The header and what is served differ.
+    #[error(
+        "the last step of a merge is not over: its header names what was merged into already. Say `ringway ctl \
+         commit` once more without --snapshot, or serve the disk anew"
+    )]
+    Unfinished,
     /// The base, the header, or what the host says.
     #[error(transparent)]
     Image(#[from] io::Error),
@@ -112,6 +118,9 @@ impl Disk {
         let image = self.image().ok_or(NotCommitted::Raw)?;
         if self.geometry.read_only {
             return Err(NotCommitted::ReadOnly);
+        }
+        if snapshot && image.skips_middle() {
+            return Err(NotCommitted::Unfinished);
         }
         let chain = image.chain()?;
         let (middle, base) = match &chain[..] {

@@ -55,6 +55,12 @@ pub enum NoSnapshot {
          take them in first (ringway ctl flatten)"
     )]
     Deep,
+    /// The header and what is served differ.
+    #[error(
+        "the last step of a merge is not over: its header names what was merged into already. Say `ringway ctl \
+         commit` once more, without --snapshot, or serve the disk anew"
+    )]
+    Unfinished,
 }
 
 /// What a disk was served from until it got a new top.
@@ -92,6 +98,9 @@ impl Disk {
             return Err(NoSnapshot::Device);
         }
         let image = self.image().ok_or(NoSnapshot::Raw)?;
+        if image.skips_middle() {
+            return Err(NoSnapshot::Unfinished);
+        }
         let chain = image.layers();
         if chain.len() >= CHAIN_MAX {
             return Err(NoSnapshot::Deep);

@@ -9,10 +9,12 @@ use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::open::open_unmapped;
 use ringway_disk::{
-    Alignment, CacheMode, Disk, DiskQueue, OpenError, OpenOptions, Qcow2, ResizeError,
-    SchedulerMode, Source, open,
+    Alignment, CacheMode, Disk, DiskQueue, LockedBase, NoSnapshot, NotCommitted, OpenError,
+    OpenOptions, Qcow2, ResizeError, SchedulerMode, Source, open,
 };
+use ringway_image::Bases;
 use ringway_testkit::{Need, Rng, skip};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -415,4 +417,43 @@ fn what_an_image_with_a_map_cannot_do_is_refused() {
     assert!(matches!(error, OpenError::Chain(_)), "{error}");
     drop(disk);
     assert!(open(&options(&other)).is_ok());
+}
+
+/// Between the header that names what was merged into and the disk that is opened anew.
+#[test]
+fn c30_no_snapshot_is_taken_of_what_was_not_opened_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    for (name, on) in [("base", None), ("middle", Some("base")), ("top", Some("middle"))] {
+        let path = at(name);
+        let backing: Vec<_> = on.iter().flat_map(|on| ["-F", "qcow2", "-b", on]).collect();
+        let rest = [path.to_str().unwrap(), "8M"];
+        if !qemu(&[&["create", "-q", "-f", "qcow2"], &backing[..], &rest].concat()) {
+            return;
+        }
+    }
+    let disk = open(&options(&at("top"))).unwrap();
+    let bases = Bases::default();
+    let read = disk.base_to_write(false).unwrap();
+    let writable = File::options().read(true).write(true).open(at("base")).unwrap();
+    let base = LockedBase::new(read, writable, &bases).unwrap();
+    let merge = || {
+        let (mut commit, image) = disk.commit(&base, &bases).unwrap();
+        assert_eq!(commit.copy(0, u64::MAX).unwrap().next, BYTES as u64);
+        let written = commit.finish().unwrap();
+        image.skip_middle().unwrap();
+        (commit, written)
+    };
+    disk.overlay_shape().unwrap();
+    drop(merge());
+    assert!(matches!(disk.overlay_shape(), Err(NoSnapshot::Unfinished)));
+    assert!(matches!(disk.base_to_write(true), Err(NotCommitted::Unfinished)));
+    // Once more, and to the end.
+    disk.base_to_write(false).unwrap();
+    let (commit, written) = merge();
+    drop(disk.leave_middle(&base, written, &bases).unwrap());
+    commit.give_back().unwrap();
+    disk.overlay_shape().unwrap();
+    assert!(disk.base_to_write(true).is_ok());
+    assert!(matches!(disk.base_to_write(false), Err(NotCommitted::NoMiddle)));
 }

@@ -180,8 +180,9 @@ impl Bases {
             let mut layers = base.chain.iter();
             let has = |layer: &Layer| Ok(FileKey::of(&layer.file, 0)?.place == place);
             if layers.by_ref().map(has).collect::<io::Result<Vec<_>>>()?.contains(&true) {
-                // An image and the layers of its thread have it each, and this function.
-                images += (Arc::strong_count(&base) - 1) / 2;
+                // An image and the layers of its thread have it each, and this function. One that is just being
+                // opened has it once.
+                images += (Arc::strong_count(&base) - 1).div_ceil(2);
             }
         }
         Ok(images)

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! No entry of the base's tables that changes is one that anybody looks up meanwhile, as its clusters are
-//! no larger than those of the middle one; and nothing that is freed in it is used again before the end.
+//! no larger than those of the middle one. What is freed in it, former tables among it, is given back when the
+//! chain is read without the middle one ([`Commit::give_back`]); it leaks if that never comes.
 
 use crate::ask::Pulled;
 use crate::base::Bases;
@@ -25,6 +26,7 @@ use ringway_core::ByteRange;
 use std::io;
 use std::path::{Component, Path};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// The most clusters that are looked at together, if there is nothing to read.
 const CLUSTERS: u64 = 8192;
@@ -164,6 +166,8 @@ impl Commit {
             LayerFormat::Qcow2 { .. } => {
                 let way = Use { read_only: false, grows: true, barriers };
                 let image = Image::open_beside(base, way, bases, unit)?;
+                // Whoever reads the chain reads the base by the tables it had.
+                image.in_thread(|work| work.keep_freed(true))?;
                 if smaller {
                     image.grow(size)?;
                 }
@@ -254,7 +258,13 @@ impl Commit {
     /// What the host says.
     pub fn finish(&mut self) -> io::Result<Layer> {
         match &self.target {
-            Target::Raw(file, layer) => file.sync_data().map(|()| layer.clone()),
+            Target::Raw(file, layer) => {
+                // The last block was written as a whole.
+                if layer.file.metadata()?.len() > layer.file_bytes {
+                    file.set_len(layer.file_bytes)?;
+                }
+                file.sync_data().map(|()| layer.clone())
+            }
             Target::Qcow2(image) => {
                 image.in_thread(|work| {
                     let (writer, map) = work.writer()?;
@@ -262,6 +272,23 @@ impl Commit {
                 })??;
                 image.give_back()?;
                 image.chain()?.into_iter().next().ok_or_else(corrupt)
+            }
+        }
+    }
+}
+
+impl Commit {
+    /// Gives back what the base needs no more. Nobody may read by the tables that it had. What a commit
+    /// frees and does not give back leaks.
+    ///
+    /// # Errors
+    /// What the host says; some of it leaks then.
+    pub fn give_back(self) -> io::Result<()> {
+        match &self.target {
+            Target::Raw(..) => Ok(()),
+            Target::Qcow2(image) => {
+                image.in_thread(|work| work.keep_freed(false))?;
+                image.give_back()
             }
         }
     }
@@ -286,11 +313,19 @@ impl Image {
     /// What the host says, and the header may name either then; both mean the same.
     pub fn skip_middle(&self) -> io::Result<()> {
         let chain = self.layers().to_vec();
+        self.skips_middle.store(true, SeqCst);
         self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
             let (name, format) = base_of_middle(&chain, map.layers.unit)?;
             writer.name_backing(map, &name, format)
         })?
+    }
+
+    /// True once [`Image::skip_middle`] was asked for: whoever opens it by its header may find another
+    /// chain than [`Image::layers`].
+    #[must_use]
+    pub fn skips_middle(&self) -> bool {
+        self.skips_middle.load(SeqCst)
     }
 
     /// Whether [`Image::skip_middle`] can be.
@@ -312,7 +347,11 @@ fn base_of_middle(chain: &[Layer], unit: u32) -> io::Result<(Vec<u8>, Format)> {
     let [top, middle, base, ..] = chain else { return Err(corrupt()) };
     let backing = |layer| header(layer, unit).map(|header| header?.backing);
     let (Some(to_middle), Some(to_base)) = (backing(top)?, backing(middle)?) else {
-        return Err(corrupt());
+        return refuse(
+            "the header of an image names nothing that it is based on any more: it was flattened. Serve the \
+             disk anew"
+                .into(),
+        );
     };
     if !is_beside(&to_middle.name) && !to_base.name.is_absolute() {
         return refuse(format!(

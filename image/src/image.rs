@@ -14,8 +14,8 @@ use crate::writer::Writer;
 use ringway_core::ByteRange;
 use std::fs::File;
 use std::io;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -64,6 +64,8 @@ pub struct Image {
     /// What the top's header says by now.
     shape: Mutex<Shape>,
     way: Use,
+    /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
+    pub(crate) skips_middle: AtomicBool,
     mailbox: Arc<Mailbox>,
     thread: Mutex<Thread>,
 }
@@ -141,6 +143,7 @@ impl Image {
             chain,
             shape: Mutex::new(shape),
             way,
+            skips_middle: AtomicBool::new(false),
             mailbox: Arc::default(),
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })

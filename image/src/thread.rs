@@ -57,13 +57,21 @@ pub(crate) struct Work {
     batch: Vec<(usize, Ask)>,
     /// Freed clusters for which queues have been asked to let what is in flight end.
     fenced: Vec<u64>,
+    /// Somebody who does not ask here still reads by the former tables: nothing they name is given back.
+    keeps_freed: bool,
     buffer: Vec<u8>,
 }
 
 impl Work {
     pub(crate) fn new(map: Map, writer: Option<Writer>) -> Self {
         let (queues, batch) = (Vec::new(), Vec::with_capacity(BATCH));
-        Self { map, writer, queues, batch, fenced: Vec::new(), buffer: Vec::new() }
+        let (fenced, buffer) = (Vec::new(), Vec::new());
+        Self { map, writer, queues, batch, fenced, keeps_freed: false, buffer }
+    }
+
+    /// Whether clusters that are freed are kept from now on: they leak if that is never taken back.
+    pub(crate) fn keep_freed(&mut self, keep: bool) {
+        self.keeps_freed = keep;
     }
 
     /// Works until it is told to end.
@@ -98,9 +106,13 @@ impl Work {
         }
     }
 
-    /// Gives back all clusters that are not used. Nothing may be in flight.
+    /// Gives back all clusters that are not used; only those that never were if the others are kept.
+    /// Nothing may be in flight.
     pub(crate) fn give_back(&mut self) -> io::Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
+        if self.keeps_freed {
+            return writer.give_back_reserve(&mut self.map);
+        }
         writer.freed.append(&mut self.fenced);
         writer.close(&mut self.map)
     }
@@ -127,7 +139,8 @@ impl Work {
     /// Sleeps until something is asked; true if nothing was for so long that freed clusters may go
     /// by themselves.
     fn rest(&self) -> bool {
-        if self.writer.as_ref().is_none_or(|writer| writer.freed.is_empty()) {
+        let none = |writer: &Writer| self.keeps_freed || writer.freed.is_empty();
+        if self.writer.as_ref().is_none_or(none) {
             std::thread::park();
             return false;
         }
@@ -237,7 +250,7 @@ impl Work {
 
     /// Gives freed clusters back, once what was in flight when they were freed is over.
     fn tend_freed(&mut self, idle: bool) {
-        let Some(writer) = &mut self.writer else { return };
+        let Some(writer) = self.writer.as_mut().filter(|_| !self.keeps_freed) else { return };
         if !self.fenced.is_empty() {
             if self.queues.iter().any(|queue| queue.fencing) {
                 return;

@@ -12,6 +12,7 @@
 
 mod data_file;
 mod detach;
+mod give_back;
 mod grow;
 mod name_backing;
 mod pull;
@@ -381,15 +382,5 @@ impl Writer {
         }
         self.sync(map)?;
         self.refcounts.release(clusters)
-    }
-
-    /// Gives back all that is not used, for whoever opens the image next.
-    ///
-    /// # Errors
-    /// What the host says; some of it leaks then.
-    pub(crate) fn close(&mut self, map: &mut Map) -> io::Result<()> {
-        let mut unused = std::mem::take(&mut self.freed);
-        unused.extend(std::mem::take(&mut self.reserve));
-        self.release(map, &unused)
     }
 }

@@ -138,7 +138,7 @@ enum Command {
     Flatten(images::FlattenOf),
     /// Merge the snapshot that a disk's image is based on into what that is based on itself, while its guest
     /// works. The snapshot is not needed any more then.
-    #[command(after_help = example!("commit vm2.qcow2 --snapshot vm2-now.qcow2 --wait"))]
+    #[command(after_help = example!("commit vm2.qcow2 --snapshot now.qcow2"))]
     Commit(images::CommitOf),
     /// Take requests again.
     #[command(after_help = example!("resume vm2.img"))]

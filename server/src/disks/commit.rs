@@ -34,7 +34,6 @@ fn commit(
         return Ok(Ended::Cancelled);
     }
     let written = commit.finish().context("what was merged cannot be made durable")?;
-    drop(commit);
     kill_point!(MergeDurable);
     image.skip_middle().context("its header")?;
     kill_point!(MiddleSkipped);
@@ -45,6 +44,11 @@ fn commit(
          more. Here that is still in use",
     )?;
     kill_point!(Reopened);
+    if blackout.is_some()
+        && let Err(error) = commit.give_back()
+    {
+        tracing::warn!("clusters of the base that are not used could not be given back: {error}");
+    }
     Ok(blackout.map_or(Ended::Cancelled, Ended::Done))
 }
 
@@ -69,6 +73,11 @@ impl Disks {
         }
         if !served.export.is_locked() {
             return Err(ChangeError::NotLocked.into());
+        }
+        if snapshot.is_none() && served.base.is_some() {
+            let why = "it is served as a clone (base), and what is merged away may be what it is a clone of. \
+                       Merge a snapshot (--snapshot NEW), or serve the disk without base";
+            return Err(anyhow!(why).into());
         }
         let disk = served.export.disk();
         let file = disk.base_to_write(snapshot.is_some()).map_err(anyhow::Error::from)?;

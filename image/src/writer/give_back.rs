@@ -1,0 +1,26 @@
+//! What an image needs no more, for whoever opens it next.
+
+use super::Writer;
+use crate::map::Map;
+use std::io;
+
+impl Writer {
+    /// Gives back what was taken ahead.
+    ///
+    /// # Errors
+    /// What the host says; some of it leaks then.
+    pub(crate) fn give_back_reserve(&mut self, map: &mut Map) -> io::Result<()> {
+        let unused: Vec<u64> = std::mem::take(&mut self.reserve).into();
+        self.release(map, &unused)
+    }
+
+    /// Gives back all that is not used, for whoever opens the image next.
+    ///
+    /// # Errors
+    /// What the host says; some of it leaks then.
+    pub(crate) fn close(&mut self, map: &mut Map) -> io::Result<()> {
+        let mut unused = std::mem::take(&mut self.freed);
+        unused.extend(std::mem::take(&mut self.reserve));
+        self.release(map, &unused)
+    }
+}
