@@ -41,7 +41,9 @@ fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
         queue.write(number * 4096, buffer, ()).unwrap();
     }
     queue.submit().unwrap();
+    let begun = Instant::now();
     while store.log().is_empty() {
+        assert!(begun.elapsed() < PATIENCE, "no write came: {}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
     let mut other = connect(dir.path(), "fast");

@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const FILE: INodeNo = INodeNo(2);
 const NAME: &str = "disk.img";
 /// Attributes may be kept for ever: nobody else changes them.
 const TTL: Duration = Duration::from_secs(3600);
@@ -48,8 +47,9 @@ struct Shared {
     log: Vec<Landing>,
 }
 
+/// What is stored, and the number of its file.
 #[derive(Clone, Debug)]
-struct Store(Arc<Mutex<Shared>>);
+struct Store(Arc<Mutex<Shared>>, INodeNo);
 
 impl Store {
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -57,7 +57,7 @@ impl Store {
     }
 
     fn attr(&self, ino: INodeNo) -> FileAttr {
-        let is_file = ino == FILE;
+        let is_file = ino == self.1;
         let size = if is_file { self.lock().bytes.len() as u64 } else { 0 };
         FileAttr {
             ino,
@@ -104,7 +104,7 @@ impl Filesystem for Store {
 
     fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if name == NAME {
-            reply.entry(&TTL, &self.attr(FILE), Generation(0));
+            reply.entry(&TTL, &self.attr(self.1), Generation(0));
         } else {
             reply.error(Errno::ENOENT);
         }
@@ -219,7 +219,11 @@ impl LateStore {
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
         let shared = Shared { bytes, delay, fails: Failing::default(), log: Vec::new() };
-        let store = Store(Arc::new(Mutex::new(shared)));
+        // What a daemon keeps of an image is named after the numbers of device and file, and the kernel gives
+        // devices' numbers again: another store must not be taken for this one.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(2, |time| time.as_nanos());
+        #[allow(clippy::cast_possible_truncation)]
+        let store = Store(Arc::new(Mutex::new(shared)), INodeNo((now as u64).max(2)));
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName("late".into())];
         let session = fuser::spawn_mount(store.clone(), folder, &config).map_err(|error| {
