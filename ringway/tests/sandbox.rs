@@ -54,6 +54,17 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Asks a daemon for one thing: whether it was done, and the answer.
+fn ask(control: &Path, request: &Value) -> (bool, String) {
+    let stream = UnixStream::connect(control).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    writeln!(&stream, "{request}").unwrap();
+    let mut line = String::new();
+    BufReader::new(&stream).read_line(&mut line).unwrap();
+    let reply: Value = serde_json::from_str(&line).unwrap_or_default();
+    (reply["ok"] == true, line)
+}
+
 /// A folder that anybody may enter, with an image of nobody's.
 fn nobodys_folder() -> tempfile::TempDir {
     let dir = folder();
@@ -402,26 +413,17 @@ fn e13_every_command_is_carried_out_inside() {
         command.args(["serve", "--config", "c.toml"]).current_dir(dir.path());
         command.env("NOTIFY_SOCKET", there("notify"));
         let daemon = Daemon::start(command);
-        let ask = |request: &Value| {
-            let stream = UnixStream::connect(there("ctl")).unwrap();
-            stream.set_read_timeout(Some(PATIENCE)).unwrap();
-            writeln!(&stream, "{request}").unwrap();
-            let mut line = String::new();
-            BufReader::new(&stream).read_line(&mut line).unwrap();
-            let reply: Value = serde_json::from_str(&line).unwrap_or_default();
-            (reply["ok"] == true, line)
-        };
         for (command, fields) in &walk {
             let mut request = fields.clone();
             request["command"] = (*command).into();
             if let Some(name) = request["snapshot"].as_str() {
                 request["snapshot"] = format!("{name}-{isolate}").into();
             }
-            let (begun, mut answer) = (Instant::now(), ask(&request));
+            let (begun, mut answer) = (Instant::now(), ask(&there("ctl"), &request));
             // What takes its time with the files of a disk is done one after the other.
             while !answer.0 && *command == "flatten" && begun.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_millis(20));
-                answer = ask(&request);
+                answer = ask(&there("ctl"), &request);
             }
             assert!(answer.0, "{request}: {}\n{}", answer.1, daemon.log());
         }
