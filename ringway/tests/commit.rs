@@ -265,7 +265,7 @@ fn c31_without_room_it_fails_and_the_disk_goes_on() {
         assert!(queue.pop().unwrap().unwrap().is_ok());
     }
     let args = ["commit", "s", "--snapshot", "new", "--wait"];
-    refused(small, &args, &["No space left", "make room"]);
+    refused(small, &args, &["No space left", "make room", "without --snapshot"]);
     assert_eq!((&job(small)["state"], images(small)), (&"failed".into(), 3));
     assert_eq!(common::read(&device, &mut queue, 512 * 31), vec![32; 512]);
     let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(small).status();

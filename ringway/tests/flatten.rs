@@ -132,7 +132,11 @@ fn c28_without_room_it_fails_and_the_disk_goes_on() {
     let _mounted = Mounted(small.clone());
     let base = chain(&small, 3);
     let daemon = Daemon::serve(&small, &SERVE);
-    refused(&small, &["flatten", "s", "--wait"], &["No space left", "make room"]);
+    refused(
+        &small,
+        &["flatten", "s", "--wait"],
+        &["No space left", "make room", "what was copied stays"],
+    );
     let job = job(&small);
     assert_eq!(job["state"], "failed");
     assert!(job["copied_bytes"].as_u64().unwrap() > 1 << 20, "{job}");

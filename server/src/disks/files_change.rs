@@ -12,7 +12,7 @@ pub(crate) enum ChangeOfFiles {
     /// A job runs.
     #[error(
         "it is being merged with what it is based on, or that with the next ({0}; ctl list shows how far). \
-         Wait until that is done, or stop it (ctl {0} --cancel): what was copied stays"
+         Wait until that is done, or stop it (ctl {0} --cancel): the disk holds what it did"
     )]
     Job(String),
     /// Another change is under way.

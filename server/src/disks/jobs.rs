@@ -44,7 +44,7 @@ pub(super) fn copy_all(
             return Ok(false);
         }
         let begun = Instant::now();
-        let copied = copy(at, most).map_err(stopped)?;
+        let copied = copy(at, most).map_err(|error| stopped(job, error))?;
         at = copied.next;
         if let Some(bps) = bps {
             let nanos = u128::from(copied.read) * 1_000_000_000 / u128::from(bps.max(1));
@@ -119,10 +119,14 @@ fn finish(job: &Job, served: &Served, events: &Events, ended: anyhow::Result<End
 }
 
 /// What to do, if a copy could not go on.
-fn stopped(error: std::io::Error) -> anyhow::Error {
-    let what = match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => "make room, then say it again: what was copied stays",
-        _ => "what was copied stays, and the disk is served as before",
+fn stopped(job: &Job, error: std::io::Error) -> anyhow::Error {
+    let is_full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+    let what = match (is_full, job.facts().job == "commit") {
+        (true, false) => "make room, then say it again: what was copied stays",
+        // What was to be a snapshot is one.
+        (true, true) => "make room, then say it again without --snapshot: it begins anew",
+        (false, false) => "what was copied stays, and the disk is served as before",
+        (false, true) => "the disk is served as before",
     };
     anyhow::Error::from(error).context(what)
 }
