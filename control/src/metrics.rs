@@ -79,7 +79,7 @@ metrics! {
         "Requests that failed: refused for a mistake of the guest, or failed by the host's disk.";
     DISK_HOST_ERRORS = Counter "ringway_disk_host_errors_total" "operations"
         ["disk", "operation", "error"]
-        "Operations that the host's disk failed and the guest was told of, by error: no-space, io, \
+        "Operations that the host's disk failed, and whose errors the guest got, by error: no-space, io, \
          other, none (it took nothing). Held requests count once they are given up.";
     DISK_DURATION = Histogram "ringway_disk_request_duration_seconds" "seconds"
         ["disk", "operation"]

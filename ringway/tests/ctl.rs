@@ -317,6 +317,7 @@ fn requests_that_make_no_sense_are_answered() {
         ("{}", "malformed", "names no command"),
         (r#"{"command":7}"#, "malformed", "names no command"),
         (r#"{"command":"explode"}"#, "unknown-command", "'explode'; there are list, stats"),
+        (r#"{"command":"resise"}"#, "unknown-command", "(did you mean 'resize'?)"),
         (r#"{"command":"list","version":2}"#, "version", "speaks version 1"),
         (r#"{"command":"list","disk":"x"}"#, "malformed", "unknown field `disk`"),
         (r#"{"command":"pause"}"#, "malformed", "missing field `disk`"),
@@ -328,7 +329,7 @@ fn requests_that_make_no_sense_are_answered() {
         (
             r#"{"command":"add","disk":{"image":"/x","quues":3}}"#,
             "malformed",
-            "unknown field `quues`",
+            "unknown field `quues` (did you mean 'queues'?)",
         ),
         (
             r#"{"command":"add","disk":{"image":"/no/x","socket":"/no/y"}}"#,

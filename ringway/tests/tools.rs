@@ -86,7 +86,7 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
     let daemon =
         Daemon::serve(dir.path(), &[&["disk.img", "--socket", "s"][..], &control].concat());
     let before = std::fs::read(dir.path().join("vm.img")).unwrap();
-    let told = ["looks like a qcow2 image", "--format raw", "qemu-img convert"];
+    let told = ["looks like a qcow2 image", "--format qcow2", "--format raw"];
     let toml = "[[disk]]\nimage = 'vm.img'\nsocket = 't'\n";
     std::fs::write(dir.path().join("d.toml"), toml).unwrap();
     let copy = ["looks like a qcow2 image", "--from-format qcow2", "--from-format raw"];
@@ -98,9 +98,21 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
         &["ctl", "--control", "c", "add", "vm.img", "--socket", "t"],
         &["bench", "vm.img", "--rw", "write", "--allow-write", "--cached", "--io-size", "64k"],
         &["doctor", "vm.img"],
+        &["nbd", "vm.img", "--listen", "unix:t"],
     ] {
         says(dir.path(), args, 1, &told);
     }
+    // One that has grown by a cluster which is not whole is no raw image of a wrong size.
+    std::fs::write(dir.path().join("odd.img"), [&qcow2[..], &[7; 100]].concat()).unwrap();
+    for more in [&["--cached"][..], &[], &["--vs", "null:64M"]] {
+        let bench = [&["bench", "odd.img", "--io-size", "64k"][..], more].concat();
+        let text = says(dir.path(), &bench, 1, &told);
+        assert!(!text.contains("truncate") && !text.contains("--cached"), "{text}");
+    }
+    let vmdk = [b"KDMV".as_slice(), &[7; 65532]].concat();
+    std::fs::write(dir.path().join("vm.vmdk"), vmdk).unwrap();
+    let convert = ["looks like a VMDK image", "qemu-img convert -O qcow2", "--format raw"];
+    says(dir.path(), &["serve", "vm.vmdk", "--socket", "t"], 1, &convert);
     let write = ["io", "vm.img", "-c", "write 0 512"];
     for command in ["write 0 512", "zero 0 512", "discard 0 512"] {
         says(dir.path(), &["io", "vm.img", "-c", command], 1, &told[..2]);

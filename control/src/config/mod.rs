@@ -29,6 +29,7 @@ pub use limits::{LimitArgs, LimitGroup, limit_words};
 pub use metrics::MetricsAt;
 pub use nbd::{NbdAddress, NbdPlace, NbdSecurity};
 pub use nearest::hint;
+pub(crate) use nearest::with_hint;
 pub use plan::{DaemonArgs, EachDisk, Plan, Sandbox, check_limit_group, cpus};
 pub use sockets::{SocketMode, SocketRule};
 pub use source::{is_unreal, source};

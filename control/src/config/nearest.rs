@@ -15,16 +15,17 @@ pub fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String 
     nearest(word, known).map(|meant| format!(" (did you mean '{meant}'?)")).unwrap_or_default()
 }
 
-/// A parser's message, with the word that was meant if it is of an unknown field, and without the names
-/// that this program has for numbers.
-pub(super) fn with_hint(message: &str) -> String {
-    let Some((word, rest)) =
-        message.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`'))
-    else {
-        return without_types(message);
-    };
-    let hint = hint(word, rest.split('`').skip(1).step_by(2));
-    format!("unknown field `{word}`{hint}{rest}")
+/// A parser's message, with the word that was meant if it is of an unknown field or value, and without
+/// the names that this program has for numbers.
+pub(crate) fn with_hint(message: &str) -> String {
+    for unknown in ["unknown field `", "unknown variant `"] {
+        let word = message.strip_prefix(unknown).and_then(|rest| rest.split_once('`'));
+        if let Some((word, rest)) = word {
+            let hint = hint(word, rest.split('`').skip(1).step_by(2));
+            return format!("{unknown}{word}`{hint}{rest}");
+        }
+    }
+    without_types(message)
 }
 
 fn without_types(message: &str) -> String {
@@ -50,6 +51,10 @@ mod tests {
             "unknown field `iosp` (did you mean 'iops'?), expected one of `image`, `iops`, `bps`";
         assert_eq!(told, wanted);
         for (told, wanted) in [
+            (
+                "unknown variant `hodl`, expected `report` or `hold`",
+                "unknown variant `hodl` (did you mean 'hold'?), expected `report` or `hold`",
+            ),
             (
                 "invalid type: string \"4\", expected u64",
                 "invalid type: string \"4\", expected a whole number",

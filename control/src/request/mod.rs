@@ -5,7 +5,9 @@
 #[cfg(any(test, fuzzing))]
 pub mod fuzz_case;
 
-use crate::config::{DiskArgs, DiskSpec, LimitArgs, NbdAddress, NbdPlace, Place, is_unreal};
+use crate::config::{
+    DiskArgs, DiskSpec, LimitArgs, NbdAddress, NbdPlace, Place, hint, is_unreal, with_hint,
+};
 use crate::protocol::{Kind, Problem, VERSION};
 use crate::size::Size;
 use serde::de::DeserializeOwned;
@@ -215,8 +217,9 @@ fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
             Request::Commit(commit)
         }
         other => {
+            let hint = hint(other, COMMANDS.iter().copied());
             let message =
-                format!("there is no command '{other}'; there are {}", COMMANDS.join(", "));
+                format!("there is no command '{other}'{hint}; there are {}", COMMANDS.join(", "));
             return Err(Problem::new(Kind::UnknownCommand, message));
         }
     })
@@ -248,7 +251,8 @@ fn job(bps: Option<Size>, cancel: bool) -> Result<(), Problem> {
 }
 
 fn arguments<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Problem> {
-    serde_json::from_value(Value::Object(fields)).map_err(|e| Problem::new(Kind::Malformed, e))
+    serde_json::from_value(Value::Object(fields))
+        .map_err(|e| Problem::new(Kind::Malformed, with_hint(&e.to_string())))
 }
 
 impl Add {

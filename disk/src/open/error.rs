@@ -4,7 +4,7 @@ use super::foreign::ForeignFormat;
 use crate::choices::EngineKind;
 use crate::new_image::BackingError;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a disk could not be opened: what is wrong, where, what to do.
 #[derive(Debug, thiserror::Error)]
@@ -41,10 +41,10 @@ pub enum OpenError {
     },
     /// It looks like another format, and nobody has said that it is raw.
     #[error(
-        "{path}: it looks like {}, and only raw images are served: a guest could not use it, and its \
-         first write could destroy it. Make a raw one of it (`qemu-img convert -O raw {path} NEW`). If \
-         a guest has written what is there, do not convert it: --format raw serves it as it is",
-        format.words()
+        "{path}: it looks like {}, and as a raw disk a guest could not use it, and its first write could \
+         destroy it. {}. If a guest has written what is there, --format raw serves it as it is",
+        format.words(),
+        what_to_do(*format, path)
     )]
     Foreign {
         /// The file.
@@ -170,6 +170,17 @@ pub enum OpenError {
         /// What the host says.
         source: io::Error,
     },
+}
+
+/// What to do with an image that looks like another format.
+fn what_to_do(format: ForeignFormat, path: &Path) -> String {
+    if format == ForeignFormat::Qcow2 {
+        return "Add --format qcow2 to serve the disk that it holds".into();
+    }
+    let path = path.display();
+    format!(
+        "Only raw and qcow2 images are served: make one of it (`qemu-img convert -O qcow2 {path} NEW`)"
+    )
 }
 
 /// What else can be done about an image that somebody has, to end a sentence with.

@@ -40,7 +40,7 @@ fn b16_another_format_is_told_before_anything_else() {
     for options in [options(&path), buffered(&path)] {
         for read_only in [false, true] {
             let options = OpenOptions { read_only, ..options.clone() };
-            fails(&options, &["looks like a qcow2 image", "qemu-img convert", "--format raw"]);
+            fails(&options, &["looks like a qcow2 image", "--format qcow2", "--format raw"]);
             let report = crate::open::probe(&options);
             assert_eq!(report.looks_like.map(ForeignFormat::name), Some("qcow2"));
             assert!(matches!(report.verdict, Err(OpenError::Foreign { .. })));
