@@ -60,7 +60,7 @@ fn of_host_disks() -> Vec<Alert> {
             lasts: "0m",
             severity: "critical",
             summary: "{{ $labels.disk }}: its file system is full",
-            what_to_do: "The guest's writes have failed. Free space or grow the file system.",
+            what_to_do: "Writes of the guest have failed. Free space or grow the file system.",
         },
         Alert {
             name: "RingwayDiskFails",
