@@ -1,6 +1,8 @@
 //! A disk queue on an engine of the test's choice, driven by hand.
 
-use ringway_aio::{Engine, IoUring, IoUringSetup, LinuxAio, Null, Reaped, Threads, ThreadsSetup};
+use ringway_aio::{
+    Engine, IoUring, IoUringSetup, Limits, LinuxAio, Null, Reaped, Threads, ThreadsSetup,
+};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
@@ -200,9 +202,20 @@ pub(crate) struct Bench<E: Engine> {
 
 impl<E: Engine> Bench<E> {
     /// `Err` if the engine does not take this file.
-    pub(crate) fn new(mut engine: E, disk: Arc<Disk>, depth: u16) -> Result<Self, Lack> {
+    pub(crate) fn new(engine: E, disk: Arc<Disk>, depth: u16) -> Result<Self, Lack> {
+        Self::limited(engine, disk, depth, |_| ())
+    }
+
+    /// As [`new`](Self::new); the queue takes the engine's limits for what `change` makes of them.
+    pub(crate) fn limited(
+        mut engine: E,
+        disk: Arc<Disk>,
+        depth: u16,
+        change: impl FnOnce(&mut Limits),
+    ) -> Result<Self, Lack> {
         let file = engine.attach(&disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
-        let limits = engine.limits().clone();
+        let mut limits = engine.limits().clone();
+        change(&mut limits);
         let queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
         Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 0) })
     }

@@ -1,6 +1,7 @@
 //! The disk under failure and abuse: rows of the table in docs/hazards.md, each a test of its name.
 
 mod bench;
+mod custom;
 mod faults;
 mod formats;
 mod held;
