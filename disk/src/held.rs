@@ -141,3 +141,53 @@ impl Disk {
         self.release_held(errno, false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CustomDisk;
+    use crate::choices::EngineKind;
+    use std::fs::File;
+    use std::io::Write;
+    use std::sync::Arc;
+
+    const BYTES: u64 = 64 << 10;
+
+    fn image(full: bool) -> File {
+        let mut file = tempfile::tempfile().unwrap();
+        if full {
+            file.write_all(&vec![0x5a; usize::try_from(BYTES).unwrap()]).unwrap();
+            file.sync_all().unwrap();
+        }
+        file.set_len(BYTES).unwrap();
+        file
+    }
+
+    #[test]
+    fn an_image_is_sparse_if_it_has_holes_or_may_get_some() {
+        let cases: [(&str, bool, fn(&mut Disk), OnError); 7] = [
+            ("full", true, |_| (), OnError::Report),
+            ("holes", false, |_| (), OnError::Hold),
+            ("full, discard", true, |disk| disk.geometry.discard = true, OnError::Hold),
+            ("holes, discard", false, |disk| disk.geometry.discard = true, OnError::Hold),
+            ("read-only", false, |disk| disk.geometry.read_only = true, OnError::Report),
+            ("block device", false, |disk| disk.block_device = true, OnError::Report),
+            ("no file", false, |disk| disk.engine = EngineKind::Custom, OnError::Report),
+        ];
+        for (what, full, change, right) in cases {
+            let mut disk = CustomDisk::new(BYTES).open(None).unwrap();
+            disk.engine = EngineKind::Threads;
+            disk.geometry.discard = false;
+            disk.active.get_mut().unwrap().file = Arc::new(image(full));
+            change(&mut disk);
+            disk.find_holes();
+            assert_eq!(disk.on_enospc(), right, "{what}");
+            // What was chosen counts more.
+            for chosen in OnError::ALL {
+                let on_enospc = Some(chosen);
+                disk.set_error_policy(ErrorPolicy { on_enospc, ..ErrorPolicy::default() });
+                assert_eq!(disk.on_enospc(), chosen, "{what}");
+            }
+        }
+    }
+}

@@ -4,10 +4,10 @@
 use crate::bench::{Ask, Bench, Memory, engine};
 use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Limits, OpSet};
 use ringway_core::mem::HostRange;
-use ringway_core::{Op, Status};
+use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
-    Alignment, CacheMode, CustomDisk, Detours, DiskStats, ErrorPolicy, OnError, OpenOptions,
-    SchedulerMode, Source, Watcher, open,
+    Alignment, CacheMode, CustomDisk, Detours, DiskStats, ErrorPolicy, FailedOp, Oldest, OnError,
+    OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -322,6 +322,92 @@ fn what_the_file_takes_is_not_bounced() {
     assert_eq!(bench.queue.stats().bounced, expected + 1);
 }
 
+/// Who changes a part of a block reads it first: nobody else writes to the block meanwhile.
+#[test]
+fn writes_wait_for_those_in_the_same_block_and_for_no_others() {
+    let memory = Memory::new(64 << 10, 0);
+    let part = Ask::new(Op::Write, 512, 512);
+    let whole = Ask::new(Op::Write, 0, 4096);
+    let zeroes = Ask::new(Op::WriteZeroes, 0, 4096);
+    let elsewhere = Ask::new(Op::Write, 4096, 4096);
+    let read = Ask::new(Op::Read, 0, 4096);
+    for path in [SchedulerMode::Bio, SchedulerMode::Request] {
+        for (first, second, waits) in [
+            (part, part, true),
+            (part, whole, true),
+            (part, zeroes, true),
+            (whole, part, true),
+            (zeroes, part, true),
+            (part, elsewhere, false),
+            (part, read, false),
+        ] {
+            let what = format!("{path}: {first:?}, then {second:?}");
+            let (mut bench, asked) = bench(CustomDisk { path, ..SHAPE }, |_| ());
+            bench.start(&memory, first, 0);
+            bench.start(&memory, second, 1);
+            bench.queue.unplug(&mut bench.engine);
+            assert_eq!(asked.lock().unwrap().len(), if waits { 1 } else { 2 }, "{what}");
+            assert_eq!(bench.queue.has_deferred(), waits, "{what}");
+            let answers = bench.finish();
+            assert!(answers.iter().all(|answer| answer.status == Status::Ok), "{what}");
+            // The lock is free again.
+            assert_eq!(bench.one(&memory, part), Status::Ok, "{what}");
+        }
+    }
+}
+
+/// The host tells one sync of a file that data is lost, so there is one at a time of all queues, where
+/// the page cache may lose any.
+#[test]
+fn flushes_of_a_cached_disk_go_one_after_the_other() {
+    let memory = Memory::new(4096, 0);
+    for (cache, at_once) in [(CacheMode::Writeback, 1), (CacheMode::None, 3)] {
+        let (mut bench, asked) = bench(CustomDisk { cache, ..SHAPE }, |_| ());
+        (0..3).for_each(|context| bench.start(&memory, FLUSH, context));
+        assert_eq!(take(&asked).len(), at_once, "{cache:?}");
+        assert_eq!(bench.queue.has_deferred(), at_once == 1, "{cache:?}");
+        assert!(bench.finish().iter().all(|answer| answer.status == Status::Ok), "{cache:?}");
+        assert_eq!(bench.queue.stats().syncs, 3, "{cache:?}");
+    }
+}
+
+/// Zeroing by the file, and discarding, is durable after a sync only.
+#[test]
+fn what_erases_is_followed_by_a_sync_where_writes_are_durable() {
+    let memory = Memory::new(4096, 0);
+    for (durable, syncs) in [(false, 0), (true, 1)] {
+        let (mut bench, asked) = bench(CustomDisk { block_device: true, ..SHAPE }, |_| ());
+        bench.queue.set_durable_writes(durable);
+        let mut ops = |op, offset| {
+            assert_eq!(bench.one(&memory, Ask::new(op, offset, 4096)), Status::Ok);
+            take(&asked).iter().map(|asked| asked.0).collect::<Vec<_>>()
+        };
+        for (op, first) in [(Op::WriteZeroes, IoOp::PunchHole), (Op::Discard, IoOp::Discard)] {
+            let right = [&[first][..], &[IoOp::Sync][..syncs]].concat();
+            assert_eq!(ops(op, 4096), right, "{op:?} {durable}");
+        }
+        // Zeroes that are written, as they are no whole block, are durable by themselves.
+        let write = if durable { IoOp::WriteDurable } else { IoOp::Write };
+        assert_eq!(ops(Op::WriteZeroes, 512), [IoOp::Read, write], "{durable}");
+    }
+}
+
+/// What is found in several queues is added up; of the oldest the first is told.
+#[test]
+fn what_scans_have_found_is_added_up() {
+    let oldest = |age_ns, offset| {
+        let range = ByteRange::new(offset, 512).unwrap();
+        Some(Oldest { op: Op::Read, range, age_ns })
+    };
+    let mut sum = Overdue::default();
+    for (requests, new, age, offset) in
+        [(2, 1, 5, 0), (3, 2, 7, 512), (1, 0, 7, 1024), (4, 4, 6, 0)]
+    {
+        sum.add(&Overdue { requests, new, oldest: oldest(age, offset) });
+    }
+    assert_eq!(sum, Overdue { requests: 10, new: 7, oldest: oldest(7, 512) });
+}
+
 /// Files and block devices erase by different calls, each in blocks of its own, if at all.
 #[test]
 fn what_erases_is_asked_for_as_the_file_has_it() {
@@ -429,6 +515,9 @@ fn held_requests_fail_when_their_memory_goes() {
         bench.turn(&mut answers);
     }
     assert_eq!((answers.len(), bench.queue.held()), (0, 6));
+    let held = bench.queue.disk().held().unwrap();
+    assert_eq!((held.count, held.op, held.errno), (6, FailedOp::Write, libc::EIO));
+    assert!(held.retry_in.is_none() && held.reason().contains("os error 5"), "{held:?}");
     let first = memory.segment(2 * 8192, 1).base as usize;
     // The second one's memory, and who is behind the fourth and fifth.
     let ranges = [(first - 4096, first - 1), (first + 4095, first + 8191)];
@@ -439,6 +528,12 @@ fn held_requests_fail_when_their_memory_goes() {
     failed.sort_unstable_by_key(|failed| failed.0);
     assert_eq!(failed, [2, 4, 5].map(|n| (n, Status::IoError)));
     assert_eq!(bench.queue.held(), 3);
+    assert_eq!(bench.queue.try_held(&mut bench.engine), 3);
+    assert_eq!((bench.queue.held(), bench.queue.disk().held_under_way()), (0, 3));
+    for _ in 0..8 {
+        bench.turn(&mut answers);
+    }
+    assert_eq!((bench.queue.held(), answers.len()), (3, 3), "held again");
     assert_eq!(bench.queue.fail_held(&mut bench.engine, |_, _| true), 3);
     assert_eq!(bench.finish().len(), 3);
     assert_eq!(bench.queue.stats().held, 6);
