@@ -153,6 +153,8 @@ mod tests {
 
     const BYTES: u64 = 64 << 10;
 
+    type Change = fn(&mut Disk);
+
     fn image(full: bool) -> File {
         let mut file = tempfile::tempfile().unwrap();
         if full {
@@ -165,7 +167,7 @@ mod tests {
 
     #[test]
     fn an_image_is_sparse_if_it_has_holes_or_may_get_some() {
-        let cases: [(&str, bool, fn(&mut Disk), OnError); 7] = [
+        let cases: [(&str, bool, Change, OnError); 7] = [
             ("full", true, |_| (), OnError::Report),
             ("holes", false, |_| (), OnError::Hold),
             ("full, discard", true, |disk| disk.geometry.discard = true, OnError::Hold),

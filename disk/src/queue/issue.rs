@@ -167,3 +167,25 @@ impl Issuer {
         !self.backlog.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CustomDisk;
+
+    #[test]
+    fn only_discards_are_not_known_to_a_disk_without_discard() {
+        let mut disk = CustomDisk::new(8192).open(None).unwrap();
+        let ops = [Op::Read, Op::Write, Op::Flush, Op::Discard, Op::WriteZeroes, Op::GetId];
+        for discard in [true, false] {
+            disk.geometry.discard = discard;
+            for op in ops {
+                let mut request = Request::with_capacity(1);
+                request.op = op;
+                let known = discard || op != Op::Discard;
+                let right = if known { Ok(()) } else { Err(Status::Unsupported) };
+                assert_eq!(disk.authorise(&request), right, "{op:?}");
+            }
+        }
+    }
+}

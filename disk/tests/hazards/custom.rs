@@ -6,13 +6,15 @@ use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Limits, OpSet};
 use ringway_core::mem::HostRange;
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
-    Alignment, CacheMode, CustomDisk, Detours, DiskStats, ErrorPolicy, FailedOp, Oldest, OnError,
-    OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
+    Alignment, CacheMode, CustomDisk, Detours, Disk, DiskStats, ErrorPolicy, FailedOp, Oldest,
+    OnError, OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const KIB: u64 = 1024;
+const SECOND: u64 = 1_000_000_000;
 const BYTES: u64 = 64 << 20;
 
 /// What an engine was asked for: what, where, how long, in how many pieces of memory.
@@ -354,6 +356,12 @@ fn writes_wait_for_those_in_the_same_block_and_for_no_others() {
             assert_eq!(bench.one(&memory, part), Status::Ok, "{what}");
         }
     }
+    // Sectors by themselves need no lock, and guests that write one twice at a time get what they ask for.
+    let alignment = Alignment { memory: 512, offset: 512 };
+    let (mut bench, asked) = bench(CustomDisk { alignment, ..SHAPE }, |_| ());
+    (0..2).for_each(|context| bench.start(&memory, part.at(1), context));
+    assert_eq!((asked.lock().unwrap().len(), bench.queue.has_deferred()), (2, false));
+    bench.finish();
 }
 
 /// The host tells one sync of a file that data is lost, so there is one at a time of all queues, where
@@ -418,7 +426,8 @@ fn what_erases_is_asked_for_as_the_file_has_it() {
     let by_writing = [IoOp::Write];
     let within = [IoOp::Read, IoOp::Write];
     let zeroes = |unmap| Ask { unmap, ..Ask::new(Op::WriteZeroes, 0, 8 * KIB) };
-    let discard = Ask::new(Op::Discard, 0, 8 * KIB);
+    // Without the flag that only write-zeroes has.
+    let discard = Ask { unmap: false, ..Ask::new(Op::Discard, 0, 8 * KIB) };
     // A part of a block.
     let part = |ask| Ask { len: 512, ..ask };
     let cases: [(CustomDisk, OpSet, Ask, &[IoOp]); 14] = [
@@ -456,7 +465,7 @@ fn many_detours_are_told_with_how_many_requests_they_were_of() {
     let (mut bench, _) = bench(SHAPE, |limits| limits.max_bytes = 8192);
     let memory = Memory::new(64 << 10, 0);
     let disk = Arc::clone(bench.queue.disk());
-    disk.set_now(1_000_000_000);
+    disk.set_now(SECOND);
     let rung = Arc::new(AtomicU64::new(0));
     let bell = Arc::clone(&rung);
     disk.incidents().on_incident(Box::new(move || {
@@ -537,4 +546,146 @@ fn held_requests_fail_when_their_memory_goes() {
     assert_eq!(bench.queue.fail_held(&mut bench.engine, |_, _| true), 3);
     assert_eq!(bench.finish().len(), 3);
     assert_eq!(bench.queue.stats().held, 6);
+}
+
+/// A disk whose requests are held, and what befalls them at present.
+struct Held {
+    bench: Recorded,
+    asked: Asked,
+    broken: Arc<Mutex<Option<i32>>>,
+    memory: Memory,
+}
+
+impl Held {
+    /// For ten seconds at most; writes that fail for another reason than space are reported.
+    fn new() -> Self {
+        let (broken, asked) = (Arc::new(Mutex::new(Some(libc::ENOSPC))), Asked::default());
+        let (seer, wrong) = (Arc::clone(&asked), Arc::clone(&broken));
+        let choose: Choice = Box::new(move |io| {
+            seer.lock().unwrap().push((io.op, io.offset, io.len, 0));
+            wrong.lock().unwrap().map(Fault::Error)
+        });
+        let disk = SHAPE.open(None).unwrap();
+        disk.set_error_policy(ErrorPolicy {
+            on_read: OnError::Hold,
+            on_write: OnError::Report,
+            on_enospc: Some(OnError::Hold),
+            hold_timeout: Some(Duration::from_secs(10)),
+        });
+        disk.set_now(10 * SECOND);
+        let engine = Faulty::new(engine("null", 64).unwrap(), 512, choose);
+        let bench = Bench::new(engine, Arc::new(disk), 16).unwrap();
+        Self { bench, asked, broken, memory: Memory::new(64 << 10, 0) }
+    }
+
+    fn disk(&self) -> &Disk {
+        self.bench.queue.disk()
+    }
+
+    fn break_by(&self, errno: Option<i32>) {
+        *self.broken.lock().unwrap() = errno;
+    }
+
+    fn start(&mut self, op: Op, names: std::ops::Range<u64>) {
+        names.for_each(|n| self.bench.start(&self.memory, Ask::new(op, n * 4096, 4096), n));
+    }
+
+    /// At so many seconds; looks after what is held.
+    fn tend(&mut self, at: u64) {
+        self.disk().set_now(at * SECOND);
+        self.bench.queue.tend_held(&mut self.bench.engine);
+    }
+
+    /// What is answered now.
+    fn rest(&mut self) -> Vec<(u64, Status)> {
+        let mut answers = Vec::new();
+        (0..8).for_each(|_| self.bench.turn(&mut answers));
+        answers.iter().map(|answer| (answer.context, answer.status)).collect()
+    }
+
+    /// How many are held, and in how many seconds one is tried again, and the queue is to be looked at.
+    fn waits(&self) -> (u64, Option<u64>, Option<u64>) {
+        let held = self.disk().held();
+        let seconds = |time: Duration| time.as_secs();
+        (
+            held.map_or(0, |held| held.count),
+            held.and_then(|held| held.retry_in).map(seconds),
+            self.bench.queue.wake_in().map(seconds),
+        )
+    }
+}
+
+/// What finds no space is tried again by itself, the oldest alone; what has waited for too long is
+/// reported; anything else waits to be told.
+#[test]
+fn time_moves_held_requests_and_says_when() {
+    let mut scene = Held::new();
+    assert_eq!(scene.waits(), (0, None, None));
+    scene.start(Op::Write, 0..1);
+    assert_eq!((scene.rest(), scene.waits()), (vec![], (1, Some(3), Some(3))));
+    scene.disk().set_now(11 * SECOND);
+    scene.start(Op::Write, 1..2);
+    assert_eq!((scene.rest(), scene.waits()), (vec![], (2, Some(2), Some(2))));
+
+    // A read beside them; a write that fails so is reported.
+    scene.disk().set_now(12 * SECOND);
+    scene.break_by(Some(libc::EIO));
+    scene.start(Op::Read, 2..3);
+    scene.start(Op::Write, 3..4);
+    assert_eq!(scene.rest(), [(3, Status::IoError)]);
+    let held = scene.disk().held().unwrap();
+    assert_eq!((held.op, held.errno, held.age.as_secs()), (FailedOp::Read, libc::EIO, 2));
+    assert_eq!(scene.waits(), (3, Some(1), Some(1)));
+    take(&scene.asked);
+    scene.tend(12);
+    assert_eq!((scene.rest(), take(&scene.asked)), (vec![], vec![]), "it is not time yet");
+
+    scene.break_by(Some(libc::ENOSPC));
+    scene.tend(13);
+    let going = (scene.bench.queue.held(), scene.disk().held_under_way());
+    assert_eq!(going, (2, 1), "the oldest goes");
+    assert_eq!(scene.rest(), []);
+    assert_eq!(take(&scene.asked).iter().map(|asked| asked.1).collect::<Vec<_>>(), [0]);
+    assert_eq!((scene.waits(), scene.disk().held_under_way()), ((3, Some(3), Some(3)), 0));
+
+    // Ten seconds after they failed first, however often they were tried.
+    scene.tend(20);
+    assert_eq!((scene.rest(), scene.waits()), (vec![(0, Status::IoError)], (2, Some(3), Some(1))));
+    scene.tend(21);
+    assert_eq!((scene.rest(), scene.waits()), (vec![(1, Status::IoError)], (1, None, Some(1))));
+    scene.break_by(None);
+    assert_eq!(scene.bench.queue.try_held(&mut scene.bench.engine), 1);
+    assert_eq!(scene.rest(), [(2, Status::Ok)]);
+    scene.tend(21);
+    scene.tend(22);
+    assert_eq!((scene.waits(), scene.disk().held_spells()), ((0, None, None), 1));
+}
+
+#[test]
+fn held_requests_follow_the_one_that_finds_space() {
+    let mut scene = Held::new();
+    scene.break_by(Some(libc::EDQUOT));
+    scene.start(Op::Write, 4..7);
+    assert_eq!((scene.rest(), scene.disk().held_spells()), (vec![], 1));
+    scene.break_by(None);
+    scene.tend(13);
+    let all = [4, 5, 6].map(|n| (n, Status::Ok));
+    assert_eq!((scene.rest(), scene.disk().held()), (all.to_vec(), None));
+    assert_eq!(scene.disk().held_under_way(), 0);
+    let stats = scene.bench.queue.stats();
+    assert_eq!((stats.held, stats.errors, stats.refused), (3, 0, 0));
+
+    // Left to whoever serves the guest next, oldest first.
+    scene.break_by(Some(libc::ENOSPC));
+    scene.start(Op::Write, 7..9);
+    assert_eq!((scene.rest(), scene.disk().held_spells()), (vec![], 2));
+    let mut left = Vec::new();
+    scene.bench.queue.leave_held(|context| left.push(context));
+    assert_eq!((left, scene.disk().held(), scene.disk().held_and_left()), (vec![7, 8], None, 2));
+    assert_eq!((scene.bench.queue.in_flight(), scene.bench.queue.held()), (0, 0));
+
+    // And not held any more at all.
+    scene.bench.queue.hold_no_more(&mut scene.bench.engine);
+    scene.start(Op::Write, 9..10);
+    assert_eq!((scene.rest(), scene.disk().held()), (vec![(9, Status::IoError)], None));
 }
