@@ -6,6 +6,8 @@ mod lookup;
 use super::iotlb::{Access, Iotlb, Miss};
 use super::map::GuestMap;
 use super::segment::{Segment, Segments};
+use std::hint::cold_path;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Missing pages that it names at a time.
@@ -41,12 +43,13 @@ impl Seen {
 
     /// Where `len` bytes at `guest` are, if all of them are here.
     #[inline]
-    fn find(&self, guest: u64, len: u32) -> Option<*mut u8> {
+    fn find(&self, guest: u64, len: u32) -> Option<NonNull<u8>> {
         let offset = guest.wrapping_sub(self.start);
-        if offset < self.len && u64::from(len) <= self.len - offset {
-            // `offset < self.len`, which is the length of a mapping, a usize.
+        let len = u64::from(len);
+        if len <= self.len && offset <= self.len - len {
+            // `offset <= self.len`, which is the length of a mapping, a usize.
             #[allow(clippy::cast_possible_truncation)]
-            return Some(self.host.wrapping_add(offset as usize));
+            return NonNull::new(self.host.wrapping_add(offset as usize));
         }
         None
     }
@@ -67,17 +70,20 @@ impl Translator {
     /// only reads them.
     #[inline]
     #[must_use]
-    pub fn one(&mut self, guest: u64, len: u32) -> Option<*mut u8> {
+    pub fn one(&mut self, guest: u64, len: u32) -> Option<NonNull<u8>> {
         self.one_for(guest, len, Access::Read)
     }
 
     /// As [`Translator::one`], for what the device does there.
     #[inline]
     #[must_use]
-    pub fn one_for(&mut self, guest: u64, len: u32, access: Access) -> Option<*mut u8> {
+    pub fn one_for(&mut self, guest: u64, len: u32, access: Access) -> Option<NonNull<u8>> {
         match self.single.find(guest, len) {
             Some(at) => Some(at),
-            None => self.single_elsewhere(guest, len, access),
+            None => {
+                cold_path();
+                self.single_elsewhere(guest, len, access)
+            }
         }
     }
 
@@ -103,7 +109,7 @@ impl Translator {
             None => self.data_elsewhere(guest, len, access),
         };
         match base {
-            Some(base) => out.push(Segment { base, len: len as usize }),
+            Some(base) => out.push(Segment { base: base.as_ptr(), len: len as usize }),
             None => self.resolve_straddling(guest, len, access, out),
         }
     }

@@ -99,7 +99,7 @@ impl Rig {
         while let Some((head, chain)) = self.device.pop(&mut self.translator).unwrap() {
             let last = chain.unwrap().writable().last().copied().unwrap();
             let at = last.addr + u64::from(last.len) - 1;
-            let at = self.translator.one(at, 1).unwrap();
+            let at = self.translator.one(at, 1).unwrap().as_ptr();
             if let Some(status) = status {
                 // SAFETY: a mapped byte of a chain in flight.
                 unsafe { at.write_volatile(status) };

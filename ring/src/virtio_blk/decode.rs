@@ -99,7 +99,7 @@ pub fn decode(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Dec
         .addr
         .checked_add(u64::from(last.len - 1))
         .and_then(|addr| mem.one_for(addr, 1, Access::Write));
-    let Some(status_at) = status_at.and_then(NonNull::new) else {
+    let Some(status_at) = status_at else {
         return Decoded { status_at: StatusByte::NOWHERE, verdict: Err(Status::IoError) };
     };
     let verdict = decode_body(chain, mem, request);
@@ -108,7 +108,10 @@ pub fn decode(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Dec
 
 #[inline]
 fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Result<(), Status> {
-    let wire = read_header(chain.readable(), mem)?;
+    let wire = match whole_header(chain.readable(), mem) {
+        Some(wire) => wire,
+        None => Wire::gather(chain.readable(), mem)?,
+    };
     request.unmap = false;
     match wire.kind {
         VIRTIO_BLK_T_IN => {
@@ -123,6 +126,21 @@ fn decode_body(chain: &Chain, mem: &mut Translator, request: &mut Request) -> Re
             take(chain.readable(), HEADER_BYTES, bytes, mem, Access::Read, &mut request.segments)?;
             request.range = data_range(wire.sector, bytes)?;
         }
+        _ => return decode_other(wire, chain, mem, request),
+    }
+    Ok(())
+}
+
+/// All other kinds. Not beside reads and writes, each of which would jump through the table of all
+/// kinds.
+#[inline(never)]
+fn decode_other(
+    wire: Wire,
+    chain: &Chain,
+    mem: &mut Translator,
+    request: &mut Request,
+) -> Result<(), Status> {
+    match wire.kind {
         VIRTIO_BLK_T_FLUSH => {
             request.op = Op::Flush;
             request.range = ByteRange::default();
@@ -151,23 +169,22 @@ fn data_range(sector: u64, bytes: u64) -> Result<ByteRange, Status> {
     ByteRange::from_sector(sector, bytes).ok_or(Status::IoError)
 }
 
+/// A header that one piece of memory holds.
 #[inline]
-fn read_header(readable: &[Desc], mem: &mut Translator) -> Result<Wire, Status> {
-    if let Some(first) = readable.first()
-        && u64::from(first.len) >= HEADER_BYTES
-        && let Some(at) = mem.one(first.addr, 16)
-    {
-        // SAFETY: 16 mapped bytes; the type has no alignment. Volatile: the driver may write at the same
-        // time; only this copy is judged.
-        let Unaligned { kind, reserved, sector } =
-            unsafe { at.cast::<Unaligned>().read_volatile() };
-        return Ok(Wire {
-            kind: u32::from_le(kind),
-            reserved: u32::from_le(reserved),
-            sector: u64::from_le(sector),
-        });
+fn whole_header(readable: &[Desc], mem: &mut Translator) -> Option<Wire> {
+    let first = readable.first()?;
+    if u64::from(first.len) < HEADER_BYTES {
+        return None;
     }
-    Wire::gather(readable, mem)
+    let at = mem.one(first.addr, 16)?;
+    // SAFETY: 16 mapped bytes; the type has no alignment. Volatile: the driver may write at the same
+    // time; only this copy is judged.
+    let Unaligned { kind, reserved, sector } = unsafe { at.cast::<Unaligned>().read_volatile() };
+    Some(Wire {
+        kind: u32::from_le(kind),
+        reserved: u32::from_le(reserved),
+        sector: u64::from_le(sector),
+    })
 }
 
 /// Resolves `len` bytes that begin `skip` bytes into a list of descriptors.

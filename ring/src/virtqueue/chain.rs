@@ -12,18 +12,26 @@ use ringway_core::mem::Translator;
 ///
 /// # Invariants
 /// 1. `descs.len() <= max <= descs.capacity()`, which is fixed at start.
-/// 2. The first `readable` descriptors are device-readable, the others device-writable; none is
-///    empty, and their lengths add up to `bytes`, less than 2^32; those of the readable ones to
-///    `readable_bytes`.
+/// 2. The first `sums.readable` descriptors are device-readable, the others device-writable; none is
+///    empty, and their lengths add up to `sums.bytes`, less than 2^32; those of the readable ones to
+///    `sums.readable_bytes`. `sums.count` is `descs.len()`.
 #[derive(Debug)]
 pub struct Chain {
     descs: Vec<Desc>,
-    readable: usize,
-    bytes: u64,
-    readable_bytes: u64,
+    sums: Sums,
     max: usize,
     /// Descriptors that were read of the last chain that was refused.
     refused: usize,
+}
+
+/// What the descriptors of a chain add up to. Whoever adds some has it beside the chain, where it is in
+/// registers, and says [`Chain::settle`] when it is done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    count: usize,
+    readable: usize,
+    bytes: u64,
+    readable_bytes: u64,
 }
 
 impl Chain {
@@ -31,28 +39,28 @@ impl Chain {
     #[inline]
     #[must_use]
     pub fn readable(&self) -> &[Desc] {
-        &self.descs[..self.readable]
+        &self.descs[..self.sums.readable]
     }
 
     /// The device-writable descriptors.
     #[inline]
     #[must_use]
     pub fn writable(&self) -> &[Desc] {
-        &self.descs[self.readable..]
+        &self.descs[self.sums.readable..]
     }
 
     /// How many bytes the device may read.
     #[inline]
     #[must_use]
     pub fn readable_bytes(&self) -> u64 {
-        self.readable_bytes
+        self.sums.readable_bytes
     }
 
     /// How many bytes the device may write.
     #[inline]
     #[must_use]
     pub fn writable_bytes(&self) -> u64 {
-        self.bytes - self.readable_bytes
+        self.sums.bytes - self.sums.readable_bytes
     }
 
     /// How many descriptors were read for it, also if it was refused: what it has cost to walk. At
@@ -64,12 +72,14 @@ impl Chain {
         if self.descs.is_empty() { self.refused } else { self.descs.len() }
     }
 
+    /// The chain is what was added beside these sums.
     #[inline]
-    pub(super) fn clear(&mut self) {
-        self.descs.clear();
-        self.readable = 0;
-        self.bytes = 0;
-        self.readable_bytes = 0;
+    pub(super) fn settle(&mut self, sums: Sums) {
+        self.sums = sums;
+        debug_assert!(sums.count <= self.max);
+        // SAFETY: there is room for `max` (Chain invariant 1), and each place below `count` was written
+        // when it was counted (`add`).
+        unsafe { self.descs.set_len(sums.count) };
     }
 
     /// Copies the chain that starts at `head`. All or nothing: after an error the chain is empty.
@@ -81,71 +91,55 @@ impl Chain {
         mem: &mut Translator,
         indirect: bool,
     ) -> Result<(), ChainError> {
-        self.clear();
-        let result = self.walk_direct(ring, head, mem, indirect);
-        if result.is_err() {
-            self.refuse(1);
-        }
-        result
-    }
-
-    #[inline]
-    fn walk_direct(
-        &mut self,
-        ring: &SplitMemory,
-        head: u16,
-        mem: &mut Translator,
-        indirect: bool,
-    ) -> Result<(), ChainError> {
-        let mut index = head;
+        let mut sums = Sums::default();
+        let (mut index, size) = (head, ring.size());
         // A chain visits each descriptor of the queue at most once.
-        for _ in 0..ring.size() {
-            if index >= ring.size() {
-                return Err(ChainError::OutOfRange(index));
+        for _ in 0..size {
+            if index >= size {
+                return self.refuse_walk(sums, ChainError::OutOfRange(index));
             }
             // SAFETY: `index` is in the table, which is mapped and aligned (SplitMemory
             // invariant 1). Volatile: the driver may write at the same time; only the copy is used.
             let desc = unsafe { ring.desc(index).read_volatile() };
             if desc.flags & DESC_F_INDIRECT != 0 {
-                if !indirect || desc.flags & DESC_F_NEXT != 0 {
-                    return Err(ChainError::BadIndirect);
-                }
-                return self.walk_indirect(desc, mem);
+                return self.walk_table(sums, desc, mem, indirect);
             }
-            self.add(desc)?;
+            if let Err(error) = self.add(&mut sums, desc) {
+                return self.refuse_walk(sums, error);
+            }
             if desc.flags & DESC_F_NEXT == 0 {
+                self.settle(sums);
                 return Ok(());
             }
             index = desc.next;
         }
-        Err(ChainError::TooLong)
+        self.refuse_walk(sums, ChainError::TooLong)
     }
 
-    #[inline]
-    pub(super) fn add(&mut self, desc: Desc) -> Result<(), ChainError> {
+    /// Adds a descriptor behind those that are counted in `sums`.
+    #[inline(always)]
+    pub(super) fn add(&mut self, sums: &mut Sums, desc: Desc) -> Result<(), ChainError> {
         if desc.len == 0 {
             return Err(ChainError::ZeroLength);
         }
-        let count = self.descs.len();
+        let count = sums.count;
         if count >= self.max {
             return Err(ChainError::TooLong);
         }
-        self.bytes += u64::from(desc.len);
-        if self.bytes > u64::from(u32::MAX) {
+        sums.bytes += u64::from(desc.len);
+        if sums.bytes > u64::from(u32::MAX) {
             return Err(ChainError::TooManyBytes);
         }
         if desc.flags & DESC_F_WRITE == 0 {
-            if self.readable != count {
+            if sums.readable != count {
                 return Err(ChainError::ReadableAfterWritable);
             }
-            self.readable = count + 1;
-            self.readable_bytes = self.bytes;
+            sums.readable = count + 1;
+            sums.readable_bytes = sums.bytes;
         }
         // SAFETY: there is room for more than `count` (Chain invariant 1), and a `Desc` is plain data.
-        unsafe {
-            self.descs.as_mut_ptr().add(count).write(desc);
-            self.descs.set_len(count + 1);
-        }
+        unsafe { self.descs.as_mut_ptr().add(count).write(desc) };
+        sums.count = count + 1;
         Ok(())
     }
 }

@@ -15,6 +15,9 @@ use ringway_core::mem::Translator;
 // One per queue, made at start: its size costs nothing.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
+// A tag of its own, which is compared at once: each verb asks for it. In the niche of a length it would
+// have to be worked out.
+#[repr(u8)]
 pub enum Device {
     /// VIRTIO 1.2 §2.7.
     Split(SplitDevice),

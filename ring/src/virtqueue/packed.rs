@@ -10,7 +10,7 @@
 //! The driver looks for used descriptors in ring order (§2.8.2), so a batch stays invisible until
 //! its first descriptor is marked: that one is written last.
 
-use super::chain::Chain;
+use super::chain::{Chain, Sums};
 use super::chain_error::ChainError;
 use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
 use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
@@ -209,7 +209,7 @@ impl PackedDevice {
     ) -> Result<(Position, u16, Result<(), ChainError>), Broken> {
         let size = self.ring.size();
         let (mut at, mut word, mut verdict) = (self.next, first, Ok(()));
-        self.chain.clear();
+        let mut sums = Sums::default();
         // A chain cannot have more descriptors than the ring has left: what was pushed and not
         // published is not the driver's yet.
         for _ in self.taken + self.pushed..size {
@@ -221,16 +221,17 @@ impl PackedDevice {
             if flags & DESC_F_INDIRECT != 0 {
                 // A table is a chain of its own (§2.8.7).
                 let alone = at == self.next && flags & DESC_F_NEXT == 0;
-                verdict = if alone && self.indirect {
-                    self.chain.walk_packed_table(desc, mem)
+                if alone && self.indirect {
+                    (sums, verdict) = self.chain.walk_packed_table(sums, desc, mem);
                 } else {
-                    verdict.and(Err(ChainError::BadIndirect))
-                };
+                    verdict = verdict.and(Err(ChainError::BadIndirect));
+                }
             } else if verdict.is_ok() {
-                verdict = self.chain.add(desc);
+                verdict = self.chain.add(&mut sums, desc);
             }
             at.advance(1, size);
             if flags & DESC_F_NEXT == 0 {
+                self.chain.settle(sums);
                 return Ok((at, word.id(), verdict));
             }
             // Visible: the driver marks the first descriptor of a chain last (§2.8.6).
@@ -386,21 +387,21 @@ impl PackedDevice {
         descs: &[Copied],
         mem: &mut Translator,
     ) -> (Head, Result<&Chain, ChainError>) {
-        self.chain.clear();
-        let mut verdict = Ok(());
+        let (mut sums, mut verdict) = (Sums::default(), Ok(()));
         for &Copied { addr, word } in descs {
             let flags = word.flags();
             let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
             if flags & DESC_F_INDIRECT != 0 {
-                verdict = if descs.len() == 1 && self.indirect {
-                    self.chain.walk_packed_table(desc, mem)
+                if descs.len() == 1 && self.indirect {
+                    (sums, verdict) = self.chain.walk_packed_table(sums, desc, mem);
                 } else {
-                    verdict.and(Err(ChainError::BadIndirect))
-                };
+                    verdict = verdict.and(Err(ChainError::BadIndirect));
+                }
             } else if verdict.is_ok() {
-                verdict = self.chain.add(desc);
+                verdict = self.chain.add(&mut sums, desc);
             }
         }
+        self.chain.settle(sums);
         if verdict.is_err() {
             self.chain.refuse(descs.len());
         }

@@ -102,8 +102,8 @@ impl SplitDevice {
         let head = self.ring.avail_ring(self.next_avail.wrapping_add(ahead)).load(Relaxed);
         if head < self.ring.size() {
             // SAFETY: `head` is in the table, which is mapped (SplitMemory invariant 1).
-            let desc = unsafe { self.ring.desc(head).read_volatile() };
-            self.last = mem.guess(desc.addr);
+            let addr = unsafe { (&raw const (*self.ring.desc(head)).addr).read_volatile() };
+            self.last = mem.guess(addr);
             prefetch(self.last);
         }
     }

@@ -88,7 +88,7 @@ impl Memory {
 
     /// Our address of a byte in the first region.
     pub fn ring_host(&self, addr: u64) -> *mut u8 {
-        self.translator().one(addr, 1).expect("the rings are in guest memory")
+        self.translator().one(addr, 1).expect("the rings are in guest memory").as_ptr()
     }
 
     /// The driver writes; bytes that are not memory are left out.

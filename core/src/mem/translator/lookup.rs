@@ -4,6 +4,7 @@ use super::{BehindIommu, MISSES_MAX, Seen, Translator};
 use crate::mem::iotlb::{Access, IOMMU_PAGE, Iotlb, Miss, Permission, Translation};
 use crate::mem::map::GuestMap;
 use crate::mem::segment::{Segment, Segments};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Translations that a [`Translator`] behind an IOMMU keeps.
@@ -98,7 +99,7 @@ impl Translator {
         guest: u64,
         len: u32,
         access: Access,
-    ) -> Option<*mut u8> {
+    ) -> Option<NonNull<u8>> {
         if let Some(at) = self.data.find(guest, len) {
             // These seldom move.
             self.single = self.data;
@@ -116,7 +117,7 @@ impl Translator {
         guest: u64,
         len: u32,
         access: Access,
-    ) -> Option<*mut u8> {
+    ) -> Option<NonNull<u8>> {
         if let Some(at) = self.single.find(guest, len) {
             // Both are kept: data may be here and there by turns.
             if self.data.len == 0 {
@@ -130,7 +131,12 @@ impl Translator {
     }
 
     /// Where it is, by all that is known, and what is to be remembered of that.
-    fn look_up(&mut self, guest: u64, len: u32, access: Access) -> Option<(*mut u8, Option<Seen>)> {
+    fn look_up(
+        &mut self,
+        guest: u64,
+        len: u32,
+        access: Access,
+    ) -> Option<(NonNull<u8>, Option<Seen>)> {
         if self.iommu.is_some() {
             return self.look_up_by_iommu(guest, len, access);
         }
@@ -145,7 +151,7 @@ impl Translator {
         guest: u64,
         len: u32,
         access: Access,
-    ) -> Option<(*mut u8, Option<Seen>)> {
+    ) -> Option<(NonNull<u8>, Option<Seen>)> {
         let iommu = self.iommu.as_mut()?;
         let more = u64::from(len).saturating_sub(1);
         let last = guest.checked_add(more)?;
@@ -161,7 +167,7 @@ impl Translator {
             len: (range.last - range.first).saturating_add(1),
             host: range.host,
         });
-        Some((range.at(guest), seen))
+        Some((NonNull::new(range.at(guest))?, seen))
     }
 
     #[cold]
@@ -232,8 +238,8 @@ mod tests {
             GuestMap::new(vec![region(4096, 4096), region(0, 4096), region(16384, 4096)]).unwrap(),
         );
         let mut t = Translator::new(Arc::clone(&map));
-        let first = t.one(0, 1).unwrap();
-        assert_eq!(t.one(4095, 1), Some(first.wrapping_add(4095)));
+        let first = t.one(0, 1).unwrap().as_ptr();
+        assert_eq!(t.one(4095, 1), NonNull::new(first.wrapping_add(4095)));
         assert_eq!(t.one(4095, 2), None);
         assert_eq!(t.one(8192, 1), None);
         assert_eq!(t.one(u64::MAX, 1), None);
@@ -262,7 +268,7 @@ mod tests {
         for round in 0..8u64 {
             for (header, data) in [(16, 1 << 20), (24, 4096), (8100, 1 << 32), (1 << 32, 100)] {
                 let (header, data) = (header, data + round);
-                assert_eq!(t.one(header, 1), Some(at(header)));
+                assert_eq!(t.one(header, 1), NonNull::new(at(header)));
                 out.clear();
                 assert!(t.resolve(data, 512, Access::Write, &mut out));
                 assert_eq!(out.as_slice()[0].base, at(data));
@@ -290,7 +296,7 @@ mod tests {
         assert_eq!(t.missed().map(std::mem::take).unwrap(), [Miss::of(0, Access::Read)]);
         teach(&mut t, 0x10_0000, 8192, 1);
         teach(&mut t, 0x10_1000, 0, 3);
-        assert_eq!(t.one(0x10_0005, 1), Some(host(8197)));
+        assert_eq!(t.one(0x10_0005, 1), NonNull::new(host(8197)));
         assert_eq!(t.one_for(0x10_0005, 1, Access::Write), None, "read-only");
         assert_eq!(t.missed().unwrap().len(), 1);
         t.missed().unwrap().clear();

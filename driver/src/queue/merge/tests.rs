@@ -46,7 +46,7 @@ fn see(rig: &mut Rig) -> Vec<Seen> {
             kind: u32::from_le_bytes(header[..4].try_into().unwrap()),
             sector: u64::from_le_bytes(header[8..].try_into().unwrap()),
             pieces: pieces[1..pieces.len() - 1].iter().map(|piece| piece.len).collect(),
-            status: rig.translator.one(last.addr, 1).unwrap(),
+            status: rig.translator.one(last.addr, 1).unwrap().as_ptr(),
         });
     }
     all

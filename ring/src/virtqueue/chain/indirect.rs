@@ -1,6 +1,6 @@
 //! How a chain begins, indirect tables (§2.7.5.3, §2.8.7), and what else few chains need.
 
-use super::Chain;
+use super::{Chain, Sums};
 use crate::virtqueue::chain_error::ChainError;
 use crate::virtqueue::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
 use ringway_core::Segment;
@@ -17,14 +17,22 @@ impl Chain {
     pub fn for_queue(size: u16) -> Self {
         let max = usize::from(size).max(Self::INDIRECT_MAX);
         let descs = Vec::with_capacity(max);
-        Self { descs, readable: 0, bytes: 0, readable_bytes: 0, max, refused: 0 }
+        Self { descs, sums: Sums::default(), max, refused: 0 }
     }
 
     /// Empties it because it is malformed; `more` descriptors were read besides those it has.
     #[cold]
     pub(in crate::virtqueue) fn refuse(&mut self, more: usize) {
         self.refused = self.descs.len() + more;
-        self.clear();
+        self.settle(Sums::default());
+    }
+
+    /// The same while it is walked: the descriptor behind those of `sums` is wrong.
+    #[cold]
+    pub(super) fn refuse_walk(&mut self, sums: Sums, error: ChainError) -> Result<(), ChainError> {
+        self.settle(sums);
+        self.refuse(1);
+        Err(error)
     }
 
     /// Puts a chain together by hand (with the feature `assemble`, for tests and fuzzers): first what the
@@ -38,13 +46,15 @@ impl Chain {
         readable: &[(u64, u32)],
         writable: &[(u64, u32)],
     ) -> Result<(), ChainError> {
-        self.clear();
+        let mut sums = Sums::default();
+        self.settle(sums);
         for &(addr, len) in readable {
-            self.add(Desc { addr, len, flags: 0, next: 0 })?;
+            self.add(&mut sums, Desc { addr, len, flags: 0, next: 0 })?;
         }
         for &(addr, len) in writable {
-            self.add(Desc { addr, len, flags: DESC_F_WRITE, next: 0 })?;
+            self.add(&mut sums, Desc { addr, len, flags: DESC_F_WRITE, next: 0 })?;
         }
+        self.settle(sums);
         Ok(())
     }
 
@@ -56,8 +66,29 @@ impl Chain {
         }
     }
 
-    pub(super) fn walk_indirect(
+    /// Ends a walk with a descriptor that says where the others are.
+    pub(super) fn walk_table(
         &mut self,
+        mut sums: Sums,
+        table: Desc,
+        mem: &mut Translator,
+        indirect: bool,
+    ) -> Result<(), ChainError> {
+        let walked = if !indirect || table.flags & DESC_F_NEXT != 0 {
+            Err(ChainError::BadIndirect)
+        } else {
+            self.add_table(&mut sums, table, mem)
+        };
+        match walked {
+            Ok(()) => self.settle(sums),
+            Err(error) => return self.refuse_walk(sums, error),
+        }
+        Ok(())
+    }
+
+    fn add_table(
+        &mut self,
+        sums: &mut Sums,
         table: Desc,
         mem: &mut Translator,
     ) -> Result<(), ChainError> {
@@ -71,7 +102,7 @@ impl Chain {
             if desc.flags & DESC_F_INDIRECT != 0 {
                 return Err(ChainError::BadIndirect);
             }
-            self.add(desc)?;
+            self.add(sums, desc)?;
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok(());
             }
@@ -81,9 +112,20 @@ impl Chain {
     }
 
     /// Copies an indirect table of a packed ring: all entries, in order. Flags other than WRITE are
-    /// ignored there, and so are buffer ids (§2.8.7).
+    /// ignored there, and so are buffer ids (§2.8.7). The sums come back, also after an error.
     pub(in crate::virtqueue) fn walk_packed_table(
         &mut self,
+        mut sums: Sums,
+        table: Desc,
+        mem: &mut Translator,
+    ) -> (Sums, Result<(), ChainError>) {
+        let walked = self.add_packed_table(&mut sums, table, mem);
+        (sums, walked)
+    }
+
+    fn add_packed_table(
+        &mut self,
+        sums: &mut Sums,
         table: Desc,
         mem: &mut Translator,
     ) -> Result<(), ChainError> {
@@ -91,7 +133,7 @@ impl Chain {
         for index in 0..table.entries {
             // The flags are the last field of a packed descriptor, where split ones have `next`.
             let desc = table.read(index, mem)?;
-            self.add(Desc { flags: desc.next & DESC_F_WRITE, ..desc })?;
+            self.add(sums, Desc { flags: desc.next & DESC_F_WRITE, ..desc })?;
         }
         Ok(())
     }
@@ -100,7 +142,7 @@ impl Chain {
 /// An indirect table (§2.7.5.3, §2.8.7) of a plausible length.
 struct Table {
     /// Where it is mapped, if it lies in one region.
-    base: Option<*mut u8>,
+    base: Option<NonNull<u8>>,
     addr: u64,
     entries: usize,
 }
@@ -115,7 +157,7 @@ impl Table {
             return Err(ChainError::BadIndirect);
         }
         let base = mem.one(table.addr, table.len);
-        let base = base.filter(|base| (*base as usize).is_multiple_of(align_of::<Desc>()));
+        let base = base.filter(|base| base.addr().get().is_multiple_of(align_of::<Desc>()));
         Ok(Self { base, addr: table.addr, entries })
     }
 
