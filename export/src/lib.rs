@@ -108,6 +108,7 @@ mod ring_pool;
 mod sampler;
 mod session_inbox;
 mod stats;
+mod tally;
 mod totals;
 mod waiting;
 mod worker;

@@ -19,6 +19,7 @@ use crate::pinned::Pinned;
 use crate::polling::{Idle, Next, Spins};
 use crate::queue::{Armed, QueueLifecycle};
 use crate::stats::WorkerStats;
+use crate::tally::Tally;
 use control::Waiting;
 use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
@@ -61,6 +62,9 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     begun: Instant,
     poison_seen: u64,
     stats: WorkerStats,
+    /// Those of `stats.batches` and `stats.harvests` that are small.
+    batches: Tally,
+    harvests: Tally,
     exit: bool,
     /// Who is to be called at the next request: whoever looked and found nothing to look after.
     rouse: Option<Rouse>,
@@ -187,7 +191,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         if popped > 0 {
             self.stats.requests += popped as u64;
-            self.stats.batches.saturating_record(popped as u64);
+            self.batches.record(popped, &mut self.stats.batches);
             if self.rouse.is_some() {
                 self.rouse();
             }
@@ -212,7 +216,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             }
         }
         if count > 0 {
-            self.stats.harvests.saturating_record(count as u64);
+            self.harvests.record(count, &mut self.stats.harvests);
         }
         for at in 0..self.reaped.rung.len() {
             let bell = self.reaped.rung[at];

@@ -180,6 +180,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
 
     fn snapshot(&self, spreads: bool) -> WorkerStats {
         let mut stats = self.stats.clone();
+        self.batches.add_to(&mut stats.batches);
+        self.harvests.add_to(&mut stats.harvests);
         stats.disk = DiskStats::default();
         stats.disk.add(&self.stats.gone);
         for (id, queue) in (0..).zip(&self.queues) {

@@ -3,11 +3,12 @@
 mod rest;
 
 use crate::command::Raise;
-use crate::queue::{Pop, QueueLifecycle, RequestQueue};
+use crate::queue::{Broken, Pop, QueueLifecycle, RequestQueue};
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
 use ringway_throttle::{Gate, Throttled};
+use std::ops::ControlFlow;
 
 /// Turns without a request before a queue goes back to being woken by its doorbell.
 pub(super) const IDLE_TURNS_MAX: u32 = 2000;
@@ -167,19 +168,10 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
                     // until the queue has nothing in flight and its ring was given back.
                     unsafe { self.disk.start(engine, tag, token) };
                 }
-                Ok(Pop::Refused(token, status)) => {
-                    self.disk.abandon(tag);
-                    self.disk.count_refused();
-                    self.ring.complete(token, status, 0);
-                }
-                Ok(Pop::Empty) => {
-                    self.disk.abandon(tag);
-                    break;
-                }
-                Err(broken) => {
-                    self.disk.abandon(tag);
-                    self.break_off(broken);
-                    break;
+                other => {
+                    if self.not_begun(tag, other).is_break() {
+                        break;
+                    }
                 }
             }
             cost += u64::from(self.ring.effort());
@@ -194,5 +186,22 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         }
         self.batches += u64::from(popped > 0);
         popped
+    }
+
+    /// What was popped is nothing to begin: goes on if it was a chain.
+    #[inline(never)]
+    fn not_begun(&mut self, tag: u16, popped: Result<Pop<Q::Token>, Broken>) -> ControlFlow<()> {
+        self.disk.abandon(tag);
+        match popped {
+            Ok(Pop::Refused(token, status)) => {
+                self.disk.count_refused();
+                self.ring.complete(token, status, 0);
+                return ControlFlow::Continue(());
+            }
+            // A request is begun where it is popped.
+            Ok(Pop::Request(_) | Pop::Empty) => {}
+            Err(broken) => self.break_off(broken),
+        }
+        ControlFlow::Break(())
     }
 }

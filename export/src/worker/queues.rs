@@ -11,6 +11,7 @@ use crate::pool::WorkerOptions;
 use crate::queue::{Broken, QueueLifecycle};
 use crate::sampler::Sampler;
 use crate::stats::WorkerStats;
+use crate::tally::Tally;
 use ringway_aio::{Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_disk::{DiskQueue, ImagePort};
@@ -42,6 +43,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
+            batches: Tally::default(),
+            harvests: Tally::default(),
             exit: false,
             rouse: None,
             requests_looked: 0,
