@@ -1,5 +1,6 @@
 //! What a queue of a disk counts: plain integers.
 
+use ringway_core::{Op, Request};
 use ringway_scheduler::SchedulerStats;
 
 /// What a queue has counted since it was made.
@@ -52,6 +53,21 @@ impl DiskStats {
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.errors - self.refused
+    }
+
+    /// Counts a request that is done and neither read nor wrote. Returns the bytes it put into the guest's
+    /// memory.
+    #[inline(never)]
+    pub(crate) fn count_other(&mut self, request: &Request) -> u64 {
+        match request.op {
+            Op::Read | Op::Write => {
+                debug_assert!(false, "reads and writes have counts of their own")
+            }
+            Op::Flush => self.flushes += 1,
+            Op::Discard | Op::WriteZeroes => self.erases += 1,
+            Op::GetId => return request.segments.bytes(),
+        }
+        0
     }
 
     /// Adds the counts of another queue.

@@ -21,7 +21,7 @@ impl Disk {
     /// The answer for the guest.
     #[inline]
     pub fn authorise(&self, request: &Request) -> Result<(), Status> {
-        if request.op.changes_disk() && self.geometry.read_only {
+        if self.geometry.read_only && request.op.changes_disk() {
             return Err(Status::IoError);
         }
         if request.range.end() > self.capacity.load(Relaxed) {

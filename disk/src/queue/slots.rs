@@ -161,9 +161,7 @@ impl<C> Slots<C> {
                     self.stats.writes += 1;
                     self.stats.written_bytes += request.range.len();
                 }
-                Op::Flush => self.stats.flushes += 1,
-                Op::Discard | Op::WriteZeroes => self.stats.erases += 1,
-                Op::GetId => written = request.segments.bytes(),
+                _ => written = self.stats.count_other(request),
             }
         } else {
             self.stats.errors += 1;
