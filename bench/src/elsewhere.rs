@@ -4,6 +4,7 @@ use crate::load::{AccessArgs, Load};
 use anyhow::{Context, Result, ensure};
 use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{Disk, OpenOptions, Source};
+pub use ringway_nbd_client::Allocation;
 use ringway_nbd_client::{Patience, connect};
 use std::time::Duration;
 
@@ -25,6 +26,26 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
         remote.supervise(Box::new(again), patience).context("cannot look after its connection")?;
     }
     Ok(disk)
+}
+
+/// Opens a disk that is to be read as a whole, and asks where it has data, if its server tells that.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with_allocation(
+    source: &Source,
+    ceph: &CephArgs,
+) -> Result<(Disk, Option<Allocation>)> {
+    let Source::Nbd(target) = source else { return Ok((open(source, ceph, true)?, None)) };
+    let disk = open(&Source::Nbd(target.with_block_status()), ceph, true)?;
+    match disk.remote().map_or(Ok(None), |remote| remote.allocation()) {
+        Ok(allocation) => Ok((disk, allocation)),
+        Err(error) => {
+            tracing::warn!("{target}: {error}. All of it counts as data");
+            drop(disk);
+            Ok((open(source, ceph, true)?, None))
+        }
+    }
 }
 
 /// Opens a disk for a load.

@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to accept and to shake hands.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a server may take to accept and to shake hands, or to answer one question.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A connection that is ready for requests. Its socket does not block.
 #[derive(Clone, Debug)]
@@ -72,7 +72,7 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
     };
     let socket = socket.map_err(failed)?;
     let mut stream = Patient { socket: File::from(socket), deadline };
-    let negotiated = handshake(&mut stream, &target.export)?;
+    let negotiated = handshake(&mut stream, &target.export, target.block_status)?;
     Ok(Connected { socket: Arc::new(stream.socket), negotiated })
 }
 
@@ -114,9 +114,10 @@ fn ready(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<(
 }
 
 /// Reads and writes a socket that does not block, for so long.
-struct Patient {
-    socket: File,
-    deadline: Instant,
+#[derive(Debug)]
+pub(crate) struct Patient {
+    pub(crate) socket: File,
+    pub(crate) deadline: Instant,
 }
 
 impl Read for Patient {

@@ -2,8 +2,8 @@
 //! server has them.
 
 use ringway_nbd_words::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, OLDSTYLE, OPTION_REPLY_MAGIC,
-    PAYLOAD_MAX, answer, info, offers, option,
+    BASE_ALLOCATION, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC, OLDSTYLE,
+    OPTION_REPLY_MAGIC, PAYLOAD_MAX, answer, info, offers, option,
 };
 use std::io::{self, Read, Write};
 
@@ -45,6 +45,8 @@ pub struct Negotiated {
     pub max_block: u32,
     /// Replies may be structured.
     pub structured: bool,
+    /// The number by which the server calls `base:allocation`, if block status was agreed upon.
+    pub block_status: Option<u32>,
 }
 
 impl Negotiated {
@@ -83,13 +85,14 @@ pub enum HandshakeError {
 
 use HandshakeError::{Malformed, NoServer, Refused, Unusable};
 
-/// Agrees upon an export.
+/// Agrees upon an export, and upon block status if `block_status` says so and the server has it.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
 pub(crate) fn handshake(
     stream: &mut (impl Read + Write),
     export: &str,
+    block_status: bool,
 ) -> Result<Negotiated, HandshakeError> {
     if read_u64(stream)? != NBDMAGIC {
         return Err(NoServer("what listens there is no NBD server"));
@@ -106,7 +109,42 @@ pub(crate) fn handshake(
     let flags = flags & (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
     stream.write_all(&u32::from(flags).to_be_bytes())?;
     let structured = offer(stream, option::STRUCTURED_REPLY)?;
-    go(stream, export, structured)
+    let context = if block_status && structured { set_meta_context(stream, export)? } else { None };
+    let negotiated = go(stream, export, structured)?;
+    Ok(Negotiated { block_status: context, ..negotiated })
+}
+
+/// Selects `base:allocation`. Its number, or `None` from a server that has nothing to tell.
+fn set_meta_context(
+    stream: &mut (impl Read + Write),
+    export: &str,
+) -> Result<Option<u32>, HandshakeError> {
+    let mut data = Vec::new();
+    for (word, queries) in [(export, Some(1u32)), (BASE_ALLOCATION, None)] {
+        let len = u32::try_from(word.len()).map_err(|_| Malformed("the name is too long"))?;
+        data.extend_from_slice(&len.to_be_bytes());
+        data.extend_from_slice(word.as_bytes());
+        data.extend(queries.map(u32::to_be_bytes).into_iter().flatten());
+    }
+    ask(stream, option::SET_META_CONTEXT, &data)?;
+    let mut context = None;
+    for _ in 0..ANSWERS_MAX {
+        match take(stream, option::SET_META_CONTEXT)? {
+            (answer::ACK, _) => return Ok(context),
+            (answer::META_CONTEXT, data) if context.is_none() => {
+                let id = number(&data, 0, 4).and_then(|id| u32::try_from(id).ok());
+                if data.get(4..) != Some(BASE_ALLOCATION.as_bytes()) {
+                    return Err(Malformed("a metadata context that was not asked for"));
+                }
+                context = id;
+            }
+            (answer::META_CONTEXT, _) => return Err(Malformed("one metadata context twice")),
+            // An export that is not there is told by the answer to NBD_OPT_GO.
+            (kind, _) if kind & 1 << 31 != 0 => return Ok(None),
+            _ => return Err(Malformed("an answer of a kind that was not asked for")),
+        }
+    }
+    Err(Malformed("its answer has no end"))
 }
 
 /// Proposes what has no data. False if the server does not know it.
@@ -221,7 +259,8 @@ fn judge(
     if max_block == 0 {
         return Err(Unusable("the server takes less than a sector at a time".to_owned()));
     }
-    Ok(Negotiated { bytes, flags, min_block, preferred_block, max_block, structured })
+    let block_status = None;
+    Ok(Negotiated { bytes, flags, min_block, preferred_block, max_block, structured, block_status })
 }
 
 fn wants_tls() -> HandshakeError {

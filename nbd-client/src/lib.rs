@@ -19,6 +19,7 @@
 //! uses it, `remote.rs` has it come back. Engine's threads write to sockets by `pwritev2`: the process has
 //! to ignore SIGPIPE, as programs in Rust do.
 
+mod allocation;
 mod connect;
 mod connection;
 mod engine;
@@ -31,6 +32,7 @@ mod remote;
 mod reply;
 mod target;
 
+pub use allocation::{Allocation, AllocationError};
 pub use connect::{ConnectError, Connected, connect};
 pub use engine::Nbd;
 pub use handshake::{HandshakeError, Negotiated};

@@ -8,6 +8,7 @@
 //!                    ◀── Mail::GaveUp ─────   it takes too long: requests fail until it comes
 //! ```
 
+use crate::allocation::{Allocation, AllocationError};
 use crate::connect::{Connected, wait_until_closed};
 use crate::handshake::Negotiated;
 use ringway_aio::bells::Waker;
@@ -121,6 +122,21 @@ impl Remote {
     #[must_use]
     pub fn negotiated(&self) -> Negotiated {
         self.shared.negotiated
+    }
+
+    /// Asks where the export has data, over its first connection, before an engine uses that. `None` if
+    /// the server does not tell. After an error the connection is of no use.
+    ///
+    /// # Errors
+    /// [`AllocationError`].
+    pub fn allocation(&self) -> Result<Option<Allocation>, AllocationError> {
+        let negotiated = &self.shared.negotiated;
+        match &*lock(&self.shared.mail) {
+            Some(Mail::Connected(socket)) if negotiated.block_status.is_some() => {
+                Allocation::ask(socket, negotiated).map(Some)
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Starts the thread that has lost connections come back, by `connect`. Requests wait meanwhile, or
@@ -277,7 +293,9 @@ impl Supervisor {
 impl Shared {
     /// Whether it is the same export as before, as far as its guest can tell.
     fn check(&self, new: &Connected) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let (was, is) = (self.negotiated, new.negotiated);
+        // What was asked before the disk was used is not asked again.
+        let was = Negotiated { block_status: None, ..self.negotiated };
+        let is = Negotiated { block_status: None, ..new.negotiated };
         if was == is {
             return Ok(());
         }

@@ -26,6 +26,8 @@ pub struct Target {
     pub address: Address,
     /// Which of its disks; empty for the one it gives to those who name none.
     pub export: String,
+    /// Whether to agree upon block status.
+    pub(crate) block_status: bool,
     said: String,
 }
 
@@ -68,6 +70,13 @@ pub enum TargetError {
 impl Target {
     /// The schemes of names of exports, those included that are known only to be refused.
     pub const SCHEMES: [&str; 4] = ["nbd", "nbd+unix", "nbds", "nbds+unix"];
+
+    /// The same export, of which is asked where it has data
+    /// ([`Remote::allocation`](crate::Remote::allocation)) before it is used.
+    #[must_use]
+    pub fn with_block_status(&self) -> Self {
+        Self { block_status: true, ..self.clone() }
+    }
 }
 
 impl FromStr for Target {
@@ -100,7 +109,7 @@ impl FromStr for Target {
                 return Err(malformed("the path of a socket has 107 bytes at most"));
             }
         }
-        Ok(Self { address, export, said: word.to_owned() })
+        Ok(Self { address, export, block_status: false, said: word.to_owned() })
     }
 }
 

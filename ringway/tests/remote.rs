@@ -421,3 +421,108 @@ fn tools_know_exports() {
     assert!(status == Some(2) && said.contains("neither unix: nor //"), "{said}");
     fails(&["info", "nbd:unix:/nowhere/n.sock"], "/nowhere/n.sock");
 }
+
+/// Servers with their words, and whether they tell where they have data.
+const TELLING: &[(&str, &[&str], bool)] = &[
+    (
+        "nbdkit",
+        &["-f", "-U", "n.sock", "--filter=log", "file", "disk.img", "logfile=DIR/reads"],
+        true,
+    ),
+    // It serves one client at a time.
+    ("qemu-nbd", SERVERS[4].1, true),
+    ("qemu-storage-daemon", SERVERS[5].1, true),
+    ("ringway", SERVERS[6].1, true),
+    ("nbdkit", &["-f", "-U", "n.sock", "--no-sr", "file", "disk.img"], false),
+    ("nbdkit", &["-f", "-U", "n.sock", "--filter=noextents", "file", "disk.img"], false),
+];
+
+/// An image of 64 MiB, of which 2 MiB are data. Its content.
+fn sparse(dir: &Path) -> Vec<u8> {
+    let mut bytes = vec![0; 64 << 20];
+    let file = std::fs::File::create(dir.join("disk.img")).unwrap();
+    file.set_len(bytes.len() as u64).unwrap();
+    for at in [MIB, 40 * MIB] {
+        let data = &mut bytes[usize::try_from(at).unwrap()..][..1 << 20];
+        pattern::fill(data, 1, at / 512, 7);
+        std::os::unix::fs::FileExt::write_all_at(&file, data, at).unwrap();
+    }
+    bytes
+}
+
+fn tool(dir: &Path, args: &[&str]) -> (String, String) {
+    let mut command = ringway();
+    command.args(args).current_dir(dir);
+    let output = run(command);
+    let (said, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {said} {told}");
+    (said, told)
+}
+
+#[test]
+fn f12_holes_of_an_export_are_not_read() {
+    for &(program, args, tells) in TELLING {
+        let dir = folder();
+        let path = dir.path();
+        let bytes = sparse(path);
+        let args: Vec<String> =
+            args.iter().map(|arg| arg.replace("DIR", path.to_str().unwrap())).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let Some(_server) = server(path, program, &args) else { continue };
+        let name = if program == "nbdkit" { "" } else { ":d" };
+        let export = format!("nbd:unix:{}/n.sock{name}", path.display());
+        let (_, told) = tool(path, &["copy", "--verify", &export, "b.img"]);
+        assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "{program}: {told}");
+        if let Ok(log) = std::fs::read_to_string(path.join("reads")) {
+            let at = |line: &str| -> Option<u64> {
+                let hex = line.split_once("...")?.0.split_once("offset=0x")?.1;
+                u64::from_str_radix(hex.split(' ').next()?, 16).ok()
+            };
+            let reads: Vec<u64> =
+                log.lines().filter(|line| line.contains(" Read ")).filter_map(at).collect();
+            let data = [MIB..2 * MIB, 40 * MIB..41 * MIB];
+            let hit = |at: &u64| data.iter().any(|data| data.contains(at));
+            assert!(!reads.is_empty() && reads.iter().all(hit), "{log}");
+        }
+        let (info, _) = tool(path, &["info", "--json", &export]);
+        assert_eq!(info.contains("\"data_bytes\": 2097152"), tells, "{program}: {info}");
+    }
+}
+
+#[test]
+fn f12_a_server_that_lies_about_its_holes_is_read() {
+    use std::io::{Read, Write};
+    let dir = folder();
+    let path = dir.path();
+    let bytes = sparse(path);
+    let Some(_server) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let listener = std::os::unix::net::UnixListener::bind(path.join("liar.sock")).unwrap();
+    let real = path.join("n.sock");
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut client, mut server) = (stream.unwrap(), UnixStream::connect(&real).unwrap());
+            let (mut from, mut to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(std::net::Shutdown::Write);
+            });
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 20];
+                while let Ok(got @ 1..) = server.read(&mut buffer) {
+                    // Chunks of block status become some of a kind that nobody knows.
+                    if buffer.starts_with(&[0x66, 0x8e, 0x33, 0xef]) && buffer[6..8] == [0, 5] {
+                        buffer[7] = 99;
+                    }
+                    if client.write_all(&buffer[..got]).is_err() {
+                        break;
+                    }
+                }
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+    let export = format!("nbd:unix:{}/liar.sock", path.display());
+    let (_, told) = tool(path, &["copy", &export, "b.img"]);
+    assert!(told.contains("does not keep to the protocol") && told.contains("All of it"), "{told}");
+    assert!(std::fs::read(path.join("b.img")).unwrap() == bytes);
+}

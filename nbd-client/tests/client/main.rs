@@ -4,6 +4,7 @@
 #![allow(clippy::cast_possible_truncation)]
 #![allow(missing_docs)]
 
+mod allocation;
 mod data;
 mod hostile;
 mod lost;

@@ -2,7 +2,7 @@
 
 use ringway_aio::{Done, Engine, FileId, Io, IoMemory, IoOp, Reaped};
 use ringway_core::Segment;
-use ringway_nbd_client::{Nbd, Patience, Remote, Target, connect};
+use ringway_nbd_client::{Allocation, Nbd, Patience, Remote, Target, connect};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -24,14 +24,20 @@ pub(crate) fn target(path: &Path) -> Target {
 
 impl Rig {
     pub(crate) fn new(path: &Path, patience: Patience) -> Self {
+        Self::after_questions(path, patience).0
+    }
+
+    /// Also where the server says that it has data, which is asked before the engine has the connection.
+    pub(crate) fn after_questions(path: &Path, patience: Patience) -> (Self, Option<Allocation>) {
         let target = target(path);
-        let connected = connect(&target).unwrap();
+        let connected = connect(&target.with_block_status()).unwrap();
         let remote = Remote::new("test", &connected);
+        let allocation = remote.allocation().unwrap();
         remote.supervise(Box::new(move || Ok(connect(&target)?)), patience).unwrap();
         let mut engine = Nbd::new(64).unwrap();
         let file = engine.attach(&connected.socket).unwrap();
         let out = Reaped::with_capacity(64, 64);
-        Self { engine, remote, file, out, memory: Vec::new() }
+        (Self { engine, remote, file, out, memory: Vec::new() }, allocation)
     }
 
     /// Queues an operation; its tag is its number. Data goes by segments of odd lengths.

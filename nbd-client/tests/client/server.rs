@@ -23,10 +23,12 @@ pub(crate) struct Facts {
     pub(crate) flags: u16,
     pub(crate) structured: bool,
     pub(crate) blocks: Option<[u32; 3]>,
+    /// What it calls `base:allocation`, if it has it.
+    pub(crate) context: Option<u32>,
 }
 
 pub(crate) const FACTS: Facts =
-    Facts { bytes: 1 << 20, flags: ALL, structured: true, blocks: None };
+    Facts { bytes: 1 << 20, flags: ALL, structured: true, blocks: None, context: None };
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +94,13 @@ pub(crate) fn greet(stream: &mut UnixStream, facts: Facts) -> io::Result<()> {
         match option {
             option::STRUCTURED_REPLY if facts.structured => {
                 reply(stream, option, answer::ACK, &[])?
+            }
+            option::SET_META_CONTEXT if facts.context.is_some() => {
+                assert!(data.ends_with(b"\0\0\0\x01\0\0\0\x0fbase:allocation"), "{data:?}");
+                let id = facts.context.unwrap_or(0).to_be_bytes();
+                let context = [&id[..], b"base:allocation"].concat();
+                reply(stream, option, answer::META_CONTEXT, &context)?;
+                reply(stream, option, answer::ACK, &[])?;
             }
             option::GO => {
                 let mut export = info::EXPORT.to_be_bytes().to_vec();

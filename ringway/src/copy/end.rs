@@ -10,6 +10,7 @@ pub(super) use super::order::{Order, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_bench::ServedHere;
+use ringway_bench::elsewhere::Allocation;
 use ringway_core::{Segment, Status};
 use ringway_driver::{BlkQueue, Buffer, Data, Device, Refusal, Rejected};
 use std::fs::File;
@@ -142,6 +143,8 @@ pub(super) struct DiskEnd {
     pub(super) piece: usize,
     zeroes: Option<u64>,
     flush: bool,
+    /// Of a source whose server tells.
+    pub(super) allocation: Option<Arc<Allocation>>,
     /// Who serves it, if that is this process; ends after `device`.
     _served: Option<ServedHere>,
 }
@@ -164,6 +167,7 @@ impl DiskEnd {
     pub(super) fn new(
         mut device: Device,
         served: Option<ServedHere>,
+        allocation: Option<Allocation>,
     ) -> Result<Self, ringway_driver::Error> {
         let queue = device.queue()?;
         let info = device.info();
@@ -172,7 +176,8 @@ impl DiskEnd {
         let piece = super::zero::UNIT.min(1 << most.ilog2());
         let zeroes = info.max_write_zeroes_sectors.map(|sectors| u64::from(sectors) * 512);
         let flush = info.flush;
-        Ok(Self { queue, piece, zeroes, flush, device, _served: served })
+        let allocation = allocation.map(Arc::new);
+        Ok(Self { queue, piece, zeroes, flush, allocation, device, _served: served })
     }
 
     /// The most bytes of one request.

@@ -1,5 +1,6 @@
 //! What of a source has to be read: its data in chunks, its holes as a whole.
 
+use ringway_bench::elsewhere::Allocation;
 use ringway_image::Reader;
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
@@ -26,6 +27,7 @@ pub(super) enum Holes {
     Unknown,
     File(Arc<File>),
     Image(Box<Reader>),
+    Export(Arc<Allocation>),
 }
 
 /// Goes through a source once, from `at` to `end`.
@@ -83,6 +85,7 @@ impl Extents {
         let data = match &mut self.holes {
             Holes::Unknown => return Ok(()),
             Holes::Image(reader) => reader.next_data(self.at)?.unwrap_or(self.end),
+            Holes::Export(allocation) => allocation.next_data(self.at).unwrap_or(self.end),
             Holes::File(file) => match seek(file, SeekFrom::Data(self.at)) {
                 Ok(data) => data,
                 // Nothing but a hole up to the end.
@@ -104,6 +107,7 @@ impl Extents {
         let hole = match &mut self.holes {
             Holes::Unknown => self.end,
             Holes::Image(reader) => reader.next_hole(data)?,
+            Holes::Export(allocation) => allocation.next_hole(data),
             Holes::File(file) => seek(file, SeekFrom::Hole(data))?,
         };
         self.until = hole.next_multiple_of(self.edge).clamp(self.at + 1, self.end);

@@ -132,7 +132,11 @@ impl<'a> Flow<'a> {
                 Some(reader) => Holes::Image(Box::new(reader)),
                 None => Holes::Unknown,
             },
-            _ => Holes::Unknown,
+            End::Disk(disk) => match &disk.allocation {
+                Some(allocation) => Holes::Export(Arc::clone(allocation)),
+                None => Holes::Unknown,
+            },
+            End::File(_) => Holes::Unknown,
         };
         let depth = engine.limits().depth as usize;
         Ok(Self {

@@ -8,7 +8,8 @@ use super::new_image;
 use crate::io::disk;
 use crate::io::target::Target;
 use anyhow::{Context, bail};
-use ringway_bench::{ServedHere, elsewhere};
+use ringway_bench::ServedHere;
+use ringway_bench::elsewhere::{self, Allocation};
 use ringway_control::config::{CephArgs, Format, missing_folder};
 use ringway_disk::{LockError, Source, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
@@ -126,17 +127,22 @@ struct Served {
     stream: UnixStream,
     /// Who serves it, if that is this process.
     here: Option<ServedHere>,
+    /// Where it has data, if that is known.
+    allocation: Option<Allocation>,
 }
 
 impl Served {
     fn at(socket: &Path) -> anyhow::Result<Self> {
         let path = std::path::absolute(socket)?;
         let stream = ringway_bench::peer::connect(socket)?;
-        Ok(Self { kind: "vhost-user", path, stream, here: None })
+        Ok(Self { kind: "vhost-user", path, stream, here: None, allocation: None })
     }
 
     fn here(name: &Path, source: &Source, ceph: &CephArgs, reads: bool) -> anyhow::Result<Self> {
-        let disk = elsewhere::open(source, ceph, reads)?;
+        let (disk, allocation) = match reads {
+            true => elsewhere::open_with_allocation(source, ceph)?,
+            false => (elsewhere::open(source, ceph, false)?, None),
+        };
         if let Some(image) = disk.cluster_image().filter(|image| image.target().snapshot.is_none())
             && reads
             && let Some(holder) = image.facts()?.holder.filter(|holder| holder.lives)
@@ -149,7 +155,7 @@ impl Served {
         }
         let (here, stream) = ServedHere::start(disk)?;
         let kind = if matches!(source, Source::Nbd(_)) { "NBD export" } else { "RBD image" };
-        Ok(Self { kind, path: name.into(), stream, here: Some(here) })
+        Ok(Self { kind, path: name.into(), stream, here: Some(here), allocation })
     }
 }
 
@@ -164,10 +170,10 @@ fn writable(opened: Opened, why_not: impl FnOnce() -> String) -> anyhow::Result<
 
 fn disk_end(served: Served, buffers: Buffers) -> anyhow::Result<Opened> {
     let Buffers { slots, chunk } = buffers;
-    let Served { kind, path, stream, here } = served;
+    let Served { kind, path, stream, here, allocation } = served;
     let room = (slots + 1) * chunk + (1 << 20);
     let options = ringway_driver::Options::new().queue_size(1024).memory(room);
-    let mut end = DiskEnd::new(options.over(stream)?, here)?;
+    let mut end = DiskEnd::new(options.over(stream)?, here, allocation)?;
     let serial = disk::serial(&mut end.queue, &end.device.pool(), Flight::NONE)?;
     let identity = Identity {
         kind: kind.into(),

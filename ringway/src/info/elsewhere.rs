@@ -1,7 +1,7 @@
 //! A disk that is elsewhere: what an NBD server or a Ceph cluster says of it.
 
 use crate::io::target::Target;
-use ringway_bench::elsewhere;
+use ringway_bench::elsewhere::{self, Allocation};
 use ringway_control::config::CephArgs;
 use ringway_disk::{Disk, Source};
 use serde::Serialize;
@@ -29,6 +29,9 @@ pub(super) struct Export {
     pub(super) min_block: u32,
     pub(super) preferred_block: u32,
     pub(super) max_block: u32,
+    /// What may be something else than zeroes, if the server tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) data_bytes: Option<u64>,
 }
 
 /// What the cluster says of an image.
@@ -57,7 +60,7 @@ pub(super) struct Lock {
 /// # Errors
 /// One that is not there.
 pub(super) fn look(target: &Target, source: &Source, ceph: &CephArgs) -> anyhow::Result<Facts> {
-    let disk = elsewhere::open(source, ceph, true)?;
+    let (disk, allocation) = elsewhere::open_with_allocation(source, ceph)?;
     let nbd = disk.remote().map(|remote| {
         let facts = remote.negotiated();
         Export {
@@ -66,6 +69,7 @@ pub(super) fn look(target: &Target, source: &Source, ceph: &CephArgs) -> anyhow:
             min_block: facts.min_block,
             preferred_block: facts.preferred_block,
             max_block: facts.max_block,
+            data_bytes: allocation.as_ref().and_then(Allocation::data_bytes),
         }
     });
     let rbd = image(&disk)?;

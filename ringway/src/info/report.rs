@@ -96,6 +96,9 @@ fn elsewhere(facts: &elsewhere::Facts) -> (String, Vec<ReportLine>) {
         lines.push(fact("server offers", export.abilities.join(" ")));
         let replies = if export.structured_replies { "structured" } else { "simple" };
         lines.push(fact("replies", replies));
+        if let Some(bytes) = export.data_bytes {
+            lines.push(fact("data", format!("{} ({bytes}); the rest is zeroes", Size(bytes))));
+        }
     }
     if let Some(image) = &facts.rbd {
         lines.push(fact("objects", format!("{} each", Size(image.object_bytes))));

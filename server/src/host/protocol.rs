@@ -317,7 +317,15 @@ mod remote {
         let words = Option::<Words>::deserialize(from)?;
         let facts = |(bytes, flags, blocks, structured): Words| {
             let [min_block, preferred_block, max_block] = blocks;
-            Negotiated { bytes, flags, min_block, preferred_block, max_block, structured }
+            Negotiated {
+                bytes,
+                flags,
+                min_block,
+                preferred_block,
+                max_block,
+                structured,
+                block_status: None,
+            }
         };
         Ok(words.map(facts))
     }
