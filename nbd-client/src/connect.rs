@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,15 +35,23 @@ pub enum ConnectError {
         /// What the host says.
         source: io::Error,
     },
-    /// A name, where only addresses can be used.
-    #[error("'{0}' is no address: names of hosts are not looked up. Give its IP address")]
-    Name(String),
+    /// A host that is not known.
+    #[error(
+        "cannot look up the host '{host}': {source}. Give its IP address, or have the name known"
+    )]
+    Name {
+        /// Its name.
+        host: String,
+        /// What the resolver says.
+        source: io::Error,
+    },
     /// The server does not give the export.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
 }
 
-/// Connects to a server and agrees upon the export, within ten seconds.
+/// Connects to a server, at the first of its host's addresses where that works, and agrees upon the export:
+/// ten seconds for each of both. What the host's resolver takes to look up a name has its own limits.
 ///
 /// # Errors
 /// [`ConnectError`].
@@ -53,27 +61,51 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
     let socket = match &target.address {
         Address::Unix(path) => {
             let to = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-            open(AddressFamily::UNIX, &to, deadline)
+            open(AddressFamily::UNIX, &to, deadline).map_err(failed)?
         }
-        Address::Tcp { host, port } => {
-            let host = if host == "localhost" { "127.0.0.1" } else { host };
-            let ip: IpAddr = host.parse().map_err(|_| ConnectError::Name(host.to_owned()))?;
-            let family = if ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-            open(family, &SocketAddr::new(ip, *port), deadline).and_then(|socket| {
-                rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
-                // A peer that has gone without a word is found out after two minutes.
-                rustix::net::sockopt::set_socket_keepalive(&socket, true)?;
-                rustix::net::sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60))?;
-                rustix::net::sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15))?;
-                rustix::net::sockopt::set_tcp_keepcnt(&socket, 4)?;
-                Ok(socket)
-            })
+        Address::Tcp { host, .. } => {
+            let unknown = |source| ConnectError::Name { host: host.clone(), source };
+            let addresses = target.look_up().map_err(unknown)?;
+            one_of(&target.address.to_string(), &addresses)?
         }
     };
-    let socket = socket.map_err(failed)?;
+    let deadline = Instant::now() + PATIENCE;
     let mut stream = Patient { socket: File::from(socket), deadline };
     let negotiated = handshake(&mut stream, &target.export, target.block_status)?;
     Ok(Connected { socket: Arc::new(stream.socket), negotiated })
+}
+
+/// Connects to the first of these addresses that takes it. Each has its share of the time.
+fn one_of(name: &str, addresses: &[SocketAddr]) -> Result<OwnedFd, ConnectError> {
+    let end = Instant::now() + PATIENCE;
+    let mut error = io::Error::other("it has no address");
+    for (to, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
+        let share = end.saturating_duration_since(Instant::now());
+        let share = share / u32::try_from(left).unwrap_or(u32::MAX);
+        match tcp(to, Instant::now() + share) {
+            Ok(socket) => return Ok(socket),
+            Err(refused) => error = refused,
+        }
+    }
+    let tried = addresses.iter().map(|to| to.ip().to_string()).collect::<Vec<_>>().join(", ");
+    let address = if name == addresses.first().map(ToString::to_string).unwrap_or_default() {
+        name.to_owned()
+    } else {
+        format!("{name} (tried: {tried})")
+    };
+    Err(ConnectError::Socket { address, source: error })
+}
+
+fn tcp(to: &SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = open(family, to, deadline)?;
+    rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
+    // A peer that has gone without a word is found out after two minutes.
+    rustix::net::sockopt::set_socket_keepalive(&socket, true)?;
+    rustix::net::sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60))?;
+    rustix::net::sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15))?;
+    rustix::net::sockopt::set_tcp_keepcnt(&socket, 4)?;
+    Ok(socket)
 }
 
 fn open(

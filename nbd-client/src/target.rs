@@ -6,6 +6,8 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -19,6 +21,9 @@ const EXPORT_MAX: usize = 4096;
 /// The longest path of a socket: `sun_path` with the zero at its end.
 const SOCKET_MAX: usize = 107;
 
+/// Addresses of a host that are tried.
+const ADDRESSES_MAX: usize = 16;
+
 /// An export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -28,6 +33,8 @@ pub struct Target {
     pub export: String,
     /// Whether to agree upon block status.
     pub(crate) block_status: bool,
+    /// Where the host is, if that was looked up before.
+    pub(crate) addresses: Option<Vec<SocketAddr>>,
     said: String,
 }
 
@@ -77,6 +84,55 @@ impl Target {
     pub fn with_block_status(&self) -> Self {
         Self { block_status: true, ..self.clone() }
     }
+
+    /// True if the server listens at a socket of this host.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self.address, Address::Unix(_))
+    }
+
+    /// The name and the port of a host that has to be looked up.
+    #[must_use]
+    pub fn host(&self) -> Option<(&str, u16)> {
+        match &self.address {
+            Address::Tcp { host, port } if fixed(host, *port).is_none() => Some((host, *port)),
+            _ => None,
+        }
+    }
+
+    /// The same export, of a host that is at these addresses: it is not looked up.
+    #[must_use]
+    pub fn at(&self, addresses: &[SocketAddr]) -> Self {
+        Self { addresses: Some(addresses.to_vec()), ..self.clone() }
+    }
+
+    /// All addresses of the server's host, in the order in which they are to be tried.
+    ///
+    /// # Errors
+    /// What the host's resolver says of the name.
+    pub fn look_up(&self) -> io::Result<Vec<SocketAddr>> {
+        match &self.address {
+            Address::Unix(_) => Ok(Vec::new()),
+            Address::Tcp { host, port } => match (&self.addresses, fixed(host, *port)) {
+                (Some(known), _) => Ok(known.clone()),
+                (None, Some(fixed)) => Ok(fixed),
+                (None, None) => {
+                    let mut all: Vec<_> = (host.as_str(), *port).to_socket_addrs()?.collect();
+                    all.truncate(ADDRESSES_MAX);
+                    Ok(all)
+                }
+            },
+        }
+    }
+}
+
+/// Where a host is that nobody has to be asked for.
+fn fixed(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
+    if host == "localhost" {
+        let both = [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()];
+        return Some(both.map(|ip| SocketAddr::new(ip, port)).into());
+    }
+    host.parse().ok().map(|ip| vec![SocketAddr::new(ip, port)])
 }
 
 impl FromStr for Target {
@@ -109,7 +165,7 @@ impl FromStr for Target {
                 return Err(malformed("the path of a socket has 107 bytes at most"));
             }
         }
-        Ok(Self { address, export, block_status: false, said: word.to_owned() })
+        Ok(Self { address, export, block_status: false, addresses: None, said: word.to_owned() })
     }
 }
 
@@ -216,6 +272,24 @@ mod tests {
             assert_eq!((&target.address, target.export.as_str()), (&address, export), "{word}");
             assert_eq!(target.to_string(), word);
         }
+    }
+
+    #[test]
+    fn addresses_and_this_host_are_not_looked_up() {
+        let target = |word: &str| word.parse::<Target>().unwrap();
+        for (word, addresses) in [
+            ("nbd://10.0.0.1:99/", &["10.0.0.1:99"][..]),
+            ("nbd://[::1]/", &["[::1]:10809"]),
+            ("nbd://localhost/", &["127.0.0.1:10809", "[::1]:10809"]),
+        ] {
+            let found = target(word).look_up().unwrap();
+            assert_eq!(found.iter().map(ToString::to_string).collect::<Vec<_>>(), addresses);
+            assert_eq!(target(word).host(), None);
+        }
+        let named = target("nbd://some.host:99/");
+        assert_eq!(named.host(), Some(("some.host", 99)));
+        let known: SocketAddr = "10.0.0.1:99".parse().unwrap();
+        assert_eq!(named.at(&[known]).look_up().unwrap(), [known]);
     }
 
     #[test]

@@ -349,7 +349,7 @@ fn what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
         (&["nbd:x"][..], "neither unix: nor // follows nbd:"),
         (&["nbds://h/x"], "TLS"),
         (&["ndb://h/x"], "did you mean 'nbd:'"),
-        (&["nbd://some.host/x"], "names of hosts are not looked up"),
+        (&["nbd://some.invalid/x"], "cannot look up the host 'some.invalid'"),
         (&["nbd:unix:/nowhere/x.sock"], "No such file or directory"),
         (&[&format!("nbd:unix:{here}/disk.img")], "Connection refused"),
         (&[&format!("nbd:unix:{here}/n.sock:two")], "no export 'two'. It has: 'one'"),
@@ -525,4 +525,94 @@ fn f12_a_server_that_lies_about_its_holes_is_read() {
     let (_, told) = tool(path, &["copy", &export, "b.img"]);
     assert!(told.contains("does not keep to the protocol") && told.contains("All of it"), "{told}");
     assert!(std::fs::read(path.join("b.img")).unwrap() == bytes);
+}
+
+/// A name of this host that has to be looked up, and its address.
+fn named() -> Option<(String, String)> {
+    let hosts = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    let named = |line: &str| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let ip = words.next().filter(|ip| ip.starts_with("127."))?;
+        Some((words.find(|name| *name != "localhost")?.to_owned(), ip.to_owned()))
+    };
+    hosts.lines().find_map(named)
+}
+
+/// Whoever connects to the port is connected to `n.sock`.
+fn forward(dir: &Path, listener: std::net::TcpListener) {
+    let socket = dir.join("n.sock");
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            // A server that is away has its clients go.
+            let (Ok(client), Ok(server)) = (client, UnixStream::connect(&socket)) else { continue };
+            let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut &from, &mut &to);
+                let _ = to.shutdown(std::net::Shutdown::Write);
+            });
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut &server, &mut &client);
+                let _ = client.shutdown(std::net::Shutdown::Both);
+            });
+        }
+    });
+}
+
+#[test]
+fn f13_a_host_is_looked_up_before_the_sandbox_and_found_again_in_it() {
+    let Some((name, ip)) = named() else {
+        skip(Need::HostName, "no address of /etc/hosts that is this host's has a name of its own");
+        return;
+    };
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let Some(first) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let listener = std::net::TcpListener::bind((ip, 0)).unwrap();
+    let export = format!("nbd://{name}:{}", listener.local_addr().unwrap().port());
+    forward(path, listener);
+    let args = [export.as_str(), "--socket", "s", "--cache", "writethrough", "--control", "ctl"];
+    let daemon = Daemon::serve(path, &args);
+    let (flushed, server) = meanwhile(path, |answered| {
+        goes_on(answered, 50);
+        drop(first);
+        let second = nbdkit(path, &["file", "disk.img"]);
+        goes_on(answered, 50);
+        second
+    });
+    assert!(flushed, "{}", daemon.log());
+    assert!(daemon.log().contains("connected to the NBD server"), "{}", daemon.log());
+    let mut command = ringway();
+    let other = ["nbd://some.invalid/x", "--socket", "t"];
+    command.args(["ctl", "--control", "ctl", "add"]).args(other).current_dir(path);
+    let told = text(&run(command).stderr);
+    assert!(told.contains("'some.invalid' was not looked up when this daemon started"), "{told}");
+    daemon.stop();
+    tool(path, &["copy", &export, "b.img"]);
+    let [disk, copy] = ["disk.img", "b.img"].map(|name| std::fs::read(path.join(name)).unwrap());
+    assert!(disk == copy);
+    drop(server);
+}
+
+#[test]
+fn f13_all_addresses_of_a_host_are_tried() {
+    let Ok(listener) = std::net::TcpListener::bind("[::1]:0") else {
+        skip(Need::HostName, "no address of IPv6");
+        return;
+    };
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let Some(_server) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let port = listener.local_addr().unwrap().port();
+    forward(path, listener);
+    tool(path, &["info", &format!("nbd://[::1]:{port}")]);
+    // Whoever has the same port of 127.0.0.1 would be tried first.
+    if std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        tool(path, &["info", &format!("nbd://localhost:{port}")]);
+    }
+    let mut command = ringway();
+    command.args(["info", "nbd://localhost:1/d"]).current_dir(path);
+    let told = text(&run(command).stderr);
+    assert!(told.contains("localhost:1 (tried: 127.0.0.1, ::1)"), "{told}");
 }

@@ -137,7 +137,7 @@ impl Daemon {
             groups: plan.names_groups(),
             clones: plan.disks.iter().any(|disk| disk.base.is_some()),
             iopoll: plan.daemon.iopoll,
-            network: plan.disks.iter().any(|disk| disk.source.is_elsewhere()),
+            exports: plan.disks.iter().filter_map(|disk| disk.source.export().cloned()).collect(),
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
         };

@@ -14,6 +14,7 @@
 //!                      ◀── Named {…} + fd ──
 //! ```
 
+mod addresses;
 mod client;
 mod duties;
 mod helper;

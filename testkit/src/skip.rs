@@ -58,6 +58,8 @@ pub enum Need {
     Guest,
     /// Prometheus and its promtool.
     Prometheus,
+    /// A name of this host in `/etc/hosts` besides localhost, or an address of IPv6.
+    HostName,
     /// Clients of NBD: nbdinfo, nbdcopy, nbdsh, and fio's engine of it.
     Nbd,
     /// A Ceph cluster: ceph-mon, ceph-osd, ceph-common, librbd1.
@@ -98,6 +100,7 @@ impl Need {
             Self::DebianPackage => "debian-package",
             Self::Libvirt => "libvirt",
             Self::Prometheus => "prometheus",
+            Self::HostName => "host-name",
             Self::Nbd => "nbd",
             Self::Guest => "guest",
             Self::Ceph => "ceph",

@@ -2,7 +2,7 @@
 
 use crate::choices::{CacheMode, EngineKind, SimModel};
 use ringway_image::Format;
-use ringway_nbd_client::{Address, Target};
+use ringway_nbd_client::Target;
 use ringway_rbd::{Access, Target as RbdTarget};
 use ringway_scheduler::SchedulerMode;
 use std::path::PathBuf;
@@ -39,10 +39,13 @@ pub enum Source {
 }
 
 impl Source {
-    /// True if it is reached over a network.
+    /// The export that it is, if an NBD server has it.
     #[must_use]
-    pub fn is_elsewhere(&self) -> bool {
-        matches!(self, Self::Nbd(target) if matches!(target.address, Address::Tcp { .. }))
+    pub fn export(&self) -> Option<&Target> {
+        match self {
+            Self::Nbd(target) => Some(target),
+            _ => None,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use super::state::StateDir;
 use crate::sandbox::Account;
 use crate::xen::Here;
+use ringway_nbd_client::Target;
 use std::path::PathBuf;
 
 /// What a helper is to do.
@@ -18,8 +19,8 @@ pub(crate) struct Duties {
     pub(crate) clones: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
-    /// Whether disks are there from the start that servers of other hosts have.
-    pub(crate) network: bool,
+    /// Exports that are disks from the start.
+    pub(crate) exports: Vec<Target>,
     /// What guests of this Xen host need.
     pub(crate) xen: Option<Here>,
     /// The file that may be read again.

@@ -10,6 +10,7 @@
 mod overlays;
 
 use super::super::survive::survive;
+use super::addresses::Addresses;
 use super::client::Client;
 use super::duties::Duties;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
@@ -23,7 +24,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
-use ringway_disk::NewOverlay;
+use ringway_disk::{NewOverlay, Source};
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
@@ -49,6 +50,7 @@ struct Thing {
 struct Helper {
     local: Local,
     duties: Duties,
+    addresses: Addresses,
     started: bool,
     /// Exports that the daemon has, and connects to again when a connection is lost.
     remotes: BTreeSet<Vec<u8>>,
@@ -78,6 +80,8 @@ impl Things {
 /// # Errors
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
+    // It is confined from its beginning, and could not ask.
+    let addresses = Addresses::look_up(&duties.exports)?;
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     leave_no_zombie();
     // SAFETY: there is one thread, so the child may do anything the parent may.
@@ -94,7 +98,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let root = rustix::process::geteuid().is_root();
             let gives = groups && (account || !root);
             let (iopoll, clones) = (duties.iopoll, duties.clones || duties.adds);
-            let network = duties.network;
+            let network = duties.exports.iter().any(|export| !export.is_local());
             let needs = HelperNeeds { account, iopoll, groups, clones, gives, network };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()
@@ -109,7 +113,9 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let local = Local { engines: local.engines.clone(), iopoll: local.iopoll };
             let things = Arc::default();
             let (remotes, steps) = (BTreeSet::new(), Arc::default());
-            Helper { local, duties, started: false, remotes, things, steps }.serve(&its);
+            let helper =
+                Helper { local, duties, addresses, started: false, remotes, things, steps };
+            helper.serve(&its);
             logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
             unsafe { libc::_exit(0) }
@@ -275,7 +281,10 @@ impl Helper {
     /// Opens an image on a thread of its own: it may have to wait for a lock.
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
         let ephemeral = wanted.ephemeral;
-        let options = wanted.into_options(|asked| self.local.engines(asked))?;
+        let mut options = wanted.into_options(|asked| self.local.engines(asked))?;
+        if let Source::Nbd(target) = &mut options.source {
+            *target = self.addresses.place(target)?;
+        }
         let (iopoll, account, things) =
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
         std::thread::Builder::new().name("open".into()).spawn(move || {
