@@ -1,10 +1,13 @@
 //! Connections to servers, within a bound of time.
 
-use crate::handshake::{HandshakeError, Negotiated, handshake};
-use crate::target::{Address, Target};
+use crate::handshake::{HandshakeError, Negotiated, agree, greet, start_tls};
+use crate::target::{Address, Target, Tls};
+use crate::tls::{TlsError, begin, in_words, shake_hands};
+use ringway_nbd_tls::Peer;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustls::{ClientConnection, Connection, Stream};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -45,6 +48,9 @@ pub enum ConnectError {
         /// What the resolver says.
         source: io::Error,
     },
+    /// There is no TLS with it.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The server does not give the export.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
@@ -56,6 +62,7 @@ pub enum ConnectError {
 /// # Errors
 /// [`ConnectError`].
 pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
+    let tls = target.tls.as_ref().map(begin).transpose()?;
     let deadline = Instant::now() + PATIENCE;
     let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
     let socket = match &target.address {
@@ -71,8 +78,38 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
     };
     let deadline = Instant::now() + PATIENCE;
     let mut stream = Patient { socket: File::from(socket), deadline };
-    let negotiated = handshake(&mut stream, &target.export, target.block_status)?;
-    Ok(Connected { socket: Arc::new(stream.socket), negotiated })
+    greet(&mut stream)?;
+    let (socket, negotiated) = match (&target.tls, tls) {
+        (Some(words), Some(tls)) => within_tls(stream, tls, words, target)?,
+        _ => {
+            let negotiated = agree(&mut stream, &target.export, target.block_status)?;
+            (stream.socket, negotiated)
+        }
+    };
+    Ok(Connected { socket: Arc::new(socket), negotiated })
+}
+
+/// The same within TLS, which from then on a thread carries that has the network's socket.
+fn within_tls(
+    mut stream: Patient,
+    mut tls: ClientConnection,
+    words: &Tls,
+    target: &Target,
+) -> Result<(File, Negotiated), ConnectError> {
+    start_tls(&mut stream)?;
+    shake_hands(&mut tls, &mut stream, words)?;
+    let mut within = Stream::new(&mut tls, &mut stream);
+    let negotiated = match agree(&mut within, &target.export, target.block_status) {
+        // A server judges its client when that thinks that TLS is agreed upon.
+        Err(HandshakeError::Io(error)) => {
+            return Err(TlsError::Refused(in_words(&error, words)).into());
+        }
+        agreed => agreed?,
+    };
+    let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
+    let (tls, socket) = (Box::new(Connection::Client(tls)), stream.socket.into());
+    let (plain, _) = ringway_nbd_tls::start(tls, socket, Peer::Server).map_err(failed)?;
+    Ok((plain.into(), negotiated))
 }
 
 /// Connects to the first of these addresses that takes it. Each has its share of the time.

@@ -85,15 +85,11 @@ pub enum HandshakeError {
 
 use HandshakeError::{Malformed, NoServer, Refused, Unusable};
 
-/// Agrees upon an export, and upon block status if `block_status` says so and the server has it.
+/// Hears who the server is, and says who speaks.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
-pub(crate) fn handshake(
-    stream: &mut (impl Read + Write),
-    export: &str,
-    block_status: bool,
-) -> Result<Negotiated, HandshakeError> {
+pub(crate) fn greet(stream: &mut (impl Read + Write)) -> Result<(), HandshakeError> {
     if read_u64(stream)? != NBDMAGIC {
         return Err(NoServer("what listens there is no NBD server"));
     }
@@ -107,7 +103,37 @@ pub(crate) fn handshake(
         return Err(NoServer("the server does not speak the fixed newstyle handshake"));
     }
     let flags = flags & (FLAG_FIXED_NEWSTYLE | FLAG_NO_ZEROES);
-    stream.write_all(&u32::from(flags).to_be_bytes())?;
+    Ok(stream.write_all(&u32::from(flags).to_be_bytes())?)
+}
+
+/// Agrees to go on within TLS, and nothing else.
+///
+/// # Errors
+/// As [`greet`].
+pub(crate) fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), HandshakeError> {
+    ask(stream, option::STARTTLS, &[])?;
+    match take(stream, option::STARTTLS)? {
+        (answer::ACK, data) if data.is_empty() => Ok(()),
+        (answer::ACK, _) => Err(Malformed("an acknowledgement with data")),
+        (kind, data) if kind & 1 << 31 != 0 => {
+            let why = said(&data);
+            Err(Refused(format!(
+                "the server does not speak TLS{why}. Have it do so, or name it as nbd:// instead of nbds://"
+            )))
+        }
+        _ => Err(Malformed("an answer of a kind that was not asked for")),
+    }
+}
+
+/// Agrees upon an export, and upon block status if `block_status` says so and the server has it.
+///
+/// # Errors
+/// [`HandshakeError`]; the connection is of no use then.
+pub(crate) fn agree(
+    stream: &mut (impl Read + Write),
+    export: &str,
+    block_status: bool,
+) -> Result<Negotiated, HandshakeError> {
     let structured = offer(stream, option::STRUCTURED_REPLY)?;
     let context = if block_status && structured { set_meta_context(stream, export)? } else { None };
     let negotiated = go(stream, export, structured)?;
@@ -264,7 +290,10 @@ fn judge(
 }
 
 fn wants_tls() -> HandshakeError {
-    Refused("the server wants TLS, which is not spoken to NBD servers yet".to_owned())
+    Refused(
+        "the server wants TLS: name it as nbds://HOST/EXPORT?tls-certificates=/DIR (or nbds+unix://)"
+            .to_owned(),
+    )
 }
 
 fn ask(stream: &mut impl Write, option: u32, data: &[u8]) -> Result<(), HandshakeError> {

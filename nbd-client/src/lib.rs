@@ -31,10 +31,12 @@ mod operations;
 mod remote;
 mod reply;
 mod target;
+mod tls;
 
 pub use allocation::{Allocation, AllocationError};
 pub use connect::{ConnectError, Connected, connect};
 pub use engine::Nbd;
 pub use handshake::{HandshakeError, Negotiated};
 pub use remote::{Connect, Patience, Remote};
-pub use target::{Address, Target, TargetError};
+pub use target::{Address, Target, TargetError, Tls};
+pub use tls::TlsError;

@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// The port that the protocol has (IANA).
@@ -31,11 +31,22 @@ pub struct Target {
     pub address: Address,
     /// Which of its disks; empty for the one it gives to those who name none.
     pub export: String,
+    /// How to speak TLS, if it is to be spoken.
+    pub tls: Option<Tls>,
     /// Whether to agree upon block status.
     pub(crate) block_status: bool,
     /// Where the host is, if that was looked up before.
     pub(crate) addresses: Option<Vec<SocketAddr>>,
     said: String,
+}
+
+/// TLS to a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// The folder with the certificate of the authority, and this client's own with its key if it has one.
+    pub certificates: PathBuf,
+    /// The name, or address, that the server's certificate has to be for.
+    pub hostname: String,
 }
 
 /// Where a server listens.
@@ -55,16 +66,10 @@ pub enum Address {
 /// Why a word names no export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// Encryption.
+    /// It is none.
     #[error(
-        "{0}: TLS (nbds://) is not spoken to NBD servers yet. Put a tunnel in between (WireGuard, \
-         ssh -L, stunnel) and name its end as nbd:// or nbd+unix://"
-    )]
-    Tls(String),
-    /// It is neither.
-    #[error(
-        "{word}: {why}. Say nbd:unix:/PATH[:EXPORT], nbd://HOST[:PORT]/EXPORT or \
-             nbd+unix:///EXPORT?socket=/PATH"
+        "{word}: {why}. Say nbd:unix:/PATH[:EXPORT], nbd://HOST[:PORT]/EXPORT, \
+             nbd+unix:///EXPORT?socket=/PATH, or for TLS nbds://HOST[:PORT]/EXPORT?tls-certificates=/DIR"
     )]
     Malformed {
         /// What was said.
@@ -75,7 +80,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// The schemes of names of exports, those included that are known only to be refused.
+    /// The schemes of names of exports.
     pub const SCHEMES: [&str; 4] = ["nbd", "nbd+unix", "nbds", "nbds+unix"];
 
     /// The same export, of which is asked where it has data
@@ -85,10 +90,10 @@ impl Target {
         Self { block_status: true, ..self.clone() }
     }
 
-    /// True if the server listens at a socket of this host.
+    /// True if it takes no more than a socket of this host to reach the server.
     #[must_use]
     pub fn is_local(&self) -> bool {
-        matches!(self.address, Address::Unix(_))
+        matches!(self.address, Address::Unix(_)) && self.tls.is_none()
     }
 
     /// The name and the port of a host that has to be looked up.
@@ -140,20 +145,30 @@ impl FromStr for Target {
 
     fn from_str(word: &str) -> Result<Self, TargetError> {
         let (scheme, rest) = word.split_once(':').unwrap_or(("", word));
-        if scheme.starts_with("nbds") {
-            return Err(TargetError::Tls(word.to_owned()));
-        }
+        let (rest, query) = match rest.split_once('?').filter(|_| rest.starts_with("//")) {
+            Some((rest, query)) => (rest, Some(query)),
+            None => (rest, None),
+        };
+        let malformed = |why| TargetError::Malformed { word: word.to_owned(), why };
+        let query = Query::parse(query, scheme).map_err(malformed)?;
         let parsed = match (scheme, rest.strip_prefix("//")) {
-            ("nbd", Some(rest)) => tcp(rest),
-            ("nbd+unix", Some(rest)) => unix_uri(rest),
+            ("nbd" | "nbds", Some(rest)) => tcp(rest),
+            ("nbd+unix" | "nbds+unix", Some(rest)) => unix_uri(rest, query.socket.as_deref()),
             ("nbd", None) => match rest.strip_prefix("unix:") {
                 Some(rest) => unix_words(rest),
                 None => Err("neither unix: nor // follows nbd:"),
             },
+            ("nbds" | "nbds+unix", None) => Err("// follows nbds: and nbds+unix:"),
             _ => Err("it is no name of an export"),
         };
-        let malformed = |why| TargetError::Malformed { word: word.to_owned(), why };
         let (address, export) = parsed.map_err(malformed)?;
+        let tls = query.certificates.map(|certificates| Tls {
+            certificates,
+            hostname: query.hostname.unwrap_or_else(|| match &address {
+                Address::Tcp { host, .. } => host.clone(),
+                Address::Unix(_) => "localhost".to_owned(),
+            }),
+        });
         if export.len() > EXPORT_MAX {
             return Err(malformed("a name of an export has 4096 bytes at most"));
         }
@@ -165,15 +180,54 @@ impl FromStr for Target {
                 return Err(malformed("the path of a socket has 107 bytes at most"));
             }
         }
-        Ok(Self { address, export, block_status: false, addresses: None, said: word.to_owned() })
+        let said = word.to_owned();
+        Ok(Self { address, export, tls, block_status: false, addresses: None, said })
+    }
+}
+
+/// What follows the `?` of a URI.
+#[derive(Default)]
+struct Query {
+    socket: Option<PathBuf>,
+    certificates: Option<PathBuf>,
+    hostname: Option<String>,
+}
+
+impl Query {
+    fn parse(query: Option<&str>, scheme: &str) -> Result<Self, &'static str> {
+        let (unix, tls) = (scheme.ends_with("+unix"), scheme.starts_with("nbds"));
+        let mut found = Self::default();
+        for part in query.into_iter().flat_map(|query| query.split('&')) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let path = || decode_bytes(value).map(|path| PathBuf::from(OsString::from_vec(path)));
+            match name {
+                "socket" if unix => found.socket = Some(path()?),
+                "tls-certificates" if tls => found.certificates = Some(path()?),
+                "tls-hostname" if tls => found.hostname = Some(decode(value)?),
+                _ if tls => {
+                    return Err(
+                        "tls-certificates, tls-hostname and, of nbds+unix, socket follow the ?",
+                    );
+                }
+                _ if unix => return Err("nothing but a socket can be said behind the ?"),
+                _ => return Err("a name of an export has no ?: write %3F"),
+            }
+        }
+        if tls && !found.certificates.as_ref().is_some_and(|path| path.is_absolute()) {
+            return Err(
+                "?tls-certificates=/DIR is missing: the folder, from the root, that has ca-cert.pem, and \
+                 client-cert.pem and client-key.pem if the server wants a certificate of its clients",
+            );
+        }
+        Ok(found)
     }
 }
 
 /// `HOST[:PORT][/EXPORT]`
 fn tcp(rest: &str) -> Result<(Address, String), &'static str> {
     let (authority, export) = rest.split_once('/').unwrap_or((rest, ""));
-    if export.contains(['?', '#']) {
-        return Err("a name of an export has no ? or #: write %3F and %23");
+    if export.contains('#') {
+        return Err("a name of an export has no #: write %23");
     }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -194,15 +248,11 @@ fn tcp(rest: &str) -> Result<(Address, String), &'static str> {
     Ok((Address::Tcp { host: host.to_owned(), port }, decode(export)?))
 }
 
-/// `/EXPORT?socket=PATH`
-fn unix_uri(rest: &str) -> Result<(Address, String), &'static str> {
-    let rest = rest.strip_prefix('/').ok_or("a third / has to follow nbd+unix://")?;
-    let (export, query) = rest.split_once('?').ok_or("?socket=/PATH is missing")?;
-    let path = query.strip_prefix("socket=").ok_or("?socket=/PATH is missing")?;
-    if path.contains('&') {
-        return Err("nothing but a socket can be said behind the ?");
-    }
-    Ok((Address::Unix(OsString::from_vec(decode_bytes(path)?).into()), decode(export)?))
+/// `/EXPORT`, with `?socket=PATH`.
+fn unix_uri(rest: &str, socket: Option<&Path>) -> Result<(Address, String), &'static str> {
+    let rest = rest.strip_prefix('/').ok_or("a third / has to follow the two")?;
+    let path = socket.ok_or("?socket=/PATH is missing")?;
+    Ok((Address::Unix(path.into()), decode(rest)?))
 }
 
 /// `PATH[:EXPORT]`, and as QEMU has it `PATH[:exportname=EXPORT]`.
@@ -275,6 +325,23 @@ mod tests {
     }
 
     #[test]
+    fn tls_has_a_folder_of_certificates_and_a_name() {
+        for (word, folder, name) in [
+            ("nbds://h.example/d?tls-certificates=/pki", "/pki", "h.example"),
+            ("nbds://[::1]:9/d?tls-certificates=/a%20b", "/a b", "::1"),
+            ("nbds://10.0.0.1/?tls-hostname=vm&tls-certificates=/pki", "/pki", "vm"),
+            ("nbds+unix:///d?socket=/x.sock&tls-certificates=/pki", "/pki", "localhost"),
+        ] {
+            let tls = word.parse::<Target>().unwrap().tls.unwrap();
+            assert_eq!(
+                (tls.certificates.as_path(), tls.hostname.as_str()),
+                (Path::new(folder), name)
+            );
+        }
+        assert_eq!("nbd://h/d".parse::<Target>().unwrap().tls, None);
+    }
+
+    #[test]
     fn addresses_and_this_host_are_not_looked_up() {
         let target = |word: &str| word.parse::<Target>().unwrap();
         for (word, addresses) in [
@@ -313,8 +380,13 @@ mod tests {
             ("nbd+unix:///%+1?socket=/y", "two hexadecimal digits"),
             ("nbd+unix:///%00?socket=/y", "no zero byte"),
             ("nbd+unix:///%ff?socket=/y", "is UTF-8"),
-            ("nbds://host/x", "TLS"),
-            ("nbds+unix:///x?socket=/y", "TLS"),
+            ("nbds://host/x", "?tls-certificates=/DIR is missing"),
+            ("nbds://host/x?tls-certificates=pki", "from the root"),
+            ("nbds://host/x?tls-verify-peer=0", "tls-certificates, tls-hostname"),
+            ("nbds+unix:///x?socket=/y", "?tls-certificates=/DIR is missing"),
+            ("nbds+unix:///x?tls-certificates=/y", "?socket=/PATH is missing"),
+            ("nbds:unix:/x", "tls-certificates=/DIR is missing"),
+            ("nbd://host/x?tls-certificates=/y", "write %3F"),
         ] {
             let error = word.parse::<Target>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("{word}: ")) && error.contains(why), "{error}");

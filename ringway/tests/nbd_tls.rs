@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, ringway, run, text};
+use common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
 use ringway_testkit::{Need, skip};
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -28,25 +28,6 @@ fn well(dir: &Path, program: &str, args: &[&str]) -> Option<String> {
     Some(said)
 }
 
-/// Two authorities; of the first, certificates of a server and a client.
-const CERTIFICATES: &str = "
-new='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
-for ca in ca other; do
-  openssl req -x509 $new -keyout $ca-key.pem -out $ca-cert.pem -days 30 -subj /CN=$ca \\
-    -addext keyUsage=critical,keyCertSign
-done
-for who in server client; do
-  printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\nkeyUsage=critical,digitalSignature,keyEncipherment\\nextendedKeyUsage=%sAuth\\n' $who > $who.ext
-  openssl req $new -keyout $who-key.pem -out $who.csr -subj /CN=$who
-  openssl x509 -req -in $who.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 30 \\
-    -extfile $who.ext -out $who-cert.pem
-done
-mkdir full bare wrong
-cp ca-cert.pem client-cert.pem client-key.pem full
-cp ca-cert.pem bare
-cp other-cert.pem wrong/ca-cert.pem
-";
-
 const WITH_TLS: [&str; 8] = [
     "disk.img",
     "--listen",
@@ -61,8 +42,10 @@ const WITH_TLS: [&str; 8] = [
 /// A folder with certificates and a disk; `None` if there is no program to make them.
 fn with_certificates() -> Option<tempfile::TempDir> {
     let dir = folder();
-    stock(dir.path(), "openssl", &["version"])?;
-    well(dir.path(), "sh", &["-ec", CERTIFICATES])?;
+    if !authorities(dir.path()) {
+        skip(Need::Nbd, "openssl");
+        return None;
+    }
     let content: Vec<u8> = (0..1u32 << 20).flat_map(u32::to_le_bytes).collect();
     std::fs::write(dir.path().join("from.img"), content).unwrap();
     std::fs::write(dir.path().join("disk.img"), vec![0; 4 * MIB]).unwrap();

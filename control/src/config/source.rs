@@ -91,8 +91,7 @@ pub fn source(image: &Path) -> Result<Source, String> {
 
 /// The scheme that somebody meant: these words are too short to be judged as others are.
 fn meant(name: &str) -> Option<&'static str> {
-    let usable = SCHEMES.into_iter().filter(|(known, _)| !known.starts_with("nbds"));
-    let near = usable.map(|(known, _)| (strsim::osa_distance(name, known), known));
+    let near = SCHEMES.into_iter().map(|(known, _)| (strsim::osa_distance(name, known), known));
     near.min().filter(|(distance, known)| *distance * 3 <= known.len()).map(|(_, known)| known)
 }
 
@@ -135,7 +134,7 @@ mod tests {
     fn what_has_a_scheme_is_no_file_and_an_unknown_one_is_told() {
         let target = "nbd:unix:/run/x.sock:disk".parse().unwrap();
         assert_eq!(source(Path::new("nbd:unix:/run/x.sock:disk")), Ok(Source::Nbd(target)));
-        assert!(source(Path::new("nbds://h/x")).unwrap_err().contains("TLS"));
+        assert!(source(Path::new("nbds://h/x")).unwrap_err().contains("tls-certificates"));
         let (target, access) = ("rbd:pool/vm@snap".parse().unwrap(), Access::default());
         assert_eq!(source(Path::new("rbd:pool/vm@snap")), Ok(Source::Rbd { target, access }));
         assert!(source(Path::new("rbd:vm")).unwrap_err().contains("rbd:POOL/IMAGE"));

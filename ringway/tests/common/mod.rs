@@ -321,3 +321,40 @@ pub(crate) fn names(dir: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Two authorities; of the first, certificates of a server and a client, and one that expires at once.
+const CERTIFICATES: &str = "
+new='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes'
+for ca in ca other; do
+  openssl req -x509 $new -keyout $ca-key.pem -out $ca-cert.pem -days 30 -subj /CN=$ca \\
+    -addext keyUsage=critical,keyCertSign
+done
+for who in server client; do
+  printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\\nkeyUsage=critical,digitalSignature,keyEncipherment\\nextendedKeyUsage=%sAuth\\n' $who > $who.ext
+  openssl req $new -keyout $who-key.pem -out $who.csr -subj /CN=$who
+  openssl x509 -req -in $who.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 30 \\
+    -extfile $who.ext -out $who-cert.pem
+done
+openssl x509 -req -in server.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 0 \\
+  -extfile server.ext -out expired-cert.pem
+mkdir full bare wrong garbage server expired
+cp ca-cert.pem server-cert.pem server-key.pem server
+mv expired-cert.pem expired/server-cert.pem
+cp ca-key.pem garbage/ca-cert.pem
+cp ca-cert.pem client-cert.pem client-key.pem full
+cp ca-cert.pem bare
+cp other-cert.pem wrong/ca-cert.pem
+";
+
+/// Makes certificates in a folder, and folders as clients and servers have them; false if there is no program
+/// for it.
+pub(crate) fn authorities(dir: &Path) -> bool {
+    if Command::new("openssl").arg("version").output().is_err() {
+        return false;
+    }
+    let mut command = Command::new("sh");
+    command.args(["-ec", CERTIFICATES]).current_dir(dir);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    true
+}

@@ -98,7 +98,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let root = rustix::process::geteuid().is_root();
             let gives = groups && (account || !root);
             let (iopoll, clones) = (duties.iopoll, duties.clones || duties.adds);
-            let network = duties.exports.iter().any(|export| !export.is_local());
+            let network = addresses.network();
             let needs = HelperNeeds { account, iopoll, groups, clones, gives, network };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()

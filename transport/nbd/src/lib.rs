@@ -51,14 +51,12 @@ mod offer;
 mod output;
 mod portal;
 mod queue;
-mod relay;
 mod reply;
 mod request;
 mod server;
 mod session;
 mod socket;
 mod tls;
-mod wire;
 mod words;
 
 pub use handshake::{Handshake, HandshakeError, Negotiated, Next, Replies, TlsRule};

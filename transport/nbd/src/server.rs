@@ -3,9 +3,9 @@
 use crate::Export;
 use crate::offer::Offer;
 use crate::portal::{HANDSHAKES_MAX, Newcomer, Portal, Room, Seat, Shaking};
-use crate::relay;
 use crate::session::{Ended, Session, is_rung, shake_hands};
 use ringway_core::thread::panic_message;
+use ringway_nbd_tls::{FAREWELL, Peer, start as relay};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -157,7 +157,7 @@ impl<'a> Server<'a> {
         let (offer, room) = (offers[negotiated.export].clone(), &rooms[negotiated.export]);
         let (stream, relay) = match tls {
             None => (stream, None),
-            Some(tls) => match relay::start(tls, stream) {
+            Some(tls) => match relay(Box::new((*tls).into()), stream, Peer::Client) {
                 Ok((stream, relay)) => (stream, Some(relay)),
                 Err(error) => return self.tell_of_no_connection(&error),
             },
@@ -203,7 +203,7 @@ impl<'a> Server<'a> {
 /// keep its end of the line.
 fn see_off(relay: JoinHandle<()>) {
     let begun = Instant::now();
-    while !relay.is_finished() && begun.elapsed() < relay::FAREWELL {
+    while !relay.is_finished() && begun.elapsed() < FAREWELL {
         // Nobody unparks this thread.
         std::thread::park_timeout(Duration::from_millis(1));
     }

@@ -1,26 +1,18 @@
 //! TLS: who this server is, and whom it lets in.
 
+use ringway_nbd_tls::{FileError, certificates};
 use rustls::crypto::ring::default_provider;
-use rustls::pki_types::pem::{Error as PemError, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig, ServerConnection};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Why TLS cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read.
-    #[error("{0}: {1}")]
-    File(PathBuf, io::Error),
-    /// A file has something else in it.
-    #[error("{0}: there is no {1} in it, in PEM: it begins with -----BEGIN {1}-----")]
-    Empty(PathBuf, &'static str),
-    /// A file cannot be understood.
-    #[error("{0}: it is no PEM file: {1}")]
-    Pem(PathBuf, PemError),
+    /// A file gives nothing.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// What is in them does not go together.
     #[error("{0}: {1}")]
     Unusable(PathBuf, rustls::Error),
@@ -41,10 +33,7 @@ impl Tls {
     /// [`TlsError`], with the file.
     pub fn load(cert: &Path, key: &Path, clients: Option<&Path>) -> Result<Self, TlsError> {
         let chain = certificates(cert)?;
-        let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| match error {
-            PemError::NoItemsFound => TlsError::Empty(key.into(), "PRIVATE KEY"),
-            other => pem(key, other),
-        })?;
+        let secret = ringway_nbd_tls::key(key)?;
         let provider = Arc::new(default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -75,18 +64,5 @@ impl Tls {
     /// The server's side of a connection that begins.
     pub(crate) fn begin(&self) -> Result<Box<ServerConnection>, rustls::Error> {
         ServerConnection::new(Arc::clone(&self.0)).map(Box::new)
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let all = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let all: Vec<_> = all.map_err(|error| pem(path, error))?;
-    if all.is_empty() { Err(TlsError::Empty(path.into(), "CERTIFICATE")) } else { Ok(all) }
-}
-
-fn pem(path: &Path, error: PemError) -> TlsError {
-    match error {
-        PemError::Io(error) => TlsError::File(path.into(), error),
-        other => TlsError::Pem(path.into(), other),
     }
 }

@@ -123,6 +123,8 @@ fn sockets(network: bool) -> Vec<Call> {
     if network {
         // Small packets go at once, and a peer that has gone is found out.
         calls.push(call!(SYS_setsockopt, "setsockopt"));
+        // The end of a connection within TLS.
+        calls.push(call!(SYS_shutdown, "shutdown"));
     }
     calls
 }

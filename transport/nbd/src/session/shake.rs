@@ -3,7 +3,7 @@
 use crate::handshake::{Handshake, HandshakeError, Negotiated, Next, TlsRule};
 use crate::offer::Offer;
 use crate::tls::Tls;
-use crate::wire::Wire;
+use ringway_nbd_tls::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustls::ServerConnection;

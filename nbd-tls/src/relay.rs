@@ -1,8 +1,8 @@
-//! Between a client that speaks TLS and the worker that serves it: a thread that has the keys of the
-//! connection, and a pair of sockets of which the worker has the other end.
+//! Between a peer that speaks TLS and the worker that has a connection to it: a thread that has the keys
+//! of the connection, and a pair of sockets of which the worker has the other end.
 //!
 //! ```text
-//! client ◀── TLS ──▶ relay ◀── plain ──▶ worker
+//! peer ◀── TLS ──▶ relay ◀── plain ──▶ worker
 //! ```
 //!
 //! Neither side is read faster than the other takes it: the relay has 64 KiB of each way.
@@ -11,7 +11,7 @@ use crate::wire::Wire;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use rustls::ServerConnection;
+use rustls::Connection;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
@@ -21,27 +21,43 @@ use std::time::{Duration, Instant};
 const ROOM: usize = 64 << 10;
 
 /// How long a client may take for its last answers.
-pub(crate) const FAREWELL: Duration = Duration::from_secs(2);
+pub const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How long a server may take to read what was sent, and to close its end.
+const LAST_REQUESTS: Duration = Duration::from_secs(5);
+
+/// Who is at the other end of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// It gets what the worker has sent, for [`FAREWELL`] at most. Then the connection is closed.
+    Client,
+    /// The worker's end is closed once the server has closed its own, a few seconds later at most: so who
+    /// waits for that knows that the server has taken all that was sent, and does nothing of it later.
+    Server,
+}
 
 /// Carries a connection whose handshakes are over. Gives the worker's end, and the thread, which ends
 /// soon after that is closed.
 ///
 /// # Errors
 /// What the host says to sockets and threads.
-pub(crate) fn start(
-    tls: Box<ServerConnection>,
-    client: OwnedFd,
+pub fn start(
+    tls: Box<Connection>,
+    peer: OwnedFd,
+    who: Peer,
 ) -> io::Result<(OwnedFd, JoinHandle<()>)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (worker, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let relay = Relay {
         tls,
-        client,
+        peer,
         worker,
+        who,
+        told_peer: false,
         room: vec![0; ROOM].into(),
         inbound: vec![0; ROOM].into(),
         waiting: 0..0,
-        client_done: false,
+        peer_done: false,
         told_worker: false,
         worker_done: None,
     };
@@ -50,15 +66,18 @@ pub(crate) fn start(
 }
 
 struct Relay {
-    tls: Box<ServerConnection>,
-    client: OwnedFd,
+    tls: Box<Connection>,
+    peer: OwnedFd,
     worker: OwnedFd,
+    who: Peer,
+    /// A server knows that nothing more comes.
+    told_peer: bool,
     room: Box<[u8]>,
     inbound: Box<[u8]>,
     /// What of `inbound` the worker has not taken.
     waiting: std::ops::Range<usize>,
-    /// The client sends nothing any more.
-    client_done: bool,
+    /// The peer sends nothing any more.
+    peer_done: bool,
     told_worker: bool,
     /// Since when the worker sends nothing any more.
     worker_done: Option<Instant>,
@@ -76,18 +95,38 @@ impl Relay {
     /// Moves what can be moved.
     fn turn(&mut self) -> Result<(), Over> {
         loop {
-            let inward = self.feed_worker()? | self.hear_client()?;
-            let outward = self.hear_worker()? | self.feed_client()?;
+            let inward = self.feed_worker()? | self.hear_peer()?;
+            let outward = self.hear_worker()? | self.feed_peer()?;
             if !inward && !outward {
                 break;
             }
         }
-        if self.client_done && self.waiting.is_empty() && !self.told_worker {
+        if self.peer_done && self.waiting.is_empty() && !self.told_worker {
             self.told_worker = true;
             // It may have gone itself.
             let _ = shutdown(&self.worker, Shutdown::Write);
         }
-        if self.worker_done.is_some() && !self.tls.wants_write() { Err(Over) } else { Ok(()) }
+        match self.worker_done {
+            Some(_) if !self.tls.wants_write() => self.see_off(),
+            _ => Ok(()),
+        }
+    }
+
+    /// All that the worker has sent is on its way.
+    fn see_off(&mut self) -> Result<(), Over> {
+        if self.who == Peer::Client {
+            return Err(Over);
+        }
+        if !std::mem::replace(&mut self.told_peer, true) {
+            let _ = shutdown(&self.peer, Shutdown::Write);
+        }
+        loop {
+            match Wire(self.peer.as_fd()).read(&mut self.room) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Ok(1..) => {}
+                _ => return Err(Over),
+            }
+        }
     }
 
     /// True if the worker has taken something.
@@ -99,7 +138,7 @@ impl Relay {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(moved),
                 // It takes nothing more, and may have sent something before.
                 Err(_) => {
-                    self.client_done = true;
+                    self.peer_done = true;
                     self.waiting = 0..0;
                 }
             }
@@ -109,12 +148,12 @@ impl Relay {
     }
 
     /// True if there is something for the worker.
-    fn hear_client(&mut self) -> Result<bool, Over> {
-        if !self.waiting.is_empty() || self.client_done {
+    fn hear_peer(&mut self) -> Result<bool, Over> {
+        if !self.waiting.is_empty() || self.peer_done {
             return Ok(false);
         }
         match self.tls.reader().read(&mut self.inbound) {
-            Ok(0) => self.client_done = true,
+            Ok(0) => self.peer_done = true,
             Ok(got) => {
                 self.waiting = 0..got;
                 return Ok(true);
@@ -123,20 +162,20 @@ impl Relay {
                 return self.receive();
             }
             // It has gone without a word of TLS.
-            Err(_) => self.client_done = true,
+            Err(_) => self.peer_done = true,
         }
         Ok(true)
     }
 
     /// True if something came.
     fn receive(&mut self) -> Result<bool, Over> {
-        match self.tls.read_tls(&mut Wire(self.client.as_fd())) {
-            Ok(0) => self.client_done = true,
+        match self.tls.read_tls(&mut Wire(self.peer.as_fd())) {
+            Ok(0) => self.peer_done = true,
             Ok(_) => {
                 if let Err(error) = self.tls.process_new_packets() {
-                    tracing::debug!("TLS of a client makes no sense: {error}");
+                    tracing::debug!("TLS of a peer makes no sense: {error}");
                     // It is told why, if it still listens.
-                    let _ = self.tls.write_tls(&mut Wire(self.client.as_fd()));
+                    let _ = self.tls.write_tls(&mut Wire(self.peer.as_fd()));
                     return Err(Over);
                 }
             }
@@ -146,7 +185,7 @@ impl Relay {
         Ok(true)
     }
 
-    /// True if there is something for the client.
+    /// True if there is something for the peer.
     fn hear_worker(&mut self) -> Result<bool, Over> {
         if self.tls.wants_write() || self.worker_done.is_some() {
             return Ok(false);
@@ -154,8 +193,8 @@ impl Relay {
         match Wire(self.worker.as_fd()).read(&mut self.room) {
             Ok(0) => {
                 self.worker_done = Some(Instant::now());
-                // What the client still sends is for nobody, and would keep this thread from its end.
-                (self.client_done, self.told_worker, self.waiting) = (true, true, 0..0);
+                // What the peer still sends is for nobody, and would keep this thread from its end.
+                (self.peer_done, self.told_worker, self.waiting) = (true, true, 0..0);
                 self.tls.send_close_notify();
             }
             // All that waited has been sent, and its buffers are as large.
@@ -166,11 +205,11 @@ impl Relay {
         Ok(true)
     }
 
-    /// True if the client has taken something.
-    fn feed_client(&mut self) -> Result<bool, Over> {
+    /// True if the peer has taken something.
+    fn feed_peer(&mut self) -> Result<bool, Over> {
         let mut moved = false;
         while self.tls.wants_write() {
-            match self.tls.write_tls(&mut Wire(self.client.as_fd())) {
+            match self.tls.write_tls(&mut Wire(self.peer.as_fd())) {
                 Ok(_) => moved = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(_) => return Err(Over),
@@ -181,16 +220,17 @@ impl Relay {
 
     /// Sleeps until something can be moved.
     fn wait(&self) -> Result<(), Over> {
-        let left = self.worker_done.map(|since| FAREWELL.saturating_sub(since.elapsed()));
+        let limit = if self.who == Peer::Client { FAREWELL } else { LAST_REQUESTS };
+        let left = self.worker_done.map(|since| limit.saturating_sub(since.elapsed()));
         if left.is_some_and(|left| left.is_zero()) {
             return Err(Over);
         }
-        let (mut client, mut worker) = (PollFlags::empty(), PollFlags::empty());
-        if self.waiting.is_empty() && !self.client_done {
-            client |= PollFlags::IN;
+        let (mut peer, mut worker) = (PollFlags::empty(), PollFlags::empty());
+        if self.told_peer || self.waiting.is_empty() && !self.peer_done {
+            peer |= PollFlags::IN;
         }
         if self.tls.wants_write() {
-            client |= PollFlags::OUT;
+            peer |= PollFlags::OUT;
         } else if self.worker_done.is_none() {
             worker |= PollFlags::IN;
         }
@@ -198,7 +238,7 @@ impl Relay {
             worker |= PollFlags::OUT;
         }
         // Who is not waited for is left out: that it has gone would be told again and again.
-        let both = [(&self.client, client), (&self.worker, worker)];
+        let both = [(&self.peer, peer), (&self.worker, worker)];
         let asked = both.iter().filter(|(_, flags)| !flags.is_empty());
         let mut polled: Vec<_> = asked.map(|&(fd, flags)| PollFd::new(fd, flags)).collect();
         let timeout = left.map(Timespec::try_from).transpose().map_err(|_| Over)?;

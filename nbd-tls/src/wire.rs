@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 /// A socket that does not block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wire<'a>(pub(crate) BorrowedFd<'a>);
+pub struct Wire<'a>(pub BorrowedFd<'a>);
 
 impl Read for Wire<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
