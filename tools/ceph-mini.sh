@@ -4,16 +4,19 @@
 #
 #   tools/ceph-mini.sh start DIR    makes it: DIR/ceph.conf, a pool 'rbd' with an image 'img' of SIZE (64M)
 #   tools/ceph-mini.sh osd DIR      starts its OSD again
-#   tools/ceph-mini.sh stop DIR     ends it; pids are in DIR/mon.a.pid and DIR/osd.0.pid
+#   tools/ceph-mini.sh mgr DIR      adds a manager without modules, for quotas of pools
+#   tools/ceph-mini.sh stop DIR     ends it; pids are in DIR/mon.a.pid, DIR/osd.0.pid and DIR/mgr.x.pid
 #
-# PORT and PORT+1 (6789) are its monitor's; AUTH=cephx has clients show keys, STORE=bluestore keeps data
-# in DIR through the end of the OSD.
+# PORT and PORT+1 (6789) are its monitor's; AUTH=cephx has clients show keys, with tickets for TICKET seconds
+# (3600); STORE=bluestore keeps data in DIR through the end of the OSD; GONE_WITH=PID ends the cluster and removes
+# DIR once that process has ended.
 set -eu
 command=$1
 dir=$(realpath -m "$2")
 port=${PORT:-6789}
 auth=${AUTH:-none}
 store=${STORE:-memstore}
+ticket=${TICKET:-3600}
 conf=$dir/ceph.conf
 
 end() {
@@ -34,6 +37,8 @@ mon host = v2:127.0.0.1:$((port + 1)),v1:127.0.0.1:$port
 auth cluster required = $auth
 auth service required = $auth
 auth client required = $auth
+auth service ticket ttl = $ticket
+auth mon ticket ttl = $ticket
 keyring = $dir/keyring
 osd pool default size = 1
 osd pool default min size = 1
@@ -56,6 +61,10 @@ log file = $dir/\$name.log
 pid file = $dir/\$name.pid
 mon data = $dir/mon
 osd data = $dir/osd
+mgr data = $dir/mgr
+mgr initial modules =
+mgr stats period = 1
+mgr tick period = 1
 osd objectstore = $store
 memstore device bytes = 1G
 bluestore block size = 2G
@@ -68,7 +77,10 @@ EOF
 }
 
 start() {
-    mkdir -p "$dir/mon" "$dir/osd"
+    mkdir -p "$dir/mon" "$dir/osd" "$dir/mgr/modules"
+    if [ -n "${GONE_WITH:-}" ]; then
+        setsid "$0" gone "$dir" "$GONE_WITH" </dev/null >/dev/null 2>&1 &
+    fi
     fsid=$(cat /proc/sys/kernel/random/uuid)
     configure "$fsid"
     ceph-authtool -C "$dir/keyring" --gen-key -n mon. --cap mon 'allow *' >/dev/null
@@ -94,12 +106,25 @@ osd() {
     until ceph -c "$conf" osd stat -f json | grep -q '"num_up_osds":1'; do sleep 0.1; done
 }
 
+mgr() {
+    ceph -c "$conf" auth get-or-create mgr.x mon 'allow profile mgr' osd 'allow *' -o "$dir/mgr/keyring"
+    ceph-mgr -c "$conf" -i x --mgr_module_path="$dir/mgr/modules" --keyring "$dir/mgr/keyring"
+}
+
+gone() {
+    tail --pid="$1" -f /dev/null
+    end
+    rm -rf "$dir"
+}
+
 case $command in
 start) start ;;
 osd) osd ;;
+mgr) mgr ;;
 stop) end ;;
+gone) gone "$3" ;;
 *)
-    echo "usage: $0 start|osd|stop DIR" >&2
+    echo "usage: $0 start|osd|mgr|stop DIR" >&2
     exit 2
     ;;
 esac

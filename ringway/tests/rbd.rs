@@ -8,8 +8,8 @@ use ringway_driver::{BlkQueue, BufferPool, Device, Options};
 use ringway_testkit::{Need, pattern, skip};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -20,56 +20,111 @@ const LEN: u64 = 32 << 10;
 const REQUESTS: u64 = BYTES / LEN;
 const DEPTH: u16 = 24;
 
-/// One cluster at a time: they are large.
-static TURN: Mutex<()> = Mutex::new(());
+/// Tests share the cluster, but for those that do something to it.
+static TURN: RwLock<()> = RwLock::new(());
 
-/// A cluster; dropping it ends it.
+/// The cluster of all tests of this process, as one of them has it: with an image of its own.
 struct Cluster {
-    dir: tempfile::TempDir,
-    _turn: MutexGuard<'static, ()>,
+    dir: &'static Path,
+    /// `POOL/IMAGE`
+    image: &'static str,
+    /// Where it is shared.
+    shares: Option<RwLockReadGuard<'static, ()>>,
+    /// Where it is not.
+    alone: Option<RwLockWriteGuard<'static, ()>>,
+}
+
+/// How long a ticket of the cluster's is good for, in seconds: as short as no test notices.
+const TICKET: u64 = 20;
+
+/// Makes the cluster: with keys, and gone once this process is.
+fn make() -> Option<PathBuf> {
+    for program in ["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool"] {
+        let known = Command::new(program).arg("--version").stdout(Stdio::null()).status();
+        if known.is_err() {
+            skip(Need::Ceph, program);
+            return None;
+        }
+    }
+    let dir = tempfile::tempdir().unwrap().keep();
+    // Of several processes of tests each has ports of its own.
+    let (port, own) = (20_000 + std::process::id() % 8000 * 2, std::process::id());
+    let env = [
+        ("PORT", port.to_string()),
+        ("AUTH", "cephx".into()),
+        ("STORE", "bluestore".into()),
+        ("TICKET", TICKET.to_string()),
+        ("GONE_WITH", own.to_string()),
+    ];
+    script(&dir, "start", &env);
+    Some(dir)
+}
+
+fn script(dir: &Path, what: &str, env: &[(&str, String)]) {
+    let log = std::fs::File::options().append(true).create(true).open(dir.join("script.log"));
+    let log = log.unwrap();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/ceph-mini.sh");
+    let mut command = Command::new(script);
+    command.arg(what).arg(dir).envs(env.iter().cloned()).stdin(Stdio::null());
+    let status = command.stdout(log.try_clone().unwrap()).stderr(log).status().unwrap();
+    let log = || std::fs::read_to_string(dir.join("script.log"));
+    assert!(status.success(), "the cluster does not {what}: {:?}", log());
 }
 
 impl Cluster {
-    /// With keys or without. `None` if its packages are not here.
-    fn start(keys: bool) -> Option<Self> {
-        for program in ["ceph-mon", "ceph-osd", "ceph", "rbd", "ceph-authtool", "monmaptool"] {
-            let known = Command::new(program).arg("--version").stdout(Stdio::null()).status();
-            if known.is_err() {
-                skip(Need::Ceph, program);
-                return None;
-            }
-        }
-        static NEXT: AtomicU16 = AtomicU16::new(0);
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        // Of several processes of tests each has ports of its own.
-        let own = u16::try_from(std::process::id() % 1000).unwrap() * 16;
-        let port = 20_000 + own + 2 * NEXT.fetch_add(1, SeqCst);
-        let dir = tempfile::tempdir().unwrap();
-        let cluster = Self { dir, _turn: turn };
-        let auth = if keys { "cephx" } else { "none" };
-        let env =
-            [("PORT", port.to_string()), ("AUTH", auth.into()), ("STORE", "bluestore".into())];
-        cluster.script("start", &env);
+    /// With other tests, that do nothing to the cluster, and an image of 64 MiB. `None` if its packages are
+    /// not here.
+    fn shared(image: &'static str) -> Option<Self> {
+        let mut cluster = Self::new(image)?;
+        cluster.shares = Some(TURN.read().unwrap_or_else(PoisonError::into_inner));
+        cluster.make_image();
         Some(cluster)
     }
 
-    fn script(&self, what: &str, env: &[(&str, String)]) {
-        let log = self.path().join("script.log");
-        let log = std::fs::File::options().append(true).create(true).open(log).unwrap();
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tools/ceph-mini.sh");
-        let mut command = Command::new(script);
-        command.arg(what).arg(self.path()).envs(env.iter().cloned()).stdin(Stdio::null());
-        let status = command.stdout(log.try_clone().unwrap()).stderr(log).status().unwrap();
-        let log = || std::fs::read_to_string(self.path().join("script.log"));
-        assert!(status.success(), "the cluster does not {what}: {:?}", log());
+    /// The same without other tests meanwhile.
+    fn alone(image: &'static str) -> Option<Self> {
+        let mut cluster = Self::new(image)?;
+        cluster.wait_until_alone();
+        cluster.make_image();
+        Some(cluster)
+    }
+
+    fn new(image: &'static str) -> Option<Self> {
+        static MADE: OnceLock<Option<PathBuf>> = OnceLock::new();
+        let dir = MADE.get_or_init(make).as_deref()?;
+        Some(Self { dir, image, shares: None, alone: None })
+    }
+
+    /// From now on without other tests.
+    fn wait_until_alone(&mut self) {
+        self.shares = None;
+        self.alone = Some(TURN.write().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn make_image(&self) {
+        let (pool, _) = self.image.split_once('/').unwrap();
+        if pool != "rbd" {
+            self.tool("ceph", &["osd", "pool", "create", pool, "8", "8"]);
+            self.tool("rbd", &["pool", "init", pool]);
+        }
+        self.tool("rbd", &["create", "--size", "64M", self.image]);
+    }
+
+    /// Its image, in our words.
+    fn source(&self) -> String {
+        format!("rbd:{}", self.image)
+    }
+
+    fn script(&self, what: &str) {
+        script(self.dir, what, &[]);
     }
 
     fn path(&self) -> &Path {
-        self.dir.path()
+        self.dir
     }
 
     fn conf(&self) -> PathBuf {
-        self.path().join("ceph.conf")
+        self.dir.join("ceph.conf")
     }
 
     /// One of Ceph's programs.
@@ -82,6 +137,33 @@ impl Cluster {
         output.stdout
     }
 
+    /// The address of whoever has the lock of its image.
+    #[track_caller]
+    fn holder(&self) -> String {
+        let list = text(&self.tool("rbd", &["lock", "ls", "--format", "json", self.image]));
+        let (_, address) = list.split_once("\"address\":\"").expect("somebody has the lock");
+        address.split_once('"').unwrap().0.to_owned()
+    }
+
+    /// By what the objects of its image are named.
+    fn image_id(&self) -> String {
+        let info = self.tool("rbd", &["info", "--format", "json", self.image]);
+        let info: serde_json::Value = serde_json::from_slice(&info).unwrap();
+        info["id"].as_str().expect("an id").to_owned()
+    }
+
+    /// Adds a user with rights to OSDs, and its key to the keyring.
+    fn add_user(&self, user: &str, osd: &str) {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let caps = ["auth", "get-or-create", user, "mon", "profile rbd", "osd", osd];
+        let (ring, key) = (self.path().join("keyring"), self.tool("ceph", &caps));
+        let new = ring.with_extension("new");
+        std::fs::write(&new, [std::fs::read(&ring).unwrap(), key].concat()).unwrap();
+        // Others read it at any time.
+        std::fs::rename(new, ring).unwrap();
+    }
+
     fn kill_osd(&self) {
         let file = self.path().join("osd.0.pid");
         let pid = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
@@ -89,9 +171,9 @@ impl Cluster {
         std::fs::remove_file(file).unwrap();
     }
 
-    /// `ringway serve rbd:rbd/IMAGE ARGS`.
-    fn serve(&self, dir: &Path, image: &str, args: &[&str]) -> Daemon {
-        Daemon::start(self.command(dir, image, args))
+    /// `ringway serve IMAGE ARGS`, with its image.
+    fn serve(&self, dir: &Path, args: &[&str]) -> Daemon {
+        Daemon::start(self.command(dir, &self.source(), args))
     }
 
     fn command(&self, dir: &Path, image: &str, args: &[&str]) -> Command {
@@ -104,7 +186,7 @@ impl Cluster {
     /// What the guest has written, as the cluster has it.
     #[track_caller]
     fn assert_written(&self, sequence: u64) {
-        let bytes = self.tool("rbd", &["export", "--no-progress", "rbd/img", "-"]);
+        let bytes = self.tool("rbd", &["export", "--no-progress", self.image, "-"]);
         let bytes = &bytes[..usize::try_from(BYTES).unwrap()];
         let mut expected = vec![0; bytes.len()];
         pattern::fill(&mut expected, 1, 0, sequence);
@@ -113,8 +195,17 @@ impl Cluster {
 }
 
 impl Drop for Cluster {
+    /// A test that has failed leaves the cluster to the others as they need it.
     fn drop(&mut self) {
-        self.script("stop", &[]);
+        if !std::thread::panicking() || self.alone.is_none() {
+            return;
+        }
+        if self.path().join("osd.0.pid").exists() {
+            self.signal_osd(libc::SIGCONT);
+            self.set_full(false);
+        } else {
+            self.script("osd");
+        }
     }
 }
 
@@ -227,15 +318,13 @@ fn goes_on(answered: &AtomicU64, by: u64) {
     until("the guest goes on", || answered.load(SeqCst) >= before + by);
 }
 
-const IMAGE: &str = "rbd:rbd/img";
-
 #[test]
 fn a_guest_uses_an_image_a_snapshot_and_more_room() {
     // With keys, which the process of the disk cannot read once it is in the sandbox.
-    let Some(cluster) = Cluster::start(true) else { return };
+    let Some(cluster) = Cluster::shared("rbd/a") else { return };
     let dir = folder();
     let path = dir.path();
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let daemon = cluster.serve(path, &["--socket", "s"]);
     assert!(daemon.ready.contains("engine rbd"), "{}", daemon.ready);
     assert!(daemon.log().contains("sandbox on"), "{}", daemon.log());
     let mut device = connect(path, 2);
@@ -247,7 +336,7 @@ fn a_guest_uses_an_image_a_snapshot_and_more_room() {
     guest(&pool, &mut two, 4, &AtomicU64::new(0));
     one.flush(0).unwrap();
     assert!(carry_out(&mut one).0);
-    cluster.tool("rbd", &["snap", "create", "--no-progress", "rbd/img@then"]);
+    cluster.tool("rbd", &["snap", "create", "--no-progress", "rbd/a@then"]);
     // Zeroes, and what is discarded, which may read as anything.
     two.write_zeroes(0, MIB, false, 0).unwrap();
     assert!(carry_out(&mut two).0);
@@ -256,17 +345,17 @@ fn a_guest_uses_an_image_a_snapshot_and_more_room() {
     two.read(MIB - LEN, pool.alloc(usize::try_from(LEN).unwrap()).unwrap(), 0).unwrap();
     assert_eq!(carry_out(&mut two), (true, vec![0; usize::try_from(LEN).unwrap()]));
     // More room.
-    cluster.tool("rbd", &["resize", "--no-progress", "--size", "80M", "rbd/img"]);
+    cluster.tool("rbd", &["resize", "--no-progress", "--size", "80M", "rbd/a"]);
     until("the size is seen", || {
         ctl(path, &["resize", "0"]);
         ctl(path, &["list"]).contains("80 MiB")
     });
     drop((one, two, queues, device));
     daemon.stop();
-    let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/img"]));
+    let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/a"]));
     assert!(lockers.trim().is_empty(), "the lock is given back: {lockers}");
     // As it was then, for readers.
-    let daemon = cluster.serve(path, "rbd:rbd/img@then", &["--socket", "s"]);
+    let daemon = Daemon::start(cluster.command(path, "rbd:rbd/a@then", &["--socket", "s"]));
     let mut device = connect(path, 1);
     assert!(device.info().read_only);
     let mut queue = device.queue().unwrap();
@@ -283,16 +372,18 @@ fn a_guest_uses_an_image_a_snapshot_and_more_room() {
 
 #[test]
 fn g01_what_was_answered_survives_a_daemon_that_is_killed() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    let Some(cluster) = Cluster::shared("rbd/g01") else { return };
     let dir = folder();
     let path = dir.path();
-    let mut daemon = Some(cluster.serve(path, IMAGE, &["--socket", "s"]));
+    let mut daemon = Some(cluster.serve(path, &["--socket", "s"]));
+    let mut dead = Vec::new();
     let daemon = meanwhile(&cluster, path, |answered| {
         for round in 1..=3 {
             goes_on(answered, 40 * round);
+            dead.push(cluster.holder());
             daemon.take().unwrap().kill();
             let begun = Instant::now();
-            daemon = Some(cluster.serve(path, IMAGE, &["--socket", "s"]));
+            daemon = Some(cluster.serve(path, &["--socket", "s"]));
             // The cluster itself would miss the dead one after half a minute.
             println!("served again after {:?}", begun.elapsed());
             let log = daemon.as_ref().unwrap().log();
@@ -302,6 +393,7 @@ fn g01_what_was_answered_survives_a_daemon_that_is_killed() {
         for round in 1..=3 {
             goes_on(answered, 40 * round);
             let before = process(path).unwrap();
+            dead.push(cluster.holder());
             kill(before);
             until("another process", || process(path).is_some_and(|now| now != before));
             goes_on(answered, 40);
@@ -309,40 +401,92 @@ fn g01_what_was_answered_survives_a_daemon_that_is_killed() {
         daemon.unwrap()
     });
     let listed = text(&cluster.tool("ceph", &["osd", "blocklist", "ls"]));
-    assert!(listed.lines().filter(|line| line.contains("127.0.0.1:0/")).count() >= 6, "{listed}");
+    for address in dead {
+        assert!(listed.contains(&address), "{address} may still write: {listed}");
+    }
     daemon.stop();
 }
 
 #[test]
 fn g02_who_lives_keeps_the_lock() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    let Some(cluster) = Cluster::shared("rbd/g02") else { return };
     let (dir, other) = (folder(), folder());
-    let daemon = cluster.serve(dir.path(), IMAGE, &["--socket", "s"]);
+    let daemon = cluster.serve(dir.path(), &["--socket", "s"]);
     let before = snapshot(other.path());
     let wait = ["--socket", "s", "--lock-wait", "1"];
-    let output = run(cluster.command(other.path(), IMAGE, &wait));
+    let output = run(cluster.command(other.path(), "rbd:rbd/g02", &wait));
     let said = text(&output.stderr);
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("it is in use by 127.0.0.1:0/"), "{said}");
     assert_eq!(snapshot(other.path()), before);
     // Readers need no lock.
-    cluster.serve(other.path(), IMAGE, &["--socket", "s", "--read-only"]).stop();
+    cluster.serve(other.path(), &["--socket", "s", "--read-only"]).stop();
     daemon.stop();
-    cluster.serve(other.path(), IMAGE, &["--socket", "s", "--lock-wait", "1"]).stop();
+    cluster.serve(other.path(), &["--socket", "s", "--lock-wait", "1"]).stop();
+}
+
+#[test]
+fn g02_who_is_dead_keeps_the_lock_until_the_cluster_misses_it() {
+    let Some(cluster) = Cluster::shared("rbd/g02b") else { return };
+    let (dir, other) = (folder(), folder());
+    for _ in 0..10 {
+        let daemon = cluster.serve(dir.path(), &["--socket", "s"]);
+        let mut device = connect(dir.path(), 1);
+        guest(&device.pool(), &mut device.queue().unwrap(), 8, &AtomicU64::new(0));
+        drop(device);
+        let dead = cluster.holder();
+        daemon.kill();
+        // As if it had been a process of another host. `rbd image-meta` would wait for the lock.
+        let header = format!("rbd_header.{}", cluster.image_id());
+        cluster.tool("rados", &["-p", "rbd", "rmomapkey", &header, "metadata_ringway.owner"]);
+        // One of a try before.
+        let _ = std::fs::remove_file(other.path().join("s"));
+        let mut command = cluster.command(
+            other.path(),
+            &cluster.source(),
+            &["--socket", "s", "--lock-wait", "1"],
+        );
+        let mut early = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let ended = loop {
+            if let Some(status) = early.try_wait().unwrap() {
+                break Some(status);
+            }
+            // On a host that is busy for half a minute the cluster has missed the dead one by now.
+            if other.path().join("s").exists() {
+                early.kill().unwrap();
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let said = early.wait_with_output().unwrap().stderr;
+        let Some(status) = ended else { continue };
+        assert!(!status.success() && text(&said).contains("it is in use by"), "{}", text(&said));
+        // Who waits has it after that.
+        let daemon = cluster.serve(dir.path(), &["--socket", "s"]);
+        assert!(daemon.log().contains("is dead: its lock is broken"), "{}", daemon.log());
+        let listed = text(&cluster.tool("ceph", &["osd", "blocklist", "ls"]));
+        assert!(listed.contains(&dead), "{dead} may still write: {listed}");
+        let mut device = connect(dir.path(), 1);
+        assert!(reads(&device.pool(), &mut device.queue().unwrap(), 8));
+        drop(device);
+        daemon.stop();
+        return;
+    }
+    panic!("the dead one was missed within the second that others wait, each time");
 }
 
 #[test]
 fn g03_requests_wait_for_an_osd_that_was_killed() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    let Some(cluster) = Cluster::alone("rbd/g03") else { return };
     let dir = folder();
     let path = dir.path();
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s", "--overdue", "2"]);
+    let daemon = cluster.serve(path, &["--socket", "s", "--overdue", "2"]);
     meanwhile(&cluster, path, |answered| {
         goes_on(answered, 40);
         cluster.kill_osd();
         until("it is told", || daemon.log().contains("been under way for 2 s or longer"));
         assert!(ctl(path, &["list"]).contains("serving"), "the control socket answers");
-        cluster.script("osd", &[]);
+        cluster.script("osd");
         goes_on(answered, 40);
     });
     // And one that does not come back keeps nobody from ending.
@@ -355,11 +499,13 @@ fn g03_requests_wait_for_an_osd_that_was_killed() {
     daemon.signal(libc::SIGTERM);
     daemon.signal(libc::SIGTERM);
     daemon.wait();
+    cluster.script("osd");
 }
 
 #[test]
 fn g04_what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
-    let Some(cluster) = Cluster::start(true) else { return };
+    const IMAGE: &str = "rbd:rbd/g04";
+    let Some(cluster) = Cluster::shared("rbd/g04") else { return };
     let dir = folder();
     let path = dir.path();
     cluster.tool("rbd", &["create", "--size", "8M", "--image-feature", "layering", "rbd/bare"]);
@@ -378,7 +524,7 @@ fn g04_what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
         (vec!["rbd:rbd", conf[0], conf[1]], "it names no image of the pool"),
         (vec!["rbd:no/img", conf[0], conf[1]], "the cluster has no pool 'no'"),
         (vec!["rbd:rbd/no", conf[0], conf[1]], "the pool 'rbd' has no image 'no'"),
-        (vec!["rbd:rbd/img@no", conf[0], conf[1]], "with a snapshot 'no'"),
+        (vec!["rbd:rbd/g04@no", conf[0], conf[1]], "with a snapshot 'no'"),
         (vec!["rbd:rbd/bare", conf[0], conf[1]], "has no exclusive lock"),
         (vec!["rbd:rbd/cached", conf[0], conf[1]], "switches on rbd_cache"),
         (vec![IMAGE, conf[0], conf[1], "--ceph-user", "nobody"], "no key of client.nobody"),
@@ -395,19 +541,27 @@ fn g04_what_cannot_be_had_is_refused_with_the_reason_and_nothing_is_made() {
         assert!(!output.status.success() && said.contains(wanted), "{args:?}: {said}");
         assert_eq!(snapshot(path), before);
     }
+    // Guests only, and no clients of NBD.
+    for args in [
+        ["nbd", IMAGE, "--listen", "unix:n", "--ceph-conf", conf[1]],
+        ["serve", IMAGE, "--nbd", "unix:n", "--ceph-conf", conf[1]],
+    ] {
+        let mut command = ringway();
+        command.args(args).current_dir(path);
+        let output = run(command);
+        let said = text(&output.stderr);
+        let wanted = "which serve virtual machines (socket) and no NBD clients";
+        assert!(!output.status.success() && said.contains(wanted), "{args:?}: {said}");
+        assert_eq!(snapshot(path), before);
+    }
     // Whoever may only read cannot have the lock.
-    let caps = ["auth", "get-or-create", "client.reader", "mon", "profile rbd"];
-    let caps = [&caps[..], &["osd", "profile rbd-read-only"]].concat();
-    let key = cluster.tool("ceph", &caps);
-    let ring = cluster.path().join("keyring");
-    let both = [std::fs::read(&ring).unwrap(), key].concat();
-    std::fs::write(&ring, both).unwrap();
+    cluster.add_user("client.reader", "profile rbd-read-only");
     let reader = ["--socket", "s", "--ceph-user", "reader"];
     let output = run(cluster.command(path, IMAGE, &reader));
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("client.reader"), "{said}");
     let readers = [&reader[..], &["--read-only"]].concat();
-    cluster.serve(path, IMAGE, &readers).stop();
+    cluster.serve(path, &readers).stop();
 }
 
 /// Requests are carried out one after the other, for so long, until one fails.
@@ -473,10 +627,10 @@ impl Cluster {
 
 #[test]
 fn g05_g07_requests_wait_for_room_and_for_a_cluster_that_stands_still() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    let Some(cluster) = Cluster::alone("rbd/g05") else { return };
     let dir = folder();
     let path = dir.path();
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s", "--overdue", "2"]);
+    let daemon = cluster.serve(path, &["--socket", "s", "--overdue", "2"]);
     let mut device = connect(path, 2);
     let mut queues = device.queues().unwrap().into_iter();
     let (mut one, mut two) = (queues.next().unwrap(), queues.next().unwrap());
@@ -501,7 +655,7 @@ fn g05_g07_requests_wait_for_room_and_for_a_cluster_that_stands_still() {
     let conf = std::fs::read_to_string(cluster.conf()).unwrap() + "rados osd op timeout = 10\n";
     std::fs::write(path.join("limited.conf"), conf).unwrap();
     let mut command = ringway();
-    command.args(["serve", IMAGE, "--ceph-conf", "limited.conf", "--socket", "s"]);
+    command.args(["serve", "rbd:rbd/g05", "--ceph-conf", "limited.conf", "--socket", "s"]);
     command.current_dir(path);
     let daemon = Daemon::start(command);
     let mut device = connect(path, 1);
@@ -520,23 +674,20 @@ fn g05_g07_requests_wait_for_room_and_for_a_cluster_that_stands_still() {
 
 #[test]
 fn g06_who_is_fenced_or_has_lost_its_pool_has_errors_and_no_wrong_data() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    let Some(cluster) = Cluster::shared("fenced/g06") else { return };
     let dir = folder();
     let path = dir.path();
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let daemon = cluster.serve(path, &["--socket", "s"]);
     let mut device = connect(path, 1);
     let (pool, mut queue) = (device.pool(), device.queue().unwrap());
     guest(&pool, &mut queue, 5, &AtomicU64::new(0));
     // While it is served it cannot be removed.
     let mut command = Command::new("rbd");
-    command.arg("-c").arg(cluster.conf()).args(["rm", "--no-progress", "rbd/img"]);
+    command.arg("-c").arg(cluster.conf()).args(["rm", "--no-progress", "fenced/g06"]);
     assert!(!run(command).status.success(), "an image in use was removed");
     assert!(reads(&pool, &mut queue, 5));
     // Its administrator fences the client.
-    let list = text(&cluster.tool("rbd", &["lock", "ls", "--format", "json", "rbd/img"]));
-    let (_, address) = list.split_once("\"address\":\"").expect("somebody has the lock");
-    let (address, _) = address.split_once('"').unwrap();
-    cluster.tool("ceph", &["osd", "blocklist", "add", address]);
+    cluster.tool("ceph", &["osd", "blocklist", "add", &cluster.holder()]);
     until_one_fails("a write of who is fenced fails", || {
         queue.write(BYTES, pool.alloc(4096).unwrap(), 0).unwrap();
         carry_out(&mut queue).0
@@ -548,13 +699,16 @@ fn g06_who_is_fenced_or_has_lost_its_pool_has_errors_and_no_wrong_data() {
     drop(device);
     daemon.stop();
     // A new client has it all.
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let daemon = cluster.serve(path, &["--socket", "s"]);
     let mut device = connect(path, 1);
     let mut queue = device.queue().unwrap();
     let pool = device.pool();
     assert!(reads(&pool, &mut queue, 5));
     // The pool goes, with all images in it.
-    cluster.tool("ceph", &["osd", "pool", "delete", "rbd", "rbd", "--yes-i-really-really-mean-it"]);
+    cluster.tool(
+        "ceph",
+        &["osd", "pool", "delete", "fenced", "fenced", "--yes-i-really-really-mean-it"],
+    );
     until_one_fails("a read without the pool fails", || reads(&pool, &mut queue, 5));
     queue.write(0, pool.alloc(4096).unwrap(), 0).unwrap();
     assert!(!carry_out(&mut queue).0, "a write without the pool");
@@ -563,8 +717,74 @@ fn g06_who_is_fenced_or_has_lost_its_pool_has_errors_and_no_wrong_data() {
 }
 
 #[test]
+fn g08_writes_wait_for_the_quota_of_a_pool() {
+    if Command::new("ceph-mgr").arg("--version").stdout(Stdio::null()).status().is_err() {
+        skip(Need::Ceph, "ceph-mgr");
+        return;
+    }
+    let Some(cluster) = Cluster::shared("small/g08") else { return };
+    let dir = folder();
+    let path = dir.path();
+    // The quota is held against what a manager counts.
+    cluster.script("mgr");
+    let quota = |bytes: &str| {
+        cluster.tool("ceph", &["osd", "pool", "set-quota", "small", "max_bytes", bytes]);
+    };
+    let daemon = cluster.serve(path, &["--socket", "s", "--overdue", "2"]);
+    let mut device = connect(path, 2);
+    let mut queues = device.queues().unwrap().into_iter();
+    let (mut one, mut two) = (queues.next().unwrap(), queues.next().unwrap());
+    let pool = device.pool();
+    guest(&pool, &mut one, 9, &AtomicU64::new(0));
+    quota("1000000");
+    until_a_write_waits(path, &pool, &mut one);
+    two.read(BYTES - LEN, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(carry_out(&mut two).0, "a read of a pool over its quota");
+    assert!(ctl(path, &["list"]).contains("serving"), "the control socket answers");
+    quota("0");
+    assert!(carry_out(&mut one).0, "there is room again");
+    drop((one, two, queues, device));
+    daemon.stop();
+}
+
+#[test]
+fn g09_rights_that_are_taken_away_hold_for_new_connections() {
+    let Some(mut cluster) = Cluster::shared("rbd/g09") else { return };
+    let dir = folder();
+    let path = dir.path();
+    cluster.add_user("client.guest", "profile rbd");
+    let daemon = cluster.serve(path, &["--socket", "s", "--ceph-user", "guest"]);
+    let mut device = connect(path, 1);
+    let (pool, mut queue) = (device.pool(), device.queue().unwrap());
+    guest(&pool, &mut queue, 6, &AtomicU64::new(0));
+    let fewer = ["auth", "caps", "client.guest", "mon", "profile rbd", "osd"];
+    cluster.tool("ceph", &[&fewer[..], &["profile rbd-read-only"]].concat());
+    // By then no ticket with the old rights is good any more; a connection with them is.
+    std::thread::sleep(Duration::from_secs(TICKET + 1));
+    queue.write(BYTES, pool.alloc(4096).unwrap(), 0).unwrap();
+    assert!(carry_out(&mut queue).0, "a write over a connection with the old rights");
+    cluster.wait_until_alone();
+    cluster.kill_osd();
+    cluster.script("osd");
+    until_one_fails("a write without the right fails", || {
+        queue.write(BYTES, pool.alloc(4096).unwrap(), 0).unwrap();
+        carry_out(&mut queue).0
+    });
+    assert!(reads(&pool, &mut queue, 6), "a read, for which the rights are there");
+    drop((queue, device));
+    daemon.stop();
+    // Somebody with the rights has it all.
+    let daemon = cluster.serve(path, &["--socket", "s"]);
+    let mut device = connect(path, 1);
+    assert!(reads(&device.pool(), &mut device.queue().unwrap(), 6));
+    drop(device);
+    daemon.stop();
+}
+
+#[test]
 fn tools_know_images_of_a_cluster() {
-    let Some(cluster) = Cluster::start(false) else { return };
+    const IMAGE: &str = "rbd:rbd/tools";
+    let Some(cluster) = Cluster::shared("rbd/tools") else { return };
     let dir = folder();
     let path = dir.path();
     let tool = |args: &[&str]| {
@@ -590,9 +810,9 @@ fn tools_know_images_of_a_cluster() {
     std::fs::write(path.join("a.img"), &bytes).unwrap();
     fails(&["copy", "a.img", IMAGE], "overwrite it with --force");
     succeeds(&["copy", "--force", "--verify", "a.img", IMAGE]);
-    let there = cluster.tool("rbd", &["export", "--no-progress", "rbd/img", "-"]);
+    let there = cluster.tool("rbd", &["export", "--no-progress", "rbd/tools", "-"]);
     assert!(there == bytes, "the image is what was copied to it");
-    let extents = text(&cluster.tool("rbd", &["diff", "--format", "json", "rbd/img"]));
+    let extents = text(&cluster.tool("rbd", &["diff", "--format", "json", "rbd/tools"]));
     assert!(extents.matches("\"offset\"").count() <= 4, "zeroes take space: {extents}");
     succeeds(&["copy", "--verify", IMAGE, "b.img"]);
     assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "the copy is the image");
@@ -613,20 +833,20 @@ fn tools_know_images_of_a_cluster() {
     succeeds(&["bench", IMAGE, "--io-size", "1M", "--quiet"]);
     fails(&["bench", IMAGE, "--rw", "write", "--io-size", "1M"], "Add --allow-write");
     // As it was then.
-    cluster.tool("rbd", &["snap", "create", "--no-progress", "rbd/img@then"]);
+    cluster.tool("rbd", &["snap", "create", "--no-progress", "rbd/tools@then"]);
     // In use.
-    let daemon = cluster.serve(path, IMAGE, &["--socket", "s"]);
+    let daemon = cluster.serve(path, &["--socket", "s"]);
     let info = succeeds(&["info", IMAGE]);
     assert!(info.contains("127.0.0.1:0/") && info.contains("which lives"), "{info}");
     fails(&["doctor", IMAGE], "it is in use by 127.0.0.1:0/");
     fails(&["copy", "--force", IMAGE, "b.img"], "copy a snapshot of it");
     fails(&["copy", "--force", "a.img", IMAGE], "it is in use by 127.0.0.1:0/");
     fails(&["io", IMAGE, "-c", "read 0 4K"], "it is in use by 127.0.0.1:0/");
-    succeeds(&["copy", "rbd:rbd/img@then", "then.qcow2"]);
-    fails(&["copy", "--force", "a.img", "rbd:rbd/img@then"], "can only be read");
+    succeeds(&["copy", "rbd:rbd/tools@then", "then.qcow2"]);
+    fails(&["copy", "--force", "a.img", "rbd:rbd/tools@then"], "can only be read");
     fails(&["copy", "a.img", "c.img"], "are for images of a Ceph cluster");
     daemon.stop();
     // No tool keeps the lock.
-    let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/img"]));
+    let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/tools"]));
     assert!(lockers.trim().is_empty(), "a tool has kept the lock: {lockers}");
 }
