@@ -4,12 +4,41 @@ use crate::load::{AccessArgs, Load};
 use anyhow::{Context, Result, ensure};
 use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{Disk, OpenOptions, Source};
-pub use ringway_nbd_client::Allocation;
+pub use ringway_nbd_client::Allocation as ExportAllocation;
 use ringway_nbd_client::{Patience, connect};
+pub use ringway_rbd::Allocated;
+use ringway_rbd::Image;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a tool waits for a server to come back. Its requests fail then.
 const GIVE_UP: Duration = Duration::from_secs(30);
+
+/// Who tells where a disk has data.
+#[derive(Clone, Debug)]
+pub enum Allocation {
+    /// An NBD server, which has told it.
+    Export(Arc<ExportAllocation>),
+    /// A cluster, which is asked with [`Allocated`].
+    Cluster(Arc<Image>),
+}
+
+impl Allocation {
+    /// Of an image of a cluster; `None` of other disks.
+    #[must_use]
+    pub fn of_cluster(disk: &Disk) -> Option<Self> {
+        disk.cluster_image().map(|image| Self::Cluster(Arc::clone(image)))
+    }
+
+    /// How many bytes are data, if that was told.
+    #[must_use]
+    pub fn data_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Export(export) => export.data_bytes(),
+            Self::Cluster(_) => None,
+        }
+    }
+}
 
 /// Opens a disk; of one of an NBD server a connection that is lost comes back, for a while.
 ///
@@ -28,7 +57,7 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     Ok(disk)
 }
 
-/// Opens a disk that is to be read as a whole, and asks where it has data, if its server tells that.
+/// Opens a disk that is to be read as a whole, and who tells where it has data, if anybody does.
 ///
 /// # Errors
 /// As [`open`].
@@ -36,10 +65,14 @@ pub fn open_with_allocation(
     source: &Source,
     ceph: &CephArgs,
 ) -> Result<(Disk, Option<Allocation>)> {
-    let Source::Nbd(target) = source else { return Ok((open(source, ceph, true)?, None)) };
+    let Source::Nbd(target) = source else {
+        let disk = open(source, ceph, true)?;
+        let allocation = Allocation::of_cluster(&disk);
+        return Ok((disk, allocation));
+    };
     let disk = open(&Source::Nbd(target.with_block_status()), ceph, true)?;
     match disk.remote().map_or(Ok(None), |remote| remote.allocation()) {
-        Ok(allocation) => Ok((disk, allocation)),
+        Ok(told) => Ok((disk, told.map(|told| Allocation::Export(Arc::new(told))))),
         Err(error) => {
             tracing::warn!("{target}: {error}. All of it counts as data");
             drop(disk);

@@ -18,6 +18,7 @@
 //! that nobody needs them who has none. `cluster.rs` is the way to an image, `lock.rs` keeps a second writer
 //! away, `engine.rs` is the engine, `landed.rs` the way of completions from the library's threads to it.
 
+mod allocated;
 mod cluster;
 mod engine;
 mod error;
@@ -32,6 +33,7 @@ mod target;
 mod within;
 mod writable;
 
+pub use allocated::Allocated;
 pub use cluster::{Access, Configured};
 pub use engine::Rbd;
 pub use error::RbdError;

@@ -10,6 +10,9 @@ pub(crate) type Handle = *mut c_void;
 /// `rbd_callback_t`.
 pub(crate) type Callback = unsafe extern "C" fn(Handle, *mut c_void);
 
+/// What `rbd_diff_iterate2` calls: offset, length, whether it is there, the caller's argument.
+pub(crate) type Extent = unsafe extern "C" fn(u64, usize, c_int, *mut c_void) -> c_int;
+
 /// `rbd_image_watcher_t`.
 #[repr(C)]
 pub(crate) struct Watcher {
@@ -93,6 +96,7 @@ library! {
         rbd_stat: fn(Handle, *mut ImageInfo, usize) -> c_int;
         rbd_config_image_list: fn(Handle, *mut ConfigOption, *mut c_int) -> c_int;
         rbd_config_image_list_cleanup: fn(*mut ConfigOption, c_int);
+        rbd_diff_iterate2: fn(Handle, Text, u64, u64, u8, u8, Extent, *mut c_void) -> c_int;
         rbd_metadata_get: fn(Handle, Text, *mut c_char, *mut usize) -> c_int;
         rbd_metadata_set: fn(Handle, Text, Text) -> c_int;
         rbd_lock_acquire: fn(Handle, c_int) -> c_int;

@@ -145,6 +145,7 @@ impl Copy {
         // Before it is touched, know that the source fits.
         let destination = open::destination(args, buffers, mode_of(&source))?;
         let regular = destination.identity.kind == "file";
+        let is_zero = args.target_is_zero || destination.end.is_known_to_be_empty()?;
         let (bytes, room) = (source.identity.bytes, destination.identity.bytes);
         if !regular && bytes > room {
             bail!("{from} ({bytes} bytes) does not fit on {to} ({room} bytes)");
@@ -170,7 +171,7 @@ impl Copy {
             file.keep_space(prealloc);
         }
         let chunk = chunk_of(&ends);
-        let fresh = start == 0 && (regular || args.target_is_zero);
+        let fresh = start == 0 && (regular || is_zero);
         let mode = match prealloc {
             Prealloc::Full => Mode::Copy { fresh: false, find_zeroes: false },
             _ => Mode::Copy { fresh, find_zeroes: !args.keep_zeroes },

@@ -850,3 +850,50 @@ fn tools_know_images_of_a_cluster() {
     let lockers = text(&cluster.tool("rbd", &["lock", "ls", "rbd/tools"]));
     assert!(lockers.trim().is_empty(), "a tool has kept the lock: {lockers}");
 }
+
+#[test]
+fn holes_of_an_image_are_not_read() {
+    const IMAGE: &str = "rbd:rbd/holes";
+    let Some(cluster) = Cluster::shared("rbd/holes") else { return };
+    let dir = folder();
+    let path = dir.path();
+    let succeeds = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(args).arg("--ceph-conf").arg(cluster.conf()).current_dir(path);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {said}");
+        text(&output.stdout)
+    };
+    let data_of = |source: &str, to: &str| {
+        // Zeroes are not looked for: what is no data was known to be a hole.
+        let told = succeeds(&["copy", "--json", "--keep-zeroes", source, to]);
+        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+        told["data_bytes"].as_u64().expect("a number")
+    };
+    let in_rbd = |args: &[&str]| cluster.tool("rbd", args);
+    let mut bytes = vec![0; usize::try_from(64 * MIB).unwrap()];
+    let written = usize::try_from(8 * MIB).unwrap();
+    pattern::fill(&mut bytes[written..2 * written], 1, 8 * MIB / 512, 7);
+    std::fs::write(path.join("a.img"), &bytes).unwrap();
+    succeeds(&["copy", "--force", "a.img", IMAGE]);
+    assert_eq!(data_of(IMAGE, "holes.img"), 8 * MIB);
+    assert!(std::fs::read(path.join("holes.img")).unwrap() == bytes, "the copy is the image");
+    // What a clone has of its parent is data of its own.
+    in_rbd(&["snap", "create", "--no-progress", "rbd/holes@parent"]);
+    let second = ["--rbd-default-clone-format", "2", "clone"];
+    in_rbd(&[&second[..], &["rbd/holes@parent", "rbd/child"]].concat());
+    succeeds(&["io", "rbd:rbd/child", "-c", "write -P 0x77 40M 64K"]);
+    let data = data_of("rbd:rbd/child", "child.img");
+    assert!((8 * MIB + 65_536..=12 * MIB).contains(&data), "{data} bytes of data");
+    let child = in_rbd(&["export", "--no-progress", "rbd/child", "-"]);
+    assert!(std::fs::read(path.join("child.img")).unwrap() == child, "the copy is the clone");
+    in_rbd(&["rm", "--no-progress", "rbd/child"]);
+    // Where the source has a hole, and the image data, it has zeroes afterwards.
+    std::fs::write(path.join("less.img"), &bytes[..written + written / 2]).unwrap();
+    let less = std::fs::File::options().write(true).open(path.join("less.img")).unwrap();
+    less.set_len(64 * MIB).unwrap();
+    succeeds(&["copy", "--force", "less.img", IMAGE]);
+    let there = in_rbd(&["export", "--no-progress", "rbd/holes", "-"]);
+    assert!(there == std::fs::read(path.join("less.img")).unwrap(), "nothing of before is left");
+}

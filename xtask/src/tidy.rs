@@ -106,6 +106,7 @@ const FLOORS: &[(&str, &[&str])] = &[
             "core",
             "aio",
             "nbd-client",
+            "rbd",
             "disk",
             "export",
             "vhost-user",

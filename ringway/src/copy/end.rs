@@ -10,7 +10,7 @@ pub(super) use super::order::{Order, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_bench::ServedHere;
-use ringway_bench::elsewhere::Allocation;
+use ringway_bench::elsewhere::{Allocated, Allocation};
 use ringway_core::{Segment, Status};
 use ringway_driver::{BlkQueue, Buffer, Data, Device, Refusal, Rejected};
 use std::fs::File;
@@ -144,7 +144,7 @@ pub(super) struct DiskEnd {
     zeroes: Option<u64>,
     flush: bool,
     /// Of a source whose server tells.
-    pub(super) allocation: Option<Arc<Allocation>>,
+    pub(super) allocation: Option<Allocation>,
     /// Who serves it, if that is this process; ends after `device`.
     _served: Option<ServedHere>,
 }
@@ -176,7 +176,6 @@ impl DiskEnd {
         let piece = super::zero::UNIT.min(1 << most.ilog2());
         let zeroes = info.max_write_zeroes_sectors.map(|sectors| u64::from(sectors) * 512);
         let flush = info.flush;
-        let allocation = allocation.map(Arc::new);
         Ok(Self { queue, piece, zeroes, flush, allocation, device, _served: served })
     }
 
@@ -279,6 +278,16 @@ impl End {
             Self::Disk(disk) => engine.watch(bell, disk.queue.call_fd().as_raw_fd()),
             Self::Image(image) => image.attach(engine, bell),
         }
+    }
+
+    /// True if it is known that all of it reads as zeroes: an image of a cluster that has no data.
+    ///
+    /// # Errors
+    /// What the cluster says.
+    pub(super) fn is_known_to_be_empty(&self) -> anyhow::Result<bool> {
+        let Self::Disk(disk) = self else { return Ok(false) };
+        let Some(Allocation::Cluster(image)) = &disk.allocation else { return Ok(false) };
+        Ok(Allocated::new(image)?.next_data(0)?.is_none())
     }
 
     /// Gives an order. `segment` is the place for what the engine needs of it until it is done.

@@ -1,6 +1,6 @@
 //! What of a source has to be read: its data in chunks, its holes as a whole.
 
-use ringway_bench::elsewhere::Allocation;
+use ringway_bench::elsewhere::{Allocated, ExportAllocation};
 use ringway_image::Reader;
 use rustix::fs::{SeekFrom, seek};
 use std::fs::File;
@@ -27,7 +27,10 @@ pub(super) enum Holes {
     Unknown,
     File(Arc<File>),
     Image(Box<Reader>),
-    Export(Arc<Allocation>),
+    /// Of an NBD server.
+    Export(Arc<ExportAllocation>),
+    /// Of a Ceph cluster.
+    Cluster(Box<Allocated>),
 }
 
 /// Goes through a source once, from `at` to `end`.
@@ -86,6 +89,9 @@ impl Extents {
             Holes::Unknown => return Ok(()),
             Holes::Image(reader) => reader.next_data(self.at)?.unwrap_or(self.end),
             Holes::Export(allocation) => allocation.next_data(self.at).unwrap_or(self.end),
+            Holes::Cluster(image) => {
+                image.next_data(self.at).map_err(io::Error::other)?.unwrap_or(self.end)
+            }
             Holes::File(file) => match seek(file, SeekFrom::Data(self.at)) {
                 Ok(data) => data,
                 // Nothing but a hole up to the end.
@@ -108,6 +114,7 @@ impl Extents {
             Holes::Unknown => self.end,
             Holes::Image(reader) => reader.next_hole(data)?,
             Holes::Export(allocation) => allocation.next_hole(data),
+            Holes::Cluster(image) => image.next_hole(data).map_err(io::Error::other)?,
             Holes::File(file) => seek(file, SeekFrom::Hole(data))?,
         };
         self.until = hole.next_multiple_of(self.edge).clamp(self.at + 1, self.end);

@@ -17,6 +17,7 @@ use super::zero::Run;
 use anyhow::{Context, bail};
 pub(super) use mode::{DST, Mode, SRC};
 use ringway_aio::{Engine, Reaped};
+use ringway_bench::elsewhere::{Allocated, Allocation};
 use ringway_core::Segment;
 use ringway_core::mem::Mapping;
 use slots::{CopySlot, Transfer, slots_of};
@@ -133,7 +134,10 @@ impl<'a> Flow<'a> {
                 None => Holes::Unknown,
             },
             End::Disk(disk) => match &disk.allocation {
-                Some(allocation) => Holes::Export(Arc::clone(allocation)),
+                Some(Allocation::Export(export)) => Holes::Export(Arc::clone(export)),
+                Some(Allocation::Cluster(image)) => {
+                    Holes::Cluster(Box::new(Allocated::new(image)?))
+                }
                 None => Holes::Unknown,
             },
             End::File(_) => Holes::Unknown,

@@ -17,6 +17,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to finish what a killed process had in flight.
@@ -127,7 +128,7 @@ struct Served {
     stream: UnixStream,
     /// Who serves it, if that is this process.
     here: Option<ServedHere>,
-    /// Where it has data, if that is known.
+    /// Who tells where it has data, if anybody does.
     allocation: Option<Allocation>,
 }
 
@@ -141,7 +142,11 @@ impl Served {
     fn here(name: &Path, source: &Source, ceph: &CephArgs, reads: bool) -> anyhow::Result<Self> {
         let (disk, allocation) = match reads {
             true => elsewhere::open_with_allocation(source, ceph)?,
-            false => (elsewhere::open(source, ceph, false)?, None),
+            false => {
+                let disk = elsewhere::open(source, ceph, false)?;
+                let allocation = Allocation::of_cluster(&disk);
+                (disk, allocation)
+            }
         };
         if let Some(image) = disk.cluster_image().filter(|image| image.target().snapshot.is_none())
             && reads
