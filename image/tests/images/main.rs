@@ -9,6 +9,7 @@ mod fences;
 mod flatten;
 mod kills;
 mod matrix;
+mod merge_cuts;
 mod power_cuts;
 mod qemu;
 mod record;

@@ -20,22 +20,22 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-const SECTOR: usize = 512;
+pub(crate) const SECTOR: usize = 512;
 /// Cuts of each history.
-const CUTS: u64 = 40;
+pub(crate) const CUTS: u64 = 40;
 /// One of so many cuts is judged by `qemu-img check`, too.
-const QEMU: u64 = 8;
+pub(crate) const QEMU: u64 = 8;
 
 /// What a disk may do that none may: a test that notices nothing would be none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lie {
+pub(crate) enum Lie {
     None,
     /// Syncs do nothing.
     Sync,
 }
 
 /// What a sector of the guest's disk was, from which change on.
-type Versions = BTreeMap<usize, Vec<(u64, Vec<u8>)>>;
+pub(crate) type Versions = BTreeMap<usize, Vec<(u64, Vec<u8>)>>;
 
 /// What happened to an image.
 struct History {
@@ -54,11 +54,11 @@ struct History {
 }
 
 /// Notes: a change begins (its number twice), a guest's flush has ended (its number twice, and one).
-fn begins(number: u64) -> u64 {
+pub(crate) fn begins(number: u64) -> u64 {
     2 * number
 }
 
-fn flushed(number: u64) -> u64 {
+pub(crate) fn flushed(number: u64) -> u64 {
     2 * number + 1
 }
 
@@ -169,63 +169,12 @@ impl History {
     }
 
     fn push(&mut self, number: u64, first: usize, bytes: &[u8]) {
-        for (sector, bytes) in (first..).zip(bytes.chunks(SECTOR)) {
-            self.versions.entry(sector).or_default().push((number, bytes.to_vec()));
-        }
-    }
-
-    /// The file after a cut behind `count` events.
-    fn cut(&self, rng: &mut Rng, count: usize, lie: Lie) -> Vec<u8> {
-        let events = &self.events[..count];
-        let synced = match lie {
-            Lie::Sync => 0,
-            Lie::None => events.iter().rposition(|event| *event == Event::Sync).unwrap_or(0),
-        };
-        let mut file = self.before.clone();
-        events[..synced].iter().for_each(|event| apply(&mut file, event, &mut |_| true));
-        // All of it, nothing, whole calls, or each sector by itself.
-        let how = rng.below(8);
-        for event in &events[synced..] {
-            let whole = match how {
-                0 => true,
-                1 => false,
-                _ => rng.below(2) == 0,
-            };
-            // Of calls that change the size, that arrives or it does not.
-            let each = how >= 4;
-            let mut torn = |_| if each { rng.below(2) == 0 } else { whole };
-            match event {
-                Event::Write { at, bytes } if !whole => {
-                    // Behind the end there is no place without its size.
-                    let end = file.len() as u64;
-                    let within = usize::try_from(end.saturating_sub(*at)).unwrap().min(bytes.len());
-                    let event = Event::Write { at: *at, bytes: bytes[..within].to_vec() };
-                    apply(&mut file, &event, &mut torn);
-                }
-                Event::Size(_) if !whole => {}
-                event => apply(&mut file, event, &mut torn),
-            }
-        }
-        file
-    }
-
-    /// Which change began last before a cut, and which was flushed.
-    fn reached(&self, count: usize) -> (u64, u64) {
-        let (mut begun, mut durable) = (0, 0);
-        for event in &self.events[..count] {
-            if let Event::Note(note) = event {
-                match note % 2 {
-                    0 => begun = note / 2,
-                    _ => durable = note / 2,
-                }
-            }
-        }
-        (begun, durable)
+        push(&mut self.versions, number, first, bytes);
     }
 
     /// Everything that was flushed is there, and nothing that nobody has written.
     fn compare(&self, found: &[u8], count: usize) -> Result<(), String> {
-        let (begun, durable) = self.reached(count);
+        let (begun, durable) = reached(self.events[..count].iter());
         // A change begins when the one before it was answered.
         let bytes = |most: u64| {
             let grown = self.grown.iter().rev().find(|(number, _)| *number <= most);
@@ -238,24 +187,7 @@ impl History {
                 self.grown
             ));
         }
-        for (sector, found) in found.chunks(SECTOR).enumerate() {
-            let before = self.base.get(sector * SECTOR..(sector + 1) * SECTOR);
-            let before = before.unwrap_or(&[0; SECTOR]);
-            let all = self.versions.get(&sector).map_or(&[][..], |all| all);
-            let upto = all.iter().map(|(number, _)| *number).filter(|number| *number <= durable);
-            let last = upto.max().unwrap_or(0);
-            let fits = |(number, bytes): &(u64, Vec<u8>)| {
-                (last..=begun).contains(number) && bytes == found
-            };
-            if !(all.iter().any(fits) || (last == 0 && found == before)) {
-                return Err(format!(
-                    "sector {sector} holds {:x?}, which is none of what it was from change {last} \
-                     (flushed: {durable}) to change {begun}",
-                    &found[..8]
-                ));
-            }
-        }
-        Ok(())
+        compare(&self.base, &self.versions, found, (begun, durable))
     }
 
     fn judge(
@@ -265,7 +197,8 @@ impl History {
         lie: Lie,
         tally: &mut Tally,
     ) -> Result<(), String> {
-        let bytes = self.cut(rng, count, lie);
+        let events: Vec<_> = self.events[..count].iter().collect();
+        let bytes = after_cut(rng, &self.before, &events, lie);
         let path = self.folder.path().join("cut.qcow2");
         std::fs::write(&path, &bytes).unwrap();
         let found = checked(&path)?;
@@ -292,6 +225,87 @@ impl History {
         }
         Ok(())
     }
+}
+
+/// A file after a cut behind these events.
+pub(crate) fn after_cut(rng: &mut Rng, before: &[u8], events: &[&Event], lie: Lie) -> Vec<u8> {
+    let synced = match lie {
+        Lie::Sync => 0,
+        Lie::None => events.iter().rposition(|event| **event == Event::Sync).unwrap_or(0),
+    };
+    let mut file = before.to_vec();
+    events[..synced].iter().for_each(|event| apply(&mut file, event, &mut |_| true));
+    // All of it, nothing, whole calls, or each sector by itself.
+    let how = rng.below(8);
+    for event in &events[synced..] {
+        let whole = match how {
+            0 => true,
+            1 => false,
+            _ => rng.below(2) == 0,
+        };
+        // Of calls that change the size, that arrives or it does not.
+        let each = how >= 4;
+        let mut torn = |_| if each { rng.below(2) == 0 } else { whole };
+        match event {
+            Event::Write { at, bytes } if !whole => {
+                // Behind the end there is no place without its size.
+                let end = file.len() as u64;
+                let within = usize::try_from(end.saturating_sub(*at)).unwrap().min(bytes.len());
+                let event = Event::Write { at: *at, bytes: bytes[..within].to_vec() };
+                apply(&mut file, &event, &mut torn);
+            }
+            Event::Size(_) if !whole => {}
+            event => apply(&mut file, event, &mut torn),
+        }
+    }
+    file
+}
+
+/// Which change began last before a cut, and which was flushed.
+pub(crate) fn reached<'a>(events: impl Iterator<Item = &'a Event>) -> (u64, u64) {
+    let (mut begun, mut durable) = (0, 0);
+    for event in events {
+        if let Event::Note(note) = event {
+            match note % 2 {
+                0 => begun = note / 2,
+                _ => durable = note / 2,
+            }
+        }
+    }
+    (begun, durable)
+}
+
+/// A change has put these bytes there.
+pub(crate) fn push(versions: &mut Versions, number: u64, first: usize, bytes: &[u8]) {
+    for (sector, bytes) in (first..).zip(bytes.chunks(SECTOR)) {
+        versions.entry(sector).or_default().push((number, bytes.to_vec()));
+    }
+}
+
+/// Everything that was flushed is there, and nothing that nobody has written, if of all changes so many
+/// were begun and flushed.
+pub(crate) fn compare(
+    before: &[u8],
+    versions: &Versions,
+    found: &[u8],
+    (begun, durable): (u64, u64),
+) -> Result<(), String> {
+    for (sector, found) in found.chunks(SECTOR).enumerate() {
+        let before = before.get(sector * SECTOR..(sector + 1) * SECTOR).unwrap_or(&[0; SECTOR]);
+        let all = versions.get(&sector).map_or(&[][..], |all| all);
+        let upto = all.iter().map(|(number, _)| *number).filter(|number| *number <= durable);
+        let last = upto.max().unwrap_or(0);
+        let fits =
+            |(number, bytes): &(u64, Vec<u8>)| (last..=begun).contains(number) && bytes == found;
+        if !(all.iter().any(fits) || (last == 0 && found == before)) {
+            return Err(format!(
+                "sector {sector} holds {:x?}, which is none of what it was from change {last} \
+                 (flushed: {durable}) to change {begun}",
+                &found[..8]
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn apply(file: &mut Vec<u8>, event: &Event, survives: &mut dyn FnMut(usize) -> bool) {
@@ -341,7 +355,7 @@ fn open(path: &Path) -> Result<(File, Header, u64), String> {
 }
 
 /// No error; leaks may be.
-fn checked(path: &Path) -> Result<Findings, String> {
+pub(crate) fn checked(path: &Path) -> Result<Findings, String> {
     let (file, header, bytes) = open(path)?;
     let options = CheckOptions { range: 1 << 16, ..CheckOptions::default() };
     let found =

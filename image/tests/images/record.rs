@@ -1,10 +1,9 @@
-//! What a file is asked to do, in order: the calls that change or sync it, taken in their way to the
+//! What files are asked to do, in order: the calls that change or sync them, taken in their way to the
 //! host, of this process alone.
 //!
 //! The symbols below are those of the C library; the linker prefers ours. Each makes its system call,
 //! and notes it if somebody records that file. One at a time, so that the order is the order.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -32,53 +31,73 @@ pub(crate) enum Event {
 /// Device and inode.
 type Key = (u64, u64);
 
-static RECORDS: Mutex<Option<HashMap<Key, Vec<Event>>>> = Mutex::new(None);
+/// Files that are recorded together.
+struct Recording {
+    files: Vec<Key>,
+    /// Each with the number of its file.
+    events: Vec<(usize, Event)>,
+}
 
-fn records() -> MutexGuard<'static, Option<HashMap<Key, Vec<Event>>>> {
+static RECORDS: Mutex<Vec<Recording>> = Mutex::new(Vec::new());
+
+fn records() -> MutexGuard<'static, Vec<Recording>> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Records a file until it is dropped.
+/// Records files until it is dropped; the first one is one that nobody else records.
 pub(crate) struct Record(Key);
+
+fn key(file: &File) -> Key {
+    let meta = file.metadata().unwrap();
+    (meta.dev(), meta.ino())
+}
 
 impl Record {
     pub(crate) fn of(file: &File) -> Self {
-        let meta = file.metadata().unwrap();
-        let key = (meta.dev(), meta.ino());
-        records().get_or_insert_default().insert(key, Vec::new());
+        let key = key(file);
+        records().push(Recording { files: vec![key], events: Vec::new() });
         Self(key)
+    }
+
+    /// Records one more, in one order with the others.
+    pub(crate) fn add(&self, file: &File) {
+        self.with(|recording| recording.files.push(key(file)));
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Recording) -> T) -> T {
+        let mut all = records();
+        act(all.iter_mut().find(|recording| recording.files[0] == self.0).unwrap())
     }
 
     /// Notes something between the calls.
     pub(crate) fn note(&self, number: u64) {
-        if let Some(events) = records().as_mut().and_then(|all| all.get_mut(&self.0)) {
-            events.push(Event::Note(number));
-        }
+        self.with(|recording| recording.events.push((0, Event::Note(number))));
     }
 
-    /// What happened so far.
+    /// What happened so far, with the number of the file that it happened to.
+    pub(crate) fn take_all(&self) -> Vec<(usize, Event)> {
+        self.with(|recording| std::mem::take(&mut recording.events))
+    }
+
+    /// What happened so far to one file.
     pub(crate) fn take(&self) -> Vec<Event> {
-        let mut records = records();
-        let events = records.as_mut().and_then(|all| all.get_mut(&self.0));
-        events.map(std::mem::take).unwrap_or_default()
+        self.take_all().into_iter().map(|(_, event)| event).collect()
     }
 }
 
 impl Drop for Record {
     fn drop(&mut self) {
-        if let Some(all) = records().as_mut() {
-            all.remove(&self.0);
-        }
+        records().retain(|recording| recording.files[0] != self.0);
     }
 }
 
 /// Makes a call, and notes what it did if it succeeded and the file is recorded.
 fn noted(fd: i32, call: impl FnOnce() -> i64, event: impl FnOnce(u64) -> Event) -> i64 {
-    let mut records = records();
-    let Some(all) = records.as_mut().filter(|all| !all.is_empty()) else {
-        drop(records);
+    let mut all = records();
+    if all.is_empty() {
+        drop(all);
         return call();
-    };
+    }
     // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
@@ -86,9 +105,13 @@ fn noted(fd: i32, call: impl FnOnce() -> i64, event: impl FnOnce(u64) -> Event) 
     let result = call();
     if known
         && let Ok(done) = u64::try_from(result)
-        && let Some(events) = all.get_mut(&(stat.st_dev, stat.st_ino))
+        && let Some((recording, nth)) = all.iter_mut().find_map(|recording| {
+            let its = |key: &Key| *key == (stat.st_dev, stat.st_ino);
+            let nth = recording.files.iter().position(its)?;
+            Some((recording, nth))
+        })
     {
-        events.push(event(done));
+        recording.events.push((nth, event(done)));
     }
     result
 }
