@@ -165,7 +165,16 @@ fn a_merge_can_be_limited_and_cancelled() {
             refused(dir, other, &["being merged", "ctl commit --cancel"]);
         }
         refused(dir, &["flatten", "s", "--cancel"], &["commit is under way"]);
+        // What is a mixture is not read by anybody, until it is over.
+        let format = if raw { "raw" } else { "qcow2" };
+        let reads = || {
+            let mut command = Command::new("qemu-io");
+            command.args(["-r", "-f", format, "-c", "read 0 512", "base"]).current_dir(dir);
+            command.output().map(|output| output.status.success())
+        };
+        assert!(reads().is_ok_and(|succeeds| !succeeds) || reads().is_err());
         assert_eq!(done(dir, &["commit", "s", "--cancel"])["job"]["state"], "cancelled");
+        assert!(reads().unwrap_or(true));
         assert_eq!(images(dir), 3);
         // Stopped with its daemon, too; then it is done.
         done(dir, &["commit", "s", "--bps", "1M"]);
@@ -215,6 +224,33 @@ fn c31_a_base_that_others_use_is_not_written() {
     other.try_lock_shared().unwrap();
     refused(dir, &["commit", "s", "--snapshot", "new"], &["in use by somebody else"]);
     drop(other);
+    // A program of QEMU that reads a clone of it, and would let others write. It has it once it asks.
+    let mut reader = Command::new("qemu-io");
+    reader.args(["-r", "two.qcow2"]).current_dir(dir);
+    reader.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+    match reader.spawn() {
+        Ok(mut reader) => {
+            let mut prompt = [0; 7];
+            let out = reader.stdout.as_mut().unwrap();
+            std::io::Read::read_exact(out, &mut prompt).unwrap();
+            refused(
+                dir,
+                &["commit", "s", "--snapshot", "new"],
+                &["in use by somebody else", "QEMU"],
+            );
+            drop(reader.stdin.take());
+            reader.wait().unwrap();
+        }
+        Err(_) => skip(Need::Qemu, "qemu-io".to_owned()),
+    }
+    // Its owner allows nobody to write it, not even root.
+    let mode = |mode| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(dir.join("base"), std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    mode(0o444);
+    refused(dir, &["commit", "s", "--snapshot", "new"], &["may not be written", "chmod u+w"]);
+    mode(0o644);
     // What is served as a clone of it.
     let clone = ["add", "clone.qcow2", "--base", "base", "--base-format", "raw", "--socket", "c"];
     let daemon_of_clones = {

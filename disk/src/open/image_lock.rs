@@ -72,8 +72,8 @@ pub fn unlock_image(file: &File) {
 /// A file that was locked for writing is only read from now on, beside other readers.
 pub(crate) fn share_lock(file: &File) -> Result<(), LockError> {
     // Our own marks would not bar us, and nobody else has any of these.
-    for permission in [WRITE, RESIZE] {
-        let _ = set(file, libc::F_UNLCK, USED + permission, 1);
+    for byte in [USED + WRITE, USED + RESIZE, BARRED + READ] {
+        let _ = set(file, libc::F_UNLCK, byte, 1);
     }
     file.try_lock_shared().map_err(|error| match error {
         TryLockError::WouldBlock => LockError::Locked,
@@ -81,17 +81,30 @@ pub(crate) fn share_lock(file: &File) -> Result<(), LockError> {
     })
 }
 
-/// A file that was locked for reading, beside other readers, is ours to write from now on.
+/// A file that was locked for reading, beside other readers, is ours alone from now on, until its lock is
+/// shared again.
 ///
 /// # Errors
 /// [`LockError`]; it is locked for reading then.
 pub(crate) fn raise_lock(file: &File) -> Result<(), LockError> {
-    lock_image(file, false).inspect_err(|_| {
+    lock_image(file, false).and_then(|()| bar_readers(file)).inspect_err(|_| {
         // `flock` lets the old lock go before it takes the new one.
-        if let Err(error) = lock_image(file, true) {
+        if let Err(error) = share_lock(file).and_then(|()| lock_image(file, true)) {
             tracing::error!("the lock of what a disk is based on was lost: {error}");
         }
     })
+}
+
+/// Refuses who reads, and keeps others from it. Many a program of QEMU allows that what it reads is
+/// written, as long as it is whole at any time.
+fn bar_readers(file: &File) -> Result<(), LockError> {
+    let barred = set(file, libc::F_RDLCK, BARRED + READ, 1);
+    match barred.and_then(|()| is_marked(file, USED + READ)) {
+        Ok(true) => Err(LockError::Marked(USED + READ)),
+        Ok(false) => Ok(()),
+        Err(error) if cannot(&error) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Marks what we do, and what nobody else may.

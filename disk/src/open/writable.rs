@@ -42,6 +42,10 @@ pub fn reopen_for_writing(file: &File, base: Option<&Path>) -> Result<File, NotW
             return Err(NotWritable::Base(base.into()));
         }
     }
+    // To root the kernel forbids nothing, and whoever has taken the right away has meant it.
+    if here.is_file() && here.mode() & 0o222 == 0 {
+        return Err(NotWritable::Forbidden(Errno::ACCESS.into()));
+    }
     let direct = fcntl_getfl(file).map_err(io::Error::from)? & OFlags::DIRECT;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::RDWR | OFlags::CLOEXEC | direct;
