@@ -188,4 +188,16 @@ fn what_cannot_be_a_snapshot_changes_nothing() {
     done(dir, &["snapshot", "s", "./new"]);
     daemon.stop();
     whole(dir, "disk.qcow2");
+    // By a link into another folder the snapshot would not be found again, by one in this folder it is.
+    create("linked.qcow2");
+    std::os::unix::fs::symlink("../linked.qcow2", dir.join("sub/link")).unwrap();
+    std::os::unix::fs::symlink("linked.qcow2", dir.join("here")).unwrap();
+    let serve = |image| [&[image], &SERVE[1..]].concat();
+    let daemon = Daemon::serve(dir, &serve("sub/link"));
+    refused(dir, &snapshot("s", "newer"), &["symbolic link", "linked.qcow2"]);
+    daemon.stop();
+    let daemon = Daemon::serve(dir, &serve("here"));
+    done(dir, &["snapshot", "s", "newer"]);
+    daemon.stop();
+    Daemon::serve(dir, &serve("here")).stop();
 }

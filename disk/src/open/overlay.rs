@@ -52,6 +52,19 @@ pub enum OverlayError {
         /// Where the image is.
         folder: PathBuf,
     },
+    /// Whoever opens it by that name looks for the snapshot in the folder of the link.
+    #[error(
+        "{}: this name is a symbolic link into another folder, where a snapshot would not be found by it: \
+         serve the disk by its own name, {}",
+        link.display(),
+        image.display()
+    )]
+    Link {
+        /// What it is served by.
+        link: PathBuf,
+        /// Its own name.
+        image: PathBuf,
+    },
     /// Nothing is overwritten.
     #[error("{}: it is there already, and a snapshot overwrites nothing. Give another name", .0.display())]
     Exists(PathBuf),
@@ -108,8 +121,7 @@ impl NewOverlay {
         snapshot: &Path,
         shape: OverlayShape,
     ) -> Result<(Self, Layer, Alignment), OverlayError> {
-        let image = path.canonicalize().map_err(host(path, "find it"))?;
-        let folder = image.parent().unwrap_or(Path::new("/")).to_owned();
+        let (image, folder) = own_name(path)?;
         let snapshot = place(&folder, snapshot)?;
         let old = opened.metadata().map_err(host(path, "look at it"))?;
         let named = image.symlink_metadata().map_err(host(path, "look at it"))?;
@@ -130,7 +142,10 @@ impl NewOverlay {
             cluster_bits: shape.cluster_bits,
             backing: Some((&name, shape.format)),
         };
-        content.write(&file)?;
+        content.write(&file).map_err(|error| match error {
+            CreateError::Host(error) => cannot()(error),
+            error => error.into(),
+        })?;
         // Whoever may use the image may use it on.
         let mode = std::fs::Permissions::from_mode(named.mode() & 0o777);
         file.set_permissions(mode).map_err(cannot())?;
@@ -208,6 +223,18 @@ impl Drop for NewOverlay {
                 self.snapshot.display()
             );
         }
+    }
+}
+
+/// The name of an image from the root, and its folder, which has to be that of `path`.
+fn own_name(path: &Path) -> Result<(PathBuf, PathBuf), OverlayError> {
+    let image = path.canonicalize().map_err(host(path, "find it"))?;
+    let folder = image.parent().unwrap_or(Path::new("/")).to_owned();
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    match parent.canonicalize().map_err(host(parent, "find this folder"))? == folder {
+        true => Ok((image, folder)),
+        false => Err(OverlayError::Link { link: path.into(), image }),
     }
 }
 
