@@ -38,7 +38,8 @@ const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "-
 
 #[test]
 fn a_snapshot_holds_what_had_been_written_and_the_disk_goes_on() {
-    for more in [&[][..], &["--sandbox", "off"], &["--cache", "none", "--engine", "threads"]] {
+    let direct = &["--cache", "none", "--engine", "threads"];
+    for more in [&[][..], &["--sandbox", "off"], direct, &["--isolate"]] {
         let dir = tempfile::tempdir_in(".").unwrap();
         let dir = dir.path();
         image(dir);
@@ -179,7 +180,7 @@ fn what_cannot_be_a_snapshot_changes_nothing() {
     refused(dir, &snapshot("s", ".."), &["names no file"]);
     refused(dir, &snapshot("r", "new"), &["raw", "--base"]);
     refused(dir, &snapshot("o", "new"), &["read-only"]);
-    refused(dir, &snapshot("i", "new"), &["isolate"]);
+    refused(dir, &snapshot("i", "there"), &["there already", "another name"]);
     refused(dir, &snapshot("e", "new"), &["ephemeral"]);
     refused(dir, &snapshot("n", "new"), &["has no image"]);
     refused(dir, &snapshot("gone", "new"), &["no disk"]);

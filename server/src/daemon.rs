@@ -133,6 +133,7 @@ impl Daemon {
         let duties = Duties {
             account: account.clone(),
             adds: plan.daemon.control.is_some() || plan.xen.is_some() || configured.is_some(),
+            changes: inside.as_ref().is_some_and(|inside| inside.commanded),
             configuration: configured.as_ref().map(|configured| configured.path.clone()),
             groups: plan.names_groups(),
             clones: plan.disks.iter().any(|disk| disk.base.is_some()),

@@ -17,6 +17,7 @@
 mod cgroups;
 mod entry;
 mod inside;
+mod pending;
 mod process;
 mod process_log;
 mod protocol;
@@ -27,12 +28,13 @@ use super::events::Events;
 use super::limits::apart_has_no_group;
 use super::served::lock;
 use anyhow::{Context, bail, ensure};
+use pending::Pending;
 use process::{LOOK, Process};
 use process_log::ProcessLog;
 use protocol::{ProcessSetup, ToProcess};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Place};
 use ringway_control::log::{LogFormat, LogLevel};
-use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened, Kind, Problem, State};
+use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened, JobFacts, State};
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
@@ -65,7 +67,7 @@ pub(crate) struct Isolated {
     /// Its number: never given to another disk of this daemon.
     pub(crate) id: u64,
     /// What it takes for itself, which no other disk may have.
-    pub(crate) claim: Claim,
+    pub(crate) claim: Mutex<Claim>,
     /// Its number at the spawner.
     number: u64,
     /// As they were told last.
@@ -119,14 +121,24 @@ impl Starting {
         // The daemon before may have been killed just now, and its processes not have noticed yet.
         disk.lock_wait.get_or_insert(LOCK_WAIT[usize::from(spec.is_of_cluster())]);
         let mut daemon = options.clone();
-        let sampled = daemon.control.take().is_some() | daemon.metrics.take().is_some();
+        let commanded = daemon.control.take().is_some();
+        let sampled = commanded | daemon.metrics.take().is_some();
         daemon.each = EachDisk::default();
         if let Some(cpus) = &mut daemon.cpus {
             cpus.rotate(turn);
         }
         let (log_format, log_level) = log;
         let name = source_name(&spec);
-        let setup = ProcessSetup { disk, daemon, sampled, name, memory_max, log_format, log_level };
+        let setup = ProcessSetup {
+            disk,
+            daemon,
+            commanded,
+            sampled,
+            name,
+            memory_max,
+            log_format,
+            log_level,
+        };
         let (number, process) = spawner.start(setup)?;
         Ok(Self { process: Arc::new(process), number, spec })
     }
@@ -140,7 +152,7 @@ impl Starting {
         let log = ProcessLog::new(&facts.image);
         Ok(Isolated {
             id,
-            claim,
+            claim: Mutex::new(claim),
             number: self.number,
             facts: Mutex::new(DiskFacts { id, ..facts }),
             process: Mutex::new(Some(self.process)),
@@ -339,6 +351,11 @@ impl Isolated {
         self.paused.store(paused, SeqCst);
     }
 
+    /// What was begun is known before its process tells of it.
+    pub(crate) fn set_job(&self, job: JobFacts) {
+        lock(&self.facts).job = Some(job);
+    }
+
     /// As above: what its limits are by now.
     pub(crate) fn set_limits(&self, limits: LimitArgs) {
         *lock(&self.limits) = Some(limits);
@@ -382,33 +399,6 @@ impl Isolated {
     pub(crate) fn tell_counts(&self) {
         if let Some(process) = &*lock(&self.process) {
             process.tell_counts();
-        }
-    }
-}
-
-/// An answer that is to come.
-pub(crate) struct Pending {
-    image: String,
-    answer: Option<process::Answer>,
-}
-
-impl Pending {
-    /// Waits for it.
-    ///
-    /// # Errors
-    /// What the process finds wrong, or that it does not answer.
-    pub(crate) fn wait(self, patience: Duration) -> Result<Value, Problem> {
-        let silent = |what: &str| Problem::new(Kind::Failed, format!("{}: {what}", self.image));
-        let Some(answer) = self.answer else {
-            return Err(silent(
-                "its process has ended and is being started again: try again later",
-            ));
-        };
-        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
-        match answer.recv_timeout(patience) {
-            Ok(outcome) => outcome,
-            Err(Timeout) => Err(silent("its process does not answer")),
-            Err(Disconnected) => Err(silent("its process has ended meanwhile: see list")),
         }
     }
 }

@@ -290,7 +290,7 @@ impl Disks {
     /// The disk that is served at this place.
     fn at(&self, place: &Location) -> Option<AnyDisk> {
         let here = self.list().into_iter().filter(|served| lock(&served.claim).is_at(place));
-        let apart = self.isolated().into_iter().filter(|disk| disk.claim.is_at(place));
+        let apart = self.isolated().into_iter().filter(|disk| lock(&disk.claim).is_at(place));
         here.map(AnyDisk::Here).chain(apart.map(AnyDisk::Apart)).next()
     }
 

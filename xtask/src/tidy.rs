@@ -41,7 +41,7 @@ const LONGER: &[(&str, usize)] = &[
     ("control/src/protocol.rs", 492),  // each word of the control socket
     ("control/src/config/disk.rs", 540), // each word of a disk
     ("ringway/src/ctl.rs", 430),       // every word of `ctl`
-    ("server/src/isolate.rs", 420),    // one process for each disk
+    ("server/src/isolate.rs", 410),    // one process for each disk
     ("testkit/oracle/src/blkif.rs", 560), // an oracle: a ring and its two sides
     ("testkit/oracle/src/inflight.rs", 405), // an oracle
     ("testkit/oracle/src/packed.rs", 465), // an oracle

@@ -111,7 +111,11 @@ pub(super) fn job_ended(
         let list: List = serde_json::from_value(list()?)?;
         let disk = list.disks.into_iter().find(|disk| disk.id == of.id);
         let Some(job) = disk.and_then(|disk| disk.job) else {
-            bail!("{}: it is served no more; its image holds what it did", of.image);
+            bail!(
+                "{}: nobody carries it on: the disk was removed, or its own process has ended. Its image \
+                 holds what it did",
+                of.image
+            );
         };
         bar.set_length(job.total_bytes);
         bar.set_position(job.done_bytes);

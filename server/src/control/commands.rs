@@ -16,7 +16,7 @@ use ringway_control::request::{
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
 use ringway_terminal::reasons::in_full;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -62,7 +62,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
     if let Some(name) = changed(&request)
         && let AnyDisk::Apart(disk) = find(disks, name)?
     {
-        return change_apart(&disk, request);
+        return change_apart(disks, &disk, request);
     }
     match request {
         Request::List(Nothing {}) => answer(reports::list(disks)),
@@ -95,23 +95,35 @@ fn changed(request: &Request) -> Option<&Name> {
         | Request::Retry(Retry { disk, .. })
         | Request::Drain(One { disk })
         | Request::Pause(One { disk })
-        | Request::Resume(One { disk }) => Some(disk),
+        | Request::Resume(One { disk })
+        | Request::Snapshot(Snapshot { disk, .. })
+        | Request::Flatten(Flatten { disk, .. })
+        | Request::Commit(Commit { disk, .. }) => Some(disk),
         _ => None,
     }
 }
 
 /// Has the process of a disk do it.
-fn change_apart(disk: &Isolated, request: Request) -> Outcome {
+fn change_apart(disks: &Disks, disk: &Isolated, request: Request) -> Outcome {
     let pause = match &request {
         Request::Pause(_) => Some(true),
         Request::Resume(_) => Some(false),
         _ => None,
     };
+    let new_image = matches!(request, Request::Snapshot(_) | Request::Commit(_));
     let mut line = answer(request)?;
     // It knows no other.
     line["disk"] = 0.into();
-    let mut said = disk.ask(line).wait(CHANGE_MAX)?;
+    let said = disk.ask(line).wait(CHANGE_MAX);
+    if new_image {
+        // Also if it failed after that.
+        lock(&disk.claim).follow(|path| disks.host.locate(path));
+    }
+    let mut said = said?;
     pause.into_iter().for_each(|pause| disk.set_paused(pause));
+    if let Ok(begun) = JobOf::deserialize(&said) {
+        disk.set_job(begun.job);
+    }
     said["id"] = disk.id.into();
     Ok(said)
 }
@@ -142,7 +154,7 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
             disk.id.to_string() == *word
                 || disk.image() == *word
                 || disk.is_at_socket(Path::new(word))
-                || place.as_ref().is_some_and(|place| disk.claim.is_at(place))
+                || place.as_ref().is_some_and(|place| lock(&disk.claim).is_at(place))
         }
     };
     let here = disks.list().into_iter().filter(|served| is_it(served)).map(AnyDisk::Here);
@@ -233,31 +245,20 @@ fn retry(disks: &Disks, Retry { disk, fail }: Retry) -> Outcome {
 }
 
 fn snapshot(disks: &Disks, asked: &Snapshot) -> Outcome {
-    match find(disks, &asked.disk)? {
-        AnyDisk::Here(served) => match disks.snapshot(&served, &asked.snapshot) {
-            Ok(taken) => answer(taken),
-            Err(error) => Err(files_stay(&served, &error)),
-        },
-        AnyDisk::Apart(disk) => Err(Problem::new(
-            Kind::Failed,
-            format!(
-                "{}: it has a process of its own (isolate), which may make no files: snapshots are for \
-                 disks without",
-                disk.image()
-            ),
-        )),
-    }
+    let served = find_here(disks, &asked.disk)?;
+    let taken = disks.snapshot(&served, &asked.snapshot);
+    answer(taken.map_err(|error| files_stay(&served, &error))?)
 }
 
 fn flatten(disks: &Disks, asked: &Flatten) -> Outcome {
-    job(disks, &asked.disk, "are flattened", |served| match asked.cancel {
+    job(disks, &asked.disk, |served| match asked.cancel {
         true => Ok(disks.cancel_job(served, "flatten")?),
         false => disks.flatten(served, asked.bps.map(|Size(bytes)| bytes)),
     })
 }
 
 fn commit(disks: &Disks, asked: &Commit) -> Outcome {
-    job(disks, &asked.disk, "are merged into what they are based on", |served| match asked.cancel {
+    job(disks, &asked.disk, |served| match asked.cancel {
         true => Ok(disks.cancel_job(served, "commit")?),
         false => {
             let bps = asked.bps.map(|Size(bytes)| bytes);
@@ -270,16 +271,9 @@ fn commit(disks: &Disks, asked: &Commit) -> Outcome {
 fn job(
     disks: &Disks,
     disk: &Name,
-    what: &str,
     act: impl FnOnce(&Arc<Served>) -> Result<JobFacts, ChangeOfFiles>,
 ) -> Outcome {
-    let served = match find(disks, disk)? {
-        AnyDisk::Here(served) => served,
-        AnyDisk::Apart(disk) => {
-            let why = format!("it has a process of its own (isolate): only disks without {what}");
-            return Err(Problem::new(Kind::Failed, format!("{}: {why}", disk.image())));
-        }
-    };
+    let served = find_here(disks, disk)?;
     let job = act(&served).map_err(|error| files_stay(&served, &error))?;
     answer(JobOf { id: served.id, image: served.name().to_owned(), job })
 }

@@ -27,7 +27,7 @@ impl AnyDisk {
     pub(crate) fn claim(&self) -> Claim {
         match self {
             Self::Here(served) => lock(&served.claim).clone(),
-            Self::Apart(disk) => disk.claim.clone(),
+            Self::Apart(disk) => lock(&disk.claim).clone(),
         }
     }
 

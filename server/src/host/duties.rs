@@ -13,6 +13,8 @@ pub(crate) struct Duties {
     pub(crate) account: Option<Account>,
     /// Whether disks may be added later.
     pub(crate) adds: bool,
+    /// Whether those that it starts with may be told to change their files.
+    pub(crate) changes: bool,
     /// Whether sockets are given to other groups from the start.
     pub(crate) groups: bool,
     /// Whether clones may have to be made for disks that it starts with.

@@ -97,8 +97,8 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let (account, groups) = (duties.account.is_some(), duties.groups || duties.adds);
             let root = rustix::process::geteuid().is_root();
             let gives = groups && (account || !root);
-            let (iopoll, clones) = (duties.iopoll, duties.clones || duties.adds);
-            let network = addresses.network();
+            let clones = duties.clones || duties.adds || duties.changes;
+            let (iopoll, network) = (duties.iopoll, addresses.network());
             let needs = HelperNeeds { account, iopoll, groups, clones, gives, network };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()

@@ -29,9 +29,9 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, setup.log_format, setup.log_level);
     logging::serve_guests();
     logging::tell_panics();
-    let (name, sampled) = (setup.name.clone(), setup.sampled);
+    let (name, commanded, sampled) = (setup.name.clone(), setup.commanded, setup.sampled);
     let mouth = Arc::new(Mouth(Mutex::new(line)));
-    let inside = Inside { name, sampled, ear, mouth: Arc::clone(&mouth) };
+    let inside = Inside { name, commanded, sampled, ear, mouth: Arc::clone(&mouth) };
     let start = || {
         let plan = setup.into_plan()?;
         let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;

@@ -21,6 +21,8 @@ use std::sync::{Arc, LazyLock, Mutex};
 pub(crate) struct Inside {
     /// The disk, for log lines.
     pub(crate) name: String,
+    /// Whether its files may have to change.
+    pub(crate) commanded: bool,
     /// Whether requests are timed.
     pub(crate) sampled: bool,
     pub(super) ear: BufReader<Ear>,

@@ -14,7 +14,9 @@ use serde_json::Value;
 pub(super) struct ProcessSetup {
     pub(super) disk: DiskArgs,
     pub(super) daemon: DaemonArgs,
-    /// The daemon has a control socket: requests are timed.
+    /// The daemon has a control socket: the disk may be told to change its files.
+    pub(super) commanded: bool,
+    /// It has one, or its counts can be read: requests are timed.
     pub(super) sampled: bool,
     /// What its cgroup allows, which is not its own matter.
     pub(super) memory_max: Option<Size>,

@@ -36,7 +36,7 @@ impl Helper {
 
     /// Carries out a step, and answers it on a line of its own.
     fn aside(&self, step: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static) -> Answered {
-        if !self.duties.adds {
+        if !(self.duties.adds || self.duties.changes) {
             bail!("this daemon was started without --control");
         }
         let (ours, its) = line()?;

@@ -1,0 +1,33 @@
+//! What the process of a disk was asked.
+
+use super::process::Answer;
+use ringway_control::protocol::{Kind, Problem};
+use serde_json::Value;
+use std::time::Duration;
+
+/// An answer that is to come.
+pub(crate) struct Pending {
+    pub(super) image: String,
+    pub(super) answer: Option<Answer>,
+}
+
+impl Pending {
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// What the process finds wrong, or that it does not answer.
+    pub(crate) fn wait(self, patience: Duration) -> Result<Value, Problem> {
+        let silent = |what: &str| Problem::new(Kind::Failed, format!("{}: {what}", self.image));
+        let Some(answer) = self.answer else {
+            return Err(silent(
+                "its process has ended and is being started again: try again later",
+            ));
+        };
+        use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
+        match answer.recv_timeout(patience) {
+            Ok(outcome) => outcome,
+            Err(Timeout) => Err(silent("its process does not answer")),
+            Err(Disconnected) => Err(silent("its process has ended meanwhile: see list")),
+        }
+    }
+}
