@@ -95,6 +95,12 @@ impl LockedBase {
             _ => Err(NotLocked::Shared),
         }
     }
+
+    /// Its file, open for writing.
+    #[must_use]
+    pub fn writable(&self) -> &Arc<File> {
+        &self.writable
+    }
 }
 
 impl Drop for LockedBase {

@@ -114,7 +114,8 @@ impl Commit {
         if bytes > shape.size {
             return refuse(format!(
                 "what it would be merged into has {bytes} bytes, and it has {}: what lies behind would \
-                 appear if the disk grew. Make the disk as large (ringway ctl resize) before a snapshot",
+                 appear if the disk grew. Make the disk as large before (ringway ctl resize; qemu-img \
+                 resize when it is not served)",
                 shape.size
             ));
         }
@@ -124,8 +125,8 @@ impl Commit {
             }
             LayerFormat::Qcow2 { shape: base, .. } if base.cluster_bits > shape.cluster_bits => {
                 refuse(format!(
-                    "what it would be merged into has clusters of {} bytes, larger than its own of {}. \
-                     Stop serving it, then `qemu-img commit`",
+                    "what it would be merged into has clusters of {} bytes, larger than its own of {}: \
+                     only `qemu-img commit` does that, when it is not served",
                     base.cluster(),
                     shape.cluster()
                 ))

@@ -1,11 +1,13 @@
 //! What can be said on the command line.
 
 use crate::check::CheckArgs;
+use crate::commit::CommitArgs;
 use crate::copy::args::CopyArgs;
 use crate::create::CreateArgs;
 use crate::ctl::CtlArgs;
 use crate::demo::DemoArgs;
 use crate::doctor::DoctorArgs;
+use crate::flatten::FlattenArgs;
 use crate::info::InfoArgs;
 use crate::io::IoArgs;
 use crate::man::{CompletionsArgs, ManArgs};
@@ -31,6 +33,8 @@ Examples:
   ringway info vhost-user:/run/disk.sock            what a server serves
   ringway create new.qcow2 --backing base.qcow2     a clone of an image
   ringway check new.qcow2                           is it whole?
+  ringway commit new.qcow2                          merge it into its base
+  ringway flatten new.qcow2                         or that into it
   ringway help serve                                all options, with examples
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 data differ (copy, io,
@@ -74,6 +78,10 @@ pub(crate) enum Command {
     Create(CreateArgs),
     /// Go through a qcow2 image: is each cluster counted as often as it is used?
     Check(CheckArgs),
+    /// Merge an image into the one that it is based on.
+    Commit(CommitArgs),
+    /// Copy what an image is based on into it.
+    Flatten(FlattenArgs),
     /// Print a script with which a shell completes commands and options.
     Completions(CompletionsArgs),
     /// Write manual pages.

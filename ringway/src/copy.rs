@@ -22,6 +22,7 @@ mod space;
 mod watch;
 mod zero;
 
+use crate::interrupt;
 use crate::io::target::Target;
 use anyhow::{Context, bail};
 use args::{CopyArgs, Prealloc};
@@ -35,10 +36,8 @@ use report::Summary;
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use share::Shared;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 pub(crate) use watch::bar;
@@ -53,15 +52,7 @@ const CHUNK: usize = 1 << 20;
 /// One message: what is wrong, where, what to do.
 pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
-        // The second one does not ask.
-        let status = 128 + number;
-        let asked = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        signal_hook::flag::register_conditional_shutdown(number, status, Arc::clone(&asked))?;
-        signal_hook::flag::register(number, asked)?;
-        signal_hook::flag::register_usize(number, Arc::clone(&signal), usize::try_from(number)?)?;
-    }
+    let signal = interrupt::listen()?;
     let mut copy = Copy::prepare(args, log.quiet)?;
     match copy.carry_out(args, &signal)? {
         Outcome::Done(summary) => {

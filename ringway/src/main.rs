@@ -5,15 +5,19 @@
 
 mod check;
 mod cli;
+mod commit;
 mod copy;
 mod create;
 mod ctl;
 mod demo;
 mod doctor;
+mod flatten;
 mod happened;
 mod info;
+mod interrupt;
 mod io;
 mod man;
+mod merge;
 mod new_file;
 mod top;
 mod version;
@@ -42,6 +46,8 @@ fn main() -> ExitCode {
         cli::Command::Info(args) => info::run(&args, &cli.log),
         cli::Command::Create(args) => create::run(&args, &cli.log),
         cli::Command::Check(args) => check::run(&args, &cli.log),
+        cli::Command::Commit(args) => commit::run(&args, &cli.log),
+        cli::Command::Flatten(args) => flatten::run(&args, &cli.log),
         cli::Command::Completions(args) => man::completions(&args, &mut cli::Cli::command()),
         cli::Command::Man(args) => man::pages(&args, cli::Cli::command()),
     };

@@ -9,16 +9,10 @@ use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, JobFacts, JobState};
 use ringway_disk::Replaced;
 use ringway_export::ChangeError;
-use ringway_image::Pulled;
+use ringway_image::{Pace, Pulled};
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// So much is copied at a time. A first write of a guest waits for it at most.
-const PORTION: u64 = 2 << 20;
-
-/// With a limit, a portion is what may be copied in a part of a second.
-const PORTIONS_A_SECOND: u64 = 8;
 
 /// For how long the last step is tried again while another change of the disk is under way.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,25 +31,16 @@ pub(super) fn copy_all(
     size: impl Fn() -> u64,
     mut copy: impl FnMut(u64, u64) -> std::io::Result<Pulled>,
 ) -> anyhow::Result<bool> {
-    let most = bps.map_or(PORTION, |bps| (bps / PORTIONS_A_SECOND).clamp(1, PORTION));
-    let (mut at, mut due) = (0, Instant::now());
-    while at < size() {
-        if !job.wait(due) {
+    let mut pace = Pace::new(bps);
+    while pace.done < size() {
+        if !job.wait(pace.due()) {
             return Ok(false);
         }
-        let begun = Instant::now();
-        let copied = copy(at, most).map_err(|error| stopped(job, error))?;
-        at = copied.next;
-        if let Some(bps) = bps {
-            let nanos = u128::from(copied.read) * 1_000_000_000 / u128::from(bps.max(1));
-            let took = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-            // What was not copied meanwhile is not made up for.
-            due = due.max(begun) + took;
-        }
+        pace.next(&mut copy).map_err(|error| stopped(job, error))?;
         job.change(|facts| {
-            facts.done_bytes = at;
+            facts.done_bytes = pace.done;
             facts.total_bytes = size();
-            facts.copied_bytes += copied.copied;
+            facts.copied_bytes = pace.copied;
         });
     }
     Ok(true)

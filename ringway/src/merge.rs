@@ -1,0 +1,191 @@
+//! Images that are merged while nobody serves them: what `ringway commit` and `ringway flatten` have in
+//! common.
+
+use crate::copy::bar;
+use crate::interrupt;
+use anyhow::{Context, bail, ensure};
+use clap::{Args, ValueHint};
+use ringway_control::log::LogArgs;
+use ringway_control::size::Size;
+use ringway_disk::{LockError, lock_image};
+use ringway_image::{Chain, Format, Layer, Pace, Pulled, Top, printable};
+use ringway_terminal::{logging, output};
+use serde::Serialize;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The longest time for which a signal is not heard.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What both are told.
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// A qcow2 image that is based on another one. Nobody may have it open.
+    #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
+    pub(crate) image: PathBuf,
+    /// How many bytes may be copied in a second (10M, 1G).
+    #[arg(long, value_name = "BYTES")]
+    bps: Option<Size>,
+    /// Allow images to be based on files anywhere in DIR [default: the folder of IMAGE].
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    backing_root: Option<PathBuf>,
+    /// Print JSON instead of sentences.
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+/// What was done. The names of the fields are the keys of the JSON and stay as they are.
+#[derive(Debug, Serialize)]
+pub(crate) struct Merged {
+    pub(crate) image: String,
+    /// The one it was, or is, based on.
+    pub(crate) base: String,
+    /// Bytes of the disk.
+    pub(crate) virtual_bytes: u64,
+    /// Bytes that were written.
+    pub(crate) copied_bytes: u64,
+}
+
+/// An image and what it is based on, each of them locked.
+pub(crate) struct Images {
+    pub(crate) name: String,
+    /// Of the image below the first.
+    pub(crate) base: String,
+    /// Two at least.
+    pub(crate) layers: Vec<Layer>,
+    /// The first one is a file, and not a device.
+    pub(crate) is_file: bool,
+}
+
+impl Images {
+    /// Opens them; the first one for writing if it `changes`.
+    ///
+    /// # Errors
+    /// What is wrong, or who uses one of them.
+    pub(crate) fn open(args: &MergeArgs, changes: bool) -> anyhow::Result<Self> {
+        let name = printable(&args.image);
+        let file = open(&args.image, changes)?;
+        let is_file =
+            file.metadata().with_context(|| format!("{name}: cannot look at it"))?.is_file();
+        let path = args.image.clone();
+        let top = Top { file, name: path, format: Format::Qcow2, read_only: !changes };
+        let mut lock = |file: &File, _: &Path, read_only: bool| {
+            lock_image(file, read_only).map_err(|error| error.to_string())
+        };
+        let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+        let Some(base) = chain.files.get(1) else {
+            bail!("{name}: it is based on nothing");
+        };
+        let base = printable(&base.name);
+        let layers = Layer::of_chain(chain);
+        let layers =
+            layers.with_context(|| format!("{name}: cannot learn the sizes of its files"))?;
+        Ok(Self { name, base, layers, is_file })
+    }
+
+    /// What is to be said at the end, of so many bytes of disk and so many that were copied.
+    pub(crate) fn merged(&self, virtual_bytes: u64, copied_bytes: u64) -> Merged {
+        let (image, base) = (self.name.clone(), self.base.clone());
+        Merged { image, base, virtual_bytes, copied_bytes }
+    }
+}
+
+/// Opens the image and locks it.
+fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
+    let name = printable(path);
+    let mut options = OpenOptions::new();
+    // A pipe that nobody writes to would be waited for.
+    let options = options.read(true).write(changes).custom_flags(libc::O_NONBLOCK);
+    let file = options.open(path).with_context(|| format!("{name}: cannot open it"))?;
+    let kind = file.metadata().with_context(|| format!("{name}: cannot look at it"))?.file_type();
+    ensure!(
+        kind.is_file() || kind.is_block_device(),
+        "{name}: it is neither a file nor a block device"
+    );
+    match lock_image(&file, !changes) {
+        Ok(()) => Ok(file),
+        Err(LockError::Host(error)) => {
+            Err(error).with_context(|| format!("{name}: cannot lock it, and others may use it"))
+        }
+        Err(error) => bail!(
+            "{name}: it is in use by {}. Stop that first; a daemon of Ringway merges images of disks that it \
+             serves itself (ringway ctl commit, ringway ctl flatten)",
+            error.holder(&file)
+        ),
+    }
+}
+
+/// A copy on its way.
+pub(crate) struct Copying<'a> {
+    args: &'a MergeArgs,
+    signal: Arc<AtomicUsize>,
+    quiet: bool,
+}
+
+impl<'a> Copying<'a> {
+    /// From now on signals are heard.
+    ///
+    /// # Errors
+    /// What the host says, or that it would never be done.
+    pub(crate) fn begin(args: &'a MergeArgs, log: &LogArgs) -> anyhow::Result<Self> {
+        logging::start(log, None, None);
+        ensure!(args.bps != Some(Size(0)), "--bps 0: it would never be done");
+        Ok(Self { args, signal: interrupt::listen()?, quiet: log.quiet || args.json })
+    }
+
+    /// Copies all of a disk; how many bytes were written, or `None` if a signal came first.
+    ///
+    /// # Errors
+    /// As `copy`.
+    pub(crate) fn all(
+        &self,
+        name: &'static str,
+        size: u64,
+        mut copy: impl FnMut(u64, u64) -> io::Result<Pulled>,
+    ) -> io::Result<Option<u64>> {
+        let bar = bar(name, 0, size, self.quiet);
+        let mut pace = Pace::new(self.args.bps.map(|Size(bytes)| bytes));
+        while pace.done < size {
+            loop {
+                if self.signal.load(Relaxed) != 0 {
+                    bar.abandon();
+                    return Ok(None);
+                }
+                let left = pace.due().saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    break;
+                }
+                std::thread::sleep(left.min(LOOK));
+            }
+            pace.next(&mut copy)?;
+            bar.set_position(pace.done);
+        }
+        bar.finish_and_clear();
+        Ok(Some(pace.copied))
+    }
+
+    /// Says what was done, by `line` or as JSON.
+    ///
+    /// # Errors
+    /// What the host says to printing.
+    pub(crate) fn done(&self, merged: &Merged, line: &str) -> anyhow::Result<ExitCode> {
+        let text = match self.args.json {
+            true => Some(serde_json::to_string_pretty(merged)? + "\n"),
+            false => (!self.quiet).then(|| line.to_owned()),
+        };
+        text.map_or(Ok(()), |text| output::print(&text)).context("it is done, but")?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Says that a signal has ended it, and how it is left.
+    pub(crate) fn stopped(&self, line: &str) -> ExitCode {
+        eprintln!("{line}");
+        ExitCode::from(u8::try_from(128 + self.signal.load(Relaxed)).unwrap_or(1))
+    }
+}

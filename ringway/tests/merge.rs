@@ -1,0 +1,229 @@
+//! Images that are merged while nobody serves them, `ringway commit` and `ringway flatten`: what they hold,
+//! what a kill or a signal leaves, what is refused.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::guest::{Known, base, bytes, images, same_between, says, wait_for, whole};
+use common::{Daemon, ringway, text, wait};
+use ringway_testkit::Rng;
+use serde_json::Value;
+use std::fs::File;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
+
+/// A disk as `disk.qcow2`, on top of `base`, with each place written by a guest; all it holds.
+fn disk(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
+    let below = base(seed);
+    std::fs::write(dir.join("content"), &below).unwrap();
+    let made = match raw {
+        true => says(dir, &["copy", "content", "base"]),
+        false => says(dir, &["copy", "--to-format", "qcow2", "content", "base"]),
+    };
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let format = if raw { "raw" } else { "qcow2" };
+    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", format];
+    assert!(says(dir, &args).status.success());
+    let daemon = Daemon::serve(dir, &SERVE);
+    let known = Known::new();
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| known.write(dir, 7));
+        wait_for("each place is written", || {
+            Known::now(&known.acknowledged).iter().all(|number| *number > 0)
+        });
+        known.stop.store(true, SeqCst);
+        load.join().unwrap();
+    });
+    daemon.stop();
+    let held = bytes(dir, "disk.qcow2");
+    same_between(held.clone(), below);
+    held
+}
+
+#[track_caller]
+fn done(dir: &Path, args: &[&str]) -> Value {
+    let output = says(dir, args);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[track_caller]
+fn refused(dir: &Path, args: &[&str], words: &[&str]) {
+    let output = says(dir, args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+}
+
+/// What an image holds without those above it.
+fn held(dir: &Path, image: &str, raw: bool) -> Vec<u8> {
+    match raw {
+        true => std::fs::read(dir.join(image)).unwrap(),
+        false => bytes(dir, image),
+    }
+}
+
+#[test]
+fn c34_an_image_goes_into_its_base_and_a_base_into_its_image() {
+    for raw in [true, false] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let content = disk(dir, 1, raw);
+        let said = done(dir, &["commit", "--json", "--bps", "1G", "disk.qcow2"]);
+        assert_eq!(said["image"], "disk.qcow2");
+        assert!(said["base"].as_str().unwrap().ends_with("/base"), "{said}");
+        assert_eq!(said["virtual_bytes"], content.len());
+        assert!(said["copied_bytes"].as_u64() > Some(0), "{said}");
+        assert!(held(dir, "base", raw) == content);
+        // It holds what it did, and nothing is left behind in either.
+        assert!(bytes(dir, "disk.qcow2") == content);
+        for name in ["disk.qcow2", "base"] {
+            if name == "disk.qcow2" || !raw {
+                assert_eq!(says(dir, &["check", name]).status.code(), Some(0), "{name}");
+                whole(dir, name);
+            }
+        }
+        // The other way: a new one takes in all of it.
+        let format = if raw { "raw" } else { "qcow2" };
+        let args = ["create", "new.qcow2", "--backing", "base", "--backing-format", format];
+        assert!(says(dir, &args).status.success());
+        let said = done(dir, &["flatten", "--json", "new.qcow2"]);
+        assert_eq!(
+            (&said["image"], &said["virtual_bytes"]),
+            (&"new.qcow2".into(), &content.len().into())
+        );
+        std::fs::write(dir.join("base"), "garbage").unwrap();
+        std::fs::remove_file(dir.join("base")).unwrap();
+        assert!(bytes(dir, "new.qcow2") == content);
+        assert_eq!(says(dir, &["check", "new.qcow2"]).status.code(), Some(0));
+        whole(dir, "new.qcow2");
+        refused(dir, &["flatten", "new.qcow2"], &["based on nothing"]);
+        refused(dir, &["commit", "new.qcow2"], &["based on nothing"]);
+    }
+}
+
+/// Starts a command that takes a while.
+fn start(dir: &Path, command: &str) -> Child {
+    let mut slow = ringway();
+    slow.args([command, "--bps", "16M", "disk.qcow2"]).current_dir(dir);
+    slow.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+/// Killed or interrupted at any moment: the disk holds what it did, and the same command gets it done.
+#[test]
+fn c34_killed_at_any_moment_the_disk_holds_what_it_did() {
+    let rounds: u64 = std::env::var("RINGWAY_MERGE_KILLS").map_or(6, |n| n.parse().unwrap());
+    let mut rng = Rng::for_test("merged_offline_and_killed");
+    for (command, raw) in [("commit", true), ("commit", false), ("flatten", false)] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let content = disk(dir, 2, raw);
+        for round in 0..rounds {
+            let mut child = start(dir, command);
+            std::thread::sleep(Duration::from_millis(rng.below(300)));
+            let signal = if rng.below(3) == 0 { libc::SIGTERM } else { libc::SIGKILL };
+            // SAFETY: our child, which nobody has waited for.
+            unsafe { libc::kill(child.id().try_into().unwrap(), signal) };
+            let status = wait(&mut child, common::PATIENCE).expect("it ends");
+            println!("{command}, raw {raw}, round {round}: {status}");
+            assert!(bytes(dir, "disk.qcow2") == content);
+            whole(dir, "disk.qcow2");
+            if !raw {
+                whole(dir, "base");
+            }
+            if images(dir) == 1 {
+                break;
+            }
+        }
+        if images(dir) == 2 {
+            done(dir, &[command, "--json", "disk.qcow2"]);
+        }
+        assert!(bytes(dir, "disk.qcow2") == content);
+        match command {
+            "commit" => assert!(held(dir, "base", raw) == content),
+            _ => assert_eq!(images(dir), 1),
+        }
+        // What kills have leaked can be given back.
+        for name in ["disk.qcow2", "base"] {
+            if name == "disk.qcow2" || !raw {
+                assert_eq!(says(dir, &["check", "--repair", "leaks", name]).status.code(), Some(0));
+            }
+        }
+    }
+}
+
+/// A signal is heard between two portions: nothing leaks, and the status names it.
+#[test]
+fn c34_a_signal_ends_it_in_order() {
+    for command in ["commit", "flatten"] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let content = disk(dir, 3, false);
+        let mut slow = ringway();
+        // So slow that it cannot be done before.
+        slow.args([command, "--bps", "1K", "disk.qcow2"]).current_dir(dir);
+        let mut child = slow.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let its = child.id();
+        wait_for("it listens to signals, and has the image", || {
+            let status = std::fs::read_to_string(format!("/proc/{its}/status")).unwrap();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+            let caught = u64::from_str_radix(caught.trim(), 16).unwrap();
+            let image =
+                File::options().write(true).read(true).open(dir.join("disk.qcow2")).unwrap();
+            caught & (1 << (libc::SIGTERM - 1)) != 0 && image.try_lock().is_err()
+        });
+        // SAFETY: our child, which nobody has waited for.
+        assert_eq!(unsafe { libc::kill(its.try_into().unwrap(), libc::SIGTERM) }, 0);
+        let status = wait(&mut child, common::PATIENCE).expect("it ends");
+        assert_eq!(status.code(), Some(128 + libc::SIGTERM));
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut said).unwrap();
+        assert!(said.contains("interrupted"), "{said}");
+        assert!(bytes(dir, "disk.qcow2") == content);
+        for name in ["disk.qcow2", "base"] {
+            assert_eq!(says(dir, &["check", name]).status.code(), Some(0), "{command}: {name}");
+        }
+    }
+}
+
+/// What somebody uses, or may not be written, stays as it is.
+#[test]
+fn c34_what_is_in_use_is_not_merged() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let content = disk(dir, 4, true);
+    let before = std::fs::read(dir.join("base")).unwrap();
+    let daemon = Daemon::serve(dir, &SERVE);
+    for command in ["commit", "flatten"] {
+        refused(dir, &[command, "disk.qcow2"], &["in use by", "ringway ctl"]);
+    }
+    daemon.stop();
+    // Another clone is served: the base has a reader.
+    let args = ["create", "two.qcow2", "--backing", "base", "--backing-format", "raw"];
+    assert!(says(dir, &args).status.success());
+    let two = [&["two.qcow2"], &SERVE[1..]].concat();
+    let daemon = Daemon::serve(dir, &two);
+    refused(dir, &["commit", "disk.qcow2"], &["in use by somebody else"]);
+    daemon.stop();
+    let mode = |mode| std::fs::set_permissions(dir.join("base"), PermissionsExt::from_mode(mode));
+    mode(0o444).unwrap();
+    refused(dir, &["commit", "disk.qcow2"], &["may not be written", "chmod u+w"]);
+    mode(0o644).unwrap();
+    refused(dir, &["commit", "--bps", "0", "disk.qcow2"], &["never be done"]);
+    refused(dir, &["commit", "base"], &["base"]);
+    refused(dir, &["flatten", "gone"], &["gone", "cannot open it"]);
+    assert!(std::fs::read(dir.join("base")).unwrap() == before);
+    // A longer one would show what lies behind.
+    File::options().write(true).open(dir.join("base")).unwrap().set_len(20 << 20).unwrap();
+    refused(dir, &["commit", "disk.qcow2"], &["20971520 bytes"]);
+    // It is only read by the other way.
+    mode(0o444).unwrap();
+    done(dir, &["flatten", "--json", "disk.qcow2"]);
+    assert_eq!(images(dir), 1);
+    assert!(bytes(dir, "disk.qcow2") == content);
+}
