@@ -188,9 +188,7 @@ impl Daemon {
             anyhow::Ok((plan, toolstack))
         });
         let xen = xen.transpose()?;
-        if let Some(inside) = &mut inside {
-            inside.wait_for_go(&disks)?;
-        }
+        inside.as_mut().map_or(Ok(()), |inside| inside.wait_for_go(&disks))?;
         new_images.into_iter().for_each(|image| image.keep());
         Ok(Self { disks, ready, outside, xen, nbd, inside, notify, signals, print_stats, overdue })
     }
