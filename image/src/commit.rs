@@ -313,11 +313,12 @@ impl Image {
     /// # Errors
     /// What the host says, and the header may name either then; both mean the same.
     pub fn skip_middle(&self) -> io::Result<()> {
-        let chain = self.layers().to_vec();
+        self.may_skip_middle()?;
+        let (chain, again) = (self.layers().to_vec(), self.skips_middle());
         self.skips_middle.store(true, SeqCst);
         self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
-            let (name, format) = base_of_middle(&chain, map.layers.unit)?;
+            let (name, format) = base_of_middle(&chain, again, map.layers.unit)?;
             writer.name_backing(map, &name, format)
         })?
     }
@@ -334,17 +335,18 @@ impl Image {
     /// # Errors
     /// What is in the way.
     pub fn may_skip_middle(&self) -> io::Result<()> {
-        let chain = self.layers().to_vec();
+        let (chain, again) = (self.layers().to_vec(), self.skips_middle());
         self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
-            let (name, format) = base_of_middle(&chain, map.layers.unit)?;
+            let (name, format) = base_of_middle(&chain, again, map.layers.unit)?;
             writer.may_name_backing(map, &name, format)
         })?
     }
 }
 
 /// The name of what the second image of a chain is based on, for the header of the first, and its format.
-fn base_of_middle(chain: &[Layer], unit: u32) -> io::Result<(Vec<u8>, Format)> {
+/// `again` if that may have it already.
+fn base_of_middle(chain: &[Layer], again: bool, unit: u32) -> io::Result<(Vec<u8>, Format)> {
     let [top, middle, base, ..] = chain else { return Err(corrupt()) };
     let backing = |layer| header(layer, unit).map(|header| header?.backing);
     let (Some(to_middle), Some(to_base)) = (backing(top)?, backing(middle)?) else {
@@ -354,7 +356,8 @@ fn base_of_middle(chain: &[Layer], unit: u32) -> io::Result<(Vec<u8>, Format)> {
                 .into(),
         );
     };
-    if !is_beside(&to_middle.name) && !to_base.name.is_absolute() {
+    let is_there = again && to_middle.name == to_base.name;
+    if !is_there && !is_beside(&to_middle.name) && !to_base.name.is_absolute() {
         return refuse(format!(
             "the image to be merged is in another folder ({}): a name in its header would mean another \
              file in this one's. Stop serving it, then `qemu-img commit`",

@@ -396,6 +396,80 @@ fn c31_without_room_it_fails_and_the_disk_goes_on() {
     whole(small, "disk.qcow2");
 }
 
+/// The file system of the image is full at the last step, so that requests are held: the job fails and says
+/// what is so, no snapshot is taken of what was not opened anew, and with room the same command ends it.
+#[test]
+fn c35_a_last_step_that_fails_is_taken_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = dir.path().join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
+    if !mount(&["-t", "tmpfs", "-o", "size=6M", "none"]).is_ok_and(|status| status.success()) {
+        return skip(Need::Mount, "tmpfs");
+    }
+    let _mounted = Mounted(small.clone());
+    let small = &*small;
+    File::create_new(dir.path().join("base")).unwrap().set_len(BYTES).unwrap();
+    let args = ["create", "disk.qcow2", "--backing", "../base", "--backing-format", "raw"];
+    assert!(says(small, &args).status.success());
+    let more = ["--backing-root", dir.path().to_str().unwrap(), "--on-write-error", "hold"];
+    let daemon = Daemon::serve(small, &[&SERVE[..], &more].concat());
+    let mut device = Options::new().connect(small.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let write = |queue: &mut ringway_driver::BlkQueue<()>, nth: u64| {
+        let mut buffer = device.pool().alloc(64 << 10).unwrap();
+        buffer.fill(u8::try_from(nth + 1).unwrap());
+        queue.write(nth * (64 << 10), buffer, ()).unwrap();
+    };
+    for nth in 0..32 {
+        write(&mut queue, nth);
+        assert!(common::finish(&mut queue).0);
+    }
+    // So slow that it cannot be done before.
+    done(small, &["commit", "s", "--snapshot", "new", "--bps", "1K"]);
+    // More than there is room for.
+    (32..128).for_each(|nth| write(&mut queue, nth));
+    let facts = || done(small, &["list"])["disks"][0].clone();
+    wait_for("requests are held", || {
+        assert!(queue.wait(Some(Duration::from_millis(50))).is_ok());
+        facts()["held"]["count"].as_u64() > Some(0)
+    });
+    done(small, &["commit", "s", "--cancel"]);
+    let args = ["commit", "s", "--wait"];
+    refused(small, &args, &["its header names what was merged into by now", "held"]);
+    assert_eq!(job(small)["state"], "failed");
+    refused(small, &["snapshot", "s", "newer"], &["last step of a merge", "ctl commit"]);
+    refused(small, &["commit", "s", "--snapshot", "newer"], &["last step of a merge"]);
+    assert!(!small.join("newer").exists());
+    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(small).status();
+    assert!(grown.unwrap().success());
+    done(small, &["retry", "s"]);
+    let mut left = 96;
+    wait_for("what was held is written", || {
+        assert!(queue.wait(Some(Duration::from_millis(50))).is_ok());
+        while let Ok(Some(answer)) = queue.pop() {
+            assert!(answer.is_ok());
+            left -= 1;
+        }
+        left == 0
+    });
+    done(small, &["commit", "s", "--wait"]);
+    std::fs::remove_file(small.join("new")).unwrap();
+    done(small, &["snapshot", "s", "newer"]);
+    drop((queue, device));
+    daemon.stop();
+    whole(small, "disk.qcow2");
+    let root = dir.path().to_str().unwrap();
+    let args = ["--from-format", "qcow2", "--backing-root", root, "disk.qcow2", "out.raw"];
+    let copied = common::copy(small, &args);
+    assert!(copied.status.success(), "{}", text(&copied.stderr));
+    let found = std::fs::read(small.join("out.raw")).unwrap();
+    for (nth, piece) in found.chunks(64 << 10).enumerate() {
+        let byte = if nth < 128 { u8::try_from(nth + 1).unwrap() } else { 0 };
+        assert!(piece.iter().all(|found| *found == byte), "piece {nth}");
+    }
+}
+
 #[test]
 fn what_cannot_be_merged_stays_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
