@@ -31,6 +31,7 @@
 //! | [`threads::Threads`] | every file on every host |
 //! | [`linux_aio::LinuxAio`] | files opened with O_DIRECT, also where io_uring is forbidden |
 //! | [`io_uring::IoUring`] | the best there is, where the kernel has it |
+//! | [`nvme::Nvme`] | namespaces of NVMe past the block layer, by commands of their own |
 //!
 //! [`sim::Sim`] gives another engine the time of a disk that nobody has. To write one, copy [`null`]; the
 //! feature `contract` has the tests it must pass, `faulty` an engine that fails on purpose.
@@ -46,6 +47,7 @@ mod immediate;
 pub mod io_uring;
 pub mod linux_aio;
 pub mod null;
+pub mod nvme;
 mod op_set;
 mod operation;
 mod pool;
@@ -62,6 +64,7 @@ pub use immediate::Immediate;
 pub use io_uring::{IoUring, IoUringSetup};
 pub use linux_aio::LinuxAio;
 pub use null::Null;
+pub use nvme::Nvme;
 pub use op_set::OpSet;
 pub use operation::*;
 pub use ramdisk::Ramdisk;

@@ -26,19 +26,19 @@ enum Poll {
 
 /// All doorbells of a ring.
 #[derive(Debug)]
-pub(super) struct Doorbells {
+pub(crate) struct Doorbells {
     bells: Vec<Bell>,
     watches: u64,
 }
 
 impl Doorbells {
     /// None yet; room for `count` before it allocates.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Self { bells: Vec::with_capacity(count), watches: 0 }
     }
 
     /// Takes a doorbell in; its poll is to be submitted.
-    pub(super) fn watch(&mut self, bell: BellId, fd: RawFd) -> squeue::Entry {
+    pub(crate) fn watch(&mut self, bell: BellId, fd: RawFd) -> squeue::Entry {
         let unused = self.bells.iter().position(|b| b.poll == Poll::Unused);
         let place = unused.unwrap_or(self.bells.len());
         self.watches += 1;
@@ -52,7 +52,7 @@ impl Doorbells {
     }
 
     /// Forgets a doorbell; what removes its poll is to be submitted.
-    pub(super) fn unwatch(&mut self, bell: BellId, fd: RawFd) -> Option<squeue::Entry> {
+    pub(crate) fn unwatch(&mut self, bell: BellId, fd: RawFd) -> Option<squeue::Entry> {
         let known = |b: &&mut Bell| b.poll != Poll::Unused && (b.bell, b.fd) == (bell, fd);
         let found = self.bells.iter_mut().find(known)?;
         found.poll = Poll::Unused;
@@ -62,7 +62,7 @@ impl Doorbells {
     /// What rang, by a completion: its tag, its result, and whether more will come of the same poll.
     /// Nothing, if the watch is over.
     #[inline]
-    pub(super) fn rang(&mut self, tag: u64, result: i32, more: bool) -> Option<BellId> {
+    pub(crate) fn rang(&mut self, tag: u64, result: i32, more: bool) -> Option<BellId> {
         let bell = self.bells.iter_mut().find(|b| b.tag == tag)?;
         if bell.poll == Poll::Unused {
             return None;
@@ -75,7 +75,7 @@ impl Doorbells {
     }
 
     /// The poll of a doorbell whose last one has ended, if there is any: to be submitted.
-    pub(super) fn rearm(&mut self) -> Option<squeue::Entry> {
+    pub(crate) fn rearm(&mut self) -> Option<squeue::Entry> {
         let ended = self.bells.iter_mut().find(|b| b.poll == Poll::Ended)?;
         ended.poll = Poll::Armed;
         Some(entry(ended))

@@ -2,7 +2,7 @@
 
 use io_uring::register::Restriction;
 use io_uring::squeue::Flags;
-use io_uring::{Builder, IoUring as Ring, Probe, opcode};
+use io_uring::{Builder, IoUring as Ring, Probe, Submitter, cqueue, opcode, squeue};
 use std::io;
 
 /// How [`super::IoUring`] is set up.
@@ -31,13 +31,30 @@ impl IoUringSetup<'_> {
 }
 
 /// Slots of the table of registered files; files beyond are used by their descriptors.
-pub(super) const FILES: u32 = 256;
+pub(crate) const FILES: u32 = 256;
 
 /// `IORING_REGISTER_BUFFERS`, `IORING_UNREGISTER_BUFFERS`, `IORING_UNREGISTER_FILES` and
 /// `IORING_REGISTER_FILES_UPDATE`.
 const REGISTER_OPS: [u8; 4] = [0, 1, 3, 6];
 /// `IORING_REGISTER_BUFFERS_UPDATE`, for rings whose buffers have numbers.
 const UPDATE_BUFFERS: u8 = 16;
+
+/// What a ring for files takes.
+const FILE_OPS: [u8; 13] = [
+    opcode::Read::CODE,
+    opcode::Write::CODE,
+    opcode::ReadFixed::CODE,
+    opcode::WriteFixed::CODE,
+    opcode::Readv::CODE,
+    opcode::Writev::CODE,
+    opcode::Fsync::CODE,
+    opcode::Fallocate::CODE,
+    opcode::UringCmd16::CODE,
+    opcode::PollAdd::CODE,
+    opcode::PollRemove::CODE,
+    opcode::ReadvFixed::CODE,
+    opcode::WritevFixed::CODE,
+];
 
 /// A part of io_uring that Ringway uses where it can and goes without where it must.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,12 +178,23 @@ pub fn probe() -> io::Result<Features> {
     set_up(8, 0, &[]).map(|(_, features)| features)
 }
 
-/// A ring that is not enabled yet, with an empty table of `buffers` registered buffers.
+/// A ring that is not enabled yet, with an empty table of `buffers` registered buffers. It takes the
+/// operations of [`super::IoUring`].
 pub(super) fn set_up(
     entries: u32,
     buffers: u16,
     without: &[Feature],
 ) -> io::Result<(Ring, Features)> {
+    set_up_for(entries, buffers, without, &FILE_OPS)
+}
+
+/// The same with entries and completions of any size, for these operations.
+pub(crate) fn set_up_for<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    buffers: u16,
+    without: &[Feature],
+    ops: &[u8],
+) -> io::Result<(Ring<S, C>, Features)> {
     let mut features = Features { why_not: Default::default() };
     for &feature in without {
         features.refuse(feature, OFF);
@@ -174,14 +202,14 @@ pub(super) fn set_up(
     if !features.has(Feature::SingleIssuer) {
         features.refuse(Feature::DeferTaskrun, "needs single-issuer");
     }
-    let ring = build(entries, &mut features).map_err(explain)?;
+    let ring: Ring<S, C> = build(entries, &mut features).map_err(explain)?;
     if !ring.params().is_feature_resource_tagging() || !ring.params().is_feature_ext_arg() {
         return Err(unsupported("this kernel's io_uring is too old (needs Linux 5.13)"));
     }
     if features.has(Feature::DeferTaskrun) {
         features.refuse(Feature::CoopTaskrun, "defer-taskrun does better");
     }
-    register_files(&ring, &mut features);
+    register_files(&ring.submitter(), &mut features);
     if buffers == 0 {
         features.refuse(Feature::RegisteredBuffers, "no memory was named");
     } else if features.has(Feature::RegisteredBuffers)
@@ -201,12 +229,15 @@ pub(super) fn set_up(
     if !known.is_supported(opcode::UringCmd16::CODE) || !kernel_is_at_least(6, 12) {
         features.refuse(Feature::Discard, came_with(Feature::Discard));
     }
-    restrict(&ring, buffers > 0, &mut features);
+    restrict(&ring.submitter(), ops, buffers > 0, &mut features);
     Ok((ring, features))
 }
 
 /// Asks for everything; as long as the kernel does not know it all, for less.
-fn build(entries: u32, features: &mut Features) -> io::Result<Ring> {
+fn build<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    features: &mut Features,
+) -> io::Result<Ring<S, C>> {
     loop {
         let asked = request(entries, features).build(entries);
         let setup_flags = &Feature::ALL[..5];
@@ -220,8 +251,11 @@ fn build(entries: u32, features: &mut Features) -> io::Result<Ring> {
     }
 }
 
-fn request(entries: u32, features: &Features) -> Builder {
-    let mut builder = Ring::builder();
+fn request<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    entries: u32,
+    features: &Features,
+) -> Builder<S, C> {
+    let mut builder = Ring::<S, C>::builder();
     // Room for a completion of each entry in flight and for as many doorbells between two reaps.
     builder.dontfork().setup_r_disabled().setup_cqsize(entries * 2);
     if features.has(Feature::NoSqArray) {
@@ -241,49 +275,33 @@ fn request(entries: u32, features: &Features) -> Builder {
     builder
 }
 
-fn register_files(ring: &Ring, features: &mut Features) {
+fn register_files(ring: &Submitter<'_>, features: &mut Features) {
     if !features.has(Feature::RegisteredFiles) {
         return;
     }
-    if let Err(e) = ring.submitter().register_files_sparse(FILES) {
+    if let Err(e) = ring.register_files_sparse(FILES) {
         features.refuse(Feature::RegisteredFiles, format!("the kernel refuses: {e}"));
     }
 }
 
 /// From now on the ring accepts what this engine sends and nothing else.
-fn restrict(ring: &Ring, buffers: bool, features: &mut Features) {
+fn restrict(ring: &Submitter<'_>, ops: &[u8], buffers: bool, features: &mut Features) {
     if !features.has(Feature::Restrictions) {
         return;
     }
     // A kernel refuses to allow what it does not know.
     let vectored = features.has(Feature::VectoredBuffers);
-    let mut allowed = [
-        opcode::Read::CODE,
-        opcode::Write::CODE,
-        opcode::ReadFixed::CODE,
-        opcode::WriteFixed::CODE,
-        opcode::Readv::CODE,
-        opcode::Writev::CODE,
-        opcode::Fsync::CODE,
-        opcode::Fallocate::CODE,
-        opcode::UringCmd16::CODE,
-        opcode::PollAdd::CODE,
-        opcode::PollRemove::CODE,
-    ]
-    .map(Restriction::sqe_op)
-    .into_iter()
-    .chain(
-        vectored
-            .then_some([opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE])
-            .into_iter()
-            .flatten()
-            .map(Restriction::sqe_op),
-    )
-    .chain(REGISTER_OPS.map(Restriction::register_op))
-    .chain(buffers.then(|| Restriction::register_op(UPDATE_BUFFERS)))
-    .chain([Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits())])
-    .collect::<Vec<_>>();
-    if let Err(e) = ring.submitter().register_restrictions(&mut allowed) {
+    let newer = [opcode::ReadvFixed::CODE, opcode::WritevFixed::CODE];
+    let known = |op: &&u8| vectored || !newer.contains(op);
+    let mut allowed = ops
+        .iter()
+        .filter(known)
+        .map(|&op| Restriction::sqe_op(op))
+        .chain(REGISTER_OPS.map(Restriction::register_op))
+        .chain(buffers.then(|| Restriction::register_op(UPDATE_BUFFERS)))
+        .chain([Restriction::sqe_flags_allowed(Flags::FIXED_FILE.bits())])
+        .collect::<Vec<_>>();
+    if let Err(e) = ring.register_restrictions(&mut allowed) {
         features.refuse(Feature::Restrictions, format!("the kernel refuses: {e}"));
     }
 }

@@ -25,13 +25,13 @@ mod changes;
 mod commands;
 mod copies;
 mod detours;
-mod doorbells;
+pub(crate) mod doorbells;
 mod end;
-mod features;
+pub(crate) mod features;
 mod polled;
 mod setup;
-mod tags;
-mod transient;
+pub(crate) mod tags;
+pub(crate) mod transient;
 
 pub use features::{Feature, Features, IoUringSetup, probe};
 pub use polled::can_poll;

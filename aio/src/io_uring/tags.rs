@@ -2,8 +2,8 @@
 //! clear, so that one test tells them from all others.
 
 /// A doorbell, a command, or nobody.
-pub(super) const BELL: u64 = 1 << 63;
+pub(crate) const BELL: u64 = 1 << 63;
 /// With [`BELL`]: a command. Doorbells leave it clear: they are numbered from 1, in steps of 2^16.
-pub(super) const COMMAND: u64 = 1 << 62;
+pub(crate) const COMMAND: u64 = 1 << 62;
 /// The user data of what nobody waits for. No doorbell has the number 0.
-pub(super) const NOBODY: u64 = BELL;
+pub(crate) const NOBODY: u64 = BELL;

@@ -3,7 +3,7 @@
 use std::io;
 
 /// True if what was not taken stays queued and goes with a later call.
-pub(super) fn is_transient(error: &io::Error) -> bool {
+pub(crate) fn is_transient(error: &io::Error) -> bool {
     let transient = [libc::ETIME, libc::EINTR, libc::EAGAIN, libc::EBUSY];
     error.raw_os_error().is_some_and(|errno| transient.contains(&errno))
 }
