@@ -1,9 +1,10 @@
-//! Disks that are elsewhere, for tools: exports of NBD servers, images of Ceph clusters.
+//! Disks that are elsewhere, for tools: exports of NBD servers, images of Ceph clusters; and NVMe
+//! namespaces past the block layer.
 
 use crate::load::{AccessArgs, Load};
 use anyhow::{Context, Result, ensure};
 use ringway_control::config::{CephArgs, Format};
-use ringway_disk::{Disk, OpenOptions, Source};
+use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 pub use ringway_nbd_client::Allocation as ExportAllocation;
 use ringway_nbd_client::{Patience, connect};
 pub use ringway_rbd::Allocated;
@@ -47,6 +48,11 @@ impl Allocation {
 pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     let mut options = OpenOptions::new(ceph.on_the_way_to(source));
     options.read_only = read_only;
+    if matches!(source, Source::Path(_)) {
+        options.engine = Some(EngineKind::Nvme);
+        // Reading does no harm to any format.
+        options.raw = read_only;
+    }
     let disk = ringway_disk::open(&options)?;
     if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {
         let target = target.clone();

@@ -4,7 +4,7 @@ use crate::backend::{Ask, Backend, Effort};
 use anyhow::{Context, Result, bail};
 use fastrand::Rng;
 use ringway_aio::{
-    Engine, FileId, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Reaped, Threads,
+    Engine, FileId, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Nvme, Reaped, Threads,
     ThreadsSetup,
 };
 use ringway_core::Segment;
@@ -74,6 +74,7 @@ fn engine(kind: EngineKind, depth: u32) -> io::Result<Box<dyn Engine>> {
     Ok(match kind {
         EngineKind::IoUring => Box::new(IoUring::new(IoUringSetup::new(depth))?),
         EngineKind::LinuxAio => Box::new(LinuxAio::new(depth)?),
+        EngineKind::Nvme => Box::new(Nvme::new(depth)?),
         EngineKind::Threads => {
             Box::new(Threads::new(ThreadsSetup { depth, threads: THREADS, cached_inline: true })?)
         }

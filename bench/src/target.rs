@@ -12,6 +12,7 @@ use crate::queue_set::QueueSet;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_control::config::{Choice, Format, missing_folder, source};
 use ringway_control::size::Size;
+use ringway_disk::open::is_namespace;
 use ringway_disk::{CacheMode, Disk, ForeignFormat, OpenError, OpenOptions, Source};
 use ringway_driver::{Device, Options, SchedulerMode};
 use ringway_export::usable_engines;
@@ -394,7 +395,7 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
 /// True for devices, and for files that are more than one hole.
 fn holds_data(path: &Path) -> Result<bool> {
     let name = || path.display().to_string();
-    if path.metadata().with_context(name)?.file_type().is_block_device() {
+    if path.metadata().with_context(name)?.file_type().is_block_device() || is_namespace(path) {
         return Ok(true);
     }
     let file = File::open(path).with_context(|| format!("{}: cannot read it", name()))?;

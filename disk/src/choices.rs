@@ -41,6 +41,8 @@ pub enum EngineKind {
     LinuxAio,
     /// A pool of threads that read and write synchronously.
     Threads,
+    /// Commands of NVMe for the generic character device of a namespace, past the block layer.
+    Nvme,
     /// Completes everything at once and moves no data.
     Null,
     /// As `Null`, but each operation takes this many microseconds. A simulation.
@@ -90,7 +92,8 @@ impl FromStr for SimModel {
 
 impl EngineKind {
     /// The engines that can be asked for, in the order of preference.
-    pub const ALL: [Self; 4] = [Self::IoUring, Self::LinuxAio, Self::Threads, Self::Null];
+    pub const ALL: [Self; 5] =
+        [Self::IoUring, Self::LinuxAio, Self::Threads, Self::Nvme, Self::Null];
 
     /// True if the engine is only asynchronous past the page cache: Linux AIO without O_DIRECT
     /// silently carries each operation out within its submission.
@@ -106,6 +109,7 @@ impl EngineKind {
             Self::IoUring => "io_uring",
             Self::LinuxAio => "linux-aio",
             Self::Threads => "threads",
+            Self::Nvme => "nvme",
             Self::Null | Self::NullAfter(_) => "null",
             Self::Sim(SimModel::Ram) => "sim:ram",
             Self::Sim(SimModel::Ssd) => "sim:ssd",

@@ -75,6 +75,7 @@ impl CustomDisk {
             path: self.path,
             image: None,
             remote: None,
+            nvme: None,
             rbd: None,
         }))
     }

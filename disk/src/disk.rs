@@ -8,6 +8,7 @@ use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
 use crate::state::State;
+use ringway_aio::nvme::Namespace;
 use ringway_core::{ByteRange, Geometry};
 use ringway_nbd_client::Remote;
 use ringway_rbd::Image as RbdImage;
@@ -41,6 +42,8 @@ pub struct Disk {
     pub(crate) remote: Option<Arc<Remote>>,
     /// The image of a Ceph cluster that its file stands for, if it is one.
     pub(crate) rbd: Option<Arc<RbdImage>>,
+    /// The NVMe namespace whose character device its file is, if it is one.
+    pub(crate) nvme: Option<Arc<Namespace>>,
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,

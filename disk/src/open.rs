@@ -16,6 +16,7 @@ mod holder;
 mod image_lock;
 mod mount;
 mod nbd;
+mod nvme;
 mod options;
 mod origin;
 mod overlay;
@@ -34,6 +35,7 @@ pub use foreign::ForeignFormat;
 pub use image_lock::{LockError, lock_image, unlock_image};
 pub(crate) use image_lock::{raise_lock, share_lock};
 pub use mount::{Mount, is_dying, parent};
+pub use nvme::is_namespace;
 pub use options::{Base, OpenOptions, Qcow2, Source};
 pub use origin::Origin;
 pub use overlay::{NewOverlay, OverlayError};
@@ -87,6 +89,7 @@ pub fn open_unmapped(options: &OpenOptions) -> Result<Disk, OpenError> {
             unreal::open(&name, *bytes, EngineKind::Sim(*model), options)
         }
         Source::Path(path) if let Some(qcow2) = &options.qcow2 => qcow2::open(path, qcow2, options),
+        Source::Path(path) if is_namespace(path) => nvme::open(path, options),
         Source::Path(path) => open_path(path, options),
         Source::Nbd(target) => nbd::open(target, options),
         Source::Rbd { target, access } => ClusterDisk::prepare(target, access, options)?.open(),
@@ -158,6 +161,7 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         path: options.path,
         image: None,
         remote: None,
+        nvme: None,
         rbd: None,
     }))
 }

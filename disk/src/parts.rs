@@ -8,8 +8,9 @@ use crate::disk::Disk;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::RangeLocks;
-use crate::open::{LockError, lock_image};
+use crate::open::{LockError, lock_image, unlock_image};
 use crate::unmapped::Unmapped;
+use ringway_aio::nvme::Namespace;
 use ringway_core::Geometry;
 use ringway_nbd_client::{Connected, Negotiated, Remote};
 use ringway_scheduler::{SchedulerMode, SharedPolicy};
@@ -58,6 +59,8 @@ pub struct Parts {
     pub remote: Option<Negotiated>,
     /// The image of a Ceph cluster, if `file` stands for one: it stays with its process.
     pub rbd: Option<Arc<ringway_rbd::Image>>,
+    /// The NVMe namespace whose character device `file` is, if it is one.
+    pub nvme: Option<Arc<Namespace>>,
 }
 
 impl Disk {
@@ -84,6 +87,7 @@ impl Disk {
             image: active.unmapped,
             remote: self.remote.map(|remote| remote.negotiated()),
             rbd: self.rbd,
+            nvme: self.nvme,
         }
     }
 
@@ -92,7 +96,10 @@ impl Disk {
     /// # Errors
     /// That somebody else has it, or what the host says.
     pub fn lock(&self) -> Result<(), LockError> {
-        lock_image(&self.file(), self.geometry.read_only)
+        lock_image(&self.file(), self.geometry.read_only)?;
+        let Some(namespace) = &self.nvme else { return Ok(()) };
+        lock_image(&namespace.block, self.geometry.read_only)
+            .inspect_err(|_| unlock_image(&self.file()))
     }
 
     /// Prepares a file for being handed to another process, which has to lock it then: the kernel
@@ -100,6 +107,7 @@ impl Disk {
     pub fn hand_over(&self) {
         // Without a lock there is nothing to let go.
         let _ = self.file().unlock();
+        let _ = self.nvme.as_ref().map(|namespace| namespace.block.unlock());
     }
 }
 
@@ -112,6 +120,7 @@ impl From<Parts> for Disk {
         let disk = Self {
             remote,
             rbd: parts.rbd,
+            nvme: parts.nvme,
             name: parts.name,
             created: parts.created,
             block_device: parts.block_device,

@@ -153,7 +153,12 @@ impl Disk {
         let image = self.image();
         let data_file = image.as_ref().and_then(|image| image.data_file());
         let data = data_file.map_or(Ok(()), |(_, file)| file.sync_data());
-        let synced = data.and_then(|()| self.file().sync_data());
+        // A character device has no sync; its block device flushes the same namespace.
+        let flushed = || match &self.nvme {
+            Some(namespace) => namespace.block.sync_data(),
+            None => self.file().sync_data(),
+        };
+        let synced = data.and_then(|()| flushed());
         let synced = synced.inspect_err(|_| self.flush_has_failed());
         self.set_flushing(false);
         synced
@@ -172,6 +177,9 @@ impl Disk {
     /// a disk that has nothing in flight.
     pub fn unlock(&self) {
         unlock_image(&self.file());
+        if let Some(namespace) = &self.nvme {
+            unlock_image(&namespace.block);
+        }
     }
 
     /// True if it is no raw image.
@@ -183,6 +191,8 @@ impl Disk {
     fn file_bytes(&self) -> Result<u64, ResizeError> {
         let bytes = if let Some(image) = &self.rbd {
             image.bytes().map_err(io::Error::other)
+        } else if let Some(namespace) = &self.nvme {
+            device_bytes(&namespace.block)
         } else if self.block_device {
             device_bytes(&self.file())
         } else {

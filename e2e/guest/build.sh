@@ -26,7 +26,7 @@ programs="/usr/bin/fio /usr/sbin/mke2fs /usr/sbin/e2fsck /usr/sbin/fstrim
           /usr/sbin/blkdiscard /usr/sbin/blockdev /usr/sbin/dmsetup"
 # Modules the guest must have (or the kernel has them built in), and those that are nice to have.
 modules="virtio_pci virtio_blk ext4 crc32c_generic"
-modules_optional="virtio_mmio loop dm-mod dm-flakey dm-log-writes dm-delay null_blk ublk_drv"
+modules_optional="virtio_mmio loop nvme dm-mod dm-flakey dm-log-writes dm-delay null_blk ublk_drv"
 # Pulled in by dependencies, but no program above runs or loads them.
 not_needed='^(python3|libpython3|perl|libperl|dpkg$|adduser$|passwd$|debconf|tar$|libpam|media-types$)'
 

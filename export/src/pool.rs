@@ -4,11 +4,11 @@ use crate::command::{Handle, command_channel};
 use crate::peer_eventfd;
 use crate::queue::QueueLifecycle;
 pub use crate::ring_pool::ENGINE_DEPTH;
-use crate::ring_pool::{self, RingPool, ring};
+use crate::ring_pool::{self, NVME_DEPTH, RingPool, ring};
 use crate::worker::Worker;
 pub use crate::worker_options::WorkerOptions;
 use ringway_aio::sim::{Model, Sim, SimSetup};
-use ringway_aio::{Engine, LinuxAio, Null, Ramdisk, Threads, ThreadsSetup};
+use ringway_aio::{Engine, LinuxAio, Null, Nvme, Ramdisk, Threads, ThreadsSetup};
 use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
@@ -121,6 +121,13 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                     spawn(index, worker, setup, move || match rings {
                         Some(rings) => rings.take(),
                         None => ring(options.iopoll),
+                    })
+                }
+                EngineKind::Nvme => {
+                    let rings = self.rings.clone();
+                    spawn(index, worker, setup, move || match rings {
+                        Some(rings) => rings.take_nvme(),
+                        None => Nvme::new(NVME_DEPTH),
                     })
                 }
                 EngineKind::Custom => Err(io::Error::new(
@@ -355,6 +362,7 @@ fn try_engine(engine: EngineKind) -> Result<String, String> {
     let tried = match engine {
         EngineKind::IoUring => ring_pool::probe(),
         EngineKind::LinuxAio => LinuxAio::new(4).map(drop),
+        EngineKind::Nvme => Nvme::new(4).map(drop),
         _ => return Ok("works everywhere".to_owned()),
     };
     let why =

@@ -1,12 +1,17 @@
 //! Rings of io_uring, set up with patience or beforehand.
 
-use ringway_aio::{IoUring, IoUringSetup};
+use ringway_aio::{IoUring, IoUringSetup, Nvme};
+use ringway_disk::EngineKind;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Operations one engine may have in flight. More wait in their queues' backlog.
 pub const ENGINE_DEPTH: u32 = 2048;
+
+/// The same of an engine for NVMe: its ring, with entries twice as large, has 1024 of them with those for
+/// doorbells, which is 128 KiB in one piece.
+pub(crate) const NVME_DEPTH: u32 = 960;
 
 /// How long to wait for memory for a ring. The kernel lets go of those of a process that was killed
 /// some time after it has gone, and its successor comes at once.
@@ -15,7 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Rings that were set up beforehand, by a process that is to lose the right to set up any: an
 /// unrestricted one could open files and sockets past a filter of system calls.
 #[derive(Clone, Default)]
-pub struct RingPool(Arc<Mutex<Vec<IoUring>>>);
+pub struct RingPool(Arc<Mutex<Rings>>);
+
+#[derive(Default)]
+struct Rings {
+    files: Vec<IoUring>,
+    nvme: Vec<Nvme>,
+}
 
 impl RingPool {
     /// For `needed` workers, and for so many in all (`wanted`) if the host has memory for them.
@@ -23,24 +34,47 @@ impl RingPool {
     /// # Errors
     /// What the host says, such as that there is no io_uring for us.
     pub fn set_up(needed: usize, wanted: usize, iopoll: bool) -> io::Result<Self> {
-        let rings = collect(needed, wanted, PATIENCE, || new(iopoll))?;
-        Ok(Self(Arc::new(Mutex::new(rings))))
+        let files = collect(needed, wanted, PATIENCE, || new(iopoll))?;
+        Ok(Self(Arc::new(Mutex::new(Rings { files, nvme: Vec::new() }))))
     }
 
-    /// How many are left.
+    /// Adds rings for NVMe namespaces, likewise.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn set_up_nvme(&self, needed: usize, wanted: usize) -> io::Result<()> {
+        let rings = collect(needed, wanted, PATIENCE, || Nvme::new(NVME_DEPTH))?;
+        self.lock().nvme.extend(rings);
+        Ok(())
+    }
+
+    /// How many are left for workers with this engine; of others than these two nothing is limited.
     #[must_use]
-    pub fn left(&self) -> usize {
-        self.lock().len()
+    pub fn left(&self, engine: EngineKind) -> Option<usize> {
+        match engine {
+            EngineKind::IoUring => Some(self.lock().files.len()),
+            EngineKind::Nvme => Some(self.lock().nvme.len()),
+            _ => None,
+        }
     }
 
     pub(crate) fn take(&self) -> io::Result<IoUring> {
-        let ring = self.lock().pop();
-        ring.ok_or_else(|| io::Error::other("all rings that were set up at the start are in use"))
+        let ring = self.lock().files.pop();
+        ring.ok_or_else(none_left)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<IoUring>> {
+    pub(crate) fn take_nvme(&self) -> io::Result<Nvme> {
+        let ring = self.lock().nvme.pop();
+        ring.ok_or_else(none_left)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rings> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
+}
+
+fn none_left() -> io::Error {
+    io::Error::other("all rings that were set up at the start are in use")
 }
 
 /// One ring, now.

@@ -12,6 +12,7 @@ use clap::{Args, ValueHint};
 use report::Info;
 use ringway_control::config::{CephArgs, Format};
 use ringway_control::log::LogArgs;
+use ringway_disk::Source;
 use ringway_terminal::reasons::in_full;
 use ringway_terminal::{logging, output};
 use std::path::PathBuf;
@@ -65,6 +66,8 @@ pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         Target::Elsewhere(..) if args.format == Some(Format::Qcow2) => {
             bail!("{} is looked at as a raw disk: leave --format out", args.target)
         }
+        // As a disk of this host.
+        Target::Elsewhere(path, Source::Path(_)) => Info::Image(Box::new(image::look(path)?)),
         Target::Elsewhere(_, source) => {
             Info::Elsewhere(Box::new(elsewhere::look(&args.target, source, &args.ceph)?))
         }

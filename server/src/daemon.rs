@@ -23,7 +23,7 @@ use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Place, Plan, XenPla
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
-use ringway_disk::Source;
+use ringway_disk::{EngineKind, Source};
 use ringway_export::{Polling, tell_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -138,6 +138,7 @@ impl Daemon {
             groups: plan.names_groups(),
             clones: plan.disks.iter().any(|disk| disk.base.is_some()),
             iopoll: plan.daemon.iopoll,
+            nvme: plan.disks.iter().any(|disk| disk.engine == Some(EngineKind::Nvme)),
             exports: plan.disks.iter().filter_map(|disk| disk.source.export().cloned()).collect(),
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
             state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,

@@ -17,6 +17,10 @@ pub(super) fn check_engine(options: &OpenOptions) -> Result<(), OpenError> {
     let Some(engine) = options.engine else { return Ok(()) };
     let why = if engine == EngineKind::Null {
         "it would lose every write; it serves null:SIZE only".into()
+    } else if engine == EngineKind::Nvme {
+        "it serves the generic character devices of NVMe namespaces only: name one, such as \
+         /dev/ng0n1 for the namespace whose block device is /dev/nvme0n1"
+            .into()
     } else if let Some(cache) = options.cache.filter(|&mode| mode != CacheMode::None)
         && engine.needs_direct()
     {

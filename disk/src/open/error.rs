@@ -152,6 +152,14 @@ pub enum OpenError {
         /// Why.
         why: String,
     },
+    /// An NVMe namespace is not served, or not so.
+    #[error("{path}: {why}")]
+    Nvme {
+        /// Its character device.
+        path: PathBuf,
+        /// The reason, and what to do.
+        why: String,
+    },
     /// A server does not give the disk, or not so.
     #[error("{target}: {why}")]
     Remote {

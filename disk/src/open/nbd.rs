@@ -62,6 +62,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
         image: None,
         remote: Some(facts),
         rbd: None,
+        nvme: None,
     }))
 }
 

@@ -62,6 +62,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let created = created.keep(Some(&file));
     Ok(Disk::from(Parts {
         remote: None,
+        nvme: None,
         rbd: None,
         name: path.display().to_string(),
         file,

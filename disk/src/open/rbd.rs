@@ -92,6 +92,7 @@ impl ClusterDisk {
             path: options.path,
             image: None,
             remote: None,
+            nvme: None,
             rbd: Some(image),
         }))
     }

@@ -8,6 +8,7 @@ use super::format;
 use super::holder::BY_HOST;
 use super::image_lock::{LockError, marked_by_others};
 use super::mount::{Locks, Mount, process};
+use super::nvme::is_namespace;
 use super::origin::Origin;
 use super::probe::{self as host, Kind};
 use super::{Created, OpenError, OpenOptions, Source};
@@ -36,6 +37,8 @@ pub enum ImageKind {
     Nbd,
     /// An image of a Ceph cluster.
     Rbd,
+    /// An NVMe namespace, by its generic character device.
+    Nvme,
 }
 
 /// What O_DIRECT needs.
@@ -125,6 +128,9 @@ impl Report {
 #[must_use]
 pub fn probe(options: &OpenOptions) -> Report {
     match &options.source {
+        Source::Path(path) if is_namespace(path) && options.qcow2.is_none() => {
+            probe_namespace(path, options)
+        }
         Source::Path(path) => {
             let options = OpenOptions { create_bytes: None, ..options.clone() };
             probe_path(path, &options)
@@ -166,6 +172,42 @@ fn of_opened(kind: ImageKind, disk: &Disk) -> Report {
         discard: Some(shape.discard),
         discard_granularity: shape.discard_granularity,
     });
+    report
+}
+
+/// It is opened for reading, as if --engine nvme had been said; who would keep it from being written is
+/// looked for.
+fn probe_namespace(path: &Path, options: &OpenOptions) -> Report {
+    let engine = Some(options.engine.unwrap_or(EngineKind::Nvme));
+    let reading = OpenOptions { read_only: true, raw: true, engine, ..options.clone() };
+    let holder = holder(path, options.read_only);
+    let disk = match open(&reading) {
+        Ok(disk) => disk,
+        Err(error) => {
+            return Report { holder, ..Report::new(Some(ImageKind::Nvme), Err(error)) };
+        }
+    };
+    let mut report = of_opened(ImageKind::Nvme, &disk);
+    let block = disk.nvme.as_ref().map(|namespace| &namespace.block);
+    report.device = block.and_then(Device::below);
+    report.looks_like =
+        block.and_then(|block| ForeignFormat::of(block, disk.capacity()).ok().flatten());
+    report.holder = holder;
+    let alignment = disk.alignment();
+    report.direct = Some(Ok(Direct { alignment, origin: Origin::Device }));
+    if let (Some(blocks), Some(device)) = (&mut report.blocks, &report.device) {
+        blocks.discard = Some(device.discard_granularity > 0);
+    }
+    let allowed = may_open(path, options, report.device.as_ref());
+    let holder = report.holder.clone().map_or(Ok(()), |who| Err(in_use(path, options, who)));
+    let format = report.looks_like.filter(|format| !options.raw && *format != ForeignFormat::Luks);
+    let format =
+        format.map_or(Ok(()), |format| Err(OpenError::Foreign { path: path.into(), format }));
+    if let Err(error) = allowed.and(holder).and(format) {
+        report.verdict = Err(error);
+    } else if let Ok(choice) = &mut report.verdict {
+        choice.engine_why = "no other takes such a device; say --engine nvme".into();
+    }
     report
 }
 

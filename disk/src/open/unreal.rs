@@ -61,6 +61,7 @@ pub(super) fn open(
         path: options.path,
         image: None,
         remote: None,
+        nvme: None,
         rbd: None,
     }))
 }

@@ -207,6 +207,7 @@ fn no_file(target: &Target) -> Option<&'static str> {
     match target {
         Target::VhostUser(_) => Some("served disk"),
         Target::Elsewhere(_, Source::Nbd(_)) => Some("export of a server"),
+        Target::Elsewhere(_, Source::Path(_)) => Some("NVMe namespace"),
         Target::Elsewhere(..) => Some("image of a cluster"),
         Target::Path(path) if is_block_device(path) => Some("block device"),
         Target::Path(_) => None,

@@ -6,7 +6,7 @@ use super::image::ImageEnd;
 use super::journal::Identity;
 use super::new_image;
 use crate::io::disk;
-use crate::io::target::Target;
+use crate::io::target::{Target, kind};
 use anyhow::{Context, bail};
 use ringway_bench::ServedHere;
 use ringway_bench::elsewhere::{self, Allocation};
@@ -17,7 +17,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long the kernel may take to finish what a killed process had in flight.
@@ -159,7 +158,7 @@ impl Served {
             );
         }
         let (here, stream) = ServedHere::start(disk)?;
-        let kind = if matches!(source, Source::Nbd(_)) { "NBD export" } else { "RBD image" };
+        let kind = kind(source);
         Ok(Self { kind, path: name.into(), stream, here: Some(here), allocation })
     }
 }

@@ -139,6 +139,7 @@ pub(crate) fn look(
             ImageKind::Simulation => "simulation",
             ImageKind::Nbd => "NBD export",
             ImageKind::Rbd => "RBD image",
+            ImageKind::Nvme => "NVMe namespace",
         }),
         looks_like: found.looks_like.map(ForeignFormat::name),
         bytes: found.bytes,

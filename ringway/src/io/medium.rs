@@ -1,7 +1,7 @@
 //! What `ringway io` works on, one request after the other.
 
 use super::disk;
-use super::target::Target;
+use super::target::{Target, kind};
 use anyhow::{Context, anyhow, bail};
 use ringway_bench::{ServedHere, elsewhere};
 use ringway_control::config::{CephArgs, Format, missing_folder};
@@ -76,9 +76,7 @@ impl Medium {
             Target::Elsewhere(_, source) => {
                 let disk = elsewhere::open(source, &how.ceph, read_only)?;
                 let (here, stream) = ServedHere::start(disk)?;
-                let what =
-                    if matches!(source, Source::Nbd(_)) { "NBD export" } else { "RBD image" };
-                Self::served(stream, Some((here, what)), read_only)
+                Self::served(stream, Some((here, kind(source))), read_only)
             }
             Target::VhostUser(socket) => {
                 Self::served(ringway_bench::peer::connect(socket)?, None, read_only)

@@ -4,6 +4,7 @@
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use ringway_control::config::source;
 use ringway_disk::Source;
+use ringway_disk::open::is_namespace;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -17,8 +18,8 @@ pub(crate) enum Target {
     Path(PathBuf),
     /// `vhost-user:SOCKET`, or the path of a socket.
     VhostUser(PathBuf),
-    /// `nbd:…`, `rbd:…`: an export of an NBD server, an image of a Ceph cluster. As it is said, and what
-    /// that names.
+    /// `nbd:…`, `rbd:…`, `/dev/ng0n1`: an export of an NBD server, an image of a Ceph cluster, an NVMe
+    /// namespace past the block layer. As it is said, and what that names.
     Elsewhere(PathBuf, Source),
 }
 
@@ -35,6 +36,9 @@ impl Target {
             let path = PathBuf::from(word);
             if let Some(source) = elsewhere(&path)? {
                 return Ok(Self::Elsewhere(path, source));
+            }
+            if is_namespace(&path) {
+                return Ok(Self::Elsewhere(path.clone(), Source::Path(path)));
             }
             let kind = path.metadata().map(|meta| meta.file_type());
             if kind.is_ok_and(|kind| kind.is_socket()) {
@@ -64,6 +68,15 @@ impl Target {
         match self {
             Self::Path(path) | Self::VhostUser(path) | Self::Elsewhere(path, _) => path,
         }
+    }
+}
+
+/// What it is that a tool serves to itself.
+pub(crate) fn kind(source: &Source) -> &'static str {
+    match source {
+        Source::Nbd(_) => "NBD export",
+        Source::Path(_) => "NVMe namespace",
+        _ => "RBD image",
     }
 }
 

@@ -40,15 +40,13 @@ impl Disks {
         let mut engines = lock(&self.engines);
         let there = engines.iter().find(|engine| engine.kind == kind);
         let there = there.map_or(0, |engine| engine.pool.len());
-        let wanted = match &self.rings {
-            // Queues share the workers that there can be.
-            Some(rings) if kind == EngineKind::IoUring => wanted.min(there + rings.left()),
-            _ => wanted,
-        };
+        // Queues share the workers that there can be.
+        let left = self.rings.as_ref().and_then(|rings| rings.left(kind));
+        let wanted = left.map_or(wanted, |left| wanted.min(there + left));
         if wanted == 0 {
             bail!(
-                "there is no io_uring for this disk: it did not work when the daemon started, and \
-                 in the sandbox none can be set up later. Use another engine"
+                "there is no io_uring for this disk: none was set up when the daemon started, and in \
+                 the sandbox none can be later. Use another engine, or start the daemon anew"
             );
         }
         if let Some(engine) = engines.iter_mut().find(|engine| engine.kind == kind) {

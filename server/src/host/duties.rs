@@ -21,6 +21,8 @@ pub(crate) struct Duties {
     pub(crate) clones: bool,
     /// Whether disks have to be polled.
     pub(crate) iopoll: bool,
+    /// Whether there are disks with --engine nvme.
+    pub(crate) nvme: bool,
     /// Exports that are disks from the start.
     pub(crate) exports: Vec<Target>,
     /// What guests of this Xen host need.

@@ -24,7 +24,7 @@ use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{SigSet, Signal};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
-use ringway_disk::{NewOverlay, Source};
+use ringway_disk::{EngineKind, NewOverlay, Source};
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
@@ -98,8 +98,9 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let root = rustix::process::geteuid().is_root();
             let gives = groups && (account || !root);
             let clones = duties.clones || duties.adds || duties.changes;
-            let (iopoll, network) = (duties.iopoll, addresses.network());
-            let needs = HelperNeeds { account, iopoll, groups, clones, gives, network };
+            let (iopoll, nvme) = (duties.iopoll, duties.nvme);
+            let network = addresses.network();
+            let needs = HelperNeeds { account, iopoll, groups, clones, gives, nvme, network };
             // What it maps may vanish, and it cannot say so later.
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
@@ -285,6 +286,12 @@ impl Helper {
         if let Source::Nbd(target) = &mut options.source {
             *target = self.addresses.place(target)?;
         }
+        if options.engine == Some(EngineKind::Nvme) && !self.duties.nvme {
+            bail!(
+                "this daemon was started without a disk of --engine nvme, so none can be added: in its \
+                 sandbox nobody may ask NVMe devices what they are. Start another daemon with it"
+            );
+        }
         let (iopoll, account, things) =
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
         std::thread::Builder::new().name("open".into()).spawn(move || {
@@ -297,7 +304,7 @@ impl Helper {
                 if options.qcow2.is_none() && disk.remote().is_none() {
                     disk.hand_over();
                 }
-                let (found, files) = Found::of(disk.into_parts());
+                let (found, files) = Found::of(disk.into_parts())?;
                 let add = |file| lock(&things).add(file, account.clone());
                 let (new, clone) = (new.map(add), clone.map(add));
                 Ok((Answer::Opened { found: Box::new(found), new, clone }, files))

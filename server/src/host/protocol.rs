@@ -5,6 +5,7 @@ use super::local::Engines;
 #[cfg(feature = "xen")]
 use crate::xen::{Named, RecordName};
 use anyhow::{Context, anyhow, ensure};
+use ringway_aio::nvme::{Facts, Namespace};
 use ringway_control::config::Location;
 use ringway_core::Geometry;
 use ringway_disk::{Alignment, Base, Disk, EngineKind, OpenOptions, Parts, Qcow2, Source};
@@ -14,6 +15,7 @@ use ringway_vhost_user::BindError;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -291,6 +293,39 @@ pub(super) struct Found {
     /// What was agreed upon with a server, if the file is a connection to one.
     #[serde(with = "remote")]
     remote: Option<Negotiated>,
+    /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
+    #[serde(with = "nvme")]
+    nvme: Option<Facts>,
+}
+
+/// [`Facts`], as they are sent.
+mod nvme {
+    use ringway_aio::nvme::Facts;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    type Words = (u32, u8, [u32; 3], bool);
+
+    pub(super) fn serialize<S: Serializer>(
+        facts: &Option<Facts>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        let words = |facts: &Facts| -> Words {
+            let most = [facts.max_bytes, facts.discard_blocks, facts.zero_blocks];
+            (facts.id, facts.block_shift, most, facts.deallocates_zeroed)
+        };
+        facts.as_ref().map(words).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Facts>, D::Error> {
+        let words = Option::<Words>::deserialize(from)?;
+        let facts = |(id, block_shift, most, deallocates_zeroed): Words| {
+            let [max_bytes, discard_blocks, zero_blocks] = most;
+            Facts { id, block_shift, max_bytes, discard_blocks, zero_blocks, deallocates_zeroed }
+        };
+        Ok(words.map(facts))
+    }
 }
 
 /// [`Negotiated`], as it is sent.
@@ -333,10 +368,16 @@ mod remote {
 
 impl Found {
     /// With the files: the disk's own, and then those that its image needs besides.
-    pub(super) fn of(parts: Parts) -> (Self, Vec<Arc<File>>) {
+    ///
+    /// # Errors
+    /// What the host says to another descriptor.
+    pub(super) fn of(parts: Parts) -> io::Result<(Self, Vec<Arc<File>>)> {
         let geometry = parts.geometry;
         let mut files = vec![parts.file];
         let image = parts.image.map(|image| ImageWords::of(image, &mut files));
+        if let Some(namespace) = &parts.nvme {
+            files.push(Arc::new(namespace.block.try_clone()?));
+        }
         let found = Self {
             name: parts.name,
             created: parts.created,
@@ -359,17 +400,24 @@ impl Found {
             way: parts.path.name().into(),
             image,
             remote: parts.remote,
+            nvme: parts.nvme.map(|namespace| namespace.facts),
         };
-        (found, files)
+        Ok((found, files))
     }
 
     /// How many files come besides the disk's own.
     pub(super) fn others(&self) -> usize {
-        self.image.as_ref().map_or(0, ImageWords::others)
+        self.image.as_ref().map_or(0, ImageWords::others) + usize::from(self.nvme.is_some())
     }
 
-    pub(super) fn into_disk(self, file: OwnedFd, others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
+    pub(super) fn into_disk(self, file: OwnedFd, mut others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
         let file = Arc::new(File::from(file));
+        let nvme = self.nvme.map(|facts| {
+            ensure!((9..=16).contains(&facts.block_shift), "odd blocks of a namespace");
+            let block = others.pop().context("the block device of a namespace is missing")?;
+            Ok(Namespace { facts, block: File::from(block) }.of_file(&file))
+        });
+        let nvme = nvme.transpose()?;
         let (memory, offset) = self.alignment;
         ensure!(memory.is_power_of_two() && offset.is_power_of_two(), "an odd alignment");
         let serial = self.serial.try_into();
@@ -399,6 +447,7 @@ impl Found {
             },
             remote: self.remote,
             rbd: None,
+            nvme,
             engine_why: self.engine_why,
             alignment: Alignment { memory, offset },
             path: self.way.parse()?,
@@ -481,7 +530,7 @@ mod tests {
                 })
                 .collect::<String>()
         };
-        let (found, _files) = Found::of(open(&options).unwrap().into_parts());
+        let (found, _files) = Found::of(open(&options).unwrap().into_parts()).unwrap();
         let text = serde_json::to_vec(&found).unwrap();
         let found: Found = serde_json::from_slice(&text).unwrap();
         let back = found.into_disk(fd.try_clone().unwrap().into(), Vec::new()).unwrap();

@@ -16,6 +16,8 @@ pub(crate) struct HelperNeeds {
     pub(crate) clones: bool,
     /// It may have to give them to those afterwards, because it is not root.
     pub(crate) gives: bool,
+    /// It asks NVMe namespaces what they are.
+    pub(crate) nvme: bool,
     /// It connects to NBD servers of other hosts.
     pub(crate) network: bool,
 }

@@ -297,6 +297,7 @@ fn lists_are_short(guests: Guests) {
 #[test]
 fn the_helper_has_few_of_its_own() {
     let all = HelperNeeds {
+        nvme: true,
         account: true,
         iopoll: true,
         groups: true,

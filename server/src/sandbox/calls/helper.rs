@@ -12,11 +12,16 @@ const BLKSSZGET: u32 = 0x1268;
 const BLKPBSZGET: u32 = 0x127b;
 const BLKIOOPT: u32 = 0x1279;
 
+/// From `linux/nvme_ioctl.h`: which namespace it is, and commands for its controller, of which Identify is
+/// sent.
+const NVME_IOCTL_ID: u32 = 0x4e40;
+const NVME_IOCTL_ADMIN_CMD: u32 = 0xc048_4e41;
+
 /// All of them.
 pub(in crate::sandbox) fn helper(needs: HelperNeeds) -> Vec<Call> {
     let mut calls = basics();
     calls.extend(names());
-    calls.extend(files());
+    calls.extend(files(needs.nvme));
     calls.extend(sockets(needs.network));
     if needs.clones {
         calls.extend(clones());
@@ -75,8 +80,11 @@ fn names() -> Vec<Call> {
 }
 
 /// What is found out about an image, and what a new file needs.
-fn files() -> Vec<Call> {
-    let ioctls = vec![BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOOPT];
+fn files(nvme: bool) -> Vec<Call> {
+    let mut ioctls = vec![BLKGETSIZE64, BLKSSZGET, BLKPBSZGET, BLKIOOPT];
+    if nvme {
+        ioctls.extend([NVME_IOCTL_ID, NVME_IOCTL_ADMIN_CMD]);
+    }
     vec![
         call!(SYS_fstat, "fstat"),
         call!(SYS_fstatfs, "fstatfs"),
