@@ -48,6 +48,7 @@ fn b30_a_namespace_is_served_past_the_block_layer_and_is_nobody_elses_meanwhile(
     assert!(holds(&namespace, 20479 << 10, 513 << 10, 0x11)?);
     assert!(holds(&namespace, 60 * MIB, 64 << 10, 0x33)?);
     assert!(holds(&namespace, 61 * MIB, 64 << 10, 0x44)?, "written by a tool");
+    assert!(holds(&namespace, 62 * MIB, 64 << 10, 0x55)?, "of a disk that was added");
     let allocated = namespace.metadata().context("it is there")?.blocks() * 512;
     assert!(allocated < 64 * MIB, "{allocated}");
     Ok(())

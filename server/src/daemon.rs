@@ -122,8 +122,7 @@ impl Daemon {
         log: &LogArgs,
     ) -> anyhow::Result<Self> {
         let limit_groups = limit_groups(&plan)?;
-        let print_stats = plan.daemon.stats;
-        let overdue = overdue(&plan.daemon);
+        let (print_stats, overdue) = (plan.daemon.stats, overdue(&plan.daemon));
         if let Some(cpus) = &plan.daemon.cpus {
             cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
         }

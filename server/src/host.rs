@@ -17,6 +17,7 @@
 mod addresses;
 mod client;
 mod duties;
+mod facts_words;
 mod helper;
 mod image_words;
 mod local;

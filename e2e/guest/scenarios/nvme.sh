@@ -30,7 +30,7 @@ done
 mkdir -p /host/run
 
 serve() {
-    chroot /host /bin/ringway serve /dev/ng0n1 --engine nvme --socket /run/v --queues 2 "$@" \
+    chroot /host /bin/ringway serve /dev/ng0n1 --engine nvme --socket /run/v --queues 2 --control /run/c "$@" \
         >>/tmp/serve.out 2>&1 &
     daemon=$!
 }
@@ -73,6 +73,7 @@ check bench_of_long_ones ringway bench vhost-user:/run/v --rw randrw --bs 1M --i
 # of what was in flight.
 chroot /host /bin/survive-kills /run/v 16 /tmp/enough >/tmp/survive.out 2>&1 &
 client=$!
+check writes_begin until_so test -f /tmp/enough.begun
 for _ in 1 2 3 4; do
     sleep 2
     kill -9 "$daemon"
@@ -86,6 +87,15 @@ info survived "$(tail -n 2 /tmp/survive.out | tr '\n\r' '| ')"
 check all_is_where_it_was served -c 'verify -P 0x11 20479K 513K'
 
 check later_write served -c 'write -P 0x33 60M 64K' -c flush -c 'verify -P 0x33 60M 64K'
+
+# It goes and comes back by the control socket: then the helper opens it, from within its own sandbox.
+ctl() { ringway ctl --control /run/c "$@"; }
+check size_is_looked_at ctl resize /run/v
+check drained ctl drain /run/v
+check removed ctl remove /run/v
+check added ctl add /dev/ng0n1 --engine nvme --socket /run/v --queues 1
+refuses added_is_claimed ringway serve /dev/nvme0n1 --socket /run/w
+check added_is_served served -c 'verify -P 0x33 60M 64K' -c 'write -P 0x55 62M 64K' -c flush
 
 # What is served read-only is not written.
 stop

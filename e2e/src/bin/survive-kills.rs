@@ -1,6 +1,6 @@
 //! Writes to a served disk, whose server is killed and started again meanwhile, and then reads all of it
 //! back: each block has what was last acknowledged. `survive-kills SOCKET MIB STOP` writes until there is a
-//! file STOP.
+//! file STOP, and makes STOP.begun once a first write is done: from then on its server may be killed.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_driver::{BlkQueue, BufferPool, Options};
@@ -45,6 +45,9 @@ fn main() -> Result<()> {
             let (block, version) = done.ctx;
             ensure!(done.is_ok(), "write {version} of block {block} fails");
             (written[block], busy[block], count) = (version, false, count + 1);
+            if count == 1 {
+                std::fs::write(format!("{stop}.begun"), "")?;
+            }
         }
     }
     for (block, &version) in written.iter().enumerate().filter(|(_, version)| **version > 0) {
