@@ -4,7 +4,9 @@
 // Content is bytes of larger numbers.
 #![allow(clippy::cast_possible_truncation)]
 
-use ringway_aio::{Engine, IoUring, IoUringSetup, Reaped, Threads, ThreadsSetup};
+use ringway_aio::{
+    Engine, Fault, Faulty, Io, IoUring, IoUringSetup, Reaped, Threads, ThreadsSetup,
+};
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::open::open_unmapped;
@@ -288,6 +290,25 @@ fn random_work_in_blocks<E: Engine>(name: &str, engine: impl Fn() -> E, block: O
 fn images_hold_what_was_written_by_threads() {
     let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
     random_work("threads", || Threads::new(setup).unwrap());
+}
+
+/// A third of the transfers ends early, or asks to be begun again, wherever in the image it was.
+#[test]
+fn images_hold_what_was_written_in_short_transfers() {
+    let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
+    random_work("short transfers", || {
+        let mut nth = 0u32;
+        let choose = move |io: &Io<'_>| {
+            nth += 1;
+            match nth % 9 {
+                0 => Some(Fault::Error(libc::EINTR)),
+                3 => Some(Fault::Error(libc::EAGAIN)),
+                6 if io.op.moves_data() => Some(Fault::Short((io.len as u32 / 2).max(1))),
+                _ => None,
+            }
+        };
+        Faulty::new(Threads::new(setup).unwrap(), 1, choose)
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod setup;
 
-use super::slots::Slots;
+use super::slots::{Slots, Stage};
 use crate::disk::Disk;
 use ringway_aio::{Engine, FileId, Full, Io, IoMemory, IoOp, Limits};
 use ringway_core::mem::{Segment, Segments};
@@ -107,10 +107,16 @@ impl Issuer {
     #[inline(always)]
     pub(crate) fn operation<'a, C>(&self, slots: &'a Slots<C>, tag: u16) -> Operation<'a> {
         let slot = slots.get(tag);
-        if slot.stage.is_request() {
-            return self.whole(&slot.request);
-        }
         let slow = slots.slow(tag);
+        if slot.stage.is_request() {
+            let whole = self.whole(&slot.request);
+            return match slow.place {
+                Some((file, range)) if slot.stage == Stage::Placed => {
+                    Operation { file, range, ..whole }
+                }
+                _ => whole,
+            };
+        }
         let (file, range) = slow.place.unwrap_or((0, slow.range));
         Operation { op: slow.op, file, range, segments: slow.part.as_slice() }
     }

@@ -31,7 +31,10 @@ impl<C> DiskQueue<C> {
             self.issuer.issue(engine, &self.slots, tag);
         } else {
             let Self { slots, issuer, slow, .. } = self;
-            slow.start(&mut Dispatch { slots, issuer, engine }, tag);
+            let mut dispatch = Dispatch { slots, issuer, engine };
+            if !slow.read_placed(&mut dispatch, tag) {
+                slow.start(&mut dispatch, tag);
+            }
         }
         if timed {
             // The probe may have seen enough.

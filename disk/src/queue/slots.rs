@@ -49,6 +49,8 @@ pub(crate) enum Stage {
     Probe,
     /// As `Whole`, and seen by a scan for overdue requests.
     Watched,
+    /// As `Whole`, where the image's map has it in one piece.
+    Placed,
     /// The whole request is held, or goes along in a merged operation.
     Run,
     /// A part of the request, on the guest's memory.
@@ -71,7 +73,7 @@ impl Stage {
     /// The operation is the request itself.
     #[inline]
     pub(crate) const fn is_request(self) -> bool {
-        matches!(self, Self::Whole | Self::Probe | Self::Watched)
+        matches!(self, Self::Whole | Self::Probe | Self::Watched | Self::Placed)
     }
 }
 

@@ -24,6 +24,7 @@ impl SlowPath {
         let slot = d.slots.get(tag);
         if slot.stage.is_request() {
             if i64::from(result) == slot.request.range.len().cast_signed() {
+                self.leave_place(d, tag);
                 return Some(d.slots.retire(tag, Status::Ok));
             }
             leave_whole(d, tag);

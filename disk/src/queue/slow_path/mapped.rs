@@ -2,6 +2,8 @@
 //! an operation of the engine there, zeroes are zeroes, and the image's thread is asked for the rest.
 //!
 //! ```text
+//! read_placed ─► engine ─► finish ─► the answer
+//!
 //! advance ─► next_place ── in a file ──► engine ─► finish ─► advance
 //!                │ ├────── zeroes ────► the next place
 //!                │ └────── asked ─────► thread ─► take_answers ─► advance, or the answer
@@ -23,6 +25,30 @@ fn fits<C, E: Engine>(d: &Dispatch<'_, C, E>, tag: u16, piece: ByteRange) -> boo
 }
 
 impl SlowPath {
+    /// Begins a read that is one operation: the image has all of it in one piece of a file, which takes it as
+    /// it is. So are most reads of what was written. False if this one is not.
+    pub(crate) fn read_placed<C, E: Engine>(
+        &mut self,
+        d: &mut Dispatch<'_, C, E>,
+        tag: u16,
+    ) -> bool {
+        let (Some(image), Some(port)) = (&d.issuer.image, &mut self.port) else { return false };
+        let (slot, slow) = d.slots.both(tag);
+        let (op, range) = (slot.request.op, slot.request.range);
+        if op != Op::Read || range.is_empty() || !d.issuer.takes_directly(&slot.request) {
+            return false;
+        }
+        let Place::Direct { file, offset, len } = image.place(range, false) else { return false };
+        if len < range.len() {
+            return false;
+        }
+        slow.place = ByteRange::new(offset, range.len()).map(|range| (file, range));
+        slow.generation = port.began();
+        slot.stage = Stage::Placed;
+        d.issue(tag);
+        true
+    }
+
     /// Begins the next piece of a request where the image says that it is.
     pub(super) fn next_place<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         loop {
