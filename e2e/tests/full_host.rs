@@ -1,47 +1,15 @@
 //! A stock Linux guest on a sparse image whose file system is full, and on a disk that fails for a while.
 
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, server_is_control, skip_reason};
-use ringway_testkit::LateStore;
-use ringway_testkit::skip::{Need, skip};
+use ringway_testkit::{LateStore, Mounted};
 
 const MIB: u64 = 1 << 20;
-
-/// A small file system in memory.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(at: PathBuf, bytes: u64) -> Result<Option<Self>> {
-        std::fs::create_dir(&at)?;
-        let size = format!("size={bytes}");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at).stderr(Stdio::null());
-        if !mount.status()?.success() {
-            skip(Need::Mount, "cannot mount a tmpfs");
-            return Ok(None);
-        }
-        Ok(Some(Self(at)))
-    }
-
-    fn grow(&self, bytes: u64) -> Result<()> {
-        let size = format!("remount,size={bytes}");
-        let status = Command::new("mount").args(["-o", &size]).arg(&self.0).status()?;
-        ensure!(status.success(), "mount -o {size}: {status}");
-        Ok(())
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
 
 /// How many requests the daemon holds.
 fn held(control: &Path) -> Result<u64> {
@@ -68,8 +36,14 @@ fn c18_guest_waits_while_the_hosts_file_system_is_full() -> Result<()> {
         return Ok(()); // QEMU's own server holds nothing.
     }
     let dir = tempfile::tempdir()?;
-    let Some(small) = Small::mount(dir.path().join("small"), 24 * MIB)? else { return Ok(()) };
-    let (image, control) = (small.0.join("disk.img"), dir.path().join("c"));
+    let small = match Mounted::in_memory(dir.path().join("small"), 24 * MIB) {
+        Ok(small) => small,
+        Err(lack) => {
+            lack.skip();
+            return Ok(());
+        }
+    };
+    let (image, control) = (small.path().join("disk.img"), dir.path().join("c"));
     let socket = dir.path().join("v.sock");
     File::create(&image)?.set_len(64 * MIB)?;
     let serve = || {
@@ -86,7 +60,10 @@ fn c18_guest_waits_while_the_hosts_file_system_is_full() -> Result<()> {
                 daemon = Some(serve()?);
                 Ok(())
             }
-            _ => small.grow(128 * MIB),
+            _ => {
+                small.set_room(128 * MIB);
+                Ok(())
+            }
         };
         act().map_or_else(|error| format!("{error:#}").replace('\n', " "), |()| "ok".to_owned())
     })?;

@@ -10,10 +10,9 @@ use common::guest::{
 };
 use common::{Daemon, PATIENCE, ringway, run, text};
 use ringway_driver::Options;
-use ringway_testkit::{Need, Rng, skip};
+use ringway_testkit::{Mounted, Rng};
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -339,27 +338,15 @@ fn c31_a_base_that_others_use_is_not_written() {
     assert!(std::fs::read(dir.join("base")).unwrap() == before);
 }
 
-/// A mounted file system; gone when dropped.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 /// No room: it fails, the disk is served as before, and the next one gets it done.
 #[test]
 fn c31_without_room_it_fails_and_the_disk_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let small = dir.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
-    if !mount(&["-t", "tmpfs", "-o", "size=12M", "none"]).is_ok_and(|status| status.success()) {
-        return skip(Need::Mount, "tmpfs");
-    }
-    let _mounted = Mounted(small.clone());
-    let small = &*small;
+    let mounted = match Mounted::in_memory(dir.path().join("small"), 12 << 20) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    let small = mounted.path();
     File::create_new(small.join("base")).unwrap().set_len(BYTES).unwrap();
     let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", "raw"];
     assert!(says(small, &args).status.success());
@@ -377,8 +364,7 @@ fn c31_without_room_it_fails_and_the_disk_goes_on() {
     refused(small, &args, &["No space left", "make room", "without --snapshot"]);
     assert_eq!((&job(small)["state"], images(small)), (&"failed".into(), 3));
     assert_eq!(common::read(&device, &mut queue, 512 * 31), vec![32; 512]);
-    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(small).status();
-    assert!(grown.unwrap().success());
+    mounted.set_room(64 << 20);
     assert!(common::write(&device, &mut queue, 512 * 31, 99));
     done(small, &["commit", "s", "--wait"]);
     drop((queue, device));

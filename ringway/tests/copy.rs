@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Daemon, PATIENCE, copies, copy, ringway, run, same, text, wait};
-use ringway_testkit::{Need, skip};
+use ringway_testkit::{Mounted, Need, skip};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
@@ -467,27 +467,20 @@ fn a_full_disk_is_an_error_and_the_copy_goes_on_when_there_is_room() {
     std::fs::remove_file(&b).unwrap();
 
     // A small file system, where we may mount one.
-    let full = path.join("full");
-    std::fs::create_dir(&full).unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=4M", "none"])
-        .arg(&full)
-        .stderr(Stdio::null())
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        return skip(Need::Mount, "tmpfs");
-    }
-    let unmount = || Command::new("umount").arg(&full).status();
+    let mounted = match Mounted::in_memory(path.join("full"), 4 * MIB) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    let full = mounted.path();
     let output = copy(path, &["a", "full/b"]);
     let error = text(&output.stderr);
     let left = journal(&full.join("b")).exists();
-    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(&full).status().unwrap();
+    mounted.set_room(64 * MIB);
     let resumed = copy(path, &["--resume", "--verify", "a", "full/b"]);
     let content = std::fs::read(full.join("b"));
-    let _ = unmount();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("No space left") && error.contains("--resume"), "{error}");
-    assert!(left && grown.success());
+    assert!(left);
     assert_eq!(resumed.status.code(), Some(0), "{}", text(&resumed.stderr));
     assert!(content.unwrap() == std::fs::read(&a).unwrap());
 }

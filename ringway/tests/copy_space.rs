@@ -3,52 +3,24 @@
 mod common;
 
 use common::{Daemon, copies, copy, same, text};
-use ringway_testkit::{Need, skip};
+use ringway_testkit::{Lack, Mounted};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 const MIB: u64 = 1 << 20;
 /// Of the image to copy: its end is in the middle of a block.
 const BYTES: u64 = 24 * MIB + 4096 + 100;
 
-/// A mounted file system; gone when dropped.
-struct Mount(PathBuf);
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-fn quiet(command: &mut Command) -> bool {
-    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-/// Mounts `args` at `dir/name`; `None`, with the reason said, if that cannot be done here.
-fn mount(dir: &Path, name: &str, args: &[&str]) -> Option<Mount> {
-    let at = dir.join(name);
-    std::fs::create_dir(&at).unwrap();
-    if !quiet(Command::new("mount").args(args).arg(&at).current_dir(dir)) {
-        skip(Need::Mount, format_args!("cannot mount {args:?}"));
-        return None;
-    }
-    Some(Mount(at))
+/// A small file system of its own; `None`, with the reason said, if there can be none here.
+fn mount(mounted: Result<Mounted, Lack>) -> Option<Mounted> {
+    mounted.inspect_err(Lack::skip).ok()
 }
 
 /// A file system on a file: made by `mkfs.NAME`, mounted at `dir/NAME`.
-fn file_system(dir: &Path, name: &str, options: &[&str]) -> Option<Mount> {
-    let image = format!("{name}.img");
-    File::create(dir.join(&image)).unwrap().set_len(400 * MIB).unwrap();
-    let made =
-        quiet(Command::new(format!("mkfs.{name}")).args(options).arg(&image).current_dir(dir));
-    if !made {
-        skip(Need::Mount, format_args!("there is no mkfs.{name}"));
-        return None;
-    }
-    mount(dir, name, &["-o", "loop", "-t", name, &image])
+fn file_system(dir: &Path, name: &str, options: &[&str]) -> Option<Mounted> {
+    mount(Mounted::on_file(dir.join(name), name, options, 400 * MIB))
 }
 
 /// Refused with status 1; nothing is left at `b` but what was there.
@@ -91,7 +63,7 @@ fn image(path: &Path) {
 
 /// Bytes that are free for anybody.
 fn free(at: &Path) -> u64 {
-    assert!(quiet(Command::new("sync").arg("-f").arg(at)));
+    assert!(Command::new("sync").arg("-f").arg(at).status().unwrap().success());
     let found = rustix::fs::statvfs(at).unwrap();
     found.f_bfree * found.f_frsize
 }
@@ -103,7 +75,7 @@ fn blocks(path: &Path) -> u64 {
 fn shares(name: &str, options: &[&str]) {
     let dir = tempfile::tempdir().unwrap();
     let Some(mount) = file_system(dir.path(), name, options) else { return };
-    let here = mount.0.as_path();
+    let here = mount.path();
     let (a, b) = (here.join("a"), here.join("b"));
     image(&a);
     let before = free(here);
@@ -166,12 +138,12 @@ fn files_on_btrfs_share_their_blocks() {
 fn where_blocks_cannot_be_shared_they_are_copied_or_nothing_is_done() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
-    let Some(other) = mount(path, "other", &["-t", "tmpfs", "none"]) else { return };
+    let Some(other) = mount(Mounted::in_memory(path.join("other"), 64 * MIB)) else { return };
     image(&path.join("a"));
-    image(&other.0.join("a"));
+    image(&other.path().join("a"));
     let far = path.join("a");
     let far = far.to_str().unwrap();
-    let here = other.0.as_path();
+    let here = other.path();
     let always = |source| ["--reflink", "always", source, "b"];
     refuses(here, &always(far), &["different file systems", "--reflink auto"]);
     refuses(here, &always("a"), &["cannot share", "--reflink auto"]);
@@ -184,9 +156,9 @@ fn where_blocks_cannot_be_shared_they_are_copied_or_nothing_is_done() {
     }
     // xfs without it.
     let Some(without) = file_system(path, "xfs", &["-q", "-m", "reflink=0"]) else { return };
-    image(&without.0.join("a"));
-    refuses(&without.0, &always("a"), &["the file system cannot share blocks"]);
-    assert!(copies(&without.0, &["a", "b"]).contains("copied"));
+    image(&without.path().join("a"));
+    refuses(without.path(), &always("a"), &["the file system cannot share blocks"]);
+    assert!(copies(without.path(), &["a", "b"]).contains("copied"));
 }
 
 #[test]
@@ -241,23 +213,29 @@ fn a_copy_that_cannot_have_its_space_does_not_begin() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     image(&path.join("a"));
-    let Some(small) = mount(path, "small", &["-t", "tmpfs", "-o", "size=16M", "none"]) else {
+    let Some(small) = mount(Mounted::in_memory(path.join("small"), 16 * MIB)) else {
         return;
     };
     for how in ["falloc", "full"] {
-        refuses(&small.0, &["--prealloc", how, "../a", "b"], &["reserve 24 MiB", "No space left"]);
+        refuses(
+            small.path(),
+            &["--prealloc", how, "../a", "b"],
+            &["reserve 24 MiB", "No space left"],
+        );
     }
     // Its data alone find room.
-    let said = copies(&small.0, &["../a", "b"]);
+    let said = copies(small.path(), &["../a", "b"]);
     assert!(said.contains("copied"), "{said}");
-    same(&path.join("a"), &small.0.join("b"));
+    same(&path.join("a"), &small.path().join("b"));
 
-    let Some(memory) = mount(path, "memory", &["-t", "ramfs", "none"]) else { return };
+    let Some(memory) = mount(Mounted::new(path.join("memory"), &["-t", "ramfs", "none"])) else {
+        return;
+    };
     let falloc = ["--prealloc", "falloc", "../a", "b"];
-    refuses(&memory.0, &falloc, &["cannot reserve space", "--prealloc full"]);
-    let said = copies(&memory.0, &["--prealloc", "full", "../a", "b"]);
+    refuses(memory.path(), &falloc, &["cannot reserve space", "--prealloc full"]);
+    let said = copies(memory.path(), &["--prealloc", "full", "../a", "b"]);
     assert!(said.contains("written"), "{said}");
-    same(&path.join("a"), &memory.0.join("b"));
+    same(&path.join("a"), &memory.path().join("b"));
 }
 
 #[test]
@@ -265,17 +243,17 @@ fn an_overwritten_file_without_its_space_is_unfinished_and_goes_on_when_there_is
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     image(&path.join("a"));
-    let Some(small) = mount(path, "small", &["-t", "tmpfs", "-o", "size=16M", "none"]) else {
+    let Some(small) = mount(Mounted::in_memory(path.join("small"), 16 * MIB)) else {
         return;
     };
-    let here = small.0.as_path();
+    let here = small.path();
     std::fs::write(here.join("b"), "old").unwrap();
     let failed = copy(here, &["--force", "--prealloc", "falloc", "../a", "b"]);
     let error = text(&failed.stderr);
     assert_eq!(failed.status.code(), Some(1), "{error}");
     assert!(error.contains("No space left") && error.contains("--resume"), "{error}");
     assert!(here.join("b.ringway-copy").exists(), "it is not complete");
-    assert!(quiet(Command::new("mount").args(["-o", "remount,size=64M"]).arg(here)));
+    small.set_room(64 * MIB);
     let other = copy(here, &["--resume", "--prealloc", "full", "../a", "b"]);
     let error = text(&other.stderr);
     assert!(error.contains("begun with --prealloc falloc"), "{error}");

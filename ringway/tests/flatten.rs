@@ -9,11 +9,10 @@ use common::guest::{
 };
 use common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
-use ringway_testkit::{Need, Rng, skip};
+use ringway_testkit::{Mounted, Rng};
 use serde_json::Value;
 use std::fs::File;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -111,26 +110,15 @@ fn c27_a_daemon_that_is_killed_while_it_flattens_leaves_a_whole_image() {
     println!("{alone} of {rounds} kills came when it was one file");
 }
 
-/// A mounted file system; gone when dropped.
-struct Mounted(PathBuf);
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 /// No room: it fails, what was copied stays, the guest goes on, and the next one gets it done.
 #[test]
 fn c28_without_room_it_fails_and_the_disk_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let small = dir.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
-    if !mount(&["-t", "tmpfs", "-o", "size=24M", "none"]).is_ok_and(|status| status.success()) {
-        return skip(Need::Mount, "tmpfs");
-    }
-    let _mounted = Mounted(small.clone());
+    let mounted = match Mounted::in_memory(dir.path().join("small"), 24 << 20) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    let small = mounted.path();
     let base = chain(&small, 3);
     let daemon = Daemon::serve(&small, &SERVE);
     refused(
@@ -150,8 +138,7 @@ fn c28_without_room_it_fails_and_the_disk_goes_on() {
     let mut queue = device.queue::<()>().unwrap();
     assert!(common::write(&device, &mut queue, sector, 9));
     assert_eq!(common::read(&device, &mut queue, sector), vec![9; 512]);
-    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(&small).status();
-    assert!(grown.unwrap().success());
+    mounted.set_room(64 << 20);
     done(&small, &["flatten", "s", "--wait"]);
     drop((queue, device));
     daemon.stop();

@@ -5,11 +5,10 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::{BlkQueue, BufferPool, Device, Options};
-use ringway_testkit::{LateStore, Need, Rng, pattern, skip};
+use ringway_testkit::{LateStore, Mounted, Rng, pattern};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -19,38 +18,6 @@ const BYTES: u64 = 24 * MIB;
 const LEN: u64 = 32 << 10;
 const REQUESTS: u64 = BYTES / LEN;
 const DEPTH: u16 = 24;
-
-/// A small file system in memory.
-struct Small(PathBuf);
-
-impl Small {
-    fn mount(dir: &Path, bytes: u64) -> Option<Self> {
-        let at = dir.join("small");
-        std::fs::create_dir(&at).unwrap();
-        let size = format!("size={bytes}");
-        if !quiet(Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(&at)) {
-            skip(Need::Mount, "cannot mount a tmpfs");
-            return None;
-        }
-        Some(Self(at))
-    }
-
-    fn grow(&self, bytes: u64) {
-        let size = format!("remount,size={bytes}");
-        assert!(quiet(Command::new("mount").args(["-o", &size]).arg(&self.0)));
-    }
-}
-
-impl Drop for Small {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-fn quiet(command: &mut Command) -> bool {
-    let command = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
 
 /// `ringway ctl`: status 0 or not, and what it said.
 fn ctl(dir: &Path, args: &[&str]) -> (bool, String) {
@@ -124,8 +91,11 @@ fn guest(pool: &BufferPool, queue: &mut BlkQueue<u64>, sequence: u64, answered: 
 fn full_file_system(engine: &str, packed: bool) {
     let dir = folder();
     let path = dir.path();
-    let Some(small) = Small::mount(path, 4 * MIB) else { return };
-    let image = small.0.join("disk.img");
+    let small = match Mounted::in_memory(path.join("small"), 4 * MIB) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let image = small.path().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(BYTES).unwrap();
     let config = format!(
         "workers = 1\ncontrol = 'ctl'\n[[disk]]\nimage = 'small/disk.img'\n\
@@ -146,7 +116,7 @@ fn full_file_system(engine: &str, packed: bool) {
         until("requests are held", is_held);
         look_at_it(path, &daemon);
 
-        small.grow(6 * MIB);
+        small.set_room(6 * MIB);
         until("the guest goes on by itself", || answered.load(SeqCst) > 5 * MIB / LEN);
         until("requests are held again", is_held);
         daemon.kill();
@@ -160,7 +130,7 @@ fn full_file_system(engine: &str, packed: bool) {
 
         let mut random = Rng::for_test("held");
         for mib in [8, 10, 12, 14] {
-            small.grow(mib * MIB);
+            small.set_room(mib * MIB);
             let before = answered.load(SeqCst);
             let _ = ctl(path, &["retry", "0"]);
             std::thread::sleep(Duration::from_micros(random.below(4000)));
@@ -171,7 +141,7 @@ fn full_file_system(engine: &str, packed: bool) {
             });
         }
         assert!(!guest.is_finished(), "there is no room for all of it yet");
-        small.grow(2 * BYTES);
+        small.set_room(2 * BYTES);
         guest.join().unwrap();
         daemon
     });
@@ -319,8 +289,11 @@ fn c18_a_disk_that_was_mended_goes_on() {
 fn c18_patience_has_an_end_and_words_are_checked() {
     let dir = folder();
     let path = dir.path();
-    let Some(small) = Small::mount(path, MIB) else { return };
-    std::fs::File::create(small.0.join("disk.img")).unwrap().set_len(BYTES).unwrap();
+    let small = match Mounted::in_memory(path.join("small"), MIB) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    std::fs::File::create(small.path().join("disk.img")).unwrap().set_len(BYTES).unwrap();
     let args = ["small/disk.img", "--socket", "s", "--control", "ctl", "--cache", "writeback"];
     let daemon = Daemon::serve(path, &[&args[..], &["--hold-timeout", "1"]].concat());
     let mut device = Options::new().patience(PATIENCE).connect(path.join("s")).unwrap();

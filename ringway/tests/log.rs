@@ -5,7 +5,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, children, finish, folder, read, ringway, run, text, wait, write};
 use ringway_driver::{Device, Options};
-use ringway_testkit::{LateStore, Need, skip};
+use ringway_testkit::{LateStore, Mounted};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
@@ -127,15 +127,11 @@ fn e01_a_log_that_was_full_goes_on() {
 }
 
 fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
-    let mount = tempfile::tempdir().unwrap();
-    let mounted = Command::new("mount")
-        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
-        .arg(mount.path())
-        .stderr(Stdio::null())
-        .status();
-    if !mounted.is_ok_and(|status| status.success()) {
-        return skip(Need::Mount, "tmpfs");
-    }
+    let folder = tempfile::tempdir().unwrap();
+    let mount = match Mounted::in_memory(folder.path().join("small"), 64 << 10) {
+        Ok(mount) => mount,
+        Err(lack) => return lack.skip(),
+    };
     let ballast = mount.path().join("ballast");
     let log = File::options().create_new(true).append(true).open(mount.path().join("log")).unwrap();
     let mut filler = File::create(&ballast).unwrap();
@@ -154,7 +150,6 @@ fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
     let written = std::fs::read_to_string(mount.path().join("log")).unwrap();
     let sandbox = if way.contains(&"off") { "sandbox off" } else { "sandbox on" };
     assert!(written.contains(sandbox), "{way:?}: the first lines waited: {written}");
-    let _ = Command::new("umount").arg("-l").arg(mount.path()).status();
 }
 
 #[test]

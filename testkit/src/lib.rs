@@ -10,6 +10,7 @@ struct Embedding;
 pub mod kill;
 pub mod late_store;
 pub mod loop_device;
+pub mod mounted;
 pub mod nbd;
 pub mod pattern;
 pub mod power_cut;
@@ -22,6 +23,7 @@ pub mod xenstore;
 
 pub use late_store::LateStore;
 pub use loop_device::LoopDevice;
+pub use mounted::Mounted;
 pub use rig::Rig;
 pub use seed::Rng;
 pub use skip::{Lack, Need, skip};

@@ -280,9 +280,8 @@ fn lost_data(file: &File) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ringway_testkit::{LoopDevice, Need, skip};
+    use ringway_testkit::{LoopDevice, Mounted};
     use std::os::unix::fs::{FileExt, symlink};
-    use std::process::Command;
 
     fn dir(path: &Path) -> StateDir {
         StateDir::open(Some(path)).unwrap().unwrap()
@@ -353,16 +352,12 @@ mod tests {
     #[test]
     fn c04_what_a_dying_daemon_was_told_its_helper_hears_too() {
         let folder = tempfile::tempdir().unwrap();
-        let small = folder.path().join("small");
-        std::fs::create_dir(&small).unwrap();
-        let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
-        if !mount(&["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).is_ok_and(|status| status.success())
-        {
-            return skip(Need::Mount, "tmpfs");
-        }
-        let _mounted = Mounted(&small);
+        let small = match Mounted::in_memory(folder.path().join("small"), 64 << 10) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
         for flushing in [false, true] {
-            let device = match LoopDevice::new(&small, 1 << 20, 512) {
+            let device = match LoopDevice::new(small.path(), 1 << 20, 512) {
                 Ok(device) => device,
                 Err(lack) => return lack.skip(),
             };
@@ -381,14 +376,6 @@ mod tests {
             drop(keeper);
             drop(daemons);
             std::fs::remove_file(device.backing()).unwrap();
-        }
-    }
-
-    struct Mounted<'a>(&'a Path);
-
-    impl Drop for Mounted<'_> {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg("-l").arg(self.0).status();
         }
     }
 }
