@@ -4,6 +4,7 @@ mod common;
 
 use common::{Daemon, PATIENCE, finish, folder, ringway, run, text, write};
 use ringway_driver::{Device, Options};
+use ringway_testkit::Mounted;
 use ringway_testkit::raw::{F_VERSION_1, RawGuest};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -338,6 +339,145 @@ fn what_became_of_a_new_configuration_and_the_end_of_a_group_are_told() {
     let event = events.wait_for("limit-group-removed");
     has_fields(&event, &["limit_group"]);
     assert_eq!(event["limit_group"], "gold");
+}
+
+/// An image with this many MiB of data, which a clone of it has to copy.
+fn base(dir: &Path, mib: usize) {
+    std::fs::write(dir.join("base.raw"), vec![0x5a; mib << 20]).unwrap();
+    let mut command = ringway();
+    command.args(["create", "clone.qcow2", "--backing", "../base.raw", "--backing-format", "raw"]);
+    let made = run_in(&mut command, &dir.join("small"));
+    assert!(made.status.success(), "{}", text(&made.stderr));
+}
+
+fn run_in(command: &mut std::process::Command, dir: &Path) -> std::process::Output {
+    command.current_dir(dir).output().unwrap()
+}
+
+const CLONE: [&str; 8] =
+    ["add", "small/clone.qcow2", "--format", "qcow2", "--backing-root", ".", "--socket", "q"];
+
+#[test]
+fn what_is_done_with_an_image_is_told() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::create_dir(dir.join("small")).unwrap();
+    base(dir, 32);
+    let _daemon = Daemon::serve(dir, &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut events = Events::of(dir);
+    ctl(dir, &CLONE);
+    // It would take half a minute.
+    ctl(dir, &["flatten", "q", "--bps", "1M"]);
+    let event = events.wait_for("job-started");
+    has_fields(&event, &["id", "image", "job", "total_bytes"]);
+    assert_eq!((&event["id"], &event["job"]), (&json!(1), &json!("flatten")));
+    assert_eq!(event["total_bytes"], 32 << 20);
+    ctl(dir, &["flatten", "q", "--cancel"]);
+    let event = events.wait_for("job-cancelled");
+    has_fields(&event, &["copied_bytes", "id", "image", "job"]);
+    let first = event["copied_bytes"].as_u64().unwrap();
+    assert!(first < 32 << 20, "{first}");
+    ctl(dir, &["flatten", "q", "--wait"]);
+    let event = events.wait_for("job-done");
+    has_fields(&event, &["blackout_us", "copied_bytes", "id", "image", "job"]);
+    assert_eq!(event["copied_bytes"].as_u64(), Some((32 << 20) - first));
+    let answer = ctl(dir, &["snapshot", "q", "small/new.qcow2"]);
+    let event = events.wait_for("snapshot-taken");
+    has_fields(&event, &["blackout_us", "id", "image", "snapshot"]);
+    assert_eq!(event["snapshot"], answer["snapshot"]);
+}
+
+/// Where there is no room, requests are held, and an image cannot take in what it is based on.
+#[test]
+fn what_a_full_file_system_does_is_told() {
+    let dir = folder();
+    let dir = dir.path();
+    let small = match Mounted::in_memory(dir.join("small"), 1 << 20) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    base(dir, 8);
+    let _daemon = Daemon::serve(dir, &["disk.img", "--socket", "s", "--control", "ctl"]);
+    let mut events = Events::of(dir);
+    ctl(dir, &CLONE);
+    ctl(dir, &["flatten", "q"]);
+    let event = events.wait_for("job-failed");
+    has_fields(&event, &["copied_bytes", "error", "id", "image", "job"]);
+    assert!(event["error"].as_str().unwrap().contains("No space left"), "{event}");
+    let sparse = std::fs::File::create_new(small.path().join("sparse.img")).unwrap();
+    sparse.set_len(4 << 20).unwrap();
+    let sparse = ["add", "small/sparse.img", "--socket", "p", "--queues", "1", "--cache"];
+    ctl(dir, &[&sparse[..], &["writeback"]].concat());
+    let mut device = connect(dir, "p");
+    let mut queue = device.queue::<()>().unwrap();
+    let mut big = device.pool().alloc(2 << 20).unwrap();
+    big.fill(1);
+    queue.write(0, big, ()).unwrap();
+    queue.submit().unwrap();
+    let event = events.wait_for("held");
+    fits("Event", &event);
+    assert_eq!((&event["id"], &event["held"]["errno"]), (&json!(2), &json!(libc::ENOSPC)));
+    small.set_room(64 << 20);
+    assert!(finish(&mut queue).0, "it is tried again");
+    has_fields(&events.wait_for("released"), &["id", "image"]);
+}
+
+/// Where each kind of event is read through the control socket; of one that is not, why.
+const READ_IN: [(&str, &str); 30] = [
+    ("added", "events.rs"),
+    ("removed", "events.rs"),
+    ("connected", "events.rs"),
+    ("disconnected", "events.rs"),
+    ("broken", "events.rs"),
+    ("recovered", "events.rs"),
+    ("resized", "events.rs"),
+    ("snapshot-taken", "events.rs"),
+    ("job-started", "events.rs"),
+    ("job-done", "events.rs"),
+    ("job-cancelled", "events.rs"),
+    ("job-failed", "events.rs"),
+    ("paused", "events.rs"),
+    ("resumed", "events.rs"),
+    ("path-changed", "events.rs"),
+    ("failed", "events.rs"),
+    ("held", "events.rs"),
+    ("released", "events.rs"),
+    ("limits-changed", "events.rs"),
+    ("limit-group-removed", "events.rs"),
+    ("limit-reached", "limits.rs"),
+    ("overdue", "events.rs"),
+    ("in-time", "events.rs"),
+    ("process-ended", "events.rs"),
+    ("restarted", "events.rs"),
+    ("reloaded", "events.rs"),
+    ("reload-failed", "events.rs"),
+    ("worker-failed", "panics.rs"),
+    ("spawner-ended", "isolate.rs"),
+    // A reader that is a thousand events behind: the socket takes most of them from the daemon.
+    ("lost", "../../server/src/events.rs"),
+];
+
+/// A new kind of event needs a test and a line of the manual.
+#[test]
+fn each_kind_of_event_is_read_by_a_test_and_has_its_line_in_the_manual() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &Path| std::fs::read_to_string(root.join(path)).unwrap();
+    let schema: Value =
+        serde_json::from_str(&read("../docs/control.schema.json".as_ref())).unwrap();
+    let kinds = schema["$defs"]["Event"]["oneOf"].as_array().unwrap().iter();
+    let kinds = kinds.map(|kind| kind["properties"]["event"]["const"].as_str().unwrap());
+    assert_eq!(kinds.collect::<Vec<_>>(), READ_IN.map(|(kind, _)| kind));
+    let manual = read("../docs/control.md".as_ref());
+    let rows: String = manual.lines().filter(|line| line.starts_with("| `")).collect();
+    for (kind, file) in READ_IN {
+        assert!(rows.contains(&format!("`{kind}`")), "{kind}: no line in control.md");
+        let test = read(&Path::new("tests").join(file));
+        let test = test.split("const READ_IN").next().unwrap();
+        let name: String =
+            kind.split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
+        let read = [format!("{kind}\\\""), format!("\"{kind}\""), format!("Happened::{name} {{")];
+        assert!(read.iter().any(|word| test.contains(word)), "{kind}: not in {file}");
+    }
 }
 
 #[test]
