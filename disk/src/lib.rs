@@ -94,6 +94,6 @@ pub use resize::ResizeError;
 pub use ringway_image::Port as ImagePort;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use snapshot::{Beneath, NoSnapshot, OverlayShape};
-pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 pub use stats::DiskStats;
 pub use unmapped::Unmapped;

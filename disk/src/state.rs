@@ -20,7 +20,7 @@ pub const STATE_FLUSH_FAILED: u64 = 1;
 /// A flush through the page cache is under way, and nobody knows its outcome.
 pub const STATE_FLUSHING: u64 = 2;
 /// No requests are taken.
-pub(crate) const STATE_PAUSED: u64 = 4;
+pub const STATE_PAUSED: u64 = 4;
 
 /// The page of one disk: one word, with the bits above.
 pub(crate) struct State {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Daemon, folder, ringway, write};
 use ringway_driver::{BlkQueue, Device, Options};
-use ringway_testkit::LoopDevice;
+use ringway_testkit::{LoopDevice, Mounted};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -60,6 +60,60 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
         assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0);
         daemon.kill();
     }
+}
+
+/// On a file system that does not tell when files were made, an image may get the number of one that was
+/// deleted when it was paused. It is served; the same image, which nobody has touched, stays paused.
+#[test]
+fn e26_an_image_is_not_paused_because_a_deleted_one_was() {
+    let dir = folder();
+    let dir = dir.path();
+    let at = dir.join("small");
+    let small = match Mounted::on_file(at, "ext4", &["-q", "-I", "128"], 16 << 20) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let image = small.path().join("disk.img");
+    let make = || {
+        let file = std::fs::File::create_new(&image).unwrap();
+        file.set_len(1 << 20).unwrap();
+        std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap())
+    };
+    let serve = || {
+        let mut args = ARGS;
+        args[0] = "small/disk.img";
+        Daemon::serve(dir, &args)
+    };
+    let is_paused = || ctl(dir, &["list", "--json"]).contains("\"paused\"");
+    let number = make();
+    let daemon = serve();
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 1, 7));
+    drop((queue, device));
+    ctl(dir, &["pause", "0"]);
+    daemon.kill();
+    let daemon = serve();
+    assert!(is_paused(), "it is the same image: {}", daemon.log());
+    daemon.stop();
+    std::fs::remove_file(&image).unwrap();
+    // It is free once nobody has it open any more. Those that get other numbers stay beside it.
+    let tries = (0..500).take_while(|at| {
+        let is_other = make() != number;
+        if is_other {
+            std::fs::rename(&image, small.path().join(format!("other-{at}"))).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        is_other
+    });
+    assert!(tries.count() < 500, "no number is given again");
+    let daemon = serve();
+    assert!(!is_paused() && daemon.log().contains("taken for another one"), "{}", daemon.log());
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 1, 7));
+    drop((queue, device));
+    daemon.stop();
 }
 
 /// The daemon dies when it has noted a pause and its queues still run: whoever asked for it got no
@@ -394,17 +448,6 @@ fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
     daemon.stop();
 }
 
-/// Unmounts when dropped.
-#[cfg(feature = "kill-points")]
-struct Mounted(std::path::PathBuf);
-
-#[cfg(feature = "kill-points")]
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
 /// The host has really lost what was written (a device over a file system that is full), has told the
 /// daemon so, and would not tell anybody again. The daemon dies before it has noted that, or after: the
 /// flush is carried out once more by the next one, and fails.
@@ -414,15 +457,11 @@ fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
     for point in ["flush-failing:1", "flush-failed:1"] {
         let dir = folder();
         let dir = dir.path();
-        let small = dir.join("small");
-        std::fs::create_dir(&small).unwrap();
-        let mut mount = std::process::Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&small);
-        if !mount.status().is_ok_and(|status| status.success()) {
-            return ringway_testkit::skip(ringway_testkit::Need::Mount, "tmpfs");
-        }
-        let _mounted = Mounted(small.clone());
-        let disk = match LoopDevice::new(&small, 1 << 20, 512) {
+        let small = match Mounted::in_memory(dir.join("small"), 64 << 10) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
+        let disk = match LoopDevice::new(small.path(), 1 << 20, 512) {
             Ok(disk) => disk,
             Err(lack) => return lack.skip(),
         };

@@ -26,6 +26,7 @@ mod overlay;
 mod protocol;
 mod remote;
 mod state;
+mod state_name;
 pub(super) mod wire;
 mod writable;
 

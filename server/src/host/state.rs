@@ -6,20 +6,24 @@
 //! is lost to every open file that was there when it happened, once each. So what it told a daemon that
 //! died before it could pass it on, it tells the helper as well.
 
+use super::state_name::{Left, Looker, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
-use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING};
+use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
 use ringway_terminal::reasons::in_full;
-use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, StatxFlags, chmod, linkat, mkdirat, openat, statx, unlinkat,
-};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmod, linkat, mkdirat, openat, unlinkat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// Where it stands in the page how the images were left, behind what the daemon keeps there: two of them,
+/// for the moment in which a disk goes from one to the other.
+const LEFT_AT: usize = 64;
+const LEFT_MAX: usize = 2;
 
 /// The folder, as it was when the daemon was started.
 pub(crate) struct StateDir(Arc<OwnedFd>);
@@ -113,41 +117,6 @@ fn make(path: &Path) -> anyhow::Result<OwnedFd> {
     Ok(folder.into())
 }
 
-/// Which image a file is of. Numbers only, so that it can name nothing else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StateName {
-    block_device: bool,
-    device: u64,
-    inode: u64,
-    /// When the file was made, in nanoseconds: numbers of files are given again.
-    born: i128,
-}
-
-impl StateName {
-    pub(super) fn of(image: &File) -> anyhow::Result<Self> {
-        let meta = image.metadata()?;
-        if meta.file_type().is_block_device() {
-            return Ok(Self { block_device: true, device: meta.rdev(), inode: 0, born: 0 });
-        }
-        let stat = statx(image, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
-        let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
-            0 => 0,
-            _ => {
-                i128::from(stat.stx_btime.tv_sec) * 1_000_000_000
-                    + i128::from(stat.stx_btime.tv_nsec)
-            }
-        };
-        Ok(Self { block_device: false, device: meta.dev(), inode: meta.ino(), born })
-    }
-}
-
-impl std::fmt::Display for StateName {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.block_device { "device" } else { "image" };
-        write!(f, "{kind}-{:x}-{:x}-{:x}", self.device, self.inode, self.born)
-    }
-}
-
 /// Looks after the state of one disk.
 pub(super) struct StateKeeper {
     folder: Arc<OwnedFd>,
@@ -164,9 +133,17 @@ struct Kept {
     image: Option<File>,
     /// The same image, opened by itself: the host tells it of lost data on its own account.
     witness: Option<File>,
+    /// Where the name could be that of another image.
+    looker: Option<Looker>,
 }
 
 impl Kept {
+    /// For a process that has nobody beside it.
+    fn here(image: &File) -> anyhow::Result<Self> {
+        let name = StateName::of(image)?;
+        Ok(Self { name, image: None, witness: None, looker: Looker::at(image, name) })
+    }
+
     fn beside(image: File) -> anyhow::Result<Self> {
         let name = StateName::of(&image)?;
         // The image itself, whatever has its name by now.
@@ -178,14 +155,15 @@ impl Kept {
                 "a flush that fails while its daemon is killed may go unnoticed: {error}"
             );
         }
-        Ok(Self { name, image: Some(image), witness: witness.ok().map(File::from) })
+        let (witness, looker) = (witness.ok().map(File::from), Looker::at(&image, name));
+        Ok(Self { name, image: Some(image), witness, looker })
     }
 }
 
 impl StateKeeper {
     /// For the process that serves the disk itself: there is nobody to be a witness after its death.
     pub(super) fn here(dir: &StateDir, image: &File) -> anyhow::Result<Self> {
-        Self::new(dir, Kept { name: StateName::of(image)?, image: None, witness: None })
+        Self::new(dir, Kept::here(image)?)
     }
 
     /// For the helper of a daemon.
@@ -196,7 +174,46 @@ impl StateKeeper {
     fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
         let (folder, state) = (Arc::clone(&dir.0), dir.file(kept.name)?);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
-        Ok(Self { folder, state, page, images: vec![kept] })
+        let keeper = Self { folder, state, page, images: vec![kept] };
+        keeper.doubt();
+        Ok(keeper)
+    }
+
+    /// What was kept may be of an image that was deleted, whose number this one has got. If it does not look
+    /// as that one was left, it is not taken for it: it is not paused, which would keep its guest waiting for
+    /// nothing. A failed flush stays known all the same: to believe it loses nothing.
+    fn doubt(&self) {
+        let ambiguous = |kept: &&Kept| kept.name.is_ambiguous();
+        let Some(Kept { name, looker, .. }) = self.images.iter().find(ambiguous) else { return };
+        let now = looker.as_ref().and_then(Looker::left);
+        let known = now.is_some_and(|now| (0..LEFT_MAX).any(|at| self.left(at) == now));
+        if !known && self.word().fetch_and(!STATE_PAUSED, SeqCst) & STATE_PAUSED != 0 {
+            tracing::warn!(
+                "{name}: an image with this number was paused. Its file system does not tell when files \
+                 were made, and this one is not as that one was left: it is taken for another one and not \
+                 paused. If it is the same, say \"ringway ctl pause\""
+            );
+        }
+        self.remember();
+    }
+
+    /// Stores how the images are left.
+    fn remember(&self) {
+        for (at, kept) in self.images.iter().take(LEFT_MAX).enumerate() {
+            let Some(left) = kept.looker.as_ref().and_then(Looker::left) else { continue };
+            self.left_words(at)
+                .into_iter()
+                .zip(left)
+                .for_each(|(word, now)| word.store(now, SeqCst));
+        }
+    }
+
+    fn left(&self, at: usize) -> Left {
+        self.left_words(at).map(|word| word.load(SeqCst))
+    }
+
+    fn left_words(&self, at: usize) -> [&AtomicU64; 3] {
+        [0, 1, 2].map(|word| self.word_at(LEFT_AT + (at * 3 + word) * 8))
     }
 
     /// The disk is about to be served from this image: the state has the name of both until
@@ -205,7 +222,7 @@ impl StateKeeper {
         let watched = self.images.iter().any(|kept| kept.witness.is_some());
         let kept = match watched {
             true => Kept::beside(image)?,
-            false => Kept { name: StateName::of(&image)?, image: None, witness: None },
+            false => Kept::here(&image)?,
         };
         let Some(Kept { name, .. }) = self.images.last() else { return Ok(()) };
         let (old, new) = (name.to_string(), kept.name.to_string());
@@ -213,6 +230,7 @@ impl StateKeeper {
         linkat(&*self.folder, &old, &*self.folder, &new, AtFlags::empty())
             .with_context(|| format!("the state of a disk, {new}"))?;
         self.images.push(kept);
+        self.remember();
         Ok(())
     }
 
@@ -229,11 +247,17 @@ impl StateKeeper {
     }
 
     fn word(&self) -> &AtomicU64 {
-        // SAFETY: the beginning of the mapping, aligned to a page, which lives as long as `self` and
-        // is only touched atomically.
+        self.word_at(0)
+    }
+
+    /// A multiple of 8, within the page.
+    fn word_at(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.page.len());
+        // SAFETY: within the mapping, as was just asserted, and aligned, because that begins with a page;
+        // it lives as long as `self` and is only touched atomically.
         #[allow(clippy::cast_ptr_alignment)]
         unsafe {
-            AtomicU64::from_ptr(self.page.at(0).cast())
+            AtomicU64::from_ptr(self.page.at(offset).cast())
         }
     }
 
@@ -263,6 +287,8 @@ impl Drop for StateKeeper {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }
+        } else {
+            self.remember();
         }
         self.images.iter_mut().for_each(|kept| drop(kept.image.take()));
     }
@@ -346,6 +372,49 @@ mod tests {
         std::fs::set_permissions(&path, everybody).unwrap();
         let error = format!("{:#}", StateDir::open(Some(&path)).unwrap_err());
         assert!(error.contains("others can write"), "{error}");
+    }
+
+    /// A file system that does not tell when files were made, and gives their numbers again at once.
+    #[test]
+    fn e26_an_image_does_not_inherit_the_pause_of_a_deleted_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().join("small");
+        let small = match Mounted::on_file(at, "ext4", &["-q", "-I", "128"], 16 << 20) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
+        let dir = dir(&folder.path().join("state"));
+        let path = small.path().join("image");
+        for beside in [false, true] {
+            let keep = |image: &File| match beside {
+                true => StateKeeper::beside(&dir, image.try_clone().unwrap()).unwrap(),
+                false => StateKeeper::here(&dir, image).unwrap(),
+            };
+            let kept = STATE_PAUSED | STATE_FLUSH_FAILED;
+            let image = File::create_new(&path).unwrap();
+            let name = StateName::of(&image).unwrap();
+            assert!(name.is_ambiguous(), "{name}: it tells a birth");
+            let keeper = keep(&image);
+            image.write_all_at(&[1; 4096], 0).unwrap();
+            keeper.word().store(kept, SeqCst);
+            drop((keeper, image));
+            let image = File::options().read(true).write(true).open(&path).unwrap();
+            let keeper = keep(&image);
+            assert_eq!(keeper.word().load(SeqCst), kept, "it is the same image");
+            drop((keeper, image));
+            // Deleted, and one of the next ones gets its number.
+            std::fs::remove_file(&path).unwrap();
+            let mut others = (0..64).map(|at| {
+                File::create_new(small.path().join(format!("other-{beside}-{at}"))).unwrap()
+            });
+            let image = others.find(|image| StateName::of(image).unwrap() == name);
+            let keeper = keep(&image.expect("no number is given again"));
+            assert_eq!(
+                keeper.word().swap(0, SeqCst),
+                STATE_FLUSH_FAILED,
+                "not paused, but durable"
+            );
+        }
     }
 
     /// A device on a file system that is full: written data is lost, and whoever syncs first hears it.
