@@ -1,5 +1,27 @@
 //! Numbers of the NBD protocol, by the names that its text gives them
 //! (<https://github.com/NetworkBlockDevice/nbd/blob/master/doc/proto.md>). All are big-endian on the wire.
+//!
+//! A request to write, as a client sends it, and the answer that it waits for:
+//!
+//! ```
+//! use ringway_nbd_words::{REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, command, flag};
+//!
+//! let (cookie, offset, data) = (7u64, 4096u64, [1; 512]);
+//! let mut request = REQUEST_MAGIC.to_be_bytes().to_vec();
+//! request.extend(flag::FUA.to_be_bytes());
+//! request.extend(command::WRITE.to_be_bytes());
+//! request.extend(cookie.to_be_bytes());
+//! request.extend(offset.to_be_bytes());
+//! request.extend((data.len() as u32).to_be_bytes());
+//! assert_eq!(request[..8], [0x25, 0x60, 0x95, 0x13, 0, 1, 0, 1]);
+//! request.extend(data);
+//! assert_eq!(request.len(), 28 + 512);
+//!
+//! let mut reply = SIMPLE_REPLY_MAGIC.to_be_bytes().to_vec();
+//! reply.extend(0u32.to_be_bytes()); // no error
+//! reply.extend(cookie.to_be_bytes());
+//! assert_eq!(reply, *b"\x67\x44\x66\x98\0\0\0\0\0\0\0\0\0\0\0\x07");
+//! ```
 
 #![allow(missing_docs, reason = "the protocol's text says what each of them is")]
 
