@@ -317,6 +317,10 @@ fn what_the_file_takes_is_not_bounced() {
             assert!(found.iter().all(whole), "{what}: {found:?}");
         }
     }
+    bench.start(&memory, Ask::new(Op::Read, 0, 4096).at(1), 0);
+    assert_eq!(bench.queue.bounce_bytes(), 4096);
+    bench.finish();
+    expected += 1;
     // Pieces of memory that are no multiples of a block.
     let pieces = [memory.segment(0, 512), memory.segment(4096, 4096 - 512)];
     bench.start_pieces(&pieces, Ask::new(Op::Read, 0, 4096), 0);
@@ -465,7 +469,7 @@ fn many_detours_are_told_with_how_many_requests_they_were_of() {
     let (mut bench, _) = bench(SHAPE, |limits| limits.max_bytes = 8192);
     let memory = Memory::new(64 << 10, 0);
     let disk = Arc::clone(bench.queue.disk());
-    disk.set_now(SECOND);
+    disk.set_now(100 * SECOND);
     let rung = Arc::new(AtomicU64::new(0));
     let bell = Arc::clone(&rung);
     disk.incidents().on_incident(Box::new(move || {
@@ -664,16 +668,30 @@ fn time_moves_held_requests_and_says_when() {
 #[test]
 fn held_requests_follow_the_one_that_finds_space() {
     let mut scene = Held::new();
+    let rung = Arc::new(AtomicU64::new(0));
+    let bell = Arc::clone(&rung);
+    scene.disk().incidents().on_incident(Box::new(move || {
+        bell.fetch_add(1, SeqCst);
+    }));
     scene.break_by(Some(libc::EDQUOT));
     scene.start(Op::Write, 4..7);
     assert_eq!((scene.rest(), scene.disk().held_spells()), (vec![], 1));
+    assert_eq!(rung.load(SeqCst), 1, "the first one rings");
+    take(&scene.asked);
+    assert_eq!(scene.bench.queue.fail_held(&mut scene.bench.engine, |_, &name| name == 4), 1);
+    assert_eq!(scene.rest(), [(4, Status::IoError)]);
+    assert_eq!(take(&scene.asked), [], "that says nothing about space");
     scene.break_by(None);
     scene.tend(13);
-    let all = [4, 5, 6].map(|n| (n, Status::Ok));
+    let all = [5, 6].map(|n| (n, Status::Ok));
     assert_eq!((scene.rest(), scene.disk().held()), (all.to_vec(), None));
-    assert_eq!(scene.disk().held_under_way(), 0);
+    assert_eq!(
+        (scene.disk().held_under_way(), rung.load(SeqCst)),
+        (0, 3),
+        "the failure, the last one"
+    );
     let stats = scene.bench.queue.stats();
-    assert_eq!((stats.held, stats.errors, stats.refused), (3, 0, 0));
+    assert_eq!((stats.held, stats.errors, stats.refused), (3, 1, 0));
 
     // Left to whoever serves the guest next, oldest first.
     scene.break_by(Some(libc::ENOSPC));
