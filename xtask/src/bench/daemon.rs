@@ -15,6 +15,11 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+/// How long a server may take until it listens: a Ceph cluster misses a client that was killed after 30 s.
+const START: Duration = Duration::from_secs(45);
+/// How long it may take to end before it is killed: images of a cluster are closed over the network.
+const END: Duration = Duration::from_secs(15);
+
 /// Size of a null device, in bytes.
 const NULL_BYTES: u64 = 1 << 30;
 
@@ -169,7 +174,7 @@ impl Running {
             .spawn()
             .with_context(|| format!("no {:?}", command.get_program()))?;
         let mut running = Self { pid: child.id(), child: Some(child), socket, folder };
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + START;
         while !running.socket.exists() {
             let ended = running.child.as_mut().map(Child::try_wait).transpose()?.flatten();
             if let Some(status) = ended {
@@ -178,7 +183,7 @@ impl Running {
                 bail!("{status}: {}", says.or(err.lines().next()).unwrap_or("no message"));
             }
             if Instant::now() > deadline {
-                bail!("no socket after 10 s: {}", running.log("err"));
+                bail!("no socket after {} s: {}", START.as_secs(), running.log("err"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -267,6 +272,11 @@ impl Running {
         &self.socket
     }
 
+    /// Its process.
+    pub(crate) const fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// What the kernel has counted of it.
     pub(crate) fn usage(&self) -> Result<Usage> {
         Usage::of(self.pid)
@@ -299,7 +309,7 @@ impl Drop for Running {
         if let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::TERM);
         }
-        let deadline = Instant::now() + Duration::from_secs(3);
+        let deadline = Instant::now() + END;
         while Instant::now() < deadline {
             if !matches!(child.try_wait(), Ok(None)) {
                 return;

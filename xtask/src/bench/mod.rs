@@ -7,6 +7,7 @@ mod bare;
 #[cfg(feature = "blkio")]
 mod blkio;
 mod build;
+mod ceph;
 mod clients;
 mod contest;
 mod copy;
@@ -22,6 +23,7 @@ mod nbd;
 mod options;
 mod origins;
 mod qcow2;
+mod rbd;
 mod report;
 mod sample;
 mod scrape;
@@ -63,6 +65,8 @@ enum What {
     Origins(origins::OriginsArgs),
     /// qcow2 images of several kinds, beside raw ones and beside QEMU's.
     Qcow2(qcow2::Qcow2Args),
+    /// An image of a Ceph cluster: ours, librbd under fio, QEMU's storage daemon.
+    Rbd(rbd::RbdArgs),
     /// Scrapes of the metrics of many disks, and how soon events are told.
     Scrape(scrape::ScrapeArgs),
     /// The cells that sum it all up, ours beside the peers': disk, memory, null, idle.
@@ -85,14 +89,20 @@ impl What {
             | Self::Nbd(_)
             | Self::Qcow2(_) => 0.7,
             Self::Summary(_) | Self::Tmpfs(_) | Self::Origins(_) | Self::Scrape(_) => 1.0,
+            Self::Rbd(_) => 2.0,
             Self::Xen(_) => 0.25,
         }
+    }
+
+    /// True if servers, clients and whatever they need share all cores.
+    const fn is_spread(&self) -> bool {
+        matches!(self, Self::Rbd(_) | Self::Xen(_))
     }
 }
 
 /// Measures, prints, writes the JSON.
 pub(crate) fn run(args: BenchArgs) -> Result<()> {
-    let BenchArgs { what, common } = args;
+    let BenchArgs { what, mut common } = args;
     if common.rounds == 0 {
         bail!("--rounds 0 measures nothing: give at least 1");
     }
@@ -108,8 +118,12 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
     if let What::Origins(args) = &what {
         return origins::run(&daemon, args);
     }
-    // The emulator needs all cores.
-    if !matches!(what, What::Xen(_)) {
+    if matches!(what, What::Rbd(_)) {
+        let cores = std::thread::available_parallelism()?.get();
+        (common.server_cpus, common.client_cpus) = ((0..cores).collect(), (0..cores).collect());
+    }
+    // The emulator, and a cluster, need all cores.
+    if !what.is_spread() {
         options::pin(&common.client_cpus)?;
     }
     let lab = Lab { common, seconds, daemon, foreign_max: None };
@@ -121,6 +135,7 @@ pub(crate) fn run(args: BenchArgs) -> Result<()> {
         What::Idle(args) => idle::run(&lab, args),
         What::Nbd(args) => nbd::run(&lab, args),
         What::Qcow2(args) => qcow2::run(&lab, args),
+        What::Rbd(args) => rbd::run(&lab, args),
         What::Origins(_) => unreachable!("it has returned"),
         What::Scrape(args) => scrape::run(&lab, args),
         What::Summary(args) => summary::run(&lab, args),
