@@ -46,6 +46,7 @@ pub mod peer;
 mod queue_set;
 mod rate_limit;
 mod record;
+mod refusal;
 mod round;
 mod runner;
 mod served_here;

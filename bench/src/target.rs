@@ -9,11 +9,12 @@ use crate::inside::{Inside, Serving};
 use crate::load::{AccessArgs, Load};
 use crate::peer;
 use crate::queue_set::QueueSet;
+use crate::refusal;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use ringway_control::config::{Choice, Format, missing_folder, source};
 use ringway_control::size::Size;
 use ringway_disk::open::is_namespace;
-use ringway_disk::{CacheMode, Disk, ForeignFormat, OpenError, OpenOptions, Source};
+use ringway_disk::{CacheMode, Disk, OpenError, OpenOptions, Source};
 use ringway_driver::{Device, Options, SchedulerMode};
 use ringway_export::usable_engines;
 use rustix::fs::{SeekFrom, seek};
@@ -237,41 +238,10 @@ impl Target {
         ringway_disk::open(&options).map_err(|error| match error {
             // What there is to say of its size is of raw images.
             OpenError::NotWhole { .. } | OpenError::NoDirect { .. } if !raw => {
-                foreign(path).unwrap_or_else(|| in_words(error))
+                refusal::foreign(path).unwrap_or_else(|| refusal::in_words(error))
             }
-            error => in_words(error),
+            error => refusal::in_words(error),
         })
-    }
-}
-
-/// What to say of an image that looks like no raw one.
-fn foreign(path: &Path) -> Option<anyhow::Error> {
-    let file = File::open(path).ok()?;
-    let format = ForeignFormat::of(&file, file.metadata().ok()?.len()).ok()??;
-    let say = match format {
-        ForeignFormat::Qcow2 => {
-            "--format qcow2, or --format raw if a guest has written what is there"
-        }
-        _ => "--format raw if its bytes are what you mean",
-    };
-    Some(anyhow!("{}: it looks like {}. Add {say}", path.display(), format.words()))
-}
-
-/// In words for a measurement.
-fn in_words(error: OpenError) -> anyhow::Error {
-    match error {
-        OpenError::NoDirect { path, why } => {
-            anyhow!("{}: O_DIRECT does not work here: {why}. Use --cached", path.display())
-        }
-        OpenError::InUse { path, holder, .. } => anyhow!(
-            "{}: it is in use by {holder}. Measure its socket instead (vhost-user:SOCKET), or \
-             stop the other one",
-            path.display()
-        ),
-        OpenError::Permission { path, mode, .. } => {
-            anyhow!("{}: no permission to open it for {mode}", path.display())
-        }
-        error => error.into(),
     }
 }
 

@@ -69,7 +69,7 @@ pub(crate) enum Command {
     /// Say what this host and a disk can do, and what would be chosen.
     Doctor(DoctorArgs),
     /// Copy a disk: files, block devices and served disks, either way.
-    Copy(CopyArgs),
+    Copy(Box<CopyArgs>),
     /// Read, write and verify by hand or by a script.
     Io(IoArgs),
     /// Say what a disk is: an image, or one that any server serves.

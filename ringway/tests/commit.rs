@@ -10,9 +10,10 @@ use common::guest::{
 };
 use common::{Daemon, PATIENCE, ringway, run, text};
 use ringway_driver::Options;
-use ringway_testkit::{Mounted, Rng};
+use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::fs::File;
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -387,14 +388,11 @@ fn c31_without_room_it_fails_and_the_disk_goes_on() {
 #[test]
 fn c35_a_last_step_that_fails_is_taken_again() {
     let dir = tempfile::tempdir().unwrap();
-    let small = dir.path().join("small");
-    std::fs::create_dir(&small).unwrap();
-    let mount = |args: &[&str]| Command::new("mount").args(args).arg(&small).status();
-    if !mount(&["-t", "tmpfs", "-o", "size=6M", "none"]).is_ok_and(|status| status.success()) {
-        return skip(Need::Mount, "tmpfs");
-    }
-    let _mounted = Mounted(small.clone());
-    let small = &*small;
+    let mounted = match Mounted::in_memory(dir.path().join("small"), 6 << 20) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    let small = mounted.path();
     File::create_new(dir.path().join("base")).unwrap().set_len(BYTES).unwrap();
     let args = ["create", "disk.qcow2", "--backing", "../base", "--backing-format", "raw"];
     assert!(says(small, &args).status.success());
@@ -427,8 +425,7 @@ fn c35_a_last_step_that_fails_is_taken_again() {
     refused(small, &["snapshot", "s", "newer"], &["last step of a merge", "ctl commit"]);
     refused(small, &["commit", "s", "--snapshot", "newer"], &["last step of a merge"]);
     assert!(!small.join("newer").exists());
-    let grown = Command::new("mount").args(["-o", "remount,size=64M"]).arg(small).status();
-    assert!(grown.unwrap().success());
+    mounted.set_room(64 << 20);
     done(small, &["retry", "s"]);
     let mut left = 96;
     wait_for("what was held is written", || {

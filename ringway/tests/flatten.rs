@@ -119,17 +119,17 @@ fn c28_without_room_it_fails_and_the_disk_goes_on() {
         Err(lack) => return lack.skip(),
     };
     let small = mounted.path();
-    let base = chain(&small, 3);
-    let daemon = Daemon::serve(&small, &SERVE);
+    let base = chain(small, 3);
+    let daemon = Daemon::serve(small, &SERVE);
     refused(
-        &small,
+        small,
         &["flatten", "s", "--wait"],
         &["No space left", "make room", "what was copied stays"],
     );
-    let job = job(&small);
+    let job = job(small);
     assert_eq!(job["state"], "failed");
     assert!(job["copied_bytes"].as_u64().unwrap() > 1 << 20, "{job}");
-    assert_eq!(images(&small), 3);
+    assert_eq!(images(small), 3);
     // What is there can be written, and read: the first cluster that was copied.
     let cluster = base.chunks(64 << 10).position(|cluster| cluster.iter().any(|byte| *byte != 0));
     let at = (cluster.unwrap() << 16) + 4096;
@@ -139,15 +139,15 @@ fn c28_without_room_it_fails_and_the_disk_goes_on() {
     assert!(common::write(&device, &mut queue, sector, 9));
     assert_eq!(common::read(&device, &mut queue, sector), vec![9; 512]);
     mounted.set_room(64 << 20);
-    done(&small, &["flatten", "s", "--wait"]);
+    done(small, &["flatten", "s", "--wait"]);
     drop((queue, device));
     daemon.stop();
-    assert_eq!(images(&small), 1);
-    let mut found = bytes(&small, "disk.qcow2");
+    assert_eq!(images(small), 1);
+    let mut found = bytes(small, "disk.qcow2");
     assert_eq!(found[at..at + 512], [9; 512]);
     found[at..at + 512].copy_from_slice(&base[at..at + 512]);
     assert!(found == base, "the disk holds what it did");
-    whole(&small, "disk.qcow2");
+    whole(small, "disk.qcow2");
 }
 
 /// A limit holds, a cancelled one leaves an overlay, and nobody else changes the files meanwhile.

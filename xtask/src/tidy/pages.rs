@@ -43,8 +43,14 @@ pub(super) fn licences(root: &Path, manifest: &str, found: &mut Vec<String>) {
         members.iter().flat_map(|member| ["APACHE", "MIT"].map(|licence| (member, licence)))
     {
         let path = format!("{member}/LICENSE-{licence}");
-        if !root.join(&path).exists() {
-            found.push(format!("there is no {path}: its package would have no such text"));
+        let text = |path: &str| std::fs::read(root.join(path)).ok();
+        // A link that became a file of its own holds the other's name.
+        match (text(&path), text(&format!("LICENSE-{licence}"))) {
+            (None, _) => {
+                found.push(format!("there is no {path}: its package would have no such text"))
+            }
+            (its, ours) if its != ours => found.push(format!("{path} is not LICENSE-{licence}")),
+            _ => {}
         }
     }
 }
@@ -84,10 +90,16 @@ mod tests {
 
         let manifest = "members = [\"a\"]\ndefault-members = [\"disk\"]\n";
         let mut found = Vec::new();
-        std::fs::write(root.path().join("disk/LICENSE-MIT"), "").unwrap();
+        for path in ["LICENSE-MIT", "disk/LICENSE-MIT", "LICENSE-APACHE"] {
+            std::fs::write(root.path().join(path), "the text").unwrap();
+        }
         licences(root.path(), manifest, &mut found);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("disk/LICENSE-APACHE"), "{found:?}");
+        assert!(found[0].contains("no disk/LICENSE-APACHE"), "{found:?}");
+        found.clear();
+        std::fs::write(root.path().join("disk/LICENSE-APACHE"), "../LICENSE-APACHE").unwrap();
+        licences(root.path(), manifest, &mut found);
+        assert_eq!(found, ["disk/LICENSE-APACHE is not LICENSE-APACHE"]);
 
         let manifest = "[workspace.dependencies]\nringway-core = 1\nclap = \"4\"\nserde.x = 1\n\n[profile]\na = 1";
         let text = "`clap` is the usual choice".to_owned();
