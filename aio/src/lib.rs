@@ -27,7 +27,6 @@
 //! |---|---|
 //! | [`null::Null`] | nothing, at once: the tutorial and the yardstick |
 //! | [`Immediate`] | data in memory, or computed, by a function of yours |
-//! | [`Ramdisk`] | a disk in memory, without a system call |
 //! | [`threads::Threads`] | every file on every host |
 //! | [`linux_aio::LinuxAio`] | files opened with O_DIRECT, also where io_uring is forbidden |
 //! | [`io_uring::IoUring`] | the best there is, where the kernel has it |
@@ -51,7 +50,6 @@ pub mod nvme;
 mod op_set;
 mod operation;
 mod pool;
-mod ramdisk;
 pub mod sim;
 mod sys;
 pub mod threads;
@@ -67,6 +65,5 @@ pub use null::Null;
 pub use nvme::Nvme;
 pub use op_set::OpSet;
 pub use operation::*;
-pub use ramdisk::Ramdisk;
 pub use sim::{Model, Sim, SimSetup};
 pub use threads::{Threads, ThreadsSetup};

@@ -5,7 +5,7 @@ use ringway_aio::faulty::Fault;
 use ringway_aio::io_uring::{Feature, probe};
 use ringway_aio::{
     Engine, Faulty, Full, Immediate, Io, IoMemory, IoOp, IoUring, IoUringSetup, LinuxAio, Model,
-    Null, Ramdisk, Reaped, Sim, SimSetup, Threads, ThreadsSetup,
+    Null, Reaped, Sim, SimSetup, Threads, ThreadsSetup,
 };
 use ringway_testkit::{Need, skip};
 use std::path::{Path, PathBuf};
@@ -126,12 +126,6 @@ fn immediate_results_stay_with_their_tags() {
     queue(&mut engine, 11).unwrap();
     queue(&mut engine, 12).unwrap();
     assert_eq!(queue(&mut engine, 13), Err(Full), "one is left of the last round");
-}
-
-/// A file that may become shorter is not mapped; one that is has tests of its own (`ramdisk.rs`).
-#[test]
-fn ramdisk() {
-    run(&|depth| Box::new(Ramdisk::new(depth).unwrap()), &BOTH, 2.0);
 }
 
 #[test]

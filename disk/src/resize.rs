@@ -5,7 +5,6 @@
 
 use crate::choices::EngineKind;
 use crate::disk::Disk;
-use crate::memory_file::resize_memory_file;
 use crate::open::probe::device_bytes;
 use crate::open::unlock_image;
 use ringway_core::SECTOR_BYTES;
@@ -126,13 +125,11 @@ impl Disk {
             let host = |source| ResizeError::Host { what: "make its image larger", source };
             return image.grow(bytes).map_err(host);
         }
-        let host = |source| ResizeError::Host { what: "change the size of its file", source };
-        if matches!(self.engine, EngineKind::Sim(_)) {
-            return resize_memory_file(&self.file(), bytes).map_err(host);
-        }
-        if self.block_device || !self.is_real() {
+        let has_length = self.is_real() || matches!(self.engine, EngineKind::Sim(_));
+        if self.block_device || !has_length {
             return Ok(());
         }
+        let host = |source| ResizeError::Host { what: "change the size of its file", source };
         self.file().set_len(bytes).map_err(host)
     }
 
@@ -205,10 +202,9 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CacheMode, OpenOptions, SimModel, Source, open};
+    use crate::{CacheMode, OpenOptions, Source, open};
     use ringway_core::{ByteRange, Op, Request, Status};
     use ringway_testkit::{Need, skip};
-    use std::os::unix::fs::FileExt;
 
     fn options(path: &std::path::Path) -> OpenOptions {
         let mut options = OpenOptions::new(Source::Path(path.into()));
@@ -262,28 +258,6 @@ mod tests {
         assert!(matches!(null.next_size(None), Err(ResizeError::NoFile)));
         assert_eq!(null.next_size(Some(1 << 40)).unwrap(), 1 << 40);
         null.set_file_bytes(1 << 40).unwrap();
-    }
-
-    /// Its file is mapped, so it never becomes shorter; what was cut off is gone all the same.
-    #[test]
-    fn what_a_simulation_loses_reads_as_zeroes() {
-        let source = Source::Sim { bytes: 1 << 20, model: SimModel::Ram };
-        let disk = open(&OpenOptions::new(source)).unwrap();
-        let file = disk.file();
-        for at in [0, 8192, (1 << 20) - 512] {
-            file.write_all_at(&[7; 512], at).unwrap();
-        }
-        disk.set_file_bytes(8192).unwrap();
-        disk.set_file_bytes(2 << 20).unwrap();
-        let read = |at| {
-            let mut sector = [1; 512];
-            file.read_exact_at(&mut sector, at).unwrap();
-            sector
-        };
-        assert_eq!(read(0), [7; 512]);
-        for at in [8192, (1 << 20) - 512, (2 << 20) - 512] {
-            assert_eq!(read(at), [0; 512], "at {at}");
-        }
     }
 
     /// A loop device over a file; it goes when the test ends.

@@ -8,7 +8,7 @@ use crate::ring_pool::{self, NVME_DEPTH, RingPool, ring};
 use crate::worker::Worker;
 pub use crate::worker_options::WorkerOptions;
 use ringway_aio::sim::{Model, Sim, SimSetup};
-use ringway_aio::{Engine, LinuxAio, Null, Nvme, Ramdisk, Threads, ThreadsSetup};
+use ringway_aio::{Engine, LinuxAio, Null, Nvme, Threads, ThreadsSetup};
 use ringway_core::mem::install_sigbus_handler;
 use ringway_core::thread::{DataThread, data_thread_starts};
 use ringway_disk::{EngineKind, SimModel};
@@ -106,12 +106,9 @@ impl<Q: QueueLifecycle + 'static> Pool<Q> {
                 EngineKind::NullAfter(micros) => spawn(index, worker, setup, move || {
                     Ok(Sim::new(Null::new(ENGINE_DEPTH)?, SimSetup::new(fixed_latency(micros))))
                 }),
-                EngineKind::Sim(model) => match model_of(model) {
-                    None => spawn(index, worker, setup, || Ramdisk::new(ENGINE_DEPTH)),
-                    Some(model) => spawn(index, worker, setup, move || {
-                        Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model)))
-                    }),
-                },
+                EngineKind::Sim(model) => spawn(index, worker, setup, move || {
+                    Ok(Sim::new(Threads::new(threads())?, SimSetup::new(model_of(model))))
+                }),
                 EngineKind::LinuxAio => spawn(index, worker, setup, || LinuxAio::new(ENGINE_DEPTH)),
                 EngineKind::Nbd => spawn(index, worker, setup, || Nbd::new(ENGINE_DEPTH)),
                 EngineKind::Rbd => spawn(index, worker, setup, || Rbd::new(ENGINE_DEPTH)),
@@ -281,12 +278,11 @@ fn fixed_latency(micros: u32) -> Model {
     }
 }
 
-/// The times of a disk; `None` for memory, which takes the time that copying takes.
-fn model_of(model: SimModel) -> Option<Model> {
+fn model_of(model: SimModel) -> Model {
     match model {
-        SimModel::Ram => None,
-        SimModel::Ssd => Some(Model::SSD),
-        SimModel::Hdd => Some(Model::HDD),
+        SimModel::Ram => Model::RAM,
+        SimModel::Ssd => Model::SSD,
+        SimModel::Hdd => Model::HDD,
     }
 }
 
