@@ -316,7 +316,7 @@ fn requests_that_make_no_sense_are_answered() {
         ("[]", "malformed", "not a JSON object"),
         ("{}", "malformed", "names no command"),
         (r#"{"command":7}"#, "malformed", "names no command"),
-        (r#"{"command":"explode"}"#, "unknown-command", "'explode'; there are list, stats"),
+        (r#"{"command":"xyzzy"}"#, "unknown-command", "'xyzzy'; there are list, stats"),
         (r#"{"command":"resise"}"#, "unknown-command", "(did you mean 'resize'?)"),
         (r#"{"command":"list","version":2}"#, "version", "speaks version 1"),
         (r#"{"command":"list","disk":"x"}"#, "malformed", "unknown field `disk`"),
