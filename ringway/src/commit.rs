@@ -19,7 +19,7 @@ Examples:
 What IMAGE holds is copied into the image that it is based on, which holds the
 disk by itself then. IMAGE stays as it is, and is not needed any more.
 The base changes: whatever else is based on it is spoiled. It is refused while
-somebody has it open, and if its mode forbids to write it (chmod a-w).
+a daemon or QEMU has it locked, and if its mode forbids to write it (chmod a-w).
 It can be stopped and killed at any time: IMAGE on top of its base holds what it
 did, the base by itself is a mixture, and the same command begins again. Of a
 disk that is served: ringway ctl commit.

@@ -238,7 +238,7 @@ fn a_merge_can_be_limited_and_cancelled() {
             refused(dir, other, &["being merged", "ctl commit --cancel"]);
         }
         refused(dir, &["flatten", "s", "--cancel"], &["commit is under way"]);
-        // What is a mixture is not read by anybody, until it is over.
+        // Nobody reads it while the job runs.
         let format = if raw { "raw" } else { "qcow2" };
         let reads = || {
             let mut command = Command::new("qemu-io");

@@ -367,7 +367,7 @@ fn what_is_done_with_an_image_is_told() {
     let mut events = Events::of(dir);
     ctl(dir, &CLONE);
     // It would take half a minute.
-    ctl(dir, &["flatten", "q", "--bps", "1M"]);
+    ctl(dir, &["flatten", "q", "--bps", "1K"]);
     let event = events.wait_for("job-started");
     has_fields(&event, &["id", "image", "job", "total_bytes"]);
     assert_eq!((&event["id"], &event["job"]), (&json!(1), &json!("flatten")));

@@ -198,6 +198,30 @@ fn e06_isolated_disks_are_reached_as_others_are() {
     assert!(["a", "b", "c", "ctl"].iter().all(|socket| !dir.path().join(socket).exists()));
 }
 
+/// A word that is refused leaves a disk what it has taken for itself.
+#[test]
+fn e06_an_export_is_served_once_whatever_was_asked_of_its_disk() {
+    let dir = folder();
+    let dir = dir.path();
+    let mut server = ringway();
+    server.args(["nbd", "disk.img", "--listen", "unix:n.sock", "--export", "d"]).current_dir(dir);
+    let mut server = server.spawn().unwrap();
+    let export = dir.join("n.sock");
+    until("the server listens", || UnixStream::connect(&export).is_ok());
+    let export = format!("nbd:unix:{}:d", export.display());
+    let args = [&export, "--socket", "s", "--control", "ctl", "--isolate"];
+    let daemon = Daemon::serve(dir, &args);
+    let twice = ["add", &export, "--socket", "t"];
+    for again in [false, true] {
+        let refused = ctl(dir, &twice).unwrap_err();
+        assert!(refused.contains("as well"), "{again}: {refused}");
+        assert!(ctl(dir, &["snapshot", "0", "new"]).is_err());
+    }
+    daemon.stop();
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
 #[test]
 fn e06_a_killed_process_costs_its_disk_a_moment_and_others_nothing() {
     let dir = folder();

@@ -25,6 +25,7 @@ mod spawner;
 
 use super::bell::{Bell, event};
 use super::events::Events;
+use super::host::Host;
 use super::limits::apart_has_no_group;
 use super::served::lock;
 use anyhow::{Context, bail, ensure};
@@ -66,8 +67,11 @@ pub(crate) type LogWords = (Option<LogFormat>, Option<LogLevel>);
 pub(crate) struct Isolated {
     /// Its number: never given to another disk of this daemon.
     pub(crate) id: u64,
-    /// What it takes for itself, which no other disk may have.
-    pub(crate) claim: Mutex<Claim>,
+    /// As far as it is known: [`Isolated::claim`].
+    claim: Mutex<Claim>,
+    /// It was asked for a snapshot, which changes the names of files, perhaps long after it was said to have
+    /// failed.
+    renames: AtomicBool,
     /// Its number at the spawner.
     number: u64,
     /// As they were told last.
@@ -153,6 +157,7 @@ impl Starting {
         Ok(Isolated {
             id,
             claim: Mutex::new(claim),
+            renames: AtomicBool::new(false),
             number: self.number,
             facts: Mutex::new(DiskFacts { id, ..facts }),
             process: Mutex::new(Some(self.process)),
@@ -334,6 +339,20 @@ impl Isolated {
         let process = lock(&self.process).clone();
         let answer = process.and_then(|process| process.ask(request));
         Pending { image: self.image(), answer }
+    }
+
+    /// What it takes for itself, which no other disk may have.
+    pub(crate) fn claim(&self, host: &Host) -> Claim {
+        let mut claim = lock(&self.claim);
+        if self.renames.load(SeqCst) {
+            claim.follow(|path| host.locate(path));
+        }
+        claim.clone()
+    }
+
+    /// The names of its image's files may change from now on.
+    pub(crate) fn may_rename(&self) {
+        self.renames.store(true, SeqCst);
     }
 
     /// Its image, as it was named.

@@ -189,7 +189,7 @@ fn apply(disks: &Disks, changes: Changes) -> anyhow::Result<Reloaded> {
     // One that takes what another one leaves has to wait for that.
     let waits = |spec: &DiskSpec| {
         let claim = spec.claim(|path| disks.host.locate(path));
-        remove.iter().any(|disk| claim.check_apart(&disk.claim()).is_err())
+        remove.iter().any(|disk| claim.check_apart(&disk.claim(&disks.host)).is_err())
     };
     let (later, first): (Vec<_>, Vec<_>) = add.into_iter().partition(waits);
     done.added = add_all(disks, first).inspect_err(|_| {
@@ -290,7 +290,7 @@ impl Disks {
     /// The disk that is served at this place.
     fn at(&self, place: &Location) -> Option<AnyDisk> {
         let here = self.list().into_iter().filter(|served| lock(&served.claim).is_at(place));
-        let apart = self.isolated().into_iter().filter(|disk| lock(&disk.claim).is_at(place));
+        let apart = self.isolated().into_iter().filter(|disk| disk.claim(&self.host).is_at(place));
         here.map(AnyDisk::Here).chain(apart.map(AnyDisk::Apart)).next()
     }
 

@@ -52,10 +52,13 @@ impl Claim {
         self.image.as_ref().map(|(path, _)| path.as_path())
     }
 
-    /// Another file has the name of its image by now, and is its image.
+    /// Another file may have the name of its image by now, and is its image then. What is elsewhere keeps
+    /// its name, and so does what cannot be found.
     pub fn follow(&mut self, locate: impl Fn(&Path) -> Location) {
-        if let Some((path, identity)) = &mut self.image {
-            *identity = locate(path).identity;
+        if let Some((path, identity @ Identity::File(..))) = &mut self.image
+            && let now @ Identity::File(..) = locate(path).identity
+        {
+            *identity = now;
         }
     }
 

@@ -110,16 +110,13 @@ fn change_apart(disks: &Disks, disk: &Isolated, request: Request) -> Outcome {
         Request::Resume(_) => Some(false),
         _ => None,
     };
-    let new_image = matches!(request, Request::Snapshot(_) | Request::Commit(_));
+    if matches!(request, Request::Snapshot(_) | Request::Commit(_)) {
+        disk.may_rename();
+    }
     let mut line = answer(request)?;
     // It knows no other.
     line["disk"] = 0.into();
-    let said = disk.ask(line).wait(CHANGE_MAX);
-    if new_image {
-        // Also if it failed after that.
-        lock(&disk.claim).follow(|path| disks.host.locate(path));
-    }
-    let mut said = said?;
+    let mut said = disk.ask(line).wait(CHANGE_MAX)?;
     pause.into_iter().for_each(|pause| disk.set_paused(pause));
     if let Ok(begun) = JobOf::deserialize(&said) {
         disk.set_job(begun.job);
@@ -154,7 +151,7 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
             disk.id.to_string() == *word
                 || disk.image() == *word
                 || disk.is_at_socket(Path::new(word))
-                || place.as_ref().is_some_and(|place| lock(&disk.claim).is_at(place))
+                || place.as_ref().is_some_and(|place| disk.claim(&disks.host).is_at(place))
         }
     };
     let here = disks.list().into_iter().filter(|served| is_it(served)).map(AnyDisk::Here);

@@ -72,7 +72,7 @@ impl Disks {
         let open = lock(&self.open);
         // Another one may have come meanwhile.
         let apart = match *open {
-            true => self.check_claim_apart(&lock(&disk.claim)),
+            true => self.check_claim_apart(&disk.claim(&self.host)),
             false => Err(anyhow!("the daemon is stopping")),
         };
         if let Err(error) = apart.and_then(|()| disk.launch(spawner, &self.bell, &self.events)) {
@@ -118,7 +118,7 @@ impl Disks {
     fn check_claim_apart(&self, claim: &Claim) -> anyhow::Result<()> {
         let (list, isolated) = (self.list(), self.isolated());
         let here = list.iter().map(|served| lock(&served.claim).clone());
-        here.chain(isolated.iter().map(|disk| lock(&disk.claim).clone()))
+        here.chain(isolated.iter().map(|disk| disk.claim(&self.host)))
             .try_for_each(|other| claim.check_apart(&other))
             .map_err(anyhow::Error::msg)
     }

@@ -24,10 +24,10 @@ pub(crate) enum AnyDisk {
 
 impl AnyDisk {
     /// What it takes for itself.
-    pub(crate) fn claim(&self) -> Claim {
+    pub(crate) fn claim(&self, host: &Host) -> Claim {
         match self {
             Self::Here(served) => lock(&served.claim).clone(),
-            Self::Apart(disk) => lock(&disk.claim).clone(),
+            Self::Apart(disk) => disk.claim(host),
         }
     }
 
