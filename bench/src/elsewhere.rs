@@ -50,8 +50,8 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     options.read_only = read_only;
     if matches!(source, Source::Path(_)) {
         options.engine = Some(EngineKind::Nvme);
-        // Reading does no harm to any format.
-        options.raw = read_only;
+        // Tools mean its bytes, whatever these look like.
+        options.raw = true;
     }
     let disk = ringway_disk::open(&options)?;
     if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {

@@ -136,7 +136,7 @@ impl Copy {
         // Before it is touched, know that the source fits.
         let destination = open::destination(args, buffers, mode_of(&source))?;
         let regular = destination.identity.kind == "file";
-        let is_zero = args.target_is_zero || destination.end.is_known_to_be_empty()?;
+        let is_zero = args.target_is_zero || destination.end.is_known_to_be_empty();
         let (bytes, room) = (source.identity.bytes, destination.identity.bytes);
         if !regular && bytes > room {
             bail!("{from} ({bytes} bytes) does not fit on {to} ({room} bytes)");

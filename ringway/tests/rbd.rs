@@ -48,7 +48,7 @@ fn make() -> Option<PathBuf> {
     }
     let dir = tempfile::tempdir().unwrap().keep();
     // Of several processes of tests each has ports of its own.
-    let (port, own) = (20_000 + std::process::id() % 8000 * 2, std::process::id());
+    let (port, own) = (20_000 + std::process::id() % 6000 * 2, std::process::id());
     let env = [
         ("PORT", port.to_string()),
         ("AUTH", "cephx".into()),

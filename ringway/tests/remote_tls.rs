@@ -168,7 +168,7 @@ fn f14_keys_stay_with_the_helper_process() {
     let names = |pid| -> Vec<String> { common::threads(pid).iter().map(|t| t.name()).collect() };
     let carries = |pid| names(pid).iter().any(|name| name == "nbd-tls");
     assert!(!carries(daemon.pid()), "{:?}", names(daemon.pid()));
-    assert!(common::children(daemon.pid()).into_iter().any(carries));
+    until("a thread carries TLS", || common::children(daemon.pid()).into_iter().any(carries));
     daemon.stop();
 }
 

@@ -83,6 +83,7 @@ sleep 2
 touch /tmp/enough
 wait $client
 equals survives 0 $?
+refuses no_data_is_called_lost grep -q 'written data was lost' /tmp/serve.out
 info survived "$(tail -n 2 /tmp/survive.out | tr '\n\r' '| ')"
 check all_is_where_it_was served -c 'verify -P 0x11 20479K 513K'
 

@@ -30,8 +30,12 @@ fn main() -> Result<()> {
     let mut written = vec![0u32; blocks];
     let mut busy = vec![false; blocks];
     let (mut random, mut count) = (1u64, 0u64);
-    while !Path::new(stop).exists() || queue.in_flight() > 0 {
-        while usize::from(queue.in_flight()) < DEPTH && !Path::new(stop).exists() {
+    loop {
+        let stopped = Path::new(stop).exists();
+        if stopped && queue.in_flight() == 0 {
+            break;
+        }
+        while usize::from(queue.in_flight()) < DEPTH && !stopped {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let block = usize::try_from(random >> 33)? % blocks;
             if std::mem::replace(&mut busy[block], true) {
@@ -58,9 +62,11 @@ fn main() -> Result<()> {
         let done = queue.pop()?.context("an answer was announced")?;
         ensure!(done.is_ok(), "reading block {block} fails");
         let buffer = done.into_buffer().context("a read has a buffer")?;
-        let wanted = content(block, version);
         ensure!(
-            buffer.chunks(8).all(|word| word == wanted),
+            buffer
+                .chunks(8)
+                .enumerate()
+                .all(|(place, word)| word == content(block, version, place)),
             "block {block} does not have write {version} of {count} writes in all"
         );
     }
@@ -68,16 +74,17 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What each word of a block is.
-fn content(block: usize, version: u32) -> [u8; 8] {
-    ((block as u64) << 32 | u64::from(version)).to_le_bytes()
+/// What the word at `place` of a block is.
+fn content(block: usize, version: u32, place: usize) -> [u8; 8] {
+    ((block as u64) << 48 | (place as u64) << 32 | u64::from(version)).to_le_bytes()
 }
 
 /// Some writes are in two pieces that neither begin nor end with a page.
 fn start(queue: &mut BlkQueue<Write>, pool: &BufferPool, (block, version): Write) -> Result<()> {
     let mut buffer = pool.alloc(BLOCK).context("out of shared memory")?;
-    let word = content(block, version);
-    buffer.chunks_mut(8).for_each(|place| place.copy_from_slice(&word));
+    for (place, word) in buffer.chunks_mut(8).enumerate() {
+        word.copy_from_slice(&content(block, version, place));
+    }
     let (at, write) = ((block * BLOCK) as u64, (block, version));
     let queued = if block % 3 == 0 {
         let (first, second) = buffer.split_at(1024);
