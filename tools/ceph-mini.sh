@@ -102,7 +102,13 @@ start() {
 }
 
 osd() {
-    ceph-osd -c "$conf" -i 0 --keyring "$dir/osd/keyring"
+    # One that was killed may not have let go of its data yet.
+    tries=100
+    until ceph-osd -c "$conf" -i 0 --keyring "$dir/osd/keyring"; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ]
+        sleep 0.1
+    done
     until ceph -c "$conf" osd stat -f json | grep -q '"num_up_osds":1'; do sleep 0.1; done
 }
 

@@ -145,7 +145,7 @@ fn f14_each_server_is_reached_over_tls_and_reached_again() {
         assert_eq!(common::read(&device, &mut queue, 3), [7; 512]);
         queue.flush(()).unwrap();
         assert!(common::finish(&mut queue).0, "{}", daemon.log());
-        assert!(daemon.log().contains("connected to the NBD server again"), "{}", daemon.log());
+        until("that is told", || daemon.log().contains("connected to the NBD server again"));
         drop((queue, device));
         daemon.stop();
         let now = std::fs::read(dir.join("disk.img")).unwrap();
