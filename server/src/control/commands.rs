@@ -62,7 +62,7 @@ fn obey(disks: &Disks, request: Request) -> Outcome {
     if let Some(name) = changed(&request)
         && let AnyDisk::Apart(disk) = find(disks, name)?
     {
-        return change_apart(disks, &disk, request);
+        return change_apart(&disk, request);
     }
     match request {
         Request::List(Nothing {}) => answer(reports::list(disks)),
@@ -104,7 +104,7 @@ fn changed(request: &Request) -> Option<&Name> {
 }
 
 /// Has the process of a disk do it.
-fn change_apart(disks: &Disks, disk: &Isolated, request: Request) -> Outcome {
+fn change_apart(disk: &Isolated, request: Request) -> Outcome {
     let pause = match &request {
         Request::Pause(_) => Some(true),
         Request::Resume(_) => Some(false),

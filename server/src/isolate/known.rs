@@ -1,0 +1,67 @@
+//! What the daemon knows of a disk whose process is another one.
+
+use super::Isolated;
+use crate::host::Host;
+use crate::served::lock;
+use ringway_control::config::{Claim, LimitArgs};
+use ringway_control::protocol::{DiskFacts, JobFacts, State};
+use std::sync::atomic::Ordering::SeqCst;
+
+impl Isolated {
+    /// What it takes for itself, which no other disk may have.
+    pub(crate) fn claim(&self, host: &Host) -> Claim {
+        let mut claim = lock(&self.claim);
+        if self.renames.load(SeqCst) {
+            claim.follow(|path| host.locate(path));
+        }
+        claim.clone()
+    }
+
+    /// The names of its image's files may change from now on.
+    pub(crate) fn may_rename(&self) {
+        self.renames.store(true, SeqCst);
+    }
+
+    /// Its image, as it was named.
+    pub(crate) fn image(&self) -> String {
+        lock(&self.facts).image.clone()
+    }
+
+    /// True if this is its socket.
+    pub(crate) fn is_at_socket(&self, path: &std::path::Path) -> bool {
+        lock(&self.facts).socket.as_deref() == Some(path)
+    }
+
+    /// Whether it is paused is kept here, as its process may end.
+    pub(crate) fn set_paused(&self, paused: bool) {
+        self.paused.store(paused, SeqCst);
+    }
+
+    /// What was begun is known before its process tells of it.
+    pub(crate) fn set_job(&self, job: JobFacts) {
+        lock(&self.facts).job = Some(job);
+    }
+
+    /// As above: what its limits are by now.
+    pub(crate) fn set_limits(&self, limits: LimitArgs) {
+        *lock(&self.limits) = Some(limits);
+    }
+
+    /// As its process says now, or said last.
+    pub(crate) fn facts(&self, now: Option<DiskFacts>) -> DiskFacts {
+        if let Some(now) = now {
+            *lock(&self.facts) = DiskFacts { id: self.id, ..now };
+        }
+        let mut facts = lock(&self.facts).clone();
+        let launched = lock(&self.thread).is_some();
+        let process = lock(&self.process).clone().filter(|process| process.goes() || !launched);
+        facts.process = process.map(|process| process.pid);
+        facts.restarts = self.restarts.load(SeqCst);
+        if self.is_leaving() {
+            facts.state = State::Leaving;
+        } else if facts.process.is_none() {
+            (facts.state, facts.connected) = (State::Restarting, false);
+        }
+        facts
+    }
+}
