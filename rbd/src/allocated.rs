@@ -96,9 +96,12 @@ fn next_in(data: &[Range<u64>], at: u64) -> Option<&Range<u64>> {
 }
 
 /// `rbd_diff_iterate2`'s: a range that is there, or is there no more.
+///
+/// # Safety
+/// `list` is a `Vec<Range<u64>>` that nobody else uses until this returns.
 unsafe extern "C" fn note(offset: u64, len: usize, exists: c_int, list: *mut c_void) -> c_int {
     if exists != 0 && len > 0 {
-        // SAFETY: the list that `look_at` has given.
+        // SAFETY: passed on to the caller.
         let list = unsafe { &mut *list.cast::<Vec<Range<u64>>>() };
         list.push(offset..offset.saturating_add(len as u64));
     }
@@ -115,7 +118,7 @@ mod tests {
         let into = ptr::from_mut(&mut list).cast();
         for (offset, len, exists) in [(10, 10, 1), (20, 5, 1), (30, 10, 0), (40, 60, 1), (7, 0, 1)]
         {
-            // SAFETY: the list is there.
+            // SAFETY: the list is there, and this test's alone.
             assert_eq!(unsafe { note(offset, len, exists, into) }, 0);
         }
         assert_eq!(list, [10..20, 20..25, 40..100]);
