@@ -260,12 +260,13 @@ impl Supervisor {
             }
             let error = match tried.and_then(|new| shared.check(&new).map(|()| new)) {
                 Ok(new) => {
+                    shared.deliver(Mail::Connected(Arc::clone(&new.socket)));
+                    // Whoever reads it can rely on it.
                     tracing::info!(
                         disk = shared.name,
                         "connected to the NBD server again after {:.1} s",
                         begun.elapsed().as_secs_f32()
                     );
-                    shared.deliver(Mail::Connected(Arc::clone(&new.socket)));
                     return Some(new.socket);
                 }
                 Err(error) => error,
