@@ -5,35 +5,18 @@
 mod common;
 
 use common::guest::{
-    BYTES, Known, base, bytes, content, done, images, job, refused, same_between, says, wait_for,
-    whole, within,
+    BYTES, Known, bytes, content, disk_on_base, done, images, job, refused, same_between, says,
+    wait_for, whole, within,
 };
 use common::{Daemon, PATIENCE, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::fs::File;
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
-
-/// A disk of content and zeroes as `disk.qcow2`, on top of `base`.
-fn disk(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
-    let content = base(seed);
-    std::fs::write(dir.join("content"), &content).unwrap();
-    let made = match raw {
-        true => says(dir, &["copy", "content", "base"]),
-        false => says(dir, &["copy", "--to-format", "qcow2", "content", "base"]),
-    };
-    assert!(made.status.success(), "{}", text(&made.stderr));
-    let format = if raw { "raw" } else { "qcow2" };
-    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", format];
-    let made = says(dir, &args);
-    assert!(made.status.success(), "{}", text(&made.stderr));
-    content
-}
 
 /// What was written goes into the base under load, again and again, and each time nothing but these two
 /// is needed.
@@ -46,7 +29,7 @@ fn c29_what_was_written_is_merged_while_a_guest_writes() {
     {
         let dir = tempfile::tempdir_in(".").unwrap();
         let dir = dir.path();
-        let content_then = disk(dir, 1, raw);
+        let content_then = disk_on_base(dir, 1, raw);
         let daemon = Daemon::serve(dir, &[&SERVE[..], more].concat());
         let known = Known::new();
         let merge = |name: &str| {
@@ -100,7 +83,7 @@ fn c30_a_daemon_that_is_killed_while_it_merges_leaves_a_whole_chain() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let dir = dir.path();
     let mut rng = Rng::for_test("killed_while_it_merges");
-    let (mut known, base, mut merged) = (Known::new(), disk(dir, 2, false), 0);
+    let (mut known, base, mut merged) = (Known::new(), disk_on_base(dir, 2, false), 0);
     for round in 0..rounds {
         let daemon = Daemon::serve(dir, &SERVE);
         let (begun, new, before) = (known.done(), format!("snap-{round}"), images(dir));
@@ -145,7 +128,7 @@ fn c32_a_disks_own_process_is_killed_while_its_files_change() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let dir = dir.path();
     let mut rng = Rng::for_test("its_own_process_is_killed");
-    let (mut known, base) = (Known::new(), disk(dir, 6, false));
+    let (mut known, base) = (Known::new(), disk_on_base(dir, 6, false));
     let process = || done(dir, &["list"])["disks"][0]["process"].as_i64();
     for round in 0..rounds {
         let daemon = Daemon::serve(dir, &[&SERVE[..], &["--isolate"]].concat());
@@ -192,7 +175,7 @@ fn c32_a_disks_own_process_is_killed_while_its_files_change() {
 fn c32_isolated_disks_do_not_write_a_base_that_they_share() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    disk(dir, 7, true);
+    disk_on_base(dir, 7, true);
     let args = ["create", "two.qcow2", "--backing", "base", "--backing-format", "raw"];
     assert!(says(dir, &args).status.success());
     let before = std::fs::read(dir.join("base")).unwrap();
@@ -214,7 +197,7 @@ fn a_merge_can_be_limited_and_cancelled() {
     for raw in [true, false] {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
-        let base = disk(dir, 4, raw);
+        let base = disk_on_base(dir, 4, raw);
         let daemon = Daemon::serve(dir, &SERVE);
         refused(dir, &["commit", "s", "--cancel"], &["nothing is under way"]);
         done(dir, &["resize", "s", "20M"]);
@@ -275,7 +258,7 @@ fn a_merge_can_be_limited_and_cancelled() {
 fn c31_a_base_that_others_use_is_not_written() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    disk(dir, 5, true);
+    disk_on_base(dir, 5, true);
     for name in ["two.qcow2", "clone.qcow2"] {
         let args = ["create", name, "--backing", "base", "--backing-format", "raw"];
         assert!(says(dir, &args).status.success());

@@ -203,12 +203,9 @@ fn e06_isolated_disks_are_reached_as_others_are() {
 fn e06_an_export_is_served_once_whatever_was_asked_of_its_disk() {
     let dir = folder();
     let dir = dir.path();
-    let mut server = ringway();
-    server.args(["nbd", "disk.img", "--listen", "unix:n.sock", "--export", "d"]).current_dir(dir);
-    let mut server = server.spawn().unwrap();
-    let export = dir.join("n.sock");
-    until("the server listens", || UnixStream::connect(&export).is_ok());
-    let export = format!("nbd:unix:{}:d", export.display());
+    let args = ["nbd", "disk.img", "--listen", "unix:n.sock", "--export", "d"];
+    let _server = common::nbd::server(dir, "ringway", &args).expect("our own is here");
+    let export = format!("nbd:unix:{}:d", dir.join("n.sock").display());
     let args = [&export, "--socket", "s", "--control", "ctl", "--isolate"];
     let daemon = Daemon::serve(dir, &args);
     let twice = ["add", &export, "--socket", "t"];
@@ -218,8 +215,6 @@ fn e06_an_export_is_served_once_whatever_was_asked_of_its_disk() {
         assert!(ctl(dir, &["snapshot", "0", "new"]).is_err());
     }
     daemon.stop();
-    server.kill().unwrap();
-    server.wait().unwrap();
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::guest::{Known, base, bytes, images, same_between, says, wait_for, whole};
+use common::guest::{Known, bytes, disk_on_base, images, same_between, says, wait_for, whole};
 use common::{Daemon, ringway, text, wait};
 use ringway_testkit::Rng;
 use serde_json::Value;
@@ -19,16 +19,7 @@ const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "-
 
 /// A disk as `disk.qcow2`, on top of `base`, with each place written by a guest; all it holds.
 fn disk(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
-    let below = base(seed);
-    std::fs::write(dir.join("content"), &below).unwrap();
-    let made = match raw {
-        true => says(dir, &["copy", "content", "base"]),
-        false => says(dir, &["copy", "--to-format", "qcow2", "content", "base"]),
-    };
-    assert!(made.status.success(), "{}", text(&made.stderr));
-    let format = if raw { "raw" } else { "qcow2" };
-    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", format];
-    assert!(says(dir, &args).status.success());
+    let below = disk_on_base(dir, seed, raw);
     let daemon = Daemon::serve(dir, &SERVE);
     let known = Known::new();
     std::thread::scope(|scope| {

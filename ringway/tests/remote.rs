@@ -3,14 +3,14 @@
 
 mod common;
 
+use common::guest::wait_for as until;
+use common::nbd::{Server, server};
 use common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
 use ringway_driver::{BlkQueue, BufferPool, Device, Options};
 use ringway_testkit::{Need, pattern, skip};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 8 * MIB;
@@ -19,42 +19,8 @@ const LEN: u64 = 32 << 10;
 const REQUESTS: u64 = BYTES / LEN;
 const DEPTH: u16 = 24;
 
-/// A server; dropping it kills it.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Starts a server that listens at `n.sock`; `None` if it is not here.
-fn server(dir: &Path, program: &str, args: &[&str]) -> Option<Server> {
-    let socket = dir.join("n.sock");
-    let _ = std::fs::remove_file(&socket);
-    let mut command = if program == "ringway" { ringway() } else { Command::new(program) };
-    command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
-    let Ok(child) = command.stderr(Stdio::null()).spawn() else {
-        skip(if program.starts_with("qemu") { Need::Qemu } else { Need::Nbd }, program);
-        return None;
-    };
-    let server = Server(child);
-    until("the server listens", || UnixStream::connect(&socket).is_ok());
-    Some(server)
-}
-
 fn nbdkit(dir: &Path, args: &[&str]) -> Option<Server> {
     server(dir, "nbdkit", &[&["-f", "-U", "n.sock"], args].concat())
-}
-
-#[track_caller]
-fn until(what: &str, is: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 fn image(dir: &Path) {

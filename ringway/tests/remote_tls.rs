@@ -2,50 +2,15 @@
 
 mod common;
 
+use common::guest::wait_for as until;
+use common::nbd::{Server, server};
 use common::{Daemon, PATIENCE, authorities, folder, ringway, run, text};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{Need, skip};
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
 const MIB: usize = 1 << 20;
-
-/// A server; dropping it kills it.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-#[track_caller]
-fn until(what: &str, is: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < PATIENCE, "never: {what}");
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
-}
-
-/// Starts a server that listens at `n.sock`; `None` if it is not here.
-fn server(dir: &Path, program: &str, args: &[&str]) -> Option<Server> {
-    let socket = dir.join("n.sock");
-    let _ = std::fs::remove_file(&socket);
-    let mut command = if program == "ringway" { ringway() } else { Command::new(program) };
-    command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
-    let Ok(child) = command.stderr(Stdio::null()).spawn() else {
-        skip(if program.starts_with("qemu") { Need::Qemu } else { Need::Nbd }, program);
-        return None;
-    };
-    let server = Server(child);
-    until("the server listens", || UnixStream::connect(&socket).is_ok());
-    Some(server)
-}
 
 /// A folder with certificates and a disk; `None` if there is no program to make them.
 fn with_certificates() -> Option<tempfile::TempDir> {

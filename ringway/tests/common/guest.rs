@@ -190,6 +190,22 @@ pub(crate) fn base(seed: u64) -> Vec<u8> {
     base
 }
 
+/// What [`base`] makes as `base`, raw or qcow2, and `disk.qcow2` on top of it; all they hold.
+pub(crate) fn disk_on_base(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
+    let content = base(seed);
+    std::fs::write(dir.join("content"), &content).unwrap();
+    let made = match raw {
+        true => says(dir, &["copy", "content", "base"]),
+        false => says(dir, &["copy", "--to-format", "qcow2", "content", "base"]),
+    };
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let format = if raw { "raw" } else { "qcow2" };
+    let args = ["create", "disk.qcow2", "--backing", "base", "--backing-format", format];
+    let made = says(dir, &args);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    content
+}
+
 /// How many images the disk is made of, by its headers.
 pub(crate) fn images(dir: &Path) -> usize {
     let output = says(dir, &["info", "--format", "qcow2", "--json", "disk.qcow2"]);

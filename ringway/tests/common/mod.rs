@@ -3,6 +3,7 @@
 
 pub(crate) mod browser;
 pub(crate) mod guest;
+pub(crate) mod nbd;
 
 use ringway_driver::{BlkQueue, Device};
 use std::collections::BTreeMap;
