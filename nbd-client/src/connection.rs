@@ -129,7 +129,8 @@ impl Connection {
             IoOp::Sync if self.shared.lost.load(Relaxed) => libc::EIO,
             IoOp::Sync if !offered => 0,
             _ if !offered => libc::EOPNOTSUPP,
-            _ if self.failing => libc::ENOTCONN,
+            // What the supervisor has said and nobody has heard yet may be that it is back.
+            _ if self.failing && !self.shared.arrived.load(SeqCst) => libc::ENOTCONN,
             _ => return self.enqueue(table, slot),
         };
         answer(table, slot, -errno);
