@@ -5,7 +5,9 @@
 #[non_exhaustive]
 pub enum Refused {
     /// Another format, or none.
-    #[error("it is no qcow2 image: it does not begin with QFI\\xfb. Say --format raw if it is raw")]
+    #[error(
+        "it is no qcow2 image: it does not begin with QFI\\xfb. Name one; a raw one is served without --format qcow2"
+    )]
     NotQcow2,
     /// A version that nobody has specified, or the first one.
     #[error(
