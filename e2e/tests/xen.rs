@@ -46,8 +46,8 @@ fn guest_verifies_every_kind_of_ring() -> Result<()> {
 
 /// The back-end is killed six times and stopped once under a guest that verifies what it writes, and
 /// three times or more once it offers no persistent grants; what was in flight at each kill is counted,
-/// and at some of them it was something. The disk grows, is trimmed, is read-only; the guest
-/// dies.
+/// and at some of them it was something. The disk grows, with its daemon and without one, and is paused when its
+/// daemon is killed (C15); it is trimmed, is read-only; the guest dies.
 #[test]
 fn guest_survives_its_back_ends() -> Result<()> {
     if skip_reason().is_some() {

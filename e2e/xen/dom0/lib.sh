@@ -109,6 +109,9 @@ answer() {
     return "$end"
 }
 
+# unanswered: the guest is still about the last command.
+unanswered() { ! grep -aq "^GUEST END $(cat /run/asked) " "$console"; }
+
 # in_guest COMMAND: both, within two minutes.
 in_guest() {
     tell "$1"

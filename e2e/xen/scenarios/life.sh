@@ -91,6 +91,24 @@ check unkept_data_survives_restarts answer 90
 check grows ctl resize 0 96M
 check guest_sees_growth in_guest "until_size xvda $((96 * 2048))"
 
+# What is not in the rings: its size changes while nobody serves it, and a pause outlives its daemon.
+kill_backend
+truncate -s 128M /run/disk.img
+start_backend --queues 4
+check adopted_grown within 5 adopted
+check guest_sees_what_it_missed in_guest "until_size xvda $((128 * 2048))"
+paused() { ctl list | tr -d ' \n' | grep -q '"state":"paused"'; }
+check pauses ctl pause 0
+kill_backend
+start_backend --queues 4
+check adopted_paused within 5 adopted
+check is_paused_still paused
+tell "verify xvda"
+sleep 1
+check answers_nobody_meanwhile unanswered
+check resumes ctl resume 0
+check verify_after_pause answer 90
+
 check fills in_guest "dd if=/dev/urandom of=/dev/xvda bs=1M count=16 seek=16 oflag=direct conv=fsync"
 before=$(du -k /run/disk.img | cut -f1)
 check trims in_guest "blkdiscard -o 16777216 -l 16777216 /dev/xvda"
