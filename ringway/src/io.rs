@@ -15,7 +15,7 @@ use clap::{Args, ValueHint};
 use command::{Failure, Next, Session};
 use medium::{Medium, Open};
 use ringway_control::config::{CephArgs, Format};
-use ringway_control::log::LogArgs;
+use ringway_control::log::{LogArgs, LogLevel};
 use ringway_terminal::logging;
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
@@ -75,7 +75,7 @@ pub(crate) struct IoArgs {
 /// # Errors
 /// A target that cannot be opened.
 pub(crate) fn run(args: &IoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
-    logging::start(log, None, None);
+    logging::start(log, None, Some(LogLevel::Warn));
     // Before anything is touched: help, and words that are no command.
     for line in &args.commands {
         if let Err(error) = command::parse(line) {
