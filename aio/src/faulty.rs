@@ -257,8 +257,8 @@ mod tests {
             let base = memory.as_mut_ptr();
             let segments = [(0, 100), (100, 2000), (2100, 1996)]
                 .map(|(at, len)| Segment { base: base.wrapping_add(at), len });
-            let told = one(&mut engine, IoOp::Write, 0, &segments);
-            assert_eq!(told, most.min(4096).cast_signed());
+            let result = one(&mut engine, IoOp::Write, 0, &segments);
+            assert_eq!(result, most.min(4096).cast_signed());
             let mut found = vec![0; 4096];
             file.read_exact_at(&mut found, 0).unwrap();
             let written = found.iter().take_while(|&&b| b == 7).count();

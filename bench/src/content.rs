@@ -117,14 +117,14 @@ mod tests {
         let mut sector = [0; SECTOR];
         MARK.fill(&mut sector);
         MARK.check(&sector).unwrap();
-        for (other, told) in [
+        for (other, wanted) in [
             (SectorStamp { sequence: 1, ..MARK }, "write 2, but holds write 1"),
             (SectorStamp { sector: 77, ..MARK }, "holds write 2 of sector 77"),
             (SectorStamp { disk: 8, ..MARK }, "another disk"),
         ] {
             let mut content = [0; SECTOR];
             other.fill(&mut content);
-            assert!(verdict(&content).contains(told), "{}", verdict(&content));
+            assert!(verdict(&content).contains(wanted), "{}", verdict(&content));
             content[..256].copy_from_slice(&sector[..256]);
             assert!(verdict(&content).contains("something else"));
         }

@@ -78,7 +78,9 @@ pub fn open_with_allocation(
     };
     let disk = open(&Source::Nbd(target.with_block_status()), ceph, true)?;
     match disk.remote().map_or(Ok(None), |remote| remote.allocation()) {
-        Ok(told) => Ok((disk, told.map(|told| Allocation::Export(Arc::new(told))))),
+        Ok(allocation) => {
+            Ok((disk, allocation.map(|allocation| Allocation::Export(Arc::new(allocation)))))
+        }
         Err(error) => {
             tracing::warn!("{target}: {error}. All of it counts as data");
             drop(disk);

@@ -44,10 +44,10 @@ impl Inside {
         let export = Arc::new(export);
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         let (ours, theirs) = UnixStream::pair()?;
-        let told = Arc::clone(&stop);
+        let its_stop = Arc::clone(&stop);
         let session =
             std::thread::Builder::new().name("session".into()).spawn(
-                move || match Session::new(&export, theirs, &told) {
+                move || match Session::new(&export, theirs, &its_stop) {
                     Ok(session) => session.run(),
                     Err(error) => {
                         tracing::error!("the session in this process ends: {error}");

@@ -25,8 +25,8 @@ const SHORTEST_NAP_NS: u64 = 2_000_000;
 
 /// Turns without a completion between two looks at the clock, for a job that polls; and at the
 /// server, which takes a system call.
-const LOOKS: u32 = 4096;
-const CHECKS: u32 = 64 * LOOKS;
+const TURNS_PER_CLOCK: u32 = 4096;
+const TURNS_PER_CHECK: u32 = 64 * TURNS_PER_CLOCK;
 
 /// Turns of a job that only counts between two looks at the clock.
 const LAZY_TURNS: u32 = 64;
@@ -157,21 +157,22 @@ impl<P: Backend> Job<'_, P> {
     }
 
     fn work(&mut self) -> Result<()> {
-        let mut looks = 0u32;
+        let mut idle_turns = 0u32;
         let mut now = self.setup.schedule.now();
         loop {
             self.refill(now)?;
             let found = self.reap()?;
             if found > 0 {
-                looks = 0;
+                idle_turns = 0;
                 now = self.last_done;
             } else {
-                looks = looks.wrapping_add(1);
+                idle_turns = idle_turns.wrapping_add(1);
                 if !self.setup.polling {
                     self.rest()?;
-                } else if looks.is_multiple_of(CHECKS) {
+                } else if idle_turns.is_multiple_of(TURNS_PER_CHECK) {
                     self.backend.check()?;
-                } else if !looks.is_multiple_of(LOOKS) && self.setup.limit.is_none() {
+                } else if !idle_turns.is_multiple_of(TURNS_PER_CLOCK) && self.setup.limit.is_none()
+                {
                     // Only whoever keeps to a rate has to know the time.
                     std::hint::spin_loop();
                     continue;

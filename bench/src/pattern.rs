@@ -250,7 +250,7 @@ mod tests {
             [(25, 512), (75, 4096), (100, 1024)]
         );
         assert_eq!("iometer".parse::<Sizes>().unwrap().most(), 65536);
-        for (text, told) in [
+        for (text, wanted) in [
             ("4k/60:64k/50", "add up to 110"),
             ("4k/60", "add up to 60"),
             ("4k/100:8k", "add up to 100"),
@@ -261,7 +261,7 @@ mod tests {
             ("", "is not a size"),
         ] {
             let error = text.parse::<Sizes>().unwrap_err();
-            assert!(error.contains(told), "{text}: {error}");
+            assert!(error.contains(wanted), "{text}: {error}");
         }
     }
 

@@ -21,7 +21,7 @@ use std::sync::{Barrier, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How often to look at signals, and to tell of progress.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Frames per measurement of known length.
 const FRAMES: f64 = 120.0;
@@ -243,7 +243,7 @@ impl Watcher<'_> {
         let mut frames = Frames::new(plan.tick_ns as f64 / 1e9);
         let mut counted: Vec<Counted> = Vec::new();
         let (mut before, mut after, mut stopped) = (None, None, None);
-        let mut told = Instant::now();
+        let mut reported_at = Instant::now();
         let now = || u64::try_from(plan.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
         loop {
             if before.is_none() && now() >= plan.begin_ns {
@@ -261,7 +261,7 @@ impl Watcher<'_> {
             }
             let edges = [plan.begin_ns, plan.end_ns].map(|edge| edge.saturating_sub(now()));
             let next = edges.into_iter().filter(|left| *left > 0).min().unwrap_or(u64::MAX);
-            match self.heard.recv_timeout(LOOK.min(Duration::from_nanos(next))) {
+            match self.heard.recv_timeout(POLL_EVERY.min(Duration::from_nanos(next))) {
                 Ok(News::Tick { job, number, mut tick }) => {
                     sum.add(&tick);
                     frames.add(number, &tick);
@@ -273,8 +273,8 @@ impl Watcher<'_> {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            if told.elapsed() >= LOOK && before.is_some() {
-                told = Instant::now();
+            if reported_at.elapsed() >= POLL_EVERY && before.is_some() {
+                reported_at = Instant::now();
                 let seconds = now().saturating_sub(plan.begin_ns) as f64 / 1e9;
                 watch(Progress { seconds, done: sum.done(), bytes: sum.bytes() });
             }

@@ -312,10 +312,10 @@ mod tests {
         let mut sector = vec![0; 512];
         SectorStamp { disk: 9, sector: 4, sequence: 77 }.fill(&mut sector);
         verifier.settle(&read(2048, 512), &sector).unwrap();
-        for (offset, told) in [(4096, "write 77 of sector 4"), (2048, "something else")] {
+        for (offset, wanted) in [(4096, "write 77 of sector 4"), (2048, "something else")] {
             sector[100] ^= u8::from(offset == 2048);
             let error = verifier.settle(&read(offset, 512), &sector).unwrap_err().to_string();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(wanted), "{error}");
         }
         // Zeroes that nobody is known to have overwritten may have been there for ever.
         verifier.settle(&read(0, 512), &[0; 512]).unwrap();

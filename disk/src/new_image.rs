@@ -61,7 +61,7 @@ impl Backing {
     ///
     /// # Errors
     /// [`BackingError`].
-    pub fn look(path: &Path, said: Option<Format>) -> Result<Self, BackingError> {
+    pub fn inspect(path: &Path, said: Option<Format>) -> Result<Self, BackingError> {
         let host = |what| move |source| BackingError::Host { what, source };
         let mut options = OpenOptions::new();
         let opened = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);

@@ -325,13 +325,13 @@ impl Device {
     /// # Errors
     /// [`Error`] if the server is gone.
     pub fn config_changed(&mut self) -> Result<bool, Error> {
-        let told = self.with_client(Client::config_changed)?;
-        if !std::mem::take(&mut self.connection().is_another) && !told {
+        let announced = self.with_client(Client::config_changed)?;
+        if !std::mem::take(&mut self.connection().is_another) && !announced {
             return Ok(false);
         }
         let before = self.info.clone();
         self.refresh()?;
-        Ok(told || self.info != before)
+        Ok(announced || self.info != before)
     }
 
     /// With [`Options::watch_config`]: readable when there is something for

@@ -29,7 +29,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
-const LOOK_EVERY: u64 = 256;
+const DOORBELLS_EVERY: u64 = 256;
 
 /// Looks at the rings in between two turns while there is no work.
 const LINGER: u32 = 4;
@@ -144,7 +144,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         self.publish();
         self.turns = self.turns.wrapping_add(1);
-        if self.turns.is_multiple_of(LOOK_EVERY) {
+        if self.turns.is_multiple_of(DOORBELLS_EVERY) {
             self.engine.poll_doorbells()?;
             self.tend_held();
         }

@@ -243,9 +243,9 @@ fn a23_throttled_requests_stay_in_the_ring_and_the_worker_sleeps() {
         assert_eq!(guest.popped(), 1, "the rest stays in the ring");
         assert!(!guest.counts.armed.load(SeqCst), "kicks are asked for in vain");
         // Ten looks a second, five kicks, and the questions of this test.
-        let looks = u64::try_from(begun.elapsed().as_millis()).unwrap() / 100 + 1;
+        let wakes = u64::try_from(begun.elapsed().as_millis()).unwrap() / 100 + 1;
         let sleeps = after.sleeps - before.sleeps;
-        assert!(sleeps <= looks + 5 + 4, "{sleeps} sleeps in {:?}", begun.elapsed());
+        assert!(sleeps <= wakes + 5 + 4, "{sleeps} sleeps in {:?}", begun.elapsed());
         assert_eq!(after.queues[0].in_flight, 0);
         let waited = u128::from(after.disk.throttled_ns);
         assert!(2 * waited >= begun.elapsed().as_nanos(), "{waited} ns of {:?}", begun.elapsed());
@@ -425,13 +425,13 @@ fn a24_disks_of_a_group_share_it() {
     // Who shares is known by then.
     until("it does not get on", || one.popped() > 1000);
     // Both counts go on while this thread waits for a CPU between them: one of ten looks is in time.
-    let mut looks = Vec::new();
+    let mut samples = Vec::new();
     let equal = (0..10).any(|_| {
         let before = (one.popped(), sum());
         until("it does not get on", || one.popped() > before.0 + 3000);
         let (one, many) = (one.popped() - before.0, sum() - before.1);
-        looks.push((one, many));
+        samples.push((one, many));
         one.abs_diff(many) * 20 <= one
     });
-    assert!(equal, "{looks:?}");
+    assert!(equal, "{samples:?}");
 }

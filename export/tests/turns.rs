@@ -311,7 +311,7 @@ fn a19_a_small_engine_is_shared_by_full_queues() {
     // Those that came first have a start.
     let all = || guests.iter().map(|guest| guest.counts.completed.load(SeqCst)).collect::<Vec<_>>();
     // The counts go on while this thread waits for a CPU between two of them: one of ten looks is in time.
-    let mut looks = Vec::new();
+    let mut samples = Vec::new();
     let equal = (0..10).any(|_| {
         let (start, until) = (all(), scene.all.load(SeqCst) + 200_000);
         let begun = Instant::now();
@@ -321,8 +321,8 @@ fn a19_a_small_engine_is_shared_by_full_queues() {
         }
         let done: Vec<_> = all().iter().zip(start).map(|(now, then)| now - then).collect();
         let (least, most) = (*done.iter().min().unwrap(), *done.iter().max().unwrap());
-        looks.push(done);
+        samples.push(done);
         4 * least > 3 * most
     });
-    assert!(equal, "{looks:?}");
+    assert!(equal, "{samples:?}");
 }

@@ -82,8 +82,8 @@ impl Root {
     /// nobody, and opens no device but block devices.
     pub(crate) fn open(&self, relative: &Path, write: bool) -> Result<(File, Identity), NotOpened> {
         // What it is has to be known before: to open a tape or a watchdog does something already.
-        let look = self.resolve(relative, OFlags::PATH)?;
-        let found = judge_kind(&look)?;
+        let node = self.resolve(relative, OFlags::PATH)?;
+        let found = judge_kind(&node)?;
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         let file = self.resolve(relative, access | OFlags::NONBLOCK | OFlags::NOCTTY)?;
         if judge_kind(&file)? != found {

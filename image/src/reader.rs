@@ -78,7 +78,7 @@ impl Reader {
 
     fn end_of(&mut self, kind: Kind, mut at: u64) -> io::Result<u64> {
         while at < self.size {
-            let (found, len) = self.look(at)?;
+            let (found, len) = self.kind_at(at)?;
             if found != kind {
                 break;
             }
@@ -88,7 +88,7 @@ impl Reader {
     }
 
     /// What begins at a place, and at least how far it goes.
-    fn look(&mut self, at: u64) -> io::Result<(Kind, u64)> {
+    fn kind_at(&mut self, at: u64) -> io::Result<(Kind, u64)> {
         let (found, len) = self.layers.find(at, self.size - at)?;
         let (file, offset) = match found {
             Found::Zero => return Ok((Kind::Zero, len)),

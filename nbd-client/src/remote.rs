@@ -251,7 +251,7 @@ impl Supervisor {
         }
         wait_until_closed(&wish.old);
         drop(shared);
-        let (begun, mut pause, mut told, mut gave_up) = (Instant::now(), PAUSE.0, false, false);
+        let (begun, mut pause, mut logged, mut gave_up) = (Instant::now(), PAUSE.0, false, false);
         loop {
             let tried = (self.connect)();
             let shared = self.shared.upgrade()?;
@@ -271,7 +271,7 @@ impl Supervisor {
                 }
                 Err(error) => error,
             };
-            if !std::mem::replace(&mut told, true) {
+            if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(disk = shared.name, "not connected yet: {error}");
             }
             if !gave_up && self.patience.give_up.is_some_and(|most| begun.elapsed() >= most) {

@@ -53,12 +53,12 @@ pub fn start(
         peer,
         worker,
         who,
-        told_peer: false,
+        peer_shut: false,
         room: vec![0; ROOM].into(),
         inbound: vec![0; ROOM].into(),
         waiting: 0..0,
         peer_done: false,
-        told_worker: false,
+        worker_shut: false,
         worker_done: None,
     };
     let thread = std::thread::Builder::new().name("nbd-tls".into());
@@ -71,14 +71,14 @@ struct Relay {
     worker: OwnedFd,
     who: Peer,
     /// A server knows that nothing more comes.
-    told_peer: bool,
+    peer_shut: bool,
     room: Box<[u8]>,
     inbound: Box<[u8]>,
     /// What of `inbound` the worker has not taken.
     waiting: std::ops::Range<usize>,
     /// The peer sends nothing any more.
     peer_done: bool,
-    told_worker: bool,
+    worker_shut: bool,
     /// Since when the worker sends nothing any more.
     worker_done: Option<Instant>,
 }
@@ -101,8 +101,8 @@ impl Relay {
                 break;
             }
         }
-        if self.peer_done && self.waiting.is_empty() && !self.told_worker {
-            self.told_worker = true;
+        if self.peer_done && self.waiting.is_empty() && !self.worker_shut {
+            self.worker_shut = true;
             // It may have gone itself.
             let _ = shutdown(&self.worker, Shutdown::Write);
         }
@@ -117,7 +117,7 @@ impl Relay {
         if self.who == Peer::Client {
             return Err(Over);
         }
-        if !std::mem::replace(&mut self.told_peer, true) {
+        if !std::mem::replace(&mut self.peer_shut, true) {
             let _ = shutdown(&self.peer, Shutdown::Write);
         }
         loop {
@@ -194,7 +194,7 @@ impl Relay {
             Ok(0) => {
                 self.worker_done = Some(Instant::now());
                 // What the peer still sends is for nobody, and would keep this thread from its end.
-                (self.peer_done, self.told_worker, self.waiting) = (true, true, 0..0);
+                (self.peer_done, self.worker_shut, self.waiting) = (true, true, 0..0);
                 self.tls.send_close_notify();
             }
             // All that waited has been sent, and its buffers are as large.
@@ -226,7 +226,7 @@ impl Relay {
             return Err(Over);
         }
         let (mut peer, mut worker) = (PollFlags::empty(), PollFlags::empty());
-        if self.told_peer || self.waiting.is_empty() && !self.peer_done {
+        if self.peer_shut || self.waiting.is_empty() && !self.peer_done {
             peer |= PollFlags::IN;
         }
         if self.tls.wants_write() {

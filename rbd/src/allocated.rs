@@ -37,7 +37,7 @@ impl Allocated {
     /// What the cluster says.
     pub fn next_data(&mut self, mut at: u64) -> Result<Option<u64>, RbdError> {
         while at < self.bytes {
-            self.look_at(at)?;
+            self.load_window(at)?;
             match next_in(&self.data, at) {
                 Some(data) => return Ok(Some(data.start.max(at))),
                 None => at = self.window.end,
@@ -52,13 +52,13 @@ impl Allocated {
     /// What the cluster says.
     pub fn next_hole(&mut self, at: u64) -> Result<u64, RbdError> {
         if at < self.bytes {
-            self.look_at(at)?;
+            self.load_window(at)?;
         }
         let data = next_in(&self.data, at).filter(|data| data.start <= at);
         Ok(data.map_or(at, |data| data.end))
     }
 
-    fn look_at(&mut self, at: u64) -> Result<(), RbdError> {
+    fn load_window(&mut self, at: u64) -> Result<(), RbdError> {
         if self.window.contains(&at) {
             return Ok(());
         }

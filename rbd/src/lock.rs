@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// How long one question may take.
 const STEP: Duration = Duration::from_secs(30);
 /// How often the lock is looked at while somebody else has it.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 /// The most owners and watchers that are asked for.
 const MANY: usize = 64;
 
@@ -67,7 +67,7 @@ pub(crate) fn take(
                 return Err(RbdError::Silent { step: "to take the lock", seconds: STEP.as_secs() });
             }
             // Nobody unparks this thread.
-            Turn::Theirs(_) | Turn::Again => std::thread::park_timeout(LOOK),
+            Turn::Theirs(_) | Turn::Again => std::thread::park_timeout(POLL_EVERY),
         }
     }
 }

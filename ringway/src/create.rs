@@ -155,7 +155,7 @@ fn cluster_bits(said: Option<Size>) -> anyhow::Result<u32> {
 
 /// Looks at the file that the image will be based on.
 fn backing(args: &CreateArgs, path: &Path) -> anyhow::Result<Backing> {
-    Backing::look(path, args.backing_format.map(format_of)).map_err(|error| {
+    Backing::inspect(path, args.backing_format.map(format_of)).map_err(|error| {
         let hint = match error {
             BackingError::Foreign(_) => " (--backing-format)",
             _ => "",

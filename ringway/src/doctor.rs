@@ -73,14 +73,15 @@ pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let qcow2 = (args.format == Some(Format::Qcow2))
         .then(|| Qcow2 { backing_root: args.backing_root.clone(), base: None });
     let is_qcow2 = qcow2.is_some();
-    let mut image = args.image.as_ref().map(|path| image::look(path, &engines, qcow2, &args.ceph));
+    let mut image =
+        args.image.as_ref().map(|path| image::inspect(path, &engines, qcow2, &args.ceph));
     let mut chain = None;
     if let (Some(image), Some(path), true) = (&mut image, &args.image, is_qcow2)
         && image.error.is_none()
     {
         // What is said of it as a raw image is no fault now.
         image.looks_like = None;
-        match chain::look(path, args.backing_root.as_deref()) {
+        match chain::inspect(path, args.backing_root.as_deref()) {
             Ok(links) => chain = Some(links),
             Err(error) => (image.choice, image.error) = (None, Some(in_full(&error))),
         }

@@ -67,17 +67,17 @@ pub(crate) fn run(args: &InfoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
             bail!("{} is looked at as a raw disk: leave --format out", args.target)
         }
         // As a disk of this host.
-        Target::Elsewhere(path, Source::Path(_)) => Info::Image(Box::new(image::look(path)?)),
+        Target::Elsewhere(path, Source::Path(_)) => Info::Image(Box::new(image::inspect(path)?)),
         Target::Elsewhere(_, source) => {
-            Info::Elsewhere(Box::new(elsewhere::look(&args.target, source, &args.ceph)?))
+            Info::Elsewhere(Box::new(elsewhere::inspect(&args.target, source, &args.ceph)?))
         }
         Target::Path(path) if args.format == Some(Format::Qcow2) => {
-            Info::Chain { chain: chain::look(path, args.backing_root.as_deref())? }
+            Info::Chain { chain: chain::inspect(path, args.backing_root.as_deref())? }
         }
         Target::Path(path) => {
-            let mut facts = image::look(path)?;
+            let mut facts = image::inspect(path)?;
             if args.format.is_none() && facts.image.looks_like == Some("qcow2") {
-                match chain::look(path, args.backing_root.as_deref()) {
+                match chain::inspect(path, args.backing_root.as_deref()) {
                     Ok(chain) => facts.chain = Some(chain),
                     Err(error) => facts.chain_error = Some(in_full(&error)),
                 }

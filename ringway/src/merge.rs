@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// The longest time for which a signal is not heard.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_EVERY: Duration = Duration::from_millis(50);
 
 /// What both are told.
 #[derive(Debug, Args)]
@@ -161,7 +161,7 @@ impl<'a> Copying<'a> {
                 if left.is_zero() {
                     break;
                 }
-                std::thread::sleep(left.min(LOOK));
+                std::thread::sleep(left.min(POLL_EVERY));
             }
             pace.next(&mut copy)?;
             bar.set_position(pace.done);

@@ -41,16 +41,16 @@ pub(crate) fn spare(
     backing: Option<Identity>,
 ) -> anyhow::Result<()> {
     let name = printable(image);
-    let look = || format!("{name}: cannot look at it");
+    let context = || format!("{name}: cannot look at it");
     let meta = match target.symlink_metadata() {
         Ok(meta) => meta,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error).with_context(look),
+        Err(error) => return Err(error).with_context(context),
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
     ensure!(force, "{name}: it is there already. --force overwrites it");
     ensure!(backing != Some((meta.dev(), meta.ino())), "{name}: it cannot be based on itself");
-    let file = File::open(target).with_context(look)?;
+    let file = File::open(target).with_context(context)?;
     match lock_image(&file, false) {
         Ok(()) => Ok(()),
         Err(LockError::Host(error)) => {

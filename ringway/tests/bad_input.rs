@@ -22,20 +22,24 @@ const NOBODY: u32 = 65534;
 fn refused(dir: &Path, mut command: Command, status: i32, fragments: &[&str]) {
     let before = snapshot(dir);
     command.current_dir(dir);
-    let told = format!("{command:?}");
+    let command_line = format!("{command:?}");
     let output = run(command);
     let message = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(status), "{told}\n{message}");
-    assert_eq!(message.matches("error:").count(), 1, "not one message:\n{told}\n{message}");
-    assert!(message.starts_with("error: "), "{told}\n{message}");
-    assert!(output.stdout.is_empty(), "it was not ready:\n{told}\n{}", text(&output.stdout));
+    assert_eq!(output.status.code(), Some(status), "{command_line}\n{message}");
+    assert_eq!(message.matches("error:").count(), 1, "not one message:\n{command_line}\n{message}");
+    assert!(message.starts_with("error: "), "{command_line}\n{message}");
+    assert!(
+        output.stdout.is_empty(),
+        "it was not ready:\n{command_line}\n{}",
+        text(&output.stdout)
+    );
     for fragment in fragments {
-        assert!(message.contains(fragment), "'{fragment}' is not in:\n{told}\n{message}");
+        assert!(message.contains(fragment), "'{fragment}' is not in:\n{command_line}\n{message}");
     }
     if status == FAILED {
-        assert_eq!(message.lines().count(), 1, "not one line:\n{told}\n{message}");
+        assert_eq!(message.lines().count(), 1, "not one line:\n{command_line}\n{message}");
     }
-    assert_eq!(snapshot(dir), before, "something was created or changed:\n{told}");
+    assert_eq!(snapshot(dir), before, "something was created or changed:\n{command_line}");
 }
 
 fn serve_refused(dir: &Path, args: &[&str], status: i32, fragments: &[&str]) {

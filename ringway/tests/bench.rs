@@ -290,13 +290,16 @@ fn verify_finds_damage_in_any_sector() {
             }
             std::fs::write(&path, &damaged).unwrap();
             let output = bench(dir.path(), &read);
-            let told = text(&output.stderr);
+            let message = text(&output.stderr);
             match output.status.code() {
                 Some(3) => {
-                    assert!(told.contains(&format!("wrong data in sector {sector}:")), "{told}")
+                    assert!(
+                        message.contains(&format!("wrong data in sector {sector}:")),
+                        "{message}"
+                    )
                 }
                 Some(0) => missed += 1,
-                _ => panic!("{round} {sector}: {told}"),
+                _ => panic!("{round} {sector}: {message}"),
             }
         }
         assert_eq!(missed, unwritten, "only what was never written may be anything");

@@ -243,13 +243,13 @@ fn many_clones_have_one_base() {
         std::fs::write(dir.join("conf"), conf).unwrap();
         Daemon::serve(dir, &["--config", "conf"])
     };
-    let look = |daemon: &Daemon| {
+    let usage = |daemon: &Daemon| {
         let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
         (fds, kib(daemon.pid(), "VmRSS:"))
     };
     let one = serve(1);
     assert_eq!(sector(dir, "0.sock", 1), 1);
-    let (fds_of_one, rss_of_one) = look(&one);
+    let (fds_of_one, rss_of_one) = usage(&one);
     one.stop();
     let daemon = serve(count);
     for nth in 0..count {
@@ -266,7 +266,7 @@ fn many_clones_have_one_base() {
     }
     let real = dir.canonicalize().unwrap().join("base.raw");
     assert_eq!(opened(daemon.pid(), &real), 1, "the base is open once");
-    let (fds, rss) = look(&daemon);
+    let (fds, rss) = usage(&daemon);
     let each = |all: usize, one: usize| (all - one) as f64 / (count - 1) as f64;
     let (fds, rss) = (each(fds, fds_of_one), each(rss as usize, rss_of_one as usize));
     println!("{count} clones: {fds:.1} descriptors and {rss:.0} KiB of RSS for each more");

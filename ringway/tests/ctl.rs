@@ -81,10 +81,10 @@ struct Load(Arc<AtomicBool>, std::thread::JoinHandle<u64>);
 impl Load {
     fn start(device: Device, mut queue: BlkQueue<()>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             let mut rounds = 0;
-            while !told.load(Relaxed) {
+            while !stopped.load(Relaxed) {
                 for sector in 0..16u64 {
                     let mut buffer = device.pool().alloc(512).unwrap();
                     buffer.fill(sector.to_le_bytes()[0]);

@@ -192,8 +192,8 @@ fn failures_and_a_slow_disk_are_told() {
     queue.read(4096, device.pool().alloc(512).unwrap(), ()).unwrap();
     assert!(!finish(&mut queue).0);
     let event = events.wait_for("failed");
-    let told = ["operation", "count", "errno", "sector"].map(|field| event[field].clone());
-    assert_eq!(told, [json!("read"), json!(1), Value::Null, json!(8)]);
+    let reported = ["operation", "count", "errno", "sector"].map(|field| event[field].clone());
+    assert_eq!(reported, [json!("read"), json!(1), Value::Null, json!(8)]);
 }
 
 #[test]
@@ -263,8 +263,8 @@ fn a_broken_queue_is_told() {
     guest.kick(1);
     let event = events.wait_for("broken");
     has_fields(&event, &["id", "image", "queue", "why"]);
-    let told = ["id", "image", "queue"].map(|field| event[field].clone());
-    assert_eq!(told, [json!(0), json!("disk.img"), json!(1)]);
+    let reported = ["id", "image", "queue"].map(|field| event[field].clone());
+    assert_eq!(reported, [json!(0), json!("disk.img"), json!(1)]);
     let why = event["why"].as_str().unwrap();
     assert!(!why.is_empty() && !why.contains('\n'), "{why}");
 }

@@ -114,7 +114,7 @@ fn full_file_system(engine: &str, packed: bool) {
         let guest = scope.spawn(move || guest(&pool, &mut queue, sequence, answered));
         let is_held = || held(path) > 0 || guest.is_finished();
         until("requests are held", is_held);
-        look_at_it(path, &daemon);
+        held_is_listed(path, &daemon);
 
         small.set_room(6 * MIB);
         until("the guest goes on by itself", || answered.load(SeqCst) > 5 * MIB / LEN);
@@ -157,7 +157,7 @@ fn full_file_system(engine: &str, packed: bool) {
 }
 
 /// What is said of held requests, and that nothing else waits for them.
-fn look_at_it(path: &Path, daemon: &Daemon) {
+fn held_is_listed(path: &Path, daemon: &Daemon) {
     // There are moments without any: when they are tried again, every few seconds.
     let mut disk = facts(path);
     until("what is held is told", || {

@@ -163,8 +163,8 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     file.write_all_at(&[0, 1], (2 << 16) + 8).unwrap();
     // And a mark that it was not closed.
     file.write_all_at(&1_u64.to_be_bytes(), 72).unwrap();
-    let told = ["leak: cluster 4 at 0x40000", "1 leaked clusters (64 KiB)", "marked as dirty"];
-    says(dir, &["check", "disk.qcow2"], 4, &told);
+    let reported = ["leak: cluster 4 at 0x40000", "1 leaked clusters (64 KiB)", "marked as dirty"];
+    says(dir, &["check", "disk.qcow2"], 4, &reported);
     let json = says(dir, &["check", "--json", "disk.qcow2"], 4, &[]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert_eq!((&json["leaks"], &json["errors"]), (&1.into(), &0.into()));

@@ -87,10 +87,10 @@ impl Guest {
     fn start(mut device: Device) -> Self {
         let mut queue: BlkQueue<()> = device.queue().unwrap();
         let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (told, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&rounds));
         let thread = std::thread::spawn(move || {
             let mut written = [0u8; 64];
-            while !told.load(SeqCst) {
+            while !stopped.load(SeqCst) {
                 let round = counted.load(SeqCst);
                 let sector = round % 64;
                 let byte = round.to_le_bytes()[0] ^ round.to_le_bytes()[1];
@@ -593,8 +593,8 @@ fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
     let mut lines = events.lines().map(Result::unwrap);
     assert!(lines.next().is_some_and(|answer| answer.contains("\"ok\":true")));
     kill(spawner_of(&daemon).cast_signed(), libc::SIGKILL);
-    let told = "the process that starts others for disks has ended";
-    until("it is not told", || daemon.log().contains(told));
+    let message = "the process that starts others for disks has ended";
+    until("it is not told", || daemon.log().contains(message));
     let event: Value = serde_json::from_str(&lines.next().unwrap()).unwrap();
     assert_eq!((&event["event"], &event["id"]), (&"spawner-ended".into(), &Value::Null));
     guests.iter().for_each(|guest| guest.goes_on(10));
@@ -609,7 +609,7 @@ fn e06_the_end_of_what_starts_processes_is_told_and_ends_nothing() {
     let list = ctl(dir.path(), &["list"]).unwrap();
     assert_eq!(list["disks"][0]["state"], "restarting");
     [&b, &c].iter().for_each(|guest| guest.goes_on(10));
-    assert_eq!(daemon.log().matches(told).count(), 1, "it is told once");
+    assert_eq!(daemon.log().matches(message).count(), 1, "it is told once");
     b.stop();
     c.stop();
     daemon.stop();
@@ -630,11 +630,11 @@ fn e06_a_greedy_disk_leaves_its_neighbours_what_is_theirs() {
     neighbour.goes_on(10);
     let mut queue: BlkQueue<()> = device.queue().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
-    let (told, asked) = (Arc::clone(&stop), Arc::new(AtomicU64::new(0)));
+    let (stopped, asked) = (Arc::clone(&stop), Arc::new(AtomicU64::new(0)));
     let counted = Arc::clone(&asked);
     let greedy = std::thread::spawn(move || {
         let mut idle: Vec<_> = (0..32).map(|_| device.pool().alloc(32768).unwrap()).collect();
-        while !told.load(SeqCst) {
+        while !stopped.load(SeqCst) {
             while let Some(buffer) = idle.pop() {
                 queue.read(0, buffer, ()).unwrap();
             }

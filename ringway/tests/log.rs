@@ -245,8 +245,8 @@ fn a_storm_of_connections_leaves_a_short_log(dir: &Path, way: &[&str]) {
     assert!(log.lines().count() < 200, "{log}");
     daemon.signal(libc::SIGTERM);
     daemon.wait();
-    let (log, told) = (daemon.log(), "lines were left out: front-ends that connected");
-    let count = log.lines().filter(|line| line.contains(told)).count();
+    let (log, message) = (daemon.log(), "lines were left out: front-ends that connected");
+    let count = log.lines().filter(|line| line.contains(message)).count();
     assert!(count > 0 && log.lines().count() < 220, "what is left out is told at the end: {log}");
 }
 

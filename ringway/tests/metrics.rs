@@ -176,7 +176,7 @@ fn limits_that_are_set_are_told() {
                 [[disk]]\nimage = 'null:1G'\nsocket = 't'\n";
     std::fs::write(dir.path().join("c.toml"), toml).unwrap();
     let _daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
-    let told = || -> Vec<(String, f64)> {
+    let figures = || -> Vec<(String, f64)> {
         let folder = format!("{}/", dir.path().canonicalize().unwrap().display());
         let all = scrape(dir.path()).into_iter();
         let limits = all.filter(|(name, _)| name.contains("_limit"));
@@ -196,12 +196,12 @@ fn limits_that_are_set_are_told() {
         all.sort_by(|one, other| one.0.cmp(&other.0));
         all
     };
-    assert_eq!(told(), sorted(&[&[size, iops(500.0)], &gold]));
+    assert_eq!(figures(), sorted(&[&[size, iops(500.0)], &gold]));
     let mut ctl = ringway();
     ctl.args(["ctl", "--control", "ctl", "limit", "disk.img", "--lift", "--iops", "600"]);
     ctl.current_dir(dir.path());
     assert!(run(ctl).status.success());
-    assert_eq!(told(), sorted(&[&[iops(600.0)], &gold[..]]));
+    assert_eq!(figures(), sorted(&[&[iops(600.0)], &gold[..]]));
 }
 
 #[test]
@@ -265,8 +265,8 @@ fn e20_metrics_are_told_under_names_of_our_own_only() {
         stream.write_all(request.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
-        let told = answer.contains("ringway_disk_info") || answer.contains("disk.img");
-        (answer.split(' ').nth(1).unwrap().to_owned(), told)
+        let has_figures = answer.contains("ringway_disk_info") || answer.contains("disk.img");
+        (answer.split(' ').nth(1).unwrap().to_owned(), has_figures)
     };
     for host in [at, "localhost", "[::1]:9099", "VMhost.example:9099"] {
         assert_eq!(status(host, "/metrics"), ("200".into(), true), "{host}");
@@ -402,12 +402,12 @@ impl Prometheus {
     fn wait_for_alerts(&self, wanted: &[[&str; 3]]) {
         self.wait_for("/api/v1/alerts", &|data| {
             let alerts = data["alerts"].as_array();
-            let told = |alert: &Value| {
+            let words = |alert: &Value| {
                 let labels = &alert["labels"];
                 [&labels["alertname"], &labels["disk"], &alert["state"]]
                     .map(|word| word.as_str().unwrap_or_default().to_owned())
             };
-            alerts.is_some_and(|alerts| alerts.iter().map(told).eq(wanted.iter().copied()))
+            alerts.is_some_and(|alerts| alerts.iter().map(words).eq(wanted.iter().copied()))
         });
     }
 }

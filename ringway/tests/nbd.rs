@@ -353,8 +353,8 @@ nbd = '127.0.0.1:0'
         };
         Some(exports.iter().map(one).collect::<Vec<_>>())
     };
-    let Some(told) = names(dir) else { return };
-    assert_eq!(told, [("a.img".to_owned(), MIB as u64), ("two".to_owned(), 2 * MIB as u64)]);
+    let Some(exports) = names(dir) else { return };
+    assert_eq!(exports, [("a.img".to_owned(), MIB as u64), ("two".to_owned(), 2 * MIB as u64)]);
     // Who names nothing gets the first.
     for (name, image) in [("", "a.img"), ("a.img", "a.img"), ("two", "b.img")] {
         well(dir, "nbdcopy", &["--connections=2", &uri(name), "back.img"]);
@@ -443,11 +443,11 @@ fn d14_block_status_of_many_tables_comes_in_parts() {
         let reply = client.call(c::BLOCK_STATUS, 0, (at, 512 << 20), &[]);
         assert_eq!(reply.error, 0);
         let extents = extents_of(EXTENDED, &reply.data);
-        let told: u64 = extents.iter().map(|(len, _)| len).sum();
+        let covered: u64 = extents.iter().map(|(len, _)| len).sum();
         assert!(extents.len() == 1 && extents[0].1 == 3, "{extents:?}");
         // Less than was asked for: the thread of the connection is bounded in what it looks at.
-        assert!((64 * 512..=16 << 20).contains(&told), "{told}");
-        at += told;
+        assert!((64 * 512..=16 << 20).contains(&covered), "{covered}");
+        at += covered;
     }
     daemon.stop();
 }

@@ -57,8 +57,8 @@ fn serve(dir: &Path, more: &[&str]) -> (Daemon, u16) {
     let mut command = ringway();
     command.arg("nbd").args(WITH_TLS).args(more).current_dir(dir);
     let mut daemon = Daemon::start(command);
-    let told = daemon.ready.clone() + &daemon.next_line();
-    let uri = told.split_whitespace().find(|word| word.starts_with("nbds://")).expect("a URI");
+    let message = daemon.ready.clone() + &daemon.next_line();
+    let uri = message.split_whitespace().find(|word| word.starts_with("nbds://")).expect("a URI");
     let port = uri.trim_end_matches("/d").rsplit(':').next().unwrap().parse().unwrap();
     (daemon, port)
 }
@@ -120,10 +120,10 @@ fn d13_what_is_no_tls_ends() {
         // It may have been left in the middle.
         let _ = stream.write_all(garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let mut told = Vec::new();
-        let _ = stream.read_to_end(&mut told);
+        let mut message = Vec::new();
+        let _ = stream.read_to_end(&mut message);
         // At most an alert.
-        assert!(told.len() <= 64 && !told.starts_with(b"\0\x03\xe8\x89"), "{told:?}");
+        assert!(message.len() <= 64 && !message.starts_with(b"\0\x03\xe8\x89"), "{message:?}");
     }
     let _silent: Vec<_> = (0..8).map(|_| ask_for_tls(port)).collect();
     let at = dir.path().join("bare");

@@ -375,8 +375,8 @@ fn a_page_that_comes_later_hears_what_was_before_and_what_became_of_the_daemon()
         let all = data["events"].as_array().unwrap().iter();
         all.map(|one| one["kind"].as_str().unwrap().to_owned()).collect()
     };
-    let told = page.data_until("", |data| kinds(data).ends_with(&["resumed".into()]));
-    assert_eq!(kinds(&told), ["connected", "paused", "resumed"]);
+    let events = page.data_until("", |data| kinds(data).ends_with(&["resumed".into()]));
+    assert_eq!(kinds(&events), ["connected", "paused", "resumed"]);
 
     daemon.kill();
     let lost = page.data_until("disk=0", |data| !data["lost"].is_null());
@@ -458,9 +458,9 @@ fn a_browser_shows_what_ctl_tells() {
 
     // So far nothing was complained of, and nobody else was asked for anything.
     for kind in ["Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"] {
-        assert!(browser.told(kind).is_empty(), "{:?}", browser.told(kind));
+        assert!(browser.events(kind).is_empty(), "{:?}", browser.events(kind));
     }
-    let asked = browser.told("Network.requestWillBeSent");
+    let asked = browser.events("Network.requestWillBeSent");
     let urls = asked.iter().map(|event| event["params"]["request"]["url"].as_str().unwrap());
     let (ours, others): (Vec<_>, Vec<_>) = urls.partition(|url| url.starts_with(&page.address));
     assert!(ours.len() > 5 && others.is_empty(), "{others:?}");

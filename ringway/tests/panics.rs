@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// `ringway serve ARGS`, told to panic at `place`, when it comes to it for the `count`-th time.
-fn told(dir: &Path, place: &str, args: &[&str]) -> Command {
+fn with_panic(dir: &Path, place: &str, args: &[&str]) -> Command {
     let mut command = ringway();
     command.env("RINGWAY_PANIC_POINT", place).arg("serve").args(args).current_dir(dir);
     command
@@ -78,7 +78,7 @@ fn e05_a_worker_that_panics_ends_the_daemon_in_order() {
         std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
         // No worker but that of the disk that is asked all the time has as many turns.
         let args = ["--config", "disks.toml", "--control", "ctl"];
-        let daemon = Daemon::start(told(dir.path(), "worker:500", &args));
+        let daemon = Daemon::start(with_panic(dir.path(), "worker:500", &args));
         let mut events = ringway();
         events.args(["ctl", "--control", "ctl", "events"]).current_dir(dir.path());
         let events = events.stdout(Stdio::piped()).spawn().unwrap();
@@ -106,7 +106,7 @@ fn e05_a_worker_that_panics_ends_the_daemon_in_order() {
 fn e05_a_call_that_panics_fails_its_request_alone() {
     let dir = folder();
     let args = ["disk.img", "--socket", "s", "--engine", "threads", "--cache", "writeback"];
-    let daemon = Daemon::start(told(dir.path(), "io:1", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "io:1", &args));
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     queue.flush(()).unwrap();
@@ -128,7 +128,7 @@ fn e05_a_call_that_panics_fails_its_request_alone() {
 fn e05_a_helper_thread_of_an_engine_that_ends_is_noticed() {
     let dir = folder();
     let args = ["disk.img", "--socket", "s", "--engine", "threads", "--cache", "writeback"];
-    let daemon = Daemon::start(told(dir.path(), "io-thread:1", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "io-thread:1", &args));
     let mut device = connect(dir.path(), "s");
     let mut queue: BlkQueue<()> = device.queue().unwrap();
     queue.flush(()).unwrap();
@@ -140,7 +140,8 @@ fn e05_a_helper_thread_of_an_engine_that_ends_is_noticed() {
 #[test]
 fn e05_a_session_that_panics_costs_its_connection() {
     let dir = folder();
-    let daemon = Daemon::start(told(dir.path(), "session:20", &["disk.img", "--socket", "s"]));
+    let daemon =
+        Daemon::start(with_panic(dir.path(), "session:20", &["disk.img", "--socket", "s"]));
     // The first connection has fewer messages than two.
     for _ in 0..4 {
         if let Ok(mut device) = Options::new().patience(PATIENCE).connect(dir.path().join("s"))
@@ -165,7 +166,7 @@ fn e05_a_session_that_panics_drains_its_queues() {
     let dir = folder();
     let disk = ["null:1G,latency=1000ms", "--socket", "s"];
     // More messages than a connection begins with.
-    let daemon = Daemon::start(told(dir.path(), "session:60", &disk));
+    let daemon = Daemon::start(with_panic(dir.path(), "session:60", &disk));
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue::<u64>().unwrap();
     for number in 0..8 {
@@ -205,7 +206,7 @@ fn stop_that_panics(count: u32, removed: bool) -> bool {
     let toml = format!("control = 'ctl'\n[[disk]]\nimage = 'disk.img'\nsocket = 's'\n{slow}");
     std::fs::write(dir.path().join("disks.toml"), toml).unwrap();
     let place = format!("stopping:{count}");
-    let daemon = Daemon::start(told(dir.path(), &place, &["--config", "disks.toml"]));
+    let daemon = Daemon::start(with_panic(dir.path(), &place, &["--config", "disks.toml"]));
     let place = dir.path().join("t");
     let Ok(mut neighbour) = Options::new().patience(PATIENCE).connect(place) else { return false };
     let Ok(mut queue) = neighbour.queue::<u64>() else { return false };
@@ -254,7 +255,7 @@ fn stop_that_panics(count: u32, removed: bool) -> bool {
 fn e05_a_disk_s_thread_that_panics_ends_the_daemon_in_order() {
     let dir = folder();
     let args = two_disks(dir.path());
-    let daemon = Daemon::start(told(dir.path(), "disk:1", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "disk:1", &args));
     let _client = std::os::unix::net::UnixStream::connect(dir.path().join("s")).unwrap();
     ends(daemon, dir.path(), "told to panic at disk");
 }
@@ -265,7 +266,7 @@ fn e05_the_thread_that_waits_for_front_ends_outlives_panics() {
     let dir = folder();
     let args = two_disks(dir.path());
     // It has come by for both disks, and for some of what the first front-end says.
-    let daemon = Daemon::start(told(dir.path(), "sessions:9", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "sessions:9", &args));
     for _ in 0..5 {
         for socket in ["s", "t"] {
             let mut device = connect(dir.path(), socket);
@@ -284,7 +285,7 @@ fn e05_the_control_socket_outlives_panics() {
         [("control:1", "the control socket"), ("control-client:1", "a control client's thread")]
     {
         let dir = folder();
-        let daemon = Daemon::start(told(dir.path(), place, &args));
+        let daemon = Daemon::start(with_panic(dir.path(), place, &args));
         assert_ne!(ctl(dir.path(), &["list"]).status.code(), Some(0), "{place}");
         hear(&daemon, &format!("{who} panicked: told to panic"));
         let again = ctl(dir.path(), &["list"]);
@@ -299,7 +300,7 @@ fn e05_the_helper_outlives_panics() {
     let args = ["disk.img", "--socket", "s", "--control", "ctl"];
     // The second image: the first is opened before the daemon is there.
     std::fs::write(dir.path().join("other.img"), vec![0; 1 << 20]).unwrap();
-    let daemon = Daemon::start(told(dir.path(), "helper-open:2", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "helper-open:2", &args));
     let add = ["add", "other.img", "--socket", "t"];
     let refused = ctl(dir.path(), &add);
     assert_eq!(refused.status.code(), Some(1), "{}", text(&refused.stdout));
@@ -310,7 +311,7 @@ fn e05_the_helper_outlives_panics() {
     // And whatever it is asked for first: the daemon starts, or says why not and leaves nothing.
     for count in 1..20 {
         let (dir, place) = (folder(), format!("helper:{count}"));
-        let mut command = told(dir.path(), &place, &args);
+        let mut command = with_panic(dir.path(), &place, &args);
         command.args(["--overdue", "0"]);
         let mut child = command.stdout(std::process::Stdio::piped());
         child = child.stderr(std::process::Stdio::piped());
@@ -370,7 +371,7 @@ fn e05_who_tells_of_paths_outlives_panics() {
     let dir = folder();
     let disk = |socket| format!("[[disk]]\nimage = 'sim:hdd:1G'\nsocket = '{socket}'\n");
     std::fs::write(dir.path().join("two.toml"), disk("s") + &disk("t")).unwrap();
-    let daemon = Daemon::start(told(dir.path(), "paths:1", &["--config", "two.toml"]));
+    let daemon = Daemon::start(with_panic(dir.path(), "paths:1", &["--config", "two.toml"]));
     let why = "the thread that tells of paths panicked: told to panic at paths";
     read_in_order(dir.path(), "s", &daemon, why);
     assert!(!daemon.log().contains(": path "), "{}", daemon.log());
@@ -382,13 +383,13 @@ fn e05_who_tells_of_paths_outlives_panics() {
 fn e05_the_watchdog_and_the_counts_outlive_panics() {
     let dir = folder();
     let args = ["disk.img", "--socket", "s", "--overdue", "1"];
-    let daemon = Daemon::start(told(dir.path(), "watchdog:1", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "watchdog:1", &args));
     hear(&daemon, "the watchdog panicked: told to panic at watchdog");
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
     assert!(write(&device, &mut queue, 3, 0x33));
     daemon.stop();
-    let daemon = Daemon::start(told(dir.path(), "news:1", &args));
+    let daemon = Daemon::start(with_panic(dir.path(), "news:1", &args));
     daemon.signal(libc::SIGUSR1);
     hear(&daemon, "the answer to SIGUSR1 panicked: told to panic at news");
     daemon.signal(libc::SIGUSR1);

@@ -867,9 +867,9 @@ fn holes_of_an_image_are_not_read() {
     };
     let data_of = |source: &str, to: &str| {
         // Zeroes are not looked for: what is no data was known to be a hole.
-        let told = succeeds(&["copy", "--json", "--keep-zeroes", source, to]);
-        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        told["data_bytes"].as_u64().expect("a number")
+        let report = succeeds(&["copy", "--json", "--keep-zeroes", source, to]);
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        report["data_bytes"].as_u64().expect("a number")
     };
     let in_rbd = |args: &[&str]| cluster.tool("rbd", args);
     let mut bytes = vec![0; usize::try_from(64 * MIB).unwrap()];

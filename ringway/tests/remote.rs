@@ -420,9 +420,9 @@ fn tool(dir: &Path, args: &[&str]) -> (String, String) {
     let mut command = ringway();
     command.args(args).current_dir(dir);
     let output = run(command);
-    let (said, told) = (text(&output.stdout), text(&output.stderr));
-    assert!(output.status.success(), "{args:?}: {said} {told}");
-    (said, told)
+    let (said, message) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {said} {message}");
+    (said, message)
 }
 
 #[test]
@@ -437,8 +437,8 @@ fn f12_holes_of_an_export_are_not_read() {
         let Some(_server) = server(path, program, &args) else { continue };
         let name = if program == "nbdkit" { "" } else { ":d" };
         let export = format!("nbd:unix:{}/n.sock{name}", path.display());
-        let (_, told) = tool(path, &["copy", "--verify", &export, "b.img"]);
-        assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "{program}: {told}");
+        let (_, message) = tool(path, &["copy", "--verify", &export, "b.img"]);
+        assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "{program}: {message}");
         if let Ok(log) = std::fs::read_to_string(path.join("reads")) {
             let at = |line: &str| -> Option<u64> {
                 let hex = line.split_once("...")?.0.split_once("offset=0x")?.1;
@@ -488,8 +488,11 @@ fn f12_a_server_that_lies_about_its_holes_is_read() {
         }
     });
     let export = format!("nbd:unix:{}/liar.sock", path.display());
-    let (_, told) = tool(path, &["copy", &export, "b.img"]);
-    assert!(told.contains("does not keep to the protocol") && told.contains("All of it"), "{told}");
+    let (_, message) = tool(path, &["copy", &export, "b.img"]);
+    assert!(
+        message.contains("does not keep to the protocol") && message.contains("All of it"),
+        "{message}"
+    );
     assert!(std::fs::read(path.join("b.img")).unwrap() == bytes);
 }
 
@@ -551,8 +554,11 @@ fn f13_a_host_is_looked_up_before_the_sandbox_and_found_again_in_it() {
     let mut command = ringway();
     let other = ["nbd://some.invalid/x", "--socket", "t"];
     command.args(["ctl", "--control", "ctl", "add"]).args(other).current_dir(path);
-    let told = text(&run(command).stderr);
-    assert!(told.contains("'some.invalid' was not looked up when this daemon started"), "{told}");
+    let message = text(&run(command).stderr);
+    assert!(
+        message.contains("'some.invalid' was not looked up when this daemon started"),
+        "{message}"
+    );
     daemon.stop();
     tool(path, &["copy", &export, "b.img"]);
     let [disk, copy] = ["disk.img", "b.img"].map(|name| std::fs::read(path.join(name)).unwrap());
@@ -579,6 +585,6 @@ fn f13_all_addresses_of_a_host_are_tried() {
     }
     let mut command = ringway();
     command.args(["info", "nbd://localhost:1/d"]).current_dir(path);
-    let told = text(&run(command).stderr);
-    assert!(told.contains("localhost:1 (tried: 127.0.0.1, ::1)"), "{told}");
+    let message = text(&run(command).stderr);
+    assert!(message.contains("localhost:1 (tried: 127.0.0.1, ::1)"), "{message}");
 }

@@ -96,8 +96,8 @@ fn f14_each_server_is_reached_over_tls_and_reached_again() {
         let content = std::fs::read(dir.join("disk.img")).unwrap();
         let Some(first) = start(dir, program, &args) else { continue };
         let export = export(dir, folder);
-        let (well, told) = said(dir, &["copy", "--force", "--verify", &export, "b.img"]);
-        assert!(well, "{program} {folder}: {told}");
+        let (well, message) = said(dir, &["copy", "--force", "--verify", &export, "b.img"]);
+        assert!(well, "{program} {folder}: {message}");
         assert!(std::fs::read(dir.join("b.img")).unwrap() == content, "{program} {folder}");
         let args_of_disk = [&export, "--socket", "s", "--cache", "writethrough"];
         let daemon = Daemon::serve(dir, &args_of_disk);
@@ -142,8 +142,8 @@ fn f14_what_is_wrong_with_tls_is_told() {
     let Some(dir) = with_certificates() else { return };
     let dir = dir.path();
     let fails = |image: &str, wanted: &str| {
-        let (well, told) = said(dir, &["info", image]);
-        assert!(!well && told.contains(wanted), "{image}: {told}");
+        let (well, message) = said(dir, &["info", image]);
+        assert!(!well && message.contains(wanted), "{image}: {message}");
     };
     {
         let Some(_server) = start(dir, "nbdkit", NBDKIT) else { return };
@@ -164,9 +164,12 @@ fn f14_what_is_wrong_with_tls_is_told() {
         ("ringway", [OURS, &["--tls-ca", "ca-cert.pem"]].concat()),
     ] {
         let Some(_server) = start(dir, program, &args) else { continue };
-        let (well, told) = said(dir, &["info", &export(dir, "bare")]);
-        assert!(!well && told.contains("TLS: the server"), "{program}: {told}");
-        assert!(told.contains("client-cert.pem") || told.contains("must suit it"), "{told}");
+        let (well, message) = said(dir, &["info", &export(dir, "bare")]);
+        assert!(!well && message.contains("TLS: the server"), "{program}: {message}");
+        assert!(
+            message.contains("client-cert.pem") || message.contains("must suit it"),
+            "{message}"
+        );
     }
     {
         let Some(_server) = start(dir, "nbdkit", &["-f", "-U", "n.sock", "file", "disk.img"])
@@ -180,8 +183,8 @@ fn f14_what_is_wrong_with_tls_is_told() {
     let Some(_server) = start(dir, "nbdkit", NBDKIT) else { return };
     // It expires a second after it was made.
     until("it has expired", || {
-        let (well, told) = said(dir, &["info", &export(dir, "bare")]);
-        !well && told.contains("the certificate of the server has expired")
+        let (well, message) = said(dir, &["info", &export(dir, "bare")]);
+        !well && message.contains("the certificate of the server has expired")
     });
 }
 
@@ -211,8 +214,8 @@ fn f14_a_server_that_falls_into_plain_or_noise_is_left() {
         });
         let here = dir.display();
         let image = format!("nbds://127.0.0.1:{port}/d?tls-certificates={here}/bare");
-        let (well, told) = said(dir, &["info", &image]);
-        assert!(!well && told.contains(wanted), "{told}");
+        let (well, message) = said(dir, &["info", &image]);
+        assert!(!well && message.contains(wanted), "{message}");
         server.join().unwrap();
     }
 }

@@ -434,8 +434,8 @@ fn e13_every_command_is_carried_out_inside() {
         assert!(scraped.contains("process_cpu_seconds_total"), "{scraped}");
         daemon.signal(libc::SIGUSR1);
         daemon.signal(libc::SIGHUP);
-        let told = "the configuration was read again";
-        until("SIGHUP", || daemon.log().matches(told).count() == 2);
+        let message = "the configuration was read again";
+        until("SIGHUP", || daemon.log().matches(message).count() == 2);
         daemon.stop();
         drop(heard);
         std::fs::remove_file(there("notify")).unwrap();

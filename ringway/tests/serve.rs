@@ -354,12 +354,12 @@ fn the_service_manager_is_told() {
     command.args(["serve", "disk.img", "--socket", "s"]).current_dir(dir.path());
     command.env("NOTIFY_SOCKET", &path);
     let daemon = Daemon::start(command);
-    let mut told = [0; 256];
-    let len = manager.recv(&mut told).unwrap();
-    assert_eq!(text(&told[..len]).trim_end(), "READY=1");
+    let mut datagram = [0; 256];
+    let len = manager.recv(&mut datagram).unwrap();
+    assert_eq!(text(&datagram[..len]).trim_end(), "READY=1");
     daemon.stop();
-    let len = manager.recv(&mut told).unwrap();
-    assert_eq!(text(&told[..len]).trim_end(), "STOPPING=1");
+    let len = manager.recv(&mut datagram).unwrap();
+    assert_eq!(text(&datagram[..len]).trim_end(), "STOPPING=1");
 }
 
 #[test]

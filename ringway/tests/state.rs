@@ -290,8 +290,8 @@ fn c06_what_the_device_counts_while_daemons_come_and_go() {
         assert!(killed >= WRITES, "{cache}, {engine}: {killed} flushes after SIGKILL");
         daemon.stop();
         let daemon = serve();
-        let told = flushes(&device, 4);
-        assert!(told >= WRITES, "{cache}, {engine}: {told} flushes after SIGTERM");
+        let flushed = flushes(&device, 4);
+        assert!(flushed >= WRITES, "{cache}, {engine}: {flushed} flushes after SIGTERM");
         device.set_writeback(true).unwrap();
         assert_eq!(flushes(&device, 5), 0, "{cache}, {engine}: it is on again");
         daemon.kill();
@@ -311,8 +311,8 @@ fn a_folder_that_cannot_be_is_told() {
     args[6] = "file";
     let output = ringway().arg("serve").args(&args).current_dir(dir.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("--state-dir file"), "{told}");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(message.contains("--state-dir file"), "{message}");
 }
 
 /// A sync fails, and the daemon dies at any place from there on: the guest that goes on never has a

@@ -63,15 +63,15 @@ fn output_that_does_not_arrive_is_told() {
         &["demo", "--quick", "--size", "16M"],
     ] {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let (status, told) = status_into(dir.path(), args, full.into());
-        assert_eq!(status, Some(1), "{args:?}: {told}");
-        assert!(told.contains("cannot write to standard output"), "{args:?}: {told}");
+        let (status, message) = status_into(dir.path(), args, full.into());
+        assert_eq!(status, Some(1), "{args:?}: {message}");
+        assert!(message.contains("cannot write to standard output"), "{args:?}: {message}");
         // A reader that has gone has seen enough.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let _ = std::fs::remove_file(dir.path().join("copy.img"));
-        let (status, told) = status_into(dir.path(), args, writer.into());
-        assert_eq!((status, told.as_str()), (Some(0), ""), "{args:?}");
+        let (status, message) = status_into(dir.path(), args, writer.into());
+        assert_eq!((status, message.as_str()), (Some(0), ""), "{args:?}");
     }
     daemon.stop();
 }
@@ -86,7 +86,7 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
     let daemon =
         Daemon::serve(dir.path(), &[&["disk.img", "--socket", "s"][..], &control].concat());
     let before = std::fs::read(dir.path().join("vm.img")).unwrap();
-    let told = ["looks like a qcow2 image", "--format qcow2", "--format raw"];
+    let wanted = ["looks like a qcow2 image", "--format qcow2", "--format raw"];
     let toml = "[[disk]]\nimage = 'vm.img'\nsocket = 't'\n";
     std::fs::write(dir.path().join("d.toml"), toml).unwrap();
     let copy = ["looks like a qcow2 image", "--from-format qcow2", "--from-format raw"];
@@ -100,13 +100,13 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
         &["doctor", "vm.img"],
         &["nbd", "vm.img", "--listen", "unix:t"],
     ] {
-        says(dir.path(), args, 1, &told);
+        says(dir.path(), args, 1, &wanted);
     }
     // One that has grown by a cluster which is not whole is no raw image of a wrong size.
     std::fs::write(dir.path().join("odd.img"), [&qcow2[..], &[7; 100]].concat()).unwrap();
     for more in [&["--cached"][..], &[], &["--vs", "null:64M"]] {
         let bench = [&["bench", "odd.img", "--io-size", "64k"][..], more].concat();
-        let text = says(dir.path(), &bench, 1, &told);
+        let text = says(dir.path(), &bench, 1, &wanted);
         assert!(!text.contains("truncate") && !text.contains("--cached"), "{text}");
     }
     let vmdk = [b"KDMV".as_slice(), &[7; 65532]].concat();
@@ -115,7 +115,7 @@ fn b16_other_formats_are_refused_unless_they_are_said_to_be_raw() {
     says(dir.path(), &["serve", "vm.vmdk", "--socket", "t"], 1, &convert);
     let write = ["io", "vm.img", "-c", "write 0 512"];
     for command in ["write 0 512", "zero 0 512", "discard 0 512"] {
-        says(dir.path(), &["io", "vm.img", "-c", command], 1, &told[..2]);
+        says(dir.path(), &["io", "vm.img", "-c", command], 1, &wanted[..2]);
     }
     says(dir.path(), &["info", "vm.img"], 0, &["looks like qcow2", "not servable"]);
     says(dir.path(), &["doctor", "vm.img"], 1, &["looks like qcow2, not raw"]);

@@ -141,8 +141,8 @@ fn b21_who_held_up_others_is_served_again_after_a_pause() {
         guest = connect();
         let served = begun.elapsed();
         assert!(served >= Duration::from_secs(pause), "after {served:?}");
-        let told = format!("The next connection is taken in {pause} s");
-        assert!(daemon.log().contains(&told), "{}", daemon.log());
+        let message = format!("The next connection is taken in {pause} s");
+        assert!(daemon.log().contains(&message), "{}", daemon.log());
     }
     assert_eq!(guest.simple(0, 0, 0, DATA, 512), (0, 513));
     drop(guest);

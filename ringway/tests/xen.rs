@@ -105,9 +105,9 @@ fn disks_come_and_go_in_the_sandbox() {
     assert_eq!(xen.key(1, XVDA, "sectors"), "2048");
     assert_eq!(xen.key(1, XVDA, "info"), "0");
     // Attached is not connected, whatever the front-end is about to do.
-    let told = list(dir.path());
-    assert!(told.contains("\"device\":\"backend/vbd3/1/51712\""), "{told}");
-    assert!(told.contains("\"connected\":false"), "{told}");
+    let message = list(dir.path());
+    assert!(message.contains("\"device\":\"backend/vbd3/1/51712\""), "{message}");
+    assert!(message.contains("\"connected\":false"), "{message}");
     // There is no grant device here: the helper says so, and the front-end is told to close.
     let front = "/local/domain/1/device/vbd/51712";
     xen.0.set(&format!("{front}/ring-ref"), "8");
@@ -186,13 +186,13 @@ fn limits_are_those_of_the_tables_until_ctl_changes_them() {
     xen.until(&daemon, (1, XVDA), "2");
     xen.attach((2, "db"), XVDA, &dir.path().join("log.img"), "w");
     xen.until(&daemon, (2, XVDA), "2");
-    let told = list(dir.path());
+    let message = list(dir.path());
     for words in [
         "\"limit_group\":null,\"limits\":{\"bps\":104857600,\"iops\":300}",
         "\"limit_group\":\"gold\",\"limits\":{\"iops\":800}",
         "\"disks\":[1],\"limits\":{\"iops\":5000},\"name\":\"gold\"",
     ] {
-        assert!(told.contains(words), "{words}: {told}");
+        assert!(message.contains(words), "{words}: {message}");
     }
     let ctl = |args: &[&str]| {
         let mut command = ringway();

@@ -151,9 +151,9 @@ impl Task for Acceptor {
             }
             State::Resting(until) => Wakes { readable: stop(), at: Some(*until) },
             State::Closed => Wakes { readable: stop(), at: None },
-            State::Attending(session, others_told) => {
+            State::Attending(session, others_logged) => {
                 let mut wakes = session.wakes();
-                wakes.readable.extend(listener.filter(|_| !others_told));
+                wakes.readable.extend(listener.filter(|_| !others_logged));
                 wakes
             }
         }
@@ -164,8 +164,8 @@ impl Task for Acceptor {
             let Some(state) = self.next()? else { return Ok(Turn::Over) };
             self.state = state;
         }
-        let (session, told) = match std::mem::replace(&mut self.state, State::Free) {
-            State::Attending(session, told) => (session, told),
+        let (session, others_logged) = match std::mem::replace(&mut self.state, State::Free) {
+            State::Attending(session, others_logged) => (session, others_logged),
             waiting => {
                 self.state = waiting;
                 return Ok(Turn::Waits);
@@ -174,8 +174,8 @@ impl Task for Acceptor {
         match session.turn(linger) {
             ControlFlow::Continue(session) => {
                 // If the host does not say, it is asked again.
-                let told = told || self.tell_of_others().unwrap_or(false);
-                self.state = State::Attending(Box::new(session), told);
+                let others_logged = others_logged || self.tell_of_others().unwrap_or(false);
+                self.state = State::Attending(Box::new(session), others_logged);
                 Ok(Turn::Waits)
             }
             ControlFlow::Break(Ended::ByPeer) if self.listener().is_some() => {

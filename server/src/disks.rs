@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long to wait until nobody looks at a removed disk any more.
-const LAST_LOOK: Duration = Duration::from_secs(1);
+const LAST_USE_MAX: Duration = Duration::from_secs(1);
 
 /// A disk that is ready, and not served yet.
 pub(crate) struct Ready {
@@ -188,7 +188,7 @@ impl Disks {
     /// Gives an open disk its workers and its place.
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, (id, clone): Own) -> anyhow::Result<Ready> {
         disk.set_error_policy(spec.errors);
-        self.host.look_after(&disk, &spec)?;
+        self.host.supervise(&disk, &spec)?;
         let alone = disk.remote().is_some();
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
@@ -309,7 +309,7 @@ impl Disks {
         self.events.tell(Some((served.id, served.name())), removed);
         // Others may be looking at it for a moment.
         let begun = Instant::now();
-        while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
+        while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_USE_MAX {
             // Nobody unparks this thread.
             std::thread::park_timeout(Duration::from_millis(1));
         }

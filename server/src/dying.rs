@@ -17,7 +17,7 @@ const DYING_MAX: Duration = Duration::from_secs(30);
 /// A helper without a daemon ends at once, but this host may be busy.
 const ORPHAN_MAX: Duration = Duration::from_secs(5);
 /// How often it is looked who that is, before it is taken for a living daemon.
-const LOOKS: u32 = 4;
+const CHECKS: u32 = 4;
 
 /// Waits for whoever listens at `path`, if it was killed. Before there is a sandbox, as /proc says it.
 pub(crate) fn wait_for(path: &Path) {
@@ -25,7 +25,7 @@ pub(crate) fn wait_for(path: &Path) {
     let Some(stream) = is_socket.then(|| UnixStream::connect(path).ok()).flatten() else { return };
     let Ok(listened) = socket_peercred(&stream) else { return };
     let Ok(pid) = u32::try_from(listened.pid.as_raw_nonzero().get()) else { return };
-    for _ in 0..LOOKS {
+    for _ in 0..CHECKS {
         if wait_for_owner(path, &stream, pid) {
             return;
         }

@@ -133,7 +133,7 @@ impl Reader<'_> {
         let _ = rustix::io::read(&self.mailbox.bell, &mut counter);
         let Waiting { events, lost } = std::mem::take(&mut *lock(&self.mailbox.waiting));
         let number = events.back().map_or(0, |event| event.number) + lost;
-        let told = Event {
+        let gap = Event {
             version: VERSION,
             number,
             time_us: now_us(),
@@ -141,7 +141,7 @@ impl Reader<'_> {
             image: None,
             happened: Happened::Lost { events: lost },
         };
-        events.into_iter().chain((lost > 0).then_some(told)).collect()
+        events.into_iter().chain((lost > 0).then_some(gap)).collect()
     }
 }
 
@@ -172,13 +172,13 @@ mod tests {
             got += quick.take().len();
         }
         assert_eq!((got, events.lost()), (ROOM + 3, 3));
-        let told = slow.take();
-        assert_eq!(told.len(), ROOM + 1);
+        let received = slow.take();
+        assert_eq!(received.len(), ROOM + 1);
         assert_eq!(
-            (told[0].number, told[0].id, told[0].image.as_deref()),
+            (received[0].number, received[0].id, received[0].image.as_deref()),
             (2, Some(7), Some("a.img"))
         );
-        let last = told.last().unwrap();
+        let last = received.last().unwrap();
         assert_eq!((last.number, &last.happened), (ROOM as u64 + 4, &Happened::Lost { events: 3 }));
         events.tell(None, Happened::WorkerFailed);
         let [next] = &slow.take()[..] else { panic!("one") };

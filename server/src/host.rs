@@ -41,7 +41,7 @@ use crate::xen::Access;
 use client::{Client, EphemeralFile, HelpersFile};
 pub(super) use helper::{leave_no_zombie, settle};
 use local::{Local, Opened, OwnFile};
-use names::{Looker, PATHS};
+use names::{PATHS, PathNames};
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::{Limit, Names};
@@ -318,8 +318,8 @@ impl Host {
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
         let (helper, path) = (self.helper.clone(), path.clone());
-        let told = Limit::warnings(path.to_str(), PATHS);
-        Some(Arc::new(Looker { helper, path, told }))
+        let warnings = Limit::warnings(path.to_str(), PATHS);
+        Some(Arc::new(PathNames { helper, path, warnings }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

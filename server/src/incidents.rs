@@ -43,9 +43,9 @@ struct Shared {
 struct Watched {
     id: u64,
     disk: Weak<Disk>,
-    told: [Option<Instant>; Record::KINDS + 1],
+    reported: [Option<Instant>; Record::KINDS + 1],
     /// When it was told last that the disk is at its limit.
-    limit_told: Option<Instant>,
+    limit_reported: Option<Instant>,
     spell: Spell,
 }
 
@@ -67,12 +67,12 @@ impl Incidents {
 
     /// Listens to one more disk.
     pub(super) fn listen(&self, id: u64, disk: &Arc<Disk>) {
-        let told = [None; Record::KINDS + 1];
+        let reported = [None; Record::KINDS + 1];
         lock(&self.shared.disks).push(Watched {
             id,
             disk: Arc::downgrade(disk),
-            told,
-            limit_told: None,
+            reported,
+            limit_reported: None,
             spell: Spell::default(),
         });
         let bell = Arc::clone(&self.shared.bell);
@@ -136,10 +136,10 @@ impl Shared {
                 }
             }
             if disk.has_reached_limit() {
-                match left(watched.limit_told, now) {
+                match left(watched.limit_reported, now) {
                     Some(left) => next = Some(next.map_or(left, |next| next.min(left))),
                     None => {
-                        watched.limit_told = Some(now);
+                        watched.limit_reported = Some(now);
                         disk.take_limit_reached();
                         let of = Some((watched.id, disk.name()));
                         self.events.tell(of, Happened::LimitReached);
@@ -148,20 +148,21 @@ impl Shared {
             }
             let record = disk.incidents();
             for kind in (0..Record::KINDS).filter(|&kind| record.has_unreported(kind)) {
-                let told = &mut watched.told[kind];
-                if let Some(left) = left(*told, now) {
+                let reported = &mut watched.reported[kind];
+                if let Some(left) = left(*reported, now) {
                     next = Some(next.map_or(left, |next| next.min(left)));
                 } else if let Some(failures) = record.take(kind) {
-                    *told = Some(now);
+                    *reported = Some(now);
                     tell(&disk, &failures);
                     self.events.tell(Some((watched.id, disk.name())), happened(&failures));
                 }
             }
-            let told = &mut watched.told[Record::KINDS];
-            if told.is_none_or(|told| now.saturating_duration_since(told) >= QUIET_DETOURS)
+            let reported = &mut watched.reported[Record::KINDS];
+            if reported
+                .is_none_or(|reported| now.saturating_duration_since(reported) >= QUIET_DETOURS)
                 && tell_detours(&disk)
             {
-                *told = Some(now);
+                *reported = Some(now);
             }
         }
         next
@@ -176,8 +177,8 @@ impl Shared {
 }
 
 /// How long something that was `told` is not told again; `None` if it may be.
-fn left(told: Option<Instant>, now: Instant) -> Option<Duration> {
-    let since = told.map(|told| now.saturating_duration_since(told));
+fn left(reported: Option<Instant>, now: Instant) -> Option<Duration> {
+    let since = reported.map(|reported| now.saturating_duration_since(reported));
     since.filter(|&since| since < QUIET).map(|since| QUIET - since)
 }
 
@@ -253,14 +254,20 @@ mod tests {
         }
 
         fn at(&self, seconds: u64) -> Logged {
-            let mut told = Vec::new();
+            let mut reported = Vec::new();
             let now = self.begun + Duration::from_secs(seconds);
             let next = self.incidents.shared.tell_what_is_due(now, &mut |disk, failures| {
                 let same = |other: &Arc<Disk>| std::ptr::eq(Arc::as_ptr(other), disk);
                 let Failures { op, errno, sector, count } = *failures;
-                told.push((self.disks.iter().position(same).unwrap(), op, errno, sector, count));
+                reported.push((
+                    self.disks.iter().position(same).unwrap(),
+                    op,
+                    errno,
+                    sector,
+                    count,
+                ));
             });
-            (told, next.map(|wait| wait.as_secs()))
+            (reported, next.map(|wait| wait.as_secs()))
         }
 
         /// How often the bell was rung since this was asked last.
@@ -294,12 +301,12 @@ mod tests {
         fail(one, Op::Read, libc::EIO, 7..8);
         fail(one, Op::Write, libc::EIO, 9..10);
         fail(other, Op::Flush, libc::EIO, 0..3);
-        let told = [
+        let reported = [
             (0, Read, libc::EIO, Some(7), 1),
             (0, Write, libc::EIO, Some(9), 1),
             (1, Flush, libc::EIO, None, 3),
         ];
-        assert_eq!(scene.at(20), (told.to_vec(), Some(45)));
+        assert_eq!(scene.at(20), (reported.to_vec(), Some(45)));
         fail(other, Op::Flush, libc::EIO, 0..1);
         assert_eq!(scene.at(64), (vec![], Some(1)), "the next one is due, not the last one");
         let rest = (0, Write, libc::ENOSPC, Some(90), 11);
@@ -313,16 +320,16 @@ mod tests {
         let scene = Scene::new();
         let events = Arc::clone(&scene.incidents.shared.events);
         let reader = events.read().unwrap().unwrap();
-        let told = || reader.take().len();
+        let reported = || reader.take().len();
         let [one, other] = &scene.disks;
         (0..100).for_each(|_| one.mark_at_limit());
-        assert_eq!((scene.rung(), scene.at(0), told()), (1, (vec![], None), 1));
+        assert_eq!((scene.rung(), scene.at(0), reported()), (1, (vec![], None), 1));
         (0..100).for_each(|_| one.mark_at_limit());
-        assert_eq!((scene.rung(), scene.at(1), told()), (1, (vec![], Some(59)), 0));
+        assert_eq!((scene.rung(), scene.at(1), reported()), (1, (vec![], Some(59)), 0));
         other.mark_at_limit();
-        assert_eq!((scene.at(30), told()), ((vec![], Some(30)), 1), "another disk");
-        assert_eq!((scene.at(60), told()), ((vec![], None), 1), "what came meanwhile");
-        assert_eq!((scene.at(500), told()), ((vec![], None), 0), "it waits no more");
+        assert_eq!((scene.at(30), reported()), ((vec![], Some(30)), 1), "another disk");
+        assert_eq!((scene.at(60), reported()), ((vec![], None), 1), "what came meanwhile");
+        assert_eq!((scene.at(500), reported()), ((vec![], None), 0), "it waits no more");
     }
 
     #[test]
@@ -334,9 +341,9 @@ mod tests {
         assert_eq!(scene.at(0).0.len(), 1);
         (0..4).for_each(|_| fail(one));
         fail(other);
-        let mut told = Vec::new();
-        scene.incidents.shared.forget(one, &mut |failures| told.push(failures.count));
-        assert_eq!(told, [4]);
+        let mut reported = Vec::new();
+        scene.incidents.shared.forget(one, &mut |failures| reported.push(failures.count));
+        assert_eq!(reported, [4]);
         fail(one);
         assert_eq!(scene.at(60).0, [(1, FailedOp::Read, libc::EIO, Some(1), 1)], "it is forgotten");
     }

@@ -30,7 +30,7 @@ use super::limits::apart_has_no_group;
 use super::served::lock;
 use anyhow::{Context, bail, ensure};
 use pending::Pending;
-use process::{LOOK, Process};
+use process::{POLL_EVERY, Process};
 use process_log::ProcessLog;
 use protocol::{ProcessSetup, ToProcess};
 use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Place};
@@ -328,7 +328,7 @@ impl Isolated {
                 return false;
             }
             // Nobody unparks this thread.
-            std::thread::park_timeout(LOOK);
+            std::thread::park_timeout(POLL_EVERY);
         }
         let _ = thread.join();
         self.clear.load(SeqCst)

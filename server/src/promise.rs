@@ -10,8 +10,8 @@ pub(crate) type WorkerId = (EngineKind, usize);
 /// What a worker has promised to tell.
 pub(crate) type Promise = Receiver<Findings>;
 
-/// Whether a worker owes an answer.
-pub(crate) type Owes<'a> = &'a dyn Fn(WorkerId) -> bool;
+/// Whether a worker is_pending an answer.
+pub(crate) type IsPending<'a> = &'a dyn Fn(WorkerId) -> bool;
 
 /// Of all that were asked.
 pub(crate) type Promises = Vec<(WorkerId, Promise)>;

@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_time_of_another_thread_grows_only_while_it_works() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, received) = std::sync::mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let loops = Arc::clone(&stop);
         let busy = std::thread::spawn(move || {
@@ -86,7 +86,7 @@ mod tests {
                 std::hint::spin_loop();
             }
         });
-        let thread = told.recv().unwrap();
+        let thread = received.recv().unwrap();
         let first = cpu_time(thread).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         while cpu_time(thread).unwrap() < first + Duration::from_millis(5) {

@@ -1,6 +1,6 @@
 //! What the workers have counted: at the end, or whenever SIGUSR1 asks.
 
-use super::promise::{Owes, Promises};
+use super::promise::{IsPending, Promises};
 use hdrhistogram::Histogram;
 use ringway_control::size::Size;
 use ringway_disk::{Disk, EngineKind, SchedulerStats};
@@ -64,13 +64,13 @@ impl Workers {
         now: Duration,
         limit: Duration,
         rouse: &Rouse,
-        owes: Owes<'_>,
+        is_pending: IsPending<'_>,
     ) -> Promises {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let all = self.engines.iter().flat_map(|(kind, handles)| {
             handles.iter().enumerate().map(move |(number, handle)| ((*kind, number), handle))
         });
-        let asked = all.filter(|(id, _)| !owes(*id)).map(|(id, handle)| {
+        let asked = all.filter(|(id, _)| !is_pending(*id)).map(|(id, handle)| {
             (id, handle.ask_inspect(nanos(now), nanos(limit), Some(Arc::clone(rouse))))
         });
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()

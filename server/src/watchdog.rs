@@ -6,7 +6,7 @@
 //! a daemon without load wakes nobody.
 
 use super::disks::Disks;
-use super::promise::{Owes, Promise, Promises, WorkerId};
+use super::promise::{IsPending, Promise, Promises, WorkerId};
 use super::pulse::{Pulse, Silent, cpu_time};
 use super::served::Served;
 use super::survive::survive;
@@ -27,9 +27,9 @@ use std::time::{Duration, Instant};
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest time between looks, while there is something to look after.
-const LOOK_MAX: Duration = Duration::from_secs(1);
+const CHECK_EVERY_MAX: Duration = Duration::from_secs(1);
 /// The shortest.
-const LOOK_MIN: Duration = Duration::from_millis(250);
+const CHECK_EVERY_MIN: Duration = Duration::from_millis(250);
 
 /// How long a round waits for workers: they answer between two turns.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -39,7 +39,7 @@ const QUIET: Duration = Duration::from_secs(60);
 
 /// Looks at quiet workers before the watchdog sleeps: a kick that the last request of a load has lost
 /// is found by the first, and counted by the second.
-const CALM_LOOKS: u32 = 2;
+const CALM_CHECKS: u32 = 2;
 
 /// Why the thread wakes before its time.
 enum Event {
@@ -70,15 +70,15 @@ impl Watchdog {
         let disks = Arc::clone(disks);
         let thread = std::thread::Builder::new().name("watchdog".into()).spawn(move || {
             let begun = Instant::now();
-            let every = (limit / 4).clamp(LOOK_MIN, LOOK_MAX);
+            let every = (limit / 4).clamp(CHECK_EVERY_MIN, CHECK_EVERY_MAX);
             let mut rounds = Rounds::new(limit);
-            while pause(&heard, every, rounds.calm >= CALM_LOOKS) {
+            while pause(&heard, every, rounds.calm >= CALM_CHECKS) {
                 let clock = || begun.elapsed();
                 let round = survive("the watchdog", || {
                     panic_point!("watchdog");
                     let workers = disks.workers();
-                    let lines = rounds.round(&clock, &mut |now, owes| {
-                        workers.scan_stalled(now, limit, &rouse, owes)
+                    let lines = rounds.round(&clock, &mut |now, is_pending| {
+                        workers.scan_stalled(now, limit, &rouse, is_pending)
                     });
                     lines.iter().for_each(LogLine::tell);
                     pulse.set(rounds.loops);
@@ -209,7 +209,7 @@ impl Rounds {
     fn round(
         &mut self,
         clock: &dyn Fn() -> Duration,
-        ask: &mut dyn FnMut(Duration, Owes<'_>) -> Promises,
+        ask: &mut dyn FnMut(Duration, IsPending<'_>) -> Promises,
     ) -> Vec<LogLine> {
         let now = clock();
         let asked = ask(now, &|id| self.asked.contains_key(&key(id)));
@@ -269,9 +269,9 @@ impl Rounds {
         let silent = !self.asked.is_empty();
         self.disks(now, found, silent, &mut lines);
         // What is still to be told keeps it awake.
-        let owes = self.notices.values().any(|notice| notice.now)
+        let unlogged = self.notices.values().any(|notice| notice.now)
             || self.kicks.values().any(|kicks| kicks.more > 0);
-        self.calm = if quiet && !silent && !owes { self.calm.saturating_add(1) } else { 0 };
+        self.calm = if quiet && !silent && !unlogged { self.calm.saturating_add(1) } else { 0 };
         lines
     }
 
@@ -284,10 +284,10 @@ impl Rounds {
         lines: &mut Vec<LogLine>,
     ) {
         let mut disks: BTreeMap<String, (Overdue, u64)> = BTreeMap::new();
-        for looked in found {
-            let (overdue, lost) = disks.entry(looked.disk.name().to_owned()).or_default();
-            overdue.add(&looked.overdue);
-            *lost += looked.lost_kicks;
+        for findings in found {
+            let (overdue, lost) = disks.entry(findings.disk.name().to_owned()).or_default();
+            overdue.add(&findings.overdue);
+            *lost += findings.lost_kicks;
         }
         for (name, (overdue, lost)) in &disks {
             if *lost > 0 {
@@ -394,16 +394,16 @@ mod tests {
             let keep = match says {
                 Some(says) => {
                     // It is quiet if nothing of it is overdue.
-                    let quiet = says.iter().all(|looked| looked.overdue.requests == 0);
+                    let quiet = says.iter().all(|findings| findings.overdue.requests == 0);
                     sender.send(Findings { queues: says, quiet, thread: None }).unwrap();
                     None
                 }
                 None => Some(sender),
             };
             let mut promise = Some(promise);
-            let mut ask = |_, owes: Owes<'_>| match promise
+            let mut ask = |_, is_pending: IsPending<'_>| match promise
                 .take()
-                .filter(|_| !owes((EngineKind::Threads, 2)))
+                .filter(|_| !is_pending((EngineKind::Threads, 2)))
             {
                 Some(promise) => vec![((EngineKind::Threads, 2), promise)],
                 None => vec![],
@@ -418,7 +418,7 @@ mod tests {
         }
     }
 
-    fn looked(disk: &Arc<Disk>, requests: usize, new: usize, lost_kicks: u64) -> QueueFindings {
+    fn findings(disk: &Arc<Disk>, requests: usize, new: usize, lost_kicks: u64) -> QueueFindings {
         let range = ByteRange::new(8192, 4096).unwrap();
         let oldest = Oldest { op: Op::Write, range, age_ns: 31_500_000_000 };
         let oldest = (requests > 0).then_some(oldest);
@@ -430,13 +430,13 @@ mod tests {
     fn c08_what_is_overdue_is_told_once_a_minute_and_its_end_as_well() {
         let (mut scene, disk) = (Scene::new(), disk(1 << 20));
         let name = disk.name();
-        let says = |requests, new| Some(vec![looked(&disk, requests, new, 0)]);
+        let says = |requests, new| Some(vec![findings(&disk, requests, new, 0)]);
         assert_eq!(scene.at(5, says(0, 0)), []);
-        let told = format!(
+        let line_text = format!(
             "{name}: 3 requests have been under way for 30 s or longer, the oldest, a write of 4 KiB \
              at byte 8192, for 31 s: its disk is slow, or has lost them"
         );
-        assert_eq!(scene.at(10, says(3, 3)), [LogLine::Bad(told)]);
+        assert_eq!(scene.at(10, says(3, 3)), [LogLine::Bad(line_text)]);
         assert_eq!(scene.at(15, says(3, 0)), [], "told already");
         assert_eq!(scene.at(20, says(4, 1)), [], "and no flood");
         // Whoever does not answer says nothing about its disks.
@@ -452,7 +452,7 @@ mod tests {
     #[test]
     fn e08_it_is_calm_once_nothing_is_left_to_look_after_or_to_tell() {
         let (mut scene, disk) = (Scene::new(), disk(1 << 20));
-        let says = |requests, kicks| Some(vec![looked(&disk, requests, requests, kicks)]);
+        let says = |requests, kicks| Some(vec![findings(&disk, requests, requests, kicks)]);
         let calm = |scene: &mut Scene, now, says| {
             scene.at(now, says);
             scene.rounds.calm
@@ -474,8 +474,8 @@ mod tests {
         let (events, heard) = sync_channel(1);
         let every = Duration::from_millis(20);
         let sleeper = std::thread::spawn(move || {
-            let looks = (0..3).filter(|_| pause(&heard, every, true)).count();
-            (looks, heard)
+            let checks = (0..3).filter(|_| pause(&heard, every, true)).count();
+            (checks, heard)
         });
         std::thread::sleep(10 * every);
         assert!(!sleeper.is_finished());
@@ -483,8 +483,8 @@ mod tests {
             events.send(Event::Roused).unwrap();
             std::thread::sleep(10 * every);
         }
-        let (looks, heard) = sleeper.join().unwrap();
-        assert_eq!(looks, 3);
+        let (checks, heard) = sleeper.join().unwrap();
+        assert_eq!(checks, 3);
         assert!(pause(&heard, every, false), "without a call: when it is time");
         events.send(Event::Stop).unwrap();
         assert!(!pause(&heard, every, true));
@@ -501,7 +501,7 @@ mod tests {
         let mut asked = Vec::new();
         for (kind, requests) in [(EngineKind::Null, 0), (EngineKind::NullAfter(7), 2)] {
             let (sender, promise) = channel();
-            let queues = vec![looked(&disk, requests, requests, 0)];
+            let queues = vec![findings(&disk, requests, requests, 0)];
             sender.send(Findings { queues, quiet: false, thread: None }).unwrap();
             asked.push(((kind, 0), promise));
         }
@@ -515,19 +515,19 @@ mod tests {
     #[test]
     fn c08_lost_kicks_are_told() {
         let (mut scene, disk) = (Scene::new(), disk(1 << 20));
-        let lines = scene.at(5, Some(vec![looked(&disk, 0, 0, 2), looked(&disk, 0, 0, 1)]));
+        let lines = scene.at(5, Some(vec![findings(&disk, 0, 0, 2), findings(&disk, 0, 0, 1)]));
         assert!(
             matches!(&lines[..], [LogLine::Bad(line)] if line.contains("3 of its guest's kicks"))
         );
         // A guest that never kicks does not fill the log.
         for now in [10, 20, 60] {
-            assert_eq!(scene.at(now, Some(vec![looked(&disk, 0, 0, 7)])), []);
+            assert_eq!(scene.at(now, Some(vec![findings(&disk, 0, 0, 7)])), []);
         }
-        let lines = scene.at(66, Some(vec![looked(&disk, 0, 0, 1)]));
+        let lines = scene.at(66, Some(vec![findings(&disk, 0, 0, 1)]));
         assert!(
             matches!(&lines[..], [LogLine::Bad(line)] if line.contains("22 of its guest's kicks"))
         );
-        assert_eq!(scene.at(130, Some(vec![looked(&disk, 0, 0, 0)])), []);
+        assert_eq!(scene.at(130, Some(vec![findings(&disk, 0, 0, 0)])), []);
         assert!(scene.rounds.kicks.is_empty(), "forgotten");
     }
 
@@ -538,12 +538,12 @@ mod tests {
         let mut scene = Scene::new();
         let id = (EngineKind::Threads, 2);
         assert_eq!(scene.at(5, None), []);
-        let mut owed = None;
-        scene.rounds.round(&|| Duration::from_secs(10), &mut |_, owes| {
-            owed = Some((owes(id), owes((EngineKind::Threads, 3))));
+        let mut pending = None;
+        scene.rounds.round(&|| Duration::from_secs(10), &mut |_, is_pending| {
+            pending = Some((is_pending(id), is_pending((EngineKind::Threads, 3))));
             vec![]
         });
-        assert_eq!(owed, Some((true, false)));
+        assert_eq!(pending, Some((true, false)));
     }
 
     #[test]

@@ -65,7 +65,7 @@ pub(super) fn serve(
     options: SessionOptions,
     stop: BorrowedFd<'_>,
 ) -> std::io::Result<()> {
-    let mut told = false;
+    let mut logged = false;
     let session = loop {
         let store = Xenstore::open(&*options.access).map_err(std::io::Error::other);
         let begun =
@@ -73,7 +73,7 @@ pub(super) fn serve(
         match begun {
             Ok(session) => break session,
             // A store that is away, or no descriptor left: other disks are well.
-            Err(error) if !std::mem::replace(&mut told, true) => {
+            Err(error) if !std::mem::replace(&mut logged, true) => {
                 tracing::warn!(disk = export.disk().name(), "{error}; trying again");
             }
             Err(_) => {}

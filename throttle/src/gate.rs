@@ -18,7 +18,7 @@ const PORTIONS: u64 = 2000;
 
 /// The longest time until a queue that waits looks again: that is how the others of a group know that
 /// it still waits.
-pub(crate) const LOOK_NS: u64 = 100_000_000;
+pub(crate) const RECHECK_NS: u64 = 100_000_000;
 
 /// A closed gate looks at the clock once in so many turns of a worker that others keep busy.
 const SKIP: u32 = 7;
@@ -246,7 +246,7 @@ impl Gate {
     pub fn wait(&mut self, now: u64) -> Option<u64> {
         // After that the clock has moved on.
         self.skip = 0;
-        self.until.map(|until| until.saturating_sub(now).min(LOOK_NS))
+        self.until.map(|until| until.saturating_sub(now).min(RECHECK_NS))
     }
 
     /// How often it has been closed, and for how long in all.

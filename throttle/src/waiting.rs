@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// Disks are counted anew in each window. Longer than the longest time between two looks of one that
-/// waits ([`super::gate::LOOK_NS`]).
+/// waits ([`super::gate::RECHECK_NS`]).
 const WINDOW_NS: u64 = 200_000_000;
 
 /// The disks that have waited in this window, and in the one before it.

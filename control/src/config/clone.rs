@@ -83,12 +83,12 @@ mod tests {
             assert_eq!((&words.overlay, words.base.is_some()), (&None, true));
             (words.image.unwrap(), spec.base.unwrap().0)
         };
-        let told: (PathBuf, PathBuf) = ("/c/vm7.qcow2".into(), "/b.raw".into());
-        assert_eq!(clone("image = '/b.raw'\noverlay = '/c'"), told);
-        assert_eq!(clone("base = '/b.raw'\noverlay = '/c'"), told);
-        assert_eq!(clone("image = '/c/vm7.qcow2'\nbase = '/b.raw'"), told);
-        let told = ("/c/one".into(), "/b.raw".into());
-        assert_eq!(clone("image = '/c/one'\nbase = '/b.raw'\nephemeral = true"), told);
+        let found: (PathBuf, PathBuf) = ("/c/vm7.qcow2".into(), "/b.raw".into());
+        assert_eq!(clone("image = '/b.raw'\noverlay = '/c'"), found);
+        assert_eq!(clone("base = '/b.raw'\noverlay = '/c'"), found);
+        assert_eq!(clone("image = '/c/vm7.qcow2'\nbase = '/b.raw'"), found);
+        let found = ("/c/one".into(), "/b.raw".into());
+        assert_eq!(clone("image = '/c/one'\nbase = '/b.raw'\nephemeral = true"), found);
     }
 
     #[test]

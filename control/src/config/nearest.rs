@@ -46,11 +46,11 @@ mod tests {
 
     #[test]
     fn the_word_that_was_meant_is_told() {
-        let told = with_hint("unknown field `iosp`, expected one of `image`, `iops`, `bps`");
+        let found = with_hint("unknown field `iosp`, expected one of `image`, `iops`, `bps`");
         let wanted =
             "unknown field `iosp` (did you mean 'iops'?), expected one of `image`, `iops`, `bps`";
-        assert_eq!(told, wanted);
-        for (told, wanted) in [
+        assert_eq!(found, wanted);
+        for (found, wanted) in [
             (
                 "unknown variant `hodl`, expected `report` or `hold`",
                 "unknown variant `hodl` (did you mean 'hold'?), expected `report` or `hold`",
@@ -68,7 +68,7 @@ mod tests {
                 "invalid type: integer `1`, expected true or false",
             ),
         ] {
-            assert_eq!(with_hint(told), wanted);
+            assert_eq!(with_hint(found), wanted);
         }
         for other in ["unknown field `xyz`, expected `image`", "invalid type", "unknown field `"] {
             assert_eq!(with_hint(other), other);

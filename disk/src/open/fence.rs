@@ -17,7 +17,7 @@ const LAST_WRITES: Duration = Duration::from_secs(30);
 
 /// How long to wait before looking again: a part of what was waited for, within bounds. Most killed
 /// daemons are gone within milliseconds, and a guest waits for this one.
-const LOOK_AGAIN: (u32, Duration, Duration) =
+const RETRY_AFTER: (u32, Duration, Duration) =
     (16, Duration::from_micros(250), Duration::from_millis(10));
 
 /// How often a path may lead to another file by the time its lock is ours. Each time somebody has to
@@ -176,7 +176,7 @@ impl<'a> Patience<'a> {
                 holder.name()
             );
         }
-        let (part, least, most) = LOOK_AGAIN;
+        let (part, least, most) = RETRY_AFTER;
         std::thread::sleep((waited / part).clamp(least, most).min(patience - waited));
         Ok(())
     }

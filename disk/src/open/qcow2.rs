@@ -150,7 +150,7 @@ fn clone_of(
         return Ok((Created::nothing(), None));
     };
     let fail = |source| OpenError::Base { base: base.clone(), source };
-    let backing = Backing::look(base, *format).map_err(fail)?;
+    let backing = Backing::inspect(base, *format).map_err(fail)?;
     let missing = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
     let created = match missing && make_clone(path, &backing, options.create_bytes)? {

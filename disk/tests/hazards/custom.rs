@@ -179,8 +179,8 @@ fn who_watches_memory_is_told_of_what_may_have_been_written() {
         let (engine, _) = recorder(64, fault);
         let disk = Arc::new(SHAPE.open(None).unwrap());
         let mut bench = Bench::new(engine, disk, 16).unwrap();
-        let told = Arc::new(Mutex::new(Vec::new()));
-        let ear = Arc::clone(&told);
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let ear = Arc::clone(&reported);
         bench.queue.watch_memory(Some(Watcher::new(move |segments| {
             let pieces = segments.iter().map(|piece| (piece.base as usize - base, piece.len));
             ear.lock().unwrap().extend(pieces);
@@ -190,7 +190,7 @@ fn who_watches_memory_is_told_of_what_may_have_been_written() {
         }
         bench.queue.watch_memory(None);
         bench.one(&memory, Ask::new(Op::Read, 0, 8 * KIB));
-        assert_eq!(*told.lock().unwrap(), [(4096, 8192)], "{fault:?}");
+        assert_eq!(*reported.lock().unwrap(), [(4096, 8192)], "{fault:?}");
     }
 }
 
@@ -483,8 +483,8 @@ fn many_detours_are_told_with_how_many_requests_they_were_of() {
     }
     assert_eq!((rung.load(SeqCst), disk.incidents().take_detours()), (0, None));
     assert_eq!(bench.one(&memory, Ask::new(Op::Read, 0, 4096).at(1)), Status::Ok);
-    let told = Detours { count: 4096, requests: 4096 };
-    assert_eq!((rung.load(SeqCst), disk.incidents().take_detours()), (1, Some(told)));
+    let reported = Detours { count: 4096, requests: 4096 };
+    assert_eq!((rung.load(SeqCst), disk.incidents().take_detours()), (1, Some(reported)));
 }
 
 /// Where a request failed is told as where it has got to.
@@ -502,10 +502,10 @@ fn the_place_of_a_failure_is_where_it_happened() {
     let mut bench = Bench::limited(engine, disk, 4, |limits| limits.max_bytes = 8192).unwrap();
     assert_eq!(bench.one(&memory, Ask::new(Op::Read, 8 * KIB, 32 * KIB)), Status::IoError);
     let incidents = bench.queue.disk().incidents();
-    let told: Vec<_> =
+    let reported: Vec<_> =
         (0..ringway_disk::Incidents::KINDS).filter_map(|k| incidents.all(k)).collect();
-    assert_eq!(told.len(), 1);
-    let failure = told[0];
+    assert_eq!(reported.len(), 1);
+    let failure = reported[0];
     assert_eq!((failure.errno, failure.sector, failure.count), (libc::EIO, Some(48), 1));
 }
 

@@ -65,12 +65,12 @@ fn b16_a_qcow2_header_in_a_raw_disk() {
 
             // Nobody has said that it is raw, so somebody might have meant it otherwise.
             let refused = place.refused();
-            let told = refused.to_string();
-            let OpenError::Foreign { format: found, .. } = refused else { panic!("{told}") };
+            let message = refused.to_string();
+            let OpenError::Foreign { format: found, .. } = refused else { panic!("{message}") };
             assert_eq!(found.name(), format);
-            assert!(told.contains("--format raw"), "{told}");
+            assert!(message.contains("--format raw"), "{message}");
             let serve = if format == "qcow2" { "--format qcow2" } else { "qemu-img convert" };
-            assert!(told.contains(serve), "{told}");
+            assert!(message.contains(serve), "{message}");
 
             let disk = place.open_as_raw();
             assert_eq!(disk.geometry().capacity, CAPACITY, "{format}: as large as the file");

@@ -142,12 +142,12 @@ fn c08_a_request_is_no_older_than_itself() {
             bench.ask(name, op, offset, len);
             // Looks meet it at any point of its way, half of its limit apart.
             let mut answers = Vec::new();
-            let mut looks = 0;
+            let mut checks = 0;
             while answers.is_empty() {
-                if looks < 2 && name % 3 > 0 {
+                if checks < 2 && name % 3 > 0 {
                     let found = bench.scan_overdue(now);
                     assert_eq!(found, Overdue::default(), "{path}: request {name} at {now}");
-                    (now, looks) = (now + LIMIT / 2, looks + 1);
+                    (now, checks) = (now + LIMIT / 2, checks + 1);
                 }
                 bench.disk.step();
                 answers = bench.turn();

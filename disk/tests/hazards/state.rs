@@ -90,8 +90,8 @@ fn c15_a_flush_that_failed_before_fails_until_a_guest_begins_afresh() {
             let (disk, warnings) = page.serve(&place);
             let failed = left & STATE_FLUSH_FAILED;
             // Past the page cache a flush that nobody saw the end of has lost nothing.
-            let told = failed != 0 || (left != 0 && surface == Surface::Cached);
-            assert_eq!(warnings, usize::from(told), "{left} {surface:?}");
+            let reported = failed != 0 || (left != 0 && surface == Surface::Cached);
+            assert_eq!(warnings, usize::from(reported), "{left} {surface:?}");
             assert_eq!(page.word(), failed, "no flush of this process is under way");
             let mut bench =
                 Bench::new(engine("threads", 8).unwrap(), Arc::clone(&disk), 4).unwrap();

@@ -13,7 +13,7 @@ const BEGIN_MAX: Duration = Duration::from_secs(1);
 const OUTCOME_MAX: Duration = Duration::from_secs(2);
 
 /// How often to look.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+const POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// What came of another try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         let requests = asked.into_iter().flat_map(|answer| answer.recv_timeout(left())).sum();
         while self.disk.held_under_way() > 0 && begun.elapsed() < OUTCOME_MAX {
             // Nobody unparks this thread.
-            std::thread::park_timeout(LOOK_EVERY);
+            std::thread::park_timeout(POLL_EVERY);
         }
         Retried { requests, held: self.disk.held().map_or(0, |held| held.count) }
     }

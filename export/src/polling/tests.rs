@@ -126,8 +126,8 @@ fn a_slow_and_steady_disk_is_slept_for_and_noticed_in_time() {
         let takes = |n| least + noise(n) % (least / 20);
         bed.waits(200, 1, takes);
         let (late, sleeps) = bed.waits(1000, 1, takes);
-        let told = format!("{least}: {late} ns late, {sleeps} sleeps");
-        assert!(late < LATE / 5 && (0.9..1.1).contains(&sleeps), "{told}");
+        let measured = format!("{least}: {late} ns late, {sleeps} sleeps");
+        assert!(late < LATE / 5 && (0.9..1.1).contains(&sleeps), "{measured}");
         // One in many is submitted alone, to see whether the disk is still slow.
         let deferred = (0..320).filter(|_| bed.idle.may_defer()).count();
         assert_eq!(deferred, 310);

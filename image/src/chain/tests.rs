@@ -112,12 +112,12 @@ fn b25_what_is_no_disk_is_not_opened() {
     let cases = [("pipe", "a pipe"), ("folder", "a folder"), ("socket", "a socket")];
     for (name, words) in cases {
         make(&images, "top.qcow2", Some((name, Format::Raw)));
-        let told = refused(&images, "top.qcow2", None);
-        assert!(told.contains(words), "{told}");
+        let message = refused(&images, "top.qcow2", None);
+        assert!(message.contains(words), "{message}");
     }
     make(&images, "top.qcow2", Some(("/dev/null", Format::Raw)));
-    let told = refused(&images, "top.qcow2", Some(Path::new("/dev")));
-    assert!(told.contains("a character device"), "{told}");
+    let message = refused(&images, "top.qcow2", Some(Path::new("/dev")));
+    assert!(message.contains("a character device"), "{message}");
 }
 
 #[test]
@@ -129,8 +129,8 @@ fn b26_chains_end() {
     make(&images, "b.qcow2", Some(("./a.qcow2", Format::Qcow2)));
     fs::hard_link(images.join("b.qcow2"), images.join("other")).unwrap();
     for name in ["self.qcow2", "a.qcow2", "other"] {
-        let told = refused(&images, name, None);
-        assert!(told.contains("in this chain already"), "{told}");
+        let message = refused(&images, name, None);
+        assert!(message.contains("in this chain already"), "{message}");
     }
     make(&images, "0", None);
     for number in 1..=CHAIN_MAX {
@@ -139,8 +139,8 @@ fn b26_chains_end() {
     }
     let last = CHAIN_MAX - 1;
     assert_eq!(open(&images, &last.to_string(), None).unwrap().files.len(), CHAIN_MAX);
-    let told = refused(&images, &CHAIN_MAX.to_string(), None);
-    assert!(told.contains("last of 64 images"), "{told}");
+    let message = refused(&images, &CHAIN_MAX.to_string(), None);
+    assert!(message.contains("last of 64 images"), "{message}");
 }
 
 #[test]
@@ -157,8 +157,8 @@ fn each_fault_names_the_image_that_names_the_file() {
     ];
     for (name, format, words) in cases {
         make(&images, "top.qcow2", Some((name, format)));
-        let told = refused(&images, "top.qcow2", None);
-        assert!(told.contains(words), "{told}");
+        let message = refused(&images, "top.qcow2", None);
+        assert!(message.contains(words), "{message}");
     }
     // The format as the header has it.
     make(&images, "top.qcow2", Some(("broken", Format::Qcow2)));
@@ -166,12 +166,12 @@ fn each_fault_names_the_image_that_names_the_file() {
     bytes[120..125].copy_from_slice(b"vmdk\0");
     bytes[116..120].copy_from_slice(&4_u32.to_be_bytes());
     fs::write(images.join("vmdk.qcow2"), &bytes).unwrap();
-    let told = refused(&images, "vmdk.qcow2", None);
-    assert!(told.contains("format 'vmdk'"), "{told}");
+    let message = refused(&images, "vmdk.qcow2", None);
+    assert!(message.contains("format 'vmdk'"), "{message}");
     bytes[112..116].copy_from_slice(&1_u32.to_be_bytes());
     fs::write(images.join("none.qcow2"), &bytes).unwrap();
-    let told = refused(&images, "none.qcow2", None);
-    assert!(told.contains("never guessed") && told.contains("-F raw"), "{told}");
+    let message = refused(&images, "none.qcow2", None);
+    assert!(message.contains("never guessed") && message.contains("-F raw"), "{message}");
     // A lock that is somebody else's.
     make(&images, "top.qcow2", Some(("broken", Format::Qcow2)));
     let locked = Chain::open(top(&images, "top.qcow2"), None, &mut |_, _, _| Err("busy".into()));
@@ -193,6 +193,6 @@ fn what_is_written_is_judged_more_strictly() {
     assert!(Chain::open(writable(), None, &mut |_, _, _| Ok(())).is_ok());
     dirty("top.qcow2");
     assert!(open(&images, "top.qcow2", None).is_ok());
-    let told = Chain::open(writable(), None, &mut |_, _, _| Ok(())).unwrap_err().to_string();
-    assert!(told.contains("qemu-img check -r all"), "{told}");
+    let message = Chain::open(writable(), None, &mut |_, _, _| Ok(())).unwrap_err().to_string();
+    assert!(message.contains("qemu-img check -r all"), "{message}");
 }

@@ -29,7 +29,7 @@ fn server(
                     command::BLOCK_STATUS => {
                         conn.chunk(true, 5, asked.cookie, &words(&[CONTEXT, asked.len, 0]))?
                     }
-                    _ => conn.obey(&asked)?,
+                    _ => conn.carry_out(&asked)?,
                 }
             }
         },
@@ -134,7 +134,7 @@ fn f12_extents_that_make_no_sense_end_the_questions() {
         let dir = tempfile::tempdir().unwrap();
         let server = server(&dir, 1 << 20, crime);
         let connected = connect(&target(&server.path).with_block_status()).unwrap();
-        let told = Remote::new("test", &connected).allocation().unwrap_err().to_string();
-        assert!(told.contains(wanted), "'{told}' has no '{wanted}'");
+        let message = Remote::new("test", &connected).allocation().unwrap_err().to_string();
+        assert!(message.contains(wanted), "'{message}' has no '{wanted}'");
     }
 }

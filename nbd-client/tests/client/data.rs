@@ -71,14 +71,14 @@ fn many_are_in_flight_and_answers_come_in_any_order_and_in_pieces() {
 
 #[test]
 fn each_operation_is_asked_as_the_protocol_has_it() {
-    let (told, asked) = channel();
+    let (sender, asked) = channel();
     let dir = tempfile::tempdir().unwrap();
     let facts = Facts { bytes: 8 << 30, ..FACTS };
     let tell = move |_, conn: &mut crate::server::Conn| loop {
         let asked = conn.asked()?;
         conn.simple(asked.cookie, 0)?;
         let Asked { flags, kind, offset, len, .. } = asked;
-        told.send((kind, flags, offset, len)).unwrap();
+        sender.send((kind, flags, offset, len)).unwrap();
     };
     let server = Server::start(dir.path(), move |_| facts, tell);
     let mut rig = Rig::new(&server.path, Patience::default());
@@ -103,14 +103,14 @@ fn each_operation_is_asked_as_the_protocol_has_it() {
 
 #[test]
 fn what_a_server_does_not_offer_is_not_asked() {
-    let (told, asked) = channel();
+    let (sender, asked) = channel();
     let dir = tempfile::tempdir().unwrap();
     let flags = [offers::HAS_FLAGS | offers::SEND_FLUSH, offers::HAS_FLAGS];
     let facts = move |at: usize| Facts { flags: flags[at], ..FACTS };
     let tell = move |_, conn: &mut crate::server::Conn| loop {
         let asked = conn.asked()?;
-        conn.obey(&asked)?;
-        told.send((asked.kind, asked.flags)).unwrap();
+        conn.carry_out(&asked)?;
+        sender.send((asked.kind, asked.flags)).unwrap();
     };
     let server = Server::start(dir.path(), facts, tell);
     for durable in [&[(command::WRITE, 0), (command::FLUSH, 0)][..], &[(command::WRITE, 0)]] {
@@ -163,7 +163,7 @@ fn errors_of_the_server_are_those_of_the_operation_and_end_nothing() {
                     }
                     (0, _) => conn.simple(asked.cookie, 1)?,
                     (1, _) => conn.simple(asked.cookie, 77)?,
-                    _ => conn.obey(&asked)?,
+                    _ => conn.carry_out(&asked)?,
                 }
             }
         },

@@ -48,7 +48,7 @@ fn f01_handshakes_that_make_no_sense_are_refused_with_the_reason() {
     let sends = |bytes: Vec<u8>| move |stream: &mut UnixStream| stream.write_all(&bytes);
     let long = [&hello(IHAVEOPT, 3)[..], &0x0003_e889_0455_65a9u64.to_be_bytes()].concat();
     let long = [&long[..], &8u32.to_be_bytes(), &1u32.to_be_bytes(), &u32::MAX.to_be_bytes()];
-    for (told, wanted) in [
+    for (message, wanted) in [
         (refusal(sends(Vec::new())), "handshake ended"),
         (refusal(sends(vec![0; 64])), "no NBD server"),
         (refusal(sends(b"HTTP/1.1 400 Bad Request\r\n".to_vec())), "no NBD server"),
@@ -68,12 +68,12 @@ fn f01_handshakes_that_make_no_sense_are_refused_with_the_reason() {
         (refusal(go(answer::ERR_TLS_REQD, Vec::new())), "TLS"),
         (refusal(go(77, Vec::new())), "not asked for"),
     ] {
-        assert!(told.contains(wanted), "'{told}' has no '{wanted}'");
+        assert!(message.contains(wanted), "'{message}' has no '{wanted}'");
     }
     for blocks in [[0, 4096, 65536], [3, 4096, 65536], [4096, 512, 65536], [512, 4096, 512]] {
         let facts = Facts { blocks: Some(blocks), ..FACTS };
-        let told = refusal(move |stream| greet(stream, facts));
-        assert!(told.contains("make no sense"), "{blocks:?}: {told}");
+        let message = refusal(move |stream| greet(stream, facts));
+        assert!(message.contains("make no sense"), "{blocks:?}: {message}");
     }
     let facts = Facts { blocks: Some([65536, 65536, 65536]), ..FACTS };
     assert!(refusal(move |stream| greet(stream, facts)).contains("65536 bytes only"));
@@ -81,7 +81,7 @@ fn f01_handshakes_that_make_no_sense_are_refused_with_the_reason() {
 
 #[test]
 fn f01_an_export_that_is_not_there_is_told_with_those_that_are() {
-    let told = refusal(|stream| {
+    let message = refusal(|stream| {
         stream.write_all(&hello(IHAVEOPT, 3))?;
         take::<20>(stream)?;
         reply(stream, option::STRUCTURED_REPLY, answer::ERR_UNSUP, &[])?;
@@ -94,7 +94,7 @@ fn f01_an_export_that_is_not_there_is_told_with_those_that_are() {
         }
         reply(stream, option::LIST, answer::ACK, &[])
     });
-    assert_eq!(told, "the server has no export ''. It has: 'a', 'b c'");
+    assert_eq!(message, "the server has no export ''. It has: 'a', 'b c'");
 }
 
 /// What a server does with the first request of its first connection.
@@ -233,7 +233,7 @@ fn f03_a_server_that_falls_silent_is_left() {
                 return conn.serve();
             }
             let asked = conn.asked()?;
-            conn.obey(&asked)?;
+            conn.carry_out(&asked)?;
             // Takes all, and answers nothing.
             io::copy(&mut conn.stream, &mut io::sink()).map(drop)
         },

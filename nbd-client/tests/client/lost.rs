@@ -10,7 +10,7 @@ use std::time::Duration;
 
 #[test]
 fn f04_what_was_not_answered_is_sent_again_in_order_before_anything_new() {
-    let (told, asked) = channel();
+    let (sender, asked) = channel();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(
         dir.path(),
@@ -18,13 +18,13 @@ fn f04_what_was_not_answered_is_sent_again_in_order_before_anything_new() {
         move |number, conn| {
             for at in 0.. {
                 let asked = conn.asked()?;
-                told.send((number, asked.kind, asked.offset)).unwrap();
+                sender.send((number, asked.kind, asked.offset)).unwrap();
                 // The first connection answers the second request alone, and ends after the sixth.
                 match (number, at) {
-                    (0, 1) => conn.obey(&asked)?,
+                    (0, 1) => conn.carry_out(&asked)?,
                     (0, 5) => return Ok(()),
                     (0, _) => {}
-                    _ => conn.obey(&asked)?,
+                    _ => conn.carry_out(&asked)?,
                 }
             }
             Ok(())
@@ -61,7 +61,7 @@ fn flush_after(flags: u16, op: IoOp, flushed: bool) -> (i32, i32) {
                 if number == 0 && asked.kind == command::READ {
                     return Ok(());
                 }
-                conn.obey(&asked)?;
+                conn.carry_out(&asked)?;
             }
         },
     );
@@ -89,7 +89,7 @@ fn f05_writes_that_may_be_lost_have_flushes_fail_for_good() {
 
 #[test]
 fn f05_a_flush_covers_what_was_answered_before_it_alone() {
-    let (told, asked) = channel();
+    let (sender, asked) = channel();
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(
         dir.path(),
@@ -100,9 +100,9 @@ fn f05_a_flush_covers_what_was_answered_before_it_alone() {
             }
             // The flush is answered after a write that came later.
             let (flush, write) = (conn.asked()?, conn.asked()?);
-            conn.obey(&write)?;
-            conn.obey(&flush)?;
-            told.send(()).unwrap();
+            conn.carry_out(&write)?;
+            conn.carry_out(&flush)?;
+            sender.send(()).unwrap();
             conn.asked().map(drop)
         },
     );
@@ -127,7 +127,7 @@ fn f05_a_flush_that_was_under_way_does_not_hide_what_was_lost() {
                 if number == 0 && asked.kind == command::FLUSH {
                     return Ok(());
                 }
-                conn.obey(&asked)?;
+                conn.carry_out(&asked)?;
             }
         },
     );

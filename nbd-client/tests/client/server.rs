@@ -189,7 +189,7 @@ impl Conn {
     }
 
     /// Does what is asked and answers it.
-    pub(crate) fn obey(&mut self, asked: &Asked) -> io::Result<()> {
+    pub(crate) fn carry_out(&mut self, asked: &Asked) -> io::Result<()> {
         let (at, len) = (usize::try_from(asked.offset).unwrap(), asked.len as usize);
         match asked.kind {
             command::READ if self.facts.structured => {
@@ -215,7 +215,7 @@ impl Conn {
     pub(crate) fn serve(&mut self) -> io::Result<()> {
         loop {
             let asked = self.asked()?;
-            self.obey(&asked)?;
+            self.carry_out(&asked)?;
         }
     }
 }

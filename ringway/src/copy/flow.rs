@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 const CHECKPOINT: Duration = Duration::from_secs(5);
 
 /// How often to look for signals and servers that have gone while nothing completes.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// How much there was of what, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -377,8 +377,8 @@ impl<'a> Flow<'a> {
             }
         }
         let begin = Instant::now();
-        self.engine.wait(Some(LOOK))?;
-        if begin.elapsed() >= LOOK && self.is_lost() {
+        self.engine.wait(Some(POLL_EVERY))?;
+        if begin.elapsed() >= POLL_EVERY && self.is_lost() {
             bail!("the server has gone, with requests of ours in flight");
         }
         Ok(())

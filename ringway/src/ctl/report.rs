@@ -347,7 +347,7 @@ fn resized(resized: &ResizedTo) -> String {
     if from == to {
         return format!("{image}: {} as before\n", Size(*to));
     }
-    let told = match guest_notice.as_str() {
+    let notice = match guest_notice.as_str() {
         "yes" => "the guest was told",
         "nobody-there" => "no front-end is connected",
         "not-listening" => {
@@ -357,7 +357,7 @@ fn resized(resized: &ResizedTo) -> String {
         "undelivered" => "the guest was NOT told: its front-end does not take messages",
         _ => "the guest is told as soon as its driver runs",
     };
-    format!("{image}: {} → {}; {told}\n", Size(*from), Size(*to))
+    format!("{image}: {} → {}; {notice}\n", Size(*from), Size(*to))
 }
 
 fn retried(retried: &Retried) -> String {

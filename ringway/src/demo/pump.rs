@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often to look whether the demo is to end while nothing completes.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// What comes back with each completion.
 #[derive(Clone, Copy, Debug)]
@@ -133,7 +133,7 @@ impl PumpThread<'_> {
             if self.queue.in_flight() == 0 {
                 return Ok(());
             }
-            if self.queue.wait(Some(LOOK))? {
+            if self.queue.wait(Some(POLL_EVERY))? {
                 progress = Instant::now();
             } else if progress.elapsed() > PATIENCE {
                 bail!("the daemon has completed nothing for {} s", PATIENCE.as_secs());

@@ -90,7 +90,7 @@ pub(crate) struct Choice {
 }
 
 /// Looks at the disk that `image` names.
-pub(crate) fn look(
+pub(crate) fn inspect(
     image: &Path,
     engines: &[(EngineKind, Result<String, String>)],
     qcow2: Option<Qcow2>,

@@ -55,7 +55,7 @@ struct Taken {
 ///
 /// # Errors
 /// A chain that cannot be opened.
-pub(crate) fn look(path: &Path, root: Option<&Path>) -> anyhow::Result<Vec<Link>> {
+pub(crate) fn inspect(path: &Path, root: Option<&Path>) -> anyhow::Result<Vec<Link>> {
     let mut options = OpenOptions::new();
     // A pipe that nobody writes to would be waited for.
     let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);

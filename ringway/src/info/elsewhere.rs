@@ -59,7 +59,7 @@ pub(super) struct Lock {
 ///
 /// # Errors
 /// One that is not there.
-pub(super) fn look(target: &Target, source: &Source, ceph: &CephArgs) -> anyhow::Result<Facts> {
+pub(super) fn inspect(target: &Target, source: &Source, ceph: &CephArgs) -> anyhow::Result<Facts> {
     let (disk, allocation) = elsewhere::open_with_allocation(source, ceph)?;
     let nbd = disk.remote().map(|remote| {
         let facts = remote.negotiated();

@@ -1,7 +1,7 @@
 //! An image or a block device: what the doctor finds, its extents, and its share of the page cache.
 
 use super::chain::Link;
-use crate::doctor::image::{Image, look as examine};
+use crate::doctor::image::{Image, inspect as examine};
 use anyhow::bail;
 use ringway_control::config::CephArgs;
 use rustix::fs::{SeekFrom, seek};
@@ -51,7 +51,7 @@ pub(super) struct Memory {
 ///
 /// # Errors
 /// One that is not there, or no image.
-pub(super) fn look(path: &Path) -> anyhow::Result<Facts> {
+pub(super) fn inspect(path: &Path) -> anyhow::Result<Facts> {
     let image = examine(path, &ringway_export::usable_engines(), None, &CephArgs::default());
     if let (None, Some(error)) = (image.bytes, &image.error) {
         bail!("{error}");

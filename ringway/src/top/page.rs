@@ -63,7 +63,7 @@ pub(super) fn serve(serve: Serve, socket: PathBuf, every: Duration) -> anyhow::R
     }
     let board = Arc::new(Mutex::new(Board::new(&socket, every, serve.past)));
     let place = place(&listener, &serve.address)?;
-    let told = format!("{place}\nringway top of {}, until Ctrl-C\n", socket.display());
+    let text = format!("{place}\nringway top of {}, until Ctrl-C\n", socket.display());
     let hearing = Arc::clone(&board);
     let hear = move |event| {
         hearing.lock().unwrap_or_else(PoisonError::into_inner).hear_event(event);
@@ -84,7 +84,7 @@ pub(super) fn serve(serve: Serve, socket: PathBuf, every: Duration) -> anyhow::R
         .enable_time()
         .build()
         .context("cannot wait for clients")?;
-    ringway_terminal::output::print(&told)?;
+    ringway_terminal::output::print(&text)?;
     let site = Arc::new(Site { board, names: serve.names });
     runtime.block_on(async {
         let listener = match listener {

@@ -181,7 +181,7 @@ impl Browser {
     }
 
     /// The events of one kind.
-    pub(crate) fn told(&self, method: &str) -> Vec<&Value> {
+    pub(crate) fn events(&self, method: &str) -> Vec<&Value> {
         self.events.iter().filter(|event| event["method"] == method).collect()
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn take<'a>(
             }
             Err(error) => Err(Problem::new(Kind::Failed, error)),
         },
-        request => obey(disks, request).map(Taken::Answer),
+        request => handle(disks, request).map(Taken::Answer),
     });
     (id, taken)
 }
@@ -55,10 +55,10 @@ pub(super) fn take<'a>(
 /// Carries out one line. Also gives back the request's `id`, if it has one.
 pub(crate) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) {
     let (id, request) = request::parse(line);
-    (id, request.and_then(|request| obey(disks, request)))
+    (id, request.and_then(|request| handle(disks, request)))
 }
 
-fn obey(disks: &Disks, request: Request) -> Outcome {
+fn handle(disks: &Disks, request: Request) -> Outcome {
     if let Some(name) = changed(&request)
         && let AnyDisk::Apart(disk) = find(disks, name)?
     {

@@ -174,8 +174,8 @@ impl Helper {
     /// Until the daemon has ended. If it never started, what was made for it goes.
     fn serve(mut self, line: &OwnedFd) {
         while let Ok(Some((request, fd))) = receive(line) {
-            let obeyed = survive("the helper", || self.obey(request, fd));
-            let (answer, fd) = match obeyed.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
+            let handled = survive("the helper", || self.handle(request, fd));
+            let (answer, fd) = match handled.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
                 Err(error) => (Answer::refused(&error), None),
             };
@@ -213,7 +213,7 @@ impl Helper {
         Ok(())
     }
 
-    fn obey(
+    fn handle(
         &mut self,
         request: Request,
         fd: Option<OwnedFd>,
@@ -275,7 +275,7 @@ impl Helper {
                 self.started = true;
                 Ok((Answer::Done, None))
             }
-            request => self.obey_overlay(request, fd),
+            request => self.handle_overlay(request, fd),
         }
     }
 

@@ -13,21 +13,21 @@ use std::sync::Arc;
 pub(super) const PATHS: &str = "paths that cannot be looked at";
 
 /// Looks at the path of one disk, or has the helper look.
-pub(super) struct Looker {
+pub(super) struct PathNames {
     pub(super) helper: Option<Arc<Client>>,
     pub(super) path: PathBuf,
     /// A guest can have it asked as often as it likes.
-    pub(super) told: Limit,
+    pub(super) warnings: Limit,
 }
 
-impl Names for Looker {
+impl Names for PathNames {
     fn leads_to(&self, disk: &Disk) -> bool {
         let location = match &self.helper {
             // Without a helper nobody can tell; the lock itself is held by then.
             Some(helper) => match helper.locate(&self.path) {
                 Ok(location) => location,
                 Err(error) => {
-                    if let Some(pass) = self.told.pass() {
+                    if let Some(pass) = self.warnings.pass() {
                         let (disk, suppressed) = (disk.name(), pass.suppressed);
                         tracing::warn!(disk, suppressed, "its path: {}", in_full(&error));
                     }
@@ -61,7 +61,7 @@ mod tests {
         let (ours, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let helper = Some(Arc::new(Client::new(ours.into())));
         let looker =
-            Looker { helper, path: "disk.img".into(), told: Limit::warnings(None, "tests") };
+            PathNames { helper, path: "disk.img".into(), warnings: Limit::warnings(None, "tests") };
         let disk = open(&OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 })).unwrap();
         let lines = heard(|| (0..1000).for_each(|_| assert!(looker.leads_to(&disk))));
         assert_eq!(lines.len(), 10, "{lines:?}");

@@ -88,7 +88,7 @@ impl Overlay<'_> {
         match &mut self.made {
             Made::Here(made) => Ok(made.as_mut().context("it is not there")?.take_name()?),
             Made::There(helper, number) => {
-                helper.aside(&Request::NameOverlay { number: *number }, None).map(drop)
+                helper.ask_deferred(&Request::NameOverlay { number: *number }, None).map(drop)
             }
         }
     }
@@ -104,7 +104,7 @@ impl Drop for Overlay<'_> {
             }
             Made::There(helper, number) => {
                 let request = Request::EndOverlay { number: *number, kept: self.on_top };
-                helper.aside(&request, None).map(drop)
+                helper.ask_deferred(&request, None).map(drop)
             }
         };
         let settled = match self.state_follows {
@@ -148,7 +148,7 @@ fn lock(keeper: &Mutex<StateKeeper>) -> std::sync::MutexGuard<'_, StateKeeper> {
 
 impl Client {
     /// Asks for what is answered on a line of its own.
-    pub(super) fn aside(
+    pub(super) fn ask_deferred(
         &self,
         request: &Request,
         fd: Option<BorrowedFd<'_>>,
@@ -176,7 +176,7 @@ impl Client {
         }));
         let image = disk.file();
         let (Answer::Overlay { number, image, alignment, snapshot }, Some(file)) =
-            self.aside(&request, Some(image.as_fd()))?
+            self.ask_deferred(&request, Some(image.as_fd()))?
         else {
             bail!(OUT_OF_TURN);
         };

@@ -24,7 +24,7 @@ impl Host {
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub(crate) fn look_after(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
+    pub(crate) fn supervise(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
         let Some(remote) = disk.remote() else { return Ok(()) };
         let (helper, options) = (self.helper.clone(), self.local.options(spec));
         let again = move || {

@@ -6,7 +6,7 @@
 //! is lost to every open file that was there when it happened, once each. So what it told a daemon that
 //! died before it could pass it on, it tells the helper as well.
 
-use super::state_name::{Left, Looker, StateName};
+use super::state_name::{ImageStat, Left, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
@@ -134,14 +134,14 @@ struct Kept {
     /// The same image, opened by itself: the host tells it of lost data on its own account.
     witness: Option<File>,
     /// Where the name could be that of another image.
-    looker: Option<Looker>,
+    stat: Option<ImageStat>,
 }
 
 impl Kept {
     /// For a process that has nobody beside it.
     fn here(image: &File) -> anyhow::Result<Self> {
         let name = StateName::of(image)?;
-        Ok(Self { name, image: None, witness: None, looker: Looker::at(image, name) })
+        Ok(Self { name, image: None, witness: None, stat: ImageStat::at(image, name) })
     }
 
     fn beside(image: File) -> anyhow::Result<Self> {
@@ -155,8 +155,8 @@ impl Kept {
                 "a flush that fails while its daemon is killed may go unnoticed: {error}"
             );
         }
-        let (witness, looker) = (witness.ok().map(File::from), Looker::at(&image, name));
-        Ok(Self { name, image: Some(image), witness, looker })
+        let (witness, stat) = (witness.ok().map(File::from), ImageStat::at(&image, name));
+        Ok(Self { name, image: Some(image), witness, stat })
     }
 }
 
@@ -184,8 +184,8 @@ impl StateKeeper {
     /// nothing. A failed flush stays known all the same: to believe it loses nothing.
     fn doubt(&self) {
         let ambiguous = |kept: &&Kept| kept.name.is_ambiguous();
-        let Some(Kept { name, looker, .. }) = self.images.iter().find(ambiguous) else { return };
-        let now = looker.as_ref().and_then(Looker::left);
+        let Some(Kept { name, stat, .. }) = self.images.iter().find(ambiguous) else { return };
+        let now = stat.as_ref().and_then(ImageStat::left);
         let known = now.is_some_and(|now| (0..LEFT_MAX).any(|at| self.left(at) == now));
         if !known && self.word().fetch_and(!STATE_PAUSED, SeqCst) & STATE_PAUSED != 0 {
             tracing::warn!(
@@ -200,7 +200,7 @@ impl StateKeeper {
     /// Stores how the images are left.
     fn remember(&self) {
         for (at, kept) in self.images.iter().take(LEFT_MAX).enumerate() {
-            let Some(left) = kept.looker.as_ref().and_then(Looker::left) else { continue };
+            let Some(left) = kept.stat.as_ref().and_then(ImageStat::left) else { continue };
             self.left_words(at)
                 .into_iter()
                 .zip(left)

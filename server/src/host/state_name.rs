@@ -54,9 +54,9 @@ impl std::fmt::Display for StateName {
 pub(super) type Left = [u64; 3];
 
 /// Looks at an image whose name is ambiguous. It takes part in no lock.
-pub(super) struct Looker(OwnedFd);
+pub(super) struct ImageStat(OwnedFd);
 
-impl Looker {
+impl ImageStat {
     /// `None` if the name says enough, or if the image cannot be looked at.
     pub(super) fn at(image: &File, name: StateName) -> Option<Self> {
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());

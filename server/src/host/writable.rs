@@ -26,7 +26,7 @@ impl Host {
             Some(helper) => {
                 let request = Request::Writable { base: base.map(Into::into) };
                 let (Answer::Writable, Some(writable)) =
-                    helper.aside(&request, Some(file.as_fd()))?
+                    helper.ask_deferred(&request, Some(file.as_fd()))?
                 else {
                     bail!(OUT_OF_TURN);
                 };

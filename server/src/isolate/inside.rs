@@ -76,8 +76,8 @@ impl Inside {
         forward_events(disks, &mouth)?;
         let (disks, stop) = (Arc::clone(disks), Arc::clone(stop));
         std::thread::Builder::new().name("line".into()).spawn(move || {
-            while let Ok(Some(told)) = hear(&mut ear) {
-                match told {
+            while let Ok(Some(message)) = hear(&mut ear) {
+                match message {
                     ToProcess::Go { .. } => {}
                     ToProcess::Stop(removed) => {
                         disks.removed.store(removed, SeqCst);

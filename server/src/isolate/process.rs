@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How often to look whether something has come about.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
+pub(super) const POLL_EVERY: Duration = Duration::from_millis(5);
 
 /// How long it may take to read what it is told: it has a thread for nothing else.
 const WRITE_MAX: Duration = Duration::from_secs(5);
@@ -96,8 +96,8 @@ impl Process {
 
     /// Waits until it could serve.
     pub(super) fn ready(&self) -> anyhow::Result<DiskFacts> {
-        let told = hear(&mut lock(&self.ear))?;
-        match told {
+        let message = hear(&mut lock(&self.ear))?;
+        match message {
             Some(FromProcess::Ready(facts)) => {
                 self.ready.store(true, SeqCst);
                 Ok(*facts)
@@ -173,7 +173,7 @@ impl Process {
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
                 Ok(Some(FromProcess::Happened(what))) => happened(what),
-                Ok(Some(FromProcess::Stopped { clear: told })) => clear = Some(told),
+                Ok(Some(FromProcess::Stopped { clear: message })) => clear = Some(message),
                 Ok(Some(FromProcess::Ready(_) | FromProcess::Failed(_))) => {
                     odd("it says twice that it has started")
                 }

@@ -8,7 +8,7 @@
 
 use super::cgroups::{Cgroup, Cgroups};
 use super::lock;
-use super::process::{LOOK, Process};
+use super::process::{POLL_EVERY, Process};
 use super::protocol::ProcessSetup;
 use crate::host::wire::{receive, send};
 use crate::host::{leave_no_zombie, settle};
@@ -161,7 +161,7 @@ impl Spawner {
                     return Ok("it waits for its disk, and cannot end".into());
                 }
                 // Nobody unparks this thread.
-                _ => std::thread::park_timeout(LOOK),
+                _ => std::thread::park_timeout(POLL_EVERY),
             }
         }
     }
@@ -215,7 +215,7 @@ impl Serving<'_> {
         while self.wait(line, ends.as_ref())
             && let Ok(Some((request, _))) = receive(line)
         {
-            let (answer, fd) = match self.obey(request) {
+            let (answer, fd) = match self.handle(request) {
                 Ok(answer) => answer,
                 Err(error) => (Answer::Refused(in_full(&error)), None),
             };
@@ -247,7 +247,7 @@ impl Serving<'_> {
         }
     }
 
-    fn obey(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn handle(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
         match request {
             Request::Start(setup) => {
                 let account = self.account.clone().filter(|_| self.started);

@@ -27,7 +27,7 @@ const RESIZED: u64 = 8;
 /// A point that was not reached so long after traffic has resumed is given up.
 const GIVEN_UP: Duration = Duration::from_millis(100);
 /// How often to look whether a daemon has killed itself.
-const LOOK: Duration = Duration::from_micros(200);
+const POLL_EVERY: Duration = Duration::from_micros(200);
 
 /// Points that are passed under traffic, and which time at most is the last.
 const POINTS: [(Point, u64); 27] = [
@@ -172,7 +172,7 @@ impl Killer<'_> {
         let deadline = Instant::now() + self.plan.patience;
         while self.stopped && !daemon.has_died()? && Instant::now() < deadline {
             self.stopped = device.reconnect().is_err();
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_EVERY);
         }
         Ok(())
     }
@@ -267,7 +267,7 @@ impl Killer<'_> {
             if resumed.is_some() && matches!(point, Point::CacheNoted | Point::CacheAnswered) {
                 self.switch_cache(device);
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_EVERY);
         }
     }
 

@@ -115,10 +115,10 @@ impl Question {
                 continue;
             }
             // A compact answer has 32 bits for a length; the client asks again for the rest.
-            let told = u32::try_from(len).unwrap_or(!511);
-            payload.extend_from_slice(&told.to_be_bytes());
+            let len_said = u32::try_from(len).unwrap_or(!511);
+            payload.extend_from_slice(&len_said.to_be_bytes());
             payload.extend_from_slice(&flags.to_be_bytes());
-            if u64::from(told) < len {
+            if u64::from(len_said) < len {
                 break;
             }
         }

@@ -75,7 +75,7 @@ impl Input {
     }
 
     /// What was dry may not be so any more.
-    pub(crate) fn look_again(&mut self) {
+    pub(crate) fn poll_again(&mut self) {
         self.dry = false;
     }
 

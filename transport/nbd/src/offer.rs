@@ -81,11 +81,11 @@ mod tests {
 
     #[test]
     fn the_preferred_block_is_a_power_of_two_and_a_page_at_least() {
-        for (physical, told) in
+        for (physical, preferred) in
             [(512, 4096), (4096, 4096), (65536, 65536), (3000, 4096), (12288, 4096)]
         {
             let shape = Geometry { physical_block: physical, ..geometry() };
-            assert_eq!(Offer::new("", "", &shape).preferred_block, told);
+            assert_eq!(Offer::new("", "", &shape).preferred_block, preferred);
         }
     }
 }

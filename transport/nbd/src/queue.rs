@@ -384,7 +384,7 @@ impl RequestQueue for Queue {
             match self.receive()? {
                 _ if self.has_work() || self.input.is_used_up() => return Ok(Armed::WorkArrived),
                 Received::Nothing => break,
-                _ => self.input.look_again(),
+                _ => self.input.poll_again(),
             }
         }
         Ok(Armed::Quiet)

@@ -44,10 +44,10 @@ fn d01_handshakes_that_lead_nowhere_end() {
         let mut client = rig.connect();
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         std::io::Write::write_all(&mut client, said).unwrap();
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         // A reset is an end as well.
-        let _ = std::io::Read::read_to_end(&mut client, &mut told);
-        assert_eq!(told.len(), 18, "the greeting and nothing else");
+        let _ = std::io::Read::read_to_end(&mut client, &mut received);
+        assert_eq!(received.len(), 18, "the greeting and nothing else");
     }
     lives(&mut neighbour);
 }
@@ -64,9 +64,9 @@ fn d03_idle_handshakes_end_and_keep_nobody_out() {
     lives(&mut second);
     for mut client in idle {
         client.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut told = Vec::new();
-        std::io::Read::read_to_end(&mut client, &mut told).expect("an end");
-        assert_eq!(told.len(), 18);
+        let mut received = Vec::new();
+        std::io::Read::read_to_end(&mut client, &mut received).expect("an end");
+        assert_eq!(received.len(), 18);
     }
     lives(&mut neighbour);
 }
@@ -82,10 +82,10 @@ fn d12_silent_clients_make_room() {
     for _ in 0..3 {
         lives(&mut Client::new(rig.connect(), STRUCTURED));
     }
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     silent[0].set_read_timeout(Some(PATIENCE)).unwrap();
-    std::io::Read::read_to_end(&mut silent[0], &mut told).expect("an end");
-    assert_eq!(told.len(), 18, "it was greeted, and left");
+    std::io::Read::read_to_end(&mut silent[0], &mut received).expect("an end");
+    assert_eq!(received.len(), 18, "it was greeted, and left");
 }
 
 /// More connections than there are queues: those that are there stay, and a place that is free again is
@@ -253,8 +253,8 @@ fn d09_a_flood_leaves_a_neighbour_its_share() {
     std::thread::scope(|scope| {
         scope.spawn(move || while std::io::Write::write_all(&mut stream, &part).is_ok() {});
         scope.spawn(move || {
-            let mut told = vec![0; 1 << 16];
-            while std::io::Read::read(&mut answers, &mut told).is_ok_and(|got| got > 0) {}
+            let mut received = vec![0; 1 << 16];
+            while std::io::Read::read(&mut answers, &mut received).is_ok_and(|got| got > 0) {}
         });
         for _ in 0..200 {
             lives(&mut neighbour);

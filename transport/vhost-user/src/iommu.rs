@@ -116,8 +116,8 @@ pub(super) struct Iommu {
     futile: usize,
     /// What the next request of each queue waits for. Bounded: a queue waits for one request.
     wanted: Vec<Vec<Miss>>,
-    /// A ring has no translation, and that was told.
-    pub(super) ring_fault_told: bool,
+    /// A ring has no translation, and that was logged.
+    pub(super) ring_fault_logged: bool,
     /// The beginning of an answer.
     pub(super) answer: Vec<u8>,
 }
@@ -131,7 +131,7 @@ impl Iommu {
             turn: 0,
             futile: 0,
             wanted: vec![Vec::new(); queues],
-            ring_fault_told: false,
+            ring_fault_logged: false,
             answer: Vec::new(),
         }
     }
@@ -210,7 +210,7 @@ impl Iommu {
         self.futile = 0;
         self.asked.iter_mut().for_each(|miss| *miss = None);
         self.wanted.iter_mut().for_each(Vec::clear);
-        self.ring_fault_told = false;
+        self.ring_fault_logged = false;
     }
 
     /// Questions go to another channel from now on; what the old one owes will not come.

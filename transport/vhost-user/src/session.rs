@@ -221,7 +221,7 @@ impl Session {
         debug!(code = message.code, name = ?message.request, "message");
         let code = message.code;
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
-        match self.obey(&mut message) {
+        match self.handle_message(&mut message) {
             Ok(Answer::Reply(payload)) => {
                 self.channel.reply(code, &payload, None, self.stop.as_fd())?;
                 if message.request == Some(FrontendReq::GET_VRING_BASE) {
@@ -264,7 +264,7 @@ impl Session {
         Ok(true)
     }
 
-    fn obey(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
+    fn handle_message(&mut self, message: &mut Message) -> Result<Answer, Refusal> {
         use FrontendReq as R;
         panic_point!("session");
         let Some(request) = message.request else {

@@ -59,8 +59,8 @@ impl Engine for Failing {
 #[test]
 fn a_worker_that_fails_leaves_nobody_waiting() {
     let fails = Arc::new(AtomicBool::new(false));
-    let (told, hears) = channel();
-    let on_failure: OnFailure = Arc::new(move || told.send(()).unwrap());
+    let (sender, hears) = channel();
+    let on_failure: OnFailure = Arc::new(move || sender.send(()).unwrap());
     let engine = Arc::clone(&fails);
     let pool = Pool::with_engines(1, WorkerOptions::default(), on_failure, move |_| {
         Ok(Failing(Null::new(64)?, Arc::clone(&engine)))

@@ -148,8 +148,8 @@ fn b09_a_flood_of_broken_queues_is_told_ten_times() {
         std::thread::sleep(Duration::from_micros(300));
         guest.stop_queue(0).unwrap();
     }
-    let told = WARNINGS.load(SeqCst) - before;
-    assert!((1..=11).contains(&told), "{told} lines");
+    let lines = WARNINGS.load(SeqCst) - before;
+    assert!((1..=11).contains(&lines), "{lines} lines");
     s.neighbour_lives();
 }
 

@@ -197,11 +197,11 @@ fn b12_who_was_told_of_a_new_size() {
     assert!(heard(&ours).is_empty());
     assert!(guest.start_queue(0).unwrap());
     assert_eq!(heard(&ours), changed(), "told when it starts");
-    let told: Vec<_> =
+    let notices: Vec<_> =
         (4..2000).map(|n| rig.export().resize(sizes(n), false).unwrap().notice).collect();
-    assert_eq!(told[0], GuestNotice::Yes);
-    assert!(told.contains(&GuestNotice::Undelivered), "the socket never fills");
-    assert_eq!(told.last(), Some(&GuestNotice::NotListening), "not again after half a message");
+    assert_eq!(notices[0], GuestNotice::Yes);
+    assert!(notices.contains(&GuestNotice::Undelivered), "the socket never fills");
+    assert_eq!(notices.last(), Some(&GuestNotice::NotListening), "not again after half a message");
     assert_eq!(guest.simple(0, IN, 0, DATA, 512).0, OK, "its connection lives");
     // Nor does a descriptor that is no socket harm anybody.
     let file = tempfile::tempfile().unwrap();

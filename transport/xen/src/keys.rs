@@ -186,8 +186,8 @@ impl FrontKeys {
         // Linux says that it would use the same pages again even to a back-end that does not, and then
         // takes a page that is still mapped at the end of a request for a fault of its device. What
         // counts is what was offered, by a predecessor perhaps; no answer says no.
-        let told = number(store, &format!("{back}/feature-persistent"))?.unwrap_or(0) != 0;
-        let persistent = persistent && told && saying.persistent;
+        let offered = number(store, &format!("{back}/feature-persistent"))?.unwrap_or(0) != 0;
+        let persistent = persistent && offered && saying.persistent;
         Ok(Self { abi, order: order.unwrap_or(0), persistent, rings })
     }
 

@@ -95,7 +95,7 @@ pub struct Session<'a> {
     inbox: Arc<SessionInbox>,
     queues: Vec<Place>,
     /// How often the disk had changed its size when the front-end was last told.
-    resizes_told: u64,
+    resizes_announced: u64,
 }
 
 impl<'a> Session<'a> {
@@ -121,7 +121,7 @@ impl<'a> Session<'a> {
             stop,
             inbox: Arc::clone(&inbox),
             queues: Vec::new(),
-            resizes_told: export.resizes(),
+            resizes_announced: export.resizes(),
         };
         export.enter(inbox);
         Ok(session)
@@ -242,7 +242,7 @@ impl<'a> Session<'a> {
 
     /// Says what is offered.
     fn offer(&mut self) -> Result<(), StoreError> {
-        self.resizes_told = self.export.resizes();
+        self.resizes_announced = self.export.resizes();
         let mut saying = self.saying();
         // Whoever asks for persistent grants by name gets them.
         let memory = match self.options.movement {
@@ -331,7 +331,7 @@ impl<'a> Session<'a> {
     /// Writes the size and the state at once: front-ends look at the size whenever the state is
     /// written, also if it is the same.
     fn tell_size(&mut self, state: State) -> Result<(), StoreError> {
-        self.resizes_told = self.export.resizes();
+        self.resizes_announced = self.export.resizes();
         let sectors = self.export.disk().geometry().sectors();
         self.say(&[("sectors", sectors.to_string())], state)
     }

@@ -22,7 +22,7 @@ impl Watch {
         let mut cores = [&lab.common.server_cpus[..], &lab.common.client_cpus].concat();
         cores.sort_unstable();
         cores.dedup();
-        let before = look(&cores)?;
+        let before = cpu_seconds(&cores)?;
         Ok(Self { cores, begun: Instant::now(), before })
     }
 
@@ -30,14 +30,14 @@ impl Watch {
     /// ours.
     #[allow(clippy::cast_precision_loss)]
     pub(crate) fn foreign_percent(&self) -> Result<f64> {
-        let (busy, own) = look(&self.cores)?;
+        let (busy, own) = cpu_seconds(&self.cores)?;
         let all = self.begun.elapsed().as_secs_f64() * self.cores.len() as f64;
         let foreign = (busy - self.before.0) - (own - self.before.1);
         Ok((100.0 * foreign / all).max(0.0))
     }
 }
 
-fn look(cores: &[usize]) -> Result<(f64, f64)> {
+fn cpu_seconds(cores: &[usize]) -> Result<(f64, f64)> {
     let stat = std::fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
     Ok((taken(&stat, cores), own()))
 }

@@ -119,8 +119,8 @@ fn events(control: &Path, count: u32) -> Result<Vec<f64>> {
         line.clear();
         lines.read_line(&mut line)?;
         times.push(begun.elapsed().as_secs_f64() * 1e3);
-        let told: Value = serde_json::from_str(&line)?;
-        ensure!(told["event"] == event, "not {event}: {line}");
+        let answer: Value = serde_json::from_str(&line)?;
+        ensure!(answer["event"] == event, "not {event}: {line}");
         line.clear();
         asks.read_line(&mut line)?;
         std::thread::sleep(Duration::from_millis(20));

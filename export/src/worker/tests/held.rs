@@ -84,9 +84,9 @@ impl Scene {
     fn new() -> Self {
         let (handle, inbox) = command_channel().unwrap();
         let errno = Arc::new(AtomicU32::new(0));
-        let told = Arc::clone(&errno);
+        let errno_now = Arc::clone(&errno);
         let worker = std::thread::spawn(move || {
-            let choose = move |_: &Io<'_>| match told.load(SeqCst) {
+            let choose = move |_: &Io<'_>| match errno_now.load(SeqCst) {
                 0 => None,
                 errno => Some(Fault::Error(errno.cast_signed())),
             };

@@ -182,7 +182,7 @@ impl Board {
             self.history.push(disk.id, &disk.image, point);
         }
         all.at = self.at;
-        all.latency = told(&window.percentiles());
+        all.latency = known(&window.percentiles());
         all.heat = heat::column(&late);
         self.history.push_all(all);
     }
@@ -244,7 +244,7 @@ fn timed(disk: &DiskStatsOf) -> Buckets {
     Buckets::of(disk.latency.as_ref(), &[|l| &l.reads, |l| &l.writes])
 }
 
-fn told(latency: &Percentiles) -> [Option<NonZeroU64>; 3] {
+fn known(latency: &Percentiles) -> [Option<NonZeroU64>; 3] {
     [latency.p50, latency.p99, latency.p999].map(|nanos| nanos.and_then(NonZeroU64::new))
 }
 
@@ -259,7 +259,7 @@ fn point(at: u64, disk: &DiskFigures, heat: heat::Column) -> Point {
         read_mb_s: rates.read_mb_s as f32,
         write_mb_s: rates.write_mb_s as f32,
         in_flight: u32::try_from(disk.in_flight).unwrap_or(u32::MAX),
-        latency: told(&disk.latency),
+        latency: known(&disk.latency),
         heat,
     }
 }

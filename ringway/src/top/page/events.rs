@@ -46,21 +46,21 @@ mod tests {
             "count": 3, "age_us": 0, "operation": "write", "errno": 28, "retry_us": null,
             "error": "No space left on device",
         });
-        let told = entry(json!({"event": "held", "id": 4, "image": "a.img", "held": held}));
-        assert_eq!((told.at, told.kind, told.bad, told.disk), (7, "held", true, Some(4)));
+        let logged = entry(json!({"event": "held", "id": 4, "image": "a.img", "held": held}));
+        assert_eq!((logged.at, logged.kind, logged.bad, logged.disk), (7, "held", true, Some(4)));
         assert_eq!(
-            (&*told.of, &*told.text),
+            (&*logged.of, &*logged.text),
             ("a.img", "3 waiting; write: No space left on device")
         );
         let done = json!({
             "event": "reloaded", "added": ["b.img"], "removed": [], "limited": ["a.img", "c.img"],
             "policies": [], "unchanged": 1, "left": [], "failed": [],
         });
-        let told = entry(done);
-        assert_eq!((told.kind, told.bad, &*told.of), ("reloaded", false, "ctl"));
-        assert_eq!(told.text, "1 added, 2 with other limits");
-        let told = entry(json!({"event": "disconnected", "why": null}));
-        assert_eq!((told.bad, &*told.text), (false, ""));
+        let logged = entry(done);
+        assert_eq!((logged.kind, logged.bad, &*logged.of), ("reloaded", false, "ctl"));
+        assert_eq!(logged.text, "1 added, 2 with other limits");
+        let logged = entry(json!({"event": "disconnected", "why": null}));
+        assert_eq!((logged.bad, &*logged.text), (false, ""));
         assert!(entry(json!({"event": "disconnected", "why": "it sent nonsense"})).bad);
         let resized = json!({"event": "resized", "from": 10737418240u64, "to": 1073741824, "guest_notice": "yes"});
         assert_eq!(entry(resized).text, "from 10 GiB to 1 GiB; guest told: yes");

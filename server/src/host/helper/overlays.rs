@@ -22,7 +22,7 @@ type Answered = anyhow::Result<(Answer, Option<OwnedFd>)>;
 
 impl Helper {
     /// What is asked for in a snapshot.
-    pub(super) fn obey_overlay(&self, request: Request, fd: Option<OwnedFd>) -> Answered {
+    pub(super) fn handle_overlay(&self, request: Request, fd: Option<OwnedFd>) -> Answered {
         match request {
             Request::StateFollows { number } => self.state_follows(number, fd),
             Request::StateSettled { number, follows } => self.state_settled(number, follows),
@@ -35,7 +35,10 @@ impl Helper {
     }
 
     /// Carries out a step, and answers it on a line of its own.
-    fn aside(&self, step: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static) -> Answered {
+    fn spawn_step(
+        &self,
+        step: impl FnOnce(&Mutex<Things>) -> Answered + Send + 'static,
+    ) -> Answered {
         if !(self.duties.adds || self.duties.changes) {
             bail!("this daemon was started without --control");
         }
@@ -67,7 +70,7 @@ impl Helper {
             cluster_bits: wanted.cluster_bits,
             direct: wanted.direct,
         };
-        self.aside(move |things| {
+        self.spawn_step(move |things| {
             let made = NewOverlay::make(&path, &image, &snapshot, shape)?;
             let (overlay, layer, alignment) = made;
             let snapshot = overlay.snapshot().into();
@@ -84,7 +87,7 @@ impl Helper {
     }
 
     fn name_overlay(&self, number: u64) -> Answered {
-        self.aside(move |things| {
+        self.spawn_step(move |things| {
             let mut overlay = take(things, number)?;
             let named = overlay.take_name();
             // Also if it has failed: whoever asked ends it.
@@ -95,7 +98,7 @@ impl Helper {
     }
 
     fn end_overlay(&self, number: u64, kept: bool) -> Answered {
-        self.aside(move |things| {
+        self.spawn_step(move |things| {
             let overlay = take(things, number)?;
             if kept {
                 overlay.keep();
@@ -107,7 +110,7 @@ impl Helper {
     /// What a disk is based on is to be written.
     fn writable(&self, base: Option<Name>, file: Option<OwnedFd>) -> Answered {
         let file = File::from(file.context("the file does not come with it")?);
-        self.aside(move |_| {
+        self.spawn_step(move |_| {
             let base = base.map(PathBuf::from);
             let writable = reopen_for_writing(&file, base.as_deref())?;
             Ok((Answer::Writable, Some(writable.into())))

@@ -49,12 +49,15 @@ fn e03_a_reader_that_stalls_costs_lines_and_nobody_waits() {
     // A panic has room all the same.
     assert!(lines.push_last_words(b"last words\n".to_vec(), writer.as_fd(), notice));
     let text = read_until(&mut reader, " lost\n");
-    let told: Vec<&str> = text.lines().filter(|line| line.starts_with("line ")).collect();
-    for (number, told) in told.iter().enumerate() {
-        assert_eq!(*told, line(number).trim_ascii().escape_ascii().to_string());
+    let reported: Vec<&str> = text.lines().filter(|line| line.starts_with("line ")).collect();
+    for (number, reported) in reported.iter().enumerate() {
+        assert_eq!(*reported, line(number).trim_ascii().escape_ascii().to_string());
     }
     assert!(text.contains("last words\n"));
-    assert!(text.ends_with(&format!("{} lost\n", many - told.len())), "each is told or counted");
+    assert!(
+        text.ends_with(&format!("{} lost\n", many - reported.len())),
+        "each is told or counted"
+    );
     // And then it goes on as before.
     lines.push(b"again\n".to_vec(), writer.as_fd(), notice);
     assert_eq!(read_until(&mut reader, "\n"), "again\n");

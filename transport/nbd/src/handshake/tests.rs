@@ -118,7 +118,7 @@ fn block_status_needs_structured_replies_and_the_disk_it_was_asked_for() {
     let mut handshake = begun(&offers);
     let (out, _) = say(&mut handshake, &set);
     assert_eq!(kinds(&out, option::SET_META_CONTEXT), [answer::ERR_INVALID]);
-    for (name, told) in [(b"one", true), (b"two", false)] {
+    for (name, block_status) in [(b"one", true), (b"two", false)] {
         let mut handshake = begun(&offers);
         say(&mut handshake, &asked(option::STRUCTURED_REPLY, b"")).1.unwrap();
         let (out, _) = say(&mut handshake, &set);
@@ -127,7 +127,7 @@ fn block_status_needs_structured_replies_and_the_disk_it_was_asked_for() {
         assert_eq!(answers[1].0, answer::ACK);
         let (_, next) = say(&mut handshake, &go(name));
         let Ok(Next::Begin(began)) = next else { panic!("{next:?}") };
-        assert_eq!((began.block_status, began.replies), (told, Replies::Structured));
+        assert_eq!((began.block_status, began.replies), (block_status, Replies::Structured));
     }
     // Who asks again for nothing has nothing.
     let mut handshake = begun(&offers);

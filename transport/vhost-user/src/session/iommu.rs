@@ -93,7 +93,7 @@ impl Session {
         }
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         iommu.table.insert(new);
-        iommu.ring_fault_told = false;
+        iommu.ring_fault_logged = false;
         for (at, learned) in iommu.satisfied() {
             if let Some(id) = self.vrings[at].worker_queue {
                 let worker = self.export.worker(at);
@@ -260,7 +260,7 @@ impl Session {
         let who = iommu.who_wants(miss);
         let for_a_ring = who.is_empty() && self.vrings.iter().any(Vring::is_ready);
         if for_a_ring
-            && !std::mem::replace(&mut iommu.ring_fault_told, true)
+            && !std::mem::replace(&mut iommu.ring_fault_logged, true)
             && let Some(pass) = self.export.limits().refused.pass()
         {
             let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);

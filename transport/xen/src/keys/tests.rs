@@ -54,11 +54,11 @@ fn front(keys: &[(&str, &str)]) -> Result<FrontKeys, KeyError> {
     front_of("1", keys, &saying())
 }
 
-/// What is read of a front-end whose back-end has `told` it of persistent grants.
-fn front_of(told: &str, keys: &[(&str, &str)], saying: &Saying) -> Result<FrontKeys, KeyError> {
+/// What is read of a front-end whose back-end has `offered` it persistent grants.
+fn front_of(offered: &str, keys: &[(&str, &str)], saying: &Saying) -> Result<FrontKeys, KeyError> {
     let fake = FakeStore::default();
     keys.iter().for_each(|(key, value)| fake.set(&format!("f/{key}"), value));
-    fake.set("b/feature-persistent", told);
+    fake.set("b/feature-persistent", offered);
     FrontKeys::read(&mut over(&fake), "f", "b", saying)
 }
 
@@ -67,8 +67,8 @@ fn front_of(told: &str, keys: &[(&str, &str)], saying: &Saying) -> Result<FrontK
 #[test]
 fn b15_persistent_grants_are_used_if_both_ends_said_so() {
     let both = [("ring-ref", "8"), ("event-channel", "5"), ("feature-persistent", "1")];
-    let persistent = |told, keys: &[_], saying: &Saying| {
-        front_of(told, keys, saying).map(|keys| keys.persistent)
+    let persistent = |offered, keys: &[_], saying: &Saying| {
+        front_of(offered, keys, saying).map(|keys| keys.persistent)
     };
     assert!(persistent("1", &both, &saying()).unwrap());
     // Not offered: to this guest, or by a predecessor with other options.

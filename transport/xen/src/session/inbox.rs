@@ -68,7 +68,7 @@ impl Session<'_> {
     /// Tells the front-end of the disk's size.
     fn announce(&mut self) -> Result<GuestNotice, StoreError> {
         let seen = keys::read(&mut self.store, &self.at)?;
-        if !seen.present || self.resizes_told == self.export.resizes() {
+        if !seen.present || self.resizes_announced == self.export.resizes() {
             return Ok(if seen.present { GuestNotice::Yes } else { GuestNotice::NobodyThere });
         }
         self.tell_size(seen.back)?;

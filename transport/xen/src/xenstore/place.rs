@@ -15,20 +15,20 @@ const PLACES: [&str; 3] = ["/run/xenstored/socket", "/var/run/xenstored/socket",
 /// What the host says, with the place.
 pub(crate) fn connect(asked: Option<&Path>) -> io::Result<OwnedFd> {
     if let Some(place) = asked {
-        return at(place).map_err(|error| told(place, &error));
+        return at(place).map_err(|error| with_place(place, &error));
     }
     let mut last = io::Error::from(io::ErrorKind::NotFound);
     for place in PLACES.map(Path::new) {
         match at(place) {
             Ok(line) => return Ok(line),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => last = told(place, &error),
+            Err(error) => last = with_place(place, &error),
         }
     }
     Err(last)
 }
 
-fn told(place: &Path, error: &io::Error) -> io::Error {
+fn with_place(place: &Path, error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", place.display()))
 }
 
