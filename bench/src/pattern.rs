@@ -1,7 +1,7 @@
 //! What is asked for next: kind, place and length (hot).
 
 use crate::backend::Ask;
-use crate::round::{Order, Round};
+use crate::round::{Round, VisitOrder};
 use fastrand::Rng;
 use ringway_control::size::Size;
 use std::ops::Range;
@@ -180,7 +180,7 @@ impl Pattern {
 
     /// Has writes, or reads in order, go through all of the region before they go anywhere twice. The
     /// last request of a stretch may be shorter than asked for.
-    pub(crate) fn in_rounds(self, order: Order) -> Self {
+    pub(crate) fn in_rounds(self, order: VisitOrder) -> Self {
         Self { round: Some(Round::new(order)), ..self }
     }
 

@@ -5,7 +5,7 @@
 //! damaged.
 
 use crate::content::SECTOR;
-use crate::round::{Order, Reached, part};
+use crate::round::{Reached, VisitOrder, part};
 use std::ops::Range;
 
 /// `RwVerify`, and the version of what follows.
@@ -32,7 +32,7 @@ impl Record {
     }
 
     /// The order of the job.
-    pub(crate) fn order(&self) -> Order {
+    pub(crate) fn order(&self) -> VisitOrder {
         order(self.part(), self.stretch, self.shuffled, self.seed)
     }
 
@@ -102,10 +102,10 @@ impl Record {
 }
 
 /// The order in which a job writes its part.
-pub(crate) fn order(part: Range<u64>, stretch: u64, shuffled: bool, seed: u64) -> Order {
+pub(crate) fn order(part: Range<u64>, stretch: u64, shuffled: bool, seed: u64) -> VisitOrder {
     // Jobs go their own ways.
     let seed = shuffled.then(|| seed ^ part.start.rotate_left(32));
-    Order::new(part, stretch, seed)
+    VisitOrder::new(part, stretch, seed)
 }
 
 #[cfg(test)]

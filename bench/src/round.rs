@@ -20,13 +20,13 @@ pub(crate) fn part(region: &Range<u64>, stretch: u64, jobs: u64, job: u64) -> Ra
 
 /// All stretches of a part, each once: in order, or shuffled.
 #[derive(Clone, Debug)]
-pub(crate) struct Order {
+pub(crate) struct VisitOrder {
     part: Range<u64>,
     stretch: u64,
     shuffle: Option<Shuffle>,
 }
 
-impl Order {
+impl VisitOrder {
     /// `seed` for one that is shuffled. `part` is not empty.
     pub(crate) fn new(part: Range<u64>, stretch: u64, seed: Option<u64>) -> Self {
         let stretches = (part.end - part.start).div_ceil(stretch);
@@ -88,7 +88,7 @@ pub(crate) struct Reached {
 /// Goes through an order again and again.
 #[derive(Clone, Debug)]
 pub(crate) struct Round {
-    order: Order,
+    order: VisitOrder,
     reached: Reached,
     /// Before the last request.
     before: Reached,
@@ -96,12 +96,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    pub(crate) fn new(order: Order) -> Self {
+    pub(crate) fn new(order: VisitOrder) -> Self {
         let now = order.at(0);
         Self { order, reached: Reached::default(), before: Reached::default(), now }
     }
 
-    pub(crate) fn order(&self) -> &Order {
+    pub(crate) fn order(&self) -> &VisitOrder {
         &self.order
     }
 
@@ -229,7 +229,7 @@ mod tests {
     fn what_was_written_is_known_from_how_far_it_came() {
         let mut random = Rng::with_seed(3);
         for (bytes, seed) in [(64 * 4096, Some(1)), (64 * 4096 + 512, Some(2)), (9 * 4096, None)] {
-            let order = Order::new(8192..8192 + bytes, 4096, seed);
+            let order = VisitOrder::new(8192..8192 + bytes, 4096, seed);
             let sectors = usize::try_from(bytes / 512).unwrap();
             let (mut round, mut written) = (Round::new(order), vec![0u32; sectors]);
             let mut sum = 0;

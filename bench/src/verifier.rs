@@ -3,7 +3,7 @@
 use crate::backend::Ask;
 use crate::content::{SECTOR, SectorStamp, Wrong};
 use crate::record::Record;
-use crate::round::Order;
+use crate::round::VisitOrder;
 use anyhow::{Result, bail, ensure};
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(crate) struct WrongData(pub String);
 #[derive(Debug)]
 pub(crate) struct Left {
     record: Record,
-    order: Order,
+    order: VisitOrder,
     content: [u8; SECTOR],
 }
 

@@ -158,7 +158,7 @@ impl Disk {
             return Err(io::Error::other("it is based on another file by now"));
         }
         below[0].file = Arc::clone(&base.writable);
-        let barriers = image.way().barriers;
+        let barriers = image.usage().barriers;
         let commit = Commit::open(middle, below, bases, self.image_unit(), barriers)?;
         Ok((commit, image))
     }

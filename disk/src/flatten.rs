@@ -74,7 +74,7 @@ impl Disk {
         old.give_back()?;
         let mut chain = old.chain()?;
         change(&mut chain);
-        let image = Image::open_beside(chain, old.way(), bases, self.image_unit())?;
+        let image = Image::open_beside(chain, old.usage(), bases, self.image_unit())?;
         self.active().image = Some(Arc::new(image));
         Ok(Replaced { _image: old })
     }

@@ -91,7 +91,7 @@ pub use open::{
 pub use parts::Parts;
 pub use queue::{DiskQueue, Finished, Oldest, Overdue, Watcher};
 pub use resize::ResizeError;
-pub use ringway_image::Port as ImagePort;
+pub use ringway_image::ImageClient;
 pub use ringway_scheduler::{OnSwitch, Policy, SchedulerMode, SchedulerStats, SharedPolicy};
 pub use snapshot::{Beneath, NoSnapshot, OverlayShape};
 pub use state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};

@@ -2,7 +2,7 @@
 
 use crate::disk::Disk;
 use crate::unmapped::Unmapped;
-use ringway_image::{Bases, Image, Port};
+use ringway_image::{Bases, Image, ImageClient};
 use std::io;
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ impl Disk {
     pub fn map_image_beside(&mut self, bases: &Bases) -> io::Result<()> {
         let unit = self.image_unit();
         let mut active = self.active();
-        if let Some(Unmapped { layers, way }) = active.unmapped.take() {
-            active.image = Some(Arc::new(Image::open_beside(layers, way, bases, unit)?));
+        if let Some(Unmapped { layers, usage }) = active.unmapped.take() {
+            active.image = Some(Arc::new(Image::open_beside(layers, usage, bases, unit)?));
         }
         Ok(())
     }
@@ -46,10 +46,10 @@ impl Disk {
     ///
     /// # Errors
     /// What the host says.
-    pub fn image_port(&self, depth: u16) -> io::Result<Option<Port>> {
+    pub fn image_client(&self, depth: u16) -> io::Result<Option<ImageClient>> {
         if self.active().unmapped.is_some() {
             return Err(io::Error::other("the tables of its image have not been read"));
         }
-        self.image().map(|image| image.port(depth)).transpose()
+        self.image().map(|image| image.client(depth)).transpose()
     }
 }

@@ -139,7 +139,7 @@ impl Disk {
         let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
         let mut chain = vec![overlay];
         chain.extend(old.chain()?);
-        let image = Image::open_beside(chain, old.way(), bases, self.image_unit())?;
+        let image = Image::open_beside(chain, old.usage(), bases, self.image_unit())?;
         let mut active = self.active();
         let file = std::mem::replace(&mut active.file, file);
         active.image = Some(Arc::new(image));

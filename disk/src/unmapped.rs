@@ -8,5 +8,5 @@ pub struct Unmapped {
     /// Its files, the top first.
     pub layers: Vec<Layer>,
     /// How it is to be served.
-    pub way: Use,
+    pub usage: Use,
 }

@@ -77,9 +77,9 @@ impl<E: Engine> Bench<E> {
         let disk = Arc::new(disk);
         let file = engine.attach(&disk.file()).unwrap();
         let limits = engine.limits().clone();
-        let port = disk.image_port(DEPTH).unwrap().expect("it is no raw image");
+        let client = disk.image_client(DEPTH).unwrap().expect("it is no raw image");
         let mut queue = DiskQueue::new(disk, &limits, file, 0, DEPTH).unwrap();
-        queue.attach_image(&mut engine, port, BELL).unwrap();
+        queue.attach_image(&mut engine, client, BELL).unwrap();
         queue.set_durable_writes(durable);
         let memory = (0..DEPTH).map(|_| Mapping::anonymous(ROOM).unwrap()).collect();
         let reaped = Reaped::with_capacity(256, 16);

@@ -19,7 +19,7 @@ pub(crate) enum Wake {
     /// The time is up.
     TimedOut,
     /// The server is gone.
-    Gone,
+    Lost,
 }
 
 /// The eventfds of one queue, shared by the queue and its device.
@@ -111,18 +111,18 @@ impl Link {
 
     /// True unless the device was stopped or the server has closed the connection.
     pub(crate) fn is_connected(&self) -> bool {
-        self.connected.load(Acquire) && self.poll(0) != Ok(Wake::Gone)
+        self.connected.load(Acquire) && self.poll(0) != Ok(Wake::Lost)
     }
 
     /// Sleeps until the server calls, in whole milliseconds.
     pub(crate) fn sleep(&self, timeout: Option<Duration>) -> Result<Wake, Error> {
         if !self.connected.load(Acquire) {
-            return Ok(Wake::Gone);
+            return Ok(Wake::Lost);
         }
         let ms =
             timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
         let woken = self.poll(ms).map_err(|()| Error::last_os("cannot wait for the server"))?;
-        Ok(if self.connected.load(Acquire) { woken } else { Wake::Gone })
+        Ok(if self.connected.load(Acquire) { woken } else { Wake::Lost })
     }
 
     fn poll(&self, ms: i32) -> Result<Wake, ()> {
@@ -136,7 +136,7 @@ impl Link {
         };
         let gone = events[..count].iter().any(|event| event.u64 == SOCKET);
         Ok(match count {
-            _ if gone => Wake::Gone,
+            _ if gone => Wake::Lost,
             0 => Wake::TimedOut,
             _ => Wake::Called,
         })

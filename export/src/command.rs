@@ -5,7 +5,7 @@ pub use crate::queue_id::QueueId;
 use crate::stats::WorkerStats;
 use crate::totals::QueueTotals;
 use ringway_core::mem::HostRange;
-use ringway_disk::{Disk, DiskStats, ImagePort, Overdue};
+use ringway_disk::{Disk, DiskStats, ImageClient, Overdue};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::Pid;
 use std::io;
@@ -73,7 +73,7 @@ pub(crate) enum Command<Q> {
         ring: Q,
         disk: Arc<Disk>,
         /// To the disk's image, if that has a map.
-        port: Option<ImagePort>,
+        client: Option<ImageClient>,
         durable: bool,
         alarm: Raise,
         reply: SyncSender<io::Result<QueueId>>,
@@ -197,8 +197,8 @@ impl<Q: QueueLifecycle> Handle<Q> {
         alarm: Raise,
     ) -> io::Result<QueueId> {
         // Here, because workers may not start threads themselves.
-        let port = disk.image_port(ring.depth())?;
-        self.ask(|reply| Command::Add { ring, disk, port, durable, alarm, reply })?
+        let client = disk.image_client(ring.depth())?;
+        self.ask(|reply| Command::Add { ring, disk, client, durable, alarm, reply })?
     }
 
     /// Takes a queue off the worker. Returns a promise: the caller may wait for several.

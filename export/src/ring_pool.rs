@@ -20,10 +20,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Rings that were set up beforehand, by a process that is to lose the right to set up any: an
 /// unrestricted one could open files and sockets past a filter of system calls.
 #[derive(Clone, Default)]
-pub struct RingPool(Arc<Mutex<Rings>>);
+pub struct RingPool(Arc<Mutex<FreeRings>>);
 
 #[derive(Default)]
-struct Rings {
+struct FreeRings {
     files: Vec<IoUring>,
     nvme: Vec<Nvme>,
 }
@@ -35,7 +35,7 @@ impl RingPool {
     /// What the host says, such as that there is no io_uring for us.
     pub fn set_up(needed: usize, wanted: usize, iopoll: bool) -> io::Result<Self> {
         let files = collect(needed, wanted, PATIENCE, || new(iopoll))?;
-        Ok(Self(Arc::new(Mutex::new(Rings { files, nvme: Vec::new() }))))
+        Ok(Self(Arc::new(Mutex::new(FreeRings { files, nvme: Vec::new() }))))
     }
 
     /// Adds rings for NVMe namespaces, likewise.
@@ -68,7 +68,7 @@ impl RingPool {
         ring.ok_or_else(none_left)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Rings> {
+    fn lock(&self) -> MutexGuard<'_, FreeRings> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
     }
 }

@@ -18,8 +18,8 @@ use crate::cpu::GuestCalls;
 use crate::pinned::Pinned;
 use crate::polling::{Idle, Next, Spins};
 use crate::queue::{Armed, QueueLifecycle};
+use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
-use crate::tally::Tally;
 use control::Waiting;
 use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
@@ -63,8 +63,8 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
     poison_seen: u64,
     stats: WorkerStats,
     /// Those of `stats.batches` and `stats.harvests` that are small.
-    batches: Tally,
-    harvests: Tally,
+    batches: SmallCounts,
+    harvests: SmallCounts,
     exit: bool,
     /// Who is to be called at the next request: whoever looked and found nothing to look after.
     rouse: Option<Rouse>,

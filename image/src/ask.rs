@@ -19,7 +19,7 @@ pub struct Ask {
     pub skip: u64,
 }
 
-// SAFETY: whoever asks vouches for the memory until the answer is there (`Port::ask`).
+// SAFETY: whoever asks vouches for the memory until the answer is there (`ImageClient::ask`).
 unsafe impl Send for Ask {}
 
 impl Ask {
@@ -29,7 +29,7 @@ impl Ask {
             return true;
         }
         let (mask, unit) = (unit as usize - 1, u64::from(unit));
-        // SAFETY: the list is valid until the answer (`Port::ask`).
+        // SAFETY: the list is valid until the answer (`ImageClient::ask`).
         let segments = unsafe { (*self.memory).as_slice() };
         let memory = segments.iter().all(|s| (s.base as usize | s.len) & mask == 0);
         memory && self.range.is_aligned(unit)
@@ -37,7 +37,7 @@ impl Ask {
 
     /// Copies guest memory from `done` bytes behind the beginning of the part.
     pub(crate) fn gather(&self, done: u64, into: &mut [u8]) {
-        // SAFETY: the list and its memory are valid until the answer (`Port::ask`).
+        // SAFETY: the list and its memory are valid until the answer (`ImageClient::ask`).
         let copied = unsafe { (*self.memory).gather(self.skip + done, into) };
         debug_assert_eq!(copied, into.len(), "a request has as much memory as range");
     }

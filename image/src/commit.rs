@@ -165,8 +165,8 @@ impl Commit {
                 Target::Raw(into, Layer { file_bytes, ..first })
             }
             LayerFormat::Qcow2 { .. } => {
-                let way = Use { read_only: false, grows: true, barriers };
-                let image = Image::open_beside(base, way, bases, unit)?;
+                let usage = Use { read_only: false, grows: true, barriers };
+                let image = Image::open_beside(base, usage, bases, unit)?;
                 // Whoever reads the chain reads the base by the tables it had.
                 image.in_thread(|work| work.keep_freed(true))?;
                 if smaller {

@@ -1,15 +1,15 @@
 //! An image that is served: its table, its files, its thread.
 
 use crate::base::{Base, Bases};
+use crate::client::{ImageClient, line};
 use crate::header::autoclear;
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
 use crate::layout::Shape;
 use crate::map::Map;
-use crate::port::{Port, line};
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
-use crate::thread::{Mailbox, Order, Work};
+use crate::thread::{Mailbox, Task, Work};
 use crate::writer::Writer;
 use ringway_core::ByteRange;
 use std::fs::File;
@@ -40,13 +40,13 @@ pub struct Use {
 /// ```no_run
 /// use ringway_image::{Image, Layer, LayerFormat, Place, Use};
 /// # fn layers() -> Vec<Layer> { Vec::new() }
-/// let way = Use { read_only: false, grows: true, barriers: true };
-/// let image = Image::open(layers(), way)?;
+/// let usage = Use { read_only: false, grows: true, barriers: true };
+/// let image = Image::open(layers(), usage)?;
 /// let range = ringway_core::ByteRange::new(65536, 4096).ok_or("beyond 64 bits")?;
 /// match image.place(range, false) {
 ///     Place::Direct { file, offset, len } => println!("{len} bytes at {offset} of file {file}"),
 ///     Place::Zero { len } => println!("{len} zeroes"),
-///     Place::Ask { len } => println!("{len} bytes that Image::port leads to"),
+///     Place::Ask { len } => println!("{len} bytes that Image::client leads to"),
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -63,7 +63,7 @@ pub struct Image {
     chain: Vec<Layer>,
     /// What the top's header says by now.
     shape: Mutex<Shape>,
-    way: Use,
+    usage: Use,
     /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
     pub(crate) skips_middle: AtomicBool,
     mailbox: Arc<Mailbox>,
@@ -96,8 +96,8 @@ impl Image {
     ///
     /// # Errors
     /// What the host says, or what is wrong with the metadata.
-    pub fn open(chain: Vec<Layer>, way: Use) -> io::Result<Self> {
-        Self::open_beside(chain, way, &Bases::default(), 1)
+    pub fn open(chain: Vec<Layer>, usage: Use) -> io::Result<Self> {
+        Self::open_beside(chain, usage, &Bases::default(), 1)
     }
 
     /// As [`Image::open`]; what it is based on is shared with other images that are based on the same.
@@ -105,15 +105,20 @@ impl Image {
     ///
     /// # Errors
     /// As [`Image::open`].
-    pub fn open_beside(chain: Vec<Layer>, way: Use, bases: &Bases, unit: u32) -> io::Result<Self> {
-        let grows = way.grows;
+    pub fn open_beside(
+        chain: Vec<Layer>,
+        usage: Use,
+        bases: &Bases,
+        unit: u32,
+    ) -> io::Result<Self> {
+        let grows = usage.grows;
         let top = chain.first().cloned();
         let mut layers = Layers::open(chain, bases, unit)?;
         // What is shared is not held a second time.
         let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
         let chain = top.into_iter().chain(shared).collect();
         let mut writer = None;
-        if !way.read_only {
+        if !usage.read_only {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
             let kept = if layers.has_data_file() { autoclear::RAW_DATA } else { 0 };
@@ -127,10 +132,10 @@ impl Image {
             let used: Vec<u64> = tables.l2_offsets().collect();
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
-            refcounts.barriers = way.barriers;
+            refcounts.barriers = usage.barriers;
             writer = Some(Writer::new(refcounts));
         }
-        let mut map = Map::new(layers, way.read_only)?;
+        let mut map = Map::new(layers, usage.read_only)?;
         let shape = map.layers.top().shape;
         Ok(Self {
             table: Arc::clone(&map.table),
@@ -142,7 +147,7 @@ impl Image {
             zeroes_clusters: map.zeroes_clusters(),
             chain,
             shape: Mutex::new(shape),
-            way,
+            usage,
             skips_middle: AtomicBool::new(false),
             mailbox: Arc::default(),
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
@@ -181,10 +186,10 @@ impl Image {
             Thread::Over => return Err(io::Error::other("its thread could not be started")),
         };
         let (reply, answer) = sync_channel(1);
-        let order = Order(Box::new(move |work| {
+        let task = Task(Box::new(move |work| {
             let _ = reply.send(act(work));
         }));
-        *self.mailbox.order.lock().unwrap_or_else(PoisonError::into_inner) = Some(order);
+        *self.mailbox.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         handle.thread().unpark();
         loop {
             match answer.recv_timeout(Duration::from_secs(1)) {
@@ -217,8 +222,8 @@ impl Image {
 
     /// How it is served.
     #[must_use]
-    pub fn way(&self) -> Use {
-        self.way
+    pub fn usage(&self) -> Use {
+        self.usage
     }
 
     /// The files that it is made of, top first, as they were opened.
@@ -235,7 +240,7 @@ impl Image {
     pub fn chain(&self) -> io::Result<Vec<Layer>> {
         let mut chain = self.chain.clone();
         if let Some(top) = chain.first_mut() {
-            if self.way.grows {
+            if self.usage.grows {
                 top.file_bytes = top.file.metadata()?.len();
             }
             if let LayerFormat::Qcow2 { shape, .. } = &mut top.format {
@@ -281,7 +286,7 @@ impl Image {
     ///
     /// # Errors
     /// What the host says.
-    pub fn port(&self, depth: u16) -> io::Result<Port> {
+    pub fn client(&self, depth: u16) -> io::Result<ImageClient> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         *thread = match std::mem::replace(&mut *thread, Thread::Over) {
             Thread::Waits(work) => {
@@ -294,10 +299,10 @@ impl Image {
         let Thread::Runs(handle) = &*thread else {
             return Err(io::Error::other("its thread could not be started"));
         };
-        let (port, far) = line(depth, handle.thread().clone())?;
+        let (client, far) = line(depth, handle.thread().clone())?;
         self.mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner).push(far);
         handle.thread().unpark();
-        Ok(port)
+        Ok(client)
     }
 }
 

@@ -6,7 +6,7 @@
 //!
 //! An [`Image`] is one that is served: each cluster of its disk has a word in a table, which says where
 //! it is. Queues look there without a lock ([`Image::place`]), and ask the image's thread for what is
-//! more than a look-up ([`Port`]).
+//! more than a look-up ([`ImageClient`]).
 //!
 //! An image that is written, opened with those it is based on, and read:
 //!
@@ -47,8 +47,10 @@ mod beneath;
 mod builder;
 mod chain;
 mod check;
+mod client;
 mod commit;
 mod compress;
+mod copy_rate;
 mod create;
 mod decompress;
 mod extension;
@@ -66,8 +68,6 @@ mod layers;
 mod layout;
 mod locate;
 mod map;
-mod pace;
-mod port;
 mod printable;
 mod read_at;
 mod reader;
@@ -86,7 +86,9 @@ pub use chain::{
     CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top,
 };
 pub use check::{CheckOptions, Findings, check, repair_leaks};
+pub use client::{ImageClient, ThreadLost};
 pub use commit::Commit;
+pub use copy_rate::CopyRate;
 pub use create::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
 pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};
@@ -95,8 +97,6 @@ pub use image::{Image, ImageMemory, Use};
 pub use layer::{Layer, LayerFormat};
 pub use layout::Shape;
 pub use locate::Locator;
-pub use pace::Pace;
-pub use port::{Gone, Port};
 pub use printable::printable;
 pub use read_at::ReadAt;
 pub use reader::Reader;

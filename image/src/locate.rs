@@ -1,8 +1,8 @@
 //! Where the parts of a disk are, for who asks at leisure: block status, not requests.
 
 use crate::ask::Ask;
+use crate::client::ImageClient;
 use crate::image::Image;
-use crate::port::Port;
 use crate::table::Place;
 use ringway_core::{ByteRange, Op};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -27,7 +27,7 @@ const WINDOW: u64 = 8192;
 /// ```
 pub struct Locator<'a> {
     image: &'a Image,
-    port: Port,
+    client: ImageClient,
     loads: u32,
 }
 
@@ -38,7 +38,7 @@ impl Image {
     /// # Errors
     /// What the host says to another descriptor.
     pub fn locator(&self) -> io::Result<Locator<'_>> {
-        Ok(Locator { image: self, port: self.port(1)?, loads: 0 })
+        Ok(Locator { image: self, client: self.client(1)?, loads: 0 })
     }
 }
 
@@ -77,9 +77,9 @@ impl Locator<'_> {
         let gone = |_| io::Error::other("the thread of the image has ended");
         let ask = Ask { tag: 0, op: Op::Read, range, memory: std::ptr::null(), skip: 0 };
         // SAFETY: there is no memory.
-        unsafe { self.port.ask(ask) }.map_err(gone)?;
+        unsafe { self.client.ask(ask) }.map_err(gone)?;
         loop {
-            if let Some(answer) = self.port.take().map_err(gone)? {
+            if let Some(answer) = self.client.take().map_err(gone)? {
                 return match answer.result {
                     0.. => Ok(()),
                     errno => Err(io::Error::from_raw_os_error(
@@ -87,8 +87,8 @@ impl Locator<'_> {
                     )),
                 };
             }
-            // SAFETY: the port has the descriptor open as long as it is borrowed here.
-            let bell = unsafe { BorrowedFd::borrow_raw(self.port.bell()) };
+            // SAFETY: the client has the descriptor open as long as it is borrowed here.
+            let bell = unsafe { BorrowedFd::borrow_raw(self.client.bell()) };
             match poll(&mut [PollFd::new(&bell, PollFlags::IN)], None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

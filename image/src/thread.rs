@@ -4,9 +4,9 @@
 //! tables once for all of them, and answers.
 
 use crate::ask::{Answer, Ask};
+use crate::client::{Message, Reply, ServerEnd};
 use crate::layout::Shape;
 use crate::map::Map;
-use crate::port::{FarEnd, Message, Reply};
 use crate::table::Place;
 use crate::writer::Writer;
 use ringway_core::Op;
@@ -28,9 +28,9 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const FREED: usize = 1024;
 
 /// What somebody else wants done where the tables are, between two batches.
-pub(crate) struct Order(pub(crate) Box<dyn FnOnce(&mut Work) + Send>);
+pub(crate) struct Task(pub(crate) Box<dyn FnOnce(&mut Work) + Send>);
 
-impl fmt::Debug for Order {
+impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Order")
     }
@@ -39,10 +39,10 @@ impl fmt::Debug for Order {
 /// What others leave for the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
-    pub(crate) queues: Mutex<Vec<FarEnd>>,
+    pub(crate) queues: Mutex<Vec<ServerEnd>>,
     pub(crate) ends: AtomicBool,
     /// One at a time: whoever gives it waits.
-    pub(crate) order: Mutex<Option<Order>>,
+    pub(crate) task: Mutex<Option<Task>>,
     /// A sync has failed.
     pub(crate) failed: AtomicBool,
 }
@@ -52,7 +52,7 @@ pub(crate) struct Mailbox {
 pub(crate) struct Work {
     map: Map,
     writer: Option<Writer>,
-    queues: Vec<FarEnd>,
+    queues: Vec<ServerEnd>,
     /// Questions of this batch: whose, and what.
     batch: Vec<(usize, Ask)>,
     /// Freed clusters for which queues have been asked to let what is in flight end.
@@ -76,14 +76,14 @@ impl Work {
 
     /// Works until it is told to end.
     pub(crate) fn run(mut self, mailbox: &Mailbox) {
-        let mut rested = false;
+        let mut has_waited = false;
         loop {
             {
                 let mut new = mailbox.queues.lock().unwrap_or_else(PoisonError::into_inner);
                 self.queues.append(&mut new);
             }
-            let order = mailbox.order.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(Order(carry_out)) = order {
+            let task = mailbox.task.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(Task(carry_out)) = task {
                 carry_out(&mut self);
                 self.note_broken(mailbox);
             }
@@ -91,15 +91,15 @@ impl Work {
             if !self.batch.is_empty() {
                 self.carry_out(mailbox);
                 self.tend_freed(false);
-                rested = false;
+                has_waited = false;
                 continue;
             }
             // Whoever ends it waits for this thread, so that nothing is asked any more.
             if mailbox.ends.load(SeqCst) {
                 break;
             }
-            self.tend_freed(rested);
-            rested = self.rest();
+            self.tend_freed(has_waited);
+            has_waited = self.rest();
         }
         if let Err(error) = self.give_back() {
             tracing::warn!("clusters that are not used could not be given back: {error}");
@@ -167,7 +167,7 @@ impl Work {
                     }
                 }
             }
-            // Its questions are answered: its port has waited for that.
+            // Its questions are answered: its client has waited for that.
             if gone && !self.batch.iter().any(|(queue, _)| *queue >= at) {
                 self.queues.remove(at);
             } else {
@@ -195,7 +195,7 @@ impl Work {
             };
             self.queues[*queue].say(Reply::Answer(Answer { tag: ask.tag, result }));
         }
-        self.queues.iter_mut().for_each(FarEnd::ring);
+        self.queues.iter_mut().for_each(ServerEnd::ring);
         self.batch = batch;
         self.batch.clear();
     }

@@ -2,10 +2,10 @@
 //! machine, or in tests with `--cfg loom` those of the model checker, which tries all orders in
 //! which they can be seen (`models.rs`).
 
-pub(crate) use words::{AtomicU16, AtomicU32, AtomicU64, fence, u16_at, u32_at, u64_at};
+pub(crate) use atomics::{AtomicU16, AtomicU32, AtomicU64, fence, u16_at, u32_at, u64_at};
 
 #[cfg(not(all(test, loom)))]
-mod words {
+mod atomics {
     pub(crate) use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
 
     macro_rules! word_at {
@@ -25,10 +25,10 @@ mod words {
 }
 
 #[cfg(all(test, loom))]
-pub(crate) use words::forget_all;
+pub(crate) use atomics::forget_all;
 
 #[cfg(all(test, loom))]
-mod words {
+mod atomics {
     pub(crate) use loom::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, fence};
     use std::cell::RefCell;
     use std::collections::BTreeMap;
@@ -36,9 +36,9 @@ mod words {
 
     // All threads of a model run on one thread of the host.
     macro_rules! word_at {
-        ($name:ident, $value:ty, $word:ty, $words:ident) => {
+        ($name:ident, $value:ty, $word:ty, $atomics:ident) => {
             thread_local! {
-                static $words: RefCell<BTreeMap<usize, Box<$word>>> = RefCell::default();
+                static $atomics: RefCell<BTreeMap<usize, Box<$word>>> = RefCell::default();
             }
 
             /// The model's word for an address; 0 at first.
@@ -46,8 +46,8 @@ mod words {
             /// # Safety
             /// Not used after `forget_all`.
             pub(crate) unsafe fn $name<'a>(at: *mut $value) -> &'a $word {
-                $words.with_borrow_mut(|words| {
-                    let word = words.entry(at as usize);
+                $atomics.with_borrow_mut(|atomics| {
+                    let word = atomics.entry(at as usize);
                     let word = word.or_insert_with(|| Box::new(<$word>::new(0)));
                     // SAFETY: the box stays where it is until `forget_all`.
                     unsafe { &*std::ptr::from_ref(&**word) }

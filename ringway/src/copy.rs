@@ -15,7 +15,7 @@ mod image;
 mod journal;
 mod new_image;
 mod open;
-mod order;
+mod operation;
 mod report;
 mod share;
 mod space;

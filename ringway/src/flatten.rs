@@ -37,8 +37,8 @@ pub(crate) fn run(args: &FlattenArgs, log: &LogArgs) -> anyhow::Result<ExitCode>
     let copying = Copying::begin(&args.merge, log)?;
     let images = Images::open(&args.merge, true)?;
     let name = &images.name;
-    let way = Use { read_only: false, grows: images.is_file, barriers: true };
-    let image = Image::open_beside(images.layers.clone(), way, &Bases::default(), 1)
+    let usage = Use { read_only: false, grows: images.is_file, barriers: true };
+    let image = Image::open_beside(images.layers.clone(), usage, &Bases::default(), 1)
         .with_context(|| format!("{name}: cannot read its tables"))?;
     image.may_detach().with_context(|| name.clone())?;
     let copied = copying.all("flatten", image.size(), |at, most| image.pull(at, most));

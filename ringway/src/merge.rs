@@ -8,7 +8,7 @@ use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::{LockError, lock_image};
-use ringway_image::{Chain, Format, Layer, Pace, Pulled, Top, printable};
+use ringway_image::{Chain, CopyRate, Format, Layer, Pulled, Top, printable};
 use ringway_terminal::{logging, output};
 use serde::Serialize;
 use std::fs::{File, OpenOptions};
@@ -150,24 +150,24 @@ impl<'a> Copying<'a> {
         mut copy: impl FnMut(u64, u64) -> io::Result<Pulled>,
     ) -> io::Result<Option<u64>> {
         let bar = bar(name, 0, size, self.quiet);
-        let mut pace = Pace::new(self.args.bps.map(|Size(bytes)| bytes));
-        while pace.done < size {
+        let mut rate = CopyRate::new(self.args.bps.map(|Size(bytes)| bytes));
+        while rate.done < size {
             loop {
                 if self.signal.load(Relaxed) != 0 {
                     bar.abandon();
                     return Ok(None);
                 }
-                let left = pace.due().saturating_duration_since(Instant::now());
+                let left = rate.due().saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     break;
                 }
                 std::thread::sleep(left.min(POLL_EVERY));
             }
-            pace.next(&mut copy)?;
-            bar.set_position(pace.done);
+            rate.next(&mut copy)?;
+            bar.set_position(rate.done);
         }
         bar.finish_and_clear();
-        Ok(Some(pace.copied))
+        Ok(Some(rate.copied))
     }
 
     /// Says what was done, by `line` or as JSON.

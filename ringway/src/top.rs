@@ -210,8 +210,8 @@ fn show(
                     if wish.quit {
                         return Ok(ExitCode::SUCCESS);
                     }
-                    if let Some(order) = wish.order {
-                        watch.order(order);
+                    if let Some(command) = wish.command {
+                        watch.send(command);
                     }
                 }
                 // Most others are a new size of the terminal.

@@ -79,13 +79,13 @@ fn shares(name: &str, options: &[&str]) {
     let (a, b) = (here.join("a"), here.join("b"));
     image(&a);
     let before = free(here);
-    for way in ["auto", "always"] {
-        let said = copies(here, &["--reflink", way, "--verify", "a", "b"]);
+    for mode in ["auto", "always"] {
+        let said = copies(here, &["--reflink", mode, "--verify", "a", "b"]);
         assert!(said.contains("24 MiB shared") && said.contains("verified"), "{said}");
         assert!(!said.contains("copied"), "{said}");
         same(&a, &b);
         let taken = before.saturating_sub(free(here));
-        assert!(taken < MIB, "{way}: {taken} bytes of {name} were taken");
+        assert!(taken < MIB, "{mode}: {taken} bytes of {name} were taken");
         std::fs::remove_file(&b).unwrap();
     }
 

@@ -495,10 +495,10 @@ fn a_disk_of_the_same_name_elsewhere_is_left_alone() {
     }
     assert_eq!(length(), whole);
     // By its name where there is no such file, by its number, by the way to it.
-    let way = dir.path().join("disk.img").display().to_string();
+    let path = dir.path().join("disk.img").display().to_string();
     std::fs::remove_file(elsewhere.path().join("disk.img")).unwrap();
     std::fs::write(elsewhere.path().join("0"), "a file of this name").unwrap();
-    for disk in ["disk.img", "0", &way] {
+    for disk in ["disk.img", "0", &path] {
         assert_eq!(from(elsewhere.path(), &["drain", disk]).status.code(), Some(0), "{disk}");
     }
     assert_eq!(from(dir.path(), &["drain", "s"]).status.code(), Some(0), "its socket");

@@ -34,7 +34,7 @@ fn fence(engine: &str) {
 
 /// Kills a daemon whose writes are on their way for so long and starts others at once. False if the
 /// writes had landed before those came.
-fn fence_once(engine: &str, way: Duration) -> bool {
+fn fence_once(engine: &str, delay: Duration) -> bool {
     let (mount, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let Some(store) = LateStore::mount(mount.path(), 1 << 20).map_err(|lack| lack.skip()).ok()
     else {
@@ -42,7 +42,7 @@ fn fence_once(engine: &str, way: Duration) -> bool {
     };
     let image = store.path().to_owned();
     let mut old = Daemon::start(serve(&image, dir.path(), engine, &["--control", "c"]));
-    store.set_delay(way);
+    store.set_delay(delay);
     // Kept to the end: a process that waits for its writes keeps its sockets open.
     let mut front_end = connect(dir.path());
     let mut queue = front_end.queue().unwrap();
@@ -52,7 +52,7 @@ fn fence_once(engine: &str, way: Duration) -> bool {
         queue.write(number * 4096, buffer, ()).unwrap();
     }
     queue.submit().unwrap();
-    if !arrive(&store, way) {
+    if !arrive(&store, delay) {
         return false;
     }
     old.signal(libc::SIGKILL);
@@ -61,7 +61,7 @@ fn fence_once(engine: &str, way: Duration) -> bool {
 
     // One that has no patience is told why.
     let hasty = serve(&image, dir.path(), engine, &["--lock-wait", "1"]);
-    let Some(refused) = until_ready(hasty, way) else { return false };
+    let Some(refused) = until_ready(hasty, delay) else { return false };
     let (waited, error) = (killed.elapsed(), text(&refused.stderr));
     // What QEMU looks at is locked as long.
     let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
@@ -126,11 +126,11 @@ fn fence_once(engine: &str, way: Duration) -> bool {
 }
 
 /// Whether all writes reach the disk while the first is still on its way.
-fn arrive(store: &LateStore, way: Duration) -> bool {
+fn arrive(store: &LateStore, delay: Duration) -> bool {
     let begun = Instant::now();
     while store.log().len() < usize::try_from(WRITES).unwrap() {
-        if begun.elapsed() > way {
-            println!("they do not arrive in {way:?}: {:?}", store.log());
+        if begun.elapsed() > delay {
+            println!("they do not arrive in {delay:?}: {:?}", store.log());
             return false;
         }
         std::thread::sleep(Duration::from_millis(5));

@@ -30,13 +30,13 @@ fn two_disks(dir: &Path, more: &[&str]) -> Command {
 }
 
 /// With the sandbox, without it, and with a process for each disk, whose log goes through the daemon's.
-const WAYS: [&[&str]; 3] = [&[], &["--sandbox", "off"], &["--isolate"]];
+const VARIANTS: [&[&str]; 3] = [&[], &["--sandbox", "off"], &["--isolate"]];
 
 /// In each of these ways, in a folder of its own.
-fn in_each_way(act: impl Fn(&Path, &[&str])) {
-    for way in WAYS {
-        println!("serve {way:?}");
-        act(folder().path(), way);
+fn in_each_variant(act: impl Fn(&Path, &[&str])) {
+    for variant in VARIANTS {
+        println!("serve {variant:?}");
+        act(folder().path(), variant);
     }
 }
 
@@ -110,9 +110,9 @@ fn full_pipe() -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn e01_a_full_log_ends_nothing() {
-    in_each_way(|dir, way| {
+    in_each_variant(|dir, variant| {
         let full = File::options().write(true).open("/dev/full").unwrap();
-        let mut daemon = Mute::start(two_disks(dir, way), Stdio::null(), full);
+        let mut daemon = Mute::start(two_disks(dir, variant), Stdio::null(), full);
         daemon.serves(dir);
         storm(dir, "b", 300);
         daemon.serves(dir);
@@ -123,10 +123,10 @@ fn e01_a_full_log_ends_nothing() {
 /// A log on a file system that is full for a while. What is missing in the end is told.
 #[test]
 fn e01_a_log_that_was_full_goes_on() {
-    in_each_way(a_log_that_was_full_goes_on);
+    in_each_variant(a_log_that_was_full_goes_on);
 }
 
-fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
+fn a_log_that_was_full_goes_on(dir: &Path, variant: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let mount = match Mounted::in_memory(folder.path().join("small"), 64 << 10) {
         Ok(mount) => mount,
@@ -136,7 +136,7 @@ fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
     let log = File::options().create_new(true).append(true).open(mount.path().join("log")).unwrap();
     let mut filler = File::create(&ballast).unwrap();
     while filler.write_all(&[0; 4096]).is_ok() {}
-    let mut command = two_disks(dir, way);
+    let mut command = two_disks(dir, variant);
     command.arg("-v");
     let mut daemon = Mute::start(command, Stdio::null(), log);
     daemon.serves(dir);
@@ -148,16 +148,16 @@ fn a_log_that_was_full_goes_on(dir: &Path, way: &[&str]) {
     daemon.serves(dir);
     daemon.stop(dir);
     let written = std::fs::read_to_string(mount.path().join("log")).unwrap();
-    let sandbox = if way.contains(&"off") { "sandbox off" } else { "sandbox on" };
-    assert!(written.contains(sandbox), "{way:?}: the first lines waited: {written}");
+    let sandbox = if variant.contains(&"off") { "sandbox off" } else { "sandbox on" };
+    assert!(written.contains(sandbox), "{variant:?}: the first lines waited: {written}");
 }
 
 #[test]
 fn e02_a_log_without_a_reader_ends_nothing() {
-    in_each_way(|dir, way| {
+    in_each_variant(|dir, variant| {
         let (reader, writer) = rustix::pipe::pipe().unwrap();
         drop(reader);
-        let mut daemon = Mute::start(two_disks(dir, way), Stdio::null(), writer);
+        let mut daemon = Mute::start(two_disks(dir, variant), Stdio::null(), writer);
         daemon.serves(dir);
         storm(dir, "b", 300);
         daemon.signal(libc::SIGUSR1);
@@ -179,9 +179,9 @@ fn chatter(dir: &Path, socket: &str, times: usize) {
 /// Nobody reads the log, from the first line on; nor what is printed.
 #[test]
 fn e03_a_log_whose_reader_stalls_stops_nobody() {
-    in_each_way(|dir, way| {
+    in_each_variant(|dir, variant| {
         let (reader, writer) = full_pipe();
-        let mut command = two_disks(dir, way);
+        let mut command = two_disks(dir, variant);
         command.args(["-v", "--stats"]);
         let output = writer.try_clone().unwrap();
         let mut daemon = Mute::start(command, output.into(), writer);
@@ -198,12 +198,12 @@ fn e03_a_log_whose_reader_stalls_stops_nobody() {
 /// A reader that comes back is told how much it has missed.
 #[test]
 fn e03_a_reader_that_comes_back_is_told_what_it_missed() {
-    in_each_way(a_reader_that_comes_back_is_told_what_it_missed);
+    in_each_variant(a_reader_that_comes_back_is_told_what_it_missed);
 }
 
-fn a_reader_that_comes_back_is_told_what_it_missed(dir: &Path, way: &[&str]) {
+fn a_reader_that_comes_back_is_told_what_it_missed(dir: &Path, variant: &[&str]) {
     let (reader, writer) = full_pipe();
-    let mut command = two_disks(dir, way);
+    let mut command = two_disks(dir, variant);
     command.args(["-v"]);
     let mut daemon = Mute::start(command, Stdio::null(), writer);
     daemon.serves(dir);
@@ -225,15 +225,15 @@ fn a_reader_that_comes_back_is_told_what_it_missed(dir: &Path, way: &[&str]) {
 
 #[test]
 fn e04_a_storm_of_connections_leaves_a_short_log() {
-    in_each_way(a_storm_of_connections_leaves_a_short_log);
+    in_each_variant(a_storm_of_connections_leaves_a_short_log);
 }
 
-fn a_storm_of_connections_leaves_a_short_log(dir: &Path, way: &[&str]) {
-    let mut daemon = Daemon::start(two_disks(dir, way));
+fn a_storm_of_connections_leaves_a_short_log(dir: &Path, variant: &[&str]) {
+    let mut daemon = Daemon::start(two_disks(dir, variant));
     let mut device = connect(dir, "a");
     let mut queue = device.queue().unwrap();
     // The way from the log to whoever reads it is the same; this one takes long.
-    for round in 0..if way.is_empty() { 20u8 } else { 5 } {
+    for round in 0..if variant.is_empty() { 20u8 } else { 5 } {
         storm(dir, "b", 1000);
         assert!(write(&device, &mut queue, 1, round), "{}", daemon.log());
         assert_eq!(read(&device, &mut queue, 1), [round; 512]);
@@ -269,12 +269,12 @@ fn sighup_ends_nothing() {
 /// Each kind of failure has its line, with error, count and sector; and its own counter.
 #[test]
 fn e07_errors_of_the_disk_are_told() {
-    for way in [&[][..], &["--isolate"]] {
-        errors_of_the_disk_are_told(way);
+    for variant in [&[][..], &["--isolate"]] {
+        errors_of_the_disk_are_told(variant);
     }
 }
 
-fn errors_of_the_disk_are_told(way: &[&str]) {
+fn errors_of_the_disk_are_told(variant: &[&str]) {
     let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
     let store = match LateStore::mount(mount.path(), 1 << 20) {
         Ok(store) => store,
@@ -282,7 +282,7 @@ fn errors_of_the_disk_are_told(way: &[&str]) {
     };
     let image = store.path().display().to_string();
     let args = [&image, "--socket", "s", "--control", "ctl", "--cache", "none", "--path", "bio"];
-    let args = [&args[..], &["--on-enospc", "report"], way].concat();
+    let args = [&args[..], &["--on-enospc", "report"], variant].concat();
     let daemon = Daemon::serve(dir.path(), &args);
     let mut device = connect(dir.path(), "s");
     let mut queue = device.queue().unwrap();
@@ -377,9 +377,9 @@ fn e07_reads_and_flushes_that_fail_are_told() {
         };
         let image = store.path().display().to_string();
         let args = [&image, "--socket", "s", "--cache", cache, "--engine", engine];
-        let way: &[_] =
+        let variant: &[_] =
             if sandbox == "isolated" { &["--isolate"] } else { &["--sandbox", sandbox] };
-        let daemon = Daemon::serve(dir.path(), &[&args, way].concat());
+        let daemon = Daemon::serve(dir.path(), &[&args, variant].concat());
         let mut device = connect(dir.path(), "s");
         let mut queue = device.queue().unwrap();
         store.set_read_error(Some(libc::EIO));

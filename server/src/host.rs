@@ -17,9 +17,9 @@
 mod addresses;
 mod client;
 mod duties;
-mod facts_words;
+mod facts_message;
 mod helper;
-mod image_words;
+mod image_message;
 mod local;
 mod names;
 mod overlay;

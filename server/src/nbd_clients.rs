@@ -4,7 +4,7 @@ use super::host::{Host, SocketFile};
 use anyhow::{Context, anyhow, bail};
 use ringway_control::config::{DiskSpec, NbdAddress, NbdPlace, NbdSecurity, Place};
 use ringway_disk::Disk;
-use ringway_nbd::{Export, Listener, Portal, Seat, Server, Tls};
+use ringway_nbd::{Export, Listener, Portal, Reservation, Server, Tls};
 use ringway_vhost_user::Access;
 use rustix::net::sockopt;
 use std::io;
@@ -166,7 +166,7 @@ fn refused(address: SocketAddr, error: &io::Error) -> anyhow::Error {
 /// Where the clients of a disk come in.
 pub(crate) struct NbdClients {
     // Before the address, which may go with it.
-    seat: Seat,
+    reservation: Reservation,
     place: PathBuf,
     _shared: Arc<Shared>,
 }
@@ -182,20 +182,20 @@ impl NbdClients {
         (portals, host): (&Portals, &Host),
     ) -> anyhow::Result<Self> {
         let shared = portals.at(&place.address, access, host)?;
-        let seat = shared.portal.reserve(&place.export);
-        let seat = seat.with_context(|| format!("NBD at {}", shared.address))?;
+        let reservation = shared.portal.reserve(&place.export);
+        let reservation = reservation.with_context(|| format!("NBD at {}", shared.address))?;
         let place = match (&shared.address, place.export.as_str()) {
             (NbdAddress::Unix(path), "") => path.clone(),
             (NbdAddress::Tcp(address), "") => address.to_string().into(),
             // Several may be there.
             (_, export) => shared.uri(export).into(),
         };
-        Ok(Self { seat, place, _shared: shared })
+        Ok(Self { reservation, place, _shared: shared })
     }
 
     /// Clients can choose the disk from now on: whoever accepts them may be another disk's thread.
     pub(crate) fn open(&self, disk: &Arc<Disk>) {
-        self.seat.open(disk);
+        self.reservation.open(disk);
     }
 
     /// Where that is: a path or an address, or a URI if the disk has a name there.
@@ -208,6 +208,6 @@ impl NbdClients {
     /// # Errors
     /// What the host says, or that a worker has failed.
     pub(crate) fn serve(&self, export: &Export, stop: BorrowedFd<'_>) -> io::Result<()> {
-        Server::new(export).serve(&self.seat, stop)
+        Server::new(export).serve(&self.reservation, stop)
     }
 }

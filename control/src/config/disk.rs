@@ -1,9 +1,9 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
-use super::nbd::{connections_in_file, export_name};
-use super::numbers::{
+use super::counts::{
     queue_size, queue_size_in_file, queues, queues_in_file, seconds, some_seconds, whole_seconds,
 };
+use super::nbd::{connections_in_file, export_name};
 use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -161,7 +161,7 @@ pub struct DiskArgs {
     pub cache: Option<CacheMode>,
     /// How requests travel: bio, each by itself at once; request, sorted by sector and merged; auto,
     /// whichever carries more, found by trying [default: auto].
-    #[arg(long, value_name = "WAY", help_heading = "Speed", value_parser = paths())]
+    #[arg(long, value_name = "POLICY", help_heading = "Speed", value_parser = paths())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub path: Option<SchedulerMode>,

@@ -3,6 +3,7 @@
 mod ceph;
 mod claim;
 mod clone;
+mod counts;
 mod cpus;
 mod disk;
 mod file;
@@ -13,7 +14,6 @@ mod metrics;
 mod nbd;
 mod nbd_disk;
 mod nearest;
-mod numbers;
 mod plan;
 mod sockets;
 mod source;

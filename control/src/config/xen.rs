@@ -1,7 +1,7 @@
 //! `[xen]`: the disks that a Xen host's toolstack attaches, and what is special to some of them.
 
+use super::counts::queues_in_file;
 use super::disk::word_in_file;
-use super::numbers::queues_in_file;
 use super::{Choice, DiskArgs, Format, LimitArgs, XenArgs, XenData, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, OnError, SchedulerMode};

@@ -42,7 +42,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
     let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
     let grows = kind == probe::Kind::File;
-    let way = Use { read_only: options.read_only, grows, barriers: cache != CacheMode::Unsafe };
+    let usage = Use { read_only: options.read_only, grows, barriers: cache != CacheMode::Unsafe };
     let layers = Layer::of_chain(chain).map_err(host("learn the sizes of its files"))?;
     // Not before: headers are read as they come.
     let alignment = match cache {
@@ -89,7 +89,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
             SchedulerMode::Request => SchedulerMode::Request,
             _ => SchedulerMode::Bio,
         },
-        image: Some(Unmapped { layers, way }),
+        image: Some(Unmapped { layers, usage }),
     }))
 }
 

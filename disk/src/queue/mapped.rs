@@ -2,7 +2,7 @@
 
 use super::DiskQueue;
 use ringway_aio::{BellId, Engine};
-use ringway_image::Port;
+use ringway_image::ImageClient;
 use std::io;
 
 impl<C> Drop for DiskQueue<C> {
@@ -21,22 +21,22 @@ impl<C> DiskQueue<C> {
     pub fn attach_image<E: Engine>(
         &mut self,
         engine: &mut E,
-        port: Port,
+        client: ImageClient,
         bell: BellId,
     ) -> io::Result<()> {
         let Some(image) = &self.issuer.image else { return Ok(()) };
         for file in image.files().iter().skip(1) {
             self.issuer.others.push(engine.attach(file)?);
         }
-        engine.watch(bell, port.bell())?;
-        self.slow.port = Some(port);
+        engine.watch(bell, client.bell())?;
+        self.slow.client = Some(client);
         Ok(())
     }
 
     /// Undoes [`DiskQueue::attach_image`]. Nothing may be in flight. Does nothing for raw images.
     pub fn detach_image<E: Engine>(&mut self, engine: &mut E, bell: BellId) {
-        if let Some(port) = self.slow.port.take() {
-            engine.unwatch(bell, port.bell());
+        if let Some(client) = self.slow.client.take() {
+            engine.unwatch(bell, client.bell());
         }
         for file in self.issuer.others.drain(..) {
             engine.detach(file);
@@ -46,7 +46,7 @@ impl<C> DiskQueue<C> {
     /// Waits until the image's thread uses no memory of requests any more. They are answered by nobody
     /// then.
     pub fn close_image(&mut self) {
-        self.slow.port = None;
+        self.slow.client = None;
     }
 
     /// Takes what the image's thread has answered. Requests that are done by that are late answers

@@ -24,7 +24,7 @@ use crate::choices::{Alignment, CacheMode};
 use crate::disk::Disk;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_image::Port;
+use ringway_image::ImageClient;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -43,7 +43,7 @@ pub(crate) struct SlowPath {
     /// First slots of runs that an image does not have in one piece, for a moment.
     pub(crate) scattered: VecDeque<u16>,
     /// The line to the image's thread, if the disk is no raw image.
-    pub(crate) port: Option<Port>,
+    pub(crate) client: Option<ImageClient>,
     /// Guests may write less than what the file takes in one piece.
     needs_locks: bool,
     /// The files of an image with a map take whole blocks only.
@@ -62,7 +62,7 @@ impl SlowPath {
                 Some(_) => depth.into(),
                 None => 0,
             }),
-            port: None,
+            client: None,
             needs_locks: disk.needs_locks(),
             needs_blocks: disk.image().is_some() && disk.alignment != Alignment::ANY,
         })

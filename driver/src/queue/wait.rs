@@ -41,7 +41,7 @@ impl<C> BlkQueue<C> {
             }
             self.ring.disarm();
             let ready = self.has_used(1)?;
-            return if wake == Wake::Gone && !ready {
+            return if wake == Wake::Lost && !ready {
                 Err(self.link.disconnected())
             } else {
                 Ok(ready)
@@ -65,13 +65,13 @@ impl<C> BlkQueue<C> {
                 Armed::WorkArrived => continue,
                 Armed::Quiet => self.sleep(deadline, self.wake_in())?,
             };
-            let over = wake == Wake::Gone || deadline.is_some_and(|at| Instant::now() >= at);
+            let over = wake == Wake::Lost || deadline.is_some_and(|at| Instant::now() >= at);
             if !over {
                 continue;
             }
             self.collect()?;
             break match self.late() {
-                0 if wake == Wake::Gone => Err(self.link.disconnected()),
+                0 if wake == Wake::Lost => Err(self.link.disconnected()),
                 late => Ok(late > 0),
             };
         };

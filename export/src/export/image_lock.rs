@@ -157,14 +157,14 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
     }
 
-    /// No queue runs any more, and none is ready to. With `away` the guest is about to go on
+    /// No queue runs any more, and none is ready to. With `leaving` the guest is about to go on
     /// elsewhere: the lock is given up once what was written is durable.
-    pub fn rings_stopped(&self, away: bool) {
+    pub fn rings_stopped(&self, leaving: bool) {
         // Requests of an earlier connection may be in flight still. Tables of an image with a map are in
         // memory, here and there: whoever has it keeps it.
         let moves = self.disk.is_real() && self.disk.image().is_none();
-        let away = away && moves && self.is_clear();
-        if !lock(&self.image_lock.state).stopped(away) {
+        let leaving = leaving && moves && self.is_clear();
+        if !lock(&self.image_lock.state).stopped(leaving) {
             return;
         }
         let pass = self.limits.locked.pass();

@@ -48,12 +48,12 @@ impl LockState {
         *self = Self::Held;
     }
 
-    /// No queue runs any more, and none is ready to: with `away` because the guest goes elsewhere. If
+    /// No queue runs any more, and none is ready to: with `leaving` because the guest goes elsewhere. If
     /// true is returned, what was written has to be made durable, and the outcome told by
     /// [`LockState::synced`].
-    pub(crate) fn stopped(&mut self, away: bool) -> bool {
+    pub(crate) fn stopped(&mut self, leaving: bool) -> bool {
         match self {
-            Self::Held if away => {
+            Self::Held if leaving => {
                 *self = Self::Releasing { wanted: false };
                 true
             }

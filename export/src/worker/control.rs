@@ -21,8 +21,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn handle_commands(&mut self) {
         while let Some(command) = self.inbox.next() {
             match command {
-                Command::Add { ring, disk, port, durable, alarm, reply } => {
-                    let _ = reply.send(self.add(ring, disk, port, durable, alarm));
+                Command::Add { ring, disk, client, durable, alarm, reply } => {
+                    let _ = reply.send(self.add(ring, disk, client, durable, alarm));
                 }
                 Command::Stop { id, reply } => self.stop(id, reply),
                 Command::Settle { disk, end, reply } => {

@@ -10,11 +10,11 @@ use crate::polling::{Idle, Spins};
 use crate::pool::WorkerOptions;
 use crate::queue::{Broken, QueueLifecycle};
 use crate::sampler::Sampler;
+use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
-use crate::tally::Tally;
 use ringway_aio::{Engine, Reaped};
 use ringway_core::mem::poison_epoch;
-use ringway_disk::{DiskQueue, ImagePort};
+use ringway_disk::{DiskQueue, ImageClient};
 use std::io;
 use std::time::Instant;
 
@@ -43,8 +43,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             begun: Instant::now(),
             poison_seen: poison_epoch(),
             stats: WorkerStats::default(),
-            batches: Tally::default(),
-            harvests: Tally::default(),
+            batches: SmallCounts::default(),
+            harvests: SmallCounts::default(),
             exit: false,
             rouse: None,
             requests_looked: 0,
@@ -56,7 +56,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         &mut self,
         ring: Q,
         disk: std::sync::Arc<ringway_disk::Disk>,
-        port: Option<ImagePort>,
+        client: Option<ImageClient>,
         durable: bool,
         alarm: Raise,
     ) -> io::Result<QueueId> {
@@ -68,8 +68,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             .inspect_err(|_| self.engine.detach(file))?;
         disk.set_durable_writes(durable);
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
-        let listening = port
-            .map_or(Ok(()), |port| disk.attach_image(&mut self.engine, port, IMAGE_BELL | id))
+        let listening = client
+            .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))
             .and_then(|()| self.engine.watch(id + 1, ring.doorbell()));
         if let Err(error) = listening {
             disk.detach_image(&mut self.engine, IMAGE_BELL | id);

@@ -223,8 +223,8 @@ fn image(folder: &Path, name: &str, on: Option<(&str, Format)>, bytes: u64, clus
 }
 
 fn skip_middle(path: &Path) -> std::io::Result<()> {
-    let way = Use { read_only: false, grows: true, barriers: true };
-    Image::open(layers(path, false), way).unwrap().skip_middle()
+    let usage = Use { read_only: false, grows: true, barriers: true };
+    Image::open(layers(path, false), usage).unwrap().skip_middle()
 }
 
 /// Each name goes where the other one is not, and what follows the header stays.

@@ -2,7 +2,9 @@
 
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, Op};
-use ringway_image::{Answer, Ask, Header, Image, Layer, LayerFormat, Place, Port, Shape, Use};
+use ringway_image::{
+    Answer, Ask, Header, Image, ImageClient, Layer, LayerFormat, Place, Shape, Use,
+};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -20,7 +22,7 @@ pub(crate) struct Change {
 
 /// An image with a queue.
 pub(crate) struct TestDisk {
-    port: Port,
+    client: ImageClient,
     pub(crate) image: Image,
 }
 
@@ -65,9 +67,9 @@ fn memory(bytes: &mut [u8]) -> Segments {
 
 impl TestDisk {
     pub(crate) fn open(path: &Path, read_only: bool) -> Self {
-        let way = Use { read_only, grows: true, barriers: true };
-        let image = Image::open(layers(path, read_only), way).unwrap();
-        Self { port: image.port(256).unwrap(), image }
+        let usage = Use { read_only, grows: true, barriers: true };
+        let image = Image::open(layers(path, read_only), usage).unwrap();
+        Self { client: image.client(256).unwrap(), image }
     }
 
     pub(crate) fn read(&mut self, at: u64, len: usize) -> Vec<u8> {
@@ -79,9 +81,9 @@ impl TestDisk {
             match self.image.place(range, false) {
                 Place::Direct { file, offset, len } => {
                     let mut part = vec![0; usize::try_from(len).unwrap()];
-                    let generation = self.port.began();
+                    let generation = self.client.began();
                     self.image.files()[usize::from(file)].read_exact_at(&mut part, offset).unwrap();
-                    self.port.ended(generation);
+                    self.client.ended(generation);
                     // SAFETY: the list names parts of `bytes`.
                     unsafe { segments.scatter(done, &part) };
                     done += len;
@@ -138,11 +140,11 @@ impl TestDisk {
                     let mut part = vec![0; usize::try_from(len).unwrap()];
                     // SAFETY: the list names the bytes of the change.
                     unsafe { list.gather(*done, &mut part) };
-                    let generation = self.port.began();
+                    let generation = self.client.began();
                     let data = self.image.data_file().map_or(0, |(file, _)| file);
                     assert_eq!(file, data, "only the top is written");
                     self.image.files()[usize::from(file)].write_all_at(&part, offset).unwrap();
-                    self.port.ended(generation);
+                    self.client.ended(generation);
                     *done += len;
                 }
                 Place::Zero { .. } => panic!("a write is never zeroes"),
@@ -159,13 +161,13 @@ impl TestDisk {
     fn ask(&mut self, tag: u16, op: Op, range: ByteRange, list: &Segments, skip: u64) {
         let ask = Ask { tag, op, range, memory: list, skip };
         // SAFETY: callers keep list and memory until they have waited for the answer.
-        unsafe { self.port.ask(ask) }.unwrap();
+        unsafe { self.client.ask(ask) }.unwrap();
     }
 
     /// The next answer.
     fn wait(&mut self) -> Answer {
         loop {
-            if let Some(answer) = self.port.take().expect("the thread lives") {
+            if let Some(answer) = self.client.take().expect("the thread lives") {
                 return answer;
             }
             std::thread::sleep(Duration::from_micros(20));

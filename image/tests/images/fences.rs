@@ -48,7 +48,7 @@ fn a25_a_cluster_is_not_used_again_while_something_is_in_flight_there() {
     disk.write(0, &[7; 512]);
     let host = disk.host(0);
     // A write of another queue that has looked, and takes its time.
-    let mut other = disk.image.port(4).unwrap();
+    let mut other = disk.image.client(4).unwrap();
     let generation = other.began();
     let len = usize::try_from(CLUSTER).unwrap();
     disk.change(&mut [Change { op: Op::Discard, at: 0, bytes: vec![0; len] }]);

@@ -90,8 +90,8 @@ fn an_image_with_snapshots_keeps_its_backing_file() {
     let name = path.to_str().unwrap();
     qemu::img(&["create", "-f", "qcow2", "-b", "base.raw", "-F", "raw", name]);
     qemu::img(&["snapshot", "-c", "kept", name]);
-    let way = Use { read_only: false, grows: true, barriers: true };
-    let image = Image::open(layers(&path, false), way).unwrap();
+    let usage = Use { read_only: false, grows: true, barriers: true };
+    let image = Image::open(layers(&path, false), usage).unwrap();
     for refused in [image.may_detach(), image.detach()] {
         let said = refused.unwrap_err().to_string();
         assert!(said.contains("internal snapshots"), "{said}");

@@ -1,12 +1,12 @@
 //! One end of a copy: a file through an engine, a disk through a queue of our front-end, or a qcow2
 //! image through threads.
 //!
-//! All take the same three orders (read, write, zero) and answer by a ticket. An order may be
+//! All take the same three operations (read, write, zero) and answer by a ticket. An operation may be
 //! carried out in part; the flow asks for the rest.
 
 use super::args::Prealloc;
 use super::image::ImageEnd;
-pub(super) use super::order::{Order, Ticket, Verb};
+pub(super) use super::operation::{Operation, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_bench::ServedHere;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// What transfers around the page cache need of offsets, lengths and memory.
 pub(super) const DIRECT: u64 = 4096;
 
-/// What became of an order that was given.
+/// What became of an operation that was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
     /// So many bytes are under way.
@@ -82,13 +82,13 @@ impl FileEnd {
 
     /// The descriptor for a transfer: around the page cache if that can be, unless what is asked
     /// for is in it.
-    fn pick(&self, order: &Order, memory: *mut u8) -> FileId {
+    fn pick(&self, operation: &Operation, memory: *mut u8) -> FileId {
         let (cached, direct) = self.ids.expect("the end is attached");
-        let words = order.offset | order.len | memory as u64;
+        let words = operation.offset | operation.len | memory as u64;
         match direct {
             Some(direct) if words.is_multiple_of(DIRECT) => {
-                let read = order.verb == Verb::Read && self.may_be_cached;
-                if read && is_cached(&self.file, order.offset, order.len) {
+                let read = operation.verb == Verb::Read && self.may_be_cached;
+                if read && is_cached(&self.file, operation.offset, operation.len) {
                     return cached;
                 }
                 direct
@@ -97,7 +97,7 @@ impl FileEnd {
         }
     }
 
-    /// True if the order is worth giving again in another way.
+    /// True if the operation is worth giving again in another way.
     pub(super) fn adapt(&mut self, verb: Verb, errno: i32) -> bool {
         let retry = matches!(errno, libc::EAGAIN | libc::EINTR);
         match (verb, errno) {
@@ -194,11 +194,15 @@ impl DiskEnd {
         if done.is_ok() { Ok(()) } else { Err(anyhow!("its server fails the flush")) }
     }
 
-    fn transfer(&mut self, order: &Order, pieces: &mut [Option<Buffer>]) -> anyhow::Result<Given> {
-        let first = order.at / self.piece;
-        debug_assert!(order.at.is_multiple_of(self.piece));
+    fn transfer(
+        &mut self,
+        operation: &Operation,
+        pieces: &mut [Option<Buffer>],
+    ) -> anyhow::Result<Given> {
+        let first = operation.at / self.piece;
+        debug_assert!(operation.at.is_multiple_of(self.piece));
         let most = (self.piece * self.queue.max_buffers()) as u64;
-        let len = order.len.min(most);
+        let len = operation.len.min(most);
         let mut left = usize::try_from(len.next_multiple_of(512))?;
         let mut buffers = Vec::with_capacity(left.div_ceil(self.piece));
         for place in &mut pieces[first..] {
@@ -210,10 +214,10 @@ impl DiskEnd {
             left -= buffer.len();
             buffers.push(buffer);
         }
-        let flight = Flight { ticket: order.ticket, first, len };
-        let queued = match order.verb {
-            Verb::Read => self.queue.read_vectored(order.offset, buffers, flight),
-            _ => self.queue.write_vectored(order.offset, buffers, flight),
+        let flight = Flight { ticket: operation.ticket, first, len };
+        let queued = match operation.verb {
+            Verb::Read => self.queue.read_vectored(operation.offset, buffers, flight),
+            _ => self.queue.write_vectored(operation.offset, buffers, flight),
         };
         match queued {
             Ok(()) => Ok(Given::Sent(len)),
@@ -224,12 +228,12 @@ impl DiskEnd {
         }
     }
 
-    fn zero(&mut self, order: &Order) -> anyhow::Result<Given> {
+    fn zero(&mut self, operation: &Operation) -> anyhow::Result<Given> {
         let Some(max) = self.zeroes.filter(|&max| max > 0) else { return Ok(Given::CannotZero) };
-        let len = order.len.min(max);
-        let flight = Flight { ticket: order.ticket, first: 0, len };
+        let len = operation.len.min(max);
+        let flight = Flight { ticket: operation.ticket, first: 0, len };
         let whole = len.next_multiple_of(512);
-        match self.queue.write_zeroes(order.offset, whole, true, flight) {
+        match self.queue.write_zeroes(operation.offset, whole, true, flight) {
             Ok(()) => Ok(Given::Sent(len)),
             Err(rejected) if rejected.why == Refusal::Full => Ok(Given::Full),
             Err(rejected) => Err(rejected.why.into()),
@@ -289,36 +293,36 @@ impl End {
         data.is_ok_and(|data| data.is_none())
     }
 
-    /// Gives an order. `segment` is the place for what the engine needs of it until it is done.
+    /// Gives an operation. `segment` is the place for what the engine needs of it until it is done.
     ///
     /// # Safety
     /// Until the ticket comes back, or the engine is gone and [`End::quiesce`] done: `memory` has room
-    /// for the order, and neither it nor `segment` is touched.
+    /// for the operation, and neither it nor `segment` is touched.
     pub(super) unsafe fn give(
         &mut self,
         engine: &mut dyn Engine,
-        order: &Order,
+        operation: &Operation,
         memory: &mut Memory,
         segment: &mut Segment,
     ) -> anyhow::Result<Given> {
-        let file = match (self, order.verb) {
-            (Self::Disk(disk), Verb::Zero) => return disk.zero(order),
-            (Self::Disk(disk), _) => return disk.transfer(order, &mut memory.pieces),
+        let file = match (self, operation.verb) {
+            (Self::Disk(disk), Verb::Zero) => return disk.zero(operation),
+            (Self::Disk(disk), _) => return disk.transfer(operation, &mut memory.pieces),
             // What was never written of a new image reads as zeroes.
             (Self::Image(_), Verb::Zero) => return Ok(Given::CannotZero),
             (Self::Image(image), _) => {
-                let base = memory.base.wrapping_add(order.at);
+                let base = memory.base.wrapping_add(operation.at);
                 // SAFETY: passed on to the caller.
-                unsafe { image.give(order, base)? };
-                return Ok(Given::Sent(order.len));
+                unsafe { image.give(operation, base)? };
+                return Ok(Given::Sent(operation.len));
             }
             (Self::File(file), _) => file,
         };
-        let base = memory.base.wrapping_add(order.at);
-        *segment = Segment { base, len: usize::try_from(order.len).unwrap_or(usize::MAX) };
-        let (op, id) = match (order.verb, file.zero_by) {
-            (Verb::Read, _) => (IoOp::Read, file.pick(order, base)),
-            (Verb::Write, _) => (IoOp::Write, file.pick(order, base)),
+        let base = memory.base.wrapping_add(operation.at);
+        *segment = Segment { base, len: usize::try_from(operation.len).unwrap_or(usize::MAX) };
+        let (op, id) = match (operation.verb, file.zero_by) {
+            (Verb::Read, _) => (IoOp::Read, file.pick(operation, base)),
+            (Verb::Write, _) => (IoOp::Write, file.pick(operation, base)),
             (Verb::Zero, ZeroBy::Writing) => return Ok(Given::CannotZero),
             (Verb::Zero, by) => {
                 let (cached, _) = file.ids.context("not attached")?;
@@ -327,8 +331,8 @@ impl End {
             }
         };
         let segments: &[Segment] =
-            if order.verb == Verb::Zero { &[] } else { std::slice::from_ref(segment) };
-        let (tag, offset, len) = (order.ticket.tag(), order.offset, order.len);
+            if operation.verb == Verb::Zero { &[] } else { std::slice::from_ref(segment) };
+        let (tag, offset, len) = (operation.ticket.tag(), operation.offset, operation.len);
         let io = Io { tag, op, file: id, offset, len, memory: segments.into() };
         // SAFETY: passed on to the caller; the file is attached, the length is a chunk's.
         match unsafe { engine.queue(&io) } {
@@ -358,7 +362,7 @@ impl End {
         }
     }
 
-    /// Waits until nobody but the engine and a server touches the memory of orders.
+    /// Waits until nobody but the engine and a server touches the memory of operations.
     pub(super) fn quiesce(&mut self) {
         if let Self::Image(image) = self {
             image.quiesce();

@@ -11,7 +11,7 @@ mod mode;
 mod slots;
 mod steps;
 
-use super::end::{End, Given, Order, Ticket, Verb};
+use super::end::{End, Given, Operation, Ticket, Verb};
 use super::extents::{Extents, Holes, Item};
 use super::zero::Run;
 use anyhow::{Context, bail};
@@ -275,7 +275,7 @@ impl<'a> Flow<'a> {
         Ok(())
     }
 
-    /// Gives the order for what is left of a part.
+    /// Gives the operation for what is left of a part.
     fn send(&mut self, slot: usize, part: usize) -> anyhow::Result<()> {
         let ticket = Ticket { slot: u32::try_from(slot)?, part: u32::try_from(part)? };
         loop {
@@ -287,11 +287,12 @@ impl<'a> Flow<'a> {
             } else if *verb != Verb::Zero {
                 at += usize::try_from(*done)?;
             }
-            let order = Order { ticket, verb: *verb, offset: *offset + *done, len: left, at };
+            let operation =
+                Operation { ticket, verb: *verb, offset: *offset + *done, len: left, at };
             // SAFETY: invariant 1: until the ticket comes back the slot stays as it is, and the
             // engine is dropped before the slots.
             let given = unsafe {
-                self.ends[*end].give(&mut *self.engine, &order, &mut memory[*end], segment)?
+                self.ends[*end].give(&mut *self.engine, &operation, &mut memory[*end], segment)?
             };
             match given {
                 Given::Sent(_) => return Ok(()),

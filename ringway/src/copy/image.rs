@@ -1,9 +1,9 @@
 //! An end that is a qcow2 image: threads that read a chain, or that fill a new image.
 //!
-//! What a request costs here is a look into tables, decompression, compression; so each order goes to
+//! What a request costs here is a look into tables, decompression, compression; so each operation goes to
 //! a thread, which answers through an eventfd that the flow's engine watches.
 
-use super::order::{Order, Ticket, Verb};
+use super::operation::{Operation, Ticket, Verb};
 use anyhow::{Context, anyhow};
 use ringway_aio::Engine;
 use ringway_image::{Filler, Layer, Reader};
@@ -117,7 +117,7 @@ impl ImageEnd {
                 loop {
                     let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                     let Ok(job) = next else { break };
-                    // A panic says what it is; its order still has to come back.
+                    // A panic says what it is; its operation still has to come back.
                     let done = catch_unwind(AssertUnwindSafe(|| carry_out(&mut work, &job)));
                     let result = done.unwrap_or(Err(libc::EIO));
                     if answer.send((job.ticket, result)).is_err() {
@@ -140,15 +140,19 @@ impl ImageEnd {
     /// Gives a transfer to the threads.
     ///
     /// # Safety
-    /// `base` has room for the order, and is not touched until its ticket comes back, or
+    /// `base` has room for the operation, and is not touched until its ticket comes back, or
     /// [`ImageEnd::quiesce`] has returned.
-    pub(super) unsafe fn give(&mut self, order: &Order, base: *mut u8) -> anyhow::Result<()> {
+    pub(super) unsafe fn give(
+        &mut self,
+        operation: &Operation,
+        base: *mut u8,
+    ) -> anyhow::Result<()> {
         let job = Job {
-            ticket: order.ticket,
-            write: order.verb != Verb::Read,
-            offset: order.offset,
+            ticket: operation.ticket,
+            write: operation.verb != Verb::Read,
+            offset: operation.offset,
             memory: base,
-            len: usize::try_from(order.len)?,
+            len: usize::try_from(operation.len)?,
         };
         let jobs = self.jobs.as_ref().context("the threads of the image have ended")?;
         jobs.send(job).map_err(|_| anyhow!("the threads of the image have ended"))?;

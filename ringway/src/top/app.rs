@@ -1,7 +1,7 @@
 //! What is on the screen, and what keys do to it. Knows no terminal.
 
 use super::figures::{DiskFigures, Figures, Sample, Samples};
-use super::watch::Order;
+use super::watch::WatchCommand;
 use clap::ValueEnum;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::widgets::TableState;
@@ -68,7 +68,7 @@ pub(super) struct App {
 #[derive(Default)]
 pub(super) struct Wish {
     pub(super) quit: bool,
-    pub(super) order: Option<Order>,
+    pub(super) command: Option<WatchCommand>,
 }
 
 impl App {
@@ -169,10 +169,10 @@ impl App {
             KeyCode::Char('s') => self.sort = self.sort.next(),
             KeyCode::Char(' ' | 'p') => {
                 self.paused = !self.paused;
-                wish.order = Some(Order::Pause(self.paused));
+                wish.command = Some(WatchCommand::Pause(self.paused));
             }
-            KeyCode::Char('+') => wish.order = Some(self.every(|time| time * 2)),
-            KeyCode::Char('-') => wish.order = Some(self.every(|time| time / 2)),
+            KeyCode::Char('+') => wish.command = Some(self.every(|time| time * 2)),
+            KeyCode::Char('-') => wish.command = Some(self.every(|time| time / 2)),
             KeyCode::Up | KeyCode::Char('k') => self.step(-1),
             KeyCode::Down | KeyCode::Char('j') => self.step(1),
             KeyCode::PageUp => self.step(-10),
@@ -188,9 +188,9 @@ impl App {
         wish
     }
 
-    fn every(&mut self, change: impl Fn(Duration) -> Duration) -> Order {
+    fn every(&mut self, change: impl Fn(Duration) -> Duration) -> WatchCommand {
         self.every = change(self.every).clamp(OFTEN, SELDOM);
-        Order::Every(self.every)
+        WatchCommand::Every(self.every)
     }
 
     fn step(&mut self, lines: isize) {

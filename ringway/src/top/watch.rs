@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the screen wants of the one who asks.
-pub(super) enum Order {
+pub(super) enum WatchCommand {
     /// Ask so often from now on.
     Every(Duration),
     /// Ask no more, or go on.
@@ -23,7 +23,7 @@ pub(super) enum Order {
 
 /// A daemon that is being watched. Dropping it ends that.
 pub(super) struct Watch {
-    orders: Sender<Order>,
+    commands: Sender<WatchCommand>,
     /// Answers, or why there is none.
     pub(super) answers: Receiver<anyhow::Result<Sample>>,
 }
@@ -34,24 +34,24 @@ impl Watch {
     /// # Errors
     /// That the host has no thread for it.
     pub(super) fn start(socket: PathBuf, every: Duration) -> std::io::Result<Self> {
-        let (orders, told) = channel();
+        let (commands, received) = channel();
         let (tell, answers) = channel();
         std::thread::Builder::new()
             .name("watch".into())
-            .spawn(move || watch(&socket, every, &told, &tell))?;
-        Ok(Self { orders, answers })
+            .spawn(move || watch(&socket, every, &received, &tell))?;
+        Ok(Self { commands, answers })
     }
 
-    pub(super) fn order(&self, order: Order) {
+    pub(super) fn send(&self, command: WatchCommand) {
         // It goes on until its answers are wanted no more.
-        let _ = self.orders.send(order);
+        let _ = self.commands.send(command);
     }
 }
 
 fn watch(
     socket: &Path,
     mut every: Duration,
-    told: &Receiver<Order>,
+    commands: &Receiver<WatchCommand>,
     tell: &Sender<anyhow::Result<Sample>>,
 ) {
     let mut paused = false;
@@ -59,12 +59,12 @@ fn watch(
     loop {
         let wait =
             if paused { Duration::MAX } else { next.saturating_duration_since(Instant::now()) };
-        match told.recv_timeout(wait) {
-            Ok(Order::Every(time)) => {
+        match commands.recv_timeout(wait) {
+            Ok(WatchCommand::Every(time)) => {
                 every = time;
                 next = next.min(Instant::now() + every);
             }
-            Ok(Order::Pause(pause)) => (paused, next) = (pause, Instant::now()),
+            Ok(WatchCommand::Pause(pause)) => (paused, next) = (pause, Instant::now()),
             Err(RecvTimeoutError::Timeout) => {
                 next = Instant::now() + every;
                 if tell.send(take(socket)).is_err() {

@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use ringway_control::protocol::{Happened, JobFacts, JobState};
 use ringway_disk::Replaced;
 use ringway_export::ChangeError;
-use ringway_image::{Pace, Pulled};
+use ringway_image::{CopyRate, Pulled};
 use ringway_terminal::reasons::in_full;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,16 +31,16 @@ pub(super) fn copy_all(
     size: impl Fn() -> u64,
     mut copy: impl FnMut(u64, u64) -> std::io::Result<Pulled>,
 ) -> anyhow::Result<bool> {
-    let mut pace = Pace::new(bps);
-    while pace.done < size() {
-        if !job.wait(pace.due()) {
+    let mut rate = CopyRate::new(bps);
+    while rate.done < size() {
+        if !job.wait(rate.due()) {
             return Ok(false);
         }
-        pace.next(&mut copy).map_err(|error| stopped(job, error))?;
+        rate.next(&mut copy).map_err(|error| stopped(job, error))?;
         job.change(|facts| {
-            facts.done_bytes = pace.done;
+            facts.done_bytes = rate.done;
             facts.total_bytes = size();
-            facts.copied_bytes = pace.copied;
+            facts.copied_bytes = rate.copied;
         });
     }
     Ok(true)
@@ -56,19 +56,19 @@ pub(super) fn open_anew(
     let begun = Instant::now();
     loop {
         let mut replaced: Option<std::io::Result<Replaced>> = None;
-        let rested = served.export.at_rest(&mut || replaced = Some(open()));
-        match (replaced, rested) {
-            (Some(replaced), rested) => {
+        let at_rest = served.export.at_rest(&mut || replaced = Some(open()));
+        match (replaced, at_rest) {
+            (Some(replaced), at_rest) => {
                 drop(replaced?);
-                return Ok(Some(rested?));
+                return Ok(Some(at_rest?));
             }
             (None, Err(ChangeError::Busy)) if begun.elapsed() < PATIENCE => {
                 if !job.wait(Instant::now() + Duration::from_millis(50)) {
                     return Ok(None);
                 }
             }
-            (None, rested) => {
-                rested?;
+            (None, at_rest) => {
+                at_rest?;
                 return Err(anyhow!("nothing was done"));
             }
         }

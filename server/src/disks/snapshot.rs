@@ -50,7 +50,7 @@ impl Disks {
         overlay.take_name()?;
         kill_point!(OverlayNamed);
         let mut beneath = None;
-        let rested =
+        let at_rest =
             served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
         kill_point!(OverlayOnTop);
         let snapshot = overlay.snapshot().to_owned();
@@ -58,7 +58,7 @@ impl Disks {
         drop(overlay);
         lock(&served.claim).follow(|path| self.host.locate(path));
         let Some(beneath) = beneath else {
-            return Err(rested.map_or_else(Into::into, |_| anyhow!("nothing was done").into()));
+            return Err(at_rest.map_or_else(Into::into, |_| anyhow!("nothing was done").into()));
         };
         let beneath = beneath.context("cannot read the tables of the new image")?;
         if let Err(error) = beneath.settle() {
@@ -67,7 +67,7 @@ impl Disks {
                 "what is its base from now on is still locked for writing: {error}"
             );
         }
-        let blackout = rested
+        let blackout = at_rest
             .map_err(|error| anyhow!("the snapshot was taken, {}: {error}", snapshot.display()))?;
         let blackout_us = u64::try_from(blackout.as_micros()).unwrap_or(u64::MAX);
         let images = disk.image().map_or(1, |image| image.layers().len());

@@ -1,7 +1,7 @@
 //! What daemon and helper say to each other. Both are this very program, so nothing here has to last.
 
-use super::facts_words;
-use super::image_words::ImageWords;
+use super::facts_message;
+use super::image_message::ImageMessage;
 use super::local::Engines;
 #[cfg(feature = "xen")]
 use crate::xen::{Named, RecordName};
@@ -96,7 +96,7 @@ pub(super) enum Answer {
     /// `clone` of one that goes with the disk.
     Opened { found: Box<Found>, new: Option<u64>, clone: Option<u64> },
     /// A new image, which comes with this; `snapshot` is what the old one is to be called.
-    Overlay { number: u64, image: ImageWords, alignment: (u32, u32), snapshot: Name },
+    Overlay { number: u64, image: ImageMessage, alignment: (u32, u32), snapshot: Name },
     /// Follows that, once for each further file of its image; comes with it.
     Layer,
     /// Comes with a file that is open for writing.
@@ -182,7 +182,7 @@ pub(super) struct Wanted {
     create_bytes: Option<u64>,
     lock_wait: Option<Duration>,
     incoming: bool,
-    way: String,
+    policy: String,
     raw: bool,
     qcow2: bool,
     /// Of a qcow2 image, if one was named.
@@ -211,7 +211,7 @@ impl Wanted {
             create_bytes: options.create_bytes,
             lock_wait: options.lock_wait,
             incoming: options.incoming,
-            way: options.path.name().into(),
+            policy: options.path.name().into(),
             raw: options.raw,
             qcow2: options.qcow2.is_some(),
             backing_root: options
@@ -258,7 +258,7 @@ impl Wanted {
             create_bytes: self.create_bytes,
             lock_wait: self.lock_wait,
             incoming: self.incoming,
-            path: self.way.parse()?,
+            path: self.policy.parse()?,
             raw: self.raw,
             qcow2: self
                 .qcow2
@@ -288,14 +288,14 @@ pub(super) struct Found {
     engine: String,
     engine_why: String,
     alignment: (u32, u32),
-    way: String,
+    policy: String,
     /// Its image, if that is no raw one.
-    image: Option<ImageWords>,
+    image: Option<ImageMessage>,
     /// What was agreed upon with a server, if the file is a connection to one.
-    #[serde(with = "facts_words::remote")]
+    #[serde(with = "facts_message::remote")]
     remote: Option<Negotiated>,
     /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
-    #[serde(with = "facts_words::nvme")]
+    #[serde(with = "facts_message::nvme")]
     nvme: Option<Facts>,
 }
 
@@ -307,7 +307,7 @@ impl Found {
     pub(super) fn of(parts: Parts) -> io::Result<(Self, Vec<Arc<File>>)> {
         let geometry = parts.geometry;
         let mut files = vec![parts.file];
-        let image = parts.image.map(|image| ImageWords::of(image, &mut files));
+        let image = parts.image.map(|image| ImageMessage::of(image, &mut files));
         if let Some(namespace) = &parts.nvme {
             files.push(Arc::new(namespace.block.try_clone()?));
         }
@@ -330,7 +330,7 @@ impl Found {
             engine: parts.engine.name().into(),
             engine_why: parts.engine_why,
             alignment: (parts.alignment.memory, parts.alignment.offset),
-            way: parts.path.name().into(),
+            policy: parts.path.name().into(),
             image,
             remote: parts.remote,
             nvme: parts.nvme.map(|namespace| namespace.facts),
@@ -340,7 +340,7 @@ impl Found {
 
     /// How many files come besides the disk's own.
     pub(super) fn others(&self) -> usize {
-        self.image.as_ref().map_or(0, ImageWords::others) + usize::from(self.nvme.is_some())
+        self.image.as_ref().map_or(0, ImageMessage::others) + usize::from(self.nvme.is_some())
     }
 
     pub(super) fn into_disk(self, file: OwnedFd, mut others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
@@ -383,7 +383,7 @@ impl Found {
             nvme,
             engine_why: self.engine_why,
             alignment: Alignment { memory, offset },
-            path: self.way.parse()?,
+            path: self.policy.parse()?,
         }))
     }
 }

@@ -58,10 +58,10 @@ impl NbdRig {
         listener.set_nonblocking(true).expect("a socket");
         let (its_export, its_stop) = (Arc::clone(&export), Arc::clone(&stop));
         let portal = Arc::new(Portal::new(Listener::Unix(listener)));
-        let seat = portal.reserve("disk").expect("the only one");
+        let reservation = portal.reserve("disk").expect("the only one");
         let server = std::thread::spawn(move || {
             let server = Server::new(&its_export).with_handshake_max(handshake_max);
-            server.serve(&seat, its_stop.as_fd())
+            server.serve(&reservation, its_stop.as_fd())
         });
         Self { export, pool, stop, server: Some(server), folder }
     }

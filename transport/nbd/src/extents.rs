@@ -2,7 +2,7 @@
 //! for workers.
 
 use crate::handshake::Replies;
-use crate::words::{BASE_ALLOCATION_ID, state};
+use crate::protocol::{BASE_ALLOCATION_ID, state};
 use ringway_core::ByteRange;
 use ringway_disk::Disk;
 use ringway_image::{Image, Place};

@@ -21,7 +21,7 @@
 mod options;
 
 use crate::offer::Offer;
-use crate::words::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC};
+use crate::protocol::{FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, NBDMAGIC};
 
 /// The longest data of an option that is read: a name and some queries, 4096 bytes each at most.
 const OPTION_MAX: u32 = 32 << 10;

@@ -18,7 +18,7 @@
 //! let folder = tempfile::tempdir()?;
 //! let listener = UnixListener::bind(folder.path().join("nbd.sock"))?;
 //! listener.set_nonblocking(true)?;
-//! let seat = Arc::new(Portal::new(Listener::Unix(listener))).reserve("mine")?; // its name for clients
+//! let reservation = Arc::new(Portal::new(Listener::Unix(listener))).reserve("mine")?; // its name for clients
 //! let (stopper, stop) = UnixStream::pair()?;
 //! # let client = std::thread::spawn(move || {
 //! #     use std::io::{Read, Write};
@@ -34,7 +34,7 @@
 //! #     assert_eq!(u64::from_be_bytes(size[..8].try_into().unwrap()), 1 << 30);
 //! #     (&stopper).write_all(b"x").unwrap();
 //! # });
-//! Server::new(&export).serve(&seat, stop.as_fd())?;
+//! Server::new(&export).serve(&reservation, stop.as_fd())?;
 //! # client.join().unwrap();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -50,6 +50,7 @@ mod input;
 mod offer;
 mod output;
 mod portal;
+mod protocol;
 mod queue;
 mod reply;
 mod request;
@@ -57,17 +58,16 @@ mod server;
 mod session;
 mod socket;
 mod tls;
-mod words;
 
 pub use handshake::{Handshake, HandshakeError, Negotiated, Next, Replies, TlsRule};
 pub use offer::Offer;
-pub use portal::{Listener, Portal, Seat};
-pub use queue::{Gone, MEMORY_PER_CONNECTION, Queue, Token};
+pub use portal::{Listener, Portal, Reservation};
+pub use protocol::{BLOCK_MIN, PAYLOAD_MAX};
+pub use queue::{ConnectionEnd, MEMORY_PER_CONNECTION, Queue, Token};
 pub use request::{Action, Asked, NbdError, ProtocolError, Rules};
 pub use server::Server;
 pub use session::Ended;
 pub use tls::{Tls, TlsError};
-pub use words::{BLOCK_MIN, PAYLOAD_MAX};
 
 /// A disk that is offered over NBD.
 pub type Export = ringway_export::Export<Queue>;

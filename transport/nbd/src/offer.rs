@@ -1,6 +1,6 @@
 //! What a client is told of a disk before it chooses it.
 
-use crate::words::{BLOCK_MIN, offers};
+use crate::protocol::{BLOCK_MIN, offers};
 use ringway_core::Geometry;
 
 /// A disk as a client can choose it.

@@ -134,7 +134,7 @@ impl Portal {
     ///
     /// # Errors
     /// That there is one of this name, or what the host says to a descriptor.
-    pub fn reserve(self: &Arc<Self>, name: &str) -> io::Result<Seat> {
+    pub fn reserve(self: &Arc<Self>, name: &str) -> io::Result<Reservation> {
         let mut rooms = lock(&self.rooms);
         if rooms.iter().any(|room| room.name == name) {
             return Err(io::Error::other(NameTaken(name.to_owned())));
@@ -143,7 +143,7 @@ impl Portal {
         let (name, disk) = (name.to_owned(), OnceLock::new());
         let room = Arc::new(Room { name, disk, waiting: Mutex::default(), bell });
         rooms.push(Arc::clone(&room));
-        Ok(Seat { portal: Arc::clone(self), room })
+        Ok(Reservation { portal: Arc::clone(self), room })
     }
 
     /// What clients can choose from now.
@@ -194,19 +194,19 @@ impl Drop for Shaking<'_> {
 }
 
 /// A disk's place behind a portal, for as long as it is kept.
-pub struct Seat {
+pub struct Reservation {
     pub(crate) portal: Arc<Portal>,
     pub(crate) room: Arc<Room>,
 }
 
-impl Seat {
+impl Reservation {
     /// Clients can choose the disk from now on. They wait until it is served.
     pub fn open(&self, disk: &Arc<Disk>) {
         self.room.open(disk);
     }
 }
 
-impl Drop for Seat {
+impl Drop for Reservation {
     fn drop(&mut self) {
         lock(&self.portal.rooms).retain(|other| !Arc::ptr_eq(other, &self.room));
     }

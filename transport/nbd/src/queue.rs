@@ -31,7 +31,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 /// Memory for data on its way, in bytes, for each connection: one of the longest requests. It costs
 /// pages once it is used. A request for which there is none waits, and all behind it.
-pub const MEMORY_PER_CONNECTION: usize = crate::words::PAYLOAD_MAX as usize;
+pub const MEMORY_PER_CONNECTION: usize = crate::protocol::PAYLOAD_MAX as usize;
 
 /// Heads that one call of `pop` looks at: those that need no disk are answered on the way.
 const STEPS_MAX: usize = 64;
@@ -41,7 +41,7 @@ const FLUSH: u16 = u16::MAX;
 
 /// Why a connection takes no more requests.
 #[derive(Debug, thiserror::Error)]
-pub enum Gone {
+pub enum ConnectionEnd {
     /// It has said that it goes.
     #[error("the client has disconnected")]
     Disconnected,
@@ -170,9 +170,9 @@ impl Queue {
                 }
                 Ok(Received::Some(placed))
             }
-            Ok(Received::End) => Err(Broken::rule(Gone::Closed)),
+            Ok(Received::End) => Err(Broken::rule(ConnectionEnd::Closed)),
             Ok(Received::Nothing) => Ok(Received::Nothing),
-            Err(error) => Err(Broken::rule(Gone::Lost(error.kind()))),
+            Err(error) => Err(Broken::rule(ConnectionEnd::Lost(error.kind()))),
         }
     }
 
@@ -264,7 +264,7 @@ impl Queue {
     }
 
     fn is_there(&self) -> Result<(), Broken> {
-        self.gone.map_or(Ok(()), |why| Err(Broken::rule(Gone::Lost(why))))
+        self.gone.map_or(Ok(()), |why| Err(Broken::rule(ConnectionEnd::Lost(why))))
     }
 
     /// The flush behind writes that are to be durable: one for all that wait.
@@ -370,7 +370,7 @@ impl RequestQueue for Queue {
         }
         if !self.output.is_empty() {
             let asked = self.socket.want_room(true);
-            asked.map_err(|error| Broken::rule(Gone::Lost(error.kind())))?;
+            asked.map_err(|error| Broken::rule(ConnectionEnd::Lost(error.kind())))?;
             // Once more: the bell may have rung while others kept the worker busy.
             self.send();
             self.is_there()?;

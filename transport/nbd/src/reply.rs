@@ -1,8 +1,8 @@
 //! What goes before the data of a reply.
 
 use crate::handshake::Replies;
+use crate::protocol::{EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 use crate::request::NbdError;
-use crate::words::{EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk};
 
 /// The longest: an extended chunk with an offset.
 const HEAD_MAX: usize = 40;

@@ -1,7 +1,9 @@
 //! What clients ask: the head of a request, judged without any I/O.
 
 use crate::handshake::Replies;
-use crate::words::{BLOCK_MIN, EXTENDED_REQUEST_MAGIC, PAYLOAD_MAX, REQUEST_MAGIC, command, flag};
+use crate::protocol::{
+    BLOCK_MIN, EXTENDED_REQUEST_MAGIC, PAYLOAD_MAX, REQUEST_MAGIC, command, flag,
+};
 use ringway_core::ByteRange;
 
 /// Errors, as clients are told them.

@@ -2,7 +2,7 @@
 
 use crate::Export;
 use crate::offer::Offer;
-use crate::portal::{HANDSHAKES_MAX, Newcomer, Portal, Room, Seat, Shaking};
+use crate::portal::{HANDSHAKES_MAX, Newcomer, Portal, Reservation, Room, Shaking};
 use crate::session::{Ended, Session, is_rung, shake_hands};
 use ringway_core::thread::panic_message;
 use ringway_nbd_tls::{FAREWELL, Peer, start as relay};
@@ -56,8 +56,8 @@ impl<'a> Server<'a> {
     ///
     /// # Errors
     /// What the host says to waiting, and that a worker has failed.
-    pub fn serve(&self, seat: &Seat, stop: BorrowedFd<'_>) -> io::Result<()> {
-        let Seat { portal, room } = seat;
+    pub fn serve(&self, reservation: &Reservation, stop: BorrowedFd<'_>) -> io::Result<()> {
+        let Reservation { portal, room } = reservation;
         room.open(self.export.disk());
         std::thread::scope(|scope| {
             loop {

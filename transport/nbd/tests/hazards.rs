@@ -199,12 +199,12 @@ fn d07_who_goes_in_the_middle_leaves_nothing_behind() {
     let rig = rig();
     let mut neighbour = Client::new(rig.connect(), SIMPLE);
     for mode in [SIMPLE, STRUCTURED, EXTENDED] {
-        for way in 0..6 {
+        for case in 0..6 {
             let mut client = Client::new(rig.connect(), mode);
             for cookie in 0..40 {
                 client.ask(c::READ, 0, cookie, (0, 1 << 20), &[]);
             }
-            match way {
+            match case {
                 0 => {}
                 1 => client.ask(c::WRITE, 0, 1, (0, 4096), &[0; 1000]),
                 2 => client.ask(c::WRITE, 0, 1, (0, 32 << 20), &[0; 50_000]),

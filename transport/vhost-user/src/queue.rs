@@ -1,8 +1,8 @@
 //! A virtqueue of a vhost-user guest, as a worker sees it (hot). How it begins and ends:
-//! `queue/lifecycle.rs`; what guests behind an IOMMU or under migration need: `queue/rare.rs`.
+//! `queue/lifecycle.rs`; what guests behind an IOMMU or under migration need: `queue/slow_path.rs`.
 
 mod lifecycle;
-mod rare;
+mod slow_path;
 
 use super::dirty_log::QueueLog;
 use super::inflight::QueueInflight;

@@ -646,10 +646,10 @@ fn lingering() -> (OwnedFd, std::net::TcpStream) {
 fn b22_a_socket_that_lingers_keeps_nobody_waiting() {
     let mut s = scene();
     let (mut peers, mut closing) = (Vec::new(), Vec::new());
-    for way in 0..3 {
+    for case in 0..3 {
         let client = s.client();
         let (fd, peer) = lingering();
-        match way {
+        match case {
             0 => client.send(request::GET_FEATURES, 0, &[], &[fd.as_fd()]).unwrap(),
             1 => {
                 // The first one ends the connection, with the second one in it.
@@ -668,7 +668,7 @@ fn b22_a_socket_that_lingers_keeps_nobody_waiting() {
         // session was gone before it was sent.
         closing.push(std::thread::spawn(move || drop(fd)));
         peers.push(peer);
-        assert!(client.is_closed(), "way {way}");
+        assert!(client.is_closed(), "way {case}");
         drop(client);
         s.rig.join_some();
         s.neighbour_lives();

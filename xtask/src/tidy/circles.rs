@@ -156,11 +156,11 @@ fn components(uses: &Uses) -> Vec<Vec<usize>> {
 
 /// The shortest way round from each of two files that use each other, or all steps of the circle.
 fn steps(of: &Crate, uses: &Uses, circle: &[usize]) -> String {
-    let ways: Vec<_> = circle.iter().filter_map(|file| way_round(uses, circle, *file)).collect();
+    let routes: Vec<_> = circle.iter().filter_map(|file| way_round(uses, circle, *file)).collect();
     let mut said: Vec<String> = Vec::new();
     let short = |file: usize| of.files[file].split_once("/src/").map_or("", |(_, path)| path);
-    for way in ways.iter().filter(|way| way.len() == 2 || way.len() == ways[0].len()) {
-        for pair in way.iter().zip(way.iter().cycle().skip(1)) {
+    for route in routes.iter().filter(|route| route.len() == 2 || route.len() == routes[0].len()) {
+        for pair in route.iter().zip(route.iter().cycle().skip(1)) {
             let step =
                 format!("{} uses {} of {}", short(*pair.0), uses[*pair.0][pair.1], short(*pair.1));
             if !said.contains(&step) {
@@ -175,14 +175,14 @@ fn steps(of: &Crate, uses: &Uses, circle: &[usize]) -> String {
 fn way_round(uses: &Uses, circle: &[usize], from: usize) -> Option<Vec<usize>> {
     let mut queue = VecDeque::from([vec![from]]);
     let mut seen = Vec::new();
-    while let Some(way) = queue.pop_front() {
-        for next in uses[*way.last()?].keys().filter(|next| circle.contains(next)) {
+    while let Some(route) = queue.pop_front() {
+        for next in uses[*route.last()?].keys().filter(|next| circle.contains(next)) {
             if *next == from {
-                return Some(way);
+                return Some(route);
             }
             if !seen.contains(next) {
                 seen.push(*next);
-                queue.push_back([way.clone(), vec![*next]].concat());
+                queue.push_back([route.clone(), vec![*next]].concat());
             }
         }
     }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn circles_are_found_by_imports_paths_and_names_handed_on() {
         let lib = ("a/src/lib.rs", "mod b; mod c; mod d; pub use b::B; pub use d::*;");
-        let ways = [
+        let routes = [
             ("use super::c::C; pub struct B(C);", "use crate::B; pub struct C(B);"),
             (
                 "pub fn b() { super::c::c!(); } pub fn B() { crate::c::c() }",
@@ -218,7 +218,7 @@ mod tests {
                 "use crate::{b::{self}}; struct C(b::B);",
             ),
         ];
-        for (b, c) in ways {
+        for (b, c) in routes {
             let files =
                 [lib, ("a/src/b.rs", b), ("a/src/c.rs", c), ("a/src/d.rs", "pub struct D;")];
             let said = found(&files, &[]);

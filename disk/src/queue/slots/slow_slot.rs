@@ -15,7 +15,7 @@ pub(crate) struct SlowSlot {
     pub(crate) range: ByteRange,
     /// Where the image's map has that: in which file, and where in it.
     pub(crate) place: Option<(u8, ByteRange)>,
-    /// What the image's port has to be told when an operation there is over.
+    /// What the image's client has to be told when an operation there is over.
     pub(crate) generation: u8,
     pub(crate) part: Segments,
     /// Bytes of the request that the operation in flight carries out.

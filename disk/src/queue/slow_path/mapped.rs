@@ -15,7 +15,7 @@ use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::Stage;
 use ringway_aio::{Engine, IoOp};
 use ringway_core::{ByteRange, Op, Status};
-use ringway_image::{Ask, Gone, Place};
+use ringway_image::{Ask, Place, ThreadLost};
 
 /// True if the file takes a piece of a request from the request's memory.
 fn fits<C, E: Engine>(d: &Dispatch<'_, C, E>, tag: u16, piece: ByteRange) -> bool {
@@ -32,7 +32,7 @@ impl SlowPath {
         d: &mut Dispatch<'_, C, E>,
         tag: u16,
     ) -> bool {
-        let (Some(image), Some(port)) = (&d.issuer.image, &mut self.port) else { return false };
+        let (Some(image), Some(client)) = (&d.issuer.image, &mut self.client) else { return false };
         let (slot, slow) = d.slots.both(tag);
         let (op, range) = (slot.request.op, slot.request.range);
         if op != Op::Read || range.is_empty() || !d.issuer.takes_directly(&slot.request) {
@@ -43,7 +43,7 @@ impl SlowPath {
             return false;
         }
         slow.place = ByteRange::new(offset, range.len()).map(|range| (file, range));
-        slow.generation = port.began();
+        slow.generation = client.began();
         slot.stage = Stage::Placed;
         d.issue(tag);
         true
@@ -94,7 +94,7 @@ impl SlowPath {
     /// all of it in one piece.
     pub(crate) fn place_run<C, E>(&mut self, d: &mut Dispatch<'_, C, E>, first: u16) -> bool {
         let (_, slow) = d.slots.both(first);
-        let (Some(image), Some(port)) = (&d.issuer.image, &mut self.port) else {
+        let (Some(image), Some(client)) = (&d.issuer.image, &mut self.client) else {
             return false;
         };
         let Place::Direct { file, offset, len } = image.place(slow.range, slow.op == IoOp::Write)
@@ -105,7 +105,7 @@ impl SlowPath {
             return false;
         }
         slow.place = ByteRange::new(offset, len).map(|range| (file, range));
-        slow.generation = port.began();
+        slow.generation = client.began();
         true
     }
 
@@ -117,7 +117,7 @@ impl SlowPath {
         piece: ByteRange,
         (file, offset): (u8, u64),
     ) {
-        let Some(port) = &mut self.port else { return self.fail_asked(d, tag) };
+        let Some(client) = &mut self.client else { return self.fail_asked(d, tag) };
         let most = piece.len().min(u64::from(d.issuer.limits.max_bytes));
         let (slot, slow) = d.slots.both(tag);
         slow.part.clear();
@@ -129,7 +129,7 @@ impl SlowPath {
         slow.range = beginning_of(piece, slow.piece);
         // An offset of 57 bits and a piece of at most 31.
         slow.place = ByteRange::new(offset, slow.piece).map(|range| (file, range));
-        slow.generation = port.began();
+        slow.generation = client.began();
         // Durable writes are followed by a sync, because their map has to be durable, too.
         slow.op = if slot.request.op == Op::Read { IoOp::Read } else { IoOp::Write };
         slot.stage = Stage::Part;
@@ -142,7 +142,7 @@ impl SlowPath {
         let Some((file, _)) = image.data_file() else { return };
         let (_, slow) = d.slots.both(tag);
         slow.place = Some((file, ByteRange::default()));
-        slow.generation = self.port.as_mut().map_or(0, |port| port.began());
+        slow.generation = self.client.as_mut().map_or(0, |client| client.began());
     }
 
     /// An operation of a slot is over: clusters may be used again for which its end was waited. True if
@@ -152,24 +152,24 @@ impl SlowPath {
         if slow.place.take().is_none() {
             return false;
         }
-        if let Some(port) = &mut self.port {
-            port.ended(slow.generation);
+        if let Some(client) = &mut self.client {
+            client.ended(slow.generation);
         }
         true
     }
 
     /// Has the image's thread do a piece.
     fn ask<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16, range: ByteRange) {
-        let Some(port) = &mut self.port else { return self.fail_asked(d, tag) };
+        let Some(client) = &mut self.client else { return self.fail_asked(d, tag) };
         let (slot, _) = d.slots.both(tag);
         slot.stage = Stage::Asked;
         let request = &slot.request;
         let memory = &raw const request.segments;
         let ask = Ask { tag, op: request.op, range, memory, skip: slot.done };
         // SAFETY: the list is in the slot, which stays where it is and as it is until the answer; the
-        // caller of `start` vouches for its memory until then. A queue that is dropped drops its port
+        // caller of `start` vouches for its memory until then. A queue that is dropped drops its client
         // first, which waits.
-        if unsafe { port.ask(ask) }.is_err() {
+        if unsafe { client.ask(ask) }.is_err() {
             self.fail_asked(d, tag);
         }
     }
@@ -184,10 +184,10 @@ impl SlowPath {
     /// Takes what the image's thread has answered.
     pub(crate) fn take_answers<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
         loop {
-            match self.port.as_mut().map_or(Ok(None), |port| port.take()) {
+            match self.client.as_mut().map_or(Ok(None), |client| client.take()) {
                 Ok(None) => return,
                 Ok(Some(answer)) => self.take_answer(d, answer.tag, answer.result),
-                Err(Gone) => {
+                Err(ThreadLost) => {
                     let asked = d.slots.asked();
                     asked.into_iter().for_each(|tag| self.fail_asked(d, tag));
                 }

@@ -336,14 +336,14 @@ fn search(setting: Setting) -> Result<HashMap<World, Vec<World>>, String> {
             continue;
         }
         if let Err(wrong) = world.judge(setting) {
-            let mut way = vec![wrong];
+            let mut trace = vec![wrong];
             let mut at = world;
             while let Some((before, what)) = came_from.get(&at) {
-                way.push(what.clone());
+                trace.push(what.clone());
                 at = *before;
             }
-            way.reverse();
-            return Err(way.join(", "));
+            trace.reverse();
+            return Err(trace.join(", "));
         }
         let steps = world.steps(setting);
         for (what, next) in &steps {
@@ -386,7 +386,8 @@ fn setting(direct: bool, mistake: Mistake) -> Setting {
 #[test]
 fn c17_no_order_of_steps_has_two_writers_or_loses_a_write() {
     for direct in [true, false] {
-        let known = search(setting(direct, Mistake::None)).unwrap_or_else(|way| panic!("{way}"));
+        let known =
+            search(setting(direct, Mistake::None)).unwrap_or_else(|trace| panic!("{trace}"));
         println!("O_DIRECT: {direct}, {} states", known.len());
         assert!(known.len() > 1000, "the search saw {} states", known.len());
         let both = |side: usize| known.keys().any(|world| world.daemons[side].runs);
@@ -406,14 +407,14 @@ fn c17_one_side_can_always_go_on() {
 fn c17_every_mistake_is_noticed() {
     use Mistake as M;
     for mistake in [M::ReleasesBeforeSync, M::ReleasesAfterFailedSync, M::KeepsOldCache] {
-        let way = search(setting(false, mistake)).expect_err(&format!("{mistake:?}"));
-        assert!(way.contains("misses an acknowledged write"), "{mistake:?}: {way}");
+        let trace = search(setting(false, mistake)).expect_err(&format!("{mistake:?}"));
+        assert!(trace.contains("misses an acknowledged write"), "{mistake:?}: {trace}");
     }
     for mistake in
         [M::RunsUnlocked, M::StopsBeforeDrained, M::LockDiesBeforeIo, M::RunsWhileReleasing]
     {
-        let way = search(setting(true, mistake)).expect_err(&format!("{mistake:?}"));
-        assert!(way.contains("two daemons write"), "{mistake:?}: {way}");
+        let trace = search(setting(true, mistake)).expect_err(&format!("{mistake:?}"));
+        assert!(trace.contains("two daemons write"), "{mistake:?}: {trace}");
     }
     // Nothing is wrong there but that the guest never runs at its destination by itself.
     let known = search(setting(true, M::NeverReleases)).unwrap();

@@ -3,7 +3,7 @@
 use super::super::app::{App, Sort};
 use super::super::figures::Rates;
 use super::super::fixture::{Fixture, sample};
-use super::super::watch::Order;
+use super::super::watch::WatchCommand;
 use super::*;
 use anyhow::anyhow;
 use ratatui::Terminal;
@@ -156,17 +156,17 @@ fn keys_unfold_select_and_sort() {
 #[test]
 fn keys_ask_for_less_more_and_nothing() {
     let mut app = app();
-    let order = |app: &mut App, code| app.press(KeyEvent::new(code, KeyModifiers::NONE)).order;
+    let press = |app: &mut App, code| app.press(KeyEvent::new(code, KeyModifiers::NONE)).command;
     assert!(
-        matches!(order(&mut app, KeyCode::Char('+')), Some(Order::Every(t)) if t.as_secs() == 2)
+        matches!(press(&mut app, KeyCode::Char('+')), Some(WatchCommand::Every(t)) if t.as_secs() == 2)
     );
     for _ in 0..9 {
-        order(&mut app, KeyCode::Char('-'));
+        press(&mut app, KeyCode::Char('-'));
     }
     assert_eq!(app.every, Duration::from_millis(100), "not more often than makes sense");
-    assert!(matches!(order(&mut app, KeyCode::Char(' ')), Some(Order::Pause(true))));
+    assert!(matches!(press(&mut app, KeyCode::Char(' ')), Some(WatchCommand::Pause(true))));
     assert!(text(&mut app, 120, 30).contains("PAUSED"));
-    assert!(matches!(order(&mut app, KeyCode::Char(' ')), Some(Order::Pause(false))));
+    assert!(matches!(press(&mut app, KeyCode::Char(' ')), Some(WatchCommand::Pause(false))));
     press(&mut app, KeyCode::Char('h'));
     assert!(text(&mut app, 120, 40).contains("no front-end is connected"));
     press(&mut app, KeyCode::Char('x'));
@@ -237,7 +237,7 @@ fn any_key_closes_the_help() {
         press(&mut app, KeyCode::Char('h'));
         assert!(app.help);
         let wish = app.press(KeyEvent::new(KeyCode::Char(key), KeyModifiers::NONE));
-        assert!(!app.help && !wish.quit && wish.order.is_none(), "{key}");
+        assert!(!app.help && !wish.quit && wish.command.is_none(), "{key}");
         assert!(app.sort == Sort::Iops && !app.paused, "{key}");
     }
     press(&mut app, KeyCode::Char('h'));

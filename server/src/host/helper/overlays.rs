@@ -2,7 +2,7 @@
 //! durable takes its time, so each step has a thread, which acts as the daemon's user.
 
 use super::super::super::survive::survive;
-use super::super::image_words::ImageWords;
+use super::super::image_message::ImageMessage;
 use super::super::protocol::{Answer, Name, OverlayWanted, Request};
 use super::super::wire::send;
 use super::{Helper, PANICKED, Things, line, lock};
@@ -75,8 +75,8 @@ impl Helper {
             let (overlay, layer, alignment) = made;
             let snapshot = overlay.snapshot().into();
             let file = layer.file.try_clone()?.into();
-            let way = Use { read_only: false, grows: true, barriers: true };
-            let words = ImageWords::of(Unmapped { layers: vec![layer], way }, &mut Vec::new());
+            let usage = Use { read_only: false, grows: true, barriers: true };
+            let words = ImageMessage::of(Unmapped { layers: vec![layer], usage }, &mut Vec::new());
             let mut things = lock(things);
             things.next += 1;
             let number = things.next;

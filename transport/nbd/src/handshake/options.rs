@@ -2,7 +2,7 @@
 
 use super::{Handshake, HandshakeError, Negotiated, Next, Replies, TlsRule, u32_at};
 use crate::offer::Offer;
-use crate::words::{
+use crate::protocol::{
     BASE_ALLOCATION, BASE_ALLOCATION_ID, BLOCK_MIN, OPTION_REPLY_MAGIC, PAYLOAD_MAX, answer, info,
     option,
 };

@@ -1,7 +1,7 @@
 //! What clients say, and what they are told, byte by byte.
 
 use super::*;
-use crate::words::{answer, option};
+use crate::protocol::{answer, option};
 
 fn offers() -> Vec<Offer> {
     let offer = Offer {
@@ -44,7 +44,7 @@ fn asked(option: u32, data: &[u8]) -> Vec<u8> {
 fn answers(mut out: &[u8], option: u32) -> Vec<(u32, Vec<u8>)> {
     let mut answers = Vec::new();
     while !out.is_empty() {
-        assert_eq!(out[..8], crate::words::OPTION_REPLY_MAGIC.to_be_bytes());
+        assert_eq!(out[..8], crate::protocol::OPTION_REPLY_MAGIC.to_be_bytes());
         assert_eq!(u32_at(out, 8), option);
         let len = u32_at(out, 16) as usize;
         answers.push((u32_at(out, 12), out[20..20 + len].to_vec()));

@@ -1,7 +1,7 @@
 //! From bytes to requests, one step at a time (hot).
 
 use super::outcome::Step;
-use super::{Flight, Gone, Queue, Stage};
+use super::{ConnectionEnd, Flight, Queue, Stage};
 use crate::extents::Question;
 use crate::input::Received;
 use crate::output::Body;
@@ -33,7 +33,7 @@ impl Queue {
         self.input.consume(len);
         match asked.action {
             Ok(Action::Read | Action::Write { .. }) => Ok(self.place(asked, request)),
-            Ok(Action::Disconnect) => Err(Broken::rule(Gone::Disconnected)),
+            Ok(Action::Disconnect) => Err(Broken::rule(ConnectionEnd::Disconnected)),
             Err(_) if asked.payload > 0 => {
                 self.stage = Stage::Skip { asked, left: asked.payload };
                 Ok(Step::Again)

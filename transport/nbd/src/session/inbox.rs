@@ -1,16 +1,16 @@
 //! What workers tell a session, and what the control plane asks of it.
 
 use super::{Ended, Session};
-use crate::queue::Gone;
+use crate::queue::ConnectionEnd;
 use ringway_export::{Alarm, Broken, GuestNotice, Notice, SessionCommand};
 use tracing::error;
 
 /// How the connection ends that a queue has no more use for.
 fn end_of(broken: &Broken) -> Option<String> {
     let Broken::Rule(rule) = broken else { return Some(broken.to_string()) };
-    match rule.downcast_ref::<Gone>() {
+    match rule.downcast_ref::<ConnectionEnd>() {
         // As clients end it.
-        Some(Gone::Disconnected | Gone::Closed) => None,
+        Some(ConnectionEnd::Disconnected | ConnectionEnd::Closed) => None,
         _ => Some(rule.to_string()),
     }
 }

@@ -42,8 +42,8 @@ pub(crate) fn shake_hands(
     stop: BorrowedFd<'_>,
 ) -> Result<Option<Shaken>, ShakeError> {
     rustix::io::ioctl_fionbio(stream, true).map_err(io::Error::from)?;
-    let mut line = Line { stream, stop, begun: Instant::now(), limit, tls: None };
-    line.send(&Handshake::greeting())?;
+    let mut peer = HandshakeStream { stream, stop, begun: Instant::now(), limit, tls: None };
+    peer.send(&Handshake::greeting())?;
     let rule = match tls {
         None => TlsRule::None,
         Some((_, true)) => TlsRule::Required,
@@ -53,25 +53,26 @@ pub(crate) fn shake_hands(
     let (mut bytes, mut answer) = (Vec::new(), Vec::new());
     loop {
         bytes.resize(handshake.needs(), 0);
-        line.receive(&mut bytes)?;
+        peer.receive(&mut bytes)?;
         answer.clear();
         let next = handshake.take(&bytes, &mut answer);
-        line.send(&answer)?;
+        peer.send(&answer)?;
         match next? {
             Next::More => {}
             Next::StartTls => {
                 if let Some((tls, _)) = tls {
-                    line.encrypt(tls)?;
+                    peer.encrypt(tls)?;
                     handshake.is_encrypted();
                 }
             }
-            Next::Begin(negotiated) => return Ok(Some((negotiated, line.tls))),
+            Next::Begin(negotiated) => return Ok(Some((negotiated, peer.tls))),
             Next::Abort => return Ok(None),
         }
     }
 }
 
-struct Line<'a> {
+/// The connection of a client that shakes hands, within its time.
+struct HandshakeStream<'a> {
     stream: BorrowedFd<'a>,
     stop: BorrowedFd<'a>,
     begun: Instant,
@@ -79,7 +80,7 @@ struct Line<'a> {
     tls: Option<Box<ServerConnection>>,
 }
 
-impl Line<'_> {
+impl HandshakeStream<'_> {
     /// Has the client shake hands by TLS. What it has sent in plain before cannot be taken for what it
     /// sends within: not a byte more was read than its options had.
     fn encrypt(&mut self, tls: &Tls) -> Result<(), ShakeError> {

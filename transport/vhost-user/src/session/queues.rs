@@ -147,12 +147,12 @@ impl Session {
         self.start_ready()
     }
 
-    /// The front-end has stopped a queue. With the last one an image that goes elsewhere (`away`) is
+    /// The front-end has stopped a queue. With the last one an image that goes elsewhere (`leaving`) is
     /// given up: while written memory is logged a guest is being migrated.
-    pub(super) fn rings_may_have_stopped(&mut self, away: bool) {
+    pub(super) fn rings_may_have_stopped(&mut self, leaving: bool) {
         if !self.vrings.iter().any(|vring| vring.is_running() || vring.is_ready()) {
             self.lock_wait = None;
-            self.export.rings_stopped(away);
+            self.export.rings_stopped(leaving);
         }
     }
 

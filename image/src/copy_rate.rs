@@ -9,9 +9,9 @@ const PORTION: u64 = 2 << 20;
 /// With a limit, a portion is what may be copied in a part of a second.
 const PORTIONS_A_SECOND: u64 = 8;
 
-/// The pace of a copy, and how far it is.
+/// How fast a copy may be, and how far it is.
 #[derive(Debug)]
-pub struct Pace {
+pub struct CopyRate {
     bps: Option<u64>,
     begun: Instant,
     due: Instant,
@@ -21,7 +21,7 @@ pub struct Pace {
     pub copied: u64,
 }
 
-impl Pace {
+impl CopyRate {
     /// For at most `bps` bytes in a second.
     #[must_use]
     pub fn new(bps: Option<u64>) -> Self {
@@ -65,28 +65,28 @@ mod tests {
 
     #[test]
     fn a_limit_is_kept_and_nothing_is_made_up_for() {
-        let mut pace = Pace::new(Some(8 << 20));
-        let begun = pace.due();
+        let mut rate = CopyRate::new(Some(8 << 20));
+        let begun = rate.due();
         for nth in 1..=4u64 {
             let copy = |at, most| {
                 assert_eq!((at, most), ((nth - 1) << 20, 1 << 20));
                 Ok::<_, ()>(Pulled { next: nth << 20, read: 1 << 20, copied: 1 << 19 })
             };
-            pace.next(copy).unwrap();
-            assert!(pace.due() >= begun + Duration::from_millis(125) * u32::try_from(nth).unwrap());
+            rate.next(copy).unwrap();
+            assert!(rate.due() >= begun + Duration::from_millis(125) * u32::try_from(nth).unwrap());
         }
-        assert_eq!((pace.done, pace.copied), (4 << 20, 2 << 20));
+        assert_eq!((rate.done, rate.copied), (4 << 20, 2 << 20));
         // What comes late does not come faster afterwards.
-        pace.due = begun;
-        pace.begun = begun + Duration::from_secs(10);
-        pace.passed(Pulled { next: 5 << 20, read: 1 << 20, copied: 0 });
-        assert_eq!(pace.due(), begun + Duration::from_millis(10_125));
+        rate.due = begun;
+        rate.begun = begun + Duration::from_secs(10);
+        rate.passed(Pulled { next: 5 << 20, read: 1 << 20, copied: 0 });
+        assert_eq!(rate.due(), begun + Duration::from_millis(10_125));
         // Zeroes cost nothing, and without a limit nothing is waited for.
-        pace.passed(Pulled { next: 6 << 20, read: 0, copied: 0 });
-        assert_eq!(pace.due(), begun + Duration::from_millis(10_125));
-        let mut pace = Pace::new(None);
-        let begun = pace.due();
-        pace.next(|_, most| Ok::<_, ()>(Pulled { next: most, read: most, copied: most })).unwrap();
-        assert_eq!((pace.due(), pace.done), (begun, PORTION));
+        rate.passed(Pulled { next: 6 << 20, read: 0, copied: 0 });
+        assert_eq!(rate.due(), begun + Duration::from_millis(10_125));
+        let mut rate = CopyRate::new(None);
+        let begun = rate.due();
+        rate.next(|_, most| Ok::<_, ()>(Pulled { next: most, read: most, copied: most })).unwrap();
+        assert_eq!((rate.due(), rate.done), (begun, PORTION));
     }
 }

@@ -11,15 +11,15 @@ use std::sync::Arc;
 
 /// [`Unmapped`], but for its files.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) struct ImageWords {
-    layers: Vec<LayerWords>,
+pub(super) struct ImageMessage {
+    layers: Vec<LayerMessage>,
     read_only: bool,
     grows: bool,
     barriers: bool,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
-struct LayerWords {
+struct LayerMessage {
     file_bytes: u64,
     /// Of qcow2 images.
     shape: Option<ShapeWords>,
@@ -45,10 +45,10 @@ struct ShapeRemote {
 #[derive(Debug, Deserialize, Serialize)]
 struct ShapeWords(#[serde(with = "ShapeRemote")] Shape);
 
-impl ImageWords {
+impl ImageMessage {
     /// Adds the image's files to `files`, but for its first, which is there.
     pub(super) fn of(image: Unmapped, files: &mut Vec<Arc<File>>) -> Self {
-        let Use { read_only, grows, barriers } = image.way;
+        let Use { read_only, grows, barriers } = image.usage;
         let mut layers = Vec::with_capacity(image.layers.len());
         for (nth, Layer { file, file_bytes, format }) in image.layers.into_iter().enumerate() {
             files.extend((nth > 0).then_some(file));
@@ -60,7 +60,7 @@ impl ImageWords {
                     data_bytes = Some(bytes);
                 }
             }
-            layers.push(LayerWords { file_bytes, shape, data_bytes });
+            layers.push(LayerMessage { file_bytes, shape, data_bytes });
         }
         Self { layers, read_only, grows, barriers }
     }
@@ -80,7 +80,7 @@ impl ImageWords {
             .chain(others.into_iter().map(|file| Arc::new(File::from(file))));
         let mut next = || files.next().context("a file of the image is missing");
         let mut layers = Vec::with_capacity(self.layers.len());
-        for LayerWords { file_bytes, shape, data_bytes } in self.layers {
+        for LayerMessage { file_bytes, shape, data_bytes } in self.layers {
             let file = next()?;
             let data = data_bytes.map(|bytes| anyhow::Ok((next()?, bytes))).transpose()?;
             let format = match shape {
@@ -90,6 +90,6 @@ impl ImageWords {
             layers.push(Layer { file, file_bytes, format });
         }
         let Self { read_only, grows, barriers, .. } = self;
-        Ok(Unmapped { layers, way: Use { read_only, grows, barriers } })
+        Ok(Unmapped { layers, usage: Use { read_only, grows, barriers } })
     }
 }

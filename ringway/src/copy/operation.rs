@@ -1,6 +1,6 @@
 //! What a flow asks of its ends.
 
-/// Names an order: a slot of the flow, and a part of its work.
+/// Names an operation: a slot of the flow, and a part of its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ticket {
     pub(super) slot: u32,
@@ -32,9 +32,9 @@ pub(super) enum Verb {
     Zero,
 }
 
-/// One order: `len` bytes from `offset`; for transfers the memory from `at` within the slot's.
+/// One operation: `len` bytes from `offset`; for transfers the memory from `at` within the slot's.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Order {
+pub(super) struct Operation {
     pub(super) ticket: Ticket,
     pub(super) verb: Verb,
     pub(super) offset: u64,

@@ -8,17 +8,17 @@ const EACH: usize = 128;
 
 /// How often each number below [`EACH`] came.
 #[derive(Debug)]
-pub(crate) struct Tally {
+pub(crate) struct SmallCounts {
     times: Box<[u64; EACH]>,
 }
 
-impl Default for Tally {
+impl Default for SmallCounts {
     fn default() -> Self {
         Self { times: Box::new([0; EACH]) }
     }
 }
 
-impl Tally {
+impl SmallCounts {
     /// Counts `number`: here if it is small, in `large` otherwise.
     #[inline]
     pub(crate) fn record(&mut self, number: usize, large: &mut Histogram<u64>) {
@@ -45,14 +45,14 @@ mod tests {
 
     #[test]
     fn counts_what_a_histogram_counts() {
-        let (mut tally, mut large) = (Tally::default(), WorkerStats::default().batches);
+        let (mut counts, mut large) = (SmallCounts::default(), WorkerStats::default().batches);
         let mut expected = large.clone();
         for number in [1, 2, 2, 16, EACH - 1, EACH, EACH + 1, 4096, 1_000_000] {
-            tally.record(number, &mut large);
+            counts.record(number, &mut large);
             expected.saturating_record(number as u64);
         }
         assert_eq!(large.len(), 4, "the small ones are not in it");
-        tally.add_to(&mut large);
+        counts.add_to(&mut large);
         assert_eq!(large, expected);
     }
 }

@@ -36,11 +36,11 @@ pub(crate) enum Reply {
 
 /// The image's thread has died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Gone;
+pub struct ThreadLost;
 
 /// The queue's end.
 #[derive(Debug)]
-pub struct Port {
+pub struct ImageClient {
     messages: SyncSender<Message>,
     replies: Receiver<Reply>,
     bell: Arc<File>,
@@ -57,7 +57,7 @@ pub struct Port {
 
 /// The thread's end.
 #[derive(Debug)]
-pub(crate) struct FarEnd {
+pub(crate) struct ServerEnd {
     pub(crate) messages: Receiver<Message>,
     pub(crate) replies: SyncSender<Reply>,
     pub(crate) bell: Arc<File>,
@@ -67,7 +67,7 @@ pub(crate) struct FarEnd {
     pub(crate) rings: bool,
 }
 
-impl FarEnd {
+impl ServerEnd {
     /// Says something; the bell has to be rung then.
     pub(crate) fn say(&mut self, reply: Reply) {
         // There is room for all that may be under way; a queue that has gone needs nothing.
@@ -84,7 +84,7 @@ impl FarEnd {
     }
 }
 
-impl Drop for FarEnd {
+impl Drop for ServerEnd {
     /// Whoever waits for an answer learns that there will be none.
     fn drop(&mut self) {
         self.rings = true;
@@ -96,7 +96,7 @@ impl Drop for FarEnd {
 ///
 /// # Errors
 /// What the host says to another descriptor.
-pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(Port, FarEnd)> {
+pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(ImageClient, ServerEnd)> {
     // SAFETY: no memory is involved; the descriptor is new and nobody else's.
     let bell = unsafe {
         let fd = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
@@ -107,14 +107,14 @@ pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(Port, FarEnd)> {
     };
     let places = usize::from(depth) + 1;
     let ((messages, asked), (answers, replies)) = (sync_channel(places), sync_channel(places));
-    let far = FarEnd {
+    let far = ServerEnd {
         messages: asked,
         replies: answers,
         bell: Arc::clone(&bell),
         fencing: false,
         rings: false,
     };
-    let port = Port {
+    let client = ImageClient {
         messages,
         replies,
         bell,
@@ -124,11 +124,11 @@ pub(crate) fn line(depth: u16, thread: Thread) -> io::Result<(Port, FarEnd)> {
         generation: 0,
         fence: false,
     };
-    Ok((port, far))
+    Ok((client, far))
 }
 
-impl Port {
-    /// What rings when there is something to [`Port::take`]: an eventfd that nobody has to read.
+impl ImageClient {
+    /// What rings when there is something to [`ImageClient::take`]: an eventfd that nobody has to read.
     #[must_use]
     pub fn bell(&self) -> RawFd {
         self.bell.as_raw_fd()
@@ -141,9 +141,9 @@ impl Port {
     ///
     /// # Safety
     /// `ask.memory` is a list of segments that stays as it is, and their memory valid, until the
-    /// answer was taken or the port dropped.
-    pub unsafe fn ask(&mut self, ask: Ask) -> Result<(), Gone> {
-        self.messages.try_send(Message::Ask(ask)).map_err(|_| Gone)?;
+    /// answer was taken or the client dropped.
+    pub unsafe fn ask(&mut self, ask: Ask) -> Result<(), ThreadLost> {
+        self.messages.try_send(Message::Ask(ask)).map_err(|_| ThreadLost)?;
         self.asked += 1;
         self.thread.unpark();
         Ok(())
@@ -153,7 +153,7 @@ impl Port {
     ///
     /// # Errors
     /// That there will be no more, though some are open.
-    pub fn take(&mut self) -> Result<Option<Answer>, Gone> {
+    pub fn take(&mut self) -> Result<Option<Answer>, ThreadLost> {
         loop {
             match self.replies.try_recv() {
                 Ok(Reply::Answer(answer)) => {
@@ -167,14 +167,14 @@ impl Port {
                 }
                 Err(TryRecvError::Disconnected) if self.asked > 0 => {
                     self.asked = 0;
-                    return Err(Gone);
+                    return Err(ThreadLost);
                 }
                 Err(_) => return Ok(None),
             }
         }
     }
 
-    /// An operation begins where the table led to. Gives what [`Port::ended`] has to be told.
+    /// An operation begins where the table led to. Gives what [`ImageClient::ended`] has to be told.
     #[inline]
     pub fn began(&mut self) -> u8 {
         self.direct[usize::from(self.generation)] += 1;
@@ -201,7 +201,7 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for ImageClient {
     /// Waits until nobody uses memory of a question any more.
     fn drop(&mut self) {
         while self.asked > 0 {
