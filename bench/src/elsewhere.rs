@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 pub use ringway_nbd_client::Allocation as ExportAllocation;
-use ringway_nbd_client::{Patience, connect};
+use ringway_nbd_client::{Timeouts, connect};
 pub use ringway_rbd::Allocated;
 use ringway_rbd::Image;
 use std::sync::Arc;
@@ -56,9 +56,9 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     let disk = ringway_disk::open(&options)?;
     if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {
         let target = target.clone();
-        let patience = Patience { give_up: Some(GIVE_UP), ..Patience::default() };
+        let timeouts = Timeouts { give_up: Some(GIVE_UP), ..Timeouts::default() };
         let again = move || Ok(connect(&target)?);
-        remote.supervise(Box::new(again), patience).context("cannot look after its connection")?;
+        remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")?;
     }
     Ok(disk)
 }

@@ -138,12 +138,12 @@ impl Target {
     /// What `alive` says, or what is wrong after that while.
     pub fn open_within(
         &self,
-        patience: Duration,
+        timeout: Duration,
         load: &Load,
         access: &AccessArgs,
         mut alive: impl FnMut() -> Result<()>,
     ) -> Result<Opened> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             match self.open(load, access) {
                 Err(_) if Instant::now() < deadline => {}

@@ -19,14 +19,14 @@ pub(crate) struct Reconnector {
 }
 
 impl Reconnector {
-    /// Looks after the connection that `connection` has, for `patience` after each loss.
+    /// Looks after the connection that `connection` has, for `timeout` after each loss.
     pub(crate) fn start(
         connection: &Arc<Mutex<Connection>>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, Error> {
         let host = |what| move |source| Error::Host { what, source };
         let stop = Arc::new(EventFd::new(EFD_NONBLOCK).map_err(host("cannot create an eventfd"))?);
-        let watch = Watch { connection: Arc::clone(connection), stop: Arc::clone(&stop), patience };
+        let watch = Watch { connection: Arc::clone(connection), stop: Arc::clone(&stop), timeout };
         let thread = std::thread::Builder::new()
             .name("reconnect".into())
             .spawn(move || watch.run())
@@ -47,7 +47,7 @@ impl Drop for Reconnector {
 struct Watch {
     connection: Arc<Mutex<Connection>>,
     stop: Arc<EventFd>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Watch {
@@ -128,7 +128,7 @@ impl Watch {
             // A server that is about to be killed may refuse things in its last moment.
             let passes = passes || matches!(error, Error::Refused { .. });
             let waited = begun.elapsed();
-            if !passes || waited >= self.patience || self.rests(retry_after(waited)) {
+            if !passes || waited >= self.timeout || self.rests(retry_after(waited)) {
                 return Some(error.to_string());
             }
         }

@@ -28,8 +28,8 @@ use vmm_sys_util::eventfd::EventFd;
 /// Most regions of one SET_MEM_TABLE message.
 const TABLE_REGIONS: usize = 8;
 
-/// Connects to `path`, trying again for `patience` while no server is there yet.
-pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Error> {
+/// Connects to `path`, trying again for `timeout` while no server is there yet.
+pub(crate) fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, Error> {
     let begun = Instant::now();
     loop {
         let error = match UnixStream::connect(path) {
@@ -45,7 +45,7 @@ pub(crate) fn connect(path: &Path, patience: Duration) -> Result<UnixStream, Err
             _ => return Err(Error::Connect { path, source: error }),
         };
         let waited = begun.elapsed();
-        if waited >= patience {
+        if waited >= timeout {
             return Err(error);
         }
         std::thread::sleep(retry_after(waited));

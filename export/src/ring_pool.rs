@@ -1,4 +1,4 @@
-//! Rings of io_uring, set up with patience or beforehand.
+//! Rings of io_uring, set up with a timeout or beforehand.
 
 use ringway_aio::{IoUring, IoUringSetup, Nvme};
 use ringway_disk::EngineKind;
@@ -15,7 +15,7 @@ pub(crate) const NVME_DEPTH: u32 = 960;
 
 /// How long to wait for memory for a ring. The kernel lets go of those of a process that was killed
 /// some time after it has gone, and its successor comes at once.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Rings that were set up beforehand, by a process that is to lose the right to set up any: an
 /// unrestricted one could open files and sockets past a filter of system calls.
@@ -34,7 +34,7 @@ impl RingPool {
     /// # Errors
     /// What the host says, such as that there is no io_uring for us.
     pub fn set_up(needed: usize, wanted: usize, iopoll: bool) -> io::Result<Self> {
-        let files = collect(needed, wanted, PATIENCE, || new(iopoll))?;
+        let files = collect(needed, wanted, TIMEOUT, || new(iopoll))?;
         Ok(Self(Arc::new(Mutex::new(FreeRings { files, nvme: Vec::new() }))))
     }
 
@@ -43,7 +43,7 @@ impl RingPool {
     /// # Errors
     /// What the host says.
     pub fn set_up_nvme(&self, needed: usize, wanted: usize) -> io::Result<()> {
-        let rings = collect(needed, wanted, PATIENCE, || Nvme::new(NVME_DEPTH))?;
+        let rings = collect(needed, wanted, TIMEOUT, || Nvme::new(NVME_DEPTH))?;
         self.lock().nvme.extend(rings);
         Ok(())
     }
@@ -79,14 +79,14 @@ fn none_left() -> io::Error {
 
 /// One ring, now.
 pub(crate) fn ring(iopoll: bool) -> io::Result<IoUring> {
-    let one = collect(1, 1, PATIENCE, || new(iopoll))?.pop();
+    let one = collect(1, 1, TIMEOUT, || new(iopoll))?.pop();
     one.ok_or_else(|| io::Error::other("no ring"))
 }
 
 /// Whether there is io_uring for us.
 pub(crate) fn probe() -> io::Result<()> {
     let small = || IoUring::new(IoUringSetup::new(4));
-    collect(1, 1, PATIENCE, small).map(drop)
+    collect(1, 1, TIMEOUT, small).map(drop)
 }
 
 fn new(iopoll: bool) -> io::Result<IoUring> {
@@ -97,7 +97,7 @@ fn new(iopoll: bool) -> io::Result<IoUring> {
 fn collect<T>(
     needed: usize,
     wanted: usize,
-    patience: Duration,
+    timeout: Duration,
     mut make: impl FnMut() -> io::Result<T>,
 ) -> io::Result<Vec<T>> {
     let begun = Instant::now();
@@ -106,7 +106,7 @@ fn collect<T>(
         match make() {
             Ok(ring) => made.push(ring),
             Err(_) if made.len() >= needed => break,
-            Err(e) if e.kind() == io::ErrorKind::OutOfMemory && begun.elapsed() < patience => {
+            Err(e) if e.kind() == io::ErrorKind::OutOfMemory && begun.elapsed() < timeout => {
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(e) => return Err(e),

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const BATCH: usize = 64;
 
 /// How long freed clusters wait at most for others to go with.
-const PATIENCE: Duration = Duration::from_millis(500);
+const TIMEOUT: Duration = Duration::from_millis(500);
 
 /// So many of them do not wait.
 const FREED: usize = 1024;
@@ -145,8 +145,8 @@ impl Work {
             return false;
         }
         let begun = Instant::now();
-        std::thread::park_timeout(PATIENCE);
-        begun.elapsed() >= PATIENCE
+        std::thread::park_timeout(TIMEOUT);
+        begun.elapsed() >= TIMEOUT
     }
 
     /// Takes what queues ask, each in its turn.

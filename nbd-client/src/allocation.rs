@@ -1,7 +1,7 @@
 //! Where an export has data: what a server says of `base:allocation`, asked and judged before the export
 //! is used.
 
-use crate::connect::{PATIENCE, Patient};
+use crate::connect::{Patient, TIMEOUT};
 use crate::handshake::Negotiated;
 use ringway_nbd_words::{
     REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command, state,
@@ -61,7 +61,7 @@ impl Allocation {
         while found.known < found.bytes && found.data.len() < RANGES_MAX && begun.elapsed() < LIMIT
         {
             cookie += 1;
-            stream.deadline = Instant::now() + PATIENCE;
+            stream.deadline = Instant::now() + TIMEOUT;
             let asked = found.known..found.bytes.min(found.known + WINDOW);
             question(&mut stream, cookie, &asked)?;
             let Some(extents) = answer(&mut stream, cookie, context)? else { break };

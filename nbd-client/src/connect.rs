@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a server may take to accept and to shake hands, or to answer one question.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection that is ready for requests. Its socket does not block.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub enum ConnectError {
 /// [`ConnectError`].
 pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
     let tls = target.tls.as_ref().map(begin).transpose()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
     let socket = match &target.address {
         Address::Unix(path) => {
@@ -76,7 +76,7 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
             one_of(&target.address.to_string(), &addresses)?
         }
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut stream = Patient { socket: File::from(socket), deadline };
     greet(&mut stream)?;
     let (socket, negotiated) = match (&target.tls, tls) {
@@ -114,7 +114,7 @@ fn within_tls(
 
 /// Connects to the first of these addresses that takes it. Each has its share of the time.
 fn one_of(name: &str, addresses: &[SocketAddr]) -> Result<OwnedFd, ConnectError> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut error = io::Error::other("it has no address");
     for (to, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
         let share = end.saturating_duration_since(Instant::now());

@@ -3,7 +3,7 @@
 //! ```
 //! use ringway_aio::{Engine, Io, IoOp, Reaped};
 //! use ringway_core::Segment;
-//! use ringway_nbd_client::{Nbd, Patience, Remote, Target, connect};
+//! use ringway_nbd_client::{Nbd, Timeouts, Remote, Target, connect};
 //!
 //! # use ringway_nbd_words as nbd;
 //! # use std::io::{Read, Result, Write};
@@ -58,7 +58,7 @@
 //! let remote = Remote::new("disk", &connected);
 //! // When the connection is lost, it comes back like this; requests wait meanwhile.
 //! let again = move || Ok(connect(&target)?);
-//! remote.supervise(Box::new(again), Patience::default())?;
+//! remote.supervise(Box::new(again), Timeouts::default())?;
 //! let mut engine = Nbd::new(128)?;
 //! let file = engine.attach(&connected.socket)?;
 //!
@@ -99,6 +99,6 @@ pub use allocation::{Allocation, AllocationError};
 pub use connect::{ConnectError, Connected, connect};
 pub use engine::Nbd;
 pub use handshake::{HandshakeError, Negotiated};
-pub use remote::{Connect, Patience, Remote};
+pub use remote::{Connect, Remote, Timeouts};
 pub use target::{Address, Target, TargetError, Tls};
 pub use tls::TlsError;

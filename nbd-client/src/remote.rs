@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// How long requests wait for a lost connection before they fail; `None` is for ever.
     pub give_up: Option<Duration>,
     /// How long a server may say nothing at all while requests wait for it, before its connection is
@@ -30,7 +30,7 @@ pub struct Patience {
     pub silence: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
         Self { give_up: None, silence: Duration::from_secs(60) }
     }
@@ -140,15 +140,15 @@ impl Remote {
     }
 
     /// Starts the thread that has lost connections come back, by `connect`. Requests wait meanwhile, or
-    /// fail after a while if `patience` has it so, until there is a connection again. Without this
+    /// fail after a while if `timeouts` has it so, until there is a connection again. Without this
     /// thread a lost connection stays lost, and its requests wait for ever.
     ///
     /// # Errors
     /// What the host says to a thread.
-    pub fn supervise(&self, connect: Box<Connect>, patience: Patience) -> io::Result<()> {
+    pub fn supervise(&self, connect: Box<Connect>, timeouts: Timeouts) -> io::Result<()> {
         let Some(wishes) = lock(&self.wishes).take() else { return Ok(()) };
         let shared = Arc::downgrade(&self.shared);
-        let supervisor = Supervisor { shared, connect, patience };
+        let supervisor = Supervisor { shared, connect, timeouts };
         std::thread::Builder::new().name("nbd".into()).spawn(move || supervisor.run(&wishes))?;
         Ok(())
     }
@@ -203,14 +203,14 @@ impl Shared {
 struct Supervisor {
     shared: Weak<Shared>,
     connect: Box<Connect>,
-    patience: Patience,
+    timeouts: Timeouts,
 }
 
 impl Supervisor {
     fn run(&self, wishes: &Receiver<Wish>) {
         let (mut socket, mut seen): (Option<Arc<File>>, _) = (None, None);
         loop {
-            match wishes.recv_timeout(self.patience.silence) {
+            match wishes.recv_timeout(self.timeouts.silence) {
                 Ok(wish) => match self.bring_back(wish) {
                     Some(new) => (socket, seen) = (Some(new), None),
                     None => return,
@@ -224,7 +224,7 @@ impl Supervisor {
                             disk = shared.name,
                             "the NBD server has said nothing for {} s while requests wait for it: \
                              the connection is given up",
-                            self.patience.silence.as_secs()
+                            self.timeouts.silence.as_secs()
                         );
                     }
                     seen = shared.waits.load(Relaxed).then_some(now);
@@ -274,7 +274,7 @@ impl Supervisor {
             if !std::mem::replace(&mut logged, true) {
                 tracing::warn!(disk = shared.name, "not connected yet: {error}");
             }
-            if !gave_up && self.patience.give_up.is_some_and(|most| begun.elapsed() >= most) {
+            if !gave_up && self.timeouts.give_up.is_some_and(|most| begun.elapsed() >= most) {
                 gave_up = true;
                 tracing::error!(
                     disk = shared.name,

@@ -46,7 +46,7 @@ macro_rules! example {
 }
 
 /// How long a daemon may take: draining a disk takes as long as the disk.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What `ringway ctl` is told.
 #[derive(Debug, Args)]
@@ -218,7 +218,7 @@ pub(crate) fn run(
     let (name, request) = request(args.command)?;
     let answer = match ask_from_here(&path, name, request)? {
         Ok(answer) if wait => images::job_ended(answer, args.json, || {
-            let list = ask(&path, "list", Map::new(), PATIENCE)?;
+            let list = ask(&path, "list", Map::new(), TIMEOUT)?;
             list.map_err(|problem| anyhow!(problem.message))
         })?,
         Ok(answer) => answer,
@@ -334,11 +334,11 @@ fn ask_from_here(
         let from_root = std::path::absolute(disk)?.display().to_string();
         request.insert("disk".into(), from_root.into());
     }
-    ask(path, command, request, PATIENCE)
+    ask(path, command, request, TIMEOUT)
 }
 
 /// Asks a daemon for one thing: its answer, or what it finds wrong with the request. It may be silent
-/// for as long as `patience`.
+/// for as long as `timeout`.
 ///
 /// # Errors
 /// One message: there is no such daemon, or it does not answer.
@@ -346,9 +346,9 @@ pub(crate) fn ask(
     path: &Path,
     command: &str,
     request: Map<String, Value>,
-    patience: Duration,
+    timeout: Duration,
 ) -> anyhow::Result<Result<Value, Problem>> {
-    let stream = say(path, command, request, patience)?;
+    let stream = say(path, command, request, timeout)?;
     hear(path, &mut BufReader::new(stream))
 }
 
@@ -357,7 +357,7 @@ pub(crate) fn ask(
 /// # Errors
 /// As [`ask`].
 pub(crate) fn events(path: &Path) -> anyhow::Result<Result<BufReader<UnixStream>, Problem>> {
-    let mut lines = BufReader::new(say(path, "events", Map::new(), PATIENCE)?);
+    let mut lines = BufReader::new(say(path, "events", Map::new(), TIMEOUT)?);
     let refused = hear(path, &mut lines)?.err();
     lines.get_ref().set_read_timeout(None)?;
     Ok(refused.map_or(Ok(lines), Err))
@@ -368,13 +368,13 @@ fn say(
     path: &Path,
     command: &str,
     mut request: Map<String, Value>,
-    patience: Duration,
+    timeout: Duration,
 ) -> anyhow::Result<UnixStream> {
     let mut stream = UnixStream::connect(path).map_err(|error| no_daemon(path, &error))?;
     // Waiting for an image takes as long as was asked for.
     let lock_wait = request.get("disk").and_then(|disk| disk.get("lock-wait")?.as_u64());
     let lock_wait = Duration::from_secs(lock_wait.unwrap_or(0));
-    stream.set_read_timeout(Some(patience.saturating_add(lock_wait)))?;
+    stream.set_read_timeout(Some(timeout.saturating_add(lock_wait)))?;
     request.insert("version".into(), VERSION.into());
     request.insert("command".into(), command.into());
     let mut bytes = serde_json::to_vec(&request)?;

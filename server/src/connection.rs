@@ -22,7 +22,7 @@ impl Connection {
     }
 
     /// Writes all of it, or gives up: also a client that reads a byte now and then.
-    pub(crate) fn write_within(&self, bytes: &[u8], patience: Duration) -> io::Result<()> {
+    pub(crate) fn write_within(&self, bytes: &[u8], timeout: Duration) -> io::Result<()> {
         let begun = Instant::now();
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -31,7 +31,7 @@ impl Connection {
                 Ok(written) => rest = &rest[written..],
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => {
-                    let left = patience.saturating_sub(begun.elapsed());
+                    let left = timeout.saturating_sub(begun.elapsed());
                     if left.is_zero() {
                         return Err(io::ErrorKind::TimedOut.into());
                     }
@@ -62,11 +62,11 @@ impl Connection {
     }
 
     /// Waits until the stream is ready or the time is over; fails if the client is given up.
-    fn wait(&self, ready: PollFlags, patience: Option<Duration>) -> io::Result<()> {
-        let patience = patience.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
+    fn wait(&self, ready: PollFlags, timeout: Option<Duration>) -> io::Result<()> {
+        let timeout = timeout.map(Timespec::try_from).transpose().map_err(io::Error::other)?;
         let leave = PollFd::new(&*self.leave, PollFlags::IN);
         let mut polled = [leave, PollFd::new(&self.stream, ready)];
-        match poll(&mut polled, patience.as_ref()) {
+        match poll(&mut polled, timeout.as_ref()) {
             Ok(_) if polled[0].revents().is_empty() => Ok(()),
             Ok(_) => Err(io::ErrorKind::ConnectionAborted.into()),
             Err(Errno::INTR) => Ok(()),

@@ -34,9 +34,9 @@ impl Workers {
         Self { engines: pools.collect(), disks: disks.collect() }
     }
 
-    /// Asks all of them at once and waits no longer than `patience`. Without `spreads` queues tell no
+    /// Asks all of them at once and waits no longer than `timeout`. Without `spreads` queues tell no
     /// latencies.
-    pub(crate) fn ask_within(&self, patience: Duration, spreads: bool) -> Vec<Asked> {
+    pub(crate) fn ask_within(&self, timeout: Duration, spreads: bool) -> Vec<Asked> {
         let begun = Instant::now();
         let promises: Vec<Vec<_>> = self
             .engines
@@ -46,7 +46,7 @@ impl Workers {
             })
             .collect();
         let wait = |promise: Option<Receiver<WorkerStats>>| {
-            promise?.recv_timeout(patience.saturating_sub(begun.elapsed())).ok()
+            promise?.recv_timeout(timeout.saturating_sub(begun.elapsed())).ok()
         };
         self.engines
             .iter()

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 /// How long a disk may be refused before that is told: a disk that was just detached still has its
 /// image for a moment.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -100,7 +100,7 @@ impl Watch {
                 tracing::warn!(suppressed, "xenstore: {why}; trying again");
             }
             // Events that came between answers are in no socket any more.
-            let patience = if looked.is_ok() && self.store.has_events() {
+            let timeout = if looked.is_ok() && self.store.has_events() {
                 Some(&NOT_AT_ALL)
             } else {
                 (looked.is_err() || self.tries_again()).then_some(&AGAIN)
@@ -110,7 +110,7 @@ impl Watch {
             let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             // Interrupted is as good as woken.
-            let _ = poll(&mut polled, patience);
+            let _ = poll(&mut polled, timeout);
             if !polled[0].revents().is_empty() {
                 return;
             }
@@ -195,7 +195,7 @@ impl Watch {
         let now = Instant::now();
         let refused = self.refused.entry(back.to_owned());
         let refused = refused.or_insert(Refused { since: now, logged: false });
-        if now - refused.since < PATIENCE {
+        if now - refused.since < TIMEOUT {
             return;
         }
         refused.logged = true;

@@ -32,7 +32,7 @@ const CHECK_EVERY_MAX: Duration = Duration::from_secs(1);
 const CHECK_EVERY_MIN: Duration = Duration::from_millis(250);
 
 /// How long a round waits for workers: they answer between two turns.
-const PATIENCE: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A disk is not told of again before this is over.
 const QUIET: Duration = Duration::from_secs(60);
@@ -223,7 +223,7 @@ impl Rounds {
         self.loops = false;
         self.asked.retain(|key, asked| {
             let name = &asked.name;
-            let left = (now + PATIENCE).saturating_sub(clock());
+            let left = (now + TIMEOUT).saturating_sub(clock());
             let said = match asked.promise.try_recv() {
                 Err(TryRecvError::Empty) => asked.promise.recv_timeout(left),
                 said => said.map_err(|_| RecvTimeoutError::Disconnected),

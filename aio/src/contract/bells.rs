@@ -1,6 +1,6 @@
 //! Doorbells, and waiting for them.
 
-use super::rig::{BLOCK, PATIENCE, Pages, Rig};
+use super::rig::{BLOCK, Pages, Rig, TIMEOUT};
 use super::setting::{Mode, Suite};
 use crate::engine::IoOp;
 use crate::sys;
@@ -74,8 +74,8 @@ pub(super) fn bell_amid_operations(suite: &Suite<'_>, mode: Mode) {
         rig.out.clear();
         let start = Instant::now();
         while rig.out.done.len() < 16 || rig.out.rung.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "{:?}", rig.out);
-            rig.engine.wait(Some(PATIENCE)).unwrap();
+            assert!(start.elapsed() < TIMEOUT, "{:?}", rig.out);
+            rig.engine.wait(Some(TIMEOUT)).unwrap();
             rig.engine.reap(&mut rig.out);
         }
         assert_eq!(rig.out.rung, [1]);

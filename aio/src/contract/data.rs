@@ -1,6 +1,6 @@
 //! What operations do to files: data, vectors, zeroes, errors.
 
-use super::rig::{BLOCK, PATIENCE, Pages, Rig, content, fill};
+use super::rig::{BLOCK, Pages, Rig, TIMEOUT, content, fill};
 use super::setting::{Mode, Suite, open};
 use crate::engine::IoOp;
 use crate::sys;
@@ -183,7 +183,7 @@ pub(super) fn random_mix(suite: &Suite<'_>, mode: Mode) {
         rig.engine.submit().unwrap();
         rig.out.clear();
         while rig.engine.reap(&mut rig.out) == 0 {
-            rig.engine.wait(Some(PATIENCE)).unwrap();
+            rig.engine.wait(Some(TIMEOUT)).unwrap();
         }
         for done in std::mem::take(&mut rig.out.done) {
             let mine = |s: &Option<(u64, usize, _)>| s.is_some_and(|s| s.0 == done.tag);

@@ -1,6 +1,6 @@
 //! What not every engine has: commands for drivers, and buffers that have a number.
 
-use super::rig::{BLOCK, PATIENCE, Pages, Rig, content};
+use super::rig::{BLOCK, Pages, Rig, TIMEOUT, content};
 use super::setting::{Mode, Suite};
 use crate::engine::{Command, CommandRefused, IoMemory, IoOp};
 use std::collections::HashSet;
@@ -44,11 +44,11 @@ pub(super) fn commands(suite: &Suite<'_>, mode: Mode) {
         rig.engine.submit().unwrap();
         let start = Instant::now();
         while rig.out.done.len() < 4 || rig.out.commands.len() < left.len() {
-            assert!(start.elapsed() < PATIENCE, "{:?}", rig.out);
+            assert!(start.elapsed() < TIMEOUT, "{:?}", rig.out);
             let before = rig.out.done.len();
             let found = rig.engine.reap(&mut rig.out);
             assert_eq!(found, rig.out.done.len() - before, "reap counts operations");
-            rig.engine.wait(Some(PATIENCE / 1000)).unwrap();
+            rig.engine.wait(Some(TIMEOUT / 1000)).unwrap();
         }
         for done in &rig.out.commands {
             assert!(left.remove(&done.tag), "tag {:#x} is in flight", done.tag);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// The unit in which direct transfers are aligned here: good for every disk.
 pub(super) const BLOCK: usize = 4096;
 /// Longer than any operation takes on a host in trouble.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Pages that direct transfers accept.
 pub(super) struct Pages {
@@ -141,8 +141,8 @@ impl Rig {
             if self.out.done.len() >= count {
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "{} of {count} are done", self.out.done.len());
-            self.engine.wait(Some(PATIENCE)).expect("a usable engine");
+            assert!(start.elapsed() < TIMEOUT, "{} of {count} are done", self.out.done.len());
+            self.engine.wait(Some(TIMEOUT)).expect("a usable engine");
         }
         assert_eq!(self.out.done.len(), count, "nothing is done twice");
     }
@@ -152,8 +152,8 @@ impl Rig {
         self.out.clear();
         let start = Instant::now();
         while self.out.rung.is_empty() {
-            assert!(start.elapsed() < PATIENCE, "no bell rang");
-            self.engine.wait(Some(PATIENCE)).expect("a usable engine");
+            assert!(start.elapsed() < TIMEOUT, "no bell rang");
+            self.engine.wait(Some(TIMEOUT)).expect("a usable engine");
             self.engine.reap(&mut self.out);
         }
         std::mem::take(&mut self.out.rung)

@@ -1,6 +1,6 @@
 //! Queue, submit, reap: depth, tags, system calls, files that come and go.
 
-use super::rig::{BLOCK, PATIENCE, Pages};
+use super::rig::{BLOCK, Pages, TIMEOUT};
 use super::setting::{Mode, Suite};
 use crate::engine::{Full, IoOp};
 use std::collections::HashSet;
@@ -87,7 +87,7 @@ pub(super) fn each_tag_once(suite: &Suite<'_>, mode: Mode) {
         rig.engine.submit().unwrap();
         rig.out.clear();
         if rig.engine.reap(&mut rig.out) == 0 {
-            rig.engine.wait(Some(PATIENCE)).unwrap();
+            rig.engine.wait(Some(TIMEOUT)).unwrap();
         }
         for done in &rig.out.done {
             assert!(in_flight.remove(&done.tag), "tag {} is in flight", done.tag);
@@ -114,7 +114,7 @@ pub(super) fn few_system_calls(suite: &Suite<'_>, mode: Mode) {
         // A busy worker would look again and again; the calls that sleeping costs depend on the disk.
         rig.out.clear();
         let start = Instant::now();
-        while rig.out.done.len() < 64 && start.elapsed() < PATIENCE {
+        while rig.out.done.len() < 64 && start.elapsed() < TIMEOUT {
             if rig.engine.reap(&mut rig.out) == 0 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -140,11 +140,11 @@ pub(super) fn submit_with_the_wait(suite: &Suite<'_>, mode: Mode) {
         let tag = rig.queue(IoOp::Read, 0, &segment).unwrap();
         rig.out.clear();
         let start = Instant::now();
-        rig.engine.submit_and_wait(Some(PATIENCE)).unwrap();
+        rig.engine.submit_and_wait(Some(TIMEOUT)).unwrap();
         // A wait may end early.
         while rig.engine.reap(&mut rig.out) == 0 {
-            assert!(start.elapsed() < PATIENCE, "it was submitted");
-            rig.engine.wait(Some(PATIENCE)).unwrap();
+            assert!(start.elapsed() < TIMEOUT, "it was submitted");
+            rig.engine.wait(Some(TIMEOUT)).unwrap();
         }
         assert_eq!((rig.out.done.len(), rig.out.done[0].tag), (1, tag));
         assert_eq!(rig.out.done[0].result, 4096);

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// How long requests may take to come back at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<P: Backend> Job<'_, P> {
     /// Waits for what is in flight. It is counted only if all requests are to be counted.
@@ -19,14 +19,14 @@ impl<P: Backend> Job<'_, P> {
         if !counts {
             self.close();
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.in_flight > 0 {
             if self.reap()? == 0 {
                 if Instant::now() > deadline {
                     bail!(
                         "{} requests were not answered within {} s",
                         self.in_flight,
-                        PATIENCE.as_secs()
+                        TIMEOUT.as_secs()
                     );
                 }
                 self.backend.wait(Duration::from_nanos(NAP_NS))?;
@@ -135,14 +135,14 @@ impl<P: Backend> Job<'_, P> {
 pub(crate) fn carry_out<P: Backend>(backend: &mut P, ask: &Ask) -> Result<()> {
     backend.start(0, ask)?;
     backend.submit()?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some((_, ok)) = backend.pop()? {
             let Ask { offset, len, .. } = ask;
             ensure!(ok, "{len} bytes at offset {offset}: {}", backend.complaint());
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "not answered within {} s", PATIENCE.as_secs());
+        ensure!(Instant::now() < deadline, "not answered within {} s", TIMEOUT.as_secs());
         backend.wait(Duration::from_nanos(NAP_NS))?;
     }
 }

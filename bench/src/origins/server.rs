@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How long a server may take to listen, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What QEMU's storage daemon is called.
 pub(super) const QSD: &str = "qemu-storage-daemon";
@@ -100,7 +100,7 @@ impl Running {
             format!("vhost-user:{}", socket.display()).parse().map_err(anyhow::Error::msg)?;
         let access = AccessArgs { allow_write: true, path: Some(path), ..AccessArgs::default() };
         let (child, home) = (&mut self.child, &self.home);
-        target.open_within(PATIENCE, load, &access, || {
+        target.open_within(TIMEOUT, load, &access, || {
             let Some(status) = child.try_wait()? else { return Ok(()) };
             let log = std::fs::read_to_string(home.path().join("log")).unwrap_or_default();
             bail!("the server ended, {status}: {}", log.lines().next().unwrap_or("no message"))
@@ -113,7 +113,7 @@ impl Drop for Running {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _ = kill_process(pid, Signal::TERM);
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;

@@ -68,11 +68,11 @@ pub(super) fn locked<T>(
     options: &OpenOptions,
     mut open: impl FnMut() -> Result<(File, T), OpenError>,
 ) -> Result<(File, T), Fenced> {
-    let mut patience = Patience::new(path, options);
+    let mut lock_wait = LockWait::new(path, options);
     for _ in 0..REPLACED_MAX {
         let (file, rest) = open().map_err(Fenced::Open)?;
         if !options.incoming {
-            patience.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
+            lock_wait.lock(&file, options.read_only).map_err(Fenced::Theirs)?;
         }
         if is_at(&file, path).map_err(Fenced::Theirs)? {
             return Ok((file, rest));
@@ -100,7 +100,7 @@ fn is_at(file: &File, path: &Path) -> Result<bool, OpenError> {
 }
 
 /// Waiting for one image, with an end.
-pub(super) struct Patience<'a> {
+pub(super) struct LockWait<'a> {
     path: &'a Path,
     /// `--lock-wait`.
     asked: Option<Duration>,
@@ -109,7 +109,7 @@ pub(super) struct Patience<'a> {
     logged: bool,
 }
 
-impl<'a> Patience<'a> {
+impl<'a> LockWait<'a> {
     pub(super) fn new(path: &'a Path, options: &OpenOptions) -> Self {
         let (asked, is_raw) = (options.lock_wait, options.qcow2.is_none());
         Self { path, asked, is_raw, begun: Instant::now(), logged: false }
@@ -154,13 +154,13 @@ impl<'a> Patience<'a> {
     }
 
     fn wait(&mut self, holder: Holder) -> Result<(), OpenError> {
-        let patience = match &holder {
+        let lock_wait = match &holder {
             Holder::Host => CLAIM_LASTS,
             Holder::Living(_) | Holder::Foreign(_) => self.asked.unwrap_or(MOMENT),
             Holder::Dying(_) | Holder::Unseen => self.asked.unwrap_or(LAST_WRITES),
         };
         let waited = self.begun.elapsed();
-        if waited >= patience {
+        if waited >= lock_wait {
             return Err(OpenError::InUse {
                 path: self.path.into(),
                 holder: holder.name(),
@@ -172,12 +172,12 @@ impl<'a> Patience<'a> {
             tracing::warn!(
                 "{}: waiting up to {} s for its lock: it is in use by {}",
                 self.path.display(),
-                patience.as_secs_f32(),
+                lock_wait.as_secs_f32(),
                 holder.name()
             );
         }
         let (part, least, most) = RETRY_AFTER;
-        std::thread::sleep((waited / part).clamp(least, most).min(patience - waited));
+        std::thread::sleep((waited / part).clamp(least, most).min(lock_wait - waited));
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn open_file(
     // A block device that is mounted must not be written behind the file system's back.
     let claims = kind == Kind::BlockDevice && !options.read_only;
     let mut exclusive = if claims { libc::O_EXCL } else { 0 };
-    let mut patience = fence::Patience::new(path, options);
+    let mut lock_wait = fence::LockWait::new(path, options);
     loop {
         let file = FileOptions::new()
             .read(true)
@@ -29,12 +29,12 @@ pub(super) fn open_file(
         };
         return Err(match source.raw_os_error() {
             // The source of a migration on this very host.
-            Some(libc::EBUSY) if options.incoming && patience.is_claimed_by_a_process() => {
+            Some(libc::EBUSY) if options.incoming && lock_wait.is_claimed_by_a_process() => {
                 exclusive = 0;
                 continue;
             }
             Some(libc::EBUSY) => {
-                patience.claimed()?;
+                lock_wait.claimed()?;
                 continue;
             }
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => permission(path, options.read_only),

@@ -158,7 +158,7 @@ fn judge(
 /// neither mounted nor part of another device, now and as long as it is served.
 fn claim(path: &Path, name: &str, options: &OpenOptions) -> Result<File, OpenError> {
     let beside = block_path(path, name)?;
-    let mut patience = fence::Patience::new(&beside, options);
+    let mut lock_wait = fence::LockWait::new(&beside, options);
     let claims = if options.read_only { 0 } else { libc::O_EXCL };
     // What is read here must not stay in a cache that is not told of what guests write.
     loop {
@@ -169,7 +169,7 @@ fn claim(path: &Path, name: &str, options: &OpenOptions) -> Result<File, OpenErr
             .open(&beside);
         match opened {
             Ok(file) => return Ok(file),
-            Err(source) if source.raw_os_error() == Some(libc::EBUSY) => patience.claimed()?,
+            Err(source) if source.raw_os_error() == Some(libc::EBUSY) => lock_wait.claimed()?,
             Err(source) => return Err(cannot_open(&beside, options, source)),
         }
     }

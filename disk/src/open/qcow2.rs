@@ -176,7 +176,7 @@ fn open_chain(
     };
     // A daemon that was killed in a snapshot was still writing to what is only read by now.
     let mut lock = |file: &File, name: &Path, read_only: bool| {
-        let locked = fence::Patience::new(name, options).lock(file, read_only);
+        let locked = fence::LockWait::new(name, options).lock(file, read_only);
         locked.map_err(|error| error.to_string())
     };
     let root = qcow2.backing_root.as_deref();

@@ -277,17 +277,17 @@ impl<Q: QueueLifecycle> Export<Q> {
         &self,
         make: impl Fn(SyncSender<bool>) -> SessionCommand,
     ) -> Result<bool, Silent> {
-        let patience = self.drain_max + ANSWER_MAX;
+        let timeout = self.drain_max + ANSWER_MAX;
         let (mut all, mut silent) = (true, false);
         for (inbox, answer) in self.send(make) {
-            match answer.recv_timeout(patience) {
+            match answer.recv_timeout(timeout) {
                 Ok(done) => all &= done,
                 // It has ended meanwhile.
                 Err(RecvTimeoutError::Disconnected) => {}
                 Err(RecvTimeoutError::Timeout) => {
                     all = false;
                     inbox.end();
-                    let ended = answer.recv_timeout(patience);
+                    let ended = answer.recv_timeout(timeout);
                     silent |= ended == Err(RecvTimeoutError::Timeout);
                 }
             }

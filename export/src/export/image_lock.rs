@@ -1,6 +1,6 @@
 //! Taking and giving up the lock of an image, as `lock_state.rs` decides.
 
-use super::lock_owner::{Names, PATIENCE};
+use super::lock_owner::{Names, TIMEOUT};
 use super::lock_state::{Before, LockState};
 use super::{Export, lock};
 use crate::limit::Pass;
@@ -48,9 +48,9 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// With somebody to ask about paths, and with another time after which a guest that waits for the
     /// lock is told as an error.
     #[must_use]
-    pub fn with_names(mut self, names: Option<Arc<dyn Names>>, patience: Option<Duration>) -> Self {
+    pub fn with_names(mut self, names: Option<Arc<dyn Names>>, timeout: Option<Duration>) -> Self {
         self.image_lock.names = names;
-        self.image_lock.patience = patience.unwrap_or(PATIENCE);
+        self.image_lock.timeout = timeout.unwrap_or(TIMEOUT);
         self
     }
 
@@ -125,7 +125,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         Ok(())
     }
 
-    /// Says that a guest waits, after a moment, after its patience and once a minute. Without a reason
+    /// Says that a guest waits, after a moment, after its timeout and once a minute. Without a reason
     /// the export's own release is not over yet; an empty one is that somebody else has the lock.
     fn tell_of_wait(&self, wait: &mut LockWait, why: Option<&str>) {
         let waited = wait.begun.elapsed();
@@ -133,8 +133,8 @@ impl<Q: QueueLifecycle> Export<Q> {
             return;
         }
         wait.logged = true;
-        let patience = self.image_lock.patience;
-        wait.tell_at = if waited < patience { patience } else { waited + TELL_AGAIN };
+        let timeout = self.image_lock.timeout;
+        wait.tell_at = if waited < timeout { timeout } else { waited + TELL_AGAIN };
         let why = match why {
             None => "what was written is still being made durable".into(),
             Some("") => match &self.image_lock.names {
@@ -145,7 +145,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         };
         let Some(pass) = self.limits.locked.pass() else { return };
         let (disk, seconds, suppressed) = (self.disk.name(), waited.as_secs(), pass.suppressed);
-        if waited < patience {
+        if waited < timeout {
             warn!(disk, suppressed, "the guest's requests wait for the image's lock: {why}");
         } else {
             error!(

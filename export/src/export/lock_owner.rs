@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// How long a guest may wait for the lock before that is told as an error, unless said otherwise: as
 /// long as a daemon that starts waits for the last writes of one that was killed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What an export asks of somebody who may look at paths: a daemon in a sandbox may not.
 pub trait Names: Send + Sync {
@@ -22,13 +22,13 @@ pub trait Names: Send + Sync {
 pub(super) struct ImageLock {
     pub(super) state: Arc<Mutex<LockState>>,
     pub(super) names: Option<Arc<dyn Names>>,
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
 }
 
 impl ImageLock {
     /// As [`ringway_disk::open()`] has left it.
     pub(super) fn of(disk: &Disk) -> Self {
         let state = if disk.is_incoming() { LockState::Free } else { LockState::Held };
-        Self { state: Arc::new(Mutex::new(state)), names: None, patience: PATIENCE }
+        Self { state: Arc::new(Mutex::new(state)), names: None, timeout: TIMEOUT }
     }
 }

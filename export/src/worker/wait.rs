@@ -103,10 +103,10 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn sleep(&mut self, at_most: Option<Duration>) -> io::Result<()> {
         let (queues, active) = (&mut self.queues, &self.active);
         let wake_in = |&id: &u32| queues[id as usize].as_mut().and_then(WorkerQueue::wake_in);
-        let patience = active.iter().filter_map(wake_in).chain(at_most).min();
+        let timeout = active.iter().filter_map(wake_in).chain(at_most).min();
         self.stats.sleeps += 1;
         kill_point!(Submitting);
-        self.engine.submit_and_wait(patience)?;
+        self.engine.submit_and_wait(timeout)?;
         kill_point!(Submitted);
         self.unsubmitted = false;
         if self.idle.woke(|| since(self.begun)) && self.guests_stay_awake() {

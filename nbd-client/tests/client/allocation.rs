@@ -2,7 +2,7 @@
 
 use crate::rig::{Rig, target};
 use crate::server::{Asked, Conn, FACTS, Facts, Server};
-use ringway_nbd_client::{Patience, Remote, connect};
+use ringway_nbd_client::{Remote, Timeouts, connect};
 use ringway_nbd_words::{chunk, command, state};
 use std::io;
 
@@ -50,7 +50,7 @@ fn f12_extents_of_many_replies_are_put_together() {
         let extents = words(&[CONTEXT, 4096, hole, 8192, 0, 4096, state::HOLE, 1 << 20, hole]);
         conn.chunk(true, chunk::BLOCK_STATUS, asked.cookie, &extents)
     });
-    let (mut rig, map) = Rig::after_questions(&server.path, Patience::default());
+    let (mut rig, map) = Rig::after_questions(&server.path, Timeouts::default());
     let map = map.unwrap();
     let (data, next) = (4096 + 8192 + 4096, (16 << 10) + (1 << 20));
     assert_eq!((map.next_data(0), map.next_hole(4096)), (Some(4096), data));
@@ -74,7 +74,7 @@ fn f12_what_a_server_does_not_tell_is_data() {
     for refusal in refusals {
         let dir = tempfile::tempdir().unwrap();
         let server = server(&dir, 1 << 20, refusal);
-        let (mut rig, map) = Rig::after_questions(&server.path, Patience::default());
+        let (mut rig, map) = Rig::after_questions(&server.path, Timeouts::default());
         let map = map.unwrap();
         assert_eq!((map.next_data(0), map.next_hole(0)), (Some(0), 1 << 20));
         assert_eq!(map.data_bytes(), None);
@@ -83,7 +83,7 @@ fn f12_what_a_server_does_not_tell_is_data() {
     for facts in [FACTS, Facts { structured: false, context: Some(CONTEXT), ..FACTS }] {
         let dir = tempfile::tempdir().unwrap();
         let server = Server::start(dir.path(), move |_| facts, |_, conn| conn.serve());
-        assert_eq!(Rig::after_questions(&server.path, Patience::default()).1, None);
+        assert_eq!(Rig::after_questions(&server.path, Timeouts::default()).1, None);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::rig::{Rig, target};
 use crate::server::{ALL, Asked, FACTS, Facts, Server};
 use ringway_aio::IoOp;
-use ringway_nbd_client::{Patience, connect};
+use ringway_nbd_client::{Timeouts, connect};
 use ringway_nbd_words::{chunk, command, flag, offers};
 use std::sync::mpsc::channel;
 
@@ -17,7 +17,7 @@ fn what_is_written_is_read_whatever_the_replies() {
         let dir = tempfile::tempdir().unwrap();
         let facts = Facts { structured, ..FACTS };
         let server = Server::start(dir.path(), move |_| facts, |_, conn| conn.serve());
-        let mut rig = Rig::new(&server.path, Patience::default());
+        let mut rig = Rig::new(&server.path, Timeouts::default());
         for (at, len) in [(0, 512), (4096, 4096), (8192, 200_000), (1 << 19, 1 << 19)] {
             let bytes = pattern(len as u8, len);
             assert_eq!(rig.write(at, &bytes), len as i32);
@@ -55,7 +55,7 @@ fn many_are_in_flight_and_answers_come_in_any_order_and_in_pieces() {
     );
     let disk = pattern(3, 1 << 20);
     server.disk.lock().unwrap().copy_from_slice(&disk);
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     let tags: Vec<u64> = (0..8).map(|at| rig.queue(IoOp::Read, at * 65536, 65536, &[])).collect();
     rig.submit();
     assert!(rig.reap(8).iter().all(|&(_, result)| result == 65536));
@@ -81,7 +81,7 @@ fn each_operation_is_asked_as_the_protocol_has_it() {
         sender.send((kind, flags, offset, len)).unwrap();
     };
     let server = Server::start(dir.path(), move |_| facts, tell);
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     for (op, kind, flags) in [
         (IoOp::Write, command::WRITE, 0),
         (IoOp::WriteDurable, command::WRITE, flag::FUA),
@@ -114,7 +114,7 @@ fn what_a_server_does_not_offer_is_not_asked() {
     };
     let server = Server::start(dir.path(), facts, tell);
     for durable in [&[(command::WRITE, 0), (command::FLUSH, 0)][..], &[(command::WRITE, 0)]] {
-        let mut rig = Rig::new(&server.path, Patience::default());
+        let mut rig = Rig::new(&server.path, Timeouts::default());
         for op in [IoOp::PunchHole, IoOp::ZeroRange, IoOp::Discard] {
             assert_eq!(rig.one(op, 0, 512, &[]), -libc::EOPNOTSUPP);
         }
@@ -132,7 +132,7 @@ fn requests_are_no_larger_than_the_server_takes() {
     let dir = tempfile::tempdir().unwrap();
     let facts = Facts { blocks: Some([512, 4096, 65536]), ..FACTS };
     let server = Server::start(dir.path(), move |_| facts, |_, conn| conn.serve());
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     // A short result: whoever asked goes on with the rest.
     assert_eq!(rig.write(0, &[7; 100_000]), 65536);
     assert_eq!(rig.read(0, 100_000).unwrap(), [7; 65536]);
@@ -168,7 +168,7 @@ fn errors_of_the_server_are_those_of_the_operation_and_end_nothing() {
             }
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     assert_eq!(rig.read(0, 512), Err(libc::ENOSPC));
     assert_eq!(rig.read(512, 512), Err(libc::EIO));
     assert_eq!(rig.write(0, &[1; 512]), -libc::EPERM);
@@ -181,7 +181,7 @@ fn errors_of_the_server_are_those_of_the_operation_and_end_nothing() {
 fn requests_that_wait_together_go_by_one_call() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(dir.path(), |_| FACTS, |_, conn| conn.serve());
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     use ringway_aio::Engine as _;
     let before = rig.engine.counters().syscalls;
     for at in 0..32 {
@@ -206,7 +206,7 @@ fn a_pipe_that_is_full_holds_up_nothing_but_itself() {
             conn.serve()
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     for at in 0..32u64 {
         rig.queue(IoOp::Write, at << 15, 1 << 15, &pattern(at as u8, 1 << 15));
     }

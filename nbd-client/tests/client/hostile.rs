@@ -2,7 +2,7 @@
 
 use crate::rig::{Rig, target};
 use crate::server::{ALL, Asked, Conn, FACTS, Facts, Server, chunk_bytes, greet, reply, take};
-use ringway_nbd_client::{Patience, connect};
+use ringway_nbd_client::{Timeouts, connect};
 use ringway_nbd_words::{IHAVEOPT, NBDMAGIC, OLDSTYLE, answer, chunk, info, option};
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -194,7 +194,7 @@ fn f02_replies_that_make_no_sense_cost_the_connection_and_no_request() {
         let content: Vec<u8> = (0..1 << 20).map(|at| (at / 11) as u8).collect();
         server.disk.lock().unwrap().copy_from_slice(&content);
         let at = usize::try_from(READ.0).unwrap();
-        let mut rig = Rig::new(&server.path, Patience::default());
+        let mut rig = Rig::new(&server.path, Timeouts::default());
         let twice = *name == "an answer twice";
         let got = rig.read(READ.0, READ.1 as u64).unwrap();
         assert!(twice || got == content[at..][..READ.1], "{name}");
@@ -217,7 +217,7 @@ fn f02_what_comes_unasked_costs_the_connection() {
             conn.serve()
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     assert_eq!(rig.write(0, &[1; 512]), 512);
     assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
 }
@@ -238,8 +238,8 @@ fn f03_a_server_that_falls_silent_is_left() {
             io::copy(&mut conn.stream, &mut io::sink()).map(drop)
         },
     );
-    let patience = Patience { silence: Duration::from_millis(50), ..Patience::default() };
-    let mut rig = Rig::new(&server.path, patience);
+    let timeouts = Timeouts { silence: Duration::from_millis(50), ..Timeouts::default() };
+    let mut rig = Rig::new(&server.path, timeouts);
     assert_eq!(rig.flush(), 0);
     // Nobody waits for an answer: however long that is, the connection stays.
     std::thread::sleep(Duration::from_millis(200));

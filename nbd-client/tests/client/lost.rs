@@ -3,7 +3,7 @@
 use crate::rig::Rig;
 use crate::server::{Asked, FACTS, Facts, Server};
 use ringway_aio::IoOp;
-use ringway_nbd_client::Patience;
+use ringway_nbd_client::Timeouts;
 use ringway_nbd_words::{command, offers};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn f04_what_was_not_answered_is_sent_again_in_order_before_anything_new() {
             Ok(())
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     for at in 0..6 {
         let op = if at % 2 == 0 { IoOp::WriteDurable } else { IoOp::Read };
         rig.queue(op, at * 512, 512, &[5; 512]);
@@ -65,7 +65,7 @@ fn flush_after(flags: u16, op: IoOp, flushed: bool) -> (i32, i32) {
             }
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     rig.one(op, 0, 512, &[1; 512]);
     if flushed {
         assert_eq!(rig.flush(), 0);
@@ -106,7 +106,7 @@ fn f05_a_flush_covers_what_was_answered_before_it_alone() {
             conn.asked().map(drop)
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     rig.queue(IoOp::Sync, 0, 0, &[]);
     rig.queue(IoOp::Write, 0, 512, &[1; 512]);
     assert_eq!(rig.reap(2), [(0, 0), (1, 512)]);
@@ -131,7 +131,7 @@ fn f05_a_flush_that_was_under_way_does_not_hide_what_was_lost() {
             }
         },
     );
-    let mut rig = Rig::new(&server.path, Patience::default());
+    let mut rig = Rig::new(&server.path, Timeouts::default());
     assert_eq!(rig.write(0, &[1; 512]), 512);
     assert_eq!(rig.flush(), -libc::EIO);
 }
@@ -155,8 +155,8 @@ fn f06_after_a_while_requests_fail_until_there_is_a_server_again() {
             conn.serve()
         },
     );
-    let patience = Patience { give_up: Some(Duration::from_millis(100)), ..Patience::default() };
-    let mut rig = Rig::new(&server.path, patience);
+    let timeouts = Timeouts { give_up: Some(Duration::from_millis(100)), ..Timeouts::default() };
+    let mut rig = Rig::new(&server.path, timeouts);
     // One that was under way, and one that comes later.
     assert_eq!(rig.read(0, 512), Err(libc::ENOTCONN));
     assert_eq!(rig.write(0, &[1; 512]), -libc::ENOTCONN);
@@ -187,7 +187,7 @@ fn f07_another_export_is_not_taken_for_the_same() {
                 _ => conn.serve(),
             },
         );
-        let mut rig = Rig::new(&server.path, Patience::default());
+        let mut rig = Rig::new(&server.path, Timeouts::default());
         assert_eq!(rig.write(0, &[1; 512]), 512);
         assert_eq!(server.disk.lock().unwrap()[..512], [1; 512]);
     }

@@ -2,7 +2,7 @@
 
 use ringway_aio::{Done, Engine, FileId, Io, IoMemory, IoOp, Reaped};
 use ringway_core::Segment;
-use ringway_nbd_client::{Allocation, Nbd, Patience, Remote, Target, connect};
+use ringway_nbd_client::{Allocation, Nbd, Remote, Target, Timeouts, connect};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -23,17 +23,17 @@ pub(crate) fn target(path: &Path) -> Target {
 }
 
 impl Rig {
-    pub(crate) fn new(path: &Path, patience: Patience) -> Self {
-        Self::after_questions(path, patience).0
+    pub(crate) fn new(path: &Path, timeouts: Timeouts) -> Self {
+        Self::after_questions(path, timeouts).0
     }
 
     /// Also where the server says that it has data, which is asked before the engine has the connection.
-    pub(crate) fn after_questions(path: &Path, patience: Patience) -> (Self, Option<Allocation>) {
+    pub(crate) fn after_questions(path: &Path, timeouts: Timeouts) -> (Self, Option<Allocation>) {
         let target = target(path);
         let connected = connect(&target.with_block_status()).unwrap();
         let remote = Remote::new("test", &connected);
         let allocation = remote.allocation().unwrap();
-        remote.supervise(Box::new(move || Ok(connect(&target)?)), patience).unwrap();
+        remote.supervise(Box::new(move || Ok(connect(&target)?)), timeouts).unwrap();
         let mut engine = Nbd::new(64).unwrap();
         let file = engine.attach(&connected.socket).unwrap();
         let out = Reaped::with_capacity(64, 64);

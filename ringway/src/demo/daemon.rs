@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the daemon may take to end once its front-end has gone.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running daemon.
 pub(super) struct Daemon {
@@ -85,14 +85,14 @@ impl Daemon {
     }
 
     fn ended(&mut self) -> anyhow::Result<ExitStatus> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        bail!("the daemon still runs {} s after its front-end has gone", PATIENCE.as_secs())
+        bail!("the daemon still runs {} s after its front-end has gone", TIMEOUT.as_secs())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// How long a request may take before the demo gives up.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How often to look whether the demo is to end while nothing completes.
 const POLL_EVERY: Duration = Duration::from_millis(100);
@@ -135,8 +135,8 @@ impl PumpThread<'_> {
             }
             if self.queue.wait(Some(POLL_EVERY))? {
                 progress = Instant::now();
-            } else if progress.elapsed() > PATIENCE {
-                bail!("the daemon has completed nothing for {} s", PATIENCE.as_secs());
+            } else if progress.elapsed() > TIMEOUT {
+                bail!("the daemon has completed nothing for {} s", TIMEOUT.as_secs());
             }
             if self.signal.load(Relaxed) != 0 {
                 bail!(Interrupted);
@@ -161,8 +161,8 @@ impl PumpThread<'_> {
     pub(super) fn flush(&mut self) -> anyhow::Result<()> {
         let sent = Sent { offset: 0, at: Instant::now() };
         self.queue.flush(sent).map_err(|no| anyhow!("{no}"))?;
-        if !self.queue.wait(Some(PATIENCE))? {
-            bail!("a flush took more than {} s", PATIENCE.as_secs());
+        if !self.queue.wait(Some(TIMEOUT))? {
+            bail!("a flush took more than {} s", TIMEOUT.as_secs());
         }
         match self.queue.pop()? {
             Some(done) if done.is_ok() => Ok(()),

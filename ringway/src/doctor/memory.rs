@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// How long a daemon may take to tell what it is.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// More than any host has is what version 1 calls no limit.
 const NO_LIMIT: u64 = 1 << 60;
@@ -39,7 +39,7 @@ pub(crate) struct Memory {
 /// That there is no such daemon.
 pub(crate) fn inspect(control: Option<&Path>) -> anyhow::Result<Vec<Memory>> {
     let Some(control) = control else { return Ok(vec![of(None)]) };
-    let answer = ask(control, "list", Map::new(), PATIENCE)?;
+    let answer = ask(control, "list", Map::new(), TIMEOUT)?;
     let answer = answer.map_err(|problem| anyhow::anyhow!("{}", problem.message))?;
     let list: List = serde_json::from_value(answer).context("the daemon is not understood")?;
     let disks = list.disks.iter().filter_map(|disk| disk.process);

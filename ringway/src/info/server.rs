@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long the server may take: one that has a front-end already answers when that has gone.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a server says.
 #[derive(Debug, Serialize)]
@@ -91,7 +91,7 @@ pub(super) struct Process {
 /// # Errors
 /// No server, one that does not answer, or one that is none for disks.
 pub(super) fn ask(socket: &Path) -> anyhow::Result<Served> {
-    let options = Options::new().timeout(PATIENCE).memory(1 << 20).queue_size(16);
+    let options = Options::new().timeout(TIMEOUT).memory(1 << 20).queue_size(16);
     let stream = peer::connect(socket)?;
     let pid = peer::server(&stream);
     let mut device = options.over(stream)?;

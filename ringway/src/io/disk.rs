@@ -5,15 +5,15 @@ use ringway_driver::{BlkQueue, BufferPool, Completion};
 use std::time::Duration;
 
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Waits for the one request in flight.
 ///
 /// # Errors
 /// A server that has gone, that breaks the rules, or does not answer.
 pub(crate) fn finish<C>(queue: &mut BlkQueue<C>) -> anyhow::Result<Completion<C>> {
-    if !queue.wait(Some(PATIENCE))? {
-        bail!("the server has not answered for {} s", PATIENCE.as_secs());
+    if !queue.wait(Some(TIMEOUT))? {
+        bail!("the server has not answered for {} s", TIMEOUT.as_secs());
     }
     queue.pop()?.context("the server called without an answer")
 }

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long the daemon may take to answer. Its workers have a second.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the screen wants of the one who asks.
 pub(super) enum WatchCommand {
@@ -88,7 +88,7 @@ pub(super) fn take(socket: &Path) -> anyhow::Result<Sample> {
 
 fn question<T: DeserializeOwned>(socket: &Path, command: &str, fields: Value) -> anyhow::Result<T> {
     let request: Map<String, Value> = serde_json::from_value(fields)?;
-    match ask(socket, command, request, PATIENCE)? {
+    match ask(socket, command, request, TIMEOUT)? {
         Ok(answer) => serde_json::from_value(answer)
             .with_context(|| format!("{}: its answer is not understood", socket.display())),
         Err(problem) => bail!("{}: {}", socket.display(), problem.message),

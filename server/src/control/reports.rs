@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 /// How long workers may take to tell their counts. They do between two turns.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) fn list(disks: &Disks) -> List {
     let here = disks.list();
@@ -27,7 +27,7 @@ pub(super) fn list(disks: &Disks) -> List {
     let asked: Vec<_> = isolated.iter().map(|disk| disk.ask(json!({"command": "list"}))).collect();
     let begun = Instant::now();
     for (disk, answer) in isolated.iter().zip(asked) {
-        let answer = answer.wait(PATIENCE.saturating_sub(begun.elapsed())).ok();
+        let answer = answer.wait(TIMEOUT.saturating_sub(begun.elapsed())).ok();
         let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
         all.push(disk.facts(said.and_then(|said| said.disks.into_iter().next())));
     }
@@ -45,7 +45,7 @@ pub(super) fn list(disks: &Disks) -> List {
 
 /// Of a disk with a process of its own, as that says now.
 pub(super) fn facts_apart(disk: &Isolated) -> DiskFacts {
-    let answer = disk.ask(json!({"command": "list"})).wait(PATIENCE).ok();
+    let answer = disk.ask(json!({"command": "list"})).wait(TIMEOUT).ok();
     let said = answer.and_then(|answer| serde_json::from_value::<List>(answer).ok());
     disk.facts(said.and_then(|said| said.disks.into_iter().next()))
 }
@@ -138,14 +138,14 @@ pub(crate) fn stats(disks: &Disks, one: Option<AnyDisk>, detail: Detail) -> Stat
     let apart: Vec<_> = isolated.iter().map(|disk| disk.ask(request.clone())).collect();
     let begun = Instant::now();
     let kinds: Vec<_> = list.iter().map(|served| served.export.disk().engine()).collect();
-    let mut asked = disks.workers().ask_within(PATIENCE, !histograms || buckets);
+    let mut asked = disks.workers().ask_within(TIMEOUT, !histograms || buckets);
     asked.retain(|engine| kinds.contains(&engine.kind));
     let mut all: Vec<_> = list.iter().map(|served| disk_stats(served, &asked, detail)).collect();
     let mut workers: Vec<_> =
         asked.iter().flat_map(|engine| worker_stats(engine, detail)).collect();
     for (disk, answer) in isolated.iter().zip(apart) {
         // It waits that long for its own workers.
-        let answer = answer.wait((PATIENCE * 2).saturating_sub(begun.elapsed())).ok();
+        let answer = answer.wait((TIMEOUT * 2).saturating_sub(begun.elapsed())).ok();
         let (one, its) = apart_stats(disk, answer);
         all.push(one);
         workers.extend(its);

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// For how long the last step is tried again while another change of the disk is under way.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How it ended, if it did not fail.
 pub(super) enum Ended {
@@ -62,7 +62,7 @@ pub(super) fn open_anew(
                 drop(replaced?);
                 return Ok(Some(at_rest?));
             }
-            (None, Err(ChangeError::Busy)) if begun.elapsed() < PATIENCE => {
+            (None, Err(ChangeError::Busy)) if begun.elapsed() < TIMEOUT => {
                 if !job.wait(Instant::now() + Duration::from_millis(50)) {
                     return Ok(None);
                 }

@@ -5,7 +5,7 @@ use anyhow::Context;
 use ringway_control::config::DiskSpec;
 use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
-use ringway_nbd_client::{Connected, Patience};
+use ringway_nbd_client::{Connected, Timeouts};
 use ringway_terminal::reasons::in_full;
 
 impl Host {
@@ -36,7 +36,7 @@ impl Host {
             Ok(Connected { socket: disk.file(), negotiated })
         };
         let again = move || again().map_err(|error: anyhow::Error| in_full(&error).into());
-        let patience = Patience { give_up: spec.reconnect_timeout, ..Patience::default() };
-        remote.supervise(Box::new(again), patience).context("cannot look after its connection")
+        let timeouts = Timeouts { give_up: spec.reconnect_timeout, ..Timeouts::default() };
+        remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
 }

@@ -16,7 +16,7 @@ impl Pending {
     ///
     /// # Errors
     /// What the process finds wrong, or that it does not answer.
-    pub(crate) fn wait(self, patience: Duration) -> Result<Value, Problem> {
+    pub(crate) fn wait(self, timeout: Duration) -> Result<Value, Problem> {
         let silent = |what: &str| Problem::new(Kind::Failed, format!("{}: {what}", self.image));
         let Some(answer) = self.answer else {
             return Err(silent(
@@ -24,7 +24,7 @@ impl Pending {
             ));
         };
         use std::sync::mpsc::RecvTimeoutError::{Disconnected, Timeout};
-        match answer.recv_timeout(patience) {
+        match answer.recv_timeout(timeout) {
             Ok(outcome) => outcome,
             Err(Timeout) => Err(silent("its process does not answer")),
             Err(Disconnected) => Err(silent("its process has ended meanwhile: see list")),

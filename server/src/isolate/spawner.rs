@@ -152,12 +152,12 @@ impl Spawner {
     }
 
     /// Waits for the end of a process that has closed its line: how it ended.
-    pub(super) fn end_of(&self, number: u64, patience: Duration) -> anyhow::Result<String> {
+    pub(super) fn end_of(&self, number: u64, timeout: Duration) -> anyhow::Result<String> {
         let begun = Instant::now();
         loop {
             match self.ask(&Request::End { number })? {
                 (Answer::Ended(Some(how)), _) => return Ok(how),
-                _ if begun.elapsed() > patience => {
+                _ if begun.elapsed() > timeout => {
                     return Ok("it waits for its disk, and cannot end".into());
                 }
                 // Nobody unparks this thread.

@@ -68,10 +68,10 @@ impl Clients {
         let left = self.0.iter().map(|client| TIME.saturating_sub(client.begun.elapsed())).min();
         // One that is out of breath looks again soon.
         let breath = listener.is_none().then_some(Duration::from_millis(100));
-        let patience = left.into_iter().chain(breath).min();
-        let patience = patience.and_then(|time| Timespec::try_from(time).ok());
+        let timeout = left.into_iter().chain(breath).min();
+        let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
         // Interrupted is as good as woken: who is not ready says so.
-        let _ = poll(&mut polled, patience.as_ref());
+        let _ = poll(&mut polled, timeout.as_ref());
         let rings = |at: usize| polled.get(at).is_some_and(|fd| !fd.revents().is_empty());
         (rings(0), rings(1 + self.0.len()))
     }

@@ -56,7 +56,7 @@ impl Poller {
     fn turn(&mut self) -> bool {
         panic_point!("sessions");
         let (mut rung, mut counters) = (Vec::new(), Counters::default());
-        if let Err(error) = self.bells.wait(self.patience(), &mut counters) {
+        if let Err(error) = self.bells.wait(self.timeout(), &mut counters) {
             tracing::error!("cannot wait for front-ends: {error}");
             std::thread::park_timeout(BREATH);
         }
@@ -79,7 +79,7 @@ impl Poller {
     }
 
     /// Until when it sleeps if nothing comes.
-    fn patience(&self) -> Option<Duration> {
+    fn timeout(&self) -> Option<Duration> {
         let now = Instant::now();
         // Whoever is ready, and not taken, may need one more thread.
         let held_up = (!self.shared.lock().ready.is_empty()).then_some(HELD_UP);

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test fails.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a test and its task share.
 struct Probe {
@@ -103,7 +103,7 @@ impl Bench {
     fn until(&self, what: &str, so: impl Fn(&Queues) -> bool) {
         let begun = Instant::now();
         while !so(&self.threads.shared.lock()) {
-            assert!(begun.elapsed() < PATIENCE, "{what}");
+            assert!(begun.elapsed() < TIMEOUT, "{what}");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -224,12 +224,12 @@ fn a_turn_is_taken_when_its_time_has_come() {
     let bench = Bench::new();
     let begun = Instant::now();
     let at = begun + Duration::from_millis(50);
-    let late = bench.add(Some(begun + 2 * PATIENCE), |_, _| Ok(Turn::Waits));
+    let late = bench.add(Some(begun + 2 * TIMEOUT), |_, _| Ok(Turn::Waits));
     let due = bench.add(Some(at), move |_, _| {
         assert!(Instant::now() >= at, "too early");
         Ok(Turn::Over)
     });
-    assert_eq!(bench.ended.recv_timeout(PATIENCE).unwrap(), Ok(true));
+    assert_eq!(bench.ended.recv_timeout(TIMEOUT).unwrap(), Ok(true));
     assert_eq!((due.turns.load(SeqCst), late.turns.load(SeqCst)), (1, 0));
 }
 
@@ -246,7 +246,7 @@ fn an_error_or_a_panic_ends_its_task_alone() {
     for (act, wanted) in acts {
         let ends = bench.add(None, move |_, _| act());
         ends.ring();
-        assert_eq!(bench.ended.recv_timeout(PATIENCE).unwrap(), wanted);
+        assert_eq!(bench.ended.recv_timeout(TIMEOUT).unwrap(), wanted);
         let heard = next.heard.load(SeqCst);
         next.ring();
         bench.until("its neighbour waits", |_| next.heard.load(SeqCst) > heard);
@@ -275,7 +275,7 @@ fn what_cannot_be_watched_is_looked_at() {
     let file = tempfile::tempfile().unwrap().into();
     bench.threads.add(Box::new(Unwatchable(file, tell, 0)));
     for wanted in 1..=3 {
-        assert_eq!(turns.recv_timeout(PATIENCE), Ok(wanted));
+        assert_eq!(turns.recv_timeout(TIMEOUT), Ok(wanted));
     }
     assert!(bench.threads.shared.lock().threads <= 1);
 }

@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 /// How long to wait for the reader.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Prints; goes on after a second at most. A reader that has gone is no failure.
 pub fn print(text: &str) {
@@ -21,7 +21,7 @@ pub fn print(text: &str) {
         let _ = done.send(());
     });
     if thread.is_ok() {
-        let _ = is_done.recv_timeout(PATIENCE);
+        let _ = is_done.recv_timeout(TIMEOUT);
     }
 }
 

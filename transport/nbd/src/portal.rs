@@ -157,11 +157,11 @@ impl Portal {
     }
 
     /// Counts a handshake that begins; `None` if there are too many. Then the one that takes longest
-    /// is given up, if it has had `patience`: clients that say nothing keep nobody out.
-    pub(crate) fn begin(&self, stream: OwnedFd, patience: Duration) -> Option<Shaking<'_>> {
+    /// is given up, if it has had `timeout`: clients that say nothing keep nobody out.
+    pub(crate) fn begin(&self, stream: OwnedFd, timeout: Duration) -> Option<Shaking<'_>> {
         let mut shaking = lock(&self.shaking);
         if shaking.len() >= HANDSHAKES_MAX {
-            let (oldest, _) = shaking.front().filter(|(_, since)| since.elapsed() >= patience)?;
+            let (oldest, _) = shaking.front().filter(|(_, since)| since.elapsed() >= timeout)?;
             // It may have gone itself.
             let _ = shutdown(oldest, Shutdown::Both);
             shaking.pop_front();

@@ -237,13 +237,13 @@ impl Channel {
     }
 
     /// Waits for a message, an alarm, the order to stop, or an answer on another channel, no longer than
-    /// `patience`.
+    /// `timeout`.
     pub(super) fn wait(
         &self,
         stop: BorrowedFd<'_>,
         alarm: BorrowedFd<'_>,
         answers: Option<BorrowedFd<'_>>,
-        patience: Option<&Timespec>,
+        timeout: Option<&Timespec>,
     ) -> io::Result<Event> {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
@@ -256,7 +256,7 @@ impl Channel {
             ),
         ];
         loop {
-            match poll(&mut fds, patience) {
+            match poll(&mut fds, timeout) {
                 Ok(0) => return Ok(Event::Silence),
                 Ok(_) => break,
                 Err(Errno::INTR) => {}

@@ -187,8 +187,8 @@ impl<'a> Session<'a> {
             let fds = [self.stop.as_fd(), inbox.as_fd(), store.as_fd()];
             let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
             // Events that came between answers are in no socket any more.
-            let patience = self.store.has_events().then_some(&NOT_AT_ALL);
-            match poll(&mut polled, patience) {
+            let timeout = self.store.has_events().then_some(&NOT_AT_ALL);
+            match poll(&mut polled, timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(StoreError::Broken(error.into())),
             }

@@ -340,10 +340,10 @@ impl Xenstore {
         Ok(())
     }
 
-    fn is_readable(&self, patience: &Timespec) -> io::Result<bool> {
+    fn is_readable(&self, timeout: &Timespec) -> io::Result<bool> {
         let fd = self.fd();
         loop {
-            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(patience)) {
+            match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(timeout)) {
                 Ok(count) => return Ok(count > 0),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// A client that was killed is missed after half of that.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cluster with a pool `rbd` and in it an image `img`; dropping it ends it.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Cluster {
             if status["watchers"].as_array().is_some_and(Vec::is_empty) {
                 return Ok(());
             }
-            ensure!(begun.elapsed() < PATIENCE, "somebody keeps the image open: {status}");
+            ensure!(begun.elapsed() < TIMEOUT, "somebody keeps the image open: {status}");
             std::thread::sleep(Duration::from_millis(50));
         }
     }

@@ -43,7 +43,7 @@ pub(crate) struct Idle {
 impl Idle {
     pub(crate) fn connect(socket: &Path, queues: u16) -> Result<Self> {
         let options = Options::new().queues(queues).queue_size(128).memory(1 << 20);
-        let mut device = options.patience(Duration::from_secs(5)).connect(socket)?;
+        let mut device = options.timeout(Duration::from_secs(5)).connect(socket)?;
         let queues = device.queues()?;
         Ok(Self { _queues: queues, _device: device })
     }

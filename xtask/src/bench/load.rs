@@ -10,7 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// How long a server may take until it listens.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is asked for: requests of one size, anywhere.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ pub(crate) fn measure_server(
         ..AccessArgs::default()
     };
     let target = target(&format!("vhost-user:{}", socket.display()))?;
-    let opened = target.open_within(PATIENCE, &load, &access, || Ok(()))?;
+    let opened = target.open_within(TIMEOUT, &load, &access, || Ok(()))?;
     measure(opened, &load, boundary)
 }
 

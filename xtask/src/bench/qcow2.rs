@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Bytes of a cluster.
 const CLUSTER: u64 = 65536;
 /// How long a server may take until it listens.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Which cells.
 #[derive(Debug, Args)]
@@ -221,7 +221,7 @@ fn one(lab: &Lab, args: &Qcow2Args, home: &Path, row: &Row, ours: bool) -> Resul
     };
     let name = format!("vhost-user:{}", running.socket().display());
     let target: Target = name.parse().map_err(anyhow::Error::msg)?;
-    let opened = target.open_within(PATIENCE, &load, &access, || Ok(()))?;
+    let opened = target.open_within(TIMEOUT, &load, &access, || Ok(()))?;
     let outcome = measure(opened, &load, &mut || Ok(()));
     let iops = outcome.with_context(|| running.last_words())?.iops();
     ensure!(iops > 0.0, "no request was answered: {}", running.last_words());

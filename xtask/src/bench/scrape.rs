@@ -74,7 +74,7 @@ pub(crate) fn run(lab: &Lab, args: &ScrapeArgs) -> Result<Report> {
 /// A front-end whose disk has something to tell.
 fn guest(socket: &Path) -> Result<(BlkQueue<()>, Device)> {
     let options = Options::new().queues(1).queue_size(128).memory(1 << 20);
-    let mut device = options.patience(Duration::from_secs(5)).connect(socket)?;
+    let mut device = options.timeout(Duration::from_secs(5)).connect(socket)?;
     let mut queue = device.queue()?;
     for at in 0..REQUESTS {
         let buffer = device.pool().alloc(512).context("no memory")?;

@@ -45,7 +45,7 @@ impl Queue {
 
     /// Sends what is left to be sent to a client that is about to be left; `false` if it did not take
     /// it in time. The queue has stopped.
-    pub(crate) fn finish(&mut self, patience: Duration) -> bool {
+    pub(crate) fn finish(&mut self, timeout: Duration) -> bool {
         let begun = Instant::now();
         while self.gone.is_none() && !self.output.is_empty() {
             match self.output.send(&self.socket, &mut self.pool, &mut self.spare) {
@@ -53,7 +53,7 @@ impl Queue {
                 Ok(false) => {}
                 Err(_) => return false,
             }
-            let left = patience.saturating_sub(begun.elapsed());
+            let left = timeout.saturating_sub(begun.elapsed());
             if left.is_zero() || self.wait_for_room(left).is_err() {
                 return false;
             }
@@ -61,8 +61,8 @@ impl Queue {
         self.gone.is_none()
     }
 
-    fn wait_for_room(&self, patience: Duration) -> io::Result<()> {
-        let timeout = Timespec::try_from(patience).map_err(io::Error::other)?;
+    fn wait_for_room(&self, timeout: Duration) -> io::Result<()> {
+        let timeout = Timespec::try_from(timeout).map_err(io::Error::other)?;
         let mut polled = [PollFd::new(&self.socket, PollFlags::OUT)];
         match poll(&mut polled, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

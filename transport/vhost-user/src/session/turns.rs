@@ -124,10 +124,10 @@ impl Session {
         for _ in 0..TURN_EVENTS {
             let rest = self.channel.time_left()?;
             let again = self.ask_again.map(|at| at.saturating_duration_since(Instant::now()));
-            let patience = [rest, again, linger()].into_iter().flatten().min();
-            let patience = patience.and_then(|time| Timespec::try_from(time).ok());
+            let timeout = [rest, again, linger()].into_iter().flatten().min();
+            let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
             let (stop, bell) = (self.stop.as_fd(), self.inbox.bell());
-            let event = self.channel.wait(stop, bell, self.answers(), patience.as_ref())?;
+            let event = self.channel.wait(stop, bell, self.answers(), timeout.as_ref())?;
             if event == Event::Silence && self.wakes_at().is_none_or(|at| Instant::now() < at) {
                 return Ok(Served::Quiet);
             }

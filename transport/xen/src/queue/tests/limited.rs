@@ -8,7 +8,7 @@ use ringway_throttle::{Kind, Member, Rates};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Reads as many answers as are wanted.
 fn answered(front: &mut Front, wanted: usize) {
@@ -18,7 +18,7 @@ fn answered(front: &mut Front, wanted: usize) {
             assert_eq!(answer.status, Status::Ok);
             got += 1;
         }
-        assert!(begun.elapsed() < PATIENCE, "{got} of {wanted}");
+        assert!(begun.elapsed() < TIMEOUT, "{got} of {wanted}");
         std::thread::sleep(Duration::from_micros(100));
     }
 }
