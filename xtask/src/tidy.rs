@@ -37,7 +37,6 @@ const LONGER: &[(&str, usize)] = &[
     ("export/src/export/lock_state/model.rs", 430), // a model with all its players
     ("transport/vhost-user/src/message.rs", 435), // what is read, and by when
     ("ring/src/virtqueue/inflight/packed.rs", 405), // each step of one protocol
-    ("ring/src/virtqueue/packed.rs", 410), // one ring, all its verbs on private fields
     ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
     ("control/src/protocol.rs", 492),  // each word of the control socket
     ("control/src/config/disk.rs", 540), // each word of a disk

@@ -9,13 +9,20 @@
 //!
 //! The driver looks for used descriptors in ring order (§2.8.2), so a batch stays invisible until
 //! its first descriptor is marked: that one is written last.
+//!
+//! How it begins, and what is rare: `packed/setup.rs`; how it waits: `packed/arm.rs`; what a record of the
+//! chains in flight needs: `packed/record.rs`.
+
+mod arm;
+mod record;
+mod setup;
 
 use super::chain::{Chain, Sums};
 use super::chain_error::ChainError;
-use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc, LayoutError};
-use super::packed_layout::{Event, PackedAddresses, PackedBase, PackedMemory, Position, Word};
+use super::layout::{DESC_F_INDIRECT, DESC_F_NEXT, DESC_F_WRITE, Desc};
+use super::packed_layout::{Event, PackedMemory, Position, Word};
 use super::store::next_store;
-use super::types::{Armed, Broken, Head, Unpublished};
+use super::types::{Broken, Head};
 use crate::shared::{fence, prefetch};
 use ringway_core::mem::Translator;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -64,60 +71,6 @@ pub struct PackedDevice {
 unsafe impl Send for PackedDevice {}
 
 impl PackedDevice {
-    /// A queue of `size` descriptors at `at` that goes on from `base` (vhost-user SET_VRING_BASE).
-    ///
-    /// Some front-ends say 0 of a new ring, where [`PackedBase::START`] belongs: a ring that really
-    /// is at 0 has been used for a lap, so that its first descriptor has marks.
-    ///
-    /// # Errors
-    /// [`LayoutError`] if size, alignment or base break §2.8.
-    ///
-    /// # Safety
-    /// The addresses name mapped memory of the lengths that `size` asks for, for as long as the
-    /// queue exists.
-    pub unsafe fn new(
-        size: u16,
-        at: PackedAddresses,
-        base: PackedBase,
-        event_idx: bool,
-        indirect: bool,
-    ) -> Result<Self, LayoutError> {
-        // SAFETY: the caller vouches for the memory.
-        let ring = unsafe { PackedMemory::new(size, at)? };
-        let first = Word(ring.word(0).load(Relaxed));
-        let is_new = base.0 == 0 && Position::from_bits(0).is_used(first.flags());
-        let base = if is_new { PackedBase::START } else { base };
-        let (next, used, taken) = base.positions(size)?;
-        Ok(Self {
-            ring,
-            next,
-            used,
-            taken,
-            pushed: 0,
-            first_at: 0,
-            first: Word(0),
-            event_idx,
-            indirect,
-            armed: true,
-            lengths: vec![0; usize::from(size)].into_boxed_slice(),
-            chain: Chain::for_queue(size),
-            idle: true,
-        })
-    }
-
-    /// Queue size, in descriptors.
-    #[must_use]
-    pub fn size(&self) -> u16 {
-        self.ring.size()
-    }
-
-    /// Where the device has got to: the answer to vhost-user GET_VRING_BASE once nothing is in
-    /// flight.
-    #[must_use]
-    pub fn base(&self) -> PackedBase {
-        PackedBase::new(self.next, self.used)
-    }
-
     /// Takes the next chain, if there is one. A malformed chain is handed out with its error: it
     /// must be pushed back like any other.
     ///
@@ -163,15 +116,6 @@ impl PackedDevice {
             self.chain.refuse(length.into());
         }
         Ok(Some((Head(id), verdict.map(|()| &self.chain))))
-    }
-
-    /// Puts the chain that was popped last back, as if it had not been popped.
-    #[cold]
-    #[allow(clippy::needless_pass_by_value)]
-    pub fn put_back(&mut self, head: Head) {
-        let length = std::mem::take(&mut self.lengths[usize::from(head.index())]);
-        self.taken -= length;
-        self.next = self.next.back(length, self.ring.size());
     }
 
     /// Prefetches the buffer of a descriptor further on, if the driver has made it available: the
@@ -264,12 +208,6 @@ impl PackedDevice {
         self.taken -= length;
     }
 
-    /// The descriptors that the next [`PackedDevice::publish`] gives back.
-    #[must_use]
-    pub fn unpublished(&self) -> Unpublished {
-        Unpublished { first: self.first_at, count: self.pushed }
-    }
-
     /// Makes the pushed chains visible; true if the driver wants to be called (§2.8.10).
     #[inline]
     #[must_use = "true means the driver waits for a call"]
@@ -293,118 +231,5 @@ impl PackedDevice {
     #[must_use]
     pub fn has_work(&self) -> bool {
         self.next_available().is_some()
-    }
-
-    /// Asks the driver for kicks again, then looks once more: drain, re-arm, look again.
-    pub fn arm(&mut self) -> Armed {
-        let event = if self.event_idx { Event::at(self.next) } else { Event::ALL };
-        self.ring.device_event().store(event.0, Relaxed);
-        self.armed = true;
-        // The wish must be visible before the descriptor is read again; pairs with the driver's fence
-        // between its mark and its load of the wish.
-        fence(SeqCst);
-        if self.next_available().is_some() { Armed::WorkArrived } else { Armed::Quiet }
-    }
-
-    /// Asks the driver not to kick: the device is polling.
-    #[inline]
-    pub fn disarm(&mut self) {
-        if self.armed {
-            self.armed = false;
-            self.ring.device_event().store(Event::NONE.0, Relaxed);
-        }
-    }
-
-    // ---- what a record of the descriptors in flight needs ----
-
-    /// The next descriptor to be used.
-    pub(super) fn used(&self) -> Position {
-        self.used
-    }
-
-    /// Descriptors taken and not returned.
-    pub(super) fn taken(&self) -> u16 {
-        self.taken
-    }
-
-    /// True if the driver has made the descriptor at `at` available and it was not used since.
-    pub(super) fn is_available(&self, at: Position) -> bool {
-        at.is_available(Word(self.ring.word(at.index()).load(Acquire)).flags())
-    }
-
-    /// The chain that was handed out last.
-    pub(super) fn chain(&self) -> &Chain {
-        &self.chain
-    }
-
-    /// Descriptors of a chain in flight.
-    pub(super) fn length(&self, id: u16) -> u16 {
-        self.lengths[usize::from(id)]
-    }
-
-    /// A descriptor of the chain that was popped last, counted from its end.
-    pub(super) fn taken_last(&self, from_end: u16) -> Copied {
-        let (next, size) = (self.next.index(), self.ring.size());
-        let back = from_end + 1;
-        let at = if next >= back { next - back } else { next + size - back };
-        // SAFETY: as in `walk`; the guest may have changed it meanwhile, so it is judged anew when it
-        // is read from the record.
-        let addr = unsafe { self.ring.addr(at).read_volatile() };
-        Copied { addr, word: Word(self.ring.word(at).load(Relaxed)) }
-    }
-
-    /// Goes on after another device: `used` is the next descriptor to be used, and the chains of
-    /// `lengths` (id and descriptors, at most the queue size together) were taken and not returned.
-    pub(super) fn resume(&mut self, used: Position, lengths: impl Iterator<Item = (u16, u16)>) {
-        self.taken = 0;
-        for (id, length) in lengths {
-            self.lengths[usize::from(id)] = length;
-            self.taken += length;
-        }
-        (self.used, self.next) = (used, used);
-        self.next.advance(self.taken, self.ring.size());
-    }
-
-    /// Takes back the marks that another device has put on descriptors of a batch it did not live to
-    /// publish: behind the first descriptor that this one uses, the driver would see them.
-    pub(super) fn withdraw(&mut self) {
-        let mut at = self.used;
-        for _ in 0..self.taken {
-            let word = Word(self.ring.word(at.index()).load(Relaxed));
-            if at.is_used(word.flags()) {
-                next_store();
-                let word = Word::new(word.len(), word.id(), at.available());
-                self.ring.word(at.index()).store(word.0, Release);
-            }
-            at.advance(1, self.ring.size());
-        }
-    }
-
-    /// Hands a chain out that [`PackedDevice::resume`] was told of, from a copy of its descriptors.
-    pub(super) fn retake(
-        &mut self,
-        id: u16,
-        descs: &[Copied],
-        mem: &mut Translator,
-    ) -> (Head, Result<&Chain, ChainError>) {
-        let (mut sums, mut verdict) = (Sums::default(), Ok(()));
-        for &Copied { addr, word } in descs {
-            let flags = word.flags();
-            let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
-            if flags & DESC_F_INDIRECT != 0 {
-                if descs.len() == 1 && self.indirect {
-                    (sums, verdict) = self.chain.walk_packed_table(sums, desc, mem);
-                } else {
-                    verdict = verdict.and(Err(ChainError::BadIndirect));
-                }
-            } else if verdict.is_ok() {
-                verdict = self.chain.add(&mut sums, desc);
-            }
-        }
-        self.chain.settle(sums);
-        if verdict.is_err() {
-            self.chain.refuse(descs.len());
-        }
-        (Head(id), verdict.map(|()| &self.chain))
     }
 }
