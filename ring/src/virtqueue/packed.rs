@@ -37,6 +37,20 @@ pub(super) struct Copied {
     pub(super) word: Word,
 }
 
+impl Copied {
+    #[inline]
+    fn flags(self) -> u16 {
+        self.word.flags()
+    }
+
+    /// What a chain keeps of it.
+    #[inline]
+    fn desc(self) -> Desc {
+        let Self { addr, word } = self;
+        Desc { addr, len: word.len(), flags: word.flags() & DESC_F_WRITE, next: 0 }
+    }
+}
+
 /// One packed virtqueue, seen from the device.
 ///
 /// # Invariants
@@ -88,10 +102,10 @@ impl PackedDevice {
         };
         let (at, id, verdict) = self.walk(first, mem)?;
         let size = self.ring.size();
-        if id >= size {
+        // One for each id below the queue size.
+        let Some(length) = self.lengths.get_mut(usize::from(id)) else {
             return Err(Broken::IdOutOfRange(id));
-        }
-        let length = &mut self.lengths[usize::from(id)];
+        };
         if *length != 0 {
             return Err(Broken::IdInFlight(id));
         }
@@ -144,7 +158,7 @@ impl PackedDevice {
     }
 
     /// Copies the chain that begins with `first` at `next`. Returns where it ends, its id and what
-    /// is wrong with it: even a malformed chain is followed to its end, where its id is (§2.8.6).
+    /// is wrong with it.
     #[inline]
     fn walk(
         &mut self,
@@ -152,37 +166,63 @@ impl PackedDevice {
         mem: &mut Translator,
     ) -> Result<(Position, u16, Result<(), ChainError>), Broken> {
         let size = self.ring.size();
-        let (mut at, mut word, mut verdict) = (self.next, first, Ok(()));
+        let (mut at, mut word) = (self.next, first);
         let mut sums = Sums::default();
         // A chain cannot have more descriptors than the ring has left: what was pushed and not
         // published is not the driver's yet.
-        for _ in self.taken + self.pushed..size {
-            let flags = word.flags();
+        for taken in self.taken + self.pushed..size {
             // SAFETY: the descriptor is in the ring (PackedMemory invariant 1: `at` is below the
             // size). Volatile: the driver may write at the same time; only the copy is used.
             let addr = unsafe { self.ring.addr(at.index()).read_volatile() };
-            let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
-            if flags & DESC_F_INDIRECT != 0 {
-                // A table is a chain of its own (§2.8.7).
-                let alone = at == self.next && flags & DESC_F_NEXT == 0;
-                if alone && self.indirect {
-                    (sums, verdict) = self.chain.walk_packed_table(sums, desc, mem);
-                } else {
-                    verdict = verdict.and(Err(ChainError::BadIndirect));
-                }
-            } else if verdict.is_ok() {
-                verdict = self.chain.add(&mut sums, desc);
+            let copied = Copied { addr, word };
+            let added = if copied.flags() & DESC_F_INDIRECT == 0 {
+                self.chain.add(&mut sums, copied.desc())
+            } else if self.indirect && at == self.next && copied.flags() & DESC_F_NEXT == 0 {
+                let walked = self.chain.walk_packed_table(copied.desc(), mem);
+                at.advance(1, size);
+                return Ok((at, word.id(), walked));
+            } else {
+                Err(ChainError::BadIndirect)
+            };
+            if let Err(error) = added {
+                self.chain.settle(sums);
+                let (end, id) = self.skip_rest(at, word, taken)?;
+                return Ok((end, id, Err(error)));
             }
             at.advance(1, size);
-            if flags & DESC_F_NEXT == 0 {
+            if copied.flags() & DESC_F_NEXT == 0 {
                 self.chain.settle(sums);
-                return Ok((at, word.id(), verdict));
+                return Ok((at, word.id(), Ok(())));
             }
-            // Visible: the driver marks the first descriptor of a chain last (§2.8.6).
-            word = Word(self.ring.word(at.index()).load(Relaxed));
-            if !at.is_available(word.flags()) {
-                return Err(Broken::HalfChain(at.index()));
+            word = self.following(at)?;
+        }
+        Err(Broken::Overrun(size))
+    }
+
+    /// A descriptor that the one before says is in its chain.
+    #[inline]
+    fn following(&self, at: Position) -> Result<Word, Broken> {
+        // Visible: the driver marks the first descriptor of a chain last (§2.8.6).
+        let word = Word(self.ring.word(at.index()).load(Relaxed));
+        if at.is_available(word.flags()) { Ok(word) } else { Err(Broken::HalfChain(at.index())) }
+    }
+
+    /// Follows a chain whose descriptor `word` at `at` is wrong to its end, where its id is (§2.8.6).
+    /// `taken` descriptors before it are the device's. Returns where the chain ends, and its id.
+    #[cold]
+    fn skip_rest(
+        &self,
+        mut at: Position,
+        mut word: Word,
+        taken: u16,
+    ) -> Result<(Position, u16), Broken> {
+        let size = self.ring.size();
+        for _ in taken..size {
+            at.advance(1, size);
+            if word.flags() & DESC_F_NEXT == 0 {
+                return Ok((at, word.id()));
             }
+            word = self.following(at)?;
         }
         Err(Broken::Overrun(size))
     }

@@ -69,10 +69,15 @@ impl Word {
 }
 
 /// A place in the ring: a descriptor and the wrap counter (§2.8.1) of the lap.
+///
+/// # Invariants
+/// 1. `available` is [`DESC_F_AVAIL`] where the wrap counter is 1, and [`DESC_F_USED`] where it is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
     index: u16,
-    wrap: bool,
+    /// The marks of an available descriptor in this lap. Each look at a descriptor compares them, so the
+    /// wrap counter is kept in their shape.
+    available: u16,
 }
 
 impl Position {
@@ -81,19 +86,19 @@ impl Position {
 
     #[inline]
     pub(super) const fn new(index: u16, wrap: bool) -> Self {
-        Self { index, wrap }
+        Self { index, available: if wrap { DESC_F_AVAIL } else { DESC_F_USED } }
     }
 
     /// 15 bits of index, then the wrap counter: as in the event structure and in vhost-user's
     /// SET_VRING_BASE.
     #[inline]
     pub(super) const fn from_bits(bits: u16) -> Self {
-        Self { index: bits & 0x7fff, wrap: bits >> 15 != 0 }
+        Self::new(bits & 0x7fff, bits >> 15 != 0)
     }
 
     #[inline]
     pub(super) const fn to_bits(self) -> u16 {
-        self.index | (self.wrap as u16) << 15
+        self.index | (self.wrap() as u16) << 15
     }
 
     #[inline]
@@ -103,7 +108,7 @@ impl Position {
 
     #[inline]
     pub(super) const fn wrap(self) -> bool {
-        self.wrap
+        self.available == DESC_F_AVAIL
     }
 
     /// Goes on by `count` descriptors, at most `size`.
@@ -114,7 +119,7 @@ impl Position {
         self.index += count;
         if self.index >= size {
             self.index -= size;
-            self.wrap = !self.wrap;
+            self.available ^= MARKS;
         }
     }
 
@@ -123,7 +128,7 @@ impl Position {
         debug_assert!(count <= size && self.index() < size);
         if self.index < count {
             self.index += size;
-            self.wrap = !self.wrap;
+            self.available ^= MARKS;
         }
         self.index -= count;
         self
@@ -144,13 +149,13 @@ impl Position {
     /// The marks of an available descriptor.
     #[inline]
     pub(super) const fn available(self) -> u16 {
-        if self.wrap() { DESC_F_AVAIL } else { DESC_F_USED }
+        self.available
     }
 
-    /// The marks of a used descriptor.
+    /// The marks of a used descriptor: both the wrap counter.
     #[inline]
     pub(super) const fn used(self) -> u16 {
-        if self.wrap() { MARKS } else { 0 }
+        self.available ^ DESC_F_USED
     }
 
     /// Descriptors from `earlier` to here, at most two laps apart.

@@ -111,16 +111,18 @@ impl Chain {
         Err(ChainError::TooLong)
     }
 
-    /// Copies an indirect table of a packed ring: all entries, in order. Flags other than WRITE are
-    /// ignored there, and so are buffer ids (§2.8.7). The sums come back, also after an error.
+    /// Copies an indirect table of a packed ring, which is a chain of its own: all entries, in order.
+    /// Flags other than WRITE are ignored there, and so are buffer ids (§2.8.7). After an error it has
+    /// those before the wrong one.
     pub(in crate::virtqueue) fn walk_packed_table(
         &mut self,
-        mut sums: Sums,
         table: Desc,
         mem: &mut Translator,
-    ) -> (Sums, Result<(), ChainError>) {
+    ) -> Result<(), ChainError> {
+        let mut sums = Sums::default();
         let walked = self.add_packed_table(&mut sums, table, mem);
-        (sums, walked)
+        self.settle(sums);
+        walked
     }
 
     fn add_packed_table(

@@ -3,7 +3,7 @@
 use super::{Copied, PackedDevice};
 use crate::virtqueue::chain::{Chain, Sums};
 use crate::virtqueue::chain_error::ChainError;
-use crate::virtqueue::layout::{DESC_F_INDIRECT, DESC_F_WRITE, Desc};
+use crate::virtqueue::layout::DESC_F_INDIRECT;
 use crate::virtqueue::packed_layout::{Position, Word};
 use crate::virtqueue::store::next_store;
 use crate::virtqueue::types::Head;
@@ -85,21 +85,22 @@ impl PackedDevice {
         descs: &[Copied],
         mem: &mut Translator,
     ) -> (Head, Result<&Chain, ChainError>) {
-        let (mut sums, mut verdict) = (Sums::default(), Ok(()));
-        for &Copied { addr, word } in descs {
-            let flags = word.flags();
-            let desc = Desc { addr, len: word.len(), flags: flags & DESC_F_WRITE, next: 0 };
-            if flags & DESC_F_INDIRECT != 0 {
-                if descs.len() == 1 && self.indirect {
-                    (sums, verdict) = self.chain.walk_packed_table(sums, desc, mem);
-                } else {
-                    verdict = verdict.and(Err(ChainError::BadIndirect));
-                }
-            } else if verdict.is_ok() {
-                verdict = self.chain.add(&mut sums, desc);
+        let verdict = match descs {
+            [table] if self.indirect && table.flags() & DESC_F_INDIRECT != 0 => {
+                self.chain.walk_packed_table(table.desc(), mem)
             }
-        }
-        self.chain.settle(sums);
+            _ => {
+                let mut sums = Sums::default();
+                let verdict = descs.iter().try_for_each(|copied| {
+                    if copied.flags() & DESC_F_INDIRECT != 0 {
+                        return Err(ChainError::BadIndirect);
+                    }
+                    self.chain.add(&mut sums, copied.desc())
+                });
+                self.chain.settle(sums);
+                verdict
+            }
+        };
         if verdict.is_err() {
             self.chain.refuse(descs.len());
         }
