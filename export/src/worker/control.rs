@@ -26,7 +26,6 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 }
                 Command::Stop { id, reply } => self.stop(id, reply),
                 Command::Settle { disk, end, reply } => {
-                    self.fail_held_beyond(&disk, end);
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
                 Command::Edit { id: QueueId(id), edit, reply } => {
@@ -47,7 +46,6 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                     let _ = reply.send(self.retry_held(&disk, fail));
                 }
                 Command::Unused { id, ranges, reply } => {
-                    self.fail_held_in(id, &ranges);
                     self.waiting.push(Waiting::Unused { queue: id.0, ranges, reply });
                 }
                 Command::SetDurable { id, durable, reply } => {
@@ -95,6 +93,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn answer_waiting(&mut self) {
         let mut at = 0;
         while at < self.waiting.len() {
+            self.fail_held_for(at);
             if self.is_over(&self.waiting[at]) {
                 match self.waiting.swap_remove(at) {
                     Waiting::Stop { queue, reply } => self.release(queue, &reply),

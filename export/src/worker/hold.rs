@@ -1,10 +1,9 @@
 //! Requests that are held because a disk has failed them: what time and commands do with them.
 
 use super::Worker;
-use crate::command::QueueId;
 use crate::queue::QueueLifecycle;
+use crate::waiting::Waiting;
 use ringway_aio::Engine;
-use ringway_core::mem::HostRange;
 use ringway_disk::Disk;
 use std::sync::Arc;
 
@@ -30,25 +29,31 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         .sum()
     }
 
-    /// The disk becomes smaller: what lies beyond its end would fail, and is not waited for.
+    /// Has those requests fail that are held and that somebody waits for, who is the one at `at`: nothing
+    /// would end them. What is with the disk now may be held a moment later, so this is done each turn.
     #[cold]
-    pub(super) fn fail_held_beyond(&mut self, disk: &Arc<Disk>, end: u64) {
-        for queue in self.queues.iter_mut().flatten() {
-            if Arc::ptr_eq(queue.disk.disk(), disk) {
-                let beyond = |request: &ringway_core::Request| request.range.end() > end;
-                queue.disk.fail_held(&mut self.engine, |request, _| beyond(request));
+    pub(super) fn fail_held_for(&mut self, at: usize) {
+        let (queues, engine) = (&mut self.queues, &mut self.engine);
+        match &self.waiting[at] {
+            // A queue is stopped without what it holds.
+            Waiting::Stop { .. } => {}
+            // The disk becomes smaller.
+            Waiting::Settle { disk, end, .. } => {
+                let all = queues.iter_mut().flatten();
+                for queue in all.filter(|queue| Arc::ptr_eq(queue.disk.disk(), disk)) {
+                    queue.disk.fail_held(engine, |request, _| request.range.end() > *end);
+                }
             }
-        }
-    }
-
-    /// A guest takes memory away that held requests would be carried out with.
-    #[cold]
-    pub(super) fn fail_held_in(&mut self, QueueId(id): QueueId, ranges: &[HostRange]) {
-        if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
-            let memory = queue.ring.shared_memory();
-            let answers_into =
-                |token: &Q::Token| memory.is_some_and(|memory| memory.answers_into(token, ranges));
-            queue.disk.fail_held_in(&mut self.engine, ranges, answers_into);
+            // A guest takes memory away that they would be carried out with.
+            Waiting::Unused { queue, ranges, .. } => {
+                if let Some(Some(queue)) = queues.get_mut(*queue as usize) {
+                    let memory = queue.ring.shared_memory();
+                    let answers_into = |token: &Q::Token| {
+                        memory.is_some_and(|memory| memory.answers_into(token, ranges))
+                    };
+                    queue.disk.fail_held_in(engine, ranges, answers_into);
+                }
+            }
         }
     }
 }

@@ -76,19 +76,40 @@ struct Scene {
     worker: std::thread::JoinHandle<io::Result<()>>,
     disk: Arc<Disk>,
     errno: Arc<AtomicU32>,
+    gate: Arc<Gate>,
     said: Arc<Mutex<Vec<(u64, Status)>>>,
     left: Arc<Mutex<Vec<u64>>>,
+}
+
+/// Where a worker waits, with its next operation in its hand.
+#[derive(Default)]
+struct Gate {
+    shut: AtomicBool,
+    reached: AtomicBool,
+}
+
+impl Gate {
+    fn pass(&self) {
+        while self.shut.load(SeqCst) {
+            self.reached.store(true, SeqCst);
+            std::thread::yield_now();
+        }
+    }
 }
 
 impl Scene {
     fn new() -> Self {
         let (handle, inbox) = command_channel().unwrap();
         let errno = Arc::new(AtomicU32::new(0));
-        let errno_now = Arc::clone(&errno);
+        let gate = Arc::<Gate>::default();
+        let (errno_now, door) = (Arc::clone(&errno), Arc::clone(&gate));
         let worker = std::thread::spawn(move || {
-            let choose = move |_: &Io<'_>| match errno_now.load(SeqCst) {
-                0 => None,
-                errno => Some(Fault::Error(errno.cast_signed())),
+            let choose = move |_: &Io<'_>| {
+                door.pass();
+                match errno_now.load(SeqCst) {
+                    0 => None,
+                    errno => Some(Fault::Error(errno.cast_signed())),
+                }
             };
             let engine = Faulty::new(Null::new(16).unwrap(), 512, choose);
             Worker::new(engine, inbox, &never_spins()).unwrap().run()
@@ -100,7 +121,7 @@ impl Scene {
             on_enospc: Some(OnError::Hold),
             ..ErrorPolicy::default()
         });
-        Self { handle, worker, disk, errno, said: Arc::default(), left: Arc::default() }
+        Self { handle, worker, disk, errno, gate, said: Arc::default(), left: Arc::default() }
     }
 
     /// A queue with so many requests.
@@ -207,5 +228,29 @@ fn c18_time_and_commands_move_held_requests() {
     assert_eq!(retry(true), 2);
     scene.until("their guest is told", |scene| scene.answers().len() == 6);
     assert_eq!(scene.held(), 0);
+    scene.end();
+}
+
+/// One that is being tried when its disk becomes smaller, and fails after that, is waited for in vain
+/// unless it fails for good.
+#[test]
+fn c18_nothing_is_held_beyond_the_end_of_a_disk_that_becomes_smaller() {
+    let scene = Scene::new();
+    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    let _ = scene.ask(4, true);
+    scene.until("all are held", |scene| scene.held() == 4);
+    scene.gate.shut.store(true, SeqCst);
+    let _ = scene.ask(1, true);
+    scene.until("the worker is busy", |scene| scene.gate.reached.load(SeqCst));
+    // Heard one after the other: nothing is parked when the second one is.
+    let disk = || Arc::clone(&scene.disk);
+    let tried = scene.handle.retry(disk(), false).unwrap();
+    let settled = scene.handle.settle(disk(), 2 * 512).unwrap();
+    scene.gate.shut.store(false, SeqCst);
+    assert_eq!(tried.recv_timeout(Duration::from_secs(30)), Ok(5));
+    settled.recv_timeout(Duration::from_secs(30)).expect("nothing is in flight there");
+    let failed = [(2, Status::IoError), (3, Status::IoError)];
+    scene.until("two fail", |scene| scene.answers() == failed);
+    scene.until("the others are held", |scene| scene.held() == 3);
     scene.end();
 }
