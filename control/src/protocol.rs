@@ -11,6 +11,7 @@ mod jobs;
 mod limits;
 mod qcow2;
 mod reload;
+mod removed;
 mod spread;
 
 pub use events::{Event, Happened};
@@ -19,6 +20,7 @@ pub use jobs::{JobFacts, JobOf, JobState};
 pub use limits::{LimitGroupFacts, Limited};
 pub use qcow2::{Qcow2Facts, Snapshotted};
 pub use reload::{FailedOf, LeftOf, Reloaded};
+pub use removed::Removed;
 pub use spread::{Buckets, DurationsOf, Latencies, Spread};
 
 use ringway_disk::DiskStats;
@@ -451,19 +453,6 @@ impl From<&DiskStats> for Counts {
             throttled_us: stats.throttled_ns / 1000,
         }
     }
-}
-
-/// `add` answers with [`DiskFacts`], `remove` with this.
-#[derive(Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Removed {
-    pub id: u64,
-    pub image: String,
-    /// False if the disk is stuck: what was in flight may still land.
-    pub drained: bool,
-    /// A front-end was connected: its guest has lost the disk.
-    #[serde(default)]
-    pub connected: bool,
 }
 
 /// `resize`.

@@ -9,9 +9,12 @@ pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
     let none = String::new();
     match happened {
         Happened::Added => ("added", false, none),
-        Happened::Removed { drained: true } => ("removed", false, none),
-        Happened::Removed { drained: false } => {
+        Happened::Removed { drained: false, .. } => {
             ("removed", true, "requests were still in flight".into())
+        }
+        Happened::Removed { held: 0, .. } => ("removed", false, none),
+        Happened::Removed { held, .. } => {
+            ("removed", true, format!("held requests left unanswered: {held}"))
         }
         Happened::Connected => ("connected", false, none),
         Happened::Disconnected { why } => ("disconnected", why.is_some(), why.unwrap_or_default()),

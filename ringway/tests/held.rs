@@ -331,3 +331,228 @@ fn c18_patience_has_an_end_and_words_are_checked() {
     let said = text(&run(command).stderr);
     assert!(said.contains("line 4") && said.contains("report, hold"), "{said}");
 }
+
+/// What a guest was answered so far: the numbers of its requests, and whether they succeeded.
+fn answers(queue: &mut BlkQueue<u64>, count: usize) -> Vec<(u64, bool)> {
+    let mut answers = Vec::new();
+    while answers.len() < count {
+        assert!(queue.wait(Some(PATIENCE)).unwrap(), "only {answers:?}");
+        while let Some(answer) = queue.pop().unwrap() {
+            answers.push((answer.ctx, answer.is_ok()));
+        }
+    }
+    answers.sort_unstable();
+    answers
+}
+
+/// A disk of a daemon without others, whose writes fail until they are held, in a process of its own
+/// or not. Three requests are.
+struct Failing {
+    _mount: tempfile::TempDir,
+    dir: tempfile::TempDir,
+    store: LateStore,
+    daemon: Daemon,
+    add: Vec<String>,
+}
+
+impl Failing {
+    fn serve(isolate: bool) -> Option<Self> {
+        let (mount, dir) = (tempfile::tempdir().unwrap(), folder());
+        let store = match LateStore::mount(mount.path(), 1 << 20) {
+            Ok(store) => store,
+            Err(lack) => {
+                lack.skip();
+                return None;
+            }
+        };
+        let config = format!("control = 'ctl'\nisolate = {isolate}\n");
+        std::fs::write(dir.path().join("c.toml"), config).unwrap();
+        let daemon = Daemon::serve(dir.path(), &["--config", "c.toml"]);
+        let image = store.path().display().to_string();
+        let words =
+            ["--socket", "s", "--cache", "none", "--queues", "1", "--on-write-error", "hold"];
+        let add = ["add", &image].into_iter().chain(words).map(str::to_owned).collect();
+        let disk = Self { _mount: mount, dir, store, daemon, add };
+        disk.add();
+        Some(disk)
+    }
+
+    fn add(&self) {
+        let (done, said) =
+            ctl(self.path(), &self.add.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(done, "{said}");
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Has three writes held.
+    fn hold(&self, device: &Device, queue: &mut BlkQueue<u64>) {
+        self.store.set_error(Some(libc::EIO));
+        for number in 0..3 {
+            let mut buffer = device.pool().alloc(4096).unwrap();
+            buffer.fill(u8::try_from(number).unwrap() + 1);
+            queue.write(number * 8192, buffer, number).unwrap();
+        }
+        queue.submit().unwrap();
+        until("three are held", || held(self.path()) == 3);
+    }
+
+    /// The disk is mended: all three are carried out, once.
+    fn mend(&self, queue: &mut BlkQueue<u64>) {
+        self.store.set_error(None);
+        until("they are carried out", || {
+            let (done, said) = ctl(self.path(), &["retry", "s"]);
+            assert!(done, "{said}");
+            held(self.path()) == 0
+        });
+        assert_eq!(answers(queue, 3), [(0, true), (1, true), (2, true)]);
+        let mut landed: Vec<_> =
+            self.store.log().iter().map(|write| (write.offset, write.byte)).collect();
+        landed.sort_unstable();
+        assert_eq!(landed, [(0, 1), (8192, 2), (16384, 3)]);
+    }
+}
+
+fn patient() -> Options {
+    Options::new().patience(PATIENCE).reconnect(PATIENCE)
+}
+
+/// They stay in the record while the disk is paused, and when the process that holds them is killed.
+#[test]
+fn c18_a_pause_and_the_end_of_its_process_leave_what_a_disk_holds() {
+    for isolate in [false, true] {
+        let Some(disk) = Failing::serve(isolate) else { return };
+        let path = disk.path();
+        let mut device = patient().connect(path.join("s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        disk.hold(&device, &mut queue);
+        let held_now = facts(path)["held"].clone();
+        assert_eq!((&held_now["operation"], &held_now["errno"]), (&"write".into(), &5.into()));
+        assert!(held_now["retry_us"].is_null(), "{held_now}");
+        let (done, said) = ctl(path, &["drain", "s"]);
+        assert!(!done && said.contains("3 requests are held"), "{said}");
+
+        let (done, said) = ctl(path, &["pause", "s"]);
+        assert!(done, "{said}");
+        assert_eq!((&facts(path)["state"], held(path)), (&"paused".into(), 0));
+        let (done, said) = ctl(path, &["--json", "retry", "s"]);
+        let answer: Value = serde_json::from_str(&said).unwrap();
+        assert!(done && answer["requests"] == 0, "none is with the disk: {said}");
+        let (done, said) = ctl(path, &["resume", "s"]);
+        assert!(done, "{said}");
+        until("they come first again", || held(path) == 3);
+        if isolate {
+            let process = facts(path)["process"].as_i64().unwrap();
+            // SAFETY: a process of the daemon's, which was there a moment ago.
+            assert_eq!(unsafe { libc::kill(process.try_into().unwrap(), libc::SIGKILL) }, 0);
+            until("the next process holds them", || {
+                facts(path)["process"].as_i64().is_some_and(|next| next != process)
+                    && held(path) == 3
+            });
+        }
+        assert_eq!(queue.pop().unwrap().map(|answer| answer.ctx), None);
+        disk.mend(&mut queue);
+        drop((queue, device));
+        disk.daemon.stop();
+    }
+}
+
+/// What is removed is not waited for. A front-end with a record finds its requests carried out if it
+/// is served again; one without is told at once that they have failed.
+#[test]
+fn c18_a_disk_is_removed_while_it_holds_requests() {
+    for isolate in [false, true] {
+        let Some(disk) = Failing::serve(isolate) else { return };
+        let path = disk.path();
+        let mut device = patient().connect(path.join("s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        disk.hold(&device, &mut queue);
+        let (done, said) = ctl(path, &["--json", "remove", "s"]);
+        assert!(done, "{said}");
+        let removed: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!((&removed["drained"], &removed["connected"]), (&true.into(), &true.into()));
+        assert_eq!(removed["held"], 3, "{removed}");
+        until("the log says so", || disk.daemon.log().contains("held requests stay unanswered"));
+        disk.add();
+        until("whoever serves it next holds them", || held(path) == 3);
+        disk.mend(&mut queue);
+
+        // In words.
+        disk.store.set_error(Some(libc::EIO));
+        queue.write(0, device.pool().alloc(4096).unwrap(), 7).unwrap();
+        queue.submit().unwrap();
+        until("one is held", || held(path) == 1);
+        let (done, said) = ctl(path, &["remove", "s"]);
+        assert!(done && said.contains("left unanswered: 1"), "{said}");
+        disk.add();
+        until("it is held again", || held(path) == 1);
+        let (done, said) = ctl(path, &["retry", "s", "--fail"]);
+        assert!(done && said.contains("given up"), "{said}");
+        assert_eq!(answers(&mut queue, 1), [(7, false)]);
+        drop((queue, device));
+
+        let mut device = Options::new().patience(PATIENCE).connect(path.join("s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        disk.hold(&device, &mut queue);
+        let (done, said) = ctl(path, &["--json", "remove", "s"]);
+        let removed: Value = serde_json::from_str(&said).unwrap();
+        assert!(done && removed["held"] == 0, "nobody could go on with them: {said}");
+        assert_eq!(answers(&mut queue, 3), [(0, false), (1, false), (2, false)]);
+        drop((queue, device));
+        disk.daemon.stop();
+    }
+}
+
+/// A larger disk holds what it held; of a smaller one those fail that have lost their place.
+#[test]
+fn c18_a_disk_is_resized_while_it_holds_requests() {
+    for isolate in ["--isolate=false", "--isolate"] {
+        let dir = folder();
+        let path = dir.path();
+        let small = match Mounted::in_memory(path.join("small"), 512 << 10) {
+            Ok(small) => small,
+            Err(lack) => return lack.skip(),
+        };
+        let image = small.path().join("disk.img");
+        std::fs::File::create(&image).unwrap().set_len(8 * MIB).unwrap();
+        let args =
+            ["small/disk.img", "--socket", "s", "--control", "ctl", "--queues", "1", isolate];
+        let daemon = Daemon::serve(path, &[&args[..], &["--cache", "writeback"]].concat());
+        let mut device = patient().memory(16 << 20).connect(path.join("s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        // None of them has room.
+        for number in 0..4 {
+            let mut buffer = device.pool().alloc(1 << 20).unwrap();
+            buffer.fill(u8::try_from(number).unwrap() + 1);
+            queue.write(2 * MIB * number, buffer, number).unwrap();
+        }
+        queue.submit().unwrap();
+        until("all are held", || held(path) == 4);
+        let resize = |args: &[&str]| {
+            let (done, said) = ctl(path, &[&["--json", "resize", "s"], args].concat());
+            assert!(done, "{said}");
+            serde_json::from_str::<Value>(&said).unwrap()
+        };
+        let resized = resize(&["12M"]);
+        assert_eq!((&resized["from"], &resized["to"]), (&(8 * MIB).into(), &(12 * MIB).into()));
+        until("all are held again", || held(path) == 4);
+        assert_eq!(queue.pop().unwrap().map(|answer| answer.ctx), None);
+        // The third one ends with the disk, the fourth lies beyond it.
+        let resized = resize(&["5M", "--shrink"]);
+        assert_eq!((&resized["from"], &resized["to"]), (&(12 * MIB).into(), &(5 * MIB).into()));
+        assert_eq!(answers(&mut queue, 1), [(3, false)]);
+        until("the others are held", || held(path) == 3);
+        small.set_room(16 * MIB);
+        assert_eq!(answers(&mut queue, 3), [(0, true), (1, true), (2, true)]);
+        drop((queue, device));
+        daemon.stop();
+        let bytes = std::fs::read(&image).unwrap();
+        let at = |mib: u64| bytes[usize::try_from(mib * MIB).unwrap()..][..1 << 20].to_vec();
+        assert_eq!(bytes.len() as u64, 5 * MIB);
+        for number in 0..3 {
+            assert!(at(2 * number) == vec![u8::try_from(number).unwrap() + 1; 1 << 20]);
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use super::configured::Configured;
 use super::control::{Control, all_facts};
 use super::deadline;
+use super::departure::Watch;
 use super::disks::{Disks, Means, Ready};
 use super::host::{Duties, Host, StateDir, is_socket_busy};
 use super::isolate::{Inside, Spawner};
@@ -277,8 +278,10 @@ impl Daemon {
         // Asked later, when all is counted; named now, while the disks are there.
         let (workers, list) = (disks.workers(), disks.list());
         let has_own = !list.is_empty() || disks.isolated().is_empty();
+        let all = || list.iter().map(|served| &**served);
+        let watch = Watch::begin(all());
         let stopped = disks.stop_all();
-        let clear = list.iter().all(|served| served.export.is_clear());
+        let departure = watch.end(all());
         drop(list);
         if print_stats && has_own {
             workers.print();
@@ -287,7 +290,7 @@ impl Daemon {
         disks.end_workers();
         tell_suppressed(Instant::now(), true);
         if let Some(farewell) = farewell {
-            farewell.say(clear);
+            farewell.say(departure);
         }
         served.and(stopped).map_err(|error| match &name {
             Some(name) => error.context(name.clone()),

@@ -8,6 +8,7 @@ mod jobs;
 mod launch;
 mod limits;
 mod means;
+mod remove;
 mod snapshot;
 mod workers;
 
@@ -41,10 +42,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
-
-/// How long to wait until nobody looks at a removed disk any more.
-const LAST_USE_MAX: Duration = Duration::from_secs(1);
+use std::time::Instant;
 
 /// A disk that is ready, and not served yet.
 pub(crate) struct Ready {
@@ -285,42 +283,6 @@ impl Disks {
         tracing::info!(disk = served.name(), id = served.id, "disk added");
         self.events.tell(Some((served.id, served.name())), Happened::Added);
         Ok(AnyDisk::Here(served))
-    }
-
-    /// Drains a disk, disconnects its front-end, removes its socket file and closes it. True if all
-    /// that was in flight is over; a stuck disk may still write.
-    ///
-    /// # Errors
-    /// That somebody else removes it already, or what the host said to its thread.
-    pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<bool> {
-        if served.leaving.swap(true, SeqCst) {
-            bail!("it is being removed already");
-        }
-        served.end_job();
-        // A snapshot that is being taken ends first.
-        let files_change = lock(&served.files_change);
-        served.stop();
-        drop(files_change);
-        let outcome = served.join().unwrap_or(Ok(()));
-        self.forget(&served);
-        let clear = served.export.is_clear();
-        tracing::info!(disk = served.name(), id = served.id, "disk removed");
-        let removed = Happened::Removed { drained: clear };
-        self.events.tell(Some((served.id, served.name())), removed);
-        // Others may be looking at it for a moment.
-        let begun = Instant::now();
-        while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_USE_MAX {
-            // Nobody unparks this thread.
-            std::thread::park_timeout(Duration::from_millis(1));
-        }
-        if clear {
-            let disk = served.export.disk();
-            // The toolstack removes a disk when its guest has let it go.
-            disk.ends(served.device.is_some());
-            disk.unlock();
-        }
-        served.end_clone(true);
-        outcome.map(|()| clear)
     }
 
     fn forget(&self, served: &Arc<Served>) {

@@ -25,6 +25,7 @@ mod protocol;
 mod spawner;
 
 use super::bell::{Bell, event};
+use super::departure::Departure;
 use super::events::Events;
 use super::limits::apart_has_no_group;
 use super::served::lock;
@@ -85,7 +86,7 @@ pub(crate) struct Isolated {
     leaving: AtomicBool,
     removed: AtomicBool,
     /// Nothing of it was in flight when it ended.
-    clear: AtomicBool,
+    departure: Mutex<Departure>,
     stop: OwnedFd,
     thread: Mutex<Option<JoinHandle<()>>>,
     log: ProcessLog,
@@ -166,7 +167,7 @@ impl Starting {
             limits: Mutex::default(),
             leaving: AtomicBool::new(false),
             removed: AtomicBool::new(false),
-            clear: AtomicBool::new(false),
+            departure: Mutex::default(),
             stop: event()?,
             thread: Mutex::default(),
             log,
@@ -218,8 +219,8 @@ impl Isolated {
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(clear) = process.hear(|what| self.log.odd(what), tell) {
-                self.clear.store(clear, SeqCst);
+            if let Some(departure) = process.hear(|what| self.log.odd(what), tell) {
+                *lock(&self.departure) = departure;
             }
             let pid = process.pid;
             *lock(&self.process) = None;
@@ -315,9 +316,11 @@ impl Isolated {
         lock(&self.process).is_none()
     }
 
-    /// Waits for its end. True if nothing of it can still land on the disk.
-    pub(crate) fn join(&self) -> bool {
-        let Some(thread) = lock(&self.thread).take() else { return true };
+    /// Waits for its end.
+    pub(crate) fn join(&self) -> Departure {
+        let Some(thread) = lock(&self.thread).take() else {
+            return Departure { clear: true, held: 0 };
+        };
         let begun = Instant::now();
         while !thread.is_finished() {
             if begun.elapsed() > END_MAX {
@@ -325,13 +328,13 @@ impl Isolated {
                 if let Some(process) = &*lock(&self.process) {
                     process.give_up();
                 }
-                return false;
+                return Departure::default();
             }
             // Nobody unparks this thread.
             std::thread::park_timeout(POLL_EVERY);
         }
         let _ = thread.join();
-        self.clear.load(SeqCst)
+        *lock(&self.departure)
     }
 
     /// Asks its process, which knows one disk of the number 0. The answer comes later.

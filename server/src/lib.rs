@@ -37,6 +37,7 @@ mod connection;
 mod control;
 mod daemon;
 mod deadline;
+mod departure;
 mod disks;
 mod dying;
 mod endpoint;

@@ -6,6 +6,7 @@
 //! cannot be, those before it go again and nothing has changed. Only then are others removed.
 
 use super::configured::{Configured, Said, differences, socket};
+use super::departure::Departure;
 use super::disks::{AnyDisk, Disks};
 use super::limits::Change;
 use super::served::{Served, lock};
@@ -295,7 +296,7 @@ impl Disks {
     }
 
     /// Serves a disk no more that was just added; its image stays.
-    fn take_back(&self, disk: AnyDisk) -> anyhow::Result<bool> {
+    fn take_back(&self, disk: AnyDisk) -> anyhow::Result<Departure> {
         match disk {
             AnyDisk::Here(served) => {
                 served.end_clone(false);
@@ -305,7 +306,7 @@ impl Disks {
         }
     }
 
-    fn remove_any(&self, disk: AnyDisk) -> anyhow::Result<bool> {
+    fn remove_any(&self, disk: AnyDisk) -> anyhow::Result<Departure> {
         match disk {
             AnyDisk::Here(served) => self.remove(served),
             AnyDisk::Apart(disk) => self.remove_isolated(&disk),

@@ -34,6 +34,9 @@ pub enum Happened {
     Removed {
         /// False if something was still in flight.
         drained: bool,
+        /// As `remove` answers it.
+        #[serde(default)]
+        held: u64,
     },
     /// A front-end is there.
     Connected,

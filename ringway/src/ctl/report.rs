@@ -333,11 +333,18 @@ fn removed(removed: &Removed) -> String {
         true => "; a front-end was connected: its guest has lost the disk",
         false => "",
     };
+    let held = match removed.held {
+        0 => String::new(),
+        held => format!(
+            "\n{image}: held requests left unanswered: {held}. They are carried out if the image is \
+             served to this front-end again, at the same socket; else their guest waits for ever"
+        ),
+    };
     match removed.drained {
-        true => format!("{image}: removed{lost}\n"),
+        true => format!("{image}: removed{lost}{held}\n"),
         false => format!(
             "{image}: removed, but the host's disk has not finished what was in flight: it may still \
-             be written{lost}\n"
+             be written{lost}{held}\n"
         ),
     }
 }

@@ -1,5 +1,6 @@
 //! What clients ask for, carried out.
 
+use super::super::departure::Departure;
 use super::super::disks::{AnyDisk, ChangeOfFiles, Disks, limits_of};
 use super::super::events::Reader;
 use super::super::isolate::{CHANGE_MAX, Isolated};
@@ -198,14 +199,14 @@ fn remove(disks: &Disks, One { disk }: One) -> Outcome {
         AnyDisk::Here(served) => {
             let (id, image) = (served.id, served.export.disk().name().to_owned());
             let connected = served.export.is_connected();
-            let drained = disks.remove(served).map_err(failed)?;
-            answer(Removed { id, image, drained, connected })
+            let Departure { clear, held } = disks.remove(served).map_err(failed)?;
+            answer(Removed { id, image, drained: clear, connected, held })
         }
         AnyDisk::Apart(disk) => {
             let (id, image) = (disk.id, disk.image());
             let connected = reports::facts_apart(&disk).connected;
-            let drained = disks.remove_isolated(&disk).map_err(failed)?;
-            answer(Removed { id, image, drained, connected })
+            let Departure { clear, held } = disks.remove_isolated(&disk).map_err(failed)?;
+            answer(Removed { id, image, drained: clear, connected, held })
         }
     }
 }

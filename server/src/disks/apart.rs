@@ -1,5 +1,6 @@
 //! Disks with processes of their own, beside the others.
 
+use super::super::departure::Departure;
 use super::super::isolate::{Isolated, Spawner, Starting};
 use super::super::served::lock;
 use super::Disks;
@@ -89,7 +90,7 @@ impl Disks {
     ///
     /// # Errors
     /// That somebody else removes it already.
-    pub(crate) fn remove_isolated(&self, disk: &Arc<Isolated>) -> anyhow::Result<bool> {
+    pub(crate) fn remove_isolated(&self, disk: &Arc<Isolated>) -> anyhow::Result<Departure> {
         self.take_isolated(disk, true)
     }
 
@@ -101,14 +102,15 @@ impl Disks {
         &self,
         disk: &Arc<Isolated>,
         removed: bool,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<Departure> {
         disk.stop_once(removed)?;
-        let clear = disk.join();
+        let departure = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));
         tracing::info!(disk = disk.image(), id = disk.id, "disk removed");
-        let removed = Happened::Removed { drained: clear };
+        let Departure { clear, held } = departure;
+        let removed = Happened::Removed { drained: clear, held };
         self.events.tell(Some((disk.id, &disk.image())), removed);
-        Ok(clear)
+        Ok(departure)
     }
 
     pub(super) fn check_apart(&self, spec: &DiskSpec) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@ use super::process::{Ear, hear, say};
 use super::protocol::{FromProcess, ToProcess};
 use crate::connection::Connection;
 use crate::control::{carry_out, facts};
+use crate::departure::Departure;
 use crate::disks::Disks;
 use crate::limits::Change;
 use anyhow::{Context, bail};
@@ -139,7 +140,7 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
 pub(crate) struct Farewell(Arc<Mouth>);
 
 impl Farewell {
-    pub(crate) fn say(self, clear: bool) {
-        self.0.say(&FromProcess::Stopped { clear });
+    pub(crate) fn say(self, departure: Departure) {
+        self.0.say(&FromProcess::Stopped(departure));
     }
 }

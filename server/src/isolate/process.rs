@@ -4,6 +4,7 @@ use super::lock;
 use super::protocol::{FromProcess, ToProcess};
 use crate::bell::event;
 use crate::connection::Connection;
+use crate::departure::Departure;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::config::LimitArgs;
 use ringway_control::protocol::{ANSWER_MAX, DiskFacts, Happened, Problem};
@@ -161,9 +162,13 @@ impl Process {
     /// Hears answers until the process has ended or is given up. Gives back what it said of its end.
     /// `odd` is told of what it should not say: it may be in wrong hands; `happened` of what has happened
     /// to its disk.
-    pub(super) fn hear(&self, odd: impl Fn(&str), happened: impl Fn(Happened)) -> Option<bool> {
+    pub(super) fn hear(
+        &self,
+        odd: impl Fn(&str),
+        happened: impl Fn(Happened),
+    ) -> Option<Departure> {
         let mut ear = lock(&self.ear);
-        let mut clear = None;
+        let mut departure = None;
         loop {
             match hear(&mut ear) {
                 Ok(Some(FromProcess::Answer { number, outcome })) => {
@@ -173,7 +178,7 @@ impl Process {
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
                 Ok(Some(FromProcess::Happened(what))) => happened(what),
-                Ok(Some(FromProcess::Stopped { clear: message })) => clear = Some(message),
+                Ok(Some(FromProcess::Stopped(told))) => departure = Some(told),
                 Ok(Some(FromProcess::Ready(_) | FromProcess::Failed(_))) => {
                     odd("it says twice that it has started")
                 }
@@ -183,7 +188,7 @@ impl Process {
         }
         // Those who wait hear that nothing comes.
         lock(&self.waiting).take();
-        clear
+        departure
     }
 
     /// Ends the line from this side. The process ends then, if it can.

@@ -56,6 +56,7 @@ impl ProcessLog {
 mod tests {
     use super::super::process::Process;
     use super::*;
+    use crate::departure::Departure;
     use crate::heard::heard;
     use std::io::Write;
     use std::os::unix::net::UnixStream;
@@ -64,15 +65,16 @@ mod tests {
     #[test]
     fn e04_a_process_that_talks_nonsense_is_told_ten_times() {
         let log = ProcessLog::new("disk.img");
+        let ended = Departure { clear: true, held: 2 };
         let live = || {
             let (ours, mut its) = UnixStream::pair().unwrap();
             let process = Process::new(1, ours).unwrap();
             std::thread::spawn(move || {
                 let nonsense = ["{\"Failed\":\"again\"}\n", "nonsense\n"].repeat(500).concat();
                 its.write_all(nonsense.as_bytes()).unwrap();
-                its.write_all(b"{\"Stopped\":{\"clear\":true}}\n").unwrap();
+                its.write_all(b"{\"Stopped\":{\"clear\":true,\"held\":2}}\n").unwrap();
             });
-            assert_eq!(process.hear(|what| log.odd(what), drop), Some(true));
+            assert_eq!(process.hear(|what| log.odd(what), drop), Some(ended));
         };
         let lines = heard(|| (0..3).for_each(|_| live()));
         assert_eq!(lines.len(), 10, "{lines:?}");

@@ -1,6 +1,7 @@
 //! What a daemon and the process of one disk say to each other: a JSON value on each line. Both are
 //! this very program, so nothing here has to last.
 
+use crate::departure::Departure;
 use anyhow::Context;
 use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, LimitArgs, Place, Plan};
 use ringway_control::log::{LogFormat, LogLevel};
@@ -64,8 +65,6 @@ pub(super) enum FromProcess {
     },
     /// Something has happened to the disk.
     Happened(Happened),
-    /// It ends now; `clear` if nothing of it can still land on the disk.
-    Stopped {
-        clear: bool,
-    },
+    /// It ends now.
+    Stopped(Departure),
 }

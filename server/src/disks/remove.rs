@@ -1,0 +1,52 @@
+//! How a disk of this process goes while the daemon runs.
+
+use super::super::departure::{Departure, Watch};
+use super::super::served::{Served, lock};
+use super::Disks;
+use anyhow::bail;
+use ringway_control::protocol::Happened;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::{Duration, Instant};
+
+/// How long to wait until nobody looks at a removed disk any more.
+const LAST_LOOK: Duration = Duration::from_secs(1);
+
+impl Disks {
+    /// Drains a disk, disconnects its front-end, removes its socket file and closes it. A stuck disk
+    /// may still write then.
+    ///
+    /// # Errors
+    /// That somebody else removes it already, or what the host said to its thread.
+    pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<Departure> {
+        if served.leaving.swap(true, SeqCst) {
+            bail!("it is being removed already");
+        }
+        served.end_job();
+        // A snapshot that is being taken ends first.
+        let files_change = lock(&served.files_change);
+        let watch = Watch::begin([&*served]);
+        served.stop();
+        drop(files_change);
+        let outcome = served.join().unwrap_or(Ok(()));
+        self.forget(&served);
+        let Departure { clear, held } = watch.end([&*served]);
+        tracing::info!(disk = served.name(), id = served.id, "disk removed");
+        let removed = Happened::Removed { drained: clear, held };
+        self.events.tell(Some((served.id, served.name())), removed);
+        // Others may be looking at it for a moment.
+        let begun = Instant::now();
+        while Arc::strong_count(&served) > 1 && begun.elapsed() < LAST_LOOK {
+            // Nobody unparks this thread.
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
+        if clear {
+            let disk = served.export.disk();
+            // The toolstack removes a disk when its guest has let it go.
+            disk.ends(served.device.is_some());
+            disk.unlock();
+        }
+        served.end_clone(true);
+        outcome.map(|()| Departure { clear, held })
+    }
+}
