@@ -257,4 +257,28 @@ mod tests {
         let all: Vec<_> = (0..Incidents::KINDS).filter_map(|k| incidents.all(k)).collect();
         assert_eq!(all.iter().map(|f| f.count).sum::<u64>(), 4096 + 3);
     }
+
+    /// A full disk and a broken one are two matters, and so is what the host gives no reason for.
+    #[test]
+    fn errors_are_told_apart_by_what_there_is_to_be_done() {
+        let incidents = Incidents::default();
+        let classes: [&[Option<i32>]; 4] = [
+            &[None],
+            &[Some(libc::ENOSPC), Some(libc::EDQUOT), Some(libc::EFBIG)],
+            &[Some(libc::EIO)],
+            &[Some(libc::ENOMEM), Some(libc::EBADF)],
+        ];
+        for errors in classes {
+            for &errno in errors {
+                incidents.failed(Op::Write, errno, 0);
+            }
+        }
+        let unreported =
+            || (0..Incidents::KINDS).filter(|&kind| incidents.has_unreported(kind)).count();
+        assert_eq!(unreported(), classes.len());
+        let taken: Vec<_> = (0..Incidents::KINDS).filter_map(|kind| incidents.take(kind)).collect();
+        let told: Vec<_> = taken.iter().map(|failures| (failures.errno, failures.count)).collect();
+        assert_eq!(told, [(0, 1), (libc::EFBIG, 3), (libc::EIO, 1), (libc::EBADF, 2)]);
+        assert_eq!(unreported(), 0);
+    }
 }

@@ -22,6 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const UNTOUCHED: u8 = 0xee;
 /// Bytes of a sector.
 pub(crate) const SECTOR: u64 = 512;
+/// What the engine calls the bell of an image's thread.
+pub(crate) const BELL: u32 = 9;
 
 /// The engines, those included that only take some files.
 pub(crate) const ENGINES: [&str; 4] = ["null", "threads", "io_uring", "linux-aio"];
@@ -216,8 +218,12 @@ impl<E: Engine> Bench<E> {
         let file = engine.attach(&disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
         let mut limits = engine.limits().clone();
         change(&mut limits);
-        let queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
-        Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 0) })
+        let port = disk.image_port(depth).expect("a thread");
+        let mut queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
+        if let Some(port) = port {
+            queue.attach_image(&mut engine, port, BELL).expect("descriptors");
+        }
+        Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 8) })
     }
 
     /// Starts a request with one piece of memory.
@@ -255,6 +261,9 @@ impl<E: Engine> Bench<E> {
             assert_eq!(done.tag >> 16, 7, "a tag of this queue");
             let slot = u16::try_from(done.tag & 0xffff).expect("16 bits");
             answers.extend(self.queue.finish(&mut self.engine, slot, done.result));
+        }
+        if self.reaped.rung.contains(&BELL) {
+            self.queue.take_answers(&mut self.engine);
         }
         answers.extend(std::iter::from_fn(|| self.queue.take_late()));
     }

@@ -6,8 +6,8 @@ use ringway_aio::{Engine, Fault, Faulty, Io, IoOp, Limits, OpSet};
 use ringway_core::mem::HostRange;
 use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::{
-    Alignment, CacheMode, CustomDisk, Detours, Disk, DiskStats, ErrorPolicy, FailedOp, Oldest,
-    OnError, OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
+    Alignment, CacheMode, CustomDisk, Detours, Disk, DiskStats, ErrorPolicy, FailedOp, Incidents,
+    Oldest, OnError, OpenOptions, Overdue, SchedulerMode, Source, Watcher, open,
 };
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -502,10 +502,9 @@ fn the_place_of_a_failure_is_where_it_happened() {
     let mut bench = Bench::limited(engine, disk, 4, |limits| limits.max_bytes = 8192).unwrap();
     assert_eq!(bench.one(&memory, Ask::new(Op::Read, 8 * KIB, 32 * KIB)), Status::IoError);
     let incidents = bench.queue.disk().incidents();
-    let reported: Vec<_> =
-        (0..ringway_disk::Incidents::KINDS).filter_map(|k| incidents.all(k)).collect();
-    assert_eq!(reported.len(), 1);
-    let failure = reported[0];
+    let told: Vec<_> = (0..Incidents::KINDS).filter_map(|k| incidents.all(k)).collect();
+    assert_eq!(told.len(), 1);
+    let failure = told[0];
     assert_eq!((failure.errno, failure.sector, failure.count), (libc::EIO, Some(48), 1));
 }
 
@@ -680,6 +679,9 @@ fn held_requests_follow_the_one_that_finds_space() {
     take(&scene.asked);
     assert_eq!(scene.bench.queue.fail_held(&mut scene.bench.engine, |_, &name| name == 4), 1);
     assert_eq!(scene.rest(), [(4, Status::IoError)]);
+    let incidents = scene.disk().incidents();
+    let told = (0..Incidents::KINDS).find_map(|kind| incidents.take(kind)).unwrap();
+    assert_eq!((told.op, told.errno), (FailedOp::Write, libc::EDQUOT), "why it was held");
     assert_eq!(take(&scene.asked), [], "that says nothing about space");
     scene.break_by(None);
     scene.tend(13);

@@ -32,3 +32,20 @@ fn slots_begin_with_their_first_request_and_have_lists_of_their_own() {
         assert!(slow.part.as_slice().iter().all(|segment| segment.len == usize::from(tag)));
     }
 }
+
+#[test]
+fn who_asked_the_images_thread_is_known() {
+    let mut slots = Slots::new(8, 8).unwrap();
+    assert!(slots.asked().is_empty());
+    for (context, stage) in
+        [(1, Stage::Part), (2, Stage::Asked), (3, Stage::Whole), (4, Stage::Asked)]
+    {
+        let tag = slots.acquire().unwrap();
+        let slot = slots.get_mut(tag);
+        (slot.context, slot.stage) = (Some(context), stage);
+    }
+    assert_eq!(slots.asked(), [1, 3]);
+    // A slot keeps its stage until it is used again.
+    slots.retire(1, Status::IoError);
+    assert_eq!(slots.asked(), [3]);
+}
