@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{Disk, EngineKind, OpenOptions, Source};
 pub use ringway_nbd_client::Allocation as ExportAllocation;
-use ringway_nbd_client::{Timeouts, connect};
+use ringway_nbd_client::{Connections, Timeouts, connect};
 pub use ringway_rbd::Allocated;
 use ringway_rbd::Image;
 use std::sync::Arc;
@@ -55,7 +55,8 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     }
     let disk = ringway_disk::open(&options)?;
     if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {
-        let target = target.clone();
+        let there = u16::try_from(remote.connections()).unwrap_or(u16::MAX);
+        let target = target.with_connections(Connections::asked(there));
         let timeouts = Timeouts { give_up: Some(GIVE_UP), ..Timeouts::default() };
         let again = move || Ok(connect(&target)?);
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")?;
@@ -108,5 +109,11 @@ pub(crate) fn open_for(
         access.format != Some(Format::Qcow2),
         "{name}: it is measured as a raw disk: leave --format out"
     );
-    open(source, &access.ceph, !writes)
+    let source = match source {
+        Source::Nbd(target) => {
+            Source::Nbd(target.with_connections(Connections::of_queues(load.all_queues())))
+        }
+        other => other.clone(),
+    };
+    open(&source, &access.ceph, !writes)
 }

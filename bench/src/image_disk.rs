@@ -59,11 +59,16 @@ pub(crate) fn serving(
     access: &AccessArgs,
     harvest_at_once: bool,
 ) -> Serving {
+    let mut workers = usize::from(cpus().min(load.all_queues()));
+    if let Some(remote) = disk.remote() {
+        // A connection to a server belongs to one worker.
+        workers = workers.min(remote.connections());
+        remote.share_among(workers);
+    }
     Serving {
         queues: load.all_queues(),
         queue_size: access.queue_size.unwrap_or(ring_size(load.depth)),
-        // A connection to a server belongs to one worker.
-        workers: if disk.remote().is_some() { 1 } else { cpus().min(load.all_queues()).into() },
+        workers,
         harvest_at_once,
     }
 }

@@ -12,7 +12,7 @@ use crate::open::{LockError, lock_image, unlock_image};
 use crate::unmapped::Unmapped;
 use ringway_aio::nvme::Namespace;
 use ringway_core::Geometry;
-use ringway_nbd_client::{Connected, Negotiated, Remote};
+use ringway_nbd_client::{Connected, Remote};
 use ringway_scheduler::{SchedulerMode, SharedPolicy};
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -55,8 +55,8 @@ pub struct Parts {
     pub path: SchedulerMode,
     /// The files of the disk's image, if that is no raw one; `file` is the first of them.
     pub image: Option<Unmapped>,
-    /// What was agreed upon with an NBD server, if `file` is a connection to one.
-    pub remote: Option<Negotiated>,
+    /// The connections to an NBD server, if `file` is the first of them.
+    pub remote: Option<Connected>,
     /// The image of a Ceph cluster, if `file` stands for one: it stays with its process.
     pub rbd: Option<Arc<ringway_rbd::Image>>,
     /// The NVMe namespace whose character device `file` is, if it is one.
@@ -85,7 +85,7 @@ impl Disk {
             alignment: self.alignment,
             path: self.policy.mode(),
             image: active.unmapped,
-            remote: self.remote.map(|remote| remote.negotiated()),
+            remote: self.remote.and_then(|remote| remote.unused()),
             rbd: self.rbd,
             nvme: self.nvme,
         }
@@ -113,10 +113,7 @@ impl Disk {
 
 impl From<Parts> for Disk {
     fn from(parts: Parts) -> Self {
-        let remote = parts.remote.map(|negotiated| {
-            let socket = Arc::clone(&parts.file);
-            Arc::new(Remote::new(&parts.name, &Connected { socket, negotiated }))
-        });
+        let remote = parts.remote.map(|connected| Arc::new(Remote::new(&parts.name, &connected)));
         let disk = Self {
             remote,
             rbd: parts.rbd,

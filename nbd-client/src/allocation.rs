@@ -1,7 +1,7 @@
 //! Where an export has data: what a server says of `base:allocation`, asked and judged before the export
 //! is used.
 
-use crate::connect::{Patient, TIMEOUT};
+use crate::connect::{Deadline, Patient};
 use crate::handshake::Negotiated;
 use ringway_nbd_words::{
     REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, chunk, command, state,
@@ -22,6 +22,9 @@ const CHUNKS_MAX: u32 = 16;
 
 /// Ranges of data that are kept, 16 MiB of them: what lies behind the last one counts as data.
 const RANGES_MAX: usize = 1 << 20;
+
+/// How long a server may take to answer one question.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long all questions may take: what was not told by then counts as data.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -53,7 +56,7 @@ use AllocationError::Malformed;
 impl Allocation {
     /// Asks for all of the export by a connection that nothing else is asked of.
     pub(crate) fn ask(socket: &File, facts: &Negotiated) -> Result<Self, AllocationError> {
-        let deadline = Instant::now();
+        let deadline = Deadline::new(TIMEOUT, "for an answer");
         let mut stream = Patient { socket: socket.try_clone()?, deadline };
         let mut found = Self { data: Vec::new(), known: 0, bytes: facts.bytes };
         let (begun, mut cookie) = (Instant::now(), 0);
@@ -61,7 +64,7 @@ impl Allocation {
         while found.known < found.bytes && found.data.len() < RANGES_MAX && begun.elapsed() < LIMIT
         {
             cookie += 1;
-            stream.deadline = Instant::now() + TIMEOUT;
+            stream.deadline = Deadline::new(TIMEOUT, "for an answer");
             let asked = found.known..found.bytes.min(found.known + WINDOW);
             question(&mut stream, cookie, &asked)?;
             let Some(extents) = answer(&mut stream, cookie, context)? else { break };

@@ -4,6 +4,7 @@ use crate::handshake::{HandshakeError, Negotiated, agree, greet, start_tls};
 use crate::target::{Address, Target, Tls};
 use crate::tls::{TlsError, begin, in_words, shake_hands};
 use ringway_nbd_tls::Peer;
+use ringway_nbd_words::offers;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
@@ -15,16 +16,25 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a server may take to accept and to shake hands, or to answer one question.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a server may take at least for a connection beside the first, if nobody has asked for so many.
+const SPARE: Duration = Duration::from_secs(1);
 
-/// A connection that is ready for requests. Its socket does not block.
+/// Connections that are ready for requests. Their sockets do not block.
 #[derive(Clone, Debug)]
 pub struct Connected {
-    /// The socket.
+    /// The socket of the first one.
     pub socket: Arc<File>,
-    /// What was agreed upon.
+    /// Those of the others.
+    pub others: Vec<Arc<File>>,
+    /// What was agreed upon, the same for all.
     pub negotiated: Negotiated,
+}
+
+impl Connected {
+    /// All sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = &Arc<File>> {
+        std::iter::once(&self.socket).chain(&self.others)
+    }
 }
 
 /// Why there is no connection.
@@ -57,27 +67,65 @@ pub enum ConnectError {
 }
 
 /// Connects to a server, at the first of its host's addresses where that works, and agrees upon the export:
-/// ten seconds for each of both. What the host's resolver takes to look up a name has its own limits.
+/// each of both within the time that `target` gives. What the host's resolver takes to look up a name has
+/// its own limits. More connections follow, as many as are wished for, if the export may have several and
+/// the server takes them.
 ///
 /// # Errors
 /// [`ConnectError`].
 pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
+    let begun = Instant::now();
+    let addresses = target.look_up().map_err(|source| ConnectError::Name {
+        host: target.host().map_or("", |(host, _)| host).to_owned(),
+        source,
+    })?;
+    let (socket, negotiated, at) = connect_one(&target.at(&addresses))?;
+    let mut connected = Connected { socket: Arc::new(socket), others: Vec::new(), negotiated };
+    if negotiated.offers(offers::CAN_MULTI_CONN) {
+        // What a host's other addresses lead to may be another server.
+        let target = target.at(at.as_slice());
+        add_others(&mut connected, &target, begun.elapsed());
+    }
+    Ok(connected)
+}
+
+/// A server that has taken enough clients may let others wait: without being asked for, they are tried for
+/// a moment only.
+fn add_others(connected: &mut Connected, target: &Target, first: Duration) {
+    let mut target = Target { block_status: false, ..target.clone() };
+    if !target.connections.asked {
+        target.connect_timeout = target.connect_timeout.min(SPARE.max(first * 4));
+    }
+    let same = Negotiated { block_status: None, ..connected.negotiated };
+    for _ in 1..target.connections.most {
+        match connect_one(&target) {
+            Ok((socket, negotiated, _)) if negotiated == same => {
+                connected.others.push(Arc::new(socket));
+            }
+            // Fewer are no failure; who needs as many as before looks at their number.
+            _ => break,
+        }
+    }
+}
+
+/// One connection, and which of the addresses has taken it.
+fn connect_one(target: &Target) -> Result<(File, Negotiated, Option<SocketAddr>), ConnectError> {
     let tls = target.tls.as_ref().map(begin).transpose()?;
-    let deadline = Instant::now() + TIMEOUT;
+    let limit = target.connect_timeout;
     let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
-    let socket = match &target.address {
+    let (socket, at) = match &target.address {
         Address::Unix(path) => {
             let to = SocketAddrUnix::new(path).map_err(|error| failed(error.into()))?;
-            open(AddressFamily::UNIX, &to, deadline).map_err(failed)?
+            let deadline = Deadline::to_connect(limit);
+            (open(AddressFamily::UNIX, &to, deadline).map_err(failed)?, None)
         }
-        Address::Tcp { host, .. } => {
-            let unknown = |source| ConnectError::Name { host: host.clone(), source };
-            let addresses = target.look_up().map_err(unknown)?;
-            one_of(&target.address.to_string(), &addresses)?
+        Address::Tcp { .. } => {
+            let addresses = target.addresses.as_deref().unwrap_or_default();
+            let (socket, at) = one_of(&target.address.to_string(), addresses, limit)?;
+            (socket, Some(at))
         }
     };
-    let deadline = Instant::now() + TIMEOUT;
-    let mut stream = Patient { socket: File::from(socket), deadline };
+    let mut stream = Patient { socket: File::from(socket), deadline: Deadline::to_connect(limit) };
     greet(&mut stream)?;
     let (socket, negotiated) = match (&target.tls, tls) {
         (Some(words), Some(tls)) => within_tls(stream, tls, words, target)?,
@@ -86,7 +134,7 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
             (stream.socket, negotiated)
         }
     };
-    Ok(Connected { socket: Arc::new(socket), negotiated })
+    Ok((socket, negotiated, at))
 }
 
 /// The same within TLS, which from then on a thread carries that has the network's socket.
@@ -113,14 +161,18 @@ fn within_tls(
 }
 
 /// Connects to the first of these addresses that takes it. Each has its share of the time.
-fn one_of(name: &str, addresses: &[SocketAddr]) -> Result<OwnedFd, ConnectError> {
-    let end = Instant::now() + TIMEOUT;
+fn one_of(
+    name: &str,
+    addresses: &[SocketAddr],
+    limit: Duration,
+) -> Result<(OwnedFd, SocketAddr), ConnectError> {
+    let end = Instant::now() + limit;
     let mut error = io::Error::other("it has no address");
     for (to, left) in addresses.iter().zip((1..=addresses.len()).rev()) {
         let share = end.saturating_duration_since(Instant::now());
         let share = share / u32::try_from(left).unwrap_or(u32::MAX);
-        match tcp(to, Instant::now() + share) {
-            Ok(socket) => return Ok(socket),
+        match tcp(to, Deadline { end: Instant::now() + share, ..Deadline::to_connect(limit) }) {
+            Ok(socket) => return Ok((socket, *to)),
             Err(refused) => error = refused,
         }
     }
@@ -133,7 +185,7 @@ fn one_of(name: &str, addresses: &[SocketAddr]) -> Result<OwnedFd, ConnectError>
     Err(ConnectError::Socket { address, source: error })
 }
 
-fn tcp(to: &SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
+fn tcp(to: &SocketAddr, deadline: Deadline) -> io::Result<OwnedFd> {
     let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = open(family, to, deadline)?;
     rustix::net::sockopt::set_tcp_nodelay(&socket, true)?;
@@ -148,18 +200,18 @@ fn tcp(to: &SocketAddr, deadline: Instant) -> io::Result<OwnedFd> {
 fn open(
     family: AddressFamily,
     to: &impl rustix::net::addr::SocketAddrArg,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, SocketType::STREAM, flags, None)?;
     loop {
         match rustix::net::connect(&socket, to) {
             Ok(()) | Err(Errno::ISCONN) => return Ok(socket),
-            Err(Errno::INPROGRESS | Errno::ALREADY) => ready(&socket, PollFlags::OUT, deadline)?,
+            Err(Errno::INPROGRESS | Errno::ALREADY) => ready(&socket, PollFlags::OUT, &deadline)?,
             // The server's queue of a Unix socket is full: nothing tells when it is not.
             Err(Errno::AGAIN) => {
-                if Instant::now() > deadline {
-                    return Err(io::ErrorKind::TimedOut.into());
+                if deadline.left().is_zero() {
+                    return Err(deadline.is_over());
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -169,11 +221,42 @@ fn open(
     }
 }
 
+/// Until when a server is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    end: Instant,
+    /// How long that is, and how users call it.
+    limit: Duration,
+    name: &'static str,
+}
+
+impl Deadline {
+    /// From now on, for so long.
+    pub(crate) fn new(limit: Duration, name: &'static str) -> Self {
+        Self { end: Instant::now() + limit, limit, name }
+    }
+
+    fn to_connect(limit: Duration) -> Self {
+        Self::new(limit, "connect-timeout")
+    }
+
+    fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
+    #[cold]
+    fn is_over(&self) -> io::Error {
+        let (limit, name) = (self.limit.as_secs_f32(), self.name);
+        let why = format!("the server is silent, and the limit is over ({name}: {limit} s)");
+        io::Error::new(io::ErrorKind::TimedOut, why)
+    }
+}
+
 /// Waits until the socket can do this.
-fn ready(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<()> {
-    let left = deadline.saturating_duration_since(Instant::now());
+fn ready(socket: &impl AsFd, what: PollFlags, deadline: &Deadline) -> io::Result<()> {
+    let left = deadline.left();
     if left.is_zero() {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, "the server is silent"));
+        return Err(deadline.is_over());
     }
     let left = left.try_into().map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(socket, what)], Some(&left)) {
@@ -186,7 +269,7 @@ fn ready(socket: &impl AsFd, what: PollFlags, deadline: Instant) -> io::Result<(
 #[derive(Debug)]
 pub(crate) struct Patient {
     pub(crate) socket: File,
-    pub(crate) deadline: Instant,
+    pub(crate) deadline: Deadline,
 }
 
 impl Read for Patient {
@@ -194,7 +277,7 @@ impl Read for Patient {
         loop {
             match (&self.socket).read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready(&self.socket, PollFlags::IN, self.deadline)?;
+                    ready(&self.socket, PollFlags::IN, &self.deadline)?;
                 }
                 done => return done,
             }
@@ -207,7 +290,7 @@ impl Write for Patient {
         loop {
             match (&self.socket).write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    ready(&self.socket, PollFlags::OUT, self.deadline)?;
+                    ready(&self.socket, PollFlags::OUT, &self.deadline)?;
                 }
                 done => return done,
             }
@@ -219,19 +302,19 @@ impl Write for Patient {
     }
 }
 
-/// Waits until the server has closed its end, for a few seconds at most: then it has taken all that
+/// Waits until the server has closed its ends, for a few seconds at most: then it has taken all that
 /// was sent, and nothing of it comes later.
-pub(crate) fn wait_until_closed(socket: &File) {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
-    let mut stream = Patient {
-        socket: match socket.try_clone() {
-            Ok(socket) => socket,
-            Err(_) => return,
-        },
-        deadline,
-    };
+pub(crate) fn wait_until_closed(sockets: &[Arc<File>]) {
+    let deadline = Deadline::new(Duration::from_secs(5), "closing");
+    for socket in sockets {
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
+    }
     let mut buffer = vec![0; 64 << 10];
-    while Instant::now() < deadline && stream.read(&mut buffer).is_ok_and(|got| got > 0) {}
-    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    for socket in sockets {
+        if let Ok(socket) = socket.try_clone() {
+            let mut stream = Patient { socket, deadline };
+            while !deadline.left().is_zero() && stream.read(&mut buffer).is_ok_and(|got| got > 0) {}
+        }
+        let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+    }
 }

@@ -7,9 +7,10 @@ use crate::incoming::Incoming;
 use crate::loss::Loss;
 use crate::memory::push;
 use crate::operations::{HEAD, Operation, Operations};
-use crate::remote::{Mail, Shared, Wish};
 use crate::reply::errno;
-use ringway_aio::{Done, IoOp};
+use crate::shared::{Lane, Mail, Shared, Wish};
+use crate::table::{Table, answer};
+use ringway_aio::IoOp;
 use ringway_core::Segment;
 use ringway_nbd_words::offers;
 use std::collections::VecDeque;
@@ -39,6 +40,9 @@ pub(crate) const ERASED_MAX: u64 = 1 << 30;
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) shared: Arc<Shared>,
+    /// Which one of the export's it is.
+    pub(crate) index: usize,
+    pub(crate) lane: Arc<Lane>,
     /// What the engine calls it.
     number: u32,
     /// How often its file is attached.
@@ -55,27 +59,20 @@ pub(crate) struct Connection {
     pub(crate) unread: bool,
     incoming: Incoming,
     pieces: Vec<libc::iovec>,
-    /// Writes that were answered, and of those the ones that a flush has made durable.
-    written: u64,
-    flushed: u64,
 }
 
 // SAFETY: the list of pieces is only filled and followed within one call.
 unsafe impl Send for Connection {}
 
-/// What a connection changes of its engine.
-pub(crate) struct Table<'a> {
-    pub(crate) operations: &'a mut Operations,
-    pub(crate) ready: &'a mut Vec<Done>,
-    pub(crate) syscalls: &'a mut u64,
-}
-
 impl Connection {
-    /// For an engine of `depth` operations.
-    pub(crate) fn new(shared: Arc<Shared>, number: u32, depth: u32) -> Self {
+    /// Connection `index` of an export, for an engine of `depth` operations.
+    pub(crate) fn new(shared: Arc<Shared>, index: usize, number: u32, depth: u32) -> Self {
+        let lane = Arc::clone(&shared.lanes[index]);
         let incoming = Incoming::new(number, shared.negotiated.structured);
         Self {
             shared,
+            index,
+            lane,
             number,
             users: 0,
             socket: None,
@@ -87,8 +84,6 @@ impl Connection {
             unread: false,
             incoming,
             pieces: Vec::with_capacity(PIECES_MAX),
-            written: 0,
-            flushed: 0,
         }
     }
 
@@ -126,11 +121,11 @@ impl Connection {
         }
         // Who has no flush has nothing to be flushed.
         let errno = match entry.op {
-            IoOp::Sync if self.shared.lost.load(Relaxed) => libc::EIO,
+            IoOp::Sync if self.shared.ledger.is_lost() => libc::EIO,
             IoOp::Sync if !offered => 0,
             _ if !offered => libc::EOPNOTSUPP,
             // What the supervisor has said and nobody has heard yet may be that it is back.
-            _ if self.failing && !self.shared.arrived.load(SeqCst) => libc::ENOTCONN,
+            _ if self.failing && !self.lane.arrived.load(SeqCst) => libc::ENOTCONN,
             _ => return self.enqueue(table, slot),
         };
         answer(table, slot, -errno);
@@ -143,7 +138,7 @@ impl Connection {
         entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
         if entry.op == IoOp::Sync {
             // What it covers.
-            entry.end = self.written;
+            entry.end = self.shared.ledger.mark();
         }
         self.sending.push_back(slot);
     }
@@ -169,12 +164,12 @@ impl Connection {
                 break;
             };
             if self.in_flight == 0 {
-                self.shared.progress.fetch_add(1, Relaxed);
+                self.lane.progress.fetch_add(1, Relaxed);
             }
             self.took(table.operations, sent);
             self.full = sent < total;
         }
-        self.shared.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
+        self.lane.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
         Ok(())
     }
 
@@ -254,7 +249,7 @@ impl Connection {
                     error => return Err(Loss::Host(error)),
                 },
             };
-            self.shared.progress.fetch_add(1, Relaxed);
+            self.lane.progress.fetch_add(1, Relaxed);
             self.incoming.came(got);
             while let Some((slot, error)) = self.incoming.next(table.operations)? {
                 self.done(table, slot, error);
@@ -264,7 +259,7 @@ impl Connection {
                 break;
             }
         }
-        self.shared.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
+        self.lane.waits.store(self.in_flight > 0 || !self.sending.is_empty(), Relaxed);
         Ok(())
     }
 
@@ -287,7 +282,7 @@ impl Connection {
         let entry = table.operations.get(slot);
         // At most 32 MiB.
         let moved = if entry.op.moves_data() { i32::try_from(entry.len).unwrap_or(0) } else { 0 };
-        let lost = entry.op == IoOp::Sync && self.shared.lost.load(Relaxed);
+        let lost = entry.op == IoOp::Sync && self.shared.ledger.is_lost();
         let result = match error {
             0 if lost => -libc::EIO,
             0 => moved,
@@ -302,7 +297,6 @@ impl Connection {
         let entry = table.operations.get_mut(slot);
         match entry.op {
             IoOp::Read | IoOp::Discard => {}
-            IoOp::Write => self.written += 1,
             IoOp::WriteDurable => {
                 let owed = !facts.offers(offers::SEND_FUA) && facts.offers(offers::SEND_FLUSH);
                 if owed && !entry.flushing {
@@ -311,8 +305,8 @@ impl Connection {
                     return false;
                 }
             }
-            IoOp::Sync => self.flushed = self.flushed.max(entry.end),
-            IoOp::PunchHole | IoOp::ZeroRange => self.written += 1,
+            IoOp::Write | IoOp::PunchHole | IoOp::ZeroRange => self.shared.ledger.write_answered(),
+            IoOp::Sync => self.shared.ledger.flush_answered(entry.end),
         }
         let entry = table.operations.get_mut(slot);
         let next = entry.offset.saturating_add(entry.len);
@@ -330,10 +324,8 @@ impl Connection {
     #[cold]
     pub(crate) fn lose(&mut self, table: &mut Table<'_>, loss: &Loss) {
         let Some(socket) = self.socket.take() else { return };
-        let unflushed =
-            self.written > self.flushed && self.shared.negotiated.offers(offers::SEND_FLUSH);
-        let lost = unflushed && !self.shared.lost.swap(true, SeqCst);
-        (self.written, self.flushed) = (0, 0);
+        let flushes = self.shared.negotiated.offers(offers::SEND_FLUSH);
+        let lost = flushes && self.shared.ledger.connection_lost();
         self.incoming.clear();
         (self.front, self.in_flight, self.full, self.unread) = (0, 0, false, false);
         self.sending.clear();
@@ -345,33 +337,32 @@ impl Connection {
             let entry = table.operations.get_mut(slot);
             (entry.sent, entry.got, entry.error, entry.flushing) = (false, 0, 0, false);
             entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
-            if entry.op == IoOp::Sync {
-                entry.end = 0;
-            }
         }
-        if self.shared.lost.load(SeqCst) {
+        if self.shared.ledger.is_lost() {
             self.fail(table, -libc::EIO, |operation| operation.op == IoOp::Sync);
         }
-        self.shared.waits.store(false, Relaxed);
+        self.lane.waits.store(false, Relaxed);
         let why = loss.to_string();
-        self.shared.ask(Wish { why, old: socket, lost });
+        self.shared.ask(Wish { lane: self.index, why, old: socket, lost });
     }
 
     /// Takes what the supervisor says.
     #[cold]
-    pub(crate) fn hear_supervisor(&mut self, table: &mut Table<'_>) {
-        match self.shared.take_mail() {
+    pub(crate) fn hear_supervisor(&mut self, table: &mut Table<'_>) -> Result<(), Loss> {
+        match self.lane.take_mail() {
             Some(Mail::Connected(socket)) => {
                 self.socket = Some(socket);
                 self.failing = false;
                 self.unread = true;
             }
+            Some(Mail::Retreat) => return Err(Loss::Other),
             Some(Mail::GaveUp) => {
                 self.failing = true;
                 self.fail(table, -libc::ENOTCONN, |_| true);
             }
             None => {}
         }
+        Ok(())
     }
 
     /// Has operations fail that are not sent.
@@ -386,8 +377,13 @@ impl Connection {
     }
 }
 
-#[inline]
-fn answer(table: &mut Table<'_>, slot: u32, result: i32) {
-    table.ready.push(Done { tag: table.operations.get(slot).tag, result });
-    table.operations.end(slot);
+/// The owner of an engine may end before the export does.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Some(old) = self.socket.take().and_then(|socket| self.lane.leave(socket)) else {
+            return;
+        };
+        let why = "its worker has ended".to_owned();
+        self.shared.ask(Wish { lane: self.index, why, old, lost: false });
+    }
 }

@@ -1,4 +1,4 @@
-//! The engine: files are exports, each with one connection.
+//! The engine: files are connections of exports.
 //!
 //! ```text
 //! queue ─► sending ─ submit: one call ─► the server ─ reap ─► done
@@ -6,10 +6,11 @@
 //!             └── connection lost: again ────┘
 //! ```
 
-use crate::connection::{Connection, SEGMENTS_MAX, Table};
+use crate::connection::{Connection, SEGMENTS_MAX};
 use crate::loss::Loss;
 use crate::operations::Operations;
-use crate::remote::Shared;
+use crate::shared::Shared;
+use crate::table::Table;
 use ringway_aio::bells::Bells;
 use ringway_aio::{BellId, Counters, Done, Engine, FileId, Full, Io, Limits, Reaped};
 use ringway_nbd_words::PAYLOAD_MAX;
@@ -142,10 +143,7 @@ impl Nbd {
             return;
         }
         let before = connection.fd();
-        self.with(at, |connection, table| {
-            connection.hear_supervisor(table);
-            Ok(())
-        });
+        self.with(at, Connection::hear_supervisor);
         let after = self.connections[at].as_ref().and_then(Connection::fd);
         if let Some(fd) = after.filter(|_| before.is_none())
             && let Err(error) = self.bells.watch(bell(at), fd)
@@ -154,10 +152,31 @@ impl Nbd {
         }
     }
 
+    /// The connection of an export that fewest use, of those that are here, and how many do.
+    fn to_be_shared(&self, shared: &Arc<Shared>) -> Option<(usize, u32)> {
+        let here = |(at, known): (usize, &Option<Connection>)| {
+            let known = known.as_ref().filter(|known| Arc::ptr_eq(&known.shared, shared))?;
+            Some((at, known.users))
+        };
+        self.connections.iter().enumerate().filter_map(here).min_by_key(|(_, users)| *users)
+    }
+
+    /// Takes another connection of an export, of which this engine has one already if one is `known`.
+    /// `None` if all that it may have are here.
+    fn take(&self, shared: &Arc<Shared>, known: Option<(usize, u32)>) -> io::Result<Option<usize>> {
+        let known = known.and_then(|(at, _)| self.connections[at].as_ref());
+        let Some(known) = known else {
+            let taken = || io::Error::other("other workers have the connections to the NBD server");
+            let seat = shared.seat().ok_or_else(taken)?;
+            return shared.take(seat).map(Some).ok_or_else(taken);
+        };
+        Ok(shared.take(shared.seat_of(known.index)))
+    }
+
     /// True if something can be done without waiting.
     fn has_work(&self) -> bool {
         let can = |connection: &Connection| {
-            connection.unread || connection.can_send() || connection.shared.arrived.load(Relaxed)
+            connection.unread || connection.can_send() || connection.lane.arrived.load(Relaxed)
         };
         !self.ready.is_empty() || self.connections.iter().flatten().any(can)
     }
@@ -171,23 +190,21 @@ impl Engine for Nbd {
     fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
         let unknown = || io::Error::new(io::ErrorKind::InvalidInput, "it is no NBD connection");
         let shared = Shared::of(file).ok_or_else(unknown)?;
-        let here = |known: &Option<Connection>| {
-            known.as_ref().is_some_and(|known| Arc::ptr_eq(&known.shared, &shared))
-        };
-        let at = match self.connections.iter().position(here) {
-            Some(at) => at,
-            None => {
-                if shared.taken.swap(true, SeqCst) {
-                    return Err(io::Error::other("another worker has the NBD connection"));
+        let at = match self.to_be_shared(&shared) {
+            Some((at, 0)) => at,
+            known => match self.take(&shared, known)? {
+                Some(index) => {
+                    shared.lanes[index].listen(self.bells.waker());
+                    let free = self.connections.iter().position(Option::is_none);
+                    let at = free.unwrap_or(self.connections.len());
+                    self.connections.resize_with(self.connections.len().max(at + 1), || None);
+                    let depth = self.limits.depth;
+                    self.connections[at] = Some(Connection::new(shared, index, number(at), depth));
+                    self.hear_supervisor(at);
+                    at
                 }
-                shared.listen(self.bells.waker());
-                let free = self.connections.iter().position(Option::is_none);
-                let at = free.unwrap_or(self.connections.len());
-                self.connections.resize_with(self.connections.len().max(at + 1), || None);
-                self.connections[at] = Some(Connection::new(shared, number(at), self.limits.depth));
-                self.hear_supervisor(at);
-                at
-            }
+                None => known.map_or(0, |(at, _)| at),
+            },
         };
         if let Some(connection) = &mut self.connections[at] {
             connection.users += 1;
@@ -246,7 +263,7 @@ impl Engine for Nbd {
         }
         for at in 0..self.connections.len() {
             let Some(connection) = &self.connections[at] else { continue };
-            if connection.shared.arrived.load(Relaxed) {
+            if connection.lane.arrived.load(Relaxed) {
                 self.hear_supervisor(at);
             }
             if self.connections[at].as_ref().is_some_and(Connection::listens) {

@@ -78,7 +78,7 @@
 //! ```
 //!
 //! `handshake.rs` and `reply.rs` judge what a server says, `connection.rs` is one connection as a worker
-//! uses it, `remote.rs` has it come back. Engine's threads write to sockets by `pwritev2`: the process has
+//! uses it, `supervisor.rs` has it come back. Engine's threads write to sockets by `pwritev2`: the process has
 //! to ignore SIGPIPE, as programs in Rust do.
 
 mod allocation;
@@ -87,11 +87,15 @@ mod connection;
 mod engine;
 mod handshake;
 mod incoming;
+mod ledger;
 mod loss;
 mod memory;
 mod operations;
 mod remote;
 mod reply;
+mod shared;
+mod supervisor;
+mod table;
 mod target;
 mod tls;
 
@@ -99,6 +103,7 @@ pub use allocation::{Allocation, AllocationError};
 pub use connect::{ConnectError, Connected, connect};
 pub use engine::Nbd;
 pub use handshake::{HandshakeError, Negotiated};
-pub use remote::{Connect, Remote, Timeouts};
-pub use target::{Address, Target, TargetError, Tls};
+pub use remote::Remote;
+pub use supervisor::{Connect, Timeouts};
+pub use target::{Address, Connections, Target, TargetError, Tls};
 pub use tls::TlsError;

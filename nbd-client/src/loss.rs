@@ -16,6 +16,8 @@ pub(crate) enum Loss {
     Violation(&'static str),
     /// The memory of an operation is not there any more: its guest's doing.
     Memory,
+    /// Another connection of the export is lost.
+    Other,
 }
 
 impl fmt::Display for Loss {
@@ -27,6 +29,7 @@ impl fmt::Display for Loss {
             Self::Violation(what) => {
                 write!(f, "the server does not keep to the protocol: {what}")
             }
+            Self::Other => f.write_str("another one to the same export is lost"),
             Self::Memory => f.write_str("a guest's memory has vanished amid a request"),
         }
     }

@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The port that the protocol has (IANA).
 const PORT: u16 = 10809;
@@ -23,6 +24,12 @@ const SOCKET_MAX: usize = 107;
 
 /// Addresses of a host that are tried.
 const ADDRESSES_MAX: usize = 16;
+
+/// How long a server may take to accept, and to shake hands, if nobody says something else.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most connections that a disk has without being asked.
+const CONNECTIONS: u16 = 4;
 
 /// An export of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,7 +44,40 @@ pub struct Target {
     pub(crate) block_status: bool,
     /// Where the host is, if that was looked up before.
     pub(crate) addresses: Option<Vec<SocketAddr>>,
-    said: String,
+    /// How many connections to have.
+    pub(crate) connections: Connections,
+    /// How long a server may take to accept, and to shake hands.
+    pub(crate) connect_timeout: Duration,
+    pub(crate) said: String,
+}
+
+/// How many connections to have to an export that may have several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    /// So many, if the server takes them.
+    pub most: u16,
+    /// Somebody has asked for this number: each has the full time that the first one has.
+    pub asked: bool,
+}
+
+impl Connections {
+    /// Without being asked: one for each queue, four at most. Servers have a thread, or many, for each.
+    #[must_use]
+    pub fn of_queues(queues: u16) -> Self {
+        Self { most: queues.clamp(1, CONNECTIONS), asked: false }
+    }
+
+    /// So many, as somebody wants it.
+    #[must_use]
+    pub fn asked(most: u16) -> Self {
+        Self { most, asked: true }
+    }
+}
+
+impl Default for Connections {
+    fn default() -> Self {
+        Self { most: 1, asked: false }
+    }
 }
 
 /// TLS to a server.
@@ -88,6 +128,31 @@ impl Target {
     #[must_use]
     pub fn with_block_status(&self) -> Self {
         Self { block_status: true, ..self.clone() }
+    }
+
+    /// The same export, with several connections.
+    #[must_use]
+    pub fn with_connections(&self, connections: Connections) -> Self {
+        Self { connections, ..self.clone() }
+    }
+
+    /// How many connections to have.
+    #[must_use]
+    pub fn connections(&self) -> Connections {
+        self.connections
+    }
+
+    /// The same export, whose server may take so long to accept, and to shake hands.
+    #[must_use]
+    pub fn with_connect_timeout(&self, connect_timeout: Duration) -> Self {
+        Self { connect_timeout, ..self.clone() }
+    }
+
+    /// How long its server may take to accept, and to shake hands: ten seconds unless somebody says
+    /// something else.
+    #[must_use]
+    pub fn connect_timeout(&self) -> Duration {
+        self.connect_timeout
     }
 
     /// True if it takes no more than a socket of this host to reach the server.
@@ -181,7 +246,16 @@ impl FromStr for Target {
             }
         }
         let said = word.to_owned();
-        Ok(Self { address, export, tls, block_status: false, addresses: None, said })
+        Ok(Self {
+            address,
+            export,
+            tls,
+            block_status: false,
+            addresses: None,
+            connections: Connections::default(),
+            connect_timeout: CONNECT_TIMEOUT,
+            said,
+        })
     }
 }
 

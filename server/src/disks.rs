@@ -22,7 +22,7 @@ use super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::limits::LimitGroups;
 use super::nbd_clients::Portals;
 use super::paths::Paths;
-use super::pools::Engine;
+use super::pools::{Engine, workers_of};
 use super::served::{Served, lock};
 use super::session_threads::SessionThreads;
 use super::sizing::{rings, workers};
@@ -187,7 +187,6 @@ impl Disks {
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, (id, clone): Own) -> anyhow::Result<Ready> {
         disk.set_error_policy(spec.errors);
         self.host.supervise(&disk, &spec)?;
-        let alone = disk.remote().is_some();
         let claim = spec.claim(|path| self.host.locate(path));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);
@@ -201,17 +200,18 @@ impl Disks {
             clients.open(&disk);
         }
         let stop = Arc::new(event()?);
-        let (workers, first, export) = {
+        let (busy, place, export) = {
             let mut engines = lock(&self.engines);
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
             let first = engine.spread.place(spec.queues.into());
             self.paths.listen(id, &disk);
             self.incidents.listen(id, &disk);
-            (engine.pool.len(), first, engine.pool.export(disk, options, first, image_lock))
+            let workers = engine.pool.len();
+            let busy = workers_of(&disk, workers, spec.queues);
+            let export = engine.pool.export(disk, options, first, image_lock);
+            (busy, (first, workers), export)
         };
-        let busy = if alone { 1 } else { workers.min(spec.queues.into()) };
-        let place = (first, workers);
         let served = Arc::new(Served {
             id,
             export,

@@ -25,6 +25,7 @@ mod names;
 mod overlay;
 mod protocol;
 mod remote;
+mod remote_message;
 mod state;
 mod state_name;
 pub(super) mod wire;

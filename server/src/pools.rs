@@ -34,13 +34,22 @@ fn counts<Q: QueueLifecycle + 'static>(handles: &[Handle<Q>]) -> Vec<Box<dyn Cou
     handles.iter().map(|handle| Box::new(handle.clone()) as Box<dyn Counts>).collect()
 }
 
-/// All workers, or one of them alone; and which is the first.
+/// All workers, or so many of them; and which is the first.
 fn chosen<Q: QueueLifecycle + 'static>(
     handles: &[Handle<Q>],
     first: usize,
-    alone: bool,
+    some: Option<usize>,
 ) -> (Vec<Handle<Q>>, usize) {
-    if alone { (vec![handles[first].clone()], 0) } else { (handles.to_vec(), first) }
+    match some {
+        Some(some) => (handles.iter().cycle().skip(first).take(some).cloned().collect(), 0),
+        None => (handles.to_vec(), first),
+    }
+}
+
+/// How many of so many workers serve a disk; of one of a server as many as have connections of their own.
+pub(super) fn workers_of(disk: &Disk, workers: usize, queues: u16) -> usize {
+    let connections = disk.remote().map_or(workers, |remote| remote.connections());
+    workers.min(queues.into()).min(connections).max(1)
 }
 
 impl Pools {
@@ -104,8 +113,8 @@ impl Pools {
         }
     }
 
-    /// Offers a disk that they serve, from worker `first` on; by that one alone if the disk is one of a
-    /// server, whose connection only one can have.
+    /// Offers a disk that they serve, from worker `first` on; if the disk is one of a server, by as many as
+    /// get connections of it.
     pub(super) fn export(
         &self,
         disk: Arc<Disk>,
@@ -113,20 +122,24 @@ impl Pools {
         first: usize,
         (names, lock_wait): (Option<Arc<dyn Names>>, Option<Duration>),
     ) -> Exported {
-        let alone = disk.remote().is_some();
+        let some = disk.remote().map(|remote| {
+            let workers = workers_of(&disk, self.len(), options.queues);
+            remote.share_among(workers);
+            workers
+        });
         match self {
             Self::VhostUser(pool) => {
-                let (handles, first) = chosen(pool.handles(), first, alone);
+                let (handles, first) = chosen(pool.handles(), first, some);
                 let export = Export::new(disk, options, handles, first);
                 Exported::VhostUser(Arc::new(export.with_names(names, lock_wait)))
             }
             Self::Nbd(pool) => {
-                let (handles, first) = chosen(pool.handles(), first, alone);
+                let (handles, first) = chosen(pool.handles(), first, some);
                 Exported::Nbd(ringway_export::Export::new(disk, options, handles, first))
             }
             #[cfg(feature = "xen")]
             Self::Xen(pool) => {
-                let (handles, first) = chosen(pool.handles(), first, alone);
+                let (handles, first) = chosen(pool.handles(), first, some);
                 Exported::Xen(ringway_export::Export::new(disk, options, handles, first))
             }
         }

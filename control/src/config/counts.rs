@@ -15,6 +15,9 @@ const QUEUE_SIZE_MIN: u16 = 4;
 /// VIRTIO 1.2 §2.7: the largest split ring.
 const QUEUE_SIZE_MAX: u16 = 32768;
 
+/// The most connections to a server that can be asked for.
+const CONNECTIONS_MAX: u16 = 64;
+
 pub(super) fn queues(word: &str) -> Result<u16, String> {
     let number = word.parse().map_err(|_| "it is not a number".to_owned())?;
     check_queues(number)
@@ -54,6 +57,20 @@ pub(super) fn queue_size_in_file<'de, D: Deserializer<'de>>(
 ) -> Result<Option<u16>, D::Error> {
     let number = Option::<u64>::deserialize(deserializer)?;
     number.map(check_queue_size).transpose().map_err(D::Error::custom)
+}
+
+pub(super) fn server_connections_in_file<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<u16>, D::Error> {
+    match Option::<u64>::deserialize(from)? {
+        None => Ok(None),
+        Some(number) => match u16::try_from(number) {
+            Ok(number @ 1..=CONNECTIONS_MAX) => Ok(Some(number)),
+            _ => Err(D::Error::custom(format!(
+                "a disk has 1 to {CONNECTIONS_MAX} connections to its server, not {number}"
+            ))),
+        },
+    }
 }
 
 pub(super) fn seconds(seconds: NonZeroU32) -> Duration {

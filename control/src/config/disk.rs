@@ -1,7 +1,8 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
 use super::counts::{
-    queue_size, queue_size_in_file, queues, queues_in_file, seconds, some_seconds, whole_seconds,
+    queue_size, queue_size_in_file, queues, queues_in_file, seconds, server_connections_in_file,
+    some_seconds, whole_seconds,
 };
 use super::nbd::{connections_in_file, export_name};
 use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
@@ -166,6 +167,14 @@ pub struct DiskArgs {
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub path: Option<SchedulerMode>,
 
+    /// Connections to the NBD server that has IMAGE, if that allows several, up to 64 [default: one per
+    /// queue, at most 4].
+    #[arg(long, value_name = "N", help_heading = "Speed",
+          value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[serde(default, deserialize_with = "server_connections_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u16>"))]
+    pub nbd_connections: Option<u16>,
+
     /// When the host's disk fails a read: report tells the guest; hold lets it wait until `ctl retry`
     /// [default: report].
     #[arg(long, value_name = "ACTION", help_heading = "Errors", value_parser = on_error())]
@@ -194,6 +203,11 @@ pub struct DiskArgs {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub reconnect_timeout: Option<NonZeroU32>,
+    /// Seconds that an NBD server may take to accept a connection, and again to shake hands [default: 10].
+    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    pub connect_timeout: Option<NonZeroU32>,
     /// What its guest may ask of it.
     #[command(flatten)]
     #[serde(default, deserialize_with = "limits_of_all")]
@@ -425,6 +439,8 @@ impl DiskArgs {
             on_enospc: self.on_enospc.or(other.on_enospc),
             hold_timeout: self.hold_timeout.or(other.hold_timeout),
             reconnect_timeout: self.reconnect_timeout.or(other.reconnect_timeout),
+            connect_timeout: self.connect_timeout.or(other.connect_timeout),
+            nbd_connections: self.nbd_connections.or(other.nbd_connections),
             limits: self.limits.or(&other.limits),
             limit_group: self.limit_group.or_else(|| other.limit_group.clone()),
         }
@@ -461,13 +477,8 @@ impl DiskArgs {
         let socket = socket.filter(|_| matches!(place, Place::Socket(_)));
         let words = Box::new(Self { image: Some(image.into()), socket, ..self.clone() });
         let errors = self.errors();
-        let source = words.source_with_access(image)?;
-        if self.reconnect_timeout.is_some() && !matches!(source, Source::Nbd(_)) {
-            return Err(format!(
-                "{} is no disk of an NBD server: reconnect-timeout is for those",
-                image.display()
-            ));
-        }
+        let queues = self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO));
+        let source = words.of_server(words.source_with_access(image)?, image, queues)?;
         Ok(DiskSpec {
             source,
             place,
@@ -479,7 +490,7 @@ impl DiskArgs {
             incoming: self.incoming,
             serial: self.serial,
             block_size: self.block_size,
-            queues: self.queues.unwrap_or_else(|| cpus().min(QUEUES_AUTO)),
+            queues,
             queue_size: self.queue_size.unwrap_or(QUEUE_SIZE),
             engine: self.engine.and_then(Choice::given),
             cache: self.cache,

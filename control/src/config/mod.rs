@@ -13,6 +13,7 @@ mod limits;
 mod metrics;
 mod nbd;
 mod nbd_disk;
+mod nbd_server;
 mod nearest;
 mod plan;
 mod sockets;

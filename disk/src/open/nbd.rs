@@ -9,6 +9,7 @@ use crate::parts::Parts;
 use ringway_core::{Geometry, SECTOR_BYTES};
 use ringway_nbd_client::{Negotiated, Target, connect};
 use ringway_nbd_words::offers;
+use std::sync::Arc;
 
 /// The largest block that is told to guests as that of the disk itself.
 const PHYSICAL_MAX: u32 = 64 << 10;
@@ -31,7 +32,7 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
     let unit = facts.min_block.max(logical_block);
     Ok(Disk::from(Parts {
         name,
-        file: connected.socket,
+        file: Arc::clone(&connected.socket),
         created: false,
         // What is discarded may read as anything, and in whole blocks only.
         block_device: true,
@@ -53,14 +54,17 @@ pub(super) fn open(target: &Target, options: &OpenOptions) -> Result<Disk, OpenE
             None => "the server may have a cache".into(),
         },
         engine: EngineKind::Nbd,
-        engine_why: "an NBD server has the data".into(),
+        engine_why: match connected.sockets().count() {
+            1 => "an NBD server has the data".into(),
+            several => format!("an NBD server has the data, {several} connections"),
+        },
         alignment: match u64::from(facts.min_block) {
             ..=SECTOR_BYTES => Alignment::ANY,
             _ => Alignment { memory: 1, offset: facts.min_block },
         },
         path: options.path,
         image: None,
-        remote: Some(facts),
+        remote: Some(connected),
         rbd: None,
         nvme: None,
     }))

@@ -218,10 +218,10 @@ impl<E: Engine> Bench<E> {
         let file = engine.attach(&disk.file()).map_err(|error| Lack::new(Need::Direct, error))?;
         let mut limits = engine.limits().clone();
         change(&mut limits);
-        let port = disk.image_port(depth).expect("a thread");
+        let client = disk.image_client(depth).expect("a thread");
         let mut queue = DiskQueue::new(disk, &limits, file, 7 << 16, depth).expect("memory");
-        if let Some(port) = port {
-            queue.attach_image(&mut engine, port, BELL).expect("descriptors");
+        if let Some(client) = client {
+            queue.attach_image(&mut engine, client, BELL).expect("descriptors");
         }
         Ok(Self { engine, queue, reaped: Reaped::with_capacity(64, 8) })
     }

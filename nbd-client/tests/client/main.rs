@@ -10,3 +10,4 @@ mod hostile;
 mod lost;
 mod rig;
 mod server;
+mod several;

@@ -2,8 +2,10 @@
 
 use ringway_aio::{Done, Engine, FileId, Io, IoMemory, IoOp, Reaped};
 use ringway_core::Segment;
-use ringway_nbd_client::{Allocation, Nbd, Remote, Target, Timeouts, connect};
+use ringway_nbd_client::{Allocation, Connections, Nbd, Remote, Target, Timeouts, connect};
+use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long anything may take before a test fails: a loaded machine is slow.
@@ -11,7 +13,8 @@ const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) struct Rig {
     pub(crate) engine: Nbd,
-    pub(crate) remote: Remote,
+    pub(crate) remote: Arc<Remote>,
+    socket: Arc<File>,
     file: FileId,
     out: Reaped,
     /// What operations in flight use: their lists and their memory.
@@ -31,13 +34,48 @@ impl Rig {
     pub(crate) fn after_questions(path: &Path, timeouts: Timeouts) -> (Self, Option<Allocation>) {
         let target = target(path);
         let connected = connect(&target.with_block_status()).unwrap();
-        let remote = Remote::new("test", &connected);
+        let remote = Arc::new(Remote::new("test", &connected));
         let allocation = remote.allocation().unwrap();
         remote.supervise(Box::new(move || Ok(connect(&target)?)), timeouts).unwrap();
+        (Self::of(remote, connected.socket), allocation)
+    }
+
+    /// Engines that share up to `most` connections, one after the other.
+    pub(crate) fn several(path: &Path, most: u16, engines: usize) -> Vec<Self> {
+        let target = target(path).with_connections(Connections { most, asked: true });
+        let connected = connect(&target).unwrap();
+        let remote = Arc::new(Remote::new("test", &connected));
+        remote.share_among(engines);
+        let again = move || Ok(connect(&target)?);
+        remote.supervise(Box::new(again), Timeouts::default()).unwrap();
+        let one = |_| Self::of(Arc::clone(&remote), Arc::clone(&connected.socket));
+        (0..engines).map(one).collect()
+    }
+
+    fn of(remote: Arc<Remote>, socket: Arc<File>) -> Self {
         let mut engine = Nbd::new(64).unwrap();
-        let file = engine.attach(&connected.socket).unwrap();
+        let file = engine.attach(&socket).unwrap();
         let out = Reaped::with_capacity(64, 64);
-        (Self { engine, remote, file, out, memory: Vec::new() }, allocation)
+        Self { engine, remote, socket, file, out, memory: Vec::new() }
+    }
+
+    /// Another queue on the export; what it is called.
+    pub(crate) fn attach(&mut self) -> FileId {
+        self.engine.attach(&self.socket).unwrap()
+    }
+
+    /// What is queued from now on is of this queue.
+    pub(crate) fn use_queue(&mut self, file: FileId) {
+        self.file = file;
+    }
+
+    pub(crate) fn queue_in_use(&self) -> FileId {
+        self.file
+    }
+
+    /// Another engine that wants connections.
+    pub(crate) fn another_engine(&self) -> std::io::Result<FileId> {
+        Nbd::new(4).unwrap().attach(&self.socket)
     }
 
     /// Queues an operation; its tag is its number. Data goes by segments of odd lengths.
@@ -80,6 +118,15 @@ impl Rig {
             self.out.done.iter().map(|&Done { tag, result }| (tag, result)).collect();
         done.sort_unstable();
         done
+    }
+
+    /// What has been answered after a moment, by its tag.
+    pub(crate) fn look(&mut self) -> Vec<(u64, i32)> {
+        self.out.clear();
+        self.engine.reap(&mut self.out);
+        self.engine.submit_and_wait(Some(Duration::from_millis(20))).unwrap();
+        self.engine.reap(&mut self.out);
+        self.out.done.iter().map(|&Done { tag, result }| (tag, result)).collect()
     }
 
     /// One operation, to its end.

@@ -3,6 +3,7 @@
 use super::facts_message;
 use super::image_message::ImageMessage;
 use super::local::Engines;
+use super::remote_message::{RemoteMessage, connected};
 #[cfg(feature = "xen")]
 use crate::xen::{Named, RecordName};
 use anyhow::{Context, anyhow, ensure};
@@ -173,7 +174,7 @@ pub(super) struct OverlayWanted {
 pub(super) struct Wanted {
     path: Name,
     /// It is not a path, but the name of an export of an NBD server.
-    remote: bool,
+    remote: Option<RemoteMessage>,
     read_only: bool,
     cache: Option<String>,
     engine: Option<String>,
@@ -196,8 +197,8 @@ pub(super) struct Wanted {
 impl Wanted {
     pub(super) fn of(options: &OpenOptions, ephemeral: bool) -> anyhow::Result<Self> {
         let (path, remote) = match &options.source {
-            Source::Path(path) => (path.clone(), false),
-            Source::Nbd(target) => (target.to_string().into(), true),
+            Source::Path(path) => (path.clone(), None),
+            Source::Nbd(target) => (target.to_string().into(), Some(RemoteMessage::of(target))),
             _ => return Err(anyhow!("only files and exports are opened by somebody else")),
         };
         Ok(Self {
@@ -228,7 +229,7 @@ impl Wanted {
 
     /// The export that is to be connected to, if it is one.
     pub(super) fn remote(&self) -> Option<&[u8]> {
-        self.remote.then_some(&self.path.0)
+        self.remote.is_some().then_some(&self.path.0)
     }
 
     pub(super) fn into_options(
@@ -242,10 +243,9 @@ impl Wanted {
         };
         let base = self.base.map(base).transpose()?;
         let path = PathBuf::from(self.path);
-        let source = if self.remote {
-            Source::Nbd(path.to_str().context("a name that is no text")?.parse()?)
-        } else {
-            Source::Path(path)
+        let source = match self.remote {
+            Some(words) => Source::Nbd(words.apply(&path)?),
+            None => Source::Path(path),
         };
         Ok(OpenOptions {
             source,
@@ -294,6 +294,7 @@ pub(super) struct Found {
     /// What was agreed upon with a server, if the file is a connection to one.
     #[serde(with = "facts_message::remote")]
     remote: Option<Negotiated>,
+    connections: usize,
     /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
     #[serde(with = "facts_message::nvme")]
     nvme: Option<Facts>,
@@ -311,7 +312,10 @@ impl Found {
         if let Some(namespace) = &parts.nvme {
             files.push(Arc::new(namespace.block.try_clone()?));
         }
+        let remote = parts.remote.as_ref().map(|remote| remote.negotiated);
+        let connections = parts.remote.map_or(Vec::new(), |remote| remote.others);
         let found = Self {
+            connections: connections.len(),
             name: parts.name,
             created: parts.created,
             incoming: parts.incoming,
@@ -332,19 +336,24 @@ impl Found {
             alignment: (parts.alignment.memory, parts.alignment.offset),
             policy: parts.path.name().into(),
             image,
-            remote: parts.remote,
+            remote,
             nvme: parts.nvme.map(|namespace| namespace.facts),
         };
+        files.extend(connections);
         Ok((found, files))
     }
 
     /// How many files come besides the disk's own.
     pub(super) fn others(&self) -> usize {
-        self.image.as_ref().map_or(0, ImageMessage::others) + usize::from(self.nvme.is_some())
+        let image = self.image.as_ref().map_or(0, ImageMessage::others);
+        image + usize::from(self.nvme.is_some()) + self.connections
     }
 
     pub(super) fn into_disk(self, file: OwnedFd, mut others: Vec<OwnedFd>) -> anyhow::Result<Disk> {
         let file = Arc::new(File::from(file));
+        ensure!(others.len() == self.others(), "files are missing");
+        let sockets = others.split_off(others.len() - self.connections);
+        let remote = self.remote.map(|facts| connected(facts, &file, sockets));
         let nvme = self.nvme.map(|facts| {
             ensure!((9..=16).contains(&facts.block_shift), "odd blocks of a namespace");
             let block = others.pop().context("the block device of a namespace is missing")?;
@@ -374,11 +383,11 @@ impl Found {
             serial: serial.ok().context("a serial number that is not of 20 bytes")?,
             cache: self.cache.parse()?,
             cache_why: self.cache_why,
-            engine: match self.remote {
+            engine: match &remote {
                 Some(_) => EngineKind::Nbd,
                 None => self.engine.parse()?,
             },
-            remote: self.remote,
+            remote,
             rbd: None,
             nvme,
             engine_why: self.engine_why,

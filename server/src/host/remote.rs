@@ -5,7 +5,7 @@ use anyhow::Context;
 use ringway_control::config::DiskSpec;
 use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
-use ringway_nbd_client::{Connected, Timeouts};
+use ringway_nbd_client::{Connections, Target, Timeouts};
 use ringway_terminal::reasons::in_full;
 
 impl Host {
@@ -26,17 +26,40 @@ impl Host {
     /// What the host says to a thread.
     pub(crate) fn supervise(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
         let Some(remote) = disk.remote() else { return Ok(()) };
-        let (helper, options) = (self.helper.clone(), self.local.options(spec));
+        let (helper, mut options) = (self.helper.clone(), self.local.options(spec));
+        if let Source::Nbd(target) = &mut options.source {
+            warn_of_fewer(disk, target);
+            // As many as there are, for whom the guest waits.
+            let most = u16::try_from(remote.connections()).unwrap_or(u16::MAX);
+            *target = target.with_connections(Connections::asked(most));
+        }
         let again = move || {
             let disk = match &helper {
                 Some(helper) => helper.open(&options, false)?.disk,
                 None => ringway_disk::open(&options)?,
             };
-            let negotiated = disk.remote().context("it is an export no more")?.negotiated();
-            Ok(Connected { socket: disk.file(), negotiated })
+            let connected = disk.remote().and_then(|remote| remote.unused());
+            connected.context("it is an export no more")
         };
         let again = move || again().map_err(|error: anyhow::Error| in_full(&error).into());
         let timeouts = Timeouts { give_up: spec.reconnect_timeout, ..Timeouts::default() };
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
+}
+
+/// Tells of connections that were asked for and cannot be had.
+fn warn_of_fewer(disk: &Disk, target: &Target) {
+    let (Some(remote), Connections { most, asked: true }) = (disk.remote(), target.connections())
+    else {
+        return;
+    };
+    let there = remote.connections();
+    if there >= most.into() {
+        return;
+    }
+    let why = match remote.negotiated().abilities().any(|ability| ability == "multi-conn") {
+        true => "the server takes no more",
+        false => "the server does not say that several of them are one disk (CAN_MULTI_CONN)",
+    };
+    tracing::warn!(disk = disk.name(), "nbd-connections = {most}, and there are {there}: {why}");
 }

@@ -1,0 +1,211 @@
+//! What engines, supervisor and owner of an export share.
+
+use crate::handshake::Negotiated;
+use crate::ledger::Ledger;
+use ringway_aio::bells::Waker;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// An export in use.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) name: String,
+    pub(crate) negotiated: Negotiated,
+    pub(crate) ledger: Ledger,
+    /// Its owner has gone.
+    pub(crate) ended: AtomicBool,
+    /// Its connections, at least one.
+    pub(crate) lanes: Box<[Arc<Lane>]>,
+    /// How many engines share them, at most as many as there are.
+    pub(crate) engines: AtomicUsize,
+    /// How many engines have come.
+    seats: AtomicUsize,
+    wish: Sender<Wish>,
+}
+
+/// One connection of an export, and whoever replaces it when it is lost.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    /// An engine has it.
+    taken: AtomicBool,
+    /// There is mail.
+    pub(crate) arrived: AtomicBool,
+    /// Goes on with each byte that comes, and with each request that is sent while none is under way.
+    pub(crate) progress: AtomicU64,
+    /// Requests have been sent that are not answered.
+    pub(crate) waits: AtomicBool,
+    socket: Mutex<Weak<File>>,
+    mail: Mutex<Option<Mail>>,
+    waker: Mutex<Option<Waker>>,
+}
+
+/// What an engine is told of a connection.
+#[derive(Debug)]
+pub(crate) enum Mail {
+    /// A new socket.
+    Connected(Arc<File>),
+    /// Another connection of the export is lost: this one must not be used any more either.
+    Retreat,
+    /// There is none, and requests are no longer to wait for it.
+    GaveUp,
+}
+
+/// What a supervisor is told: a connection is lost.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    /// Which one.
+    pub(crate) lane: usize,
+    pub(crate) why: String,
+    /// Its socket.
+    pub(crate) old: Arc<File>,
+    /// What was answered and not flushed may be lost with it, for the first time.
+    pub(crate) lost: bool,
+}
+
+/// First sockets of exports in use, so that an engine that gets one knows which export it is.
+static EXPORTS: Mutex<Vec<(Weak<File>, Weak<Shared>)>> = Mutex::new(Vec::new());
+
+impl Shared {
+    /// An export with these connections, by the first of which engines know it.
+    pub(crate) fn new(
+        name: &str,
+        negotiated: Negotiated,
+        sockets: &[Arc<File>],
+        wish: Sender<Wish>,
+    ) -> Arc<Self> {
+        let shared = Arc::new(Self {
+            name: name.to_owned(),
+            negotiated,
+            ledger: Ledger::default(),
+            ended: AtomicBool::new(false),
+            lanes: sockets.iter().map(|socket| Arc::new(Lane::new(socket))).collect(),
+            engines: AtomicUsize::new(1),
+            seats: AtomicUsize::new(0),
+            wish,
+        });
+        let mut exports = lock(&EXPORTS);
+        exports.retain(|(_, shared)| shared.strong_count() > 0);
+        let first = sockets.first().map(Arc::downgrade).unwrap_or_default();
+        exports.push((first, Arc::downgrade(&shared)));
+        shared
+    }
+
+    /// The export whose socket this is.
+    pub(crate) fn of(socket: &Arc<File>) -> Option<Arc<Self>> {
+        let exports = lock(&EXPORTS);
+        let here = |(known, _): &&(Weak<File>, _)| known.as_ptr() == Arc::as_ptr(socket);
+        exports.iter().find(here).and_then(|(_, shared)| shared.upgrade())
+    }
+
+    /// A number for an engine that has no connection yet; `None` if there are as many engines as may be.
+    pub(crate) fn seat(&self) -> Option<usize> {
+        let seat = self.seats.fetch_add(1, SeqCst);
+        (seat < self.engines.load(SeqCst)).then_some(seat)
+    }
+
+    /// Which engine may have a connection, by its seat.
+    pub(crate) fn seat_of(&self, lane: usize) -> usize {
+        lane % self.engines.load(SeqCst)
+    }
+
+    /// A connection for the engine with this seat, for good, if one is left.
+    pub(crate) fn take(&self, seat: usize) -> Option<usize> {
+        let mut own = (0..self.lanes.len()).filter(|&lane| self.seat_of(lane) == seat);
+        own.find(|&lane| !self.lanes[lane].taken.swap(true, SeqCst))
+    }
+
+    /// Tells the supervisor that a connection is lost.
+    pub(crate) fn ask(&self, wish: Wish) {
+        // Without a supervisor nobody hears it, and nothing comes.
+        let _ = self.wish.send(wish);
+    }
+}
+
+impl Lane {
+    fn new(socket: &Arc<File>) -> Self {
+        Self {
+            taken: AtomicBool::new(false),
+            arrived: AtomicBool::new(true),
+            progress: AtomicU64::new(0),
+            waits: AtomicBool::new(false),
+            socket: Mutex::new(Arc::downgrade(socket)),
+            mail: Mutex::new(Some(Mail::Connected(Arc::clone(socket)))),
+            waker: Mutex::default(),
+        }
+    }
+
+    /// Whom to wake when there is mail.
+    pub(crate) fn listen(&self, waker: Waker) {
+        *lock(&self.waker) = Some(waker);
+    }
+
+    /// What has come.
+    pub(crate) fn take_mail(&self) -> Option<Mail> {
+        self.arrived.store(false, SeqCst);
+        lock(&self.mail).take()
+    }
+
+    /// A new connection, for whoever has this one or will take it.
+    pub(crate) fn connect(&self, socket: &Arc<File>) {
+        *lock(&self.socket) = Arc::downgrade(socket);
+        self.deliver(Mail::Connected(Arc::clone(socket)));
+    }
+
+    pub(crate) fn deliver(&self, mail: Mail) {
+        *lock(&self.mail) = Some(mail);
+        self.ring();
+    }
+
+    /// Has the connection be given up. Its socket, if no engine has had that yet; else the engine's wish
+    /// brings it, which may be under way.
+    pub(crate) fn retreat(&self) -> Option<Arc<File>> {
+        let mut mail = lock(&self.mail);
+        if let Some(Mail::Connected(socket)) = mail.take() {
+            return Some(socket);
+        }
+        *mail = Some(Mail::Retreat);
+        drop(mail);
+        self.ring();
+        None
+    }
+
+    /// The engine that has it ends. Its socket again, if the supervisor waits for that.
+    pub(crate) fn leave(&self, socket: Arc<File>) -> Option<Arc<File>> {
+        let mut mail = lock(&self.mail);
+        if matches!(*mail, Some(Mail::Retreat)) {
+            return Some(socket);
+        }
+        *mail = Some(Mail::Connected(socket));
+        None
+    }
+
+    /// The socket, if no engine has it.
+    pub(crate) fn unused(&self) -> Option<Arc<File>> {
+        match &*lock(&self.mail) {
+            Some(Mail::Connected(socket)) => Some(Arc::clone(socket)),
+            _ => None,
+        }
+    }
+
+    /// Ends a connection whose server is silent: its engine sees that it is closed.
+    pub(crate) fn end(&self) -> bool {
+        let socket = lock(&self.socket).upgrade();
+        socket.is_some_and(|socket| {
+            rustix::net::shutdown(&socket, rustix::net::Shutdown::Both).is_ok()
+        })
+    }
+
+    /// There is mail, or its owner has gone.
+    pub(crate) fn ring(&self) {
+        self.arrived.store(true, SeqCst);
+        if let Some(waker) = &*lock(&self.waker) {
+            waker.wake();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

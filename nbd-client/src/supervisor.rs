@@ -1,0 +1,210 @@
+//! How lost connections come back.
+//!
+//! ```text
+//! engines (workers)                         supervisor (a thread)
+//!   connection lost  ── Wish ──────────▶      has the others of the export given up, too
+//!   the others       ◀── Mail::Retreat ──
+//!                    ── Wish ──────────▶      waits until the server has let go of all of them
+//!                                             connects, as often as there were connections, again and again
+//!   reap             ◀── Mail::Connected ──   new sockets
+//!                    ◀── Mail::GaveUp ─────   it takes too long: requests fail until they come
+//! ```
+//!
+//! No connection is used before all of them are there, and none that was made before one was lost is used
+//! beside one that was made after it. So an answer is always of the server that all connections reach, and
+//! no flush reaches a server that has not seen what an older one had answered, unless that is known by then
+//! (`ledger.rs`; `ledger/model.rs` is a search for orders of events in which it is not).
+
+use crate::connect::{Connected, wait_until_closed};
+use crate::handshake::Negotiated;
+use crate::shared::{Mail, Shared, Wish};
+use ringway_nbd_words::offers;
+use std::error::Error;
+use std::fs::File;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// The shortest and longest time between two attempts to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// How long requests wait for a lost connection before they fail; `None` is for ever.
+    pub give_up: Option<Duration>,
+    /// How long a server may say nothing at all while requests wait for it, before its connection is
+    /// given up. It may be twice as long until that is noticed.
+    pub silence: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { give_up: None, silence: Duration::from_secs(60) }
+    }
+}
+
+/// How connections are made anew, as many as there were.
+pub type Connect = dyn Fn() -> Result<Connected, Box<dyn Error + Send + Sync>> + Send + Sync;
+
+/// Looks after the connections of an export.
+pub(crate) struct Supervisor {
+    pub(crate) shared: Weak<Shared>,
+    pub(crate) connect: Box<Connect>,
+    pub(crate) timeouts: Timeouts,
+}
+
+impl Supervisor {
+    /// Until the export is needed no more.
+    pub(crate) fn run(&self, wishes: &Receiver<Wish>) {
+        let mut seen = Vec::new();
+        loop {
+            match wishes.recv_timeout(self.timeouts.silence) {
+                Ok(wish) => {
+                    if self.bring_back(wish, wishes).is_none() {
+                        return;
+                    }
+                    seen.clear();
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let Some(shared) = self.shared.upgrade() else { return };
+                    self.end_silent(&shared, &mut seen);
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// Ends connections on which nothing has come since the last look, while requests wait.
+    fn end_silent(&self, shared: &Shared, seen: &mut Vec<Option<u64>>) {
+        seen.resize(shared.lanes.len(), None);
+        for (lane, seen) in shared.lanes.iter().zip(seen) {
+            let now = lane.progress.load(Relaxed);
+            let waits = lane.waits.load(Relaxed);
+            if waits && *seen == Some(now) && lane.end() {
+                tracing::warn!(
+                    disk = shared.name,
+                    "the NBD server has said nothing for {} s while requests wait for \
+                     it: the connection is given up",
+                    self.timeouts.silence.as_secs()
+                );
+            }
+            *seen = waits.then_some(now);
+        }
+    }
+
+    /// Connects until it works. `None` once nobody needs it any more.
+    fn bring_back(&self, wish: Wish, wishes: &Receiver<Wish>) -> Option<()> {
+        let shared = self.shared.upgrade()?;
+        tracing::warn!(
+            disk = shared.name,
+            "the connection to the NBD server is lost: {}. Requests wait for a new one",
+            wish.why
+        );
+        tell_if_lost(&shared.name, &wish);
+        let old = gather(shared, wish, wishes)?;
+        wait_until_closed(&old);
+        drop(old);
+        let (begun, mut pause, mut told, mut gave_up) = (Instant::now(), PAUSE.0, false, false);
+        loop {
+            let tried = (self.connect)();
+            let shared = self.shared.upgrade()?;
+            if shared.ended.load(SeqCst) {
+                return None;
+            }
+            let error = match tried.and_then(|new| check(&shared, &new).map(|()| new)) {
+                Ok(new) => {
+                    shared
+                        .lanes
+                        .iter()
+                        .zip(new.sockets())
+                        .for_each(|(lane, new)| lane.connect(new));
+                    // Whoever reads it can rely on it.
+                    tracing::info!(
+                        disk = shared.name,
+                        "connected to the NBD server again after {:.1} s",
+                        begun.elapsed().as_secs_f32()
+                    );
+                    return Some(());
+                }
+                Err(error) => error,
+            };
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(disk = shared.name, "not connected yet: {error}");
+            }
+            if !gave_up && self.timeouts.give_up.is_some_and(|most| begun.elapsed() >= most) {
+                gave_up = true;
+                tracing::error!(
+                    disk = shared.name,
+                    "no connection to the NBD server for {} s (reconnect-timeout): requests fail \
+                     until there is one",
+                    begun.elapsed().as_secs()
+                );
+                shared.lanes.iter().for_each(|lane| lane.deliver(Mail::GaveUp));
+            }
+            drop(shared);
+            // Nobody unparks this thread.
+            std::thread::park_timeout(pause);
+            pause = (pause * 2).min(PAUSE.1);
+        }
+    }
+}
+
+/// Has all connections be given up that were made together with the one that is lost, and waits for their
+/// sockets. `None` once nobody needs new ones.
+fn gather(shared: Arc<Shared>, first: Wish, wishes: &Receiver<Wish>) -> Option<Vec<Arc<File>>> {
+    let mut old: Vec<Option<Arc<File>>> = vec![None; shared.lanes.len()];
+    for (at, lane) in shared.lanes.iter().enumerate() {
+        old[at] = if at == first.lane { Some(Arc::clone(&first.old)) } else { lane.retreat() };
+    }
+    let name = shared.name.clone();
+    // The last one that has it is an engine, or its owner: without them no wish comes.
+    drop(shared);
+    while old.iter().any(Option::is_none) {
+        let wish = wishes.recv().ok()?;
+        tell_if_lost(&name, &wish);
+        old[wish.lane] = Some(wish.old);
+    }
+    Some(old.into_iter().flatten().collect())
+}
+
+fn tell_if_lost(name: &str, wish: &Wish) {
+    if wish.lost {
+        tracing::error!(
+            disk = name,
+            "writes that the NBD server had answered, and that were not flushed yet, may be lost \
+             with it: flushes fail from now on. --cache writethrough leaves nothing to be lost"
+        );
+    }
+}
+
+/// Whether it is the same export as before, as far as its guest can tell, with as many connections.
+fn check(shared: &Shared, new: &Connected) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let lanes = shared.lanes.len();
+    // What was asked before the disk was used is not asked again, and one connection is one of many.
+    let several = if lanes == 1 { offers::CAN_MULTI_CONN } else { 0 };
+    let known = |facts: Negotiated| Negotiated {
+        block_status: None,
+        flags: facts.flags & !several,
+        ..facts
+    };
+    let (was, is) = (known(shared.negotiated), known(new.negotiated));
+    if was != is {
+        let what = if was.bytes == is.bytes { "offers other things" } else { "has another size" };
+        return Err(format!(
+            "the export {what} than before ({} bytes, flags {:#x}; now {}, {:#x}): serve the disk anew",
+            was.bytes, was.flags, is.bytes, is.flags
+        )
+        .into());
+    }
+    let count = new.sockets().count();
+    if count < lanes {
+        return Err(format!(
+            "the server takes {count} connections, and the disk had {lanes}: have it take as many again, \
+             or serve the disk anew"
+        )
+        .into());
+    }
+    Ok(())
+}
