@@ -4,8 +4,9 @@ mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_control::metrics::{ALL, Kind};
-use ringway_driver::Options;
+use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::LateStore;
+use ringway_testkit::raw::{DATA, F_VERSION_1, RawGuest};
 use ringway_testkit::skip::{Need, skip};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -454,4 +455,224 @@ fn prometheus_scrapes_a_daemon_and_raises_alerts() {
     // One that waits for its time first.
     ctl("pause");
     prometheus.wait_for_alerts(&[["RingwayDiskPaused", &disk, "pending"]]);
+}
+
+/// What a metric has to say after [`every_metric_has_a_value_or_a_reason`] has done its work.
+enum Want {
+    /// So much, of the series with these labels.
+    Is(&'static str, f64),
+    /// No less than the first, no more than the second, of all series with these labels together.
+    Within(&'static str, f64, f64),
+    /// Not looked at here, because of this.
+    Not(&'static str),
+}
+use Want::{Is, Not, Within};
+
+/// Each metric in the order of the list. A new one needs a row.
+const WANTED: &[(&str, Want)] = &[
+    ("ringway_build_info", Is("", 1.0)),
+    ("ringway_scrape_seconds", Within("", 0.0, 60.0)),
+    ("ringway_events_lost_total", Not("server/src/events.rs has a reader that stalls")),
+    ("ringway_disk_info", Is("/plain\"", 1.0)),
+    ("ringway_disk_size_bytes", Is("/plain\"", 1_048_576.0)),
+    ("ringway_disk_state", Is("/plain\",state=\"serving\"", 1.0)),
+    ("ringway_disk_connected", Is("/plain\"", 1.0)),
+    ("ringway_disk_requests_total", Is("/plain\",operation=\"write\"", 10.0)),
+    ("ringway_disk_bytes_total", Is("/plain\",operation=\"read\"", 2560.0)),
+    ("ringway_disk_errors_total", Is("/fails\",kind=\"failed\"", 4.0)),
+    ("ringway_disk_host_errors_total", Is("/fails\",operation=\"write\",error=\"io\"", 4.0)),
+    ("ringway_disk_request_duration_seconds", Not("one of 61: metrics_say_what_has_happened")),
+    ("ringway_disk_in_flight_requests", Is("/slow\"", 3.0)),
+    ("ringway_disk_overdue_requests", Is("/slow\"", 3.0)),
+    ("ringway_disk_overdue_total", Is("/slow\"", 3.0)),
+    ("ringway_disk_held_requests", Is("/held\"", 2.0)),
+    ("ringway_disk_held_total", Is("/held\"", 2.0)),
+    ("ringway_disk_throttled_seconds_total", Within("/limited\"", 1e-6, 1e6)),
+    ("ringway_disk_throttled_total", Within("/limited\"", 1.0, 6.0)),
+    ("ringway_disk_limit", Is("/limited\",limit=\"iops\"", 1.0)),
+    ("ringway_disk_limit_group_info", Is("/plain\",group=\"gold\"", 1.0)),
+    ("ringway_limit_group_limit", Is("group=\"gold\",limit=\"bps\"", 1_073_741_824.0)),
+    ("ringway_disk_batches_total", Within("/plain\"", 1.0, 17.0)),
+    ("ringway_disk_queues", Is("/plain\"", 1.0)),
+    ("ringway_disk_queue_depth", Is("/plain\"", 64.0)),
+    ("ringway_disk_broken_queues", Is("/broken\"", 1.0)),
+    ("ringway_disk_syncs_total", Is("/plain\"", 2.0)),
+    ("ringway_disk_bounced_total", Not("disk/tests/hazards counts it; what files take differs")),
+    ("ringway_disk_split_total", Not("disk/tests/hazards counts it; engines' limits differ")),
+    ("ringway_disk_merged_total", Not("how many meet in a batch is up to the machine")),
+    ("ringway_disk_merged_split_total", Not("the same; scheduler/src/scheduler/tests.rs")),
+    ("ringway_disk_deadlines_total", Not("takes a disk that is busy for long: scheduler/tests")),
+    ("ringway_disk_path", Is("/fails\",path=\"bio\"", 1.0)),
+    ("ringway_disk_path_switches_total", Not("up to measured speed: scheduler/src/auto/tests.rs")),
+    ("ringway_disk_recovered_requests_total", Is("/held\"", 2.0)),
+    ("ringway_disk_kicks_total", Within("/plain\"", 1.0, 17.0)),
+    ("ringway_disk_lost_kicks_total", Within("/quiet\"", 1.0, 10.0)),
+    ("ringway_disk_calls_total", Is("/raw\"", 4.0)),
+    ("ringway_disk_restarts_total", Is("/apart\"", 1.0)),
+    ("ringway_worker_answers", Within("", 1.0, 100.0)),
+    ("ringway_worker_seconds_total", Within("state=\"asleep\"", 1e-6, 1e6)),
+    ("ringway_worker_queues", Within("", 7.0, 9.0)),
+    ("ringway_worker_requests_total", Within("", 33.0, 47.0)),
+    ("ringway_worker_operations_total", Within("", 17.0, 1e6)),
+    ("ringway_worker_syscalls_total", Within("", 1.0, 1e6)),
+    ("ringway_worker_turns_total", Within("", 17.0, 1e12)),
+    ("ringway_worker_sleeps_total", Within("", 1.0, 1e9)),
+    ("ringway_worker_lost_calls_total", Is("", 0.0)),
+    ("ringway_worker_batch_requests", Not("its sum: metrics_say_what_has_happened")),
+    ("ringway_worker_harvest_completions", Not("how many are found at once is up to the machine")),
+    ("process_cpu_seconds_total", Within("", 1e-3, 1e6)),
+    ("process_open_fds", Not("takes Linux 6.2")),
+    ("process_max_fds", Within("", 10.0, 1e18)),
+    ("process_virtual_memory_bytes", Within("", 1e6, 1e18)),
+    ("process_resident_memory_bytes", Within("", 1e6, 1e15)),
+    ("process_start_time_seconds", Within("", 1.7e9, 1e11)),
+];
+
+/// Why a metric is not as it has to be.
+fn lacks(values: &BTreeMap<String, f64>, name: &str, want: &Want) -> Option<String> {
+    let (labels, least, most) = match want {
+        Is(labels, value) => (labels, value, value),
+        Within(labels, least, most) => (labels, least, most),
+        Not(why) => {
+            assert!(!why.is_empty(), "{name}");
+            return None;
+        }
+    };
+    let its = |series: &str| series.split('{').next() == Some(name) && series.contains(labels);
+    let its: Vec<_> = values.iter().filter(|(series, _)| its(series)).collect();
+    let sum: f64 = its.iter().map(|(_, value)| **value).sum();
+    (its.is_empty() || !(*least..=*most).contains(&sum)).then(|| format!("{name}: {its:?}"))
+}
+
+const DISKS: &str = "control = 'ctl'\nmetrics = 'unix:m'\noverdue = 1\n\
+    [[limit-group]]\nname = 'gold'\nlimits = { bps = '1G' }\n\
+    [[disk]]\nimage = 'disk.img'\nsocket = 'plain'\nqueues = 1\ncache = 'writeback'\nlimit-group = 'gold'\n\
+    [[disk]]\nimage = 'null:1G,latency=3600000ms'\nsocket = 'slow'\nqueues = 1\n\
+    [[disk]]\nimage = 'null:1G'\nsocket = 'limited'\nqueues = 1\nlimits = { iops = 1 }\n\
+    [[disk]]\nimage = 'null:1G'\nsocket = 'raw'\nqueues = 1\n\
+    [[disk]]\nimage = 'null:1G'\nsocket = 'quiet'\nqueues = 1\n\
+    [[disk]]\nimage = 'null:1G'\nsocket = 'broken'\nqueues = 1\n\
+    [[disk]]\nimage = 'null:1G'\nsocket = 'apart'\nqueues = 1\nisolate = true\n";
+
+/// The file of [`DISKS`], and of two whose writes fail: one holds them.
+fn disks(path: &Path, mounts: &[tempfile::TempDir; 2]) -> Option<Vec<LateStore>> {
+    let mut config = DISKS.to_owned();
+    let mut stores = Vec::new();
+    for (mount, (socket, hold)) in mounts.iter().zip([("held", "hold"), ("fails", "report")]) {
+        let store = match LateStore::mount(mount.path(), 1 << 20) {
+            Ok(store) => store,
+            Err(lack) => {
+                lack.skip();
+                return None;
+            }
+        };
+        store.set_error(Some(libc::EIO));
+        config += &format!(
+            "[[disk]]\nimage = '{}'\nsocket = '{socket}'\nqueues = 1\ncache = 'none'\n\
+             on-write-error = '{hold}'\n",
+            store.path().display()
+        );
+        stores.push(store);
+    }
+    std::fs::write(path.join("c.toml"), config).unwrap();
+    Some(stores)
+}
+
+fn connect(path: &Path, socket: &str) -> (Device, BlkQueue<()>) {
+    let options = Options::new().patience(PATIENCE).reconnect(PATIENCE).queue_size(64);
+    let mut device = options.connect(path.join(socket)).unwrap();
+    let queue = device.queue::<()>().unwrap();
+    (device, queue)
+}
+
+/// Waits until metrics are as they have to be.
+fn until(path: &Path, what: &[(&str, Want)]) {
+    let begun = Instant::now();
+    loop {
+        let values = scrape(path);
+        let lacks: Vec<_> =
+            what.iter().filter_map(|(name, want)| lacks(&values, name, want)).collect();
+        if lacks.is_empty() {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE * 2, "{lacks:#?}");
+    }
+}
+
+/// Ends the process of the disk that has one.
+fn kill_apart(path: &Path) {
+    let mut ctl = ringway();
+    ctl.args(["ctl", "--control", "ctl", "--json", "list"]).current_dir(path);
+    let list: Value = serde_json::from_slice(&run(ctl).stdout).unwrap();
+    let its = list["disks"].as_array().unwrap().iter().find_map(|disk| disk["process"].as_i64());
+    // SAFETY: a process of the daemon's, which was there a moment ago.
+    assert_eq!(unsafe { libc::kill(its.unwrap().try_into().unwrap(), libc::SIGKILL) }, 0);
+}
+
+#[test]
+fn every_metric_has_a_value_or_a_reason() {
+    assert!(ALL.iter().map(|metric| metric.name).eq(WANTED.iter().map(|(name, _)| *name)));
+    let (mounts, dir) = ([(); 2].map(|()| tempfile::tempdir().unwrap()), folder());
+    let path = dir.path();
+    let Some(_stores) = disks(path, &mounts) else { return };
+    let serve = || Daemon::serve(path, &["--config", "c.toml"]);
+    let daemon = serve();
+    let (device, mut held) = connect(path, "held");
+    for place in 0..2 {
+        held.write(place * 8192, device.pool().alloc(4096).unwrap(), ()).unwrap();
+    }
+    held.submit().unwrap();
+    until(path, &[("ringway_disk_held_requests", Is("/held\"", 2.0))]);
+    daemon.kill();
+    let _daemon = serve();
+
+    let (plain, mut queue) = connect(path, "plain");
+    for sector in 0..10 {
+        assert!(write(&plain, &mut queue, sector, 7));
+        if sector % 2 == 0 {
+            read(&plain, &mut queue, sector);
+        }
+        if sector % 5 == 4 {
+            queue.flush(()).unwrap();
+            assert!(common::finish(&mut queue).0);
+        }
+    }
+    let (failing, mut fails) = connect(path, "fails");
+    for sector in 0..4 {
+        assert!(!write(&failing, &mut fails, sector, 7));
+    }
+    let (slow, mut stuck) = connect(path, "slow");
+    let (limited, mut waits) = connect(path, "limited");
+    for place in 0..6 {
+        waits.write(place * 8192, limited.pool().alloc(4096).unwrap(), ()).unwrap();
+        if place < 3 {
+            stuck.write(place * 8192, slow.pool().alloc(4096).unwrap(), ()).unwrap();
+        }
+    }
+    waits.submit().unwrap();
+    stuck.submit().unwrap();
+    let guest = |socket| {
+        let stream = UnixStream::connect(path.join(socket)).unwrap();
+        RawGuest::start(stream, 1, 64, F_VERSION_1)
+    };
+    let (mut raw, mut quiet, mut broken) = (guest("raw"), guest("quiet"), guest("broken"));
+    for _ in 0..4 {
+        assert_eq!(raw.simple(0, 0, 0, DATA, 512).0, 0);
+    }
+    broken.set_avail_index(0, 5000);
+    broken.kick(0);
+    assert_eq!(quiet.simple(0, 0, 0, DATA, 512).0, 0);
+    kill_apart(path);
+    // By now the worker of the quiet guest sleeps.
+    until(path, &[("ringway_disk_overdue_requests", Is("/slow\"", 3.0))]);
+    // Unless it is awake for another disk just then.
+    let lost = ("ringway_disk_lost_kicks_total", Within("/quiet\"", 1.0, 10.0));
+    for _ in 0..10 {
+        quiet.offer_quietly(0, 0);
+        assert!(quiet.next_used(0, PATIENCE).is_some());
+        if lacks(&scrape(path), lost.0, &lost.1).is_none() {
+            break;
+        }
+    }
+    until(path, WANTED);
 }
