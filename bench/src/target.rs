@@ -31,11 +31,11 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     name: String,
-    kind: Kind,
+    kind: TargetKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum TargetKind {
     Socket(PathBuf),
     Disk(Source),
 }
@@ -45,13 +45,13 @@ impl FromStr for Target {
 
     fn from_str(word: &str) -> Result<Self, String> {
         let kind = if let Some(path) = word.strip_prefix("vhost-user:") {
-            Kind::Socket(path.into())
+            TargetKind::Socket(path.into())
         } else if let Some(path) = word.strip_prefix("file:") {
-            Kind::Disk(Source::Path(path.into()))
+            TargetKind::Disk(Source::Path(path.into()))
         } else {
-            Kind::Disk(source(Path::new(word))?)
+            TargetKind::Disk(source(Path::new(word))?)
         };
-        if let Kind::Socket(path) | Kind::Disk(Source::Path(path)) = &kind
+        if let TargetKind::Socket(path) | TargetKind::Disk(Source::Path(path)) = &kind
             && path.as_os_str().is_empty()
         {
             return Err("a path is missing: vhost-user:SOCKET, file:PATH, or a path".into());
@@ -128,7 +128,7 @@ impl Drop for Opened {
 impl Target {
     /// What it names, unless that is a served disk.
     pub(crate) fn source(&self) -> Option<&Source> {
-        if let Kind::Disk(source) = &self.kind { Some(source) } else { None }
+        if let TargetKind::Disk(source) = &self.kind { Some(source) } else { None }
     }
 
     /// As [`Target::open`], of a server that may need a while until it listens; `alive` says whether
@@ -160,7 +160,7 @@ impl Target {
     /// What is wrong with it, or that it holds data.
     pub fn open(&self, load: &Load, access: &AccessArgs) -> Result<Opened> {
         match &self.kind {
-            Kind::Socket(path) => {
+            TargetKind::Socket(path) => {
                 if load.rw.writes() && !access.allow_write {
                     bail!(
                         "{self}: writing destroys what the disk behind it holds. Add --allow-write \
@@ -172,11 +172,11 @@ impl Target {
                 let server = pid.map_or(Server::Unknown, Server::Process);
                 over(stream, load, access, server)
             }
-            Kind::Disk(Source::Path(path)) if access.format == Some(Format::Qcow2) => {
+            TargetKind::Disk(Source::Path(path)) if access.format == Some(Format::Qcow2) => {
                 let disk = image_disk::open(path, load, access)?;
                 served_alike(disk, "a qcow2 image, served in this process", load, access, true)
             }
-            Kind::Disk(Source::Path(path)) => {
+            TargetKind::Disk(Source::Path(path)) => {
                 ensure!(
                     access.path.is_none(),
                     "{self} is measured bare, without a front-end: leave out --path"
@@ -187,7 +187,7 @@ impl Target {
                 );
                 self.open_file(path, load, access).map(|disk| bare(disk, load, 0))
             }
-            Kind::Disk(source) => {
+            TargetKind::Disk(source) => {
                 ensure!(
                     access.engine.is_none() && !access.cached,
                     "{self} is no file: leave out --engine and --cached"
@@ -401,12 +401,12 @@ mod tests {
     #[test]
     fn targets_are_told_apart() {
         let kind = |word: &str| word.parse::<Target>().map(|target| target.kind);
-        assert_eq!(kind("vhost-user:/run/a"), Ok(Kind::Socket("/run/a".into())));
-        let file = |path: &str| Ok(Kind::Disk(Source::Path(path.into())));
+        assert_eq!(kind("vhost-user:/run/a"), Ok(TargetKind::Socket("/run/a".into())));
+        let file = |path: &str| Ok(TargetKind::Disk(Source::Path(path.into())));
         assert_eq!(kind("file:null:1G"), file("null:1G"));
         assert_eq!(kind("disk.img"), file("disk.img"));
         let null = Source::Null { bytes: 1 << 30, latency_us: 0 };
-        assert_eq!(kind("null:1G"), Ok(Kind::Disk(null)));
+        assert_eq!(kind("null:1G"), Ok(TargetKind::Disk(null)));
         for word in ["vhost-user:", "file:", "null:", "sim:tape:1G"] {
             assert!(kind(word).is_err(), "{word}");
         }

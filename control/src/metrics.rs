@@ -7,7 +7,7 @@ pub struct Metric {
     /// As queries name it.
     pub name: &'static str,
     /// What it is.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// What its value is counted in; empty for plain numbers.
     pub unit: &'static str,
     /// The names of its labels. Their values are disks, workers and the words of fixed lists.
@@ -18,7 +18,7 @@ pub struct Metric {
 
 /// What a metric is, to those who collect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Only grows, until its disk or worker is gone.
     Counter,
     /// Goes up and down.
@@ -27,7 +27,7 @@ pub enum Kind {
     Histogram,
 }
 
-impl Kind {
+impl MetricKind {
     /// The word of the text format.
     pub fn word(self) -> &'static str {
         match self {
@@ -43,7 +43,7 @@ macro_rules! metrics {
         $(#[doc = $help]
         pub const $id: Metric = Metric {
             name: $name,
-            kind: Kind::$kind,
+            kind: MetricKind::$kind,
             unit: $unit,
             labels: &[$($label),*],
             help: $help,
@@ -190,7 +190,7 @@ mod tests {
         let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len());
         for Metric { name, kind, unit, labels, help } in ALL {
-            assert_eq!(name.ends_with("_total"), *kind == Kind::Counter, "{name}");
+            assert_eq!(name.ends_with("_total"), *kind == MetricKind::Counter, "{name}");
             assert!(name.starts_with("ringway_") || name.starts_with("process_"), "{name}");
             assert!(!matches!(*unit, "seconds" | "bytes") || name.contains(unit), "{name}");
             assert!(help.ends_with('.') && !help.contains(['\n', '\\']), "{name}");

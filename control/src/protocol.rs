@@ -57,7 +57,7 @@ pub struct Reply {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// For programs.
-    pub kind: Kind,
+    pub kind: ProblemKind,
     /// For people: what was wrong, where, what to do.
     pub message: String,
 }
@@ -66,7 +66,7 @@ pub struct Problem {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum ProblemKind {
     /// The line is no request.
     Malformed,
     /// The request is of a version that this daemon does not speak.
@@ -86,7 +86,7 @@ pub enum Kind {
 }
 
 impl Problem {
-    pub fn new(kind: Kind, message: impl ToString) -> Self {
+    pub fn new(kind: ProblemKind, message: impl ToString) -> Self {
         Self { kind, message: message.to_string() }
     }
 }

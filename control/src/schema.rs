@@ -5,7 +5,9 @@ use crate::protocol::{
     DiskFacts, Done, Event, JobOf, Limited, List, Reloaded, Removed, Reply, ResizedTo, Retried,
     Snapshotted, Stats, VERSION,
 };
-use crate::request::{Add, Asked, Commit, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot};
+use crate::request::{
+    Add, Commit, Flatten, Limit, Nothing, One, Resize, Retry, Snapshot, StatsRequest,
+};
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
@@ -16,7 +18,7 @@ pub fn schema() -> Value {
     let mut generator = SchemaSettings::draft2020_12().into_generator();
     let requests = [
         request::<Nothing>("list"),
-        request::<Asked>("stats"),
+        request::<StatsRequest>("stats"),
         request::<Nothing>("events"),
         request::<Nothing>("reload"),
         request::<Add>("add"),

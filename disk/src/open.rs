@@ -51,7 +51,7 @@ use created::Created;
 use engine::{check_block_size, check_engine, choose_engine};
 use fence::Fenced;
 use file::open_file;
-use probe::Kind;
+use probe::FileKind;
 use ringway_core::Geometry;
 pub(crate) use serial::serial_bytes;
 use std::fs::File;
@@ -140,8 +140,8 @@ fn open_path(path: &Path, options: &OpenOptions) -> Result<Disk, OpenError> {
         name: path.display().to_string(),
         file: Arc::new(file),
         created,
-        block_device: kind == Kind::BlockDevice,
-        erase_block: if kind == Kind::BlockDevice { host.logical_block } else { 1 },
+        block_device: kind == FileKind::BlockDevice,
+        erase_block: if kind == FileKind::BlockDevice { host.logical_block } else { 1 },
         geometry: Geometry {
             capacity: bytes,
             logical_block,
@@ -187,7 +187,7 @@ fn check_size(
 fn open_cached(
     path: &Path,
     options: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
 ) -> Result<(File, CacheMode, String, Alignment), OpenError> {
     let wanted = options.cache;
     if wanted.is_none_or(|mode| mode == CacheMode::None) {
@@ -225,7 +225,7 @@ fn open_cached(
 fn open_direct(
     path: &Path,
     options: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
 ) -> Result<Result<(File, Alignment), String>, OpenError> {
     let file = match open_file(path, options, kind, libc::O_DIRECT) {
         Ok(file) => file,

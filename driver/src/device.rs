@@ -6,7 +6,7 @@ use crate::info::DiskInfo;
 use crate::layout::{Layout, chain_max};
 use crate::link::Link;
 use crate::memory::Memory;
-use crate::queue::{DevicePolicy, Limits};
+use crate::queue::{DevicePolicy, QueueLimits};
 use crate::reconnector::Reconnector;
 use crate::vhost_user::Client;
 use crate::{BlkQueue, BufferPool, Error, Indirect, Options};
@@ -221,11 +221,11 @@ impl Device {
         self.queues()?.pop().ok_or(Error::QueuesTaken)
     }
 
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> QueueLimits {
         let max = |features: u32, limit| if self.has(features) { limit } else { None };
         let seg_max = usize::from(chain_max(&self.options, &self.info)) - 2;
         let quarter = usize::from(self.options.queue_size / 4);
-        Limits {
+        QueueLimits {
             seg_max,
             // Without tables a merged request must not take the ring from all others.
             merge_max: if self.has(VIRTIO_RING_F_INDIRECT_DESC) {

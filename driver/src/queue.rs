@@ -39,7 +39,7 @@ use wire::WireRequest;
 
 /// What a queue may ask for; fixed when the device is opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct QueueLimits {
     pub(crate) seg_max: usize,
     pub(crate) size_max: u32,
     /// The most buffers of a merged request.
@@ -74,7 +74,7 @@ pub struct BlkQueue<C> {
     headers: Headers,
     flights: Box<[Option<Flight<C>>]>,
     guest_delta: u64,
-    limits: Limits,
+    limits: QueueLimits,
     /// Buffers up to this length take the fast path: `limits.size_max`, or 0 if none may.
     fast_max: u32,
     /// Completions take the slow path: not all that comes back took the fast one.
@@ -101,7 +101,7 @@ impl<C> BlkQueue<C> {
     pub(crate) fn new(
         ring: Driver,
         headers: Headers,
-        limits: Limits,
+        limits: QueueLimits,
         memory: Arc<Memory>,
         link: Arc<Link>,
         policy: Arc<DevicePolicy>,

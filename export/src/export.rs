@@ -20,7 +20,7 @@ pub use offered::{Counts, Offered};
 pub use report::{ExportReport, QueueReport};
 
 use crate::command::{Handle, QueueId, Stopped};
-use crate::limit::Limits;
+use crate::limit::WarningLimits;
 use crate::notice::{Listener, Notice, Notices};
 use crate::penalty::Penalty;
 use crate::quarantine::Quarantine;
@@ -86,7 +86,7 @@ pub struct Export<Q> {
     image_lock: lock_owner::ImageLock,
     /// Held by whoever changes something; one change at a time.
     changing: Arc<Mutex<()>>,
-    limits: Limits,
+    limits: WarningLimits,
     /// For front-ends that hold up other disks.
     penalty: Mutex<Penalty>,
     /// What its front-ends have sent and is not touched.
@@ -112,7 +112,7 @@ impl<Q: QueueLifecycle> Export<Q> {
     ) -> Self {
         assert!(!workers.is_empty(), "an export needs a worker");
         Self {
-            limits: Limits::new(disk.name()),
+            limits: WarningLimits::new(disk.name()),
             writeback: AtomicBool::new(disk.cache() != CacheMode::Writethrough),
             paused: AtomicBool::new(disk.was_paused()),
             rests: AtomicBool::new(disk.was_paused()),
@@ -159,7 +159,7 @@ impl<Q: QueueLifecycle> Export<Q> {
 
     /// How often the log is told of its clients and its guest.
     #[must_use]
-    pub fn limits(&self) -> &Limits {
+    pub fn limits(&self) -> &WarningLimits {
         &self.limits
     }
 

@@ -12,18 +12,18 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// Lets ten lines of one kind pass in a minute and counts the others.
 ///
 /// ```
-/// # use ringway_export::Limit;
+/// # use ringway_export::WarningLimit;
 /// # use std::sync::LazyLock;
-/// static REFUSED: LazyLock<Limit> = LazyLock::new(|| Limit::warnings(None, "what was refused"));
+/// static REFUSED: LazyLock<WarningLimit> = LazyLock::new(|| WarningLimit::warnings(None, "what was refused"));
 /// if let Some(pass) = REFUSED.pass() {
 ///     tracing::warn!(suppressed = pass.suppressed, "refused");
 /// }
 /// ```
 #[derive(Debug)]
-pub struct Limit(Arc<Kind>);
+pub struct WarningLimit(Arc<LimitInner>);
 
 #[derive(Debug)]
-struct Kind {
+struct LimitInner {
     disk: Option<Box<str>>,
     level: Level,
     /// What its lines tell of.
@@ -48,7 +48,7 @@ pub struct Pass {
 
 /// Kinds with lines that nobody has been told of yet, if there is somebody to tell of them.
 struct Owed {
-    kinds: Mutex<Vec<Arc<Kind>>>,
+    kinds: Mutex<Vec<Arc<LimitInner>>>,
     rouse: OnceLock<Rouse>,
 }
 
@@ -76,7 +76,7 @@ impl Owed {
     }
 
     #[cold]
-    fn add(&self, kind: &Arc<Kind>) {
+    fn add(&self, kind: &Arc<LimitInner>) {
         let Some(rouse) = self.rouse.get() else { return };
         let mut kinds = lock(&self.kinds);
         if !kinds.iter().any(|other| Arc::ptr_eq(other, kind)) {
@@ -111,14 +111,14 @@ impl Owed {
     }
 }
 
-impl Limit {
+impl WarningLimit {
     /// A limit of warnings that nothing has met yet; `what` they tell of, in a few words.
     #[must_use]
     pub fn warnings(disk: Option<&str>, what: &'static str) -> Self {
         Self::new(disk, Level::WARN, what)
     }
 
-    /// As [`Limit::warnings`], of what is no reason to worry.
+    /// As [`WarningLimit::warnings`], of what is no reason to worry.
     #[must_use]
     pub fn notes(disk: Option<&str>, what: &'static str) -> Self {
         Self::new(disk, Level::INFO, what)
@@ -126,7 +126,7 @@ impl Limit {
 
     fn new(disk: Option<&str>, level: Level, what: &'static str) -> Self {
         let (disk, window) = (disk.map(Box::from), Mutex::default());
-        Self(Arc::new(Kind { disk, level, what, window }))
+        Self(Arc::new(LimitInner { disk, level, what, window }))
     }
 
     /// Asks to log one line.
@@ -157,43 +157,43 @@ impl Limit {
 
 /// The kinds of lines that the clients and the guest of one disk can provoke.
 #[derive(Debug)]
-pub struct Limits {
+pub struct WarningLimits {
     /// A front-end is there.
-    pub connected: Limit,
+    pub connected: WarningLimit,
     /// It has gone, in order.
-    pub disconnected: Limit,
+    pub disconnected: WarningLimit,
     /// A connection could not be taken, or was given up.
-    pub ended: Limit,
+    pub ended: WarningLimit,
     /// Less is offered to a guest than there is.
-    pub offered: Limit,
+    pub offered: WarningLimit,
     /// A message or a ring was refused.
-    pub refused: Limit,
+    pub refused: WarningLimit,
     /// A queue was broken by its guest.
-    pub broken: Limit,
+    pub broken: WarningLimit,
     /// A front-end waits for the one that is there to go.
-    pub waiting_clients: Limit,
+    pub waiting_clients: WarningLimit,
     /// A queue that is to stop waits for the disk.
-    pub waiting: Limit,
+    pub waiting: WarningLimit,
     /// What a predecessor left is carried out.
-    pub recovered: Limit,
+    pub recovered: WarningLimit,
     /// What a guest has had set is not known, or is over.
-    pub settled: Limit,
+    pub settled: WarningLimit,
     /// The image's lock is waited for, comes or goes.
-    pub locked: Limit,
+    pub locked: WarningLimit,
     /// A front-end does not take what it is sent.
-    pub undelivered: Limit,
+    pub undelivered: WarningLimit,
     /// Held requests were left to whoever serves the guest next.
-    pub left: Limit,
+    pub left: WarningLimit,
     /// Something of the host fails, and is tried again.
-    pub retried: Limit,
+    pub retried: WarningLimit,
 }
 
-impl Limits {
+impl WarningLimits {
     /// Of one disk.
     #[must_use]
     pub fn new(disk: &str) -> Self {
-        let note = |what| Limit::notes(Some(disk), what);
-        let warning = |what| Limit::warnings(Some(disk), what);
+        let note = |what| WarningLimit::notes(Some(disk), what);
+        let warning = |what| WarningLimit::warnings(Some(disk), what);
         Self {
             connected: note("front-ends that connected"),
             disconnected: note("front-ends that disconnected"),
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn e04_ten_lines_a_minute_pass_and_the_rest_is_counted() {
-        let (limit, begun) = (Limit::notes(None, "tests"), Instant::now());
+        let (limit, begun) = (WarningLimit::notes(None, "tests"), Instant::now());
         let owed = Owed::new();
         let passed = |seconds| limit.pass_at(begun + Duration::from_secs(seconds), &owed);
         let first: Vec<_> = (0..10_000).filter_map(|_| passed(0)).collect();
@@ -242,7 +242,7 @@ mod tests {
         assert!(owed.rouse.set(rouse).is_ok());
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        let limit = Limit::warnings(Some("disk.img"), "tests");
+        let limit = WarningLimit::warnings(Some("disk.img"), "tests");
         let suppressed = || lock(&limit.0.window).suppressed;
         let meet = |times, seconds| {
             let passes = (0..times).filter(|_| limit.pass_at(at(seconds), &owed).is_some());

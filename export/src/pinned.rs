@@ -3,7 +3,7 @@
 //! A pinned page stays with the kernel for good: if the guest gives it back (a balloon, free page
 //! reporting), the guest and the kernel no longer mean the same page. So nobody gets this unasked.
 
-use crate::limit::Limit;
+use crate::limit::WarningLimit;
 use ringway_aio::Engine;
 use ringway_core::Segment;
 use ringway_core::mem::GuestMap;
@@ -47,9 +47,10 @@ impl Pinned {
             Ok(()) => self.refused = false,
             // A client can change its memory to and fro.
             Err(error) if !std::mem::replace(&mut self.refused, true) => {
-                static TOLD: LazyLock<Limit> =
-                    LazyLock::new(|| Limit::warnings(None, "guest memory that is not pinned"));
-                let Some(pass) = TOLD.pass() else { return self.maps = now };
+                static WARNINGS: LazyLock<WarningLimit> = LazyLock::new(|| {
+                    WarningLimit::warnings(None, "guest memory that is not pinned")
+                });
+                let Some(pass) = WARNINGS.pass() else { return self.maps = now };
                 tracing::warn!(
                     suppressed = pass.suppressed,
                     "guest memory is not pinned, requests go the plain way: {error}. Raise the \

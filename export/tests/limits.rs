@@ -11,7 +11,7 @@ use ringway_export::{
     WorkerOptions, command_channel,
 };
 use ringway_testkit::rig::{RigOptions, open_patiently};
-use ringway_throttle::{Kind, Member, Rates, Throttle};
+use ringway_throttle::{LimitKind, Member, Rates, Throttle};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -198,13 +198,13 @@ impl Drop for Scene {
     }
 }
 
-fn rates(kind: Kind, avg: u64) -> Rates {
+fn rates(kind: LimitKind, avg: u64) -> Rates {
     let mut rates = Rates::default();
     rates[kind].avg = Some(avg);
     rates
 }
 
-fn disk(kind: Kind, avg: u64) -> Arc<Disk> {
+fn disk(kind: LimitKind, avg: u64) -> Arc<Disk> {
     let disk = unlimited();
     disk.set_limits(vec![Member::alone(&rates(kind, avg)).unwrap()]);
     disk
@@ -221,7 +221,7 @@ fn offering(offered: u64) -> Counts {
 
 /// A queue of ten requests, one of which has passed.
 fn throttled(scene: &Scene) -> (Arc<Disk>, Guest) {
-    let disk = disk(Kind::Bps, 1);
+    let disk = disk(LimitKind::Bps, 1);
     let guest = scene.queue(&disk, Op::Read, offering(10));
     guest.is_answered(1);
     (disk, guest)
@@ -267,9 +267,9 @@ fn a23_neighbours_on_the_same_worker_are_served_as_ever() {
 fn a23_limits_that_are_lifted_or_raised_wake_who_waits() {
     let scene = Scene::new();
     let (disk, guest) = throttled(&scene);
-    scene.change(&disk, vec![Member::alone(&rates(Kind::Bps, 1 << 30)).unwrap()]);
+    scene.change(&disk, vec![Member::alone(&rates(LimitKind::Bps, 1 << 30)).unwrap()]);
     guest.is_answered(10);
-    scene.change(&disk, vec![Member::alone(&rates(Kind::Bps, 1)).unwrap()]);
+    scene.change(&disk, vec![Member::alone(&rates(LimitKind::Bps, 1)).unwrap()]);
     guest.counts.offered.fetch_add(100, SeqCst);
     guest.kick();
     guest.is_answered(11);
@@ -297,7 +297,7 @@ fn a23_a_throttled_queue_stops_at_once_and_goes_on_from_there() {
 #[test]
 fn a23_what_a_predecessor_left_is_limited_too_and_never_dropped() {
     let scene = Scene::new();
-    let disk = disk(Kind::Bps, 1);
+    let disk = disk(LimitKind::Bps, 1);
     let counts = Counts { offered: 10.into(), left: 8.into(), recorded: true, ..Counts::default() };
     let guest = scene.queue(&disk, Op::Read, counts);
     guest.is_answered(1);
@@ -318,7 +318,7 @@ fn a23_what_a_predecessor_left_is_limited_too_and_never_dropped() {
 fn a23_what_a_predecessor_left_is_carried_out_before_a_queue_stops() {
     for (rate, recorded) in [(None, false), (None, true), (Some(1000), false), (Some(5), false)] {
         let scene = Scene::new();
-        let disk = rate.map_or_else(unlimited, |rate| disk(Kind::Iops, rate));
+        let disk = rate.map_or_else(unlimited, |rate| disk(LimitKind::Iops, rate));
         let counts = Counts { offered: 10.into(), left: 8.into(), recorded, ..Counts::default() };
         let guest = scene.queue(&disk, Op::Read, counts);
         let stopped = scene.handle.stop(guest.id).unwrap().recv_timeout(PATIENCE);
@@ -333,7 +333,7 @@ fn a23_what_a_predecessor_left_is_carried_out_before_a_queue_stops() {
 fn a23_a_queue_that_cannot_leave_its_backlog_stops_all_the_same() {
     let scene = Scene::new();
     let counts = Counts { offered: 10.into(), left: 8.into(), ..Counts::default() };
-    let guest = scene.queue(&disk(Kind::Bps, 1), Op::Read, counts);
+    let guest = scene.queue(&disk(LimitKind::Bps, 1), Op::Read, counts);
     guest.is_answered(1);
     let stopped = scene.handle.stop(guest.id).unwrap().recv_timeout(PATIENCE);
     assert!(stopped.is_ok(), "it does not stop");
@@ -344,7 +344,7 @@ fn a23_a_queue_that_cannot_leave_its_backlog_stops_all_the_same() {
 /// kind too, nothing is had in advance but once.
 #[test]
 fn a23_a_queue_that_is_restarted_gets_no_more_than_its_limit() {
-    for (kind, op) in [(Kind::BpsWrite, Op::Write), (Kind::BpsRead, Op::Read)] {
+    for (kind, op) in [(LimitKind::BpsWrite, Op::Write), (LimitKind::BpsRead, Op::Read)] {
         let (scene, disk) = (Scene::new(), disk(kind, 1));
         let counts = Arc::new(offering(1000));
         let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
@@ -366,10 +366,10 @@ fn a23_a_queue_that_is_restarted_gets_no_more_than_its_limit() {
 #[test]
 fn a23_flushes_cost_nothing_and_get_on_beside_data() {
     let scene = Scene::new();
-    let bytes = disk(Kind::Bps, 1);
+    let bytes = disk(LimitKind::Bps, 1);
     let flushes = scene.queue(&bytes, Op::Flush, Counts::default());
     flushes.ask(1000);
-    let requests = disk(Kind::IopsWrite, 500);
+    let requests = disk(LimitKind::IopsWrite, 500);
     let data = scene.queue(&requests, Op::Write, offering(u64::MAX >> 1));
     let flushes = scene.queue(&requests, Op::Flush, Counts::default());
     (0..20).for_each(|_| flushes.ask(3));
@@ -379,7 +379,7 @@ fn a23_flushes_cost_nothing_and_get_on_beside_data() {
 #[test]
 fn a23_a_limit_of_writes_leaves_reads_alone() {
     let scene = Scene::new();
-    let disk = disk(Kind::BpsWrite, 1);
+    let disk = disk(LimitKind::BpsWrite, 1);
     let writes = scene.queue(&disk, Op::Write, offering(100));
     // One with credit, and one in advance. Before reads come: the queue that asks first has the first
     // credit, even one that does not need it.
@@ -392,7 +392,7 @@ fn a23_a_limit_of_writes_leaves_reads_alone() {
 #[test]
 fn a23_an_idle_queue_with_limits_wakes_nobody() {
     let scene = Scene::new();
-    let guest = scene.queue(&disk(Kind::Iops, 1000), Op::Read, Counts::default());
+    let guest = scene.queue(&disk(LimitKind::Iops, 1000), Op::Read, Counts::default());
     (0..20).for_each(|_| guest.ask(10));
     let sleeps = || scene.handle.stats().unwrap().sleeps;
     // A worker that got no CPU may have something left to do in the first half second.
@@ -411,7 +411,7 @@ fn a23_an_idle_queue_with_limits_wakes_nobody() {
 #[test]
 fn a24_disks_of_a_group_share_it() {
     let scene = Scene::new();
-    let throttle = Arc::new(Throttle::new(&rates(Kind::Iops, 4000)).unwrap());
+    let throttle = Arc::new(Throttle::new(&rates(LimitKind::Iops, 4000)).unwrap());
     let member = || {
         let disk = unlimited();
         disk.set_limits(vec![Member::of_group(&throttle)]);

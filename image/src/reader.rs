@@ -8,16 +8,16 @@ use std::io;
 
 /// What a place of a disk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ExtentKind {
     Data,
     Zero,
 }
 
 /// A range of a file of which it is known whether it is data or a hole.
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct KnownExtent {
     file: u8,
-    kind: Kind,
+    kind: ExtentKind,
     start: u64,
     end: u64,
 }
@@ -28,7 +28,7 @@ pub struct Reader {
     layers: Layers,
     size: u64,
     /// What was asked last of a file.
-    known: Option<Known>,
+    known: Option<KnownExtent>,
 }
 
 impl Reader {
@@ -63,7 +63,7 @@ impl Reader {
     /// # Errors
     /// As [`Reader::read`].
     pub fn next_data(&mut self, at: u64) -> io::Result<Option<u64>> {
-        let at = self.end_of(Kind::Zero, at)?;
+        let at = self.end_of(ExtentKind::Zero, at)?;
         Ok((at < self.size).then_some(at))
     }
 
@@ -73,10 +73,10 @@ impl Reader {
     /// # Errors
     /// As [`Reader::read`].
     pub fn next_hole(&mut self, at: u64) -> io::Result<u64> {
-        self.end_of(Kind::Data, at)
+        self.end_of(ExtentKind::Data, at)
     }
 
-    fn end_of(&mut self, kind: Kind, mut at: u64) -> io::Result<u64> {
+    fn end_of(&mut self, kind: ExtentKind, mut at: u64) -> io::Result<u64> {
         while at < self.size {
             let (found, len) = self.kind_at(at)?;
             if found != kind {
@@ -88,11 +88,11 @@ impl Reader {
     }
 
     /// What begins at a place, and at least how far it goes.
-    fn kind_at(&mut self, at: u64) -> io::Result<(Kind, u64)> {
+    fn kind_at(&mut self, at: u64) -> io::Result<(ExtentKind, u64)> {
         let (found, len) = self.layers.find(at, self.size - at)?;
         let (file, offset) = match found {
-            Found::Zero => return Ok((Kind::Zero, len)),
-            Found::Packed(..) => return Ok((Kind::Data, len)),
+            Found::Zero => return Ok((ExtentKind::Zero, len)),
+            Found::Packed(..) => return Ok((ExtentKind::Data, len)),
             Found::Data { file, offset } => (file, offset),
         };
         let known = match self.known {
@@ -105,19 +105,19 @@ impl Reader {
     }
 
     /// Asks a file whether it has a hole there. One that cannot tell has none.
-    fn ask(&mut self, file: u8, offset: u64) -> io::Result<Known> {
+    fn ask(&mut self, file: u8, offset: u64) -> io::Result<KnownExtent> {
         let from = &self.layers.files[usize::from(file)];
-        let known = |kind, end| Known { file, kind, start: offset, end };
+        let known = |kind, end| KnownExtent { file, kind, start: offset, end };
         let known = match seek(from, SeekFrom::Data(offset)) {
-            Ok(data) if data > offset => known(Kind::Zero, data),
+            Ok(data) if data > offset => known(ExtentKind::Zero, data),
             Ok(_) => {
                 let hole = seek(from, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
-                known(Kind::Data, hole.max(offset + 1))
+                known(ExtentKind::Data, hole.max(offset + 1))
             }
             // Nothing but a hole, or the end: what lies behind it reads as zeroes.
-            Err(rustix::io::Errno::NXIO) => known(Kind::Zero, u64::MAX),
+            Err(rustix::io::Errno::NXIO) => known(ExtentKind::Zero, u64::MAX),
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
-                known(Kind::Data, u64::MAX)
+                known(ExtentKind::Data, u64::MAX)
             }
             Err(error) => return Err(error.into()),
         };

@@ -28,14 +28,14 @@ const NONE: u32 = u32::MAX;
 pub(crate) struct Landed {
     library: &'static Library,
     head: AtomicU32,
-    slots: Box<[Slot]>,
+    slots: Box<[LandedSlot]>,
     /// The engine is about to sleep, or sleeps.
     sleeps: AtomicBool,
     waker: Waker,
 }
 
 #[derive(Debug)]
-struct Slot {
+struct LandedSlot {
     at: u32,
     next: AtomicU32,
     result: AtomicI64,
@@ -44,7 +44,7 @@ struct Slot {
 
 impl Landed {
     pub(crate) fn new(library: &'static Library, depth: u32, waker: Waker) -> Arc<Self> {
-        let slot = |at| Slot {
+        let slot = |at| LandedSlot {
             at,
             next: AtomicU32::new(NONE),
             result: AtomicI64::new(0),
@@ -119,7 +119,7 @@ impl Landed {
         self.sleeps.store(false, Relaxed);
     }
 
-    fn push(&self, slot: &Slot, result: i64) {
+    fn push(&self, slot: &LandedSlot, result: i64) {
         slot.result.store(result, Relaxed);
         let mut head = self.head.load(Relaxed);
         loop {
@@ -138,7 +138,7 @@ impl Landed {
 /// Called by a thread of the library.
 unsafe extern "C" fn land(completion: Handle, argument: *mut c_void) {
     // SAFETY: `completion` has given the library a slot, which lives until the count is given back below.
-    let slot = unsafe { &*argument.cast::<Slot>() };
+    let slot = unsafe { &*argument.cast::<LandedSlot>() };
     let owner = slot.owner.load(Relaxed);
     // SAFETY: the owner lives for as long as its slots; it has handed over one count (invariant 2).
     let landed = unsafe { Arc::from_raw(owner.cast_const()) };

@@ -9,7 +9,7 @@ use clap::error::ErrorKind;
 use clap::{Args, Subcommand};
 use ringway_control::config::{DiskArgs, LimitArgs, NbdAddress, is_unreal};
 use ringway_control::log::LogArgs;
-use ringway_control::protocol::{ANSWER_MAX, Kind, Problem, Reply, VERSION};
+use ringway_control::protocol::{ANSWER_MAX, Problem, ProblemKind, Reply, VERSION};
 use ringway_control::size::Size;
 use ringway_server::sandbox::group_number;
 use ringway_terminal::{logging, output};
@@ -228,7 +228,7 @@ pub(crate) fn run(
                 output::print(&(serde_json::to_string_pretty(&said)? + "\n"))?;
             }
             let hint = match added {
-                _ if problem.kind == Kind::NotMeant => " (--shrink)".to_owned(),
+                _ if problem.kind == ProblemKind::NotMeant => " (--shrink)".to_owned(),
                 Some((image, read_only)) => {
                     images::seen_from_here(&image, read_only, &problem.message)
                 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
-use ringway_control::metrics::{ALL, Kind};
+use ringway_control::metrics::{ALL, MetricKind};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::LateStore;
 use ringway_testkit::raw::{DATA, F_VERSION_1, RawGuest};
@@ -139,7 +139,7 @@ fn what_is_told_is_what_the_list_says() {
         let mut families = BTreeSet::new();
         for metric in ALL {
             let name = match (metric.kind, kind) {
-                (Kind::Counter, "openmetrics-text") => metric.name.trim_end_matches("_total"),
+                (MetricKind::Counter, "openmetrics-text") => metric.name.trim_end_matches("_total"),
                 _ => metric.name,
             };
             assert_eq!(help.get(name).map(String::as_str), Some(metric.help), "{name}");
@@ -151,7 +151,7 @@ fn what_is_told_is_what_the_list_says() {
         for series in body.lines().filter(|line| !line.starts_with('#')) {
             let name = series.split(['{', ' ']).next().unwrap();
             let metric = ALL.iter().find(|metric| match metric.kind {
-                Kind::Histogram => name
+                MetricKind::Histogram => name
                     .strip_prefix(metric.name)
                     .is_some_and(|end| ["_bucket", "_sum", "_count"].contains(&end)),
                 _ => name == metric.name,

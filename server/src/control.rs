@@ -14,9 +14,9 @@ use super::host::{Host, SocketFile};
 use super::service::Service;
 use super::survive::survive;
 use anyhow::Context;
-use ringway_control::protocol::{Kind, Problem, REQUEST_MAX, Reply, VERSION};
+use ringway_control::protocol::{Problem, ProblemKind, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use ringway_vhost_user::Access;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde_json::{Map, Value};
@@ -156,9 +156,9 @@ fn accept(listener: &UnixListener, disks: &Arc<Disks>, clients: &Arc<Clients>, s
 
 /// Tells the log of a client that is not served.
 fn tell(what: &str, error: &io::Error) {
-    static TOLD: LazyLock<Limit> =
-        LazyLock::new(|| Limit::warnings(None, "control clients that were not served"));
-    if let Some(pass) = TOLD.pass() {
+    static WARNINGS: LazyLock<WarningLimit> =
+        LazyLock::new(|| WarningLimit::warnings(None, "control clients that were not served"));
+    if let Some(pass) = WARNINGS.pass() {
         tracing::warn!(suppressed = pass.suppressed, "{what}: {error}");
     }
 }
@@ -173,7 +173,8 @@ fn attend(
     let leave = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
     let line = Connection::new(stream, Arc::clone(&leave))?;
     if !clients.make_room() {
-        let problem = Problem::new(Kind::Busy, "too many clients are waiting: try again later");
+        let problem =
+            Problem::new(ProblemKind::Busy, "too many clients are waiting: try again later");
         return write(&line, None, Err(problem));
     }
     let client = Client { leave, silent_since: Some(Instant::now()) };
@@ -199,7 +200,7 @@ fn serve(number: u64, stream: &Connection, disks: &Disks, clients: &Clients) -> 
         }
         if line.len() as u64 > REQUEST_MAX {
             let problem = format!("a request is one line of at most {REQUEST_MAX} bytes");
-            return write(stream, None, Err(Problem::new(Kind::Malformed, problem)));
+            return write(stream, None, Err(Problem::new(ProblemKind::Malformed, problem)));
         }
         if line.trim_ascii().is_empty() {
             continue;

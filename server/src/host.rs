@@ -45,7 +45,7 @@ use local::{Local, Opened, OwnFile};
 use names::{PATHS, PathNames};
 use ringway_disk::open::foreign_holder;
 use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
-use ringway_export::{Limit, Names};
+use ringway_export::{Names, WarningLimit};
 use ringway_image::Bases;
 use ringway_vhost_user::Access as SocketAccess;
 use state::StateKeeper;
@@ -304,8 +304,9 @@ impl Host {
     pub(crate) fn locate(&self, path: &Path) -> Location {
         match &self.helper {
             Some(helper) => helper.locate(path).unwrap_or_else(|error| {
-                static TOLD: LazyLock<Limit> = LazyLock::new(|| Limit::warnings(None, PATHS));
-                if let Some(pass) = TOLD.pass() {
+                static WARNINGS: LazyLock<WarningLimit> =
+                    LazyLock::new(|| WarningLimit::warnings(None, PATHS));
+                if let Some(pass) = WARNINGS.pass() {
                     let suppressed = pass.suppressed;
                     tracing::warn!(suppressed, "{}: {}", path.display(), in_full(&error));
                 }
@@ -319,7 +320,7 @@ impl Host {
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
         let (helper, path) = (self.helper.clone(), path.clone());
-        let warnings = Limit::warnings(path.to_str(), PATHS);
+        let warnings = WarningLimit::warnings(path.to_str(), PATHS);
         Some(Arc::new(PathNames { helper, path, warnings }))
     }
 

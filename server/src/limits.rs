@@ -160,7 +160,7 @@ mod tests {
         let part = |limits: &mut DiskLimits| members(&groups.lock().unwrap(), limits).unwrap();
         let first = part(&mut limits);
         let mut rates = Rates::default();
-        rates[ringway_throttle::Kind::Bps].avg = Some(1);
+        rates[ringway_throttle::LimitKind::Bps].avg = Some(1);
         limits.member = alone(&rates).unwrap();
         let second = part(&mut limits);
         assert!(second.len() == 2 && Arc::ptr_eq(&first[0], &second[1]));

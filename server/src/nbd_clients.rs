@@ -18,11 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 pub(crate) struct Portals {
     tls: Option<Tls>,
     insecure: bool,
-    known: Mutex<Known>,
+    known: Mutex<KnownPlaces>,
 }
 
 #[derive(Default)]
-struct Known {
+struct KnownPlaces {
     /// Ports that were opened before the sandbox: the address that was asked for, and the one that it is.
     ports: Vec<(SocketAddr, SocketAddr, TcpListener)>,
     open: Vec<(NbdAddress, Weak<Shared>)>,
@@ -60,7 +60,7 @@ impl Portals {
                 ports.push((*address, bound.local_addr()?, bound));
             }
         }
-        let known = Mutex::new(Known { ports, open: Vec::new() });
+        let known = Mutex::new(KnownPlaces { ports, open: Vec::new() });
         Ok(Self { tls, insecure: security.insecure, known })
     }
 

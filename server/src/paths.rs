@@ -5,7 +5,7 @@ use super::survive::survive;
 use ringway_control::protocol::Happened;
 use ringway_core::panic_point;
 use ringway_disk::{Disk, Policy, SchedulerMode};
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -23,7 +23,7 @@ struct Listened {
     id: u64,
     name: String,
     /// The guest's load decides how often it does.
-    lines: Limit,
+    lines: WarningLimit,
 }
 
 impl Paths {
@@ -62,7 +62,7 @@ impl Paths {
         let listened = Arc::new(Listened {
             id,
             name: disk.name().into(),
-            lines: Limit::notes(Some(disk.name()), "changes of its path"),
+            lines: WarningLimit::notes(Some(disk.name()), "changes of its path"),
         });
         let changed = self.changed.clone();
         disk.policy().on_switch(Box::new(move |path| {

@@ -18,7 +18,7 @@ pub(crate) struct Workers {
 }
 
 /// What the workers of one engine have said; `None` if one did not answer in time.
-pub(crate) struct Asked {
+pub(crate) struct EngineAnswers {
     /// Their engine.
     pub(crate) kind: EngineKind,
     /// In the order of their numbers.
@@ -36,7 +36,7 @@ impl Workers {
 
     /// Asks all of them at once and waits no longer than `timeout`. Without `spreads` queues tell no
     /// latencies.
-    pub(crate) fn ask_within(&self, timeout: Duration, spreads: bool) -> Vec<Asked> {
+    pub(crate) fn ask_within(&self, timeout: Duration, spreads: bool) -> Vec<EngineAnswers> {
         let begun = Instant::now();
         let promises: Vec<Vec<_>> = self
             .engines
@@ -51,7 +51,7 @@ impl Workers {
         self.engines
             .iter()
             .zip(promises)
-            .map(|((kind, _), promises)| Asked {
+            .map(|((kind, _), promises)| EngineAnswers {
                 kind: *kind,
                 workers: promises.into_iter().map(wait).collect(),
             })

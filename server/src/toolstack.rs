@@ -8,7 +8,7 @@ use super::survive::survive;
 use super::xen::{AGAIN, device};
 use anyhow::{Context, anyhow, bail};
 use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use ringway_terminal::reasons::in_full;
 use ringway_xen_blkback::{Access, Address, Tx, Xenstore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -54,7 +54,7 @@ struct Watch {
     access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
-    failures: Limit,
+    failures: WarningLimit,
 }
 
 impl Toolstack {
@@ -66,7 +66,8 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let (refused, failures) = (HashMap::new(), Limit::warnings(None, "a xenstore that fails"));
+        let (refused, failures) =
+            (HashMap::new(), WarningLimit::warnings(None, "a xenstore that fails"));
         let mut watch = Watch { disks, plan, access, store, refused, failures };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);

@@ -136,7 +136,7 @@ impl LogLine {
 }
 
 /// A worker that was asked and has not answered yet.
-struct Asked {
+struct PendingWorker {
     name: String,
     promise: Promise,
     at: Duration,
@@ -162,7 +162,7 @@ struct Kicks {
 /// What is known from one round to the next.
 struct Rounds {
     limit: Duration,
-    asked: BTreeMap<String, Asked>,
+    asked: BTreeMap<String, PendingWorker>,
     notices: BTreeMap<String, OverdueNotice>,
     kicks: BTreeMap<String, Kicks>,
     /// Events that are not told yet, with the names of their disks.
@@ -215,7 +215,7 @@ impl Rounds {
         let asked = ask(now, &|id| self.asked.contains_key(&key(id)));
         for (id, promise) in asked {
             let name = format!("{}/{}", id.0, id.1);
-            self.asked.insert(key(id), Asked { name, promise, at: now, logged: false });
+            self.asked.insert(key(id), PendingWorker { name, promise, at: now, logged: false });
         }
         let mut lines = Vec::new();
         let (mut found, mut quiet) = (Vec::new(), true);

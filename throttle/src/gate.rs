@@ -9,7 +9,7 @@
 
 use super::bucket::REQUEST;
 use super::member::{BucketKind, Member};
-use super::rates::Kind;
+use super::rates::LimitKind;
 use ringway_core::Op;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const SKIP: u32 = 7;
 #[derive(Debug)]
 struct Tap {
     member: Arc<Member>,
-    kind: Kind,
+    kind: LimitKind,
     part: BucketKind,
     portion: u64,
     /// Units that may be used now. A request is taken while there are any, whatever it costs.
@@ -40,7 +40,7 @@ struct Tap {
 }
 
 impl Tap {
-    fn new(member: Arc<Member>, kind: Kind, part: BucketKind) -> Self {
+    fn new(member: Arc<Member>, kind: LimitKind, part: BucketKind) -> Self {
         let one = if kind.counts_requests() { REQUEST } else { 1 };
         let portion = (member.rate(kind) / PORTIONS).max(one);
         let (credit, claimed, ripe_at, shut_until) = (0, 0, 0, member.shut_until(kind));
@@ -50,14 +50,14 @@ impl Tap {
     /// Whether it counts such requests; those that are neither reads nor change the disk cost nothing.
     fn counts(&self, op: Op) -> bool {
         match self.kind {
-            Kind::Iops | Kind::Bps => op == Op::Read || op.changes_disk(),
-            Kind::IopsRead | Kind::BpsRead => op == Op::Read,
-            Kind::IopsWrite | Kind::BpsWrite => op.changes_disk(),
+            LimitKind::Iops | LimitKind::Bps => op == Op::Read || op.changes_disk(),
+            LimitKind::IopsRead | LimitKind::BpsRead => op == Op::Read,
+            LimitKind::IopsWrite | LimitKind::BpsWrite => op.changes_disk(),
         }
     }
 
     fn is_for_all(&self) -> bool {
-        matches!(self.kind, Kind::Iops | Kind::Bps)
+        matches!(self.kind, LimitKind::Iops | LimitKind::Bps)
     }
 
     fn cost(&self, bytes: u64) -> i64 {

@@ -35,4 +35,4 @@ mod waiting;
 
 pub use gate::{Gate, Throttled};
 pub use member::{Member, Throttle};
-pub use rates::{Kind, RATE_MAX, Rate, Rates, RatesError};
+pub use rates::{LimitKind, RATE_MAX, Rate, Rates, RatesError};

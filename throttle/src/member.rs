@@ -1,7 +1,7 @@
 //! Buckets of a disk or a group, and a disk's part in them.
 
 use super::bucket::{Bucket, Paid, REQUEST, Times};
-use super::rates::{Kind, Rates, RatesError};
+use super::rates::{LimitKind, Rates, RatesError};
 use super::waiting::{Seen, Waiting};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +15,7 @@ pub struct Throttle {
 }
 
 fn buckets(rates: &Rates) -> [Option<Bucket>; 6] {
-    Kind::ALL.map(|kind| {
+    LimitKind::ALL.map(|kind| {
         let unit = if kind.counts_requests() { REQUEST } else { 1 };
         Bucket::new(rates[kind], unit)
     })
@@ -80,8 +80,8 @@ impl Member {
     }
 
     /// The buckets there are: of each kind the disk's share first.
-    pub(crate) fn taps(&self) -> impl Iterator<Item = (Kind, BucketKind)> {
-        let kinds = Kind::ALL.into_iter();
+    pub(crate) fn taps(&self) -> impl Iterator<Item = (LimitKind, BucketKind)> {
+        let kinds = LimitKind::ALL.into_iter();
         let limited = kinds.filter(|&kind| self.throttle.buckets[kind as usize].is_some());
         limited.flat_map(|kind| {
             let share = self.shares.is_some().then_some((kind, BucketKind::Share));
@@ -90,16 +90,16 @@ impl Member {
     }
 
     /// Units that leak in a second.
-    pub(crate) fn rate(&self, kind: Kind) -> u64 {
+    pub(crate) fn rate(&self, kind: LimitKind) -> u64 {
         self.throttle.buckets[kind as usize].as_ref().map_or(u64::MAX, Bucket::rate)
     }
 
-    fn share(&self, kind: Kind) -> Option<&Share> {
+    fn share(&self, kind: LimitKind) -> Option<&Share> {
         self.shares.as_ref().and_then(|shares| shares[kind as usize].as_ref())
     }
 
     /// As [`Bucket::claim`].
-    pub(crate) fn claim(&self, kind: Kind, part: BucketKind, now: u64, units: u64) -> u64 {
+    pub(crate) fn claim(&self, kind: LimitKind, part: BucketKind, now: u64, units: u64) -> u64 {
         let at = kind as usize;
         let Some(whole) = &self.throttle.buckets[at] else { return now };
         match (part, self.share(kind)) {
@@ -113,7 +113,7 @@ impl Member {
 
     /// Credit that a queue claimed and has not used when it goes. Of a share each unit may have
     /// counted for more: what counts is that it is not more that comes back.
-    pub(crate) fn give_back(&self, kind: Kind, part: BucketKind, units: u64) {
+    pub(crate) fn give_back(&self, kind: LimitKind, part: BucketKind, units: u64) {
         let whole = self.throttle.buckets[kind as usize].as_ref();
         let bucket = match (part, self.share(kind)) {
             (BucketKind::Share, Some(share)) => Some(&share.bucket),
@@ -125,7 +125,7 @@ impl Member {
     /// What a request took beyond its credit is taken off the next ones. Its own disk pays for all of
     /// it, and a group for as much as may keep the others waiting for two seconds, whatever the number
     /// of requests and queues.
-    pub(crate) fn owe(&self, kind: Kind, part: BucketKind, now: u64, units: u64) {
+    pub(crate) fn owe(&self, kind: LimitKind, part: BucketKind, now: u64, units: u64) {
         match (part, self.share(kind), &self.throttle.buckets[kind as usize]) {
             (BucketKind::Whole, Some(share), Some(whole)) => whole.owe(now, units, &share.paid),
             _ => _ = self.claim(kind, part, now, units),
@@ -133,7 +133,7 @@ impl Member {
     }
 
     /// A queue goes that has taken a request in advance: those that begin wait until it is paid for.
-    pub(crate) fn shut(&self, kind: Kind) {
+    pub(crate) fn shut(&self, kind: LimitKind) {
         let share = self.share(kind).map(|share| &share.bucket);
         if let Some(bucket) = share.or(self.throttle.buckets[kind as usize].as_ref()) {
             self.shut_until[kind as usize].fetch_max(bucket.opens(), Relaxed);
@@ -141,12 +141,12 @@ impl Member {
     }
 
     /// Until when a queue that begins may take no request of this kind in advance.
-    pub(crate) fn shut_until(&self, kind: Kind) -> u64 {
+    pub(crate) fn shut_until(&self, kind: LimitKind) -> u64 {
         self.shut_until[kind as usize].load(Relaxed)
     }
 
     /// A queue of this disk waits.
-    pub(crate) fn mark(&self, kind: Kind, now: u64) {
+    pub(crate) fn mark(&self, kind: LimitKind, now: u64) {
         if let Some(share) = self.share(kind) {
             self.throttle.waiting[kind as usize].mark(now, &share.seen);
         }

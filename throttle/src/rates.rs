@@ -7,7 +7,7 @@ pub const RATE_MAX: u64 = 1_000_000_000_000_000;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum LimitKind {
     /// All requests.
     Iops,
     /// Reads.
@@ -22,7 +22,7 @@ pub enum Kind {
     BpsWrite,
 }
 
-impl Kind {
+impl LimitKind {
     /// All of them, in their order.
     pub const ALL: [Self; 6] =
         [Self::Iops, Self::IopsRead, Self::IopsWrite, Self::Bps, Self::BpsRead, Self::BpsWrite];
@@ -66,16 +66,16 @@ pub struct Rates {
     pub iops_size: Option<u64>,
 }
 
-impl Index<Kind> for Rates {
+impl Index<LimitKind> for Rates {
     type Output = Rate;
 
-    fn index(&self, kind: Kind) -> &Rate {
+    fn index(&self, kind: LimitKind) -> &Rate {
         &self.rates[kind as usize]
     }
 }
 
-impl IndexMut<Kind> for Rates {
-    fn index_mut(&mut self, kind: Kind) -> &mut Rate {
+impl IndexMut<LimitKind> for Rates {
+    fn index_mut(&mut self, kind: LimitKind) -> &mut Rate {
         &mut self.rates[kind as usize]
     }
 }
@@ -135,10 +135,10 @@ impl Rates {
     /// # Errors
     /// The first that cannot be.
     pub fn check(&self) -> Result<(), RatesError> {
-        Kind::ALL.into_iter().try_for_each(|kind| check(kind.word(), self[kind]))?;
+        LimitKind::ALL.into_iter().try_for_each(|kind| check(kind.word(), self[kind]))?;
         let Some(size) = self.iops_size else { return Ok(()) };
         in_range("iops-size", size)?;
-        let requests = Kind::ALL.into_iter().filter(|kind| kind.counts_requests());
+        let requests = LimitKind::ALL.into_iter().filter(|kind| kind.counts_requests());
         if requests.map(|kind| self[kind]).all(|rate| rate.avg.is_none()) {
             let one = "a limit of iops, iops-read or iops-write";
             return Err(RatesError::Alone("iops-size".into(), one.into()));
@@ -182,7 +182,7 @@ fn in_range(word: &str, number: u64) -> Result<(), RatesError> {
 mod tests {
     use super::*;
 
-    fn rates(kind: Kind, avg: u64, max: u64, length: u64) -> Rates {
+    fn rates(kind: LimitKind, avg: u64, max: u64, length: u64) -> Rates {
         let some = |number: u64| (number != u64::MAX).then_some(number);
         let mut rates = Rates::default();
         rates[kind] = Rate { avg: some(avg), max: some(max), max_length: some(length) };
@@ -203,7 +203,8 @@ mod tests {
             (1, RATE_MAX, 2, "in all: give a lower or a shorter burst"),
             (1, RATE_MAX, RATE_MAX, "in all: give a lower or a shorter burst"),
         ] {
-            let error = rates(Kind::BpsRead, avg, max, length).check().unwrap_err().to_string();
+            let error =
+                rates(LimitKind::BpsRead, avg, max, length).check().unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
         }
         for (avg, max, length) in [
@@ -212,12 +213,12 @@ mod tests {
             (100, 100, NONE),
             (1, 1_000_000, 1_000_000_000),
         ] {
-            assert_eq!(rates(Kind::Iops, avg, max, length).check(), Ok(()));
+            assert_eq!(rates(LimitKind::Iops, avg, max, length).check(), Ok(()));
         }
-        let mut sized = rates(Kind::Bps, 1, NONE, NONE);
+        let mut sized = rates(LimitKind::Bps, 1, NONE, NONE);
         sized.iops_size = Some(4096);
         assert!(sized.check().unwrap_err().to_string().starts_with("iops-size needs a limit of"));
-        sized[Kind::IopsWrite].avg = Some(1);
+        sized[LimitKind::IopsWrite].avg = Some(1);
         assert_eq!(sized.check(), Ok(()));
         sized.iops_size = Some(0);
         assert_eq!(sized.check(), Err(RatesError::Zero("iops-size".into())));

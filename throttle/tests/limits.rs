@@ -3,18 +3,18 @@
 
 use proptest::prelude::*;
 use ringway_core::Op;
-use ringway_throttle::{Gate, Kind, Member, RATE_MAX, Rate, Rates, Throttle};
+use ringway_throttle::{Gate, LimitKind, Member, RATE_MAX, Rate, Rates, Throttle};
 use std::sync::Arc;
 
 const SECOND: u64 = 1_000_000_000;
 
-fn rates(kind: Kind, rate: Rate) -> Rates {
+fn rates(kind: LimitKind, rate: Rate) -> Rates {
     let mut rates = Rates::default();
     rates[kind] = rate;
     rates
 }
 
-fn avg(kind: Kind, avg: u64) -> Rates {
+fn avg(kind: LimitKind, avg: u64) -> Rates {
     rates(kind, Rate { avg: Some(avg), ..Rate::default() })
 }
 
@@ -91,7 +91,7 @@ proptest! {
         late in 1u64..300_000,
         begun in 0..u64::MAX / 4,
     ) {
-        let member = Member::alone(&avg(Kind::Iops, rate)).unwrap();
+        let member = Member::alone(&avg(LimitKind::Iops, rate)).unwrap();
         let one = || Queue::new(vec![Arc::clone(&member)], Op::Read, 4096);
         let mut queues: Vec<_> = (0..queues).map(|_| one()).collect();
         let time = (100_000 * SECOND / rate).clamp(SECOND / 4, 5 * SECOND);
@@ -108,7 +108,7 @@ proptest! {
         sizes in proptest::collection::vec(1u64..2048, 1..5),
         late in 1u64..300_000,
     ) {
-        let member = Member::alone(&avg(Kind::BpsWrite, rate)).unwrap();
+        let member = Member::alone(&avg(LimitKind::BpsWrite, rate)).unwrap();
         let one = |sectors: &u64| Queue::new(vec![Arc::clone(&member)], Op::Write, sectors * 512);
         let mut queues: Vec<_> = sizes.iter().map(one).collect();
         let time = 5 * SECOND;
@@ -131,7 +131,7 @@ proptest! {
     ) {
         let max = rate * factor;
         let burst = Rate { avg: Some(rate), max: Some(max), max_length: Some(length) };
-        let member = Member::alone(&rates(Kind::IopsRead, burst)).unwrap();
+        let member = Member::alone(&rates(LimitKind::IopsRead, burst)).unwrap();
         let one = || Queue::new(vec![Arc::clone(&member)], Op::Read, 4096);
         let mut queues: Vec<_> = (0..queues).map(|_| one()).collect();
         for second in 0..3 * length {
@@ -156,7 +156,7 @@ proptest! {
         with_light in any::<bool>(),
     ) {
         let bytes = |disk: usize| if in_bytes { sizes[disk] * 4096 } else { 4096 };
-        let (kind, unit) = if in_bytes { (Kind::Bps, 65536) } else { (Kind::Iops, 1) };
+        let (kind, unit) = if in_bytes { (LimitKind::Bps, 65536) } else { (LimitKind::Iops, 1) };
         let throttle = Arc::new(Throttle::new(&avg(kind, rate * unit)).unwrap());
         let mut all = Vec::new();
         for (disk, &queues) in queues.iter().enumerate() {
@@ -206,7 +206,7 @@ proptest! {
         in_group in any::<bool>(),
     ) {
         let mut all = Rates::default();
-        for kind in Kind::ALL {
+        for kind in LimitKind::ALL {
             all[kind] = Rate { avg: Some(rate), max: Some(burst.max(rate)), max_length: Some(1) };
         }
         all.iops_size = Some(size);
@@ -231,7 +231,7 @@ proptest! {
 /// As QEMU counts: a request that is larger than `iops-size` is several, in parts.
 #[test]
 fn large_requests_count_several_times() {
-    let mut rates = avg(Kind::IopsWrite, 1000);
+    let mut rates = avg(LimitKind::IopsWrite, 1000);
     rates.iops_size = Some(4096);
     let mut queue = [Queue::new(vec![Member::alone(&rates).unwrap()], Op::Write, 10 * 1024)];
     run(&mut queue, SECOND, 10 * SECOND, 1000);
@@ -243,7 +243,7 @@ fn large_requests_count_several_times() {
 /// nothing.
 #[test]
 fn reads_do_not_wait_for_the_limit_of_writes() {
-    let member = Member::alone(&avg(Kind::BpsWrite, 1000)).unwrap();
+    let member = Member::alone(&avg(LimitKind::BpsWrite, 1000)).unwrap();
     let mut gate = Gate::new(vec![member]).unwrap();
     let mut pass = |op| {
         let passed = gate.open(true, || SECOND);
@@ -262,7 +262,7 @@ fn reads_do_not_wait_for_the_limit_of_writes() {
 /// What a queue does not use is not lost for long, and a queue without requests takes nothing.
 #[test]
 fn a_queue_below_its_limit_never_waits() {
-    let member = Member::alone(&avg(Kind::Iops, 1000)).unwrap();
+    let member = Member::alone(&avg(LimitKind::Iops, 1000)).unwrap();
     let mut gates: Vec<_> = (0..4).map(|_| Gate::new(vec![Arc::clone(&member)]).unwrap()).collect();
     for at in 0..20_000u64 {
         // 900 a second in all.
@@ -278,7 +278,7 @@ fn a_queue_below_its_limit_never_waits() {
 /// Equal turns for the queues of one disk: none is starved by the others.
 #[test]
 fn queues_of_a_disk_take_turns() {
-    let member = Member::alone(&avg(Kind::Iops, 100)).unwrap();
+    let member = Member::alone(&avg(LimitKind::Iops, 100)).unwrap();
     let one = || Queue::new(vec![Arc::clone(&member)], Op::Read, 4096);
     let mut queues: Vec<_> = (0..4).map(|_| one()).collect();
     run(&mut queues, SECOND, 20 * SECOND, 100_000);
@@ -290,7 +290,7 @@ fn queues_of_a_disk_take_turns() {
 /// One request of a group's member that costs days does so to its own disk.
 #[test]
 fn a_huge_request_costs_its_own_disk_only() {
-    let throttle = Arc::new(Throttle::new(&avg(Kind::Bps, 1 << 20)).unwrap());
+    let throttle = Arc::new(Throttle::new(&avg(LimitKind::Bps, 1 << 20)).unwrap());
     let one = |op, bytes| Queue::new(vec![Member::of_group(&throttle)], op, bytes);
     let mut queues = [one(Op::Discard, 1 << 40), one(Op::Read, 4096)];
     run(&mut queues, SECOND, 20 * SECOND, 1000);
@@ -303,9 +303,15 @@ fn a_huge_request_costs_its_own_disk_only() {
 /// given in advance is not forgotten with the queue, of a disk alone and in a group.
 #[test]
 fn a23_a_queue_that_begins_anew_gets_nothing_in_advance() {
-    for kind in [Kind::BpsWrite, Kind::IopsWrite, Kind::BpsRead, Kind::Iops, Kind::Bps] {
+    for kind in [
+        LimitKind::BpsWrite,
+        LimitKind::IopsWrite,
+        LimitKind::BpsRead,
+        LimitKind::Iops,
+        LimitKind::Bps,
+    ] {
         let units = if kind.counts_requests() { 1 } else { 1 << 20 };
-        let op = if kind == Kind::BpsRead { Op::Read } else { Op::Write };
+        let op = if kind == LimitKind::BpsRead { Op::Read } else { Op::Write };
         let alone = Member::alone(&avg(kind, 4 * units)).unwrap();
         let throttle = Arc::new(Throttle::new(&avg(kind, 4 * units)).unwrap());
         for member in [alone, Member::of_group(&throttle)] {
@@ -334,7 +340,7 @@ fn a23_a_queue_that_begins_anew_gets_nothing_in_advance() {
 /// gone that had taken something in advance.
 #[test]
 fn a23_a_queue_that_begins_reads_beside_one_that_waits_to_write() {
-    let member = Member::alone(&avg(Kind::BpsWrite, 1000)).unwrap();
+    let member = Member::alone(&avg(LimitKind::BpsWrite, 1000)).unwrap();
     let gate = || Gate::new(vec![Arc::clone(&member)]).unwrap();
     let pass = |gate: &mut Gate, op, now| {
         let passed = gate.open(true, || now);
@@ -361,7 +367,7 @@ fn a23_a_queue_that_begins_reads_beside_one_that_waits_to_write() {
 #[test]
 fn a24_a_queue_that_comes_and_goes_takes_no_credit_along() {
     for (kind, wanted) in
-        [Kind::IopsWrite, Kind::Iops].into_iter().flat_map(|k| [(k, true), (k, false)])
+        [LimitKind::IopsWrite, LimitKind::Iops].into_iter().flat_map(|k| [(k, true), (k, false)])
     {
         let throttle = Arc::new(Throttle::new(&avg(kind, 1000)).unwrap());
         let (a, b) = (Member::of_group(&throttle), Member::of_group(&throttle));
@@ -387,9 +393,9 @@ fn a24_a_queue_that_comes_and_goes_takes_no_credit_along() {
 fn a24_many_huge_requests_cost_their_own_disk_only() {
     let burst = Rate { avg: Some(1 << 20), max: Some(4 << 20), max_length: Some(10) };
     for (kind, rate) in [
-        (Kind::Bps, Rate { avg: Some(1 << 20), ..Rate::default() }),
-        (Kind::BpsWrite, Rate { avg: Some(1 << 20), ..Rate::default() }),
-        (Kind::Bps, burst),
+        (LimitKind::Bps, Rate { avg: Some(1 << 20), ..Rate::default() }),
+        (LimitKind::BpsWrite, Rate { avg: Some(1 << 20), ..Rate::default() }),
+        (LimitKind::Bps, burst),
     ] {
         let throttle = Arc::new(Throttle::new(&rates(kind, rate)).unwrap());
         let (a, b) = (Member::of_group(&throttle), Member::of_group(&throttle));
@@ -428,7 +434,7 @@ fn a24_many_huge_requests_cost_their_own_disk_only() {
 #[test]
 fn a24_disks_of_a_group_have_one_burst_together() {
     let burst = Rate { avg: Some(1000), max: Some(10_000), max_length: Some(10) };
-    let throttle = Arc::new(Throttle::new(&rates(Kind::Bps, burst)).unwrap());
+    let throttle = Arc::new(Throttle::new(&rates(LimitKind::Bps, burst)).unwrap());
     let one = || [Queue::new(vec![Member::of_group(&throttle)], Op::Read, 4096)];
     let (mut first, mut second) = (one(), one());
     run(&mut first, SECOND, 60 * SECOND, 1000);

@@ -3,7 +3,7 @@
 use crate::origins::finding::Finding;
 use crate::origins::fio::{self, FioLoad};
 use crate::origins::lab::{Lab, client_cpus};
-use crate::origins::server::{Kind, QSD, Running, is_installed};
+use crate::origins::server::{QSD, Running, ServerKind, is_installed};
 use crate::pattern::{Rw, Sizes};
 use crate::target::bare;
 use crate::versus::median;
@@ -32,7 +32,7 @@ const PUBLISHED: [Published; 5] = [
 enum Contestant {
     Fio,
     Bare,
-    Served(Kind),
+    Served(ServerKind),
 }
 
 impl Contestant {
@@ -40,10 +40,10 @@ impl Contestant {
         match self {
             Self::Fio => "bare: fio, io_uring".into(),
             Self::Bare => "bare: ringway, best engine".into(),
-            Self::Served(Kind::Ringway { engine, .. }) => {
+            Self::Served(ServerKind::Ringway { engine, .. }) => {
                 format!("ringway: {}", engine.map_or("auto", EngineKind::name))
             }
-            Self::Served(Kind::Qsd(aio)) => format!("{QSD}: {aio}"),
+            Self::Served(ServerKind::Qsd(aio)) => format!("{QSD}: {aio}"),
         }
     }
 }
@@ -59,14 +59,15 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
     contestants.push(Contestant::Bare);
     for (engine, works) in usable_engines() {
         if works.is_ok() {
-            contestants.push(Contestant::Served(Kind::Ringway {
+            contestants.push(Contestant::Served(ServerKind::Ringway {
                 engine: Some(engine),
                 path: SchedulerMode::Auto,
             }));
         }
     }
     if is_installed(QSD) {
-        contestants.extend(["native", "io_uring"].map(|aio| Contestant::Served(Kind::Qsd(aio))));
+        contestants
+            .extend(["native", "io_uring"].map(|aio| Contestant::Served(ServerKind::Qsd(aio))));
     }
     let path = lab.disk()?;
     let mut findings = Vec::new();

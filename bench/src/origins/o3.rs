@@ -3,7 +3,7 @@
 
 use crate::origins::finding::Finding;
 use crate::origins::lab::{IMAGE, Lab};
-use crate::origins::server::{Kind, Running};
+use crate::origins::server::{Running, ServerKind};
 use crate::pattern::{Rw, Sizes};
 use crate::versus::median;
 use anyhow::Result;
@@ -198,7 +198,7 @@ fn measure(lab: &Lab<'_>, disk: &Disk, front: bool, pattern: &str, rw: Rw) -> Re
         }
         let (theirs, ours) =
             if front { (SchedulerMode::Bio, path) } else { (path, SchedulerMode::Bio) };
-        let kind = Kind::Ringway { engine: None, path: theirs };
+        let kind = ServerKind::Ringway { engine: None, path: theirs };
         let server = match &mut running[at] {
             Some(server) => server,
             none => none.insert(Running::start(kind, &image)?),

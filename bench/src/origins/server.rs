@@ -22,7 +22,7 @@ pub(super) const QSD: &str = "qemu-storage-daemon";
 
 /// Who serves.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum ServerKind {
     /// With an engine, or the one it chooses.
     Ringway {
         engine: Option<EngineKind>,
@@ -42,12 +42,12 @@ impl Running {
     ///
     /// # Errors
     /// That there is no such program.
-    pub(super) fn start(kind: Kind, disk: &str) -> Result<Self> {
+    pub(super) fn start(kind: ServerKind, disk: &str) -> Result<Self> {
         let home = tempfile::Builder::new().prefix("ringway-origins-").tempdir()?;
         let socket = home.path().join("s");
         let socket = socket.display().to_string();
         let mut command = match kind {
-            Kind::Ringway { engine, path } => {
+            ServerKind::Ringway { engine, path } => {
                 let mut command = Command::new(std::env::current_exe()?);
                 command.args(["serve", disk, "--socket", &socket, "--queues", "1"]);
                 command.args(["--path", path.name()]);
@@ -57,7 +57,7 @@ impl Running {
                 command.args(engine.iter().flat_map(|engine| ["--engine", engine.name()]));
                 command
             }
-            Kind::Qsd(aio) => {
+            ServerKind::Qsd(aio) => {
                 let mut command = Command::new(QSD);
                 command.arg("--blockdev").arg(format!(
                     "driver=file,filename={disk},node-name=f,aio={aio},cache.direct=on"

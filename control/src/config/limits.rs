@@ -2,7 +2,7 @@
 
 use crate::size::Size;
 use clap::Args;
-use ringway_throttle::{Kind, Rate, Rates};
+use ringway_throttle::{LimitKind, Rate, Rates};
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -252,15 +252,21 @@ impl LimitArgs {
             ($($number:expr),*) => { [$($number.and_then(|number| number.0)),*] };
         }
         let each = [
-            (Kind::Iops, all!(self.iops, self.iops_max, self.iops_max_length)),
-            (Kind::IopsRead, all!(self.iops_read, self.iops_read_max, self.iops_read_max_length)),
+            (LimitKind::Iops, all!(self.iops, self.iops_max, self.iops_max_length)),
             (
-                Kind::IopsWrite,
+                LimitKind::IopsRead,
+                all!(self.iops_read, self.iops_read_max, self.iops_read_max_length),
+            ),
+            (
+                LimitKind::IopsWrite,
                 all!(self.iops_write, self.iops_write_max, self.iops_write_max_length),
             ),
-            (Kind::Bps, all!(self.bps, self.bps_max, self.bps_max_length)),
-            (Kind::BpsRead, all!(self.bps_read, self.bps_read_max, self.bps_read_max_length)),
-            (Kind::BpsWrite, all!(self.bps_write, self.bps_write_max, self.bps_write_max_length)),
+            (LimitKind::Bps, all!(self.bps, self.bps_max, self.bps_max_length)),
+            (LimitKind::BpsRead, all!(self.bps_read, self.bps_read_max, self.bps_read_max_length)),
+            (
+                LimitKind::BpsWrite,
+                all!(self.bps_write, self.bps_write_max, self.bps_write_max_length),
+            ),
         ];
         let mut rates = Rates::default();
         rates.iops_size = self.iops_size.and_then(|size| size.0);
@@ -291,7 +297,7 @@ impl LimitArgs {
 #[must_use]
 pub fn limit_words(numbers: &BTreeMap<String, u64>) -> String {
     let mut words = Vec::new();
-    for kind in Kind::ALL {
+    for kind in LimitKind::ALL {
         let word = kind.word();
         let amount = |number: u64| match kind.counts_requests() {
             true => number.to_string(),
@@ -328,9 +334,9 @@ mod tests {
         let all = all.unwrap();
         let rates = all.rates().unwrap();
         let burst = Rate { avg: Some(500), max: Some(1000), max_length: Some(5) };
-        assert_eq!((rates[Kind::Iops], rates.iops_size), (burst, Some(65536)));
-        assert_eq!(rates[Kind::BpsWrite].avg, Some(10 << 20));
-        assert_eq!(rates[Kind::BpsRead], Rate::default());
+        assert_eq!((rates[LimitKind::Iops], rates.iops_size), (burst, Some(65536)));
+        assert_eq!(rates[LimitKind::BpsWrite].avg, Some(10 << 20));
+        assert_eq!(rates[LimitKind::BpsRead], Rate::default());
         assert_eq!(
             limit_words(&all.numbers()),
             "iops 500 (max 1000 for 5 s), bps-write 10 MiB, iops-size 64 KiB"

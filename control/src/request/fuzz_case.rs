@@ -3,8 +3,8 @@
 //! [`check`] is one function for two uses: the corpus test below, and the target `control` of
 //! cargo-fuzz.
 
-use super::{COMMANDS, Request, parse};
-use crate::protocol::Kind;
+use super::{COMMANDS, ControlRequest, parse};
+use crate::protocol::ProblemKind;
 use serde_json::{Map, Value, json};
 
 /// Names of fields, of a request and of a disk within one.
@@ -69,7 +69,7 @@ pub enum Outcome {
     /// A request, with nothing left to be judged but what the disks are.
     Good,
     /// A problem of this kind.
-    Refused(Kind),
+    Refused(ProblemKind),
 }
 
 /// The choices that are left; 0 once they have run out.
@@ -212,7 +212,7 @@ pub fn check(data: &[u8]) -> Outcome {
         Ok(request) => request,
         Err(problem) => {
             assert!(!problem.message.is_empty(), "{text}");
-            let kinds = [Kind::Malformed, Kind::Version, Kind::UnknownCommand];
+            let kinds = [ProblemKind::Malformed, ProblemKind::Version, ProblemKind::UnknownCommand];
             assert!(kinds.contains(&problem.kind), "{:?}: {text}", problem.kind);
             return Outcome::Refused(problem.kind);
         }
@@ -230,7 +230,7 @@ pub fn check(data: &[u8]) -> Outcome {
     let again = again.unwrap_or_else(|problem| panic!("{}: {text}", problem.message));
     assert_eq!(id_again, id, "{text}");
     assert_eq!(serde_json::to_value(again).expect("JSON"), Value::Object(before), "{text}");
-    if let Request::Add(disk) = request {
+    if let ControlRequest::Add(disk) = request {
         match disk.into_spec() {
             Ok(spec) => {
                 assert!((1..=256).contains(&spec.queues), "{text}");
@@ -238,7 +238,10 @@ pub fn check(data: &[u8]) -> Outcome {
                 assert!((4..=32768).contains(&size) && size.is_power_of_two(), "{text}");
             }
             Err(problem) => {
-                assert!(problem.kind == Kind::Malformed && !problem.message.is_empty(), "{text}");
+                assert!(
+                    problem.kind == ProblemKind::Malformed && !problem.message.is_empty(),
+                    "{text}"
+                );
                 return Outcome::Refused(problem.kind);
             }
         }
@@ -292,7 +295,7 @@ mod tests {
         }
         let of = |kind| refused.iter().filter(|&&other| other == kind).count();
         let [malformed, version, unknown] =
-            [Kind::Malformed, Kind::Version, Kind::UnknownCommand].map(of);
+            [ProblemKind::Malformed, ProblemKind::Version, ProblemKind::UnknownCommand].map(of);
         println!("{good} good, {malformed} malformed, {version} versions, {unknown} unknown");
         assert!(good > 1000 && malformed > 500 && version > 20 && unknown > 50);
     }
@@ -307,11 +310,11 @@ mod tests {
         let want = json!({"command": "resize", "disk": "vm", "size": 1024, "shrink": false});
         assert_eq!(said, want);
         for (line, kind) in [
-            (&b"[]"[..], Kind::Malformed),
-            (br#"{"command":"list","disk":0}"#, Kind::Malformed),
-            (br#"{"command":7}"#, Kind::Malformed),
-            (br#"{"command":"list","version":2}"#, Kind::Version),
-            (br#"{"command":"List"}"#, Kind::UnknownCommand),
+            (&b"[]"[..], ProblemKind::Malformed),
+            (br#"{"command":"list","disk":0}"#, ProblemKind::Malformed),
+            (br#"{"command":7}"#, ProblemKind::Malformed),
+            (br#"{"command":"list","version":2}"#, ProblemKind::Version),
+            (br#"{"command":"List"}"#, ProblemKind::UnknownCommand),
         ] {
             assert_eq!(parse(line).1.err().unwrap().kind, kind);
         }

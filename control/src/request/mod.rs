@@ -8,7 +8,7 @@ pub mod fuzz_case;
 use crate::config::{
     DiskArgs, DiskSpec, LimitArgs, NbdAddress, NbdPlace, Place, hint, is_unreal, with_hint,
 };
-use crate::protocol::{Kind, Problem, VERSION};
+use crate::protocol::{Problem, ProblemKind, VERSION};
 use crate::size::Size;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,9 +24,9 @@ pub const COMMANDS: [&str; 15] = [
 /// A request whose form is right; as JSON, the fields it was made of.
 #[derive(Debug, Serialize)]
 #[serde(tag = "command", rename_all = "kebab-case")]
-pub enum Request {
+pub enum ControlRequest {
     List(Nothing),
-    Stats(Asked),
+    Stats(StatsRequest),
     Events(Nothing),
     Reload(Nothing),
     Add(Box<Add>),
@@ -50,7 +50,7 @@ pub struct Nothing {}
 #[derive(Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Asked {
+pub struct StatsRequest {
     pub disk: Option<Name>,
     #[serde(default)]
     pub buckets: bool,
@@ -163,64 +163,64 @@ pub enum Name {
 }
 
 /// Reads one line. Also gives back the request's `id`, if it has one.
-pub fn parse(line: &[u8]) -> (Option<Value>, Result<Request, Problem>) {
+pub fn parse(line: &[u8]) -> (Option<Value>, Result<ControlRequest, Problem>) {
     let mut fields: Map<String, Value> = match serde_json::from_slice(line) {
         Ok(fields) => fields,
         Err(error) => {
             let message = format!("the line is not a JSON object: {error}");
-            return (None, Err(Problem::new(Kind::Malformed, message)));
+            return (None, Err(Problem::new(ProblemKind::Malformed, message)));
         }
     };
     let id = fields.remove("id");
     (id, request(fields))
 }
 
-fn request(mut fields: Map<String, Value>) -> Result<Request, Problem> {
+fn request(mut fields: Map<String, Value>) -> Result<ControlRequest, Problem> {
     match fields.remove("version") {
         None => {}
         Some(version) if version == VERSION => {}
         Some(version) => {
             let message = format!("version {version}: this daemon speaks version {VERSION}");
-            return Err(Problem::new(Kind::Version, message));
+            return Err(Problem::new(ProblemKind::Version, message));
         }
     }
     let Some(Value::String(command)) = fields.remove("command") else {
         let message = format!("the request names no command; there are {}", COMMANDS.join(", "));
-        return Err(Problem::new(Kind::Malformed, message));
+        return Err(Problem::new(ProblemKind::Malformed, message));
     };
     Ok(match command.as_str() {
-        "list" => Request::List(arguments(fields)?),
-        "stats" => Request::Stats(arguments(fields)?),
-        "events" => Request::Events(arguments(fields)?),
-        "reload" => Request::Reload(arguments(fields)?),
-        "add" => Request::Add(arguments(fields)?),
-        "remove" => Request::Remove(arguments(fields)?),
-        "resize" => Request::Resize(arguments(fields)?),
-        "limit" => Request::Limit(Box::new(limit(arguments(fields)?)?)),
-        "drain" => Request::Drain(arguments(fields)?),
-        "pause" => Request::Pause(arguments(fields)?),
-        "resume" => Request::Resume(arguments(fields)?),
-        "retry" => Request::Retry(arguments(fields)?),
-        "snapshot" => Request::Snapshot(arguments(fields)?),
+        "list" => ControlRequest::List(arguments(fields)?),
+        "stats" => ControlRequest::Stats(arguments(fields)?),
+        "events" => ControlRequest::Events(arguments(fields)?),
+        "reload" => ControlRequest::Reload(arguments(fields)?),
+        "add" => ControlRequest::Add(arguments(fields)?),
+        "remove" => ControlRequest::Remove(arguments(fields)?),
+        "resize" => ControlRequest::Resize(arguments(fields)?),
+        "limit" => ControlRequest::Limit(Box::new(limit(arguments(fields)?)?)),
+        "drain" => ControlRequest::Drain(arguments(fields)?),
+        "pause" => ControlRequest::Pause(arguments(fields)?),
+        "resume" => ControlRequest::Resume(arguments(fields)?),
+        "retry" => ControlRequest::Retry(arguments(fields)?),
+        "snapshot" => ControlRequest::Snapshot(arguments(fields)?),
         "flatten" => {
             let flatten: Flatten = arguments(fields)?;
             job(flatten.bps, flatten.cancel)?;
-            Request::Flatten(flatten)
+            ControlRequest::Flatten(flatten)
         }
         "commit" => {
             let commit: Commit = arguments(fields)?;
             job(commit.bps, commit.cancel)?;
             if commit.cancel && commit.snapshot.is_some() {
                 let why = "what is to stop needs no snapshot";
-                return Err(Problem::new(Kind::Malformed, why));
+                return Err(Problem::new(ProblemKind::Malformed, why));
             }
-            Request::Commit(commit)
+            ControlRequest::Commit(commit)
         }
         other => {
             let hint = hint(other, COMMANDS.iter().copied());
             let message =
                 format!("there is no command '{other}'{hint}; there are {}", COMMANDS.join(", "));
-            return Err(Problem::new(Kind::UnknownCommand, message));
+            return Err(Problem::new(ProblemKind::UnknownCommand, message));
         }
     })
 }
@@ -237,7 +237,7 @@ fn limit(limit: Limit) -> Result<Limit, Problem> {
         }
         _ => return Ok(limit),
     };
-    Err(Problem::new(Kind::Malformed, what))
+    Err(Problem::new(ProblemKind::Malformed, what))
 }
 
 /// What takes its time is begun, or is to stop.
@@ -247,18 +247,18 @@ fn job(bps: Option<Size>, cancel: bool) -> Result<(), Problem> {
         Some(_) if cancel => "what is to stop needs no bps",
         _ => return Ok(()),
     };
-    Err(Problem::new(Kind::Malformed, what))
+    Err(Problem::new(ProblemKind::Malformed, what))
 }
 
 fn arguments<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, Problem> {
     serde_json::from_value(Value::Object(fields))
-        .map_err(|e| Problem::new(Kind::Malformed, with_hint(&e.to_string())))
+        .map_err(|e| Problem::new(ProblemKind::Malformed, with_hint(&e.to_string())))
 }
 
 impl Add {
     /// The disk that is asked for.
     pub fn into_spec(self) -> Result<DiskSpec, Problem> {
-        let malformed = |message: &str| Problem::new(Kind::Malformed, message);
+        let malformed = |message: &str| Problem::new(ProblemKind::Malformed, message);
         let mut disk = self.disk;
         let image = disk.take_image().ok_or_else(|| malformed("the disk has no image"))?;
         let place = match disk.take_nbd(&image).map_err(|e| malformed(&e))? {

@@ -1,7 +1,7 @@
 //! Direct I/O on the files of an image.
 
 use super::OpenError;
-use super::probe::{Kind, direct_alignment};
+use super::probe::{FileKind, direct_alignment};
 use crate::choices::Alignment;
 use ringway_image::{Layer, LayerFormat};
 use std::fs::File;
@@ -43,7 +43,7 @@ fn turn_on_one(file: &File) -> Result<Alignment, String> {
     set_direct(file, true).map_err(|_| "its file system does not offer it".to_owned())?;
     let meta = file.metadata().map_err(|error| error.to_string())?;
     let device = meta.file_type().is_block_device();
-    direct_alignment(file, if device { Kind::BlockDevice } else { Kind::File }).1
+    direct_alignment(file, if device { FileKind::BlockDevice } else { FileKind::File }).1
 }
 
 /// Where clusters begin anywhere in a block, neighbours would be in one.

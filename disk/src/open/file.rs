@@ -1,6 +1,6 @@
 //! Opening the file itself.
 
-use super::probe::Kind;
+use super::probe::FileKind;
 use super::{OpenError, OpenOptions, fence};
 use std::fs::{File, OpenOptions as FileOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,11 +10,11 @@ use std::path::Path;
 pub(super) fn open_file(
     path: &Path,
     options: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
     flags: i32,
 ) -> Result<File, OpenError> {
     // A block device that is mounted must not be written behind the file system's back.
-    let claims = kind == Kind::BlockDevice && !options.read_only;
+    let claims = kind == FileKind::BlockDevice && !options.read_only;
     let mut exclusive = if claims { libc::O_EXCL } else { 0 };
     let mut lock_wait = fence::LockWait::new(path, options);
     loop {

@@ -4,7 +4,7 @@
 //! B16). It is only a reason to ask before a file is served as raw that was not meant to be.
 
 use super::foreign::ForeignFormat;
-use super::probe::Kind;
+use super::probe::FileKind;
 use super::{OpenError, OpenOptions};
 use ringway_core::mem::Pool;
 use std::fs::File;
@@ -82,7 +82,7 @@ pub(super) fn check(
     path: &Path,
     file: &File,
     bytes: u64,
-    kind: Kind,
+    kind: FileKind,
     options: &OpenOptions,
 ) -> Result<(), OpenError> {
     if options.raw {
@@ -95,7 +95,7 @@ pub(super) fn check(
         None => Ok(()),
         // A host would open its own with dm-crypt, and serve what that makes of it: this is the
         // guest's.
-        Some(ForeignFormat::Luks) if kind == Kind::BlockDevice => {
+        Some(ForeignFormat::Luks) if kind == FileKind::BlockDevice => {
             tracing::warn!(
                 "{}: it begins with a LUKS header and is served as it is, for a guest that encrypts \
                  it; --format raw says so and keeps this line away",

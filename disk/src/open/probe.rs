@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 
 /// What can hold a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     File,
     BlockDevice,
 }
 
-pub(super) fn kind(path: &Path) -> Result<Kind, OpenError> {
+pub(super) fn kind(path: &Path) -> Result<FileKind, OpenError> {
     let meta = path.metadata().map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => OpenError::Missing(path.into()),
         _ => OpenError::Host { path: path.into(), what: "look at it", source },
     })?;
     let kind = meta.file_type();
     let what = if kind.is_file() {
-        return Ok(Kind::File);
+        return Ok(FileKind::File);
     } else if kind.is_block_device() {
-        return Ok(Kind::BlockDevice);
+        return Ok(FileKind::BlockDevice);
     } else if kind.is_dir() {
         "a folder"
     } else if kind.is_fifo() {
@@ -40,10 +40,10 @@ pub(super) fn kind(path: &Path) -> Result<Kind, OpenError> {
 }
 
 /// Size in bytes.
-pub(super) fn size(path: &Path, file: &File, kind: Kind) -> Result<u64, OpenError> {
+pub(super) fn size(path: &Path, file: &File, kind: FileKind) -> Result<u64, OpenError> {
     let bytes = match kind {
-        Kind::File => file.metadata().map(|meta| meta.len()),
-        Kind::BlockDevice => device_bytes(file),
+        FileKind::File => file.metadata().map(|meta| meta.len()),
+        FileKind::BlockDevice => device_bytes(file),
     };
     bytes.map_err(|source| OpenError::Host { path: path.into(), what: "learn its size", source })
 }
@@ -70,11 +70,11 @@ fn block_ioctl<T: Default>(file: &File, request: libc::c_ulong) -> io::Result<T>
 /// What O_DIRECT asks for on this file, or why it does not work, and who says so.
 ///
 /// The file says it itself (statx, since Linux 6.1); where it does not, small reads find out.
-pub(super) fn direct_alignment(file: &File, kind: Kind) -> (Origin, Result<Alignment, String>) {
+pub(super) fn direct_alignment(file: &File, kind: FileKind) -> (Origin, Result<Alignment, String>) {
     if let Some(alignment) = statx_alignment(file) {
         return (Origin::Statx, alignment);
     }
-    if kind == Kind::BlockDevice
+    if kind == FileKind::BlockDevice
         && let Ok(block) = block_ioctl::<u32>(file, BLKSSZGET)
     {
         let alignment = Alignment { memory: block.max(512), offset: block.max(512) };
@@ -137,10 +137,10 @@ pub(super) struct Host {
 
 impl Host {
     /// Where nothing else tells, and if it `may_try`, it tries.
-    pub(super) fn of(path: &Path, file: &File, kind: Kind, may_try: bool) -> Self {
+    pub(super) fn of(path: &Path, file: &File, kind: FileKind, may_try: bool) -> Self {
         match kind {
-            Kind::File => Self::of_file(file, may_try),
-            Kind::BlockDevice => Self::of_device(path, file),
+            FileKind::File => Self::of_file(file, may_try),
+            FileKind::BlockDevice => Self::of_device(path, file),
         }
     }
 

@@ -41,7 +41,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
     let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
     let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
-    let grows = kind == probe::Kind::File;
+    let grows = kind == probe::FileKind::File;
     let usage = Use { read_only: options.read_only, grows, barriers: cache != CacheMode::Unsafe };
     let layers = Layer::of_chain(chain).map_err(host("learn the sizes of its files"))?;
     // Not before: headers are read as they come.
@@ -106,7 +106,7 @@ fn open_locked(
     path: &Path,
     options: &OpenOptions,
     created: Created,
-) -> Result<(Created, File, probe::Kind), OpenError> {
+) -> Result<(Created, File, probe::FileKind), OpenError> {
     let opened = fence::locked(path, options, || {
         let kind = probe::kind(path)?;
         Ok((open_file(path, options, kind, 0)?, kind))

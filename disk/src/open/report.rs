@@ -10,7 +10,7 @@ use super::image_lock::{LockError, marked_by_others};
 use super::mount::{Locks, Mount, process};
 use super::nvme::is_namespace;
 use super::origin::Origin;
-use super::probe::{self as host, Kind};
+use super::probe::{self as host, FileKind};
 use super::{Created, OpenError, OpenOptions, Source};
 use super::{check_engine, check_size, choose_engine, open, open_cached, open_file};
 use crate::choices::{Alignment, CacheMode, EngineKind};
@@ -251,10 +251,10 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
         }
     };
     let device = Device::below(&file);
-    let mount = if kind == Kind::File { Mount::of(&file) } else { None };
+    let mount = if kind == FileKind::File { Mount::of(&file) } else { None };
     let locks = Locks::on(&file);
     let holder = holder_of(&file, options.read_only, &locks);
-    let below = device.as_ref().filter(|_| kind == Kind::BlockDevice);
+    let below = device.as_ref().filter(|_| kind == FileKind::BlockDevice);
     let verdict = may_open(path, options, below)
         .and_then(|()| choose(path, options, &reading, kind, holder.as_ref()));
     let bytes = host::size(path, &file, kind).ok();
@@ -262,7 +262,11 @@ fn probe_path(path: &Path, options: &OpenOptions) -> Report {
         bytes,
         looks_like: bytes.and_then(|bytes| ForeignFormat::of(&file, bytes).ok().flatten()),
         // st_blocks counts 512 bytes each, whatever the file system's blocks are.
-        allocated: file.metadata().ok().filter(|_| kind == Kind::File).map(|m| m.blocks() * 512),
+        allocated: file
+            .metadata()
+            .ok()
+            .filter(|_| kind == FileKind::File)
+            .map(|m| m.blocks() * 512),
         direct: Some(direct(path, &reading, kind)),
         blocks: Some(blocks(path, &file, kind, mount.as_ref(), device.as_ref())),
         locked_otherwise: locks.foreign && holder.is_none(),
@@ -292,11 +296,11 @@ fn holder_of(file: &File, read_only: bool, locks: &Locks) -> Option<String> {
     Some(LockError::Marked(byte).holder(file))
 }
 
-impl From<Kind> for ImageKind {
-    fn from(kind: Kind) -> Self {
+impl From<FileKind> for ImageKind {
+    fn from(kind: FileKind) -> Self {
         match kind {
-            Kind::File => Self::File,
-            Kind::BlockDevice => Self::BlockDevice,
+            FileKind::File => Self::File,
+            FileKind::BlockDevice => Self::BlockDevice,
         }
     }
 }
@@ -327,7 +331,7 @@ fn choose(
     path: &Path,
     options: &OpenOptions,
     reading: &OpenOptions,
-    kind: Kind,
+    kind: FileKind,
     holder: Option<&String>,
 ) -> Result<Choice, OpenError> {
     check_engine(options)?;
@@ -344,7 +348,7 @@ fn choose(
     Ok(Choice { engine, engine_why, cache, cache_why })
 }
 
-fn direct(path: &Path, reading: &OpenOptions, kind: Kind) -> Result<Direct, String> {
+fn direct(path: &Path, reading: &OpenOptions, kind: FileKind) -> Result<Direct, String> {
     let file = open_file(path, reading, kind, libc::O_DIRECT).map_err(|error| match error {
         OpenError::Host { source, .. } if source.raw_os_error() == Some(libc::EINVAL) => {
             "its file system does not offer it".into()
@@ -358,7 +362,7 @@ fn direct(path: &Path, reading: &OpenOptions, kind: Kind) -> Result<Direct, Stri
 fn blocks(
     path: &Path,
     file: &File,
-    kind: Kind,
+    kind: FileKind,
     mount: Option<&Mount>,
     device: Option<&Device>,
 ) -> Blocks {
@@ -368,8 +372,8 @@ fn blocks(
         physical: found.physical_block,
         optimal_io: found.optimal_io,
         discard: match kind {
-            Kind::File => mount.and_then(Mount::punches_holes),
-            Kind::BlockDevice => device.map(|device| device.discard_granularity > 0),
+            FileKind::File => mount.and_then(Mount::punches_holes),
+            FileKind::BlockDevice => device.map(|device| device.discard_granularity > 0),
         },
         discard_granularity: found.discard_granularity,
     }

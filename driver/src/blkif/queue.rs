@@ -14,8 +14,8 @@ use crate::link::{Link, Wake};
 use crate::memory::{Buffer, Memory};
 use crate::rejected::Rejected;
 use ringway_ring::blkif::{
-    Answer, Armed, Ask, BackFault, Command, DIRECT_SEGMENTS_MAX, Front, GrantPiece, NoRoom,
-    PAGE_BYTES, With, pieces_to_bytes,
+    Armed, Ask, BackFault, Command, DIRECT_SEGMENTS_MAX, Front, GrantPiece, NoRoom, PAGE_BYTES,
+    Response, With, pieces_to_bytes,
 };
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -327,7 +327,7 @@ impl<C> BlkifQueue<C> {
     }
 
     #[inline]
-    fn finish(&mut self, answer: Answer) -> Completion<C> {
+    fn finish(&mut self, answer: Response) -> Completion<C> {
         let flight = self.flights[usize::from(answer.id)].take();
         let Flight { ctx, data, list } = flight.expect("invariant 1: the ring checks ids");
         self.lists.extend(list);

@@ -1,7 +1,7 @@
 //! What is wrong with a request, said before it is queued.
 
 use super::wire::WireRequest;
-use super::{BlkQueue, Limits};
+use super::{BlkQueue, QueueLimits};
 use crate::completion::Data;
 use crate::error::Refusal;
 use crate::memory::Buffer;
@@ -29,7 +29,7 @@ impl<C> BlkQueue<C> {
 
     /// What is wrong with a request for these buffers, if anything.
     pub(super) fn judge(&self, offset: u64, buffers: &[Buffer]) -> Option<Refusal> {
-        let Limits { seg_max, size_max, .. } = self.limits;
+        let QueueLimits { seg_max, size_max, .. } = self.limits;
         let len: u64 = buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum();
         let long = buffers.iter().map(Buffer::bytes).find(|&len| len > size_max);
         if buffers.is_empty() || buffers.iter().any(|buffer| buffer.bytes() == 0) {

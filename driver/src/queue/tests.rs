@@ -63,7 +63,7 @@ pub(super) fn rig_on<C>(
     assert_eq!((ring.base(), device.base()), (base, base));
     let seg_max = usize::from(ENTRIES.min(size)) - 2;
     let merge_max = if when_scarce.is_some() { seg_max } else { usize::from(size / 4) };
-    let limits = Limits {
+    let limits = QueueLimits {
         seg_max,
         merge_max: merge_max.min(seg_max),
         size_max: 1 << 20,

@@ -95,7 +95,7 @@ pub enum BackFault {
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct Response {
     /// The request, as [`Front::push`] has named it.
     pub id: u16,
     /// What came of it.
@@ -262,7 +262,7 @@ impl Front {
     /// # Errors
     /// [`BackFault`] ends the ring: it would be reported again and again.
     #[inline]
-    pub fn pop_response(&mut self) -> Result<Option<Answer>, BackFault> {
+    pub fn pop_response(&mut self) -> Result<Option<Response>, BackFault> {
         if self.rsp_next == self.rsp_seen && !self.read_response_index()? {
             return Ok(None);
         }
@@ -285,7 +285,7 @@ impl Front {
             RSP_EOPNOTSUPP => Status::Unsupported,
             _ => Status::IoError,
         };
-        Ok(Some(Answer { id, status }))
+        Ok(Some(Response { id, status }))
     }
 
     /// Reads `rsp_prod`; true if answers arrived.

@@ -18,7 +18,7 @@ mod tests;
 pub use crate::virtqueue::Armed;
 pub use asked::{Asked, Broken, Command, Grants, NotGranted, Offered, Refused, Token};
 pub use back::Back;
-pub use front::{Answer, Ask, BackFault, Front, NoRoom, With};
+pub use front::{Ask, BackFault, Front, NoRoom, Response, With};
 pub use layout::{
     Abi, DIRECT_SEGMENTS_MAX, INDIRECT_PAGES_MAX, INDIRECT_SEGMENTS_MAX, LayoutError, PAGE_BYTES,
     RING_ORDER_MAX, RingAt, SEGMENTS_PER_PAGE,

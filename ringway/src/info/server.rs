@@ -25,7 +25,7 @@ pub(super) struct Served {
     pub(super) write_cache: &'static str,
     pub(super) queues: Queues,
     pub(super) blocks: Blocks,
-    pub(super) limits: Limits,
+    pub(super) limits: ServerLimits,
     pub(super) virtio_features: Vec<Feature>,
     pub(super) vhost_user_features: Vec<Feature>,
     /// `null` if the server runs where this process cannot see it.
@@ -55,7 +55,7 @@ pub(super) struct Blocks {
 
 /// The largest requests; `null` where there is no limit, or no such request.
 #[derive(Debug, Serialize)]
-pub(super) struct Limits {
+pub(super) struct ServerLimits {
     pub(super) segments: Option<u32>,
     pub(super) segment_bytes: Option<u32>,
     pub(super) discard_bytes: Option<u64>,
@@ -128,7 +128,7 @@ fn describe(
             discard_alignment: info.discard_alignment,
             geometry: info.geometry,
         },
-        limits: Limits {
+        limits: ServerLimits {
             segments: info.seg_max,
             segment_bytes: info.size_max,
             discard_bytes: erase(info.max_discard_sectors),

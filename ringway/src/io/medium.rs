@@ -35,7 +35,7 @@ pub(crate) struct Open {
 /// A file or device, or a disk behind a socket.
 #[derive(Debug)]
 pub(crate) struct Medium {
-    kind: Kind,
+    kind: MediumKind,
     bytes: u64,
     read_only: bool,
     /// A file of another format than raw: not to be written.
@@ -46,7 +46,7 @@ pub(crate) struct Medium {
 // There is one of it.
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
-enum Kind {
+enum MediumKind {
     /// With page-aligned memory for O_DIRECT.
     File { file: File, block: bool, memory: Mapping },
     /// With the only buffer, and who serves it, and what it is, if that is this process.
@@ -119,7 +119,7 @@ impl Medium {
                 let raw = how.format == Some(Format::Raw);
                 let foreign = if raw { None } else { ForeignFormat::of(&file, bytes)? };
                 let memory = Mapping::anonymous(CHUNK)?;
-                let kind = Kind::File { file, block, memory };
+                let kind = MediumKind::File { file, block, memory };
                 Ok(Self { kind, bytes, read_only, foreign, chunk: CHUNK })
             }
         }
@@ -139,17 +139,17 @@ impl Medium {
         let buffer = Some(device.pool().alloc(chunk).context("out of shared memory")?);
         let (bytes, read_only) = (device.capacity(), read_only || info.read_only);
         let device = Box::new(device);
-        let kind = Kind::Disk { device, queue, buffer, image };
+        let kind = MediumKind::Disk { device, queue, buffer, image };
         Ok(Self { kind, bytes, read_only, foreign: None, chunk })
     }
 
     /// What there is to know of it.
     pub(crate) fn facts(&self) -> String {
         let kind = match &self.kind {
-            Kind::File { block: true, .. } => "block device".to_owned(),
-            Kind::File { .. } => "file".to_owned(),
-            Kind::Disk { image: Some((_, what)), .. } => (*what).to_owned(),
-            Kind::Disk { device, .. } => {
+            MediumKind::File { block: true, .. } => "block device".to_owned(),
+            MediumKind::File { .. } => "file".to_owned(),
+            MediumKind::Disk { image: Some((_, what)), .. } => (*what).to_owned(),
+            MediumKind::Disk { device, .. } => {
                 format!("vhost-user-blk disk, blocks of {} bytes", device.block_size())
             }
         };
@@ -180,7 +180,7 @@ impl Medium {
                 self.bytes
             );
         }
-        if matches!(self.kind, Kind::Disk { .. }) && (offset | len) & 511 != 0 {
+        if matches!(self.kind, MediumKind::Disk { .. }) && (offset | len) & 511 != 0 {
             bail!("offset {offset} and length {len} must be multiples of 512");
         }
         Ok(())
@@ -198,13 +198,13 @@ impl Medium {
     ) -> anyhow::Result<()> {
         self.check(offset, len, false)?;
         self.pieces(offset, len, |kind, at, len| match kind {
-            Kind::File { file, memory, .. } => {
+            MediumKind::File { file, memory, .. } => {
                 // SAFETY: the mapping is ours, as long as a piece, and nobody else uses it.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(memory.at(0), len) };
                 file.read_exact_at(bytes, at).map_err(direct_hint)?;
                 each(at, bytes)
             }
-            Kind::Disk { queue, buffer, .. } => {
+            MediumKind::Disk { queue, buffer, .. } => {
                 let mut memory = buffer.take().context("the last request was never answered")?;
                 memory.set_len(len);
                 put(buffer, queue.read(at, memory, ()))?;
@@ -226,13 +226,13 @@ impl Medium {
     ) -> anyhow::Result<()> {
         self.check(offset, len, true)?;
         self.pieces(offset, len, |kind, at, len| match kind {
-            Kind::File { file, memory, .. } => {
+            MediumKind::File { file, memory, .. } => {
                 // SAFETY: as in `read`.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(memory.at(0), len) };
                 fill(at, bytes);
                 Ok(file.write_all_at(bytes, at).map_err(direct_hint)?)
             }
-            Kind::Disk { queue, buffer, .. } => {
+            MediumKind::Disk { queue, buffer, .. } => {
                 let mut memory = buffer.take().context("the last request was never answered")?;
                 memory.set_len(len);
                 fill(at, &mut memory);
@@ -246,7 +246,7 @@ impl Medium {
         &mut self,
         offset: u64,
         len: u64,
-        mut each: impl FnMut(&mut Kind, u64, usize) -> anyhow::Result<()>,
+        mut each: impl FnMut(&mut MediumKind, u64, usize) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (mut at, end) = (offset, offset + len);
         while at < end {
@@ -264,12 +264,12 @@ impl Medium {
     pub(crate) fn zero(&mut self, offset: u64, len: u64, unmap: bool) -> anyhow::Result<()> {
         self.check(offset, len, true)?;
         match &mut self.kind {
-            Kind::File { file, .. } => {
+            MediumKind::File { file, .. } => {
                 let how =
                     if unmap { FallocateFlags::PUNCH_HOLE } else { FallocateFlags::ZERO_RANGE };
                 Ok(fallocate(&*file, how | FallocateFlags::KEEP_SIZE, offset, len)?)
             }
-            Kind::Disk { device, queue, .. } => {
+            MediumKind::Disk { device, queue, .. } => {
                 let max = device.info().max_write_zeroes_sectors;
                 ranges(offset, len, max, |at, len| {
                     queue.write_zeroes(at, len, unmap, ()).map_err(|rejected| rejected.why)?;
@@ -288,18 +288,18 @@ impl Medium {
         const BLKDISCARD: libc::c_ulong = 0x1277;
         self.check(offset, len, true)?;
         match &mut self.kind {
-            Kind::File { file, block: true, .. } => {
+            MediumKind::File { file, block: true, .. } => {
                 let range = [offset, len];
                 let fd = file.as_raw_fd();
                 // SAFETY: the request reads two words.
                 let rc = unsafe { libc::ioctl(fd, BLKDISCARD as _, &raw const range) };
                 if rc < 0 { Err(io::Error::last_os_error().into()) } else { Ok(()) }
             }
-            Kind::File { file, .. } => {
+            MediumKind::File { file, .. } => {
                 let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 Ok(fallocate(&*file, how, offset, len)?)
             }
-            Kind::Disk { device, queue, .. } => {
+            MediumKind::Disk { device, queue, .. } => {
                 let max = device.info().max_discard_sectors;
                 ranges(offset, len, max, |at, len| {
                     queue.discard(at, len, ()).map_err(|rejected| rejected.why)?;
@@ -315,8 +315,8 @@ impl Medium {
     /// Of the disk.
     pub(crate) fn flush(&mut self) -> anyhow::Result<()> {
         match &mut self.kind {
-            Kind::File { file, .. } => Ok(file.sync_data()?),
-            Kind::Disk { queue, .. } => {
+            MediumKind::File { file, .. } => Ok(file.sync_data()?),
+            MediumKind::Disk { queue, .. } => {
                 queue.flush(()).map_err(|rejected| rejected.why)?;
                 answer(queue)
             }
@@ -329,8 +329,8 @@ impl Medium {
     /// Of the disk, or that it has none.
     pub(crate) fn id(&mut self) -> anyhow::Result<String> {
         match &mut self.kind {
-            Kind::File { .. } => bail!("a file has no serial number"),
-            Kind::Disk { device, queue, .. } => disk::serial(queue, &device.pool(), ())?
+            MediumKind::File { .. } => bail!("a file has no serial number"),
+            MediumKind::Disk { device, queue, .. } => disk::serial(queue, &device.pool(), ())?
                 .ok_or_else(|| anyhow!("the server has no serial number to tell")),
         }
     }

@@ -9,10 +9,11 @@ use super::super::reload::reload;
 use super::super::served::{Served, lock};
 use super::reports;
 use ringway_control::protocol::{
-    Done, Happened, JobFacts, JobOf, Kind, Limited, Problem, Removed, ResizedTo, Retried,
+    Done, Happened, JobFacts, JobOf, Limited, Problem, ProblemKind, Removed, ResizedTo, Retried,
 };
 use ringway_control::request::{
-    self, Add, Asked, Commit, Flatten, Limit, Name, Nothing, One, Request, Resize, Retry, Snapshot,
+    self, Add, Commit, ControlRequest, Flatten, Limit, Name, Nothing, One, Resize, Retry, Snapshot,
+    StatsRequest,
 };
 use ringway_control::size::Size;
 use ringway_export::{ChangeError, Offered};
@@ -41,12 +42,12 @@ pub(super) fn take<'a>(
 ) -> (Option<Value>, Result<Taken<'a>, Problem>) {
     let (id, request) = request::parse(line);
     let taken = request.and_then(|request| match request {
-        Request::Events(Nothing {}) => match disks.events.read() {
+        ControlRequest::Events(Nothing {}) => match disks.events.read() {
             Ok(Some(reader)) => Ok(Taken::Events(reader)),
             Ok(None) => {
-                Err(Problem::new(Kind::Busy, "too many others read events: try again later"))
+                Err(Problem::new(ProblemKind::Busy, "too many others read events: try again later"))
             }
-            Err(error) => Err(Problem::new(Kind::Failed, error)),
+            Err(error) => Err(Problem::new(ProblemKind::Failed, error)),
         },
         request => handle(disks, request).map(Taken::Answer),
     });
@@ -59,59 +60,59 @@ pub(crate) fn carry_out(disks: &Disks, line: &[u8]) -> (Option<Value>, Outcome) 
     (id, request.and_then(|request| handle(disks, request)))
 }
 
-fn handle(disks: &Disks, request: Request) -> Outcome {
+fn handle(disks: &Disks, request: ControlRequest) -> Outcome {
     if let Some(name) = changed(&request)
         && let AnyDisk::Apart(disk) = find(disks, name)?
     {
         return change_apart(&disk, request);
     }
     match request {
-        Request::List(Nothing {}) => answer(reports::list(disks)),
-        Request::Stats(Asked { disk, buckets, histograms }) => {
+        ControlRequest::List(Nothing {}) => answer(reports::list(disks)),
+        ControlRequest::Stats(StatsRequest { disk, buckets, histograms }) => {
             let one = disk.map(|disk| find(disks, &disk)).transpose()?;
             answer(reports::stats(disks, one, reports::Detail { buckets, histograms }))
         }
-        Request::Events(Nothing {}) => {
-            Err(Problem::new(Kind::Failed, "events are told on a connection of their own"))
+        ControlRequest::Events(Nothing {}) => {
+            Err(Problem::new(ProblemKind::Failed, "events are told on a connection of their own"))
         }
-        Request::Reload(Nothing {}) => answer(reload(disks).map_err(failed)?),
-        Request::Add(disk) => add(disks, *disk),
-        Request::Remove(disk) => remove(disks, disk),
-        Request::Resize(asked) => resize(disks, asked),
-        Request::Limit(asked) => limit(disks, *asked),
-        Request::Drain(disk) => change(disks, disk, |disk| disk.drain()),
-        Request::Pause(disk) => change(disks, disk, |disk| disk.pause()),
-        Request::Resume(disk) => change(disks, disk, |disk| disk.resume()),
-        Request::Retry(asked) => retry(disks, asked),
-        Request::Snapshot(asked) => snapshot(disks, &asked),
-        Request::Flatten(asked) => flatten(disks, &asked),
-        Request::Commit(asked) => commit(disks, &asked),
+        ControlRequest::Reload(Nothing {}) => answer(reload(disks).map_err(failed)?),
+        ControlRequest::Add(disk) => add(disks, *disk),
+        ControlRequest::Remove(disk) => remove(disks, disk),
+        ControlRequest::Resize(asked) => resize(disks, asked),
+        ControlRequest::Limit(asked) => limit(disks, *asked),
+        ControlRequest::Drain(disk) => change(disks, disk, |disk| disk.drain()),
+        ControlRequest::Pause(disk) => change(disks, disk, |disk| disk.pause()),
+        ControlRequest::Resume(disk) => change(disks, disk, |disk| disk.resume()),
+        ControlRequest::Retry(asked) => retry(disks, asked),
+        ControlRequest::Snapshot(asked) => snapshot(disks, &asked),
+        ControlRequest::Flatten(asked) => flatten(disks, &asked),
+        ControlRequest::Commit(asked) => commit(disks, &asked),
     }
 }
 
 /// The disk that a request changes, if its own process can do so.
-fn changed(request: &Request) -> Option<&Name> {
+fn changed(request: &ControlRequest) -> Option<&Name> {
     match request {
-        Request::Resize(Resize { disk, .. })
-        | Request::Retry(Retry { disk, .. })
-        | Request::Drain(One { disk })
-        | Request::Pause(One { disk })
-        | Request::Resume(One { disk })
-        | Request::Snapshot(Snapshot { disk, .. })
-        | Request::Flatten(Flatten { disk, .. })
-        | Request::Commit(Commit { disk, .. }) => Some(disk),
+        ControlRequest::Resize(Resize { disk, .. })
+        | ControlRequest::Retry(Retry { disk, .. })
+        | ControlRequest::Drain(One { disk })
+        | ControlRequest::Pause(One { disk })
+        | ControlRequest::Resume(One { disk })
+        | ControlRequest::Snapshot(Snapshot { disk, .. })
+        | ControlRequest::Flatten(Flatten { disk, .. })
+        | ControlRequest::Commit(Commit { disk, .. }) => Some(disk),
         _ => None,
     }
 }
 
 /// Has the process of a disk do it.
-fn change_apart(disk: &Isolated, request: Request) -> Outcome {
+fn change_apart(disk: &Isolated, request: ControlRequest) -> Outcome {
     let pause = match &request {
-        Request::Pause(_) => Some(true),
-        Request::Resume(_) => Some(false),
+        ControlRequest::Pause(_) => Some(true),
+        ControlRequest::Resume(_) => Some(false),
         _ => None,
     };
-    if matches!(request, Request::Snapshot(_) | Request::Commit(_)) {
+    if matches!(request, ControlRequest::Snapshot(_) | ControlRequest::Commit(_)) {
         disk.may_rename();
     }
     let mut line = answer(request)?;
@@ -127,7 +128,7 @@ fn change_apart(disk: &Isolated, request: Request) -> Outcome {
 }
 
 fn answer(value: impl Serialize) -> Outcome {
-    serde_json::to_value(value).map_err(|error| Problem::new(Kind::Failed, error))
+    serde_json::to_value(value).map_err(|error| Problem::new(ProblemKind::Failed, error))
 }
 
 fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
@@ -165,11 +166,11 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
     match (found.next(), found.next()) {
         (Some(served), None) => Ok(served),
         (Some(_), Some(_)) => Err(Problem::new(
-            Kind::NoSuchDisk,
+            ProblemKind::NoSuchDisk,
             format!("several disks are called '{word}': name one by its number (see list)"),
         )),
         (None, _) => Err(Problem::new(
-            Kind::NoSuchDisk,
+            ProblemKind::NoSuchDisk,
             format!(
                 "there is no disk '{word}': name one by its number, image or socket (see list)"
             ),
@@ -181,9 +182,10 @@ fn find(disks: &Disks, name: &Name) -> Result<AnyDisk, Problem> {
 fn find_here(disks: &Disks, name: &Name) -> Result<Arc<Served>, Problem> {
     match find(disks, name)? {
         AnyDisk::Here(served) => Ok(served),
-        AnyDisk::Apart(disk) => {
-            Err(Problem::new(Kind::Busy, format!("{}: it has just been added", disk.image())))
-        }
+        AnyDisk::Apart(disk) => Err(Problem::new(
+            ProblemKind::Busy,
+            format!("{}: it has just been added", disk.image()),
+        )),
     }
 }
 
@@ -281,8 +283,8 @@ fn files_stay(served: &Served, error: &ChangeOfFiles) -> Problem {
     let name = served.name();
     match error {
         ChangeOfFiles::Change(error) => refused(name, error),
-        ChangeOfFiles::Job(_) => Problem::new(Kind::Busy, format!("{name}: {error}")),
-        ChangeOfFiles::Other(_) => Problem::new(Kind::Failed, format!("{name}: {error}")),
+        ChangeOfFiles::Job(_) => Problem::new(ProblemKind::Busy, format!("{name}: {error}")),
+        ChangeOfFiles::Other(_) => Problem::new(ProblemKind::Failed, format!("{name}: {error}")),
     }
 }
 
@@ -292,9 +294,9 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
     let wrong = |error| {
         let kind = match group {
             Some(name) if name != "none" && !asked.create && !disks.limit_groups.has(name) => {
-                Kind::NoSuchGroup
+                ProblemKind::NoSuchGroup
             }
-            _ => Kind::Failed,
+            _ => ProblemKind::Failed,
         };
         Problem::new(kind, in_full(&error))
     };
@@ -303,7 +305,7 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
             asked.disk.is_some() || asked.create || !change.limits.is_silent() || change.lift;
         let Some(name) = group.filter(|_| !more) else {
             let why = "remove takes a group away: it goes with group and nothing else";
-            return Err(Problem::new(Kind::Malformed, why));
+            return Err(Problem::new(ProblemKind::Malformed, why));
         };
         disks.remove_limit_group(name).map_err(wrong)?;
         disks.events.tell(None, Happened::LimitGroupRemoved { limit_group: name.into() });
@@ -363,9 +365,9 @@ fn change(
 
 fn refused(disk: &str, error: &ChangeError) -> Problem {
     let kind = match error {
-        ChangeError::Busy => Kind::Busy,
-        ChangeError::Shrinks { .. } => Kind::NotMeant,
-        _ => Kind::Failed,
+        ChangeError::Busy => ProblemKind::Busy,
+        ChangeError::Shrinks { .. } => ProblemKind::NotMeant,
+        _ => ProblemKind::Failed,
     };
     Problem::new(kind, format!("{disk}: {error}"))
 }
@@ -373,5 +375,5 @@ fn refused(disk: &str, error: &ChangeError) -> Problem {
 // Passed by value as `map_err` does.
 #[allow(clippy::needless_pass_by_value)]
 fn failed(error: anyhow::Error) -> Problem {
-    Problem::new(Kind::Failed, in_full(&error))
+    Problem::new(ProblemKind::Failed, in_full(&error))
 }

@@ -3,7 +3,7 @@
 use super::super::disks::{AnyDisk, Disks};
 use super::super::isolate::Isolated;
 use super::super::served::{Served, lock};
-use super::super::stats::Asked;
+use super::super::stats::EngineAnswers;
 use hdrhistogram::Histogram;
 use ringway_control::protocol::{
     Buckets, DaemonFacts, DiskFacts, DiskStatsOf, DurationsOf, FailuresOf, Latencies, List,
@@ -169,7 +169,7 @@ fn apart_stats(disk: &Isolated, answer: Option<Value>) -> (DiskStatsOf, Vec<Work
     (one, workers)
 }
 
-fn disk_stats(served: &Served, asked: &[Asked], detail: Detail) -> DiskStatsOf {
+fn disk_stats(served: &Served, asked: &[EngineAnswers], detail: Detail) -> DiskStatsOf {
     let Detail { buckets, histograms } = detail;
     let disk = served.export.disk();
     let workers = asked.iter().find(|engine| engine.kind == disk.engine());
@@ -242,7 +242,7 @@ fn queue_stats(queue: &QueueReport, engine: EngineKind, buckets: bool) -> QueueS
     }
 }
 
-fn worker_stats(asked: &Asked, detail: Detail) -> Vec<WorkerStatsOf> {
+fn worker_stats(asked: &EngineAnswers, detail: Detail) -> Vec<WorkerStatsOf> {
     let Detail { buckets, histograms } = detail;
     let one = |(number, said): (usize, &Option<WorkerStats>)| {
         let (answers, said) = (said.is_some(), said.clone().unwrap_or_default());

@@ -8,7 +8,7 @@ use super::super::served::{Served, lock};
 use super::{AnyDisk, Disks};
 use anyhow::bail;
 use ringway_control::config::LimitArgs;
-use ringway_control::protocol::{Kind, LimitGroupFacts, Problem};
+use ringway_control::protocol::{LimitGroupFacts, Problem, ProblemKind};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Disks {
         change: &Change<'_>,
     ) -> Result<Value, Problem> {
         if change.group.is_some_and(|group| group != "none") {
-            return Err(Problem::new(Kind::Failed, apart_has_no_group(&disk.image())));
+            return Err(Problem::new(ProblemKind::Failed, apart_has_no_group(&disk.image())));
         }
         // It knows no other.
         let (limits, lift) = (change.limits, change.lift);

@@ -1,6 +1,6 @@
 //! The daemon's side: asks the helper.
 
-use super::protocol::{Answer, Request, SocketBusy, Wanted};
+use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
 use super::wire::{receive, send};
 use crate::xen;
 use anyhow::{anyhow, bail};
@@ -53,19 +53,22 @@ impl Client {
     }
 
     /// A refusal becomes an error.
-    pub(super) fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    pub(super) fn ask(
+        &self,
+        request: &HelperRequest,
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         self.ask_with(request, None)
     }
 
     pub(super) fn ask_with(
         &self,
-        request: &Request,
+        request: &HelperRequest,
         fd: Option<BorrowedFd<'_>>,
-    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
         let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
         for number in let_go {
-            send(&*line, &Request::Stateless { number }, None).map_err(|_| helper_ended())?;
+            send(&*line, &HelperRequest::Stateless { number }, None).map_err(|_| helper_ended())?;
             answer(&line)?;
         }
         send(&*line, request, fd).map_err(|_| helper_ended())?;
@@ -74,8 +77,8 @@ impl Client {
 
     /// The state of a disk, and who has the helper let it go.
     pub(super) fn state(self: &Arc<Self>, image: &File) -> anyhow::Result<(File, HelpersState)> {
-        let request = Request::State;
-        let (Answer::State { number }, Some(file)) =
+        let request = HelperRequest::State;
+        let (HelperAnswer::State { number }, Some(file)) =
             self.ask_with(&request, Some(image.as_fd()))?
         else {
             bail!(OUT_OF_TURN);
@@ -89,17 +92,18 @@ impl Client {
         ephemeral: bool,
     ) -> anyhow::Result<Opened> {
         let wanted = Wanted::of(options, ephemeral)?;
-        let (Answer::Wait, Some(line)) = self.ask(&Request::Open(Box::new(wanted)))? else {
+        let (HelperAnswer::Wait, Some(line)) = self.ask(&HelperRequest::Open(Box::new(wanted)))?
+        else {
             bail!(OUT_OF_TURN);
         };
-        let (Answer::Opened { found, new, clone }, Some(file)) = answer(&line)? else {
+        let (HelperAnswer::Opened { found, new, clone }, Some(file)) = answer(&line)? else {
             bail!(OUT_OF_TURN);
         };
         let new = new.map(|number| HelpersFile::new(self, number));
         let clone = clone.map(|number| EphemeralFile(Some(HelpersFile::new(self, number))));
         let mut others = Vec::new();
         for _ in 0..found.others() {
-            let (Answer::Layer, Some(file)) = answer(&line)? else {
+            let (HelperAnswer::Layer, Some(file)) = answer(&line)? else {
                 bail!(OUT_OF_TURN);
             };
             others.push(file);
@@ -113,36 +117,36 @@ impl Client {
         private: bool,
         Access { mode, group }: Access,
     ) -> anyhow::Result<(UnixListener, HelpersFile, PathBuf)> {
-        let asked = self.ask(&Request::Listen { path: path.into(), private, mode, group })?;
-        let (Answer::Listening { number, path }, Some(socket)) = asked else {
+        let asked = self.ask(&HelperRequest::Listen { path: path.into(), private, mode, group })?;
+        let (HelperAnswer::Listening { number, path }, Some(socket)) = asked else {
             bail!(OUT_OF_TURN);
         };
         Ok((socket.into(), HelpersFile::new(self, number), path.into()))
     }
 
     pub(super) fn configuration(&self) -> anyhow::Result<File> {
-        match self.ask(&Request::Configuration)? {
-            (Answer::Configuration, Some(file)) => Ok(file.into()),
+        match self.ask(&HelperRequest::Configuration)? {
+            (HelperAnswer::Configuration, Some(file)) => Ok(file.into()),
             _ => bail!(OUT_OF_TURN),
         }
     }
 
     pub(super) fn locate(&self, path: &Path) -> anyhow::Result<Location> {
-        match self.ask(&Request::Locate { path: path.into() })? {
-            (Answer::Located(location), _) => Ok(location),
+        match self.ask(&HelperRequest::Locate { path: path.into() })? {
+            (HelperAnswer::Located(location), _) => Ok(location),
             _ => bail!(OUT_OF_TURN),
         }
     }
 
     pub(super) fn holder(&self, path: &Path, read_only: bool) -> anyhow::Result<Option<String>> {
-        match self.ask(&Request::Holder { path: path.into(), read_only })? {
-            (Answer::Holder(holder), _) => Ok(holder),
+        match self.ask(&HelperRequest::Holder { path: path.into(), read_only })? {
+            (HelperAnswer::Holder(holder), _) => Ok(holder),
             _ => bail!(OUT_OF_TURN),
         }
     }
 
     pub(super) fn started(&self) -> anyhow::Result<()> {
-        self.ask(&Request::Started).map(drop)
+        self.ask(&HelperRequest::Started).map(drop)
     }
 }
 
@@ -151,10 +155,10 @@ impl xen::Access for Client {
     fn open(&self, what: xen::Named) -> std::io::Result<Option<OwnedFd>> {
         // With all reasons, as nobody below looks at more than one line.
         let in_full = |error| ringway_terminal::reasons::in_full(&error);
-        let answer = self.ask(&Request::Xen(what));
+        let answer = self.ask(&HelperRequest::Xen(what));
         match answer.map_err(|error| std::io::Error::other(in_full(error)))? {
-            (Answer::Named { there: true }, Some(file)) => Ok(Some(file)),
-            (Answer::Named { there: false }, _) => Ok(None),
+            (HelperAnswer::Named { there: true }, Some(file)) => Ok(Some(file)),
+            (HelperAnswer::Named { there: false }, _) => Ok(None),
             _ => Err(std::io::Error::other(OUT_OF_TURN)),
         }
     }
@@ -172,10 +176,10 @@ fn helper_ended() -> anyhow::Error {
     )
 }
 
-pub(super) fn answer(line: &OwnedFd) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+pub(super) fn answer(line: &OwnedFd) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
     match receive(line)?.ok_or_else(helper_ended)? {
-        (Answer::Refused { why, socket_busy: true }, _) => Err(SocketBusy(why).into()),
-        (Answer::Refused { why, socket_busy: false }, _) => Err(anyhow!(why)),
+        (HelperAnswer::Refused { why, socket_busy: true }, _) => Err(SocketBusy(why).into()),
+        (HelperAnswer::Refused { why, socket_busy: false }, _) => Err(anyhow!(why)),
         answer => Ok(answer),
     }
 }
@@ -189,13 +193,13 @@ pub(super) struct HelpersState {
 impl HelpersState {
     /// The disk is about to be served from this image.
     pub(super) fn follow(&self, image: &File) -> anyhow::Result<()> {
-        let request = Request::StateFollows { number: self.number };
+        let request = HelperRequest::StateFollows { number: self.number };
         self.helper.ask_with(&request, Some(image.as_fd())).map(drop)
     }
 
     /// It is, or it is not.
     pub(super) fn settle(&self, follows: bool) -> anyhow::Result<()> {
-        self.helper.ask(&Request::StateSettled { number: self.number, follows }).map(drop)
+        self.helper.ask(&HelperRequest::StateSettled { number: self.number, follows }).map(drop)
     }
 }
 
@@ -207,7 +211,7 @@ impl Drop for HelpersState {
             return;
         }
         // If the helper has gone, so has what it held.
-        let _ = self.helper.ask(&Request::Stateless { number: self.number });
+        let _ = self.helper.ask(&HelperRequest::Stateless { number: self.number });
     }
 }
 
@@ -227,7 +231,7 @@ impl HelpersFile {
     pub(super) fn keep(mut self) {
         self.kept = true;
         // If the helper has gone it removes nothing either.
-        let _ = self.helper.ask(&Request::Keep { number: self.number });
+        let _ = self.helper.ask(&HelperRequest::Keep { number: self.number });
     }
 }
 
@@ -235,7 +239,7 @@ impl Drop for HelpersFile {
     fn drop(&mut self) {
         if !self.kept {
             // Best effort: a socket that stays is replaced by the next daemon.
-            let _ = self.helper.ask(&Request::Remove { number: self.number });
+            let _ = self.helper.ask(&HelperRequest::Remove { number: self.number });
         }
     }
 }

@@ -14,7 +14,7 @@ use super::addresses::Addresses;
 use super::client::Client;
 use super::duties::Duties;
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
-use super::protocol::{Answer, Found, Request, Wanted};
+use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
 use super::state::StateKeeper;
 use super::wire::{receive, send};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
@@ -177,7 +177,7 @@ impl Helper {
             let handled = survive("the helper", || self.handle(request, fd));
             let (answer, fd) = match handled.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::refused(&error), None),
+                Err(error) => (HelperAnswer::refused(&error), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -197,14 +197,14 @@ impl Helper {
     }
 
     /// Refuses what a daemon that has started does not need any more.
-    fn may(&mut self, request: &Request) -> anyhow::Result<()> {
+    fn may(&mut self, request: &HelperRequest) -> anyhow::Result<()> {
         let again = match request {
-            Request::Open(wanted) => match wanted.remote() {
+            HelperRequest::Open(wanted) => match wanted.remote() {
                 Some(name) if self.started => self.remotes.contains(name),
                 Some(name) => self.remotes.insert(name.to_vec()),
                 None => false,
             },
-            Request::Listen { .. } => false,
+            HelperRequest::Listen { .. } => false,
             _ => return Ok(()),
         };
         if self.started && !self.duties.adds && !again {
@@ -215,65 +215,65 @@ impl Helper {
 
     fn handle(
         &mut self,
-        request: Request,
+        request: HelperRequest,
         fd: Option<OwnedFd>,
-    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         panic_point!("helper");
         self.may(&request)?;
         match request {
-            Request::Open(wanted) => {
+            HelperRequest::Open(wanted) => {
                 let (ours, its) = line()?;
                 self.open(*wanted, ours)?;
-                Ok((Answer::Wait, Some(its)))
+                Ok((HelperAnswer::Wait, Some(its)))
             }
-            Request::State => self.state(fd),
-            Request::Stateless { number } => {
+            HelperRequest::State => self.state(fd),
+            HelperRequest::Stateless { number } => {
                 drop(lock(&self.things).states.remove(&number));
-                Ok((Answer::Done, None))
+                Ok((HelperAnswer::Done, None))
             }
-            Request::Listen { path, private, mode, group } => {
+            HelperRequest::Listen { path, private, mode, group } => {
                 self.listen(&PathBuf::from(path), private, Access { mode, group })
             }
-            Request::Configuration => {
+            HelperRequest::Configuration => {
                 let Some(path) = self.duties.configuration.clone() else {
                     bail!("this daemon was started without a configuration file");
                 };
                 let file = self.as_account(|| configuration(&path))??;
-                Ok((Answer::Configuration, Some(file.into())))
+                Ok((HelperAnswer::Configuration, Some(file.into())))
             }
-            Request::Locate { path } => {
+            HelperRequest::Locate { path } => {
                 let path = PathBuf::from(path);
                 let location = self.as_account(|| Location::of(&path))?;
-                Ok((Answer::Located(location), None))
+                Ok((HelperAnswer::Located(location), None))
             }
-            Request::Holder { path, read_only } => {
+            HelperRequest::Holder { path, read_only } => {
                 let path = PathBuf::from(path);
                 let holder = self.as_account(|| ringway_disk::open::holder(&path, read_only))?;
-                Ok((Answer::Holder(holder), None))
+                Ok((HelperAnswer::Holder(holder), None))
             }
-            Request::Keep { number } => {
+            HelperRequest::Keep { number } => {
                 let thing = lock(&self.things).list.remove(&number);
                 thing.into_iter().for_each(|thing| thing.file.keep());
-                Ok((Answer::Done, None))
+                Ok((HelperAnswer::Done, None))
             }
-            Request::Remove { number } => {
+            HelperRequest::Remove { number } => {
                 let Some(thing) = lock(&self.things).list.remove(&number) else {
                     bail!("there is no file {number}");
                 };
                 acting_as(thing.made_as.as_ref(), || drop(thing.file))?;
-                Ok((Answer::Done, None))
+                Ok((HelperAnswer::Done, None))
             }
             #[cfg(feature = "xen")]
-            Request::Xen(what) => {
+            HelperRequest::Xen(what) => {
                 let Some(xen) = &self.duties.xen else {
                     bail!("this daemon serves no guests of Xen");
                 };
                 let fd = xen.open(what)?;
-                Ok((Answer::Named { there: fd.is_some() }, fd))
+                Ok((HelperAnswer::Named { there: fd.is_some() }, fd))
             }
-            Request::Started => {
+            HelperRequest::Started => {
                 self.started = true;
-                Ok((Answer::Done, None))
+                Ok((HelperAnswer::Done, None))
             }
             request => self.handle_overlay(request, fd),
         }
@@ -307,17 +307,18 @@ impl Helper {
                 let (found, files) = Found::of(disk.into_parts())?;
                 let add = |file| lock(&things).add(file, account.clone());
                 let (new, clone) = (new.map(add), clone.map(add));
-                Ok((Answer::Opened { found: Box::new(found), new, clone }, files))
+                Ok((HelperAnswer::Opened { found: Box::new(found), new, clone }, files))
             };
             // If the daemon has gone nobody needs the answer.
             let opened = survive("the helper", opened);
             let _ = match opened.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, files)) => {
-                    let answers = std::iter::once(&answer).chain(std::iter::repeat(&Answer::Layer));
+                    let answers =
+                        std::iter::once(&answer).chain(std::iter::repeat(&HelperAnswer::Layer));
                     let mut all = answers.zip(&files);
                     all.try_for_each(|(answer, file)| send(&line, answer, Some(file.as_fd())))
                 }
-                Err(error) => send(&line, &Answer::refused(&error), None),
+                Err(error) => send(&line, &HelperAnswer::refused(&error), None),
             };
         })?;
         Ok(())
@@ -328,7 +329,7 @@ impl Helper {
         path: &Path,
         private: bool,
         access: Access,
-    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let (listener, file) = match &self.duties.account {
             // What connects to the daemon's disks has its rights, not those of who started it.
             Some(account) if !self.started && !private => for_account(account, path, access)?,
@@ -336,12 +337,12 @@ impl Helper {
         };
         let path = file.path.as_path().into();
         let number = lock(&self.things).add(file, self.account());
-        Ok((Answer::Listening { number, path }, Some(listener.into())))
+        Ok((HelperAnswer::Listening { number, path }, Some(listener.into())))
     }
 
     /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
     /// nothing, and reaches its own folder only.
-    fn state(&self, image: Option<OwnedFd>) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn state(&self, image: Option<OwnedFd>) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let (Some(dir), Some(image)) = (&self.duties.state_dir, image) else {
             bail!("this daemon keeps no state of its disks");
         };
@@ -351,7 +352,7 @@ impl Helper {
         things.next += 1;
         let number = things.next;
         things.states.insert(number, keeper);
-        Ok((Answer::State { number }, Some(file.into())))
+        Ok((HelperAnswer::State { number }, Some(file.into())))
     }
 
     /// Whom to act for.

@@ -4,7 +4,7 @@ use super::client::Client;
 use ringway_control::config::Location;
 use ringway_disk::Disk;
 use ringway_disk::open::holder;
-use ringway_export::{Limit, Names};
+use ringway_export::{Names, WarningLimit};
 use ringway_terminal::reasons::in_full;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) struct PathNames {
     pub(super) helper: Option<Arc<Client>>,
     pub(super) path: PathBuf,
     /// A guest can have it asked as often as it likes.
-    pub(super) warnings: Limit,
+    pub(super) warnings: WarningLimit,
 }
 
 impl Names for PathNames {
@@ -60,8 +60,11 @@ mod tests {
     fn e04_a_path_that_nobody_can_look_at_is_told_ten_times() {
         let (ours, _) = std::os::unix::net::UnixStream::pair().unwrap();
         let helper = Some(Arc::new(Client::new(ours.into())));
-        let looker =
-            PathNames { helper, path: "disk.img".into(), warnings: Limit::warnings(None, "tests") };
+        let looker = PathNames {
+            helper,
+            path: "disk.img".into(),
+            warnings: WarningLimit::warnings(None, "tests"),
+        };
         let disk = open(&OpenOptions::new(Source::Null { bytes: 512, latency_us: 0 })).unwrap();
         let lines = heard(|| (0..1000).for_each(|_| assert!(looker.leads_to(&disk))));
         assert_eq!(lines.len(), 10, "{lines:?}");

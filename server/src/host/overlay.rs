@@ -2,7 +2,7 @@
 
 use super::Host;
 use super::client::{Client, HelpersState, OUT_OF_TURN, answer};
-use super::protocol::{Answer, OverlayWanted, Request};
+use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::state::StateKeeper;
 use anyhow::{Context, bail, ensure};
 use ringway_disk::{Beneath, Disk, NewOverlay, OverlayShape, lock_image};
@@ -88,7 +88,7 @@ impl Overlay<'_> {
         match &mut self.made {
             Made::Here(made) => Ok(made.as_mut().context("it is not there")?.take_name()?),
             Made::There(helper, number) => {
-                helper.ask_deferred(&Request::NameOverlay { number: *number }, None).map(drop)
+                helper.ask_deferred(&HelperRequest::NameOverlay { number: *number }, None).map(drop)
             }
         }
     }
@@ -103,7 +103,7 @@ impl Drop for Overlay<'_> {
                 Ok(())
             }
             Made::There(helper, number) => {
-                let request = Request::EndOverlay { number: *number, kept: self.on_top };
+                let request = HelperRequest::EndOverlay { number: *number, kept: self.on_top };
                 helper.ask_deferred(&request, None).map(drop)
             }
         };
@@ -150,10 +150,10 @@ impl Client {
     /// Asks for what is answered on a line of its own.
     pub(super) fn ask_deferred(
         &self,
-        request: &Request,
+        request: &HelperRequest,
         fd: Option<BorrowedFd<'_>>,
-    ) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
-        let (Answer::Wait, Some(line)) = self.ask_with(request, fd)? else {
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+        let (HelperAnswer::Wait, Some(line)) = self.ask_with(request, fd)? else {
             bail!(OUT_OF_TURN);
         };
         answer(&line)
@@ -166,7 +166,7 @@ impl Client {
         snapshot: &Path,
         shape: OverlayShape,
     ) -> anyhow::Result<(Made, Layer, (u32, u32), PathBuf)> {
-        let request = Request::Overlay(Box::new(OverlayWanted {
+        let request = HelperRequest::Overlay(Box::new(OverlayWanted {
             path: path.into(),
             snapshot: snapshot.into(),
             format: shape.format.name().into(),
@@ -175,7 +175,7 @@ impl Client {
             direct: shape.direct,
         }));
         let image = disk.file();
-        let (Answer::Overlay { number, image, alignment, snapshot }, Some(file)) =
+        let (HelperAnswer::Overlay { number, image, alignment, snapshot }, Some(file)) =
             self.ask_deferred(&request, Some(image.as_fd()))?
         else {
             bail!(OUT_OF_TURN);

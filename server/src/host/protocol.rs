@@ -26,7 +26,7 @@ use std::time::Duration;
 
 /// What the daemon asks for.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) enum Request {
+pub(super) enum HelperRequest {
     /// Open an image. The answer is `Wait`, then one on a line of its own.
     Open(Box<Wanted>),
     /// Make a socket file and listen.
@@ -90,7 +90,7 @@ struct RecordWords {
 
 /// What the helper answers.
 #[derive(Debug, Deserialize, Serialize)]
-pub(super) enum Answer {
+pub(super) enum HelperAnswer {
     /// It may take its time; comes with the line on which the answer will be.
     Wait,
     /// Comes with the file, which is not locked. `new` is the number of an image that was made,
@@ -122,7 +122,7 @@ pub(super) enum Answer {
     Refused { why: String, socket_busy: bool },
 }
 
-impl Answer {
+impl HelperAnswer {
     /// The answer to what has failed.
     pub(super) fn refused(error: &anyhow::Error) -> Self {
         Self::Refused { why: in_full(error), socket_busy: is_socket_busy(error) }
@@ -414,8 +414,8 @@ mod tests {
             Named::LeftRecord(name),
             Named::EndedRecord(name),
         ] {
-            let text = serde_json::to_vec(&Request::Xen(what)).unwrap();
-            let Request::Xen(back) = serde_json::from_slice(&text).unwrap() else { panic!() };
+            let text = serde_json::to_vec(&HelperRequest::Xen(what)).unwrap();
+            let HelperRequest::Xen(back) = serde_json::from_slice(&text).unwrap() else { panic!() };
             assert_eq!(back, what);
         }
     }
@@ -426,15 +426,17 @@ mod tests {
         let busy = || Err::<(), _>(BindError::Busy("s".into())).context("the control socket");
         let here = busy().unwrap_err();
         assert!(is_socket_busy(&here));
-        let text = serde_json::to_vec(&Answer::refused(&here)).unwrap();
-        let Answer::Refused { why, socket_busy: true } = serde_json::from_slice(&text).unwrap()
+        let text = serde_json::to_vec(&HelperAnswer::refused(&here)).unwrap();
+        let HelperAnswer::Refused { why, socket_busy: true } =
+            serde_json::from_slice(&text).unwrap()
         else {
             panic!()
         };
         let there = anyhow::Error::from(SocketBusy(why));
         assert!(is_socket_busy(&there) && there.to_string() == in_full(&here));
         let other = BindError::NotASocket("s".into());
-        let Answer::Refused { socket_busy: false, .. } = Answer::refused(&other.into()) else {
+        let HelperAnswer::Refused { socket_busy: false, .. } = HelperAnswer::refused(&other.into())
+        else {
             panic!()
         };
     }

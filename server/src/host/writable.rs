@@ -2,7 +2,7 @@
 
 use super::Host;
 use super::client::OUT_OF_TURN;
-use super::protocol::{Answer, Request};
+use super::protocol::{HelperAnswer, HelperRequest};
 use anyhow::bail;
 use ringway_disk::{LockedBase, reopen_for_writing};
 use std::fs::File;
@@ -24,8 +24,8 @@ impl Host {
         let writable = match &self.helper {
             None => reopen_for_writing(&file, base)?,
             Some(helper) => {
-                let request = Request::Writable { base: base.map(Into::into) };
-                let (Answer::Writable, Some(writable)) =
+                let request = HelperRequest::Writable { base: base.map(Into::into) };
+                let (HelperAnswer::Writable, Some(writable)) =
                     helper.ask_deferred(&request, Some(file.as_fd()))?
                 else {
                     bail!(OUT_OF_TURN);

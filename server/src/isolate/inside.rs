@@ -11,7 +11,7 @@ use crate::disks::Disks;
 use crate::limits::Change;
 use anyhow::{Context, bail};
 use ringway_control::protocol::DiskFacts;
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
@@ -128,9 +128,9 @@ fn answer(disks: &Arc<Disks>, mouth: &Arc<Mouth>, number: u64, request: &serde_j
     });
     // Whoever has asked gives up waiting.
     if let Err(error) = thread {
-        static TOLD: LazyLock<Limit> =
-            LazyLock::new(|| Limit::warnings(None, "requests that are not carried out"));
-        if let Some(pass) = TOLD.pass() {
+        static WARNINGS: LazyLock<WarningLimit> =
+            LazyLock::new(|| WarningLimit::warnings(None, "requests that are not carried out"));
+        if let Some(pass) = WARNINGS.pass() {
             tracing::warn!(suppressed = pass.suppressed, "a request is not carried out: {error}");
         }
     }

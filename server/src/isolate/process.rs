@@ -26,7 +26,7 @@ pub(super) const POLL_EVERY: Duration = Duration::from_millis(5);
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// What comes in answer to a request.
-pub(super) type Answer = Receiver<Result<Value, Problem>>;
+pub(super) type PendingAnswer = Receiver<Result<Value, Problem>>;
 
 /// A process that serves one disk.
 pub(crate) struct Process {
@@ -139,7 +139,7 @@ impl Process {
     }
 
     /// Sends a request, if it was told to go; without an answer to come the receiver hears that it is alone.
-    pub(super) fn ask(&self, request: Value) -> Option<Answer> {
+    pub(super) fn ask(&self, request: Value) -> Option<PendingAnswer> {
         if !self.goes() {
             return None;
         }

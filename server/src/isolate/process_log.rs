@@ -1,26 +1,26 @@
 //! What the log is told of a disk's process: its guest may be able to end it, again and again, and in
 //! wrong hands it may say anything.
 
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use ringway_terminal::reasons::in_full;
 
 /// Tells the log, and not too often.
 pub(super) struct ProcessLog {
     disk: String,
-    ended: Limit,
-    retried: Limit,
-    again: Limit,
-    odd: Limit,
+    ended: WarningLimit,
+    retried: WarningLimit,
+    again: WarningLimit,
+    odd: WarningLimit,
 }
 
 impl ProcessLog {
     pub(super) fn new(disk: &str) -> Self {
         Self {
             disk: disk.to_owned(),
-            ended: Limit::warnings(Some(disk), "ends of its process"),
-            retried: Limit::warnings(Some(disk), "why it cannot be served again yet"),
-            again: Limit::notes(Some(disk), "processes that serve it again"),
-            odd: Limit::warnings(Some(disk), "what its process should not say"),
+            ended: WarningLimit::warnings(Some(disk), "ends of its process"),
+            retried: WarningLimit::warnings(Some(disk), "why it cannot be served again yet"),
+            again: WarningLimit::notes(Some(disk), "processes that serve it again"),
+            odd: WarningLimit::warnings(Some(disk), "what its process should not say"),
         }
     }
 

@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 /// What the daemon asks for.
 #[derive(Debug, Deserialize, Serialize)]
-enum Request {
+enum SpawnerRequest {
     /// Start a process for a new disk.
     Start(Box<ProcessSetup>),
     /// Start one for a disk whose process has ended.
@@ -50,7 +50,7 @@ enum Request {
 }
 
 #[derive(Debug, Deserialize, Serialize)]
-enum Answer {
+enum SpawnerAnswer {
     /// Comes with the line to the process.
     Begun {
         number: u64,
@@ -63,7 +63,7 @@ enum Answer {
 }
 
 /// What the spawner knows of one disk.
-struct Known {
+struct KnownDisk {
     setup: ProcessSetup,
     /// Whose rights its process begins with; `None` is whoever started the daemon.
     account: Option<Account>,
@@ -119,7 +119,7 @@ impl Spawner {
         self.end.as_fd()
     }
 
-    fn ask(&self, request: &Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn ask(&self, request: &SpawnerRequest) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
         let gone = || {
             anyhow!(
                 "the process that starts others for this daemon has ended (ringway-spawner): start \
@@ -129,23 +129,23 @@ impl Spawner {
         let line = lock(&self.line);
         send(&*line, request, None).map_err(|_| gone())?;
         match receive(&*line)?.ok_or_else(gone)? {
-            (Answer::Refused(why), _) => Err(anyhow!(why)),
+            (SpawnerAnswer::Refused(why), _) => Err(anyhow!(why)),
             answer => Ok(answer),
         }
     }
 
     /// Starts the process of a new disk; gives back the number of the disk here.
     pub(super) fn start(&self, setup: ProcessSetup) -> anyhow::Result<(u64, Process)> {
-        self.begin(&Request::Start(Box::new(setup)))
+        self.begin(&SpawnerRequest::Start(Box::new(setup)))
     }
 
     /// Starts the process of a disk again.
     pub(super) fn again(&self, number: u64) -> anyhow::Result<Process> {
-        self.begin(&Request::Again { number }).map(|(_, process)| process)
+        self.begin(&SpawnerRequest::Again { number }).map(|(_, process)| process)
     }
 
-    fn begin(&self, request: &Request) -> anyhow::Result<(u64, Process)> {
-        let (Answer::Begun { number, pid }, Some(line)) = self.ask(request)? else {
+    fn begin(&self, request: &SpawnerRequest) -> anyhow::Result<(u64, Process)> {
+        let (SpawnerAnswer::Begun { number, pid }, Some(line)) = self.ask(request)? else {
             bail!("the process that starts others answers something else");
         };
         Ok((number, Process::new(pid, UnixStream::from(line))?))
@@ -155,8 +155,8 @@ impl Spawner {
     pub(super) fn end_of(&self, number: u64, timeout: Duration) -> anyhow::Result<String> {
         let begun = Instant::now();
         loop {
-            match self.ask(&Request::End { number })? {
-                (Answer::Ended(Some(how)), _) => return Ok(how),
+            match self.ask(&SpawnerRequest::End { number })? {
+                (SpawnerAnswer::Ended(Some(how)), _) => return Ok(how),
                 _ if begun.elapsed() > timeout => {
                     return Ok("it waits for its disk, and cannot end".into());
                 }
@@ -168,7 +168,7 @@ impl Spawner {
 
     pub(super) fn forget(&self, number: u64) {
         // Without the spawner there is nothing to forget.
-        let _ = self.ask(&Request::Forget { number });
+        let _ = self.ask(&SpawnerRequest::Forget { number });
     }
 
     /// The daemon has started.
@@ -176,7 +176,7 @@ impl Spawner {
     /// # Errors
     /// That the spawner is gone.
     pub(crate) fn started(&self) -> anyhow::Result<()> {
-        self.ask(&Request::Started).map(drop)
+        self.ask(&SpawnerRequest::Started).map(drop)
     }
 }
 
@@ -202,7 +202,7 @@ struct Serving<'a> {
     /// Or why there are none.
     cgroups: Result<Cgroups, String>,
     started: bool,
-    known: BTreeMap<u64, Known>,
+    known: BTreeMap<u64, KnownDisk>,
     /// They end, and nobody asks how: each is waited for here, so that no record of it stays.
     forgotten: Vec<(Child, Option<Cgroup>)>,
     last: u64,
@@ -217,7 +217,7 @@ impl Serving<'_> {
         {
             let (answer, fd) = match self.handle(request) {
                 Ok(answer) => answer,
-                Err(error) => (Answer::Refused(in_full(&error)), None),
+                Err(error) => (SpawnerAnswer::Refused(in_full(&error)), None),
             };
             if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
                 break;
@@ -247,9 +247,12 @@ impl Serving<'_> {
         }
     }
 
-    fn handle(&mut self, request: Request) -> anyhow::Result<(Answer, Option<OwnedFd>)> {
+    fn handle(
+        &mut self,
+        request: SpawnerRequest,
+    ) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
         match request {
-            Request::Start(setup) => {
+            SpawnerRequest::Start(setup) => {
                 let account = self.account.clone().filter(|_| self.started);
                 let number = self.last + 1;
                 let cgroup = self.cgroup(number, setup.memory_max.map(|Size(bytes)| bytes))?;
@@ -259,10 +262,10 @@ impl Serving<'_> {
                 })?;
                 self.last = number;
                 let pid = child.id();
-                self.known.insert(number, Known { setup: *setup, account, cgroup, child });
-                Ok((Answer::Begun { number, pid }, Some(line)))
+                self.known.insert(number, KnownDisk { setup: *setup, account, cgroup, child });
+                Ok((SpawnerAnswer::Begun { number, pid }, Some(line)))
             }
-            Request::Again { number } => {
+            SpawnerRequest::Again { number } => {
                 let log = self.log;
                 let known = self.get(number)?;
                 if known.child.try_wait()?.is_none() {
@@ -271,20 +274,20 @@ impl Serving<'_> {
                 let (child, line) =
                     begin(&known.setup, known.account.as_ref(), known.cgroup.as_ref(), log)?;
                 known.child = child;
-                Ok((Answer::Begun { number, pid: known.child.id() }, Some(line)))
+                Ok((SpawnerAnswer::Begun { number, pid: known.child.id() }, Some(line)))
             }
-            Request::End { number } => {
+            SpawnerRequest::End { number } => {
                 let ended = self.get(number)?.child.try_wait()?;
-                Ok((Answer::Ended(ended.map(in_words)), None))
+                Ok((SpawnerAnswer::Ended(ended.map(in_words)), None))
             }
-            Request::Forget { number } => {
+            SpawnerRequest::Forget { number } => {
                 self.forgotten
                     .extend(self.known.remove(&number).map(|known| (known.child, known.cgroup)));
-                Ok((Answer::Done, None))
+                Ok((SpawnerAnswer::Done, None))
             }
-            Request::Started => {
+            SpawnerRequest::Started => {
                 self.started = true;
-                Ok((Answer::Done, None))
+                Ok((SpawnerAnswer::Done, None))
             }
         }
     }
@@ -301,7 +304,7 @@ impl Serving<'_> {
         }
     }
 
-    fn get(&mut self, number: u64) -> anyhow::Result<&mut Known> {
+    fn get(&mut self, number: u64) -> anyhow::Result<&mut KnownDisk> {
         self.known.get_mut(&number).with_context(|| format!("there is no disk {number} here"))
     }
 }

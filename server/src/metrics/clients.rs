@@ -1,6 +1,6 @@
 //! Clients that read metrics: few at a time, each with one request, a bounded one, and little time.
 
-use super::http::{Answer, REQUEST_MAX, answer, judge};
+use super::http::{REQUEST_MAX, Response, answer, judge};
 use super::names::Names;
 use super::text::Format;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,7 +19,7 @@ struct Client {
     begun: Instant,
     asked: Vec<u8>,
     /// The answer, and how much of it was sent.
-    answer: Option<(Answer, usize)>,
+    answer: Option<(Response, usize)>,
 }
 
 /// What becomes of a client.
@@ -107,7 +107,7 @@ impl Client {
     }
 
     fn write(&mut self) -> Then {
-        let Some((Answer { head, body }, sent)) = &mut self.answer else { return Then::Stays };
+        let Some((Response { head, body }, sent)) = &mut self.answer else { return Then::Stays };
         loop {
             let rest = match sent.checked_sub(head.len()) {
                 None => &head[*sent..],

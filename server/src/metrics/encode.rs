@@ -7,7 +7,7 @@ use prometheus_client::encoding::{
     DescriptorEncoder, EncodeLabelSet, LabelSetEncoder, MetricEncoder, NoLabelSet,
 };
 use prometheus_client::metrics::MetricType;
-use ringway_control::metrics::{Kind, Metric};
+use ringway_control::metrics::{Metric, MetricKind};
 use ringway_control::protocol::Buckets;
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -43,9 +43,9 @@ impl Families<'_, '_> {
     ) -> fmt::Result {
         let (name, kind) = match metric.kind {
             // Its last word is added to each of its lines.
-            Kind::Counter => (metric.name.trim_end_matches("_total"), MetricType::Counter),
-            Kind::Gauge => (metric.name, MetricType::Gauge),
-            Kind::Histogram => (metric.name, MetricType::Histogram),
+            MetricKind::Counter => (metric.name.trim_end_matches("_total"), MetricType::Counter),
+            MetricKind::Gauge => (metric.name, MetricType::Gauge),
+            MetricKind::Histogram => (metric.name, MetricType::Histogram),
         };
         let encoder = self.0.encode_descriptor(name, metric.help, None, kind)?;
         fill(&mut Family { encoder, kind: metric.kind, names: metric.labels })
@@ -55,7 +55,7 @@ impl Families<'_, '_> {
 /// The time series of one metric. Each has its labels as text, in one piece or several.
 pub(super) struct Family<'a> {
     encoder: MetricEncoder<'a>,
-    kind: Kind,
+    kind: MetricKind,
     names: &'static [&'static str],
 }
 
@@ -84,7 +84,7 @@ impl Family<'_> {
     pub(super) fn put(&mut self, labels: &[&str], value: u64) -> fmt::Result {
         let kind = self.kind;
         self.with(labels, |encoder| match kind {
-            Kind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
+            MetricKind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&value, None),
             // A gauge of the library is signed, or has a point: exact up to 2^53.
             _ => match i64::try_from(value) {
                 Ok(value) => encoder.encode_gauge(&value),
@@ -96,7 +96,7 @@ impl Family<'_> {
     pub(super) fn put_time(&mut self, labels: &[&str], time: Duration) -> fmt::Result {
         let (kind, seconds) = (self.kind, time.as_secs_f64());
         self.with(labels, |encoder| match kind {
-            Kind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&seconds, None),
+            MetricKind::Counter => encoder.encode_counter::<NoLabelSet, _, u64>(&seconds, None),
             _ => encoder.encode_gauge(&seconds),
         })
     }

@@ -75,7 +75,7 @@ fn format(headers: &[httparse::Header<'_>]) -> Format {
 }
 
 /// An answer, in two parts.
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) head: Vec<u8>,
     pub(super) body: Arc<String>,
 }
@@ -84,7 +84,7 @@ pub(super) struct Answer {
 pub(super) fn answer(
     wanted: Wanted,
     metrics: &mut dyn FnMut(Format) -> Arc<String>,
-) -> Option<Answer> {
+) -> Option<Response> {
     let (status, kind, body, head_only) = match wanted {
         Wanted::More => return None,
         Wanted::Metrics { format, head_only } => {
@@ -103,7 +103,7 @@ pub(super) fn answer(
         body.len()
     );
     let body = if head_only { Arc::default() } else { body };
-    Some(Answer { head: head.into(), body })
+    Some(Response { head: head.into(), body })
 }
 
 #[cfg(test)]

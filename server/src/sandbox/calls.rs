@@ -24,7 +24,7 @@ use std::ffi::{c_int, c_ulong};
 
 /// Who makes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum CallerKind {
     /// Any thread: what the others may and the control plane needs.
     Process,
     /// `worker-N`.
@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Io,
 }
 
-impl Kind {
+impl CallerKind {
     #[cfg(test)]
     pub(super) const ALL: [Self; 3] = [Self::Process, Self::Worker, Self::Io];
 }
@@ -55,13 +55,13 @@ pub(crate) enum Guests {
 pub(super) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
 
 /// The calls of one kind of thread.
-pub(super) fn of(kind: Kind, guests: Guests) -> Vec<Call> {
+pub(super) fn of(kind: CallerKind, guests: Guests) -> Vec<Call> {
     let mut calls = basics();
     calls.extend(transfers());
     let more = match kind {
-        Kind::Worker => worker(guests),
-        Kind::Io => io(),
-        Kind::Process => {
+        CallerKind::Worker => worker(guests),
+        CallerKind::Io => io(),
+        CallerKind::Process => {
             let library = if guests == Guests::Cluster { cluster::library() } else { Vec::new() };
             [worker(guests), io(), control(guests), library].concat()
         }

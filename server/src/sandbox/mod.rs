@@ -114,24 +114,24 @@ fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
         return Ok(format!("no filter of system calls for {here}"));
     }
     let of = |kind| filter::compile(&calls::of(kind, guests), mode);
-    let data = [of(calls::Kind::Worker)?, of(calls::Kind::Io)?];
+    let data = [of(calls::CallerKind::Worker)?, of(calls::CallerKind::Io)?];
     let _ = DATA_FILTERS.set(data);
     if guests != Guests::Cluster {
         on_data_thread(narrow_data_thread);
     }
     let count = |kind| calls::of(kind, guests).iter().filter(|call| call.is_allowed()).count();
-    let all = count(calls::Kind::Process);
+    let all = count(calls::CallerKind::Process);
     let summary = match guests {
         // The library's threads are not told apart, and workers call it.
         Guests::Cluster => format!("{all} system calls for all threads"),
         _ => format!(
             "{all} system calls ({} for workers, {} for their helpers)",
-            count(calls::Kind::Worker),
-            count(calls::Kind::Io)
+            count(calls::CallerKind::Worker),
+            count(calls::CallerKind::Io)
         ),
     };
-    let process = of(calls::Kind::Process)?;
-    let refusals = filter::compile_refusals(&calls::of(calls::Kind::Process, guests))?;
+    let process = of(calls::CallerKind::Process)?;
+    let refusals = filter::compile_refusals(&calls::of(calls::CallerKind::Process, guests))?;
     filter::install(&refusals)?;
     filter::install(&process)?;
     Ok(summary)

@@ -3,7 +3,7 @@
 
 mod deeds;
 
-use super::calls::{Call, Guests, Kind, Rule, helper, of};
+use super::calls::{Call, CallerKind, Guests, Rule, helper, of};
 use super::{HelperNeeds, enter, prepare};
 use deeds::{DEEDS, DUTIES, Deed, HELPERS_DUTIES, Who};
 use ringway_control::config::Sandbox as Mode;
@@ -204,7 +204,7 @@ fn there_are_few_and_none_takes_a_path() {
 
 #[test]
 fn a_clusters_library_gets_sockets_of_the_internet_and_no_files() {
-    let calls = of(Kind::Process, Guests::Cluster);
+    let calls = of(CallerKind::Process, Guests::Cluster);
     let all = names(&calls);
     println!("{} calls: {all:?}", all.len());
     assert!(all.len() <= 82);
@@ -220,14 +220,14 @@ fn a_clusters_library_gets_sockets_of_the_internet_and_no_files() {
     // The signal that is none.
     assert_eq!(rule("kill"), Some(Rule::OneOf(1, vec![0])));
     // What others may is not less.
-    for call in of(Kind::Process, Guests::VhostUser) {
+    for call in of(CallerKind::Process, Guests::VhostUser) {
         let here = calls.iter().find(|known| known.number == call.number).unwrap();
         assert!(here.is_allowed() || !call.is_allowed(), "{}", call.name);
     }
 }
 
 fn lists_are_short(guests: Guests) {
-    let [process, worker, io] = Kind::ALL.map(|kind| of(kind, guests));
+    let [process, worker, io] = CallerKind::ALL.map(|kind| of(kind, guests));
     println!(
         "{guests:?}: process {}, worker {}, io {}",
         names(&process).len(),

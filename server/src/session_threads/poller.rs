@@ -5,7 +5,7 @@ use crate::survive::survive;
 use ringway_aio::bells::Bells;
 use ringway_aio::{BellId, Counters};
 use ringway_core::panic_point;
-use ringway_export::Limit;
+use ringway_export::WarningLimit;
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -27,8 +27,8 @@ pub(super) struct Poller {
     times: BTreeSet<(Instant, BellId)>,
     last: BellId,
     /// What the host refuses.
-    unwatched: Limit,
-    not_started: Limit,
+    unwatched: WarningLimit,
+    not_started: WarningLimit,
 }
 
 struct Parked {
@@ -39,8 +39,8 @@ struct Parked {
 impl Poller {
     pub(super) fn new(bells: Bells, shared: Arc<Shared>) -> Self {
         let (parked, times) = Default::default();
-        let unwatched = Limit::warnings(None, "front-ends that could not be waited for");
-        let not_started = Limit::warnings(None, "threads that could not be started");
+        let unwatched = WarningLimit::warnings(None, "front-ends that could not be waited for");
+        let not_started = WarningLimit::warnings(None, "threads that could not be started");
         Self { bells, shared, parked, times, last: 0, unwatched, not_started }
     }
 

@@ -13,12 +13,12 @@ const SWITCHED: u64 = 3;
 /// The client disconnects and comes back in one life in so many.
 const RECONNECTED: u64 = 3;
 /// One life in so many is told to end.
-const TOLD: u64 = 4;
+const ENDED_IN_ORDER: u64 = 4;
 
 impl Killer<'_> {
     /// How this life ends, if it is not killed at a point.
     pub(super) fn end(&mut self) -> End {
-        match self.plan.faults && self.random.below(TOLD) == 0 {
+        match self.plan.faults && self.random.below(ENDED_IN_ORDER) == 0 {
             true => End::Terminated,
             false => self.plan.end,
         }

@@ -46,7 +46,7 @@ pub(crate) enum Refusal {
 }
 
 /// Where the queue is.
-enum Place {
+enum QueuePlace {
     /// It runs on its worker under this name.
     Running(QueueId),
     /// It is stopped.
@@ -63,7 +63,7 @@ pub(crate) struct Session<'a> {
     stop: BorrowedFd<'a>,
     inbox: Arc<SessionInbox>,
     desk: Desk,
-    place: Place,
+    place: QueuePlace,
     replies: Replies,
     tells: Tells,
 }
@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
         let (queue, desk) = Queue::new(stream, disk, rules, depth, durable)?;
         let inbox = Arc::new(SessionInbox::new()?);
         export.enter(Arc::clone(&inbox));
-        let place = Place::Here(Box::new(queue));
+        let place = QueuePlace::Here(Box::new(queue));
         let replies = negotiated.replies;
         Ok(Self { export, at, stop, inbox, desk, place, replies, tells })
     }
@@ -115,7 +115,7 @@ impl<'a> Session<'a> {
         };
         let stopped = self.stop();
         if stopped.is_ok()
-            && let Place::Here(queue) = &mut self.place
+            && let QueuePlace::Here(queue) = &mut self.place
         {
             self.desk
                 .answer(|question| question.answer(self.export.disk(), self.tells, self.replies));
@@ -185,8 +185,8 @@ impl<'a> Session<'a> {
         if !self.export.is_clear() {
             return Err(Refusal::Fenced);
         }
-        let mut queue = match std::mem::replace(&mut self.place, Place::Lost) {
-            Place::Here(queue) => queue,
+        let mut queue = match std::mem::replace(&mut self.place, QueuePlace::Lost) {
+            QueuePlace::Here(queue) => queue,
             other => {
                 self.place = other;
                 return Ok(());
@@ -199,21 +199,21 @@ impl<'a> Session<'a> {
         let (disk, durable) = (Arc::clone(self.export.disk()), !self.export.may_write_back());
         let id = self.export.worker(at).add(*queue, disk, durable, alarm);
         let id = id.map_err(Refusal::Worker)?;
-        self.place = Place::Running(id);
+        self.place = QueuePlace::Running(id);
         self.export.started(at, id);
         Ok(())
     }
 
     /// Stops the queue, and waits until nothing of it is in flight.
     fn stop(&mut self) -> Result<(), Refusal> {
-        let Place::Running(id) = self.place else { return Ok(()) };
-        self.place = Place::Lost;
+        let QueuePlace::Running(id) = self.place else { return Ok(()) };
+        self.place = QueuePlace::Lost;
         self.export.stopping(self.at, id);
         let promise = self.export.worker(self.at).stop(id).map_err(Refusal::Worker)?;
         match self.export.await_disk(Instant::now(), self.at, &promise) {
             Ok(Some(stopped)) => {
                 self.export.stopped(&stopped);
-                self.place = Place::Here(Box::new(stopped.ring));
+                self.place = QueuePlace::Here(Box::new(stopped.ring));
                 Ok(())
             }
             Ok(None) => {
@@ -229,7 +229,7 @@ impl<'a> Session<'a> {
 
 impl Drop for Session<'_> {
     fn drop(&mut self) {
-        if let Place::Running(_) = self.place {
+        if let QueuePlace::Running(_) = self.place {
             // A panic: nobody knows what is in flight.
             self.export.fail();
         }

@@ -25,7 +25,7 @@ const SENT_MAX: usize = 253;
 
 /// What a descriptor is, as far as it can be told without asking its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum DescriptorKind {
     /// Memory, a file of a local disk, or one of the kernel's own such as an eventfd: none of them
     /// waits for anybody.
     Plain,
@@ -35,25 +35,29 @@ enum Kind {
 }
 
 /// None of these questions is passed on to a file system.
-fn kind(fd: BorrowedFd<'_>) -> Kind {
+fn kind(fd: BorrowedFd<'_>) -> DescriptorKind {
     // Files of tmpfs, hugetlbfs and memfd have seals, and no other file has.
     if fcntl_get_seals(fd).is_ok() {
-        return Kind::Plain;
+        return DescriptorKind::Plain;
     }
     match socket_domain(fd) {
         Err(Errno::NOTSOCK) => {}
         Ok(AddressFamily::UNIX)
             if socket_type(fd) == Ok(SocketType::STREAM) && socket_acceptconn(fd) == Ok(false) =>
         {
-            return Kind::Channel;
+            return DescriptorKind::Channel;
         }
-        _ => return Kind::Foreign,
+        _ => return DescriptorKind::Foreign,
     }
-    let Some((device, attributes)) = identify(fd) else { return Kind::Foreign };
+    let Some((device, attributes)) = identify(fd) else { return DescriptorKind::Foreign };
     // What has no device number of its own is on no disk of this host. FUSE can have one, if it was
     // mounted by root, but knows none of these attributes.
     let on_a_disk = device.0 != 0 && attributes.contains(StatxAttributes::APPEND);
-    if on_a_disk || anonymous_device() == Some(device) { Kind::Plain } else { Kind::Foreign }
+    if on_a_disk || anonymous_device() == Some(device) {
+        DescriptorKind::Plain
+    } else {
+        DescriptorKind::Foreign
+    }
 }
 
 /// The path of what has none. The sandbox lets `statx` look at this one, and so at descriptors only.
@@ -81,7 +85,7 @@ pub(super) fn judge(
 ) -> usize {
     let mut foreign = 0;
     for fd in came {
-        if kind(fd.as_fd()) == Kind::Foreign {
+        if kind(fd.as_fd()) == DescriptorKind::Foreign {
             quarantine.put(fd);
             foreign += 1;
         } else {
@@ -134,8 +138,8 @@ pub(super) fn close(fd: OwnedFd, quarantine: &Quarantine) {
 pub(super) fn put_aside_or_close(fds: Vec<OwnedFd>, quarantine: &Quarantine) {
     for fd in fds {
         match kind(fd.as_fd()) {
-            Kind::Plain => drop(fd),
-            Kind::Channel | Kind::Foreign => quarantine.put(fd),
+            DescriptorKind::Plain => drop(fd),
+            DescriptorKind::Channel | DescriptorKind::Foreign => quarantine.put(fd),
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Source: `xen/include/public/io/blkif.h` (MIT), "Feature and Parameter Negotiation".
 
-use super::limits::{INDIRECT_SEGMENTS, Limits};
+use super::limits::{GuestLimits, INDIRECT_SEGMENTS};
 use super::xenbus::{Seen, State};
 use super::xenstore::{StoreError, Tx, Xenstore};
 use ringway_core::Geometry;
@@ -62,7 +62,7 @@ pub(super) struct Saying {
     pub(super) persistent: bool,
     /// What its front-end is told of what costs it memory. It may ask for as much as there is all the
     /// same: a predecessor may have told it something else, and it harms nobody but its own guest.
-    pub(super) limits: Limits,
+    pub(super) limits: GuestLimits,
 }
 
 impl Saying {

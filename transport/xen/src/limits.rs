@@ -30,7 +30,7 @@ const SEGMENTS_USED: u16 = 32;
 
 /// What is offered of what costs a guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Limits {
+pub(super) struct GuestLimits {
     /// Rings have up to 2^this pages.
     pub(super) ring_order: u32,
     /// Segments of an indirect request.
@@ -39,7 +39,7 @@ pub(super) struct Limits {
     pub(super) persistent: bool,
 }
 
-impl Limits {
+impl GuestLimits {
     /// All there is; persistent grants as is wished.
     pub(super) const fn all(persistent: bool) -> Self {
         Self { ring_order: RING_ORDER_MAX, indirect_segments: INDIRECT_SEGMENTS, persistent }
@@ -79,7 +79,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn chosen(queues: u16, mib: u64) -> (u32, u16, bool) {
-        let limits = Limits::bearable(queues, true, Some(mib * MIB));
+        let limits = GuestLimits::bearable(queues, true, Some(mib * MIB));
         (limits.ring_order, limits.indirect_segments, limits.persistent)
     }
 
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn b15_what_a_guest_cannot_bear_is_not_offered() {
         // 4 rings of 16 pages with 32 segments.
-        let deadly = Limits { ring_order: 4, indirect_segments: 32, persistent: true };
+        let deadly = GuestLimits { ring_order: 4, indirect_segments: 32, persistent: true };
         assert!(deadly.held_max(4) >= 256 * MIB);
         assert_eq!(chosen(4, 320), (0, 32, true));
         assert_eq!(chosen(4, 128), (4, 256, false), "without persistent grants nothing is kept");
@@ -99,7 +99,7 @@ mod tests {
         for queues in [1, 2, 4, 16, u16::MAX] {
             for shift in 0..24 {
                 let memory = (1 << shift) * MIB;
-                let limits = Limits::bearable(queues, true, Some(memory));
+                let limits = GuestLimits::bearable(queues, true, Some(memory));
                 assert!(limits.held_max(queues) <= memory / 16, "{queues} rings, {memory} bytes");
             }
         }
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn all_is_offered_where_nothing_is_known_or_kept() {
-        assert_eq!(Limits::bearable(4, true, None), Limits::all(true));
-        assert_eq!(Limits::bearable(4, false, Some(MIB)), Limits::all(false));
+        assert_eq!(GuestLimits::bearable(4, true, None), GuestLimits::all(true));
+        assert_eq!(GuestLimits::bearable(4, false, Some(MIB)), GuestLimits::all(false));
     }
 }

@@ -22,7 +22,7 @@ use super::host::{Direction, GrantCopy, Host};
 use super::movement::{Chooser, Transfer};
 use super::persistent::Persistent;
 use super::record::{Kept, Record};
-use flight::{BATCH, Flight, Place, list_copies};
+use flight::{BATCH, DataPlace, Flight, list_copies};
 use ringway_core::mem::Pool;
 use ringway_core::{Request, Status};
 use ringway_export::{AnswerDue, Armed, Broken, Pop, QueueLifecycle, RequestQueue};
@@ -141,7 +141,8 @@ impl<H: Host> Queue<H> {
     ) -> io::Result<Self> {
         let slots = ring.size() as usize;
         let pieces = usize::from(setup.offered.indirect_segments).max(blkif::DIRECT_SEGMENTS_MAX);
-        let flight = |_| Flight { place: Place::None, failed: false, held: vec![0; pieces].into() };
+        let flight =
+            |_| Flight { place: DataPlace::None, failed: false, held: vec![0; pieces].into() };
         let mut free = Vec::with_capacity(slots);
         // At most 512 slots.
         #[allow(clippy::cast_possible_truncation)]
@@ -215,17 +216,17 @@ impl<H: Host> Queue<H> {
     fn let_go(&mut self, entry: u16) {
         let flight = &mut self.flights[usize::from(entry)];
         let begun = self.chooser.measures().then(Instant::now);
-        let transfer = match std::mem::replace(&mut flight.place, Place::None) {
-            Place::None => None,
-            Place::Pages(pages) => {
+        let transfer = match std::mem::replace(&mut flight.place, DataPlace::None) {
+            DataPlace::None => None,
+            DataPlace::Pages(pages) => {
                 self.pool.release(pages);
                 None
             }
-            Place::Mapped(mapped) => {
+            DataPlace::Mapped(mapped) => {
                 drop(mapped);
                 Some(Transfer::Map)
             }
-            Place::Held(count) => {
+            DataPlace::Held(count) => {
                 flight.held[..count].iter().for_each(|&place| self.pages.release(place));
                 Some(Transfer::Persistent)
             }
@@ -240,7 +241,7 @@ impl<H: Host> Queue<H> {
         let begun = self.chooser.measures().then(Instant::now);
         for at in 0..self.done_reads.len() {
             let entry = self.done_reads[at];
-            if let Place::Pages(pages) = &self.flights[usize::from(entry)].place {
+            if let DataPlace::Pages(pages) = &self.flights[usize::from(entry)].place {
                 let pieces = self.record.kept(entry).2;
                 list_copies(&mut self.copies, Direction::ToGuest, pages, pieces);
                 self.owners.resize(self.copies.len(), entry);
@@ -299,7 +300,7 @@ impl<H: Host> RequestQueue for Queue<H> {
             return;
         }
         let flight = &self.flights[usize::from(entry)];
-        let copied = matches!(flight.place, Place::Pages(_));
+        let copied = matches!(flight.place, DataPlace::Pages(_));
         if status == Status::Ok && copied && self.record.kept(entry).0 == Kept::Read {
             self.done_reads.push(entry);
         } else {

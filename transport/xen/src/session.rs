@@ -9,7 +9,7 @@ mod queues;
 use super::Queue;
 use super::access::Access;
 use super::keys::{self, Address, FrontKeys, KeyError, Saying};
-use super::limits::Limits;
+use super::limits::GuestLimits;
 use super::movement::Movement;
 use super::queue::AdoptError;
 use super::record::RecordError;
@@ -76,7 +76,7 @@ enum Refusal {
 }
 
 /// One queue: with its worker, or with us.
-enum Place {
+enum QueuePlace {
     /// It runs on its worker under this name.
     Running(QueueId),
     /// It is stopped.
@@ -93,7 +93,7 @@ pub struct Session<'a> {
     at: Address,
     stop: BorrowedFd<'a>,
     inbox: Arc<SessionInbox>,
-    queues: Vec<Place>,
+    queues: Vec<QueuePlace>,
     /// How often the disk had changed its size when the front-end was last told.
     resizes_announced: u64,
 }
@@ -236,7 +236,7 @@ impl<'a> Session<'a> {
             geometry: self.export.disk().geometry(),
             write_cache: self.export.may_write_back(),
             persistent,
-            limits: Limits::all(persistent),
+            limits: GuestLimits::all(persistent),
         }
     }
 
@@ -249,8 +249,8 @@ impl<'a> Session<'a> {
             Movement::Auto => keys::guest_memory(&mut self.store, self.at.domid)?,
             _ => None,
         };
-        saying.limits = Limits::bearable(saying.queues, saying.persistent, memory);
-        if saying.limits != Limits::all(saying.persistent)
+        saying.limits = GuestLimits::bearable(saying.queues, saying.persistent, memory);
+        if saying.limits != GuestLimits::all(saying.persistent)
             && let Some(pass) = self.export.limits().offered.pass()
         {
             info!(

@@ -75,7 +75,7 @@ fn a10_a_slot_is_read_once() {
         back.push(token, Status::Ok);
         let _ = back.publish();
         // The answer is that of the request as it was: its id, and the operation inside.
-        let answer = Answer { id, status: Status::Ok };
+        let answer = Response { id, status: Status::Ok };
         assert_eq!(front.pop_response().unwrap(), Some(answer));
         assert_eq!(reads, 1);
     }
@@ -191,7 +191,7 @@ fn a04_the_longest_request_is_read_page_by_page() {
             assert_eq!((asked.command(), asked.pieces()), (Command::Write, &all[..count]));
             back.push(token, Status::Ok);
             let _ = back.publish();
-            assert_eq!(front.pop_response().unwrap(), Some(Answer { id, status: Status::Ok }));
+            assert_eq!(front.pop_response().unwrap(), Some(Response { id, status: Status::Ok }));
         }
         for (segments, pages) in [(512, 2), (513, 1), (1, 0), (4097, 8), (65535, 8)] {
             let with = With::Pages { segments, pages: &grants[..pages] };
@@ -255,7 +255,7 @@ fn hostile_answers_end_the_ring() {
             memory.set_slot(0, &bytes);
         };
         for (id, operation, want) in [
-            (0, OP_READ, Ok(Some(Answer { id: 0, status: Status::Ok }))),
+            (0, OP_READ, Ok(Some(Response { id: 0, status: Status::Ok }))),
             (0, OP_WRITE, Err(BackFault::WrongOperation { id: 0, asked: 0, answered: 1 })),
             (0, OP_INDIRECT, Err(BackFault::WrongOperation { id: 0, asked: 0, answered: 6 })),
             (1, OP_READ, Err(BackFault::NotInFlight(1))),

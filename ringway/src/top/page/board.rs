@@ -37,7 +37,7 @@ pub(super) struct Board {
 
 /// What a page asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Question {
+pub(super) struct PageQuestion {
     /// The disk whose past and details are wanted; all together if there is none.
     pub(super) disk: Option<u64>,
     /// The `at` of the last answer: only what came later is wanted.
@@ -46,7 +46,7 @@ pub(super) struct Question {
 
 /// What it is told. For this page alone: it may change with the next version.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct PageAnswer<'a> {
     begun: u64,
     at: u64,
     every_ms: u64,
@@ -199,7 +199,7 @@ impl Board {
     ///
     /// # Errors
     /// As [`Board::figures`].
-    pub(super) fn answer(&self, question: Question) -> serde_json::Result<Vec<u8>> {
+    pub(super) fn answer(&self, question: PageQuestion) -> serde_json::Result<Vec<u8>> {
         let figures = self.figures.as_ref();
         // Of another page's process, maybe: its moments mean nothing here.
         let since = if question.since > self.at { 0 } else { question.since };
@@ -209,7 +209,7 @@ impl Board {
             let stats = now.stats.disks.iter().find(|disk| disk.id == id)?;
             Some(Detail { figures: of, counts: &stats.counts, failures: &stats.failures })
         });
-        serde_json::to_vec(&Answer {
+        serde_json::to_vec(&PageAnswer {
             begun: self.begun,
             at: self.at,
             every_ms: u64::try_from(self.every.as_millis()).unwrap_or(u64::MAX),
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn ask(board: &Board, disk: Option<u64>, since: u64) -> Value {
-        serde_json::from_slice(&board.answer(Question { disk, since }).unwrap()).unwrap()
+        serde_json::from_slice(&board.answer(PageQuestion { disk, since }).unwrap()).unwrap()
     }
 
     fn second(number: u64) -> Fixture {

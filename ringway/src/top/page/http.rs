@@ -2,7 +2,7 @@
 //! asked for nothing for a while is closed.
 
 use super::address::is_ours;
-use super::board::{Board, Question};
+use super::board::{Board, PageQuestion};
 use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::{
@@ -247,8 +247,8 @@ const CROSS_ORIGIN_RESOURCE_POLICY: hyper::header::HeaderName =
     hyper::header::HeaderName::from_static("cross-origin-resource-policy");
 
 /// `disk=3&since=1700000000000`; both may be left out.
-fn question(query: &str) -> Result<Question, String> {
-    let mut question = Question::default();
+fn question(query: &str) -> Result<PageQuestion, String> {
+    let mut question = PageQuestion::default();
     for word in query.split('&').filter(|word| !word.is_empty()) {
         let number = |value: &str| {
             value.parse().map_err(|_| format!("'{value}' is no number: give disk=ID&since=TIME"))

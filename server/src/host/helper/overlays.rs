@@ -3,7 +3,7 @@
 
 use super::super::super::survive::survive;
 use super::super::image_message::ImageMessage;
-use super::super::protocol::{Answer, Name, OverlayWanted, Request};
+use super::super::protocol::{HelperAnswer, HelperRequest, Name, OverlayWanted};
 use super::super::wire::send;
 use super::{Helper, PANICKED, Things, line, lock};
 use anyhow::{Context, anyhow, bail};
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 /// How long the last step of a daemon that has died may take.
 const LAST_STEP: Duration = Duration::from_secs(5);
 
-type Answered = anyhow::Result<(Answer, Option<OwnedFd>)>;
+type Answered = anyhow::Result<(HelperAnswer, Option<OwnedFd>)>;
 
 impl Helper {
     /// What is asked for in a snapshot.
-    pub(super) fn handle_overlay(&self, request: Request, fd: Option<OwnedFd>) -> Answered {
+    pub(super) fn handle_overlay(&self, request: HelperRequest, fd: Option<OwnedFd>) -> Answered {
         match request {
-            Request::StateFollows { number } => self.state_follows(number, fd),
-            Request::StateSettled { number, follows } => self.state_settled(number, follows),
-            Request::Overlay(wanted) => self.overlay(*wanted, fd),
-            Request::NameOverlay { number } => self.name_overlay(number),
-            Request::EndOverlay { number, kept } => self.end_overlay(number, kept),
-            Request::Writable { base } => self.writable(base, fd),
+            HelperRequest::StateFollows { number } => self.state_follows(number, fd),
+            HelperRequest::StateSettled { number, follows } => self.state_settled(number, follows),
+            HelperRequest::Overlay(wanted) => self.overlay(*wanted, fd),
+            HelperRequest::NameOverlay { number } => self.name_overlay(number),
+            HelperRequest::EndOverlay { number, kept } => self.end_overlay(number, kept),
+            HelperRequest::Writable { base } => self.writable(base, fd),
             _ => bail!("nobody knows what to do"),
         }
     }
@@ -55,10 +55,10 @@ impl Helper {
             // If the daemon has gone nobody needs the answer.
             let _ = match carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
                 Ok((answer, fd)) => send(&ours, &answer, fd.as_ref().map(AsFd::as_fd)),
-                Err(error) => send(&ours, &Answer::refused(&error), None),
+                Err(error) => send(&ours, &HelperAnswer::refused(&error), None),
             };
         })?;
-        Ok((Answer::Wait, Some(its)))
+        Ok((HelperAnswer::Wait, Some(its)))
     }
 
     fn overlay(&self, wanted: OverlayWanted, image: Option<OwnedFd>) -> Answered {
@@ -82,7 +82,7 @@ impl Helper {
             let number = things.next;
             things.overlays.insert(number, overlay);
             let alignment = (alignment.memory, alignment.offset);
-            Ok((Answer::Overlay { number, image: words, alignment, snapshot }, Some(file)))
+            Ok((HelperAnswer::Overlay { number, image: words, alignment, snapshot }, Some(file)))
         })
     }
 
@@ -93,7 +93,7 @@ impl Helper {
             // Also if it has failed: whoever asked ends it.
             lock(things).overlays.insert(number, overlay);
             named?;
-            Ok((Answer::Done, None))
+            Ok((HelperAnswer::Done, None))
         })
     }
 
@@ -103,7 +103,7 @@ impl Helper {
             if kept {
                 overlay.keep();
             }
-            Ok((Answer::Done, None))
+            Ok((HelperAnswer::Done, None))
         })
     }
 
@@ -113,7 +113,7 @@ impl Helper {
         self.spawn_step(move |_| {
             let base = base.map(PathBuf::from);
             let writable = reopen_for_writing(&file, base.as_deref())?;
-            Ok((Answer::Writable, Some(writable.into())))
+            Ok((HelperAnswer::Writable, Some(writable.into())))
         })
     }
 
@@ -132,14 +132,14 @@ impl Helper {
         let mut things = lock(&self.things);
         let keeper = things.states.get_mut(&number).context("there is no such state")?;
         keeper.follow(image)?;
-        Ok((Answer::Done, None))
+        Ok((HelperAnswer::Done, None))
     }
 
     fn state_settled(&self, number: u64, follows: bool) -> Answered {
         let mut things = lock(&self.things);
         let keeper = things.states.get_mut(&number).context("there is no such state")?;
         keeper.settle(follows);
-        Ok((Answer::Done, None))
+        Ok((HelperAnswer::Done, None))
     }
 }
 

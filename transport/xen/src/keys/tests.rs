@@ -19,7 +19,7 @@ fn saying() -> Saying {
         },
         write_cache: true,
         persistent: true,
-        limits: Limits::all(true),
+        limits: GuestLimits::all(true),
     }
 }
 
@@ -37,7 +37,7 @@ fn b15_a_guest_is_told_what_it_can_bear() {
     fake.set("/local/domain/7/memory/target", "327680");
     let memory = guest_memory(&mut store, 7).unwrap();
     assert_eq!(memory, Some(320 << 20));
-    let small = Saying { limits: Limits::bearable(4, true, memory), ..saying() };
+    let small = Saying { limits: GuestLimits::bearable(4, true, memory), ..saying() };
     let keys = small.keys();
     for said in [
         ("max-ring-page-order", "0"),

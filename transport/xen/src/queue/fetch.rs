@@ -1,7 +1,7 @@
 //! From the ring to the worker: a batch of requests, and their data (hot).
 
 use super::Queue;
-use super::flight::{BATCH, Flight, Place, list_copies};
+use super::flight::{BATCH, DataPlace, Flight, list_copies};
 use super::step::Barrier;
 use crate::host::{Direction, GrantCopy, GrantMapping, Host, PAGE};
 use crate::movement::Transfer;
@@ -76,7 +76,7 @@ impl<H: Host> Queue<H> {
         let (kept, range, pieces) = self.record.kept(entry);
         let flight = &mut self.flights[usize::from(entry)];
         flight.failed = false;
-        flight.place = Place::None;
+        flight.place = DataPlace::None;
         let from_guest = match kept {
             Kept::Read => false,
             Kept::Write | Kept::Barrier if !pieces.is_empty() => true,
@@ -91,7 +91,7 @@ impl<H: Host> Queue<H> {
                 self.grants.clear();
                 self.grants.extend(pieces.iter().map(|piece| piece.grant()));
                 if let Ok(mapped) = self.host.map(&self.grants, !from_guest) {
-                    flight.place = Place::Mapped(mapped);
+                    flight.place = DataPlace::Mapped(mapped);
                     self.moved += pieces.len() as u64;
                     return true;
                 }
@@ -106,7 +106,7 @@ impl<H: Host> Queue<H> {
             self.owners.resize(self.copies.len(), entry);
         }
         self.moved += pieces.len() as u64;
-        flight.place = Place::Pages(pages);
+        flight.place = DataPlace::Pages(pages);
         true
     }
 
@@ -142,17 +142,17 @@ impl<H: Host> Queue<H> {
         let flight = &self.flights[usize::from(entry)];
         let out = &mut request.segments;
         match &flight.place {
-            Place::None => {}
-            Place::Pages(pages) => {
+            DataPlace::None => {}
+            DataPlace::Pages(pages) => {
                 if let Ok(len) = usize::try_from(range.len()) {
                     let _fits = out.push(Segment { base: pages.base(), len });
                 }
             }
-            Place::Mapped(mapped) => {
+            DataPlace::Mapped(mapped) => {
                 let page = |at: usize| mapped.base().wrapping_add(at * PAGE);
                 list_segments(out, pieces, page);
             }
-            Place::Held(_) => {
+            DataPlace::Held(_) => {
                 list_segments(out, pieces, |at| self.pages.base(flight.held[at]));
             }
         }
@@ -200,7 +200,7 @@ fn hold<H: Host>(
             }
         }
     }
-    flight.place = Place::Held(pieces.len());
+    flight.place = DataPlace::Held(pieces.len());
     true
 }
 

@@ -9,7 +9,7 @@ pub(super) const BATCH: usize = 16;
 
 /// Where the data of a request is.
 #[derive(Debug)]
-pub(super) enum Place<M> {
+pub(super) enum DataPlace<M> {
     /// It has none, or it is not there yet.
     None,
     /// In memory of ours.
@@ -23,7 +23,7 @@ pub(super) enum Place<M> {
 /// What this process knows of a request, beside its entry in the record.
 #[derive(Debug)]
 pub(super) struct Flight<M> {
-    pub(super) place: Place<M>,
+    pub(super) place: DataPlace<M>,
     /// Its data cannot be fetched.
     pub(super) failed: bool,
     /// Places of held pages.

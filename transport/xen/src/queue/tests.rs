@@ -9,7 +9,7 @@ use crate::host::{GrantMapping, PAGE};
 use ringway_core::{ByteRange, Op};
 use ringway_export::abandon;
 use ringway_ring::blkif::{
-    Abi, Answer, Ask, Command, Front, GrantPiece, Offered, RingAt, With, pieces_to_bytes,
+    Abi, Ask, Command, Front, GrantPiece, Offered, Response, RingAt, With, pieces_to_bytes,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -136,13 +136,13 @@ impl Rig {
         }
     }
 
-    fn answers(&mut self) -> Vec<Answer> {
+    fn answers(&mut self) -> Vec<Response> {
         self.queue.publish().unwrap();
         std::iter::from_fn(|| self.front.pop_response().unwrap()).collect()
     }
 
     /// Carries out all there is; the answers in the order they came.
-    fn run(&mut self) -> Vec<Answer> {
+    fn run(&mut self) -> Vec<Response> {
         let mut answers = Vec::new();
         loop {
             let mut moved = false;

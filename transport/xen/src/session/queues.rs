@@ -1,6 +1,6 @@
 //! How the queues of a front-end are made, started, drained and let go.
 
-use super::{Place, Refusal, Session};
+use super::{QueuePlace, Refusal, Session};
 use crate::domain::Domain;
 use crate::host::GrantMapping;
 use crate::keys::{FrontKeys, Saying};
@@ -63,7 +63,7 @@ impl Session<'_> {
             }
             .map_err(|error| Refusal::Queue(at, error))?;
             self.export.notice_backlog(at, queue.backlog());
-            queues.push(Place::Here(Box::new(queue)));
+            queues.push(QueuePlace::Here(Box::new(queue)));
         }
         self.queues = queues;
         Ok(())
@@ -101,14 +101,16 @@ impl Session<'_> {
         // Without a write cache, writes are durable before they are answered.
         let durable = !self.export.may_write_back();
         for (at, place) in self.queues.iter_mut().enumerate() {
-            let Place::Here(_) = place else { continue };
-            let Place::Here(mut queue) = std::mem::replace(place, Place::Lost) else { continue };
+            let QueuePlace::Here(_) = place else { continue };
+            let QueuePlace::Here(mut queue) = std::mem::replace(place, QueuePlace::Lost) else {
+                continue;
+            };
             queue.resume();
             let (inbox, disk) = (Arc::clone(&self.inbox), Arc::clone(self.export.disk()));
             let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
             let id = self.export.worker(at).add(*queue, disk, durable, alarm);
             let id = id.map_err(|error| Refusal::Worker(at, error))?;
-            *place = Place::Running(id);
+            *place = QueuePlace::Running(id);
             self.export.started(at, id);
         }
         Ok(())
@@ -118,8 +120,8 @@ impl Session<'_> {
     pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
         let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
         for (at, place) in self.queues.iter_mut().enumerate() {
-            let Place::Running(id) = *place else { continue };
-            *place = Place::Lost;
+            let QueuePlace::Running(id) = *place else { continue };
+            *place = QueuePlace::Lost;
             self.export.stopping(at, id);
             match self.export.worker(at).stop(id) {
                 Ok(promise) => stopping.push((at, promise)),
@@ -145,7 +147,7 @@ impl Session<'_> {
                 }
             };
             self.export.stopped(&stopped);
-            self.queues[at] = Place::Here(Box::new(stopped.ring));
+            self.queues[at] = QueuePlace::Here(Box::new(stopped.ring));
         }
         outcome
     }
@@ -154,7 +156,7 @@ impl Session<'_> {
     pub(super) fn disconnect(&mut self) -> Result<(), Refusal> {
         let stopped = self.stop_all();
         for place in self.queues.drain(..) {
-            if let Place::Here(queue) = place {
+            if let QueuePlace::Here(queue) = place {
                 queue.discard_record();
             }
         }

@@ -4,7 +4,7 @@ use super::*;
 use ringway_aio::Null;
 use ringway_disk::{OpenOptions, Source, open};
 use ringway_export::{QueueLifecycle, Worker, WorkerOptions, command_channel};
-use ringway_throttle::{Kind, Member, Rates};
+use ringway_throttle::{LimitKind, Member, Rates};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ fn a23_a_xen_guest_is_limited_too() {
     };
     let disk = open(&OpenOptions::new(Source::Null { bytes: 1 << 30, latency_us: 0 })).unwrap();
     let mut rates = Rates::default();
-    rates[Kind::Bps].avg = Some(1);
+    rates[LimitKind::Bps].avg = Some(1);
     disk.set_limits(vec![Member::alone(&rates).unwrap()]);
     let disk = Arc::new(disk);
     let (handle, inbox) = command_channel().unwrap();
