@@ -194,6 +194,8 @@ fn tcp(to: &SocketAddr, deadline: Deadline) -> io::Result<OwnedFd> {
     rustix::net::sockopt::set_tcp_keepidle(&socket, Duration::from_secs(60))?;
     rustix::net::sockopt::set_tcp_keepintvl(&socket, Duration::from_secs(15))?;
     rustix::net::sockopt::set_tcp_keepcnt(&socket, 4)?;
+    // Keeping alive is not asked while something sent has not arrived.
+    rustix::net::sockopt::set_tcp_user_timeout(&socket, 120_000)?;
     Ok(socket)
 }
 
@@ -303,7 +305,8 @@ impl Write for Patient {
 }
 
 /// Waits until the server has closed its ends, for a few seconds at most: then it has taken all that
-/// was sent, and nothing of it comes later.
+/// was sent. Servers that close before they have done it (QEMU's) may still do it later: where a connection
+/// is given up without need, its requests are answered first.
 pub(crate) fn wait_until_closed(sockets: &[Arc<File>]) {
     let deadline = Deadline::new(Duration::from_secs(5), "closing");
     for socket in sockets {

@@ -50,6 +50,9 @@ pub(crate) struct Connection {
     socket: Option<Arc<File>>,
     /// Nobody waits for it to come back: requests fail.
     failing: bool,
+    /// Another connection is lost: nothing more is sent, and all that was sent is to be answered. Sent
+    /// again while the server is at it, it would be done twice.
+    retreating: bool,
     sending: VecDeque<u32>,
     front: usize,
     in_flight: usize,
@@ -77,6 +80,7 @@ impl Connection {
             users: 0,
             socket: None,
             failing: false,
+            retreating: false,
             sending: VecDeque::with_capacity(depth as usize),
             front: 0,
             in_flight: 0,
@@ -99,7 +103,7 @@ impl Connection {
 
     /// True if there is something that can be sent.
     pub(crate) fn can_send(&self) -> bool {
-        !self.sending.is_empty() && !self.full && self.socket.is_some()
+        !self.sending.is_empty() && !self.full && self.socket.is_some() && !self.retreating
     }
 
     /// Takes an operation in, or answers it where there is nothing to be asked.
@@ -254,6 +258,9 @@ impl Connection {
             while let Some((slot, error)) = self.incoming.next(table.operations)? {
                 self.done(table, slot, error);
             }
+            if self.retreating && self.in_flight == 0 {
+                return Err(Loss::Other);
+            }
             if got < wanted {
                 self.unread = false;
                 break;
@@ -327,6 +334,7 @@ impl Connection {
         let flushes = self.shared.negotiated.offers(offers::SEND_FLUSH);
         let lost = flushes && self.shared.ledger.connection_lost();
         self.incoming.clear();
+        self.retreating = false;
         (self.front, self.in_flight, self.full, self.unread) = (0, 0, false, false);
         self.sending.clear();
         self.sending.extend(table.operations.of(self.number));
@@ -355,7 +363,8 @@ impl Connection {
                 self.failing = false;
                 self.unread = true;
             }
-            Some(Mail::Retreat) => return Err(Loss::Other),
+            Some(Mail::Retreat) if self.in_flight == 0 => return Err(Loss::Other),
+            Some(Mail::Retreat) => self.retreating = true,
             Some(Mail::GaveUp) => {
                 self.failing = true;
                 self.fail(table, -libc::ENOTCONN, |_| true);
@@ -380,7 +389,9 @@ impl Connection {
 /// The owner of an engine may end before the export does.
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Some(old) = self.socket.take().and_then(|socket| self.lane.leave(socket)) else {
+        let retreats = self.retreating;
+        let leave = |socket| if retreats { Some(socket) } else { self.lane.leave(socket) };
+        let Some(old) = self.socket.take().and_then(leave) else {
             return;
         };
         let why = "its worker has ended".to_owned();

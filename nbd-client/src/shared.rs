@@ -46,7 +46,8 @@ pub(crate) struct Lane {
 pub(crate) enum Mail {
     /// A new socket.
     Connected(Arc<File>),
-    /// Another connection of the export is lost: this one must not be used any more either.
+    /// Another connection of the export is lost: nothing more may be sent on this one, and it is given up
+    /// once what was sent is answered.
     Retreat,
     /// There is none, and requests are no longer to wait for it.
     GaveUp,
@@ -178,6 +179,7 @@ impl Lane {
             return Some(socket);
         }
         *mail = Some(Mail::Connected(socket));
+        self.waits.store(false, SeqCst);
         None
     }
 

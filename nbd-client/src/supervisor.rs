@@ -58,14 +58,14 @@ pub(crate) struct Supervisor {
 impl Supervisor {
     /// Until the export is needed no more.
     pub(crate) fn run(&self, wishes: &Receiver<Wish>) {
-        let mut seen = Vec::new();
+        let mut seen = None;
         loop {
             match wishes.recv_timeout(self.timeouts.silence) {
                 Ok(wish) => {
                     if self.bring_back(wish, wishes).is_none() {
                         return;
                     }
-                    seen.clear();
+                    seen = None;
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     let Some(shared) = self.shared.upgrade() else { return };
@@ -76,13 +76,20 @@ impl Supervisor {
         }
     }
 
-    /// Ends connections on which nothing has come since the last look, while requests wait.
-    fn end_silent(&self, shared: &Shared, seen: &mut Vec<Option<u64>>) {
-        seen.resize(shared.lanes.len(), None);
-        for (lane, seen) in shared.lanes.iter().zip(seen) {
-            let now = lane.progress.load(Relaxed);
-            let waits = lane.waits.load(Relaxed);
-            if waits && *seen == Some(now) && lane.end() {
+    /// Ends connections with requests that wait if nothing has come on any since the last look: a server
+    /// that answers others may be long about one.
+    fn end_silent(&self, shared: &Shared, seen: &mut Option<u64>) {
+        let now = shared
+            .lanes
+            .iter()
+            .fold(0, |sum: u64, lane| sum.wrapping_add(lane.progress.load(Relaxed)));
+        let waiting = || shared.lanes.iter().filter(|lane| lane.waits.load(Relaxed));
+        let silent = seen.replace(now) == Some(now);
+        if waiting().next().is_none() {
+            *seen = None;
+        } else if silent {
+            let ended = waiting().filter(|lane| lane.end()).count();
+            if ended > 0 {
                 tracing::warn!(
                     disk = shared.name,
                     "the NBD server has said nothing for {} s while requests wait for \
@@ -90,7 +97,6 @@ impl Supervisor {
                     self.timeouts.silence.as_secs()
                 );
             }
-            *seen = waits.then_some(now);
         }
     }
 
@@ -103,10 +109,11 @@ impl Supervisor {
             wish.why
         );
         tell_if_lost(&shared.name, &wish);
-        let old = gather(shared, wish, wishes)?;
+        let begun = Instant::now();
+        let old = self.gather(shared, wish, wishes)?;
         wait_until_closed(&old);
         drop(old);
-        let (begun, mut pause, mut told, mut gave_up) = (Instant::now(), PAUSE.0, false, false);
+        let (mut pause, mut logged, mut gave_up) = (PAUSE.0, String::new(), false);
         loop {
             let tried = (self.connect)();
             let shared = self.shared.upgrade()?;
@@ -130,8 +137,11 @@ impl Supervisor {
                 }
                 Err(error) => error,
             };
-            if !std::mem::replace(&mut told, true) {
-                tracing::warn!(disk = shared.name, "not connected yet: {error}");
+            // A server that is there again may have another reason than one that was not.
+            let reason = error.to_string();
+            if logged != reason {
+                tracing::warn!(disk = shared.name, "not connected yet: {reason}");
+                logged = reason;
             }
             if !gave_up && self.timeouts.give_up.is_some_and(|most| begun.elapsed() >= most) {
                 gave_up = true;
@@ -149,24 +159,45 @@ impl Supervisor {
             pause = (pause * 2).min(PAUSE.1);
         }
     }
-}
 
-/// Has all connections be given up that were made together with the one that is lost, and waits for their
-/// sockets. `None` once nobody needs new ones.
-fn gather(shared: Arc<Shared>, first: Wish, wishes: &Receiver<Wish>) -> Option<Vec<Arc<File>>> {
-    let mut old: Vec<Option<Arc<File>>> = vec![None; shared.lanes.len()];
-    for (at, lane) in shared.lanes.iter().enumerate() {
-        old[at] = if at == first.lane { Some(Arc::clone(&first.old)) } else { lane.retreat() };
+    /// Has all connections be given up that were made together with the one that is lost, and waits for
+    /// their sockets: for answers to what was sent on them, but not to a server that is silent. `None` once
+    /// nobody needs new ones.
+    fn gather(
+        &self,
+        shared: Arc<Shared>,
+        first: Wish,
+        wishes: &Receiver<Wish>,
+    ) -> Option<Vec<Arc<File>>> {
+        let lanes: Vec<_> = shared.lanes.iter().map(Arc::clone).collect();
+        let mut old: Vec<Option<Arc<File>>> = vec![None; lanes.len()];
+        for (at, lane) in lanes.iter().enumerate() {
+            old[at] = if at == first.lane { Some(Arc::clone(&first.old)) } else { lane.retreat() };
+        }
+        let name = shared.name.clone();
+        // The last one that has it is an engine, or its owner: without them no wish comes.
+        drop(shared);
+        while old.iter().any(Option::is_none) {
+            match wishes.recv_timeout(self.timeouts.silence) {
+                Ok(wish) => {
+                    tell_if_lost(&name, &wish);
+                    old[wish.lane] = Some(wish.old);
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    let left = lanes.iter().zip(&old).filter(|(_, old)| old.is_none());
+                    let ended = left.filter(|(lane, _)| lane.end()).count();
+                    tracing::warn!(
+                        disk = name,
+                        "the NBD server has not answered on {ended} other connections for {} s: they \
+                         are given up, too",
+                        self.timeouts.silence.as_secs()
+                    );
+                }
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+        Some(old.into_iter().flatten().collect())
     }
-    let name = shared.name.clone();
-    // The last one that has it is an engine, or its owner: without them no wish comes.
-    drop(shared);
-    while old.iter().any(Option::is_none) {
-        let wish = wishes.recv().ok()?;
-        tell_if_lost(&name, &wish);
-        old[wish.lane] = Some(wish.old);
-    }
-    Some(old.into_iter().flatten().collect())
 }
 
 fn tell_if_lost(name: &str, wish: &Wish) {

@@ -42,12 +42,22 @@ impl Rig {
 
     /// Engines that share up to `most` connections, one after the other.
     pub(crate) fn several(path: &Path, most: u16, engines: usize) -> Vec<Self> {
+        Self::several_within(path, most, engines, Timeouts::default())
+    }
+
+    /// The same with limits of its own.
+    pub(crate) fn several_within(
+        path: &Path,
+        most: u16,
+        engines: usize,
+        timeouts: Timeouts,
+    ) -> Vec<Self> {
         let target = target(path).with_connections(Connections { most, asked: true });
         let connected = connect(&target).unwrap();
         let remote = Arc::new(Remote::new("test", &connected));
         remote.share_among(engines);
         let again = move || Ok(connect(&target)?);
-        remote.supervise(Box::new(again), Timeouts::default()).unwrap();
+        remote.supervise(Box::new(again), timeouts).unwrap();
         let one = |_| Self::of(Arc::clone(&remote), Arc::clone(&connected.socket));
         (0..engines).map(one).collect()
     }

@@ -3,11 +3,12 @@
 use crate::rig::Rig;
 use crate::server::{ALL, Conn, FACTS, Facts, Server};
 use ringway_aio::IoOp;
+use ringway_nbd_client::Timeouts;
 use ringway_nbd_words::{command, offers};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -174,7 +175,9 @@ fn f15_what_was_not_answered_is_sent_again_on_all_connections_in_order() {
         }
     };
     let server = Server::start(dir.path(), |_| MANY, serve);
-    let mut rig = Rig::several(&server.path, 2, 1).pop().unwrap();
+    // The other connection says nothing any more.
+    let timeouts = Timeouts { silence: Duration::from_secs(2), ..Timeouts::default() };
+    let mut rig = Rig::several_within(&server.path, 2, 1, timeouts).pop().unwrap();
     let queues = [rig.queue_in_use(), rig.attach()];
     for at in 0..12u64 {
         rig.use_queue(queues[usize::try_from(at % 2).unwrap()]);
@@ -190,6 +193,79 @@ fn f15_what_was_not_answered_is_sent_again_on_all_connections_in_order() {
     again.sort();
     assert_eq!(again, [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]);
     assert_eq!(rig.flush(), 0);
+}
+
+/// Writes here are done once somebody says so.
+const SLOW: u64 = 1 << 18;
+
+/// A server like that of [`server`], whose writes to [`SLOW`] wait for a word each.
+fn slow_server(
+    dir: &std::path::Path,
+    first: usize,
+) -> (Server, Receiver<(usize, u16, u64)>, Sender<()>) {
+    let (told, asked) = channel();
+    let (word, words) = channel();
+    let words = Mutex::new(words);
+    let serve = move |number: usize, conn: &mut Conn| -> io::Result<()> {
+        loop {
+            let asked = conn.asked()?;
+            let _ = told.send((number, asked.kind, asked.offset));
+            if number < first && asked.kind == command::READ && asked.offset == END {
+                return Ok(());
+            }
+            if asked.kind == command::WRITE && asked.offset == SLOW {
+                let _ = words.lock().unwrap().recv();
+            }
+            conn.carry_out(&asked)?;
+        }
+    };
+    (Server::start(dir, |_| MANY, serve), asked, word)
+}
+
+#[test]
+fn f15_what_a_server_works_at_is_waited_for_when_another_connection_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, asked, word) = slow_server(dir.path(), 2);
+    let mut rig = Rig::several(&server.path, 2, 1).pop().unwrap();
+    let queues = [rig.queue_in_use(), rig.attach()];
+    let write = rig.queue(IoOp::Write, SLOW, 512, &[1; 512]);
+    rig.submit();
+    assert_eq!(asked.recv().unwrap().2, SLOW);
+    rig.use_queue(queues[1]);
+    let read = rig.queue(IoOp::Read, END, 512, &[]);
+    // Not sent any more once the other connection is lost, or answered by it.
+    rig.submit();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(300) {
+        assert_eq!(rig.look(), []);
+    }
+    word.send(()).unwrap();
+    assert_eq!(rig.reap(2), [(write, 512), (read, 512)]);
+    let all: Vec<_> = asked.try_iter().collect();
+    assert!(!all.iter().any(|&(_, _, offset)| offset == SLOW), "it is not sent again: {all:?}");
+    // It was answered by a server that may be another one by now.
+    assert_eq!(rig.flush(), -libc::EIO);
+}
+
+#[test]
+fn f15_a_server_that_is_long_about_one_request_is_not_silent_while_it_answers_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, asked, word) = slow_server(dir.path(), 0);
+    let timeouts = Timeouts { silence: Duration::from_millis(1500), ..Timeouts::default() };
+    let mut rig = Rig::several_within(&server.path, 2, 1, timeouts).pop().unwrap();
+    let queues = [rig.queue_in_use(), rig.attach()];
+    let write = rig.queue(IoOp::Write, SLOW, 512, &[1; 512]);
+    rig.submit();
+    rig.use_queue(queues[1]);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(5) {
+        assert_eq!(rig.read(4096, 512).unwrap().len(), 512);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    word.send(()).unwrap();
+    assert_eq!(rig.reap(1), [(write, 512)]);
+    assert_eq!(rig.flush(), 0);
+    assert!(asked.try_iter().all(|(number, ..)| number < 2), "no connection is lost");
 }
 
 #[test]
