@@ -197,7 +197,10 @@ fn an_image_that_cannot_be_served_so_is_refused_with_the_way_out() {
     };
     let qcow2 = ["--format", "qcow2"];
     refused(&[&["top.qcow2", "--incoming"], &qcow2[..]].concat(), &["--incoming", "tables"]);
-    refused(&[&["base.raw"], &qcow2[..]].concat(), &["no qcow2 image", "--format raw"]);
+    refused(
+        &[&["base.raw"], &qcow2[..]].concat(),
+        &["no qcow2 image", "served without --format qcow2"],
+    );
     refused(&["top.qcow2"], &["qcow2"]);
     refused(&[&["clones/one.qcow2"], &qcow2[..]].concat(), &["--backing-root", "top.qcow2"]);
     assert!(std::fs::read(dir.join("top.qcow2")).unwrap() == before, "nothing was changed");
