@@ -9,12 +9,11 @@ pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
     let none = String::new();
     match happened {
         Happened::Added => ("added", false, none),
-        Happened::Removed { drained: false, .. } => {
-            ("removed", true, "requests were still in flight".into())
-        }
-        Happened::Removed { held: 0, .. } => ("removed", false, none),
-        Happened::Removed { held, .. } => {
-            ("removed", true, format!("held requests left unanswered: {held}"))
+        Happened::Removed { drained, held } => {
+            let flight = (!drained).then(|| "requests were still in flight".to_owned());
+            let held = (held > 0).then(|| format!("held requests left unanswered: {held}"));
+            let text: Vec<_> = flight.into_iter().chain(held).collect();
+            ("removed", !text.is_empty(), text.join("; "))
         }
         Happened::Connected => ("connected", false, none),
         Happened::Disconnected { why } => ("disconnected", why.is_some(), why.unwrap_or_default()),

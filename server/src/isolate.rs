@@ -219,9 +219,9 @@ impl Isolated {
         let mut pause = PAUSE.0;
         loop {
             let begun = Instant::now();
-            if let Some(departure) = process.hear(|what| self.log.odd(what), tell) {
-                *lock(&self.departure) = departure;
-            }
+            // One that ends without a word leaves none of its predecessor's.
+            let departure = process.hear(|what| self.log.odd(what), tell);
+            *lock(&self.departure) = departure.unwrap_or_default();
             let pid = process.pid;
             *lock(&self.process) = None;
             let how = spawner.end_of(self.number, END_MAX);

@@ -115,6 +115,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             Waiting::Unused { queue, ranges, .. } => {
                 self.queues[*queue as usize].as_ref().is_none_or(|queue| !queue.uses(ranges))
             }
+            // Nobody waits any more: the disk is as large as before.
+            Waiting::Settle { disk, end, .. } if disk.capacity() > *end => true,
             Waiting::Settle { disk, end, .. } => {
                 let mut queues = self.queues.iter().flatten();
                 queues.all(|queue| {

@@ -37,7 +37,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         match &self.waiting[at] {
             // A queue is stopped without what it holds.
             Waiting::Stop { .. } => {}
-            // The disk becomes smaller.
+            // The disk becomes smaller; or it was to, and that was given up.
+            Waiting::Settle { disk, end, .. } if disk.capacity() > *end => {}
             Waiting::Settle { disk, end, .. } => {
                 let all = queues.iter_mut().flatten();
                 for queue in all.filter(|queue| Arc::ptr_eq(queue.disk.disk(), disk)) {

@@ -65,9 +65,9 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     debt: u64,
     /// The limits of its disk, if it has some.
     pub(super) gate: Option<Box<Gate>>,
-    /// How its requests have waited for limits that it has no more.
     /// Times that it took requests from its ring.
     pub(super) batches: u64,
+    /// How its requests have waited for limits that it has no more.
     pub(super) throttled: Throttled,
     /// It is to stop, and its limit lets no more of the backlog pass: that stays where it is.
     pub(super) leaves_backlog: bool,

@@ -81,7 +81,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         Ok(())
     }
 
-    /// Nobody else had anything to do, so no queue has_backlog them a turn. True if one did.
+    /// Nobody else had anything to do, so no queue owes them a turn. True if one did.
     fn forgive_debts(&mut self) -> bool {
         let (queues, active) = (&mut self.queues, &self.active);
         let debts =

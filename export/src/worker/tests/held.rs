@@ -212,6 +212,7 @@ fn c18_time_and_commands_move_held_requests() {
     scene.until("held again", |scene| scene.disk.held_under_way() == 0);
     assert_eq!((scene.held(), scene.answers().len()), (4, 0));
     // Those beyond the end of a disk that becomes smaller fail, and are not waited for.
+    scene.disk.set_capacity(3 * 512);
     let settled = scene.handle.settle(disk(), 3 * 512).unwrap();
     settled.recv_timeout(Duration::from_secs(30)).expect("nothing is in flight there");
     scene.until("one fails", |scene| scene.answers() == [(3, Status::IoError)]);
@@ -245,6 +246,7 @@ fn c18_nothing_is_held_beyond_the_end_of_a_disk_that_becomes_smaller() {
     // Heard one after the other: nothing is parked when the second one is.
     let disk = || Arc::clone(&scene.disk);
     let tried = scene.handle.retry(disk(), false).unwrap();
+    scene.disk.set_capacity(2 * 512);
     let settled = scene.handle.settle(disk(), 2 * 512).unwrap();
     scene.gate.shut.store(false, SeqCst);
     assert_eq!(tried.recv_timeout(Duration::from_secs(30)), Ok(5));
@@ -252,5 +254,24 @@ fn c18_nothing_is_held_beyond_the_end_of_a_disk_that_becomes_smaller() {
     let failed = [(2, Status::IoError), (3, Status::IoError)];
     scene.until("two fail", |scene| scene.answers() == failed);
     scene.until("the others are held", |scene| scene.held() == 3);
+    scene.end();
+}
+
+#[test]
+fn c18_a_disk_that_did_not_become_smaller_after_all_holds_as_before() {
+    let scene = Scene::new();
+    let capacity = scene.disk.capacity();
+    scene.errno.store(libc::EIO.cast_unsigned(), SeqCst);
+    scene.gate.shut.store(true, SeqCst);
+    let _ = scene.ask(4, true);
+    scene.until("the worker is busy", |scene| scene.gate.reached.load(SeqCst));
+    scene.disk.set_capacity(2 * 512);
+    let settled = scene.handle.settle(Arc::clone(&scene.disk), 2 * 512).unwrap();
+    // It has taken too long.
+    scene.disk.set_capacity(capacity);
+    scene.gate.shut.store(false, SeqCst);
+    settled.recv_timeout(Duration::from_secs(30)).expect("nobody is waited for");
+    scene.until("all are held", |scene| scene.held() == 4);
+    assert_eq!(scene.answers(), []);
     scene.end();
 }
