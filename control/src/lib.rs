@@ -20,7 +20,7 @@
 //!
 //! // A line of the control socket, as the daemon takes it.
 //! let (id, asked) = request::parse(br#"{"command": "pause", "disk": "vm", "id": 7}"#);
-//! assert!(matches!(asked, Ok(request::Request::Pause(_))));
+//! assert!(matches!(asked, Ok(request::ControlRequest::Pause(_))));
 //! assert_eq!(id, Some(7.into()));
 //! # std::fs::remove_file(&path)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())

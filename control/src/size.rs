@@ -1,6 +1,6 @@
 //! Sizes as people write them: 512, 64K, 10G, 1GiB. Units are powers of 1024.
 
-use parse_size::{ByteSuffix, Config};
+use parse_size::{ByteSuffix, Config, Error as SizeError};
 use serde::de::{Deserialize, Deserializer, Error, Visitor};
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,16 @@ pub struct Size(pub u64);
 
 /// A word that is no size.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "'{0}' is not a size: give a number with K, M, G or T (powers of 1024), such as 512, 64K or 10G"
-)]
-pub struct NotASize(String);
+pub enum NotASize {
+    /// It has another form.
+    #[error(
+        "'{0}' is not a size: give a number with K, M, G or T (powers of 1024), such as 512, 64K or 10G"
+    )]
+    Form(String),
+    /// It has the form of one.
+    #[error("'{0}' is too large: sizes go up to {max} bytes", max = u64::MAX)]
+    TooLarge(String),
+}
 
 impl FromStr for Size {
     type Err = NotASize;
@@ -25,7 +31,10 @@ impl FromStr for Size {
             .with_byte_suffix(ByteSuffix::Allow)
             .parse_size(word)
             .map(Self)
-            .map_err(|_| NotASize(word.into()))
+            .map_err(|error| match error {
+                SizeError::PosOverflow => NotASize::TooLarge(word.into()),
+                _ => NotASize::Form(word.into()),
+            })
     }
 }
 
@@ -77,7 +86,9 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_i64<E: Error>(self, bytes: i64) -> Result<Size, E> {
-                u64::try_from(bytes).map(Size).map_err(|_| E::custom(NotASize(bytes.to_string())))
+                u64::try_from(bytes)
+                    .map(Size)
+                    .map_err(|_| E::custom(NotASize::Form(bytes.to_string())))
             }
         }
         deserializer.deserialize_any(Bytes)
@@ -102,8 +113,11 @@ mod tests {
         ] {
             assert_eq!(word.parse::<Size>().unwrap(), Size(bytes), "{word}");
         }
-        for word in ["", "10X", "G", "-1", "1 potato", "99999999999999999999"] {
+        for word in ["", "10X", "G", "-1", "1 potato"] {
             assert!(word.parse::<Size>().unwrap_err().to_string().contains("is not a size"));
+        }
+        for word in ["99999999999999999999", "99999999T"] {
+            assert!(word.parse::<Size>().unwrap_err().to_string().contains("is too large"));
         }
     }
 

@@ -283,6 +283,12 @@ fn a_configuration_that_is_malformed() {
     config_refused(&format!("{DISK}queues = 'four'\n"), &["disks.toml, line 4", "string"]);
     config_refused(&format!("{DISK}queues = 400\n"), &["disks.toml, line 4", "1 to 256"]);
     config_refused(&format!("{DISK}size = '10X'\n"), &["disks.toml, line 4", "'10X'"]);
+    let policy = format!("{DISK}on-enospc = 'hodl'\n");
+    config_refused(&policy, &["disks.toml, line 4", "report, hold", "did you mean 'hold'?"]);
+    config_refused(
+        &format!("{DISK}limits = {{ bps = '99999999T' }}\n"),
+        &["disks.toml, line 4", "too large"],
+    );
     config_refused("[[disk]]\nsocket = 's'\n", &["disks.toml, line 1", "no image"]);
     config_refused("[[disk]]\nimage = 'disk.img'\n", &["disks.toml, line 1", "no socket"]);
     config_refused("workers = 2\n", &["disks.toml", "no disk", "[[disk]]"]);

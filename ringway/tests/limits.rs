@@ -126,6 +126,11 @@ fn a_disk_at_its_limit_is_seen() {
         };
         assert_eq!(value("ringway_disk_throttled_total{"), 1.0);
         assert!(value("ringway_disk_throttled_seconds_total{") > 0.3);
+        let begun = Instant::now();
+        while !daemon.log().contains("its guest has reached a limit") {
+            assert!(begun.elapsed() < PATIENCE, "{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
         daemon.stop();
     }
 }

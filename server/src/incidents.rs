@@ -141,6 +141,7 @@ impl Shared {
                     None => {
                         watched.limit_reported = Some(now);
                         disk.take_limit_reached();
+                        tracing::info!(disk = disk.name(), "its guest has reached a limit");
                         let of = Some((watched.id, disk.name()));
                         self.events.tell(of, Happened::LimitReached);
                     }

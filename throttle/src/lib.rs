@@ -7,10 +7,10 @@
 //!
 //! ```
 //! use ringway_core::Op;
-//! use ringway_throttle::{Gate, Kind, Member, Rates};
+//! use ringway_throttle::{Gate, LimitKind, Member, Rates};
 //!
 //! let mut rates = Rates::default();
-//! rates[Kind::Iops].avg = Some(100);
+//! rates[LimitKind::Iops].avg = Some(100);
 //! let mut gate = Gate::new(vec![Member::alone(&rates)?]).expect("there is a limit");
 //! let (mut now, mut passed) = (0, 0);
 //! while passed < 30 {

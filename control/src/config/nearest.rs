@@ -25,6 +25,10 @@ pub(crate) fn with_hint(message: &str) -> String {
             return format!("{unknown}{word}`{hint}{rest}");
         }
     }
+    let choice = message.strip_prefix('\'').and_then(|rest| rest.split_once("' is not one of "));
+    if let Some((word, choices)) = choice {
+        return format!("{message}{}", hint(word, choices.split(", ")));
+    }
     without_types(message)
 }
 
