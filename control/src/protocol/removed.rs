@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `add` answers with [`DiskFacts`], `remove` with this.
+/// `add` answers with `DiskFacts`, `remove` with this.
 #[derive(Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Removed {
