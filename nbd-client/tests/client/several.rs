@@ -17,10 +17,24 @@ const MANY: Facts = Facts { flags: ALL | offers::CAN_MULTI_CONN, ..FACTS };
 /// A read here ends the connection that it comes by, if that is one of the first ones.
 const END: u64 = 1 << 19;
 
+/// Writes here are done once somebody says so.
+const SLOW: u64 = 1 << 18;
+
 /// A server of the export whose first `first` connections end at a read of [`END`]. Each request is told,
 /// with the number of its connection.
 fn server(dir: &std::path::Path, first: usize) -> (Server, Receiver<(usize, u16, u64)>) {
+    let (server, asked, _) = slow_server(dir, first);
+    (server, asked)
+}
+
+/// The same, and writes to [`SLOW`] wait for a word each as long as somebody can say one.
+fn slow_server(
+    dir: &std::path::Path,
+    first: usize,
+) -> (Server, Receiver<(usize, u16, u64)>, Sender<()>) {
     let (told, asked) = channel();
+    let (word, words) = channel();
+    let words = Mutex::new(words);
     let serve = move |number: usize, conn: &mut Conn| -> io::Result<()> {
         loop {
             let asked = conn.asked()?;
@@ -28,10 +42,13 @@ fn server(dir: &std::path::Path, first: usize) -> (Server, Receiver<(usize, u16,
             if number < first && asked.kind == command::READ && asked.offset == END {
                 return Ok(());
             }
+            if asked.kind == command::WRITE && asked.offset == SLOW {
+                let _ = words.lock().unwrap().recv();
+            }
             conn.carry_out(&asked)?;
         }
     };
-    (Server::start(dir, |_| MANY, serve), asked)
+    (Server::start(dir, |_| MANY, serve), asked, word)
 }
 
 /// The numbers of connections that were used for requests at these places.
@@ -193,33 +210,6 @@ fn f15_what_was_not_answered_is_sent_again_on_all_connections_in_order() {
     again.sort();
     assert_eq!(again, [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]);
     assert_eq!(rig.flush(), 0);
-}
-
-/// Writes here are done once somebody says so.
-const SLOW: u64 = 1 << 18;
-
-/// A server like that of [`server`], whose writes to [`SLOW`] wait for a word each.
-fn slow_server(
-    dir: &std::path::Path,
-    first: usize,
-) -> (Server, Receiver<(usize, u16, u64)>, Sender<()>) {
-    let (told, asked) = channel();
-    let (word, words) = channel();
-    let words = Mutex::new(words);
-    let serve = move |number: usize, conn: &mut Conn| -> io::Result<()> {
-        loop {
-            let asked = conn.asked()?;
-            let _ = told.send((number, asked.kind, asked.offset));
-            if number < first && asked.kind == command::READ && asked.offset == END {
-                return Ok(());
-            }
-            if asked.kind == command::WRITE && asked.offset == SLOW {
-                let _ = words.lock().unwrap().recv();
-            }
-            conn.carry_out(&asked)?;
-        }
-    };
-    (Server::start(dir, |_| MANY, serve), asked, word)
 }
 
 #[test]
