@@ -204,11 +204,11 @@ impl Disks {
             let mut engines = lock(&self.engines);
             let engine = engines.iter_mut().find(|engine| engine.kind == disk.engine());
             let engine = engine.ok_or_else(|| anyhow!("no workers for {}", disk.engine()))?;
-            let first = engine.spread.place(spec.queues.into());
-            self.paths.listen(id, &disk);
-            self.incidents.listen(id, &disk);
             let workers = engine.pool.len();
             let busy = workers_of(&disk, workers, spec.queues);
+            let first = engine.spread.place(spec.queues.into(), busy);
+            self.paths.listen(id, &disk);
+            self.incidents.listen(id, &disk);
             let export = engine.pool.export(disk, options, first, image_lock);
             (busy, (first, workers), export)
         };
@@ -294,7 +294,8 @@ impl Disks {
         let kind = served.export.disk().engine();
         if let Some(engine) = lock(&self.engines).iter_mut().find(|engine| engine.kind == kind) {
             let (first, workers) = served.place;
-            engine.spread.leave(first, served.export.options().queues.into(), workers);
+            let queues = served.export.options().queues.into();
+            engine.spread.leave(first, (queues, served.workers), workers);
         }
     }
 
