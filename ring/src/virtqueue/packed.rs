@@ -185,7 +185,8 @@ impl PackedDevice {
                 Err(ChainError::BadIndirect)
             };
             if let Err(error) = added {
-                self.chain.settle(sums);
+                // `pop` counts all of its descriptors as refused, these too.
+                self.chain.settle(Sums::default());
                 let (end, id) = self.skip_rest(at, word, taken)?;
                 return Ok((end, id, Err(error)));
             }

@@ -587,3 +587,41 @@ fn a21_what_a_chain_has_cost_to_read_is_known_even_if_it_is_refused() {
         device.push(head, 0);
     }
 }
+
+/// Without a table, where the descriptors of a chain lie in the ring itself.
+#[test]
+fn a21_a_refused_chain_in_the_ring_does_not_count_the_one_before_it() {
+    for (pieces, bad) in [(1, 0), (3, 0), (3, 1), (3, 2)] {
+        let shape = Shape {
+            packed: true,
+            size: 8,
+            first: 0,
+            event_idx: false,
+            entries: 0,
+            when_scarce: false,
+        };
+        let memory = Memory::new(shape);
+        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
+        let mut translator = memory.translator();
+        let piece = Piece { addr: GUEST, len: 512 };
+        driver.add(&[piece; 5], &[]).unwrap();
+        let _ = driver.publish();
+        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
+        assert!(chain.is_ok());
+        assert_eq!(device.walked(), 5);
+        device.push(head, 0);
+        driver.add(&[piece; 3][..pieces], &[]).unwrap();
+        let _ = driver.publish();
+        // One of its descriptors has no bytes: the length is the lower half of a descriptor's second word.
+        // SAFETY: an aligned word of the ring, which nobody reads by now.
+        #[allow(clippy::cast_ptr_alignment)]
+        unsafe {
+            let word = AtomicU64::from_ptr(memory.mapping.at((5 + bad) * 16 + 8).cast());
+            word.store(word.load(Relaxed) & !0xffff_ffff, Relaxed);
+        }
+        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
+        assert_eq!(chain.err(), Some(ChainError::ZeroLength));
+        assert_eq!(device.walked(), pieces, "descriptor {bad} of {pieces}");
+        device.push(head, 0);
+    }
+}
