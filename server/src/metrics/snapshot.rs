@@ -356,3 +356,103 @@ fn class(errno: Option<i32>) -> &'static str {
         Some(_) => "other",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::text::open_metrics;
+    use serde_json::json;
+
+    /// Every value another one: no metric has that of its neighbour.
+    #[test]
+    fn each_count_is_told_by_its_own_name() {
+        let disk = json!({
+            "id": 1, "image": "image", "size": 101, "engine": "threads", "state": "serving",
+            "path": {"kind": "auto", "in_use": "request", "switches": 102},
+            "connected": true, "write_cache": true, "in_flight": 103, "overdue": 104,
+            "counts": {
+                "reads": 201, "read_bytes": 202, "writes": 203, "written_bytes": 204, "flushes": 205,
+                "durable_bytes": 206, "syncs": 207, "erases": 208, "errors": 209, "refused": 210,
+                "failed": 211, "bounced": 212, "split": 213, "continued": 214, "plugged": 215,
+                "merged": 216, "merged_split": 217, "deadlines": 218, "overdue": 219, "held": 220,
+                "batches": 221, "throttled": 222, "throttled_us": 2_500_000,
+            },
+            "kicks": 105, "lost_kicks": 106, "calls": 107, "recovered": 108,
+            "failures": [
+                {"operation": "write", "count": 301, "errno": libc::EIO, "error": "", "sector": 0},
+                {"operation": "write", "count": 302, "errno": libc::ENOSPC, "error": "", "sector": 0},
+                {"operation": "read", "count": 303, "errno": libc::EIO, "error": "", "sector": 0},
+            ],
+            "latency": null, "queues": [],
+        });
+        let disk = serde_json::from_value(disk).unwrap();
+        let stats = Stats { uptime_us: 0, disks: vec![disk], workers: Vec::new() };
+        let facts = json!({
+            "id": 1, "image": "image", "socket": "socket", "size": 101, "read_only": false,
+            "serial": "", "block_size": 512, "queues": 1, "queue_size": 128, "workers": 1,
+            "engine": "threads", "engine_why": "", "cache": "", "cache_why": "", "state": "serving",
+            "connected": true, "restarts": 109,
+        });
+        let facts = serde_json::from_value(facts).unwrap();
+        let process = Process::default();
+        let snapshot =
+            Snapshot::new(stats, vec![facts], Vec::new(), process, Duration::from_millis(3), 110);
+        let text = open_metrics(snapshot, String::new());
+        let value = |series: &str| {
+            let mut lines = text.lines().filter_map(|line| line.strip_prefix(series));
+            let value = lines.next().unwrap_or_else(|| panic!("no {series}: {text}"));
+            assert_eq!(lines.next(), None, "{series} twice");
+            value.trim().to_owned()
+        };
+        for (name, expected) in [
+            ("size_bytes", "101"),
+            ("path_switches_total", "102"),
+            ("in_flight_requests", "103"),
+            ("overdue_requests", "104"),
+            ("kicks_total", "105"),
+            ("lost_kicks_total", "106"),
+            ("calls_total", "107"),
+            ("recovered_requests_total", "108"),
+            ("restarts_total", "109"),
+            ("syncs_total", "207"),
+            ("bounced_total", "212"),
+            ("split_total", "213"),
+            ("merged_total", "216"),
+            ("merged_split_total", "217"),
+            ("deadlines_total", "218"),
+            ("batches_total", "221"),
+            ("throttled_total", "222"),
+        ] {
+            assert_eq!(
+                value(&format!("ringway_disk_{name}{{disk=\"socket\"}}")),
+                expected,
+                "{name}"
+            );
+        }
+        for (name, label, expected) in [
+            ("requests_total", "operation=\"read\"", "201"),
+            ("requests_total", "operation=\"write\"", "203"),
+            ("requests_total", "operation=\"flush\"", "205"),
+            ("requests_total", "operation=\"erase\"", "208"),
+            ("bytes_total", "operation=\"read\"", "202"),
+            ("bytes_total", "operation=\"write\"", "204"),
+            ("errors_total", "kind=\"refused\"", "210"),
+            ("errors_total", "kind=\"failed\"", "211"),
+            ("host_errors_total", "operation=\"write\",error=\"io\"", "301"),
+            ("host_errors_total", "operation=\"write\",error=\"no-space\"", "302"),
+            ("host_errors_total", "operation=\"read\",error=\"io\"", "303"),
+            ("host_errors_total", "operation=\"read\",error=\"other\"", "0"),
+            ("path", "path=\"request\"", "1"),
+            ("path", "path=\"bio\"", "0"),
+        ] {
+            let series = format!("ringway_disk_{name}{{disk=\"socket\",{label}}}");
+            assert_eq!(value(&series), expected, "{series}");
+        }
+        assert_eq!(value("ringway_events_lost_total"), "110");
+        assert_eq!(value("ringway_scrape_seconds"), "0.003");
+        for family in ["ringway_disk_held_requests", "ringway_disk_throttled_seconds"] {
+            assert!(text.contains(family), "{family}");
+        }
+        assert!(text.contains(" 220\n") && text.contains(" 2.5\n"), "{text}");
+    }
+}
