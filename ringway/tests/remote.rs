@@ -13,6 +13,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 8 * MIB;
@@ -409,6 +410,40 @@ fn meanwhile<T>(dir: &Path, act: impl FnOnce(&AtomicU64) -> T) -> (bool, T) {
 fn goes_on(answered: &AtomicU64, by: u64) {
     let before = answered.load(SeqCst);
     until("the guest goes on", || answered.load(SeqCst) >= before + by);
+}
+
+/// A process that stands still has its connections stay, and new ones be accepted by the kernel.
+#[test]
+fn f03_a_server_that_stands_still_is_left_after_the_time_that_was_given() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let socket = path.join("n.sock").display().to_string();
+    let args = ["-t", "-e", "8", "-f", "raw", "-k", &socket, "disk.img"];
+    let Some(server) = server(path, "qemu-nbd", &args) else { return };
+    let signal = |signal| {
+        let pid = i32::try_from(server.0.id()).unwrap();
+        // SAFETY: a process that this test has started, and has not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    };
+    let daemon = serve(path, &["--response-timeout", "1", "--connect-timeout", "1"]);
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(common::write(&device, &mut queue, 3, 7));
+    queue.flush(()).unwrap();
+    assert!(common::finish(&mut queue).0);
+    signal(libc::SIGSTOP);
+    queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
+    queue.submit().unwrap();
+    until("that is told", || daemon.log().contains("has said nothing for 1 s"));
+    assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
+    signal(libc::SIGCONT);
+    assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
+    assert!(daemon.log().contains("connected to the NBD server"), "{}", daemon.log());
+    assert!(common::write(&device, &mut queue, 4, 8));
+    queue.flush(()).unwrap();
+    assert!(common::finish(&mut queue).0, "nothing was lost");
+    daemon.stop();
 }
 
 #[test]

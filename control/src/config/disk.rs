@@ -208,6 +208,12 @@ pub struct DiskArgs {
     #[serde(default)]
     #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
     pub connect_timeout: Option<NonZeroU32>,
+    /// Seconds for which an NBD server may answer nothing at all while requests wait for it; then it is connected
+    /// to anew. It may take twice as long until that is seen [default: 60].
+    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default)]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    pub response_timeout: Option<NonZeroU32>,
     /// What its guest may ask of it.
     #[command(flatten)]
     #[serde(default, deserialize_with = "limits_of_all")]
@@ -366,6 +372,8 @@ pub struct DiskSpec {
     pub lock_wait: Option<Duration>,
     /// How long requests wait for a server that is away before they fail; `None` for ever.
     pub reconnect_timeout: Option<Duration>,
+    /// How long a server may answer nothing while requests wait for it; `None` for as long as is usual.
+    pub response_timeout: Option<Duration>,
     /// Lock the image when the guest starts, not before.
     pub incoming: bool,
     /// What GET_ID answers.
@@ -440,6 +448,7 @@ impl DiskArgs {
             hold_timeout: self.hold_timeout.or(other.hold_timeout),
             reconnect_timeout: self.reconnect_timeout.or(other.reconnect_timeout),
             connect_timeout: self.connect_timeout.or(other.connect_timeout),
+            response_timeout: self.response_timeout.or(other.response_timeout),
             nbd_connections: self.nbd_connections.or(other.nbd_connections),
             limits: self.limits.or(&other.limits),
             limit_group: self.limit_group.or_else(|| other.limit_group.clone()),
@@ -487,6 +496,7 @@ impl DiskArgs {
             read_only: self.read_only,
             lock_wait: self.lock_wait.map(|seconds| Duration::from_secs(seconds.into())),
             reconnect_timeout: self.reconnect_timeout.map(seconds),
+            response_timeout: self.response_timeout.map(seconds),
             incoming: self.incoming,
             serial: self.serial,
             block_size: self.block_size,

@@ -21,6 +21,7 @@ impl DiskArgs {
             let said = [
                 (self.reconnect_timeout.is_some(), "reconnect-timeout"),
                 (self.connect_timeout.is_some(), "connect-timeout"),
+                (self.response_timeout.is_some(), "response-timeout"),
                 (self.nbd_connections.is_some(), "nbd-connections"),
             ];
             return match said.into_iter().find(|(said, _)| *said) {
@@ -73,7 +74,8 @@ mod tests {
 
     #[test]
     fn what_is_for_servers_is_refused_of_files() {
-        for word in ["reconnect-timeout", "connect-timeout", "nbd-connections"] {
+        for word in ["reconnect-timeout", "connect-timeout", "response-timeout", "nbd-connections"]
+        {
             let error = spec("/srv/disk.img", &format!("{word} = 1")).unwrap_err();
             assert_eq!(
                 error,

@@ -10,12 +10,13 @@ use serde_json::{Map, Value, json};
 /// Names of fields, of a request and of a disk within one.
 const FIELDS: [&str; 9] =
     ["disk", "disk", "disk", "size", "shrink", "buckets", "id", "version", "fail"];
-const DISK_FIELDS: [&str; 24] = [
+const DISK_FIELDS: [&str; 25] = [
     "on-read-error",
     "on-write-error",
     "on-enospc",
     "hold-timeout",
     "reconnect-timeout",
+    "response-timeout",
     "image",
     "image",
     "image",
@@ -102,7 +103,7 @@ impl Choices<'_> {
         match field {
             "shrink" | "buckets" | "read-only" | "isolate" | "fail" => json!(self.byte() & 1 != 0),
             "version" => json!(u8::from(self.byte() < 240)),
-            "queues" | "lock-wait" | "hold-timeout" | "reconnect-timeout" => {
+            "queues" | "lock-wait" | "hold-timeout" | "reconnect-timeout" | "response-timeout" => {
                 json!(1 + self.byte() % 9)
             }
             "queue-size" => json!(4u32 << (self.byte() % 15)),

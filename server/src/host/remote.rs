@@ -42,7 +42,10 @@ impl Host {
             connected.context("it is an export no more")
         };
         let again = move || again().map_err(|error: anyhow::Error| in_full(&error).into());
-        let timeouts = Timeouts { give_up: spec.reconnect_timeout, ..Timeouts::default() };
+        let mut timeouts = Timeouts { give_up: spec.reconnect_timeout, ..Timeouts::default() };
+        if let Some(silence) = spec.response_timeout {
+            timeouts.silence = silence;
+        }
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
 }
