@@ -135,6 +135,48 @@ fn a_disk_at_its_limit_is_seen() {
     }
 }
 
+/// One queue has always more to write than may pass; nothing has the flushes of another one wait for ever.
+#[test]
+fn a23_flushes_pass_while_another_queue_is_full_of_writes_that_wait() {
+    const DEPTH: u16 = 32;
+    let dir = folder();
+    let args = ["disk.img", "--socket", "s", "--control", "ctl", "--iops", "50", "--queues", "2"];
+    for workers in ["1", "2"] {
+        let daemon = Daemon::serve(dir.path(), &[&args[..], &["--workers", workers]].concat());
+        let options = Options::new().queues(2).patience(PATIENCE).reconnect(PATIENCE);
+        let mut device = options.connect(dir.path().join("s")).unwrap();
+        let mut queues = device.queues().unwrap().into_iter();
+        let (mut full, mut flushed) = (queues.next().unwrap(), queues.next().unwrap());
+        let (mut written, mut flushes) = (0, 0);
+        flushed.flush(()).unwrap();
+        flushed.submit().unwrap();
+        let begun = Instant::now();
+        while flushes < 20 {
+            assert!(begun.elapsed() < PATIENCE, "{flushes} flushes, {written} writes");
+            while full.in_flight() < DEPTH {
+                full.write(0, device.pool().alloc(512).unwrap(), ()).unwrap();
+            }
+            full.wait(Some(Duration::from_millis(10))).unwrap();
+            while let Some(done) = full.pop().unwrap() {
+                assert!(done.is_ok());
+                written += 1;
+            }
+            while let Some(done) = flushed.pop().unwrap() {
+                assert!(done.is_ok());
+                flushes += 1;
+                flushed.flush(()).unwrap();
+                flushed.submit().unwrap();
+            }
+        }
+        println!(
+            "{workers} workers: {flushes} flushes beside {written} writes in {:?}",
+            begun.elapsed()
+        );
+        drop((full, flushed, queues, device));
+        daemon.stop();
+    }
+}
+
 #[test]
 fn a23_a_daemon_with_a_throttled_guest_stops_in_order() {
     let dir = folder();
