@@ -363,9 +363,8 @@ mod tests {
     use crate::metrics::text::open_metrics;
     use serde_json::json;
 
-    /// Every value another one: no metric has that of its neighbour.
-    #[test]
-    fn each_count_is_told_by_its_own_name() {
+    /// The metrics of one disk, every value of it another one.
+    fn told() -> String {
         let disk = json!({
             "id": 1, "image": "image", "size": 101, "engine": "threads", "state": "serving",
             "path": {"kind": "auto", "in_use": "request", "switches": 102},
@@ -397,7 +396,13 @@ mod tests {
         let process = Process::default();
         let snapshot =
             Snapshot::new(stats, vec![facts], Vec::new(), process, Duration::from_millis(3), 110);
-        let text = open_metrics(snapshot, String::new());
+        open_metrics(snapshot, String::new())
+    }
+
+    /// No metric has the value of its neighbour.
+    #[test]
+    fn each_count_is_told_by_its_own_name() {
+        let text = told();
         let value = |series: &str| {
             let mut lines = text.lines().filter_map(|line| line.strip_prefix(series));
             let value = lines.next().unwrap_or_else(|| panic!("no {series}: {text}"));
