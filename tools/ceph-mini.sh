@@ -7,9 +7,10 @@
 #   tools/ceph-mini.sh mgr DIR      adds a manager without modules, for quotas of pools
 #   tools/ceph-mini.sh stop DIR     ends it; pids are in DIR/mon.a.pid, DIR/osd.0.pid and DIR/mgr.x.pid
 #
-# Its OSD may be stopped and continued for 300 seconds. One that stood still for longer than its lease (heartbeat
-# grace x lease ratio) takes its placement groups for laggy, and of a group without a second OSD nothing ends
-# that: all of its requests wait until the OSD is started again (ceph-container issue 1682).
+# Its OSD may be stopped for two minutes and continued. Leases are of 300 seconds (heartbeat grace x lease ratio),
+# renewed by half time; an OSD that stood still for longer than what is left takes its placement groups for laggy,
+# and of a group without a second OSD nothing ends that: all of its requests wait until the OSD is started again
+# (ceph-container issue 1682).
 #
 # PORT and PORT+1 (6789) are its monitor's; AUTH=cephx has clients show keys, with tickets for TICKET seconds
 # (3600); STORE=bluestore keeps data in DIR through the end of the OSD; GONE_WITH=PID ends the cluster and removes
