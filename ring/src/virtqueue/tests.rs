@@ -556,23 +556,30 @@ fn the_first_answer_is_written_whatever_the_used_ring_held() {
     assert_eq!(used, Some((0, 0)));
 }
 
+const PIECE: Piece = Piece { addr: GUEST, len: 512 };
+
+/// Both sides of a queue whose device has read one good chain, and answered it.
+fn after_a_chain_of_five(memory: &Memory, shape: Shape) -> (Driver, Device, Translator) {
+    let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
+    let mut translator = memory.translator();
+    driver.add(&[PIECE; 5], &[]).unwrap();
+    let _ = driver.publish();
+    let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
+    assert!(chain.is_ok());
+    assert_eq!(device.walked(), 5, "{shape:?}");
+    device.push(head, 0);
+    (driver, device, translator)
+}
+
 #[test]
 fn a21_what_a_chain_has_cost_to_read_is_known_even_if_it_is_refused() {
     for packed in [false, true] {
         let shape =
             Shape { packed, size: 8, first: 0, event_idx: false, entries: 5, when_scarce: false };
         let memory = Memory::new(shape);
-        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
-        let mut translator = memory.translator();
-        let piece = Piece { addr: GUEST, len: 512 };
-        driver.add(&[piece; 5], &[]).unwrap();
-        let _ = driver.publish();
-        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
-        assert!(chain.is_ok());
-        assert_eq!(device.walked(), 5, "packed: {packed}");
-        device.push(head, 0);
+        let (mut driver, mut device, mut translator) = after_a_chain_of_five(&memory, shape);
         // The last entry of the table has no bytes.
-        let head = driver.add(&[piece; 5], &[]).unwrap();
+        let head = driver.add(&[PIECE; 5], &[]).unwrap();
         let table = memory.tables + Tables::bytes(head, shape.entries);
         let len = memory.mapping.at(table + 4 * 16 + 8);
         // SAFETY: an aligned word of the table, which nobody reads by now.
@@ -601,16 +608,8 @@ fn a21_a_refused_chain_in_the_ring_does_not_count_the_one_before_it() {
             when_scarce: false,
         };
         let memory = Memory::new(shape);
-        let (mut driver, mut device) = (memory.driver(shape), memory.device(shape));
-        let mut translator = memory.translator();
-        let piece = Piece { addr: GUEST, len: 512 };
-        driver.add(&[piece; 5], &[]).unwrap();
-        let _ = driver.publish();
-        let (head, chain) = device.pop(&mut translator).unwrap().unwrap();
-        assert!(chain.is_ok());
-        assert_eq!(device.walked(), 5);
-        device.push(head, 0);
-        driver.add(&[piece; 3][..pieces], &[]).unwrap();
+        let (mut driver, mut device, mut translator) = after_a_chain_of_five(&memory, shape);
+        driver.add(&[PIECE; 3][..pieces], &[]).unwrap();
         let _ = driver.publish();
         // One of its descriptors has no bytes: the length is the lower half of a descriptor's second word.
         // SAFETY: an aligned word of the ring, which nobody reads by now.
