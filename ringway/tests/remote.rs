@@ -415,35 +415,38 @@ fn goes_on(answered: &AtomicU64, by: u64) {
 /// A process that stands still has its connections stay, and new ones be accepted by the kernel.
 #[test]
 fn f03_a_server_that_stands_still_is_left_after_the_time_that_was_given() {
-    let dir = folder();
-    let path = dir.path();
-    image(path);
-    let socket = path.join("n.sock").display().to_string();
-    let args = ["-t", "-e", "8", "-f", "raw", "-k", &socket, "disk.img"];
-    let Some(server) = server(path, "qemu-nbd", &args) else { return };
-    let signal = |signal| {
-        let pid = i32::try_from(server.0.id()).unwrap();
-        // SAFETY: a process that this test has started, and has not waited for.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-    };
-    let daemon = serve(path, &["--response-timeout", "1", "--connect-timeout", "1"]);
-    let mut device = connect(path, 1);
-    let mut queue: BlkQueue<()> = device.queue().unwrap();
-    assert!(common::write(&device, &mut queue, 3, 7));
-    queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0);
-    signal(libc::SIGSTOP);
-    queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
-    queue.submit().unwrap();
-    until("that is told", || daemon.log().contains("has said nothing for 1 s"));
-    assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
-    signal(libc::SIGCONT);
-    assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
-    assert!(daemon.log().contains("connected to the NBD server"), "{}", daemon.log());
-    assert!(common::write(&device, &mut queue, 4, 8));
-    queue.flush(()).unwrap();
-    assert!(common::finish(&mut queue).0, "nothing was lost");
-    daemon.stop();
+    for more in [&[][..], &["--isolate"]] {
+        let dir = folder();
+        let path = dir.path();
+        image(path);
+        let socket = path.join("n.sock").display().to_string();
+        let args = ["-t", "-e", "8", "-f", "raw", "-k", &socket, "disk.img"];
+        let Some(server) = server(path, "qemu-nbd", &args) else { return };
+        let signal = |signal| {
+            let pid = i32::try_from(server.0.id()).unwrap();
+            // SAFETY: a process that this test has started, and has not waited for.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+        };
+        let args = [&["--response-timeout", "1", "--connect-timeout", "1"], more].concat();
+        let daemon = serve(path, &args);
+        let mut device = connect(path, 1);
+        let mut queue: BlkQueue<()> = device.queue().unwrap();
+        assert!(common::write(&device, &mut queue, 3, 7));
+        queue.flush(()).unwrap();
+        assert!(common::finish(&mut queue).0);
+        signal(libc::SIGSTOP);
+        queue.read(3 * 512, device.pool().alloc(512).unwrap(), ()).unwrap();
+        queue.submit().unwrap();
+        until("that is told", || daemon.log().contains("has said nothing for 1 s"));
+        assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
+        signal(libc::SIGCONT);
+        assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
+        assert!(daemon.log().contains("connected to the NBD server"), "{}", daemon.log());
+        assert!(common::write(&device, &mut queue, 4, 8));
+        queue.flush(()).unwrap();
+        assert!(common::finish(&mut queue).0, "nothing was lost");
+        daemon.stop();
+    }
 }
 
 #[test]

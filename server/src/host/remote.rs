@@ -42,10 +42,9 @@ impl Host {
             connected.context("it is an export no more")
         };
         let again = move || again().map_err(|error: anyhow::Error| in_full(&error).into());
-        let mut timeouts = Timeouts { give_up: spec.reconnect_timeout, ..Timeouts::default() };
-        if let Some(silence) = spec.response_timeout {
-            timeouts.silence = silence;
-        }
+        let usual = Timeouts::default();
+        let silence = spec.response_timeout.unwrap_or(usual.silence);
+        let timeouts = Timeouts { give_up: spec.reconnect_timeout, silence };
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
 }
