@@ -196,9 +196,11 @@ fn one_image(rng: &mut Rng) {
     let folder = tempfile::tempdir().unwrap();
     let path = make(rng, folder.path(), 0);
     let old = Kind::random(rng).old;
-    // A cluster of a snapshot is counted twice, and QEMU makes none of data in another file.
+    // A snapshot doubles the count of each cluster, which compressed data share, and QEMU makes none of
+    // data in another file.
     let (_, top) = header(&path);
-    let may_snapshot = top.refcount_bits() > 1 && top.data_file.is_none();
+    let shared = top.refcount_bits() < 16 && qemu::has_compressed(&path);
+    let may_snapshot = top.refcount_bits() > 1 && top.data_file.is_none() && !shared;
     let snapshot = rng.below(4) == 0 && may_snapshot;
     let before = qemu::content(&path, None);
     written_by_qemu(rng, &path, before.len() as u64, old);

@@ -42,6 +42,15 @@ pub(crate) fn check(path: &Path, leaks: bool) {
     assert!(fine, "qemu-img check {}: {code:?} {}", path.display(), words(&output));
 }
 
+/// Whether some of an image's own clusters are compressed, by `qemu-img check`.
+pub(crate) fn has_compressed(path: &Path) -> bool {
+    let args = ["check", "-f", "qcow2", "--output=json", path.to_str().unwrap()];
+    let output = run("qemu-img", &args);
+    assert!(output.status.success(), "{args:?}: {}", words(&output));
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    found["compressed-clusters"].as_u64().is_some_and(|count| count > 0)
+}
+
 /// All bytes of an image's disk, or of one of its snapshots.
 pub(crate) fn content(path: &Path, snapshot: Option<&str>) -> Vec<u8> {
     let out = path.with_extension("content");
