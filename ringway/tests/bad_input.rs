@@ -356,7 +356,8 @@ fn one_path_for_two_sockets() {
     let what = ["m is both control and metrics"];
     let args = ["disk.img", "--socket", "s", "--control", "m", "--metrics", "unix:./m"];
     serve_refused(dir.path(), &args, FAILED, &what);
-    config_refused(&format!("control = 's'\n{DISK}"), &["is both control and socket"]);
+    let what = ["disks.toml, line 2: ", "s is both control and socket"];
+    config_refused(&format!("control = 's'\n{DISK}"), &what);
 }
 
 #[test]
@@ -365,8 +366,43 @@ fn a_port_that_is_taken() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = taken.local_addr().unwrap().to_string();
     let args = ["disk.img", "--socket", "s", "--metrics", &at];
-    let what = ["--metrics", &at, "another process listens there"];
+    let what = [&format!("error: --metrics {at}: "), "another process listens there"];
     serve_refused(dir.path(), &args, FAILED, &what);
+    let what = [&format!("disks.toml, line 2: metrics {at}: "), "another process listens there"];
+    config_refused(&format!("\nmetrics = '{at}'\n{DISK}"), &what);
+    // The option wins over the file, and is what to look at.
+    std::fs::write(dir.path().join("disks.toml"), format!("metrics = '127.0.0.1:1'\n{DISK}"))
+        .unwrap();
+    let what = [&format!("error: --metrics {at}: "), "another process listens there"];
+    serve_refused(dir.path(), &["--config", "disks.toml", "--metrics", &at], FAILED, &what);
+    let what = ["disks.toml, line 2: NBD at ", &at, "another process listens there"];
+    config_refused(&format!("\n[[disk]]\nimage = 'disk.img'\nnbd = '{at}'\n"), &what);
+}
+
+/// What concerns the daemon as a whole is told with its line, although it is found wrong when it is
+/// used.
+#[test]
+fn words_of_the_daemon_in_a_file() {
+    for (words, what) in [
+        ("\ncpus = '900'", ["line 2: cpus 900: ", "does not exist"]),
+        ("\n\nuser = 'no-such-user'", ["line 3: user no-such-user: ", "there is no user"]),
+        ("socket-group = 'no-such-group'", ["line 1: socket-group: ", "there is no group"]),
+        ("\nstate-dir = 'no/such'", ["line 2: state-dir: ", "cannot make this folder"]),
+        ("\ncontrol = 'no/such'", ["line 2: control: ", "its folder does not exist"]),
+        ("\nmetrics = 'unix:no/such'", ["line 2: metrics unix:", "its folder does not exist"]),
+        ("\ntls-cert = 'c.pem'", ["line 2: ", "tls-cert needs tls-key"]),
+        ("\ntls-cert = 'c.pem'\ntls-key = 'k.pem'", ["line 2: TLS: ", "c.pem: No such file"]),
+        ("poll = 'never'\npoll-budget = 3", ["line 2: ", "poll-budget is the budget"]),
+        ("\nworkers = 0", ["line 2: ", "workers must be at least 1"]),
+        (
+            "workers = 99999999999999999999",
+            ["line 1: ", "99999999999999999999 is too large a number"],
+        ),
+    ] {
+        config_refused(&format!("{words}\n{DISK}"), &["disks.toml, ", what[0], what[1]]);
+    }
+    let taken = "[[disk]]\nimage = 'disk.img'\nnbd = '0.0.0.0:0'\n";
+    config_refused(taken, &["disks.toml, line 1: ", "other hosts could connect there"]);
 }
 
 #[test]

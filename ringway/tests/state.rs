@@ -312,7 +312,7 @@ fn a_folder_that_cannot_be_is_told() {
     let output = ringway().arg("serve").args(&args).current_dir(dir.path()).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(message.contains("--state-dir file"), "{message}");
+    assert!(message.contains("--state-dir: file"), "{message}");
 }
 
 /// A sync fails, and the daemon dies at any place from there on: the guest that goes on never has a

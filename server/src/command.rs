@@ -149,8 +149,7 @@ pub fn run(args: ServeArgs, log: &LogArgs, command: &mut Command) -> anyhow::Res
         None => plan_of(args, command)?,
     };
     let mut configured = args_config.map(|path| Configured::new(&path, &plan));
-    plan.daemon = options.or(&plan.daemon);
-    plan.nbd = nbd.or(&plan.nbd);
+    plan.overrule(options, nbd);
     plan.check_nbd(&plan.nbd).map_err(anyhow::Error::msg)?;
     if plan.xen.is_some() && plan.daemon.each.isolate == Some(true) {
         usage(command, "--isolate is for disks with sockets, and those of [xen] have none");
@@ -180,7 +179,7 @@ pub(crate) fn start(
     log: &LogArgs,
     command: &mut Command,
 ) -> anyhow::Result<ExitCode> {
-    let polling = plan.daemon.polling().unwrap_or_else(|error| usage(command, &error));
+    let polling = plan.daemon.polling().unwrap_or_else(|(_, error)| usage(command, &error));
     logging::start(log, plan.log_format, plan.log_level);
     logging::serve_guests();
     logging::tell_panics();

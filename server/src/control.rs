@@ -13,7 +13,6 @@ use super::events::Reader;
 use super::host::{Host, SocketFile};
 use super::service::Service;
 use super::survive::survive;
-use anyhow::Context;
 use ringway_control::protocol::{Problem, ProblemKind, REQUEST_MAX, Reply, VERSION};
 use ringway_core::panic_point;
 use ringway_export::WarningLimit;
@@ -60,8 +59,7 @@ impl Control {
     /// # Errors
     /// What is wrong with the path.
     pub(crate) fn listen(path: &Path, host: &Host) -> anyhow::Result<Self> {
-        let (listener, file) =
-            host.listen(path, true, Access::PRIVATE).context("the control socket")?;
+        let (listener, file) = host.listen(path, true, Access::PRIVATE)?;
         listener.set_nonblocking(true)?;
         Ok(Self { listener, file })
     }

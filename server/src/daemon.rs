@@ -20,7 +20,7 @@ use crate::dying;
 use crate::sandbox::{self, Account, Guests};
 use crate::signals::Signals;
 use anyhow::{Context, anyhow};
-use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Place, Plan, XenPlan};
+use ringway_control::config::{CpuList, DaemonArgs, NbdPlace, Origins, Place, Plan, XenPlan};
 use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
@@ -60,17 +60,30 @@ struct Outside {
 }
 
 impl Outside {
-    fn listen(options: &DaemonArgs, host: &Host) -> anyhow::Result<Self> {
-        let control = options.control.as_deref().map(|path| listen(path, host));
+    fn listen(options: &DaemonArgs, origins: &Origins, host: &Host) -> anyhow::Result<Self> {
+        let control = options
+            .control
+            .as_deref()
+            .map(|path| listen(path, host).with_context(|| origins.name("control")));
         let metrics = options.metrics.as_ref();
-        let metrics = metrics.map(|at| Metrics::listen(at, &options.metrics_name, host));
+        let metrics = metrics.map(|at| {
+            Metrics::listen(at, &options.metrics_name, host)
+                .with_context(|| format!("{} {at}", origins.name("metrics")))
+        });
         Ok(Self { control: control.transpose()?, metrics: metrics.transpose()? })
     }
 }
 
 /// Whose rights it will have, if not those of who starts it.
-fn account(user: Option<&str>) -> anyhow::Result<Option<Account>> {
-    user.map(|user| Account::find(user).with_context(|| format!("--user {user}"))).transpose()
+fn account(user: Option<&str>, origins: &Origins) -> anyhow::Result<Option<Account>> {
+    let find =
+        |user| Account::find(user).with_context(|| format!("{} {user}", origins.name("user")));
+    user.map(find).transpose()
+}
+
+fn check_cpus(plan: &Plan) -> anyhow::Result<()> {
+    let Some(cpus) = &plan.daemon.cpus else { return Ok(()) };
+    cpus.check().map_err(|error| anyhow!("{} {cpus}: {error}", plan.origins.name("cpus")))
 }
 
 /// Who comes to the disks of a daemon.
@@ -124,11 +137,9 @@ impl Daemon {
     ) -> anyhow::Result<Self> {
         let limit_groups = limit_groups(&plan)?;
         let (print_stats, overdue) = (plan.daemon.stats, overdue(&plan.daemon));
-        if let Some(cpus) = &plan.daemon.cpus {
-            cpus.check().map_err(|error| anyhow!("--cpus {cpus}: {error}"))?;
-        }
+        check_cpus(&plan)?;
         let mode = plan.daemon.sandbox.unwrap_or_default();
-        let account = account(plan.daemon.user.as_deref())?;
+        let account = account(plan.daemon.user.as_deref(), &plan.origins)?;
         let guests = guests_of(&plan, inside.is_some());
         let duties = Duties {
             account: account.clone(),
@@ -141,7 +152,8 @@ impl Daemon {
             nvme: plan.disks.iter().any(|disk| disk.engine == Some(EngineKind::Nvme)),
             exports: plan.disks.iter().filter_map(|disk| disk.source.export().cloned()).collect(),
             xen: plan.xen.as_ref().map(super::xen::prepare).transpose()?,
-            state_dir: StateDir::open(plan.daemon.state_dir.as_deref())?,
+            state_dir: StateDir::open(plan.daemon.state_dir.as_deref())
+                .with_context(|| plan.origins.name("state-dir"))?,
         };
         // The process of a disk starts none itself.
         let isolates = inside.is_none() && plan.isolates();
@@ -149,8 +161,8 @@ impl Daemon {
         let host = Host::start(mode, duties)?;
         let notify = Arc::new(Notify::connect());
         // First, because a disk that is to be made is only made once all else is in place.
-        let outside = Outside::listen(&plan.daemon, &host)?;
-        let (portals, nbd) = (Portals::open(&plan.disks, &plan.nbd)?, nbd_places(&plan));
+        let outside = Outside::listen(&plan.daemon, &plan.origins, &host)?;
+        let (portals, nbd) = (Portals::open(&plan)?, nbd_places(&plan));
         let (mut signals, mut sandbox) = (None, String::new());
         let enter = || {
             ringway_export::install_handlers()?;

@@ -16,7 +16,7 @@ use super::control::{Detail, all_facts, stats};
 use super::disks::Disks;
 use super::host::{Host, SocketFile};
 use super::service::Service;
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use clients::Clients;
 use names::Names;
 use process::ProcessFigures;
@@ -25,7 +25,7 @@ use ringway_core::panic_point;
 use ringway_vhost_user::Access;
 use snapshot::Snapshot;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
@@ -69,7 +69,7 @@ impl AsFd for Listener {
 }
 
 /// Why nobody can listen there, and what to do.
-fn refused(address: SocketAddr, error: &io::Error) -> anyhow::Error {
+fn refused(error: &io::Error) -> anyhow::Error {
     let what_to_do = match error.kind() {
         io::ErrorKind::AddrInUse => ": another process listens there. Choose another port",
         io::ErrorKind::AddrNotAvailable => ": this host has no such address",
@@ -78,7 +78,7 @@ fn refused(address: SocketAddr, error: &io::Error) -> anyhow::Error {
         }
         _ => "",
     };
-    anyhow!("--metrics {address}: {error}{what_to_do}")
+    anyhow!("{error}{what_to_do}")
 }
 
 /// A place for metrics that is listened on.
@@ -101,16 +101,14 @@ impl Metrics {
         };
         let (listener, at) = match at {
             MetricsAt::Tcp(address) => {
-                let listener = TcpListener::bind(address).map_err(|e| refused(*address, &e))?;
+                let listener = TcpListener::bind(address).map_err(|e| refused(&e))?;
                 listener.set_nonblocking(true)?;
                 // Port 0 is any that is free.
                 let at = MetricsAt::Tcp(listener.local_addr()?);
                 (Listener::Tcp(listener), at)
             }
             MetricsAt::Unix(path) => {
-                let (listener, file) = host
-                    .listen(path, true, Access::PRIVATE)
-                    .with_context(|| format!("--metrics {at}"))?;
+                let (listener, file) = host.listen(path, true, Access::PRIVATE)?;
                 listener.set_nonblocking(true)?;
                 let at = MetricsAt::Unix(file.path().into());
                 (Listener::Unix(listener, file), at)

@@ -2,7 +2,7 @@
 
 use super::host::{Host, SocketFile};
 use anyhow::{Context, anyhow, bail};
-use ringway_control::config::{DiskSpec, NbdAddress, NbdPlace, NbdSecurity, Place};
+use ringway_control::config::{NbdAddress, NbdPlace, Place, Plan};
 use ringway_disk::Disk;
 use ringway_nbd::{Export, Listener, Portal, Reservation, Server, Tls};
 use ringway_vhost_user::Access;
@@ -43,20 +43,23 @@ impl Portals {
     ///
     /// # Errors
     /// What is wrong with a file, or with an address.
-    pub(crate) fn open(disks: &[DiskSpec], security: &NbdSecurity) -> anyhow::Result<Self> {
+    pub(crate) fn open(plan: &Plan) -> anyhow::Result<Self> {
+        let security = &plan.nbd;
         let tls = match (&security.tls_cert, &security.tls_key) {
             (Some(cert), Some(key)) => {
-                Some(Tls::load(cert, key, security.tls_ca.as_deref()).context("TLS")?)
+                let tls = Tls::load(cert, key, security.tls_ca.as_deref());
+                Some(tls.with_context(|| plan.origins.lead(&["tls-cert"]) + "TLS")?)
             }
             _ => None,
         };
         let mut ports: Vec<(SocketAddr, SocketAddr, TcpListener)> = Vec::new();
-        for disk in disks {
+        for disk in &plan.disks {
             let Place::Nbd(NbdPlace { address: NbdAddress::Tcp(address), .. }) = &disk.place else {
                 continue;
             };
             if ports.iter().all(|(known, ..)| known != address) {
-                let bound = bind(*address).map_err(|error| refused(*address, &error))?;
+                let bound = bind(*address)
+                    .map_err(|error| anyhow!("{}{}", disk.lead(), refused(*address, &error)))?;
                 ports.push((*address, bound.local_addr()?, bound));
             }
         }

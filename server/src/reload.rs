@@ -72,6 +72,12 @@ fn tell(done: &Reloaded) {
     for FailedOf { image, why } in &done.failed {
         tracing::error!(disk = image, "cannot be changed: {why}");
     }
+    for name in &done.limited {
+        tracing::info!(disk = name, "its limits are others now");
+    }
+    for name in &done.policies {
+        tracing::info!(disk = name, "its failed requests are treated in another way now");
+    }
     tracing::info!(
         added = done.added.len(),
         removed = done.removed.len(),
@@ -92,7 +98,7 @@ fn carry_out(disks: &Disks, configured: &Configured) -> anyhow::Result<Reloaded>
     let text = disks.host.configuration().with_context(|| path.display().to_string())?;
     let locate = |path: &Path| disks.host.locate(path);
     let mut plan = parse(&text, path, locate).map_err(anyhow::Error::msg)?;
-    plan.nbd.check().map_err(anyhow::Error::msg)?;
+    plan.check_security(&plan.nbd).map_err(anyhow::Error::msg)?;
     // Options of the command line may allow more addresses: those are judged when they are used.
     let security = NbdSecurity { insecure: true, ..NbdSecurity::default() };
     plan.check_nbd(&security).map_err(anyhow::Error::msg)?;

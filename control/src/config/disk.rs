@@ -410,6 +410,13 @@ pub struct DiskSpec {
     pub words: Box<DiskArgs>,
 }
 
+impl DiskSpec {
+    /// What a message about it begins with: `disks.toml, line 3: `, or nothing.
+    pub fn lead(&self) -> String {
+        if self.origin.is_empty() { String::new() } else { format!("{}: ", self.origin) }
+    }
+}
+
 impl DiskArgs {
     /// `self`, and where it says nothing `other`.
     pub fn or(self, other: &Self) -> Self {

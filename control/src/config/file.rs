@@ -5,7 +5,7 @@ use super::plan::{Poll, Sandbox};
 use super::xen::{self, XenTable};
 use super::{
     CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitGroup, Location, MetricsAt,
-    NbdSecurity, Place, Plan, SocketMode, SocketRule,
+    NbdSecurity, Origins, Place, Plan, SocketMode, SocketRule,
 };
 use crate::log::{LogFormat, LogLevel};
 use serde::Deserialize;
@@ -78,23 +78,15 @@ pub fn parse(text: &str, path: &Path, locate: impl Fn(&Path) -> Location) -> Res
     if file.disk.is_empty() && file.control.is_none() && file.xen.is_none() {
         return Err(format!("{}: {NO_DISK}", path.display()));
     }
+    let origins = Origins::of(text, at);
+    // A word that was not said by itself is the default of another.
+    let lead = |words: &[&str]| match origins.lead(words) {
+        lead if lead.is_empty() => format!("{}: ", path.display()),
+        lead => lead,
+    };
     let folder = path.parent().unwrap_or(Path::new(""));
     let nbd = security(&file).within(folder);
-    if let (Some(_), Some(disk)) = (&file.xen, file.disk.first()) {
-        return Err(format!(
-            "{}: a daemon with [xen] serves what the toolstack attaches, and nothing else: serve \
-             this [[disk]] by another one",
-            at(disk.span().start)
-        ));
-    }
-    let for_sockets = file.socket_mode.is_some() || file.socket_group.is_some();
-    if file.xen.is_some() && (for_sockets || file.isolate == Some(true)) {
-        return Err(format!(
-            "{}: socket-mode, socket-group and isolate are for disks with sockets, and those of [xen] \
-             have none",
-            path.display()
-        ));
-    }
+    check_beside_xen(&file, at, lead)?;
     let xen = file.xen.map(|table| xen::plan(table, folder, at)).transpose()?;
     let (limit_groups, mut disks) = (limit_groups(file.limit_group, at)?, Vec::new());
     for table in file.disk {
@@ -103,7 +95,7 @@ pub fn parse(text: &str, path: &Path, locate: impl Fn(&Path) -> Location) -> Res
         disks.push(DiskSpec { origin, ..disk });
     }
     if file.workers == Some(0) {
-        return Err(format!("{}: workers must be at least 1", path.display()));
+        return Err(lead(&["workers"]) + "workers must be at least 1");
     }
     let daemon = DaemonArgs {
         workers: file.workers,
@@ -126,15 +118,40 @@ pub fn parse(text: &str, path: &Path, locate: impl Fn(&Path) -> Location) -> Res
             isolate: file.isolate,
         },
     };
-    daemon.polling().map_err(|error| format!("{}: {error}", path.display()))?;
+    daemon.polling().map_err(|(word, error)| lead(&[word]) + &error)?;
     let (log_format, log_level) = (file.log_format, file.log_level);
-    let plan = Plan { disks, limit_groups, xen, daemon, nbd, log_format, log_level };
+    let plan = Plan { disks, limit_groups, xen, daemon, origins, nbd, log_format, log_level };
     plan.check_apart(locate)?;
     plan.check_limit_groups().map_err(|error| match error {
         (None, error) => format!("{}: {error}", path.display()),
         (Some(origin), error) => format!("{origin}: {error}"),
     })?;
     Ok(plan)
+}
+
+/// What a toolstack attaches has no sockets, and nothing beside it.
+fn check_beside_xen(
+    file: &File,
+    at: impl Fn(usize) -> String,
+    lead: impl Fn(&[&str]) -> String,
+) -> Result<(), String> {
+    if file.xen.is_none() {
+        return Ok(());
+    }
+    if let Some(disk) = file.disk.first() {
+        return Err(format!(
+            "{}: a daemon with [xen] serves what the toolstack attaches, and nothing else: serve \
+             this [[disk]] by another one",
+            at(disk.span().start)
+        ));
+    }
+    let for_sockets = file.socket_mode.is_some() || file.socket_group.is_some();
+    if for_sockets || file.isolate == Some(true) {
+        return Err(lead(&["socket-mode", "socket-group", "isolate"])
+            + "socket-mode, socket-group and isolate are for disks with sockets, and those of [xen] \
+               have none");
+    }
+    Ok(())
 }
 
 fn security(file: &File) -> NbdSecurity {
@@ -307,13 +324,19 @@ mod tests {
             ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
             ("metrics = 'there'".to_owned(), "line 1", "'there' is no place for metrics"),
             ("sandbox = 'perhaps'".to_owned(), "line 1", "unknown variant"),
-            ("poll = 'never'\npoll-max-us = 3\n".to_owned() + disk, "", "poll-max-us is the limit"),
+            (
+                "poll = 'never'\npoll-max-us = 3\n".to_owned() + disk,
+                "line 2",
+                "poll-max-us is the limit",
+            ),
             (
                 "poll = 'always'\npoll-budget = 3\n".to_owned() + disk,
-                "",
+                "line 2",
                 "poll-budget is the budget",
             ),
-            ("poll-budget = 101\n".to_owned() + disk, "", "0 to 100, not 101"),
+            ("poll-budget = 101\n".to_owned() + disk, "line 1", "0 to 100, not 101"),
+            (format!("\nworkers = 0\n{disk}"), "line 2", "at least 1"),
+            ("workers = 99999999999999999999999".to_owned(), "line 1", "too large a number"),
             ("poll-budget = '20%'\n".to_owned() + disk, "line 1", "invalid type"),
             (String::new(), "", "no disk"),
         ] {

@@ -3,7 +3,6 @@
 use clap::Args;
 use serde::de::{Deserializer, Error};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -135,6 +134,9 @@ pub struct NbdSecurity {
 }
 
 impl NbdSecurity {
+    /// The words of a file.
+    pub(super) const WORDS: [&str; 4] = ["tls-cert", "tls-key", "tls-ca", "insecure"];
+
     /// `self`, and where it says nothing `other`.
     pub fn or(self, other: &Self) -> Self {
         if self != Self::default() { self } else { other.clone() }
@@ -154,7 +156,7 @@ impl NbdSecurity {
     ///
     /// # Errors
     /// The message.
-    pub fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), String> {
         match (&self.tls_cert, &self.tls_key, &self.tls_ca) {
             (Some(_), None, _) => Err("tls-cert needs tls-key, the key of the certificate".into()),
             (None, Some(_), _) => Err("tls-key needs tls-cert, the certificate of the key".into()),
@@ -166,31 +168,27 @@ impl NbdSecurity {
         }
     }
 
-    /// Refuses an address where others could listen or come in, and names that are given twice.
+    /// Refuses an address where others could listen or come in, and a name that an `earlier` disk has.
     ///
     /// # Errors
     /// The message.
-    pub fn check_places<'a>(
+    pub(super) fn check_place(
         &self,
-        places: impl Iterator<Item = &'a NbdPlace>,
+        place: &NbdPlace,
+        earlier: &[&NbdPlace],
     ) -> Result<(), String> {
-        self.check()?;
-        let mut known = BTreeSet::new();
-        for place in places {
-            let NbdPlace { address, export } = place;
-            if address.is_public() && !self.insecure && self.tls_cert.is_none() {
-                return Err(format!(
-                    "{address}: other hosts could connect there, nothing is encrypted, and nobody is \
-                     asked who it is. Give --tls-cert and --tls-key, or listen at 127.0.0.1 or at a \
-                     Unix socket; or say --insecure, if only those can reach it who may read and write \
-                     the disk"
-                ));
-            }
-            if !known.insert(place) {
-                return Err(format!(
-                    "two disks are called '{export}' at {address}: give each an export of its own"
-                ));
-            }
+        let NbdPlace { address, export } = place;
+        if address.is_public() && !self.insecure && self.tls_cert.is_none() {
+            return Err(format!(
+                "{address}: other hosts could connect there, nothing is encrypted, and nobody is asked \
+                 who it is. Give --tls-cert and --tls-key, or listen at 127.0.0.1 or at a Unix socket; or \
+                 say --insecure, if only those can reach it who may read and write the disk"
+            ));
+        }
+        if earlier.contains(&place) {
+            return Err(format!(
+                "two disks are called '{export}' at {address}: give each an export of its own"
+            ));
         }
         Ok(())
     }

@@ -33,6 +33,12 @@ pub(crate) fn with_hint(message: &str) -> String {
 }
 
 fn without_types(message: &str) -> String {
+    // What no number of this program holds, its parser reads as text.
+    let huge =
+        message.strip_prefix("invalid type: integer `").and_then(|rest| rest.split_once("` as "));
+    if let Some((number, _)) = huge {
+        return format!("{number} is too large a number");
+    }
     let Some((left, wanted)) = message.rsplit_once("expected ") else { return message.to_owned() };
     let wanted = match wanted {
         "u8" | "u16" | "u32" | "u64" => "a whole number",
@@ -66,6 +72,10 @@ mod tests {
             (
                 "invalid value: integer `0`, expected a nonzero u32",
                 "invalid value: integer `0`, expected a whole number, at least 1",
+            ),
+            (
+                "invalid type: integer `99999999999999999999` as i128, expected u64",
+                "99999999999999999999 is too large a number",
             ),
             (
                 "invalid type: integer `1`, expected a boolean",

@@ -2,7 +2,7 @@
 
 use super::{
     Claim, CpuList, DiskSpec, LimitGroup, Location, MetricsAt, NbdAddress, NbdPlace, NbdSecurity,
-    Place, SocketRule, XenPlan, hint,
+    Origins, Place, SocketRule, XenPlan, hint,
 };
 use crate::log::{LogFormat, LogLevel};
 use clap::{Args, ValueEnum};
@@ -153,14 +153,16 @@ impl DaemonArgs {
     /// How workers wait.
     ///
     /// # Errors
-    /// A limit for something that is switched off, or one that makes no sense.
-    pub fn polling(&self) -> Result<Polling, String> {
+    /// The word that is wrong, and the message: a limit for something that is switched off, or one that
+    /// makes no sense.
+    pub fn polling(&self) -> Result<Polling, (&'static str, String)> {
         if let Some(percent @ 101..) = self.poll_budget {
-            return Err(format!("poll-budget is a percentage of a CPU: 0 to 100, not {percent}"));
+            let why = format!("poll-budget is a percentage of a CPU: 0 to 100, not {percent}");
+            return Err(("poll-budget", why));
         }
         let adaptive = [
-            ("poll-max-us is the limit", self.poll_max_us.is_some()),
-            ("poll-budget is the budget", self.poll_budget.is_some()),
+            ("poll-max-us", "limit", self.poll_max_us.is_some()),
+            ("poll-budget", "budget", self.poll_budget.is_some()),
         ];
         let polling = match self.poll {
             Some(Poll::Always) => Polling::Always,
@@ -173,10 +175,11 @@ impl DaemonArgs {
                 });
             }
         };
-        match adaptive.iter().find(|(_, said)| *said) {
+        match adaptive.iter().find(|(.., said)| *said) {
             None => Ok(polling),
-            Some((what, _)) => {
-                Err(format!("{what} of adaptive polling: leave it out, or choose adaptive"))
+            Some((word, what, _)) => {
+                let to_do = "leave it out, or choose adaptive";
+                Err((word, format!("{word} is the {what} of adaptive polling: {to_do}")))
             }
         }
     }
@@ -193,6 +196,8 @@ pub struct Plan {
     pub xen: Option<XenPlan>,
     /// What concerns all of them.
     pub daemon: DaemonArgs,
+    /// Where that was said.
+    pub origins: Origins,
     /// How NBD clients are met.
     pub nbd: NbdSecurity,
     /// How log lines look.
@@ -210,7 +215,8 @@ impl Plan {
         &mut self,
         number: impl Fn(&str) -> Result<u32, E>,
     ) -> Result<(), String> {
-        self.daemon.each.access.resolve(&number)?;
+        let all = self.daemon.each.access.resolve(&number);
+        all.map_err(|error| self.origins.lead(&["socket-group"]) + &error)?;
         for disk in &mut self.disks {
             disk.access.resolve(&number).map_err(|error| match disk.origin.as_str() {
                 "" => error,
@@ -268,6 +274,14 @@ impl Plan {
         Ok(())
     }
 
+    /// Refuses words on TLS that do not go together.
+    ///
+    /// # Errors
+    /// The message, with the place if it is known.
+    pub fn check_security(&self, security: &NbdSecurity) -> Result<(), String> {
+        security.check().map_err(|error| self.origins.lead(&NbdSecurity::WORDS) + &error)
+    }
+
     /// Refuses disks for NBD clients that cannot be served so, with this security.
     ///
     /// # Errors
@@ -278,28 +292,30 @@ impl Plan {
             _ => None,
         };
         let places: Vec<_> = self.disks.iter().filter_map(place).collect();
-        security.check_places(places.iter())?;
+        self.check_security(security)?;
         if places.is_empty() {
             return Ok(());
         }
+        let mut earlier: Vec<&NbdPlace> = Vec::new();
+        for disk in &self.disks {
+            if let Place::Nbd(place) = &disk.place {
+                security.check_place(place, &earlier).map_err(|error| disk.lead() + &error)?;
+                earlier.push(place);
+            }
+        }
         if let Some(other) = self.disks.iter().find(|disk| place(disk).is_none()) {
-            return Err(format!(
-                "{}{}a daemon serves NBD clients (nbd) or virtual machines (socket): give each a \
-                 daemon of its own",
-                other.origin,
-                if other.origin.is_empty() { "" } else { ": " }
-            ));
+            return Err(other.lead()
+                + "a daemon serves NBD clients (nbd) or virtual machines (socket): give each a daemon \
+                   of its own");
         }
         if let Some(disk) = self.disks.iter().find(|disk| disk.is_of_cluster()) {
-            let at = if disk.origin.is_empty() { "" } else { ": " };
-            return Err(format!(
-                "{}{at}images of Ceph clusters have processes of their own, which serve virtual machines \
-                 (socket) and no NBD clients",
-                disk.origin
-            ));
+            return Err(disk.lead()
+                + "images of Ceph clusters have processes of their own, which serve virtual machines \
+                   (socket) and no NBD clients");
         }
         if self.isolates() {
-            return Err("isolate: disks of NBD clients have no processes of their own".into());
+            return Err(self.origins.lead(&["isolate"])
+                + "isolate: disks of NBD clients have no processes of their own");
         }
         Ok(())
     }
@@ -310,23 +326,26 @@ impl Plan {
     /// The message, with both words.
     pub fn check_sockets(&self) -> Result<(), String> {
         let metrics = match &self.daemon.metrics {
-            Some(MetricsAt::Unix(path)) => Some(("metrics", path)),
+            Some(MetricsAt::Unix(path)) => Some(("metrics", path, self.origins.lead(&["metrics"]))),
             _ => None,
         };
-        let control = self.daemon.control.as_ref().map(|path| ("control", path));
+        let control = self.daemon.control.as_ref();
+        let control = control.map(|path| ("control", path, self.origins.lead(&["control"])));
         let disks = self.disks.iter().filter_map(|disk| match &disk.place {
-            Place::Socket(path) => Some(("socket", path)),
-            Place::Nbd(NbdPlace { address: NbdAddress::Unix(path), .. }) => Some(("nbd", path)),
+            Place::Socket(path) => Some(("socket", path, disk.lead())),
+            Place::Nbd(NbdPlace { address: NbdAddress::Unix(path), .. }) => {
+                Some(("nbd", path, disk.lead()))
+            }
             _ => None,
         });
         let all: Vec<_> = control.into_iter().chain(metrics).chain(disks).collect();
-        for (number, (word, path)) in all.iter().enumerate() {
+        for (number, (word, path, lead)) in all.iter().enumerate() {
             let place = Location::of(path);
-            for (other, earlier) in &all[..number] {
+            for (other, earlier, _) in &all[..number] {
                 if word != other && Location::of(earlier).is_at_path(&place) {
                     let path = path.display();
                     return Err(format!(
-                        "{path} is both {other} and {word}: give each its own path"
+                        "{lead}{path} is both {other} and {word}: give each its own path"
                     ));
                 }
             }

@@ -49,9 +49,7 @@ impl StateDir {
         };
         match (made, asked) {
             (Ok(folder), _) => Ok(Some(Self(Arc::new(folder)))),
-            (Err(error), Some(path)) => {
-                Err(error).with_context(|| format!("--state-dir {}", path.display()))
-            }
+            (Err(error), Some(path)) => Err(error).with_context(|| path.display().to_string()),
             (Err(error), None) => {
                 tracing::warn!("{}: {}: {without}", path.display(), in_full(&error));
                 Ok(None)

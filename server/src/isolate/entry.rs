@@ -7,7 +7,7 @@ use crate::bell::event;
 use crate::connection::Connection;
 use crate::daemon::Daemon;
 use crate::endpoint::inherited;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
@@ -34,7 +34,7 @@ pub(crate) fn run(fd: i32, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let inside = Inside { name, commanded, sampled, ear, mouth: Arc::clone(&mouth) };
     let start = || {
         let plan = setup.into_plan()?;
-        let polling = plan.daemon.polling().map_err(anyhow::Error::msg)?;
+        let polling = plan.daemon.polling().map_err(|(_, error)| anyhow!(error))?;
         Daemon::start(plan, polling, None, Some(inside), &LogArgs::default())
     };
     let daemon = match start() {

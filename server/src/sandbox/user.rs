@@ -84,9 +84,9 @@ impl Account {
                 CapabilitySets { effective: none, permitted: none, inheritable: none },
             )
         };
-        become_it().with_context(|| format!("--user {self}: cannot become this user"))?;
+        become_it().with_context(|| format!("cannot become the user {self}"))?;
         if set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT).is_ok() {
-            bail!("--user {self}: the way back to root is still open");
+            bail!("the user {self}: the way back to root is still open");
         }
         Ok(())
     }
