@@ -33,7 +33,7 @@ disk() { # disk FILE WANTS
     "$here/../guest/boot-disk.sh" "$1" 160 "$kernel" "$initrd" "$words"
 }
 
-serve() { # serve NUMBER ARGS…: a daemon, ready
+serve() { # serve NAME ARGS…: a daemon, ready
     local log=daemon-$1.log
     shift
     "$ringway" serve "$@" >>"$log" 2>&1 &
@@ -63,7 +63,7 @@ domain() { # domain NAME MACHINE FIRMWARE DISKS MEMORY
 END
 }
 
-# calm NUMBER CONTROL: the few requests that a firmware has bounced or split are nothing to warn of.
+# calm NAME CONTROL: the few requests that a firmware has bounced or split are nothing to warn of.
 calm() {
     local counts
     counts=$("$ringway" ctl --control "$2" stats --json | grep -oE '"(bounced|split|reads)": *[0-9]+' | tr -d '\n')
@@ -98,79 +98,70 @@ wait_for 120 virsh list
 # They may be gone: that is no failure.
 trap '{ virsh destroy bios; virsh destroy efi; jobs -p | xargs -r kill -KILL; } >/dev/null 2>&1 || true' EXIT
 
-step "a guest of SeaBIOS"
-disk bios.img kill,grow,hotplug
-truncate -s 64M data.img
-daemon_args=(--config disks.toml)
-cat >disks.toml <<END
-control = "control.sock"
+# --- the life of a guest ------------------------------------------------------------------------------
+
+# life NAME MACHINE FIRMWARE: it starts from a disk, whose daemon is killed and which grows; it gets a
+# second disk and gives it back.
+life() {
+    local name=$1 machine=$2 firmware=$3 control=$1-control.sock memory before
+    disk "$name.img" kill,grow,hotplug
+    truncate -s 64M "$name-data.img"
+    cat >"$name.toml" <<END
+control = "$control"
 socket-group = "kvm"
 [[disk]]
-image = "bios.img"
-socket = "bios.sock"
+image = "$name.img"
+socket = "$name.sock"
 format = "raw"
 queues = 2
 [[disk]]
-image = "data.img"
-socket = "data.sock"
+image = "$name-data.img"
+socket = "$name-data.sock"
 format = "raw"
 END
-serve 1 "${daemon_args[@]}"
-xml daemon-1.log >printed.xml
-memory=$(head -n 1 printed.xml)
-# Two disks were printed.
-awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 1' <(tail -n +2 printed.xml) >first.xml
-awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 2' <(tail -n +2 printed.xml) >second.xml
-domain bios pc "" "$(cat first.xml)" "$memory" >bios.xml
-: >serial-bios.log
-chown libvirt-qemu serial-bios.log
-virsh create bios.xml || fail "it does not start"
-wait_for 240 says bios 'INFO ready_for kill'
-calm 1 control.sock
-step "it works; the daemon is killed"
-kill -KILL $daemon
-wait $daemon 2>/dev/null || true
-before=$(rounds bios)
-serve 2 "${daemon_args[@]}"
-wait_for 120 more_rounds bios $((before + 3))
-step "it goes on"
-wait_for 240 says bios 'INFO ready_for grow'
-"$ringway" ctl --control control.sock resize bios.img 320M
-wait_for 120 says bios 'INFO ready_for hotplug'
-step "it has seen the new size; a second disk"
-virsh attach-device bios second.xml --live || fail "it cannot be attached"
-wait_for 120 says bios 'INFO ready_for unplug'
-# The guest ends once its disk is gone, maybe before libvirt has heard of that; the guest is the judge.
-virsh detach-device bios second.xml --live || true
-judge bios
-says bios 'CHECK vdb_goes ok' || fail "it cannot be detached"
-says bios "INFO sectors_at_end $((320 * 2048))" || fail "the size at the end is wrong"
-wait_for 60 sh -c '! virsh domstate bios | grep -q running'
-kill -TERM $daemon
-wait $daemon || fail "the daemon ends with status $?"
-
-step "a guest of OVMF"
-if [ -f /usr/share/OVMF/OVMF_CODE_4M.fd ]; then
-    disk efi.img kill
-    cp /usr/share/OVMF/OVMF_VARS_4M.fd vars.fd
-    chown libvirt-qemu vars.fd
-    daemon_args=(efi.img --format raw --socket efi.sock --socket-group kvm --control efi-control.sock)
-    serve 3 "${daemon_args[@]}"
-    xml daemon-3.log >printed.xml
-    firmware="<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram>$folder/vars.fd</nvram>"
-    domain efi q35 "$firmware" "$(tail -n +2 printed.xml)" "$(head -n 1 printed.xml)" >efi.xml
-    : >serial-efi.log
-    chown libvirt-qemu serial-efi.log
-    virsh create efi.xml
-    wait_for 240 says efi 'INFO ready_for kill'
-    calm 3 efi-control.sock
+    serve "$name-1" --config "$name.toml"
+    xml "daemon-$name-1.log" >printed.xml
+    memory=$(head -n 1 printed.xml)
+    # Two disks were printed.
+    awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 1' <(tail -n +2 printed.xml) >first.xml
+    awk -v RS='</disk>\n' -v ORS='</disk>\n' 'NR == 2' <(tail -n +2 printed.xml) >second.xml
+    domain "$name" "$machine" "$firmware" "$(cat first.xml)" "$memory" >"$name.xml"
+    : >"serial-$name.log"
+    chown libvirt-qemu "serial-$name.log"
+    virsh create "$name.xml" || fail "it does not start"
+    wait_for 240 says "$name" 'INFO ready_for kill'
+    calm "$name-1" "$control"
     step "it works; the daemon is killed"
     kill -KILL $daemon
     wait $daemon 2>/dev/null || true
-    before=$(rounds efi)
-    serve 4 "${daemon_args[@]}"
-    wait_for 120 more_rounds efi $((before + 3))
-    judge efi
+    before=$(rounds "$name")
+    serve "$name-2" --config "$name.toml"
+    wait_for 120 more_rounds "$name" $((before + 3))
+    step "it goes on"
+    wait_for 240 says "$name" 'INFO ready_for grow'
+    "$ringway" ctl --control "$control" resize "$name.img" 320M
+    wait_for 120 says "$name" 'INFO ready_for hotplug'
+    step "it has seen the new size; a second disk"
+    virsh attach-device "$name" second.xml --live || fail "it cannot be attached"
+    wait_for 120 says "$name" 'INFO ready_for unplug'
+    # The guest ends once its disk is gone, maybe before libvirt has heard of that; the guest is the judge.
+    virsh detach-device "$name" second.xml --live || true
+    judge "$name"
+    says "$name" 'CHECK vdb_goes ok' || fail "it cannot be detached"
+    says "$name" "INFO sectors_at_end $((320 * 2048))" || fail "the size at the end is wrong"
+    wait_for 60 sh -c "! virsh domstate $name | grep -q running"
+    kill -TERM $daemon
+    wait $daemon || fail "the daemon ends with status $?"
+}
+
+step "a guest of SeaBIOS"
+life bios pc ""
+
+step "a guest of OVMF"
+if [ -f /usr/share/OVMF/OVMF_CODE_4M.fd ]; then
+    cp /usr/share/OVMF/OVMF_VARS_4M.fd vars.fd
+    chown libvirt-qemu vars.fd
+    life efi q35 "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader><nvram>$folder/vars.fd</nvram>"
 else
     echo "left out: there is no /usr/share/OVMF/OVMF_CODE_4M.fd (package ovmf)"
 fi
