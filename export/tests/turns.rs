@@ -326,3 +326,28 @@ fn a19_a_small_engine_is_shared_by_full_queues() {
     });
     assert!(equal, "{samples:?}");
 }
+
+/// Commands that are there at once, as those of many front-ends are that ask without a pause: after 64 of
+/// them it is the queues' turn.
+#[test]
+fn b31_commands_without_a_pause_leave_requests_their_turns() {
+    let scene = Scene::new(Polling::default(), 64);
+    let _busy = scene.queue(FULL, 512);
+    let (go, held) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = std::sync::mpsc::channel();
+    let promises: Vec<_> = std::thread::scope(|scope| {
+        let (id, handle) = (scene.handle.stats().unwrap().queues[0].id, scene.handle.clone());
+        let hold = move |_: &mut Counted| {
+            begins.send(()).unwrap();
+            let _ = held.recv();
+        };
+        scope.spawn(move || handle.edit(id, hold).unwrap());
+        begun.recv().unwrap();
+        let promises = (0..1000).map(|_| scene.handle.ask_stats(false).unwrap()).collect();
+        go.send(()).unwrap();
+        promises
+    });
+    let turns: Vec<_> = promises.iter().map(|promise| promise.recv().unwrap().turns).collect();
+    let most = turns.chunk_by(|one, next| one == next).map(<[u64]>::len).max().unwrap();
+    assert_eq!(most, 64, "commands in one turn");
+}

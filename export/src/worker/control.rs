@@ -15,11 +15,16 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+/// Commands between two turns: who answers one at once is soon asked for the next, and many front-ends
+/// that ask without a pause would leave no turn to anybody's requests.
+const COMMANDS_MAX: usize = 64;
+
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
-    /// Carries out what the control plane asked for.
+    /// Carries out what the control plane asked for; what is left has its turn after the next one.
     #[cold]
     pub(super) fn handle_commands(&mut self) {
-        while let Some(command) = self.inbox.next() {
+        for _ in 0..COMMANDS_MAX {
+            let Some(command) = self.inbox.next() else { return };
             match command {
                 Command::Add { ring, disk, client, durable, alarm, reply } => {
                     let _ = reply.send(self.add(ring, disk, client, durable, alarm));
