@@ -352,8 +352,10 @@ fn a23_a_queue_that_is_restarted_gets_no_more_than_its_limit() {
             Ring { counts: Arc::clone(&counts), bell: Arc::clone(&bell), op, winds_down: false };
         for _ in 0..50 {
             let id = scene.handle.add(ring, Arc::clone(&disk), false, Box::new(|_| {})).unwrap();
-            // Once its worker has looked at it.
-            (0..3).for_each(|_| _ = scene.handle.stats().unwrap());
+            // Once its worker has looked at it, which it may be asked to before.
+            let turns = || scene.handle.stats().unwrap().turns;
+            let begun = turns();
+            until("no turn", || turns() > begun);
             let stopped = scene.handle.stop(id).unwrap().recv_timeout(PATIENCE);
             ring = stopped.unwrap_or_else(|_| panic!("it does not stop")).ring;
             ring.winds_down = false;
