@@ -46,6 +46,8 @@ struct Watched {
     reported: [Option<Instant>; Record::KINDS + 1],
     /// When it was told last that the disk is at its limit.
     limit_reported: Option<Instant>,
+    /// Its guest has reached it again since, and that was not told yet.
+    limit_waits: bool,
     spell: Spell,
 }
 
@@ -73,6 +75,7 @@ impl Incidents {
             disk: Arc::downgrade(disk),
             reported,
             limit_reported: None,
+            limit_waits: false,
             spell: Spell::default(),
         });
         let bell = Arc::clone(&self.shared.bell);
@@ -137,13 +140,19 @@ impl Shared {
             }
             if disk.has_reached_limit() {
                 match left(watched.limit_reported, now) {
-                    Some(left) => next = Some(next.map_or(left, |next| next.min(left))),
+                    Some(left) => {
+                        watched.limit_waits = true;
+                        next = Some(next.map_or(left, |next| next.min(left)));
+                    }
                     None => {
-                        watched.limit_reported = Some(now);
                         disk.take_limit_reached();
-                        tracing::info!(disk = disk.name(), "its guest has reached a limit");
-                        let of = Some((watched.id, disk.name()));
-                        self.events.tell(of, Happened::LimitReached);
+                        // It may be over, by a guest that rests or a limit that was lifted.
+                        if !std::mem::take(&mut watched.limit_waits) || disk.is_at_limit() {
+                            watched.limit_reported = Some(now);
+                            tracing::info!(disk = disk.name(), "its guest has reached a limit");
+                            let of = Some((watched.id, disk.name()));
+                            self.events.tell(of, Happened::LimitReached);
+                        }
                     }
                 }
             }
@@ -314,6 +323,35 @@ mod tests {
         assert_eq!(scene.at(65), (vec![rest], Some(15)));
         assert_eq!(scene.at(80), (vec![(1, Flush, libc::EIO, None, 1)], None));
         assert_eq!(scene.at(1000), (vec![], None), "nothing more has failed");
+    }
+
+    #[test]
+    fn a_limit_that_nobody_is_at_any_more_is_not_told() {
+        let scene = Scene::new();
+        let reader = scene.incidents.shared.events.read().unwrap().unwrap();
+        let reported = || reader.take().len();
+        let one = &scene.disks[0];
+        let second = 1_000_000_000;
+        one.set_now(second);
+        one.mark_at_limit();
+        assert_eq!((scene.at(1), reported()), ((vec![], None), 1));
+        one.set_now(2 * second);
+        one.mark_at_limit();
+        assert_eq!((scene.at(2), reported()), ((vec![], Some(59)), 0));
+        one.set_now(61 * second);
+        assert_eq!((scene.at(61), reported()), ((vec![], None), 0), "it is over for a minute");
+        assert_eq!(scene.rung(), 2, "for the two of before");
+        one.mark_at_limit();
+        assert_eq!(scene.rung(), 1);
+        // However late that is looked at.
+        one.set_now(70 * second);
+        assert_eq!((scene.at(70), reported()), ((vec![], None), 1), "told at once");
+        // Still so when the minute is over.
+        one.mark_at_limit();
+        assert_eq!((scene.at(80), reported()), ((vec![], Some(50)), 0));
+        one.set_now(130 * second);
+        one.mark_at_limit();
+        assert_eq!((scene.at(130), reported()), ((vec![], None), 1));
     }
 
     #[test]
