@@ -1,4 +1,4 @@
-//! What `ringway bench` can be told.
+//! The options of `ringway bench`.
 
 use crate::load::{AccessArgs, LoadArgs};
 use crate::origins::OriginsArgs;
@@ -24,7 +24,7 @@ jobs together.
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 --verify found wrong data,
 128+N ended by signal N (what was measured until then is printed).";
 
-/// What `ringway bench` is told.
+/// The options of `ringway bench`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true,
           subcommand_negates_reqs = true)]

@@ -45,7 +45,7 @@ fio and qemu-storage-daemon take part where they are installed.
 Exit status: 0 done, 1 a measurement failed, 2 wrong usage, 128+N ended by
 signal N.";
 
-/// What `ringway bench origins` is told.
+/// The options of `ringway bench origins`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct OriginsArgs {

@@ -19,7 +19,7 @@ pub(crate) struct AtLimit {
 }
 
 impl AtLimit {
-    /// Requests wait. True if that is to be told, and was not asked for before.
+    /// Requests wait. True if that is to be reported, and was not asked for before.
     pub(crate) fn mark(&self, now_ns: u64) -> bool {
         // Others write it too: a line that is only read costs them nothing.
         let last = self.last_ns.load(Relaxed);

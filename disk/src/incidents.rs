@@ -129,7 +129,7 @@ pub struct Detours {
 }
 
 impl Incidents {
-    /// Calls `bell` when something is to be told that was not before. The first one is kept.
+    /// Calls `bell` when there is something to report that was not there before. The first one is kept.
     pub fn on_incident(&self, bell: OnIncident) {
         // A second listener would be a mistake of ours; the first one goes on hearing.
         let kept = self.bell.set(bell).is_ok();
@@ -157,7 +157,7 @@ impl Incidents {
         self.failures(kind, |record| record.unreported.swap(0, SeqCst))
     }
 
-    /// Takes what there is to be told of requests that take a detour.
+    /// Takes what there is to report of requests that take a detour.
     #[must_use]
     pub fn take_detours(&self) -> Option<Detours> {
         let word = self.detours.swap(0, SeqCst);

@@ -103,7 +103,7 @@ pub(crate) enum Command<Q> {
     Exit,
 }
 
-/// QueueFindings at by its worker in every turn. On lines of its own (two, because neighbouring lines are
+/// Looked at by its worker in every turn. On lines of its own (two, because neighbouring lines are
 /// fetched in pairs), so that nothing that others write comes with it (ADR 0010).
 #[derive(Debug, Default)]
 #[repr(align(128))]

@@ -157,7 +157,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         lock(&self.fenced).extend(promises);
     }
 
-    /// How often the log is told of its clients and its guest.
+    /// How often there is a line in the log about its clients and its guest.
     #[must_use]
     pub fn limits(&self) -> &WarningLimits {
         &self.limits

@@ -123,7 +123,7 @@ pub use export::{
     Offered, QueueReport, Resized, Retried,
 };
 pub use latency::Latency;
-pub use limit::{Pass, WarningLimit, WarningLimits, on_suppressed, tell_suppressed};
+pub use limit::{Pass, WarningLimit, WarningLimits, on_suppressed, report_suppressed};
 pub use memory::SharedMemory;
 pub use notice::{Listener, Notice};
 pub use peer_eventfd::{PeerEventfd, watchdog_signal};

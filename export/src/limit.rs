@@ -1,4 +1,4 @@
-//! How often the log is told of what clients and guests can provoke.
+//! How often there is a line in the log about what clients and guests can provoke.
 
 use crate::command::Rouse;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -41,36 +41,36 @@ struct Window {
 /// Leave to log one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Lines of this kind that were not written since the last one that was, and not told of since;
+    /// Lines of this kind that were not written since the last one that was, and not counted by a line since;
     /// `None` if there were none.
     pub suppressed: Option<u64>,
 }
 
-/// Kinds with lines that nobody has been told of yet, if there is somebody to tell of them.
-struct Owed {
+/// Kinds with lines that nobody has reported yet, if there is somebody who reports them.
+struct Unreported {
     kinds: Mutex<Vec<Arc<LimitInner>>>,
     rouse: OnceLock<Rouse>,
 }
 
-static OWED: Owed = Owed::new();
+static UNREPORTED: Unreported = Unreported::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on `rouse` is called when [`tell_suppressed`] has something to do. Only the first call of a
+/// From now on `rouse` is called when [`report_suppressed`] has something to do. Only the first call of a
 /// process counts.
 pub fn on_suppressed(rouse: Rouse) {
-    let _ = OWED.rouse.set(rouse);
+    let _ = UNREPORTED.rouse.set(rouse);
 }
 
-/// Tells the log of suppressed lines whose minute is over, or of `all`: no line of their kind has told
-/// the count. In how long there is more to tell, if there is.
-pub fn tell_suppressed(now: Instant, all: bool) -> Option<Duration> {
-    OWED.tell(now, all)
+/// Logs how many lines of a kind were suppressed once its minute is over, or of `all` kinds: no line of theirs has
+/// named the count. In how long there is more to log, if there is.
+pub fn report_suppressed(now: Instant, all: bool) -> Option<Duration> {
+    UNREPORTED.report(now, all)
 }
 
-impl Owed {
+impl Unreported {
     const fn new() -> Self {
         Self { kinds: Mutex::new(Vec::new()), rouse: OnceLock::new() }
     }
@@ -86,7 +86,7 @@ impl Owed {
         rouse();
     }
 
-    fn tell(&self, now: Instant, all: bool) -> Option<Duration> {
+    fn report(&self, now: Instant, all: bool) -> Option<Duration> {
         let (mut next, mut due) = (None::<Duration>, Vec::new());
         lock(&self.kinds).retain(|kind| {
             let mut window = lock(&kind.window);
@@ -132,10 +132,10 @@ impl WarningLimit {
     /// Asks to log one line.
     #[must_use]
     pub fn pass(&self) -> Option<Pass> {
-        self.pass_at(Instant::now(), &OWED)
+        self.pass_at(Instant::now(), &UNREPORTED)
     }
 
-    fn pass_at(&self, now: Instant, owed: &Owed) -> Option<Pass> {
+    fn pass_at(&self, now: Instant, unreported: &Unreported) -> Option<Pass> {
         let mut window = lock(&self.0.window);
         if window.begun.is_none_or(|begun| now.saturating_duration_since(begun) >= MINUTE) {
             (window.begun, window.passed) = (Some(now), 0);
@@ -145,7 +145,7 @@ impl WarningLimit {
             let first = window.suppressed == 1;
             drop(window);
             if first {
-                owed.add(&self.0);
+                unreported.add(&self.0);
             }
             return None;
         }
@@ -221,8 +221,8 @@ mod tests {
     #[test]
     fn e04_ten_lines_a_minute_pass_and_the_rest_is_counted() {
         let (limit, begun) = (WarningLimit::notes(None, "tests"), Instant::now());
-        let owed = Owed::new();
-        let passed = |seconds| limit.pass_at(begun + Duration::from_secs(seconds), &owed);
+        let unreported = Unreported::new();
+        let passed = |seconds| limit.pass_at(begun + Duration::from_secs(seconds), &unreported);
         let first: Vec<_> = (0..10_000).filter_map(|_| passed(0)).collect();
         assert_eq!(first, [Pass { suppressed: None }; 10]);
         assert_eq!(passed(59), None);
@@ -230,39 +230,43 @@ mod tests {
         assert_eq!(passed(61), Some(Pass { suppressed: None }));
     }
 
-    /// What no line of its kind has told is told when the minute is over, or at the end, once.
+    /// What no line of its kind has said is logged when the minute is over, or at the end, once.
     #[test]
-    fn e04_the_count_is_told_without_another_line() {
+    fn e04_the_count_is_logged_without_another_line() {
         let roused = Arc::new(AtomicU32::new(0));
         let counter = Arc::clone(&roused);
-        let owed = Owed::new();
+        let unreported = Unreported::new();
         let rouse: Rouse = Arc::new(move || {
             counter.fetch_add(1, SeqCst);
         });
-        assert!(owed.rouse.set(rouse).is_ok());
+        assert!(unreported.rouse.set(rouse).is_ok());
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let limit = WarningLimit::warnings(Some("disk.img"), "tests");
         let suppressed = || lock(&limit.0.window).suppressed;
         let meet = |times, seconds| {
-            let passes = (0..times).filter(|_| limit.pass_at(at(seconds), &owed).is_some());
+            let passes = (0..times).filter(|_| limit.pass_at(at(seconds), &unreported).is_some());
             passes.count()
         };
         assert_eq!(meet(10, 0), 10);
-        assert_eq!((roused.load(SeqCst), owed.tell(at(0), false)), (0, None));
+        assert_eq!((roused.load(SeqCst), unreported.report(at(0), false)), (0, None));
         assert_eq!(meet(5, 20), 0);
         assert_eq!(roused.load(SeqCst), 1, "once, and not for each");
-        assert_eq!(owed.tell(at(20), false), Some(Duration::from_secs(40)));
-        assert_eq!((suppressed(), owed.tell(at(60), false)), (5, None), "told");
+        assert_eq!(unreported.report(at(20), false), Some(Duration::from_secs(40)));
+        assert_eq!((suppressed(), unreported.report(at(60), false)), (5, None), "reported");
         assert_eq!(suppressed(), 0);
-        assert_eq!(limit.pass_at(at(61), &owed), Some(Pass { suppressed: None }), "not twice");
-        // A line tells it first.
+        assert_eq!(
+            limit.pass_at(at(61), &unreported),
+            Some(Pass { suppressed: None }),
+            "not twice"
+        );
+        // A line has it first.
         assert_eq!(meet(10, 61), 9);
         assert_eq!((roused.load(SeqCst), suppressed()), (2, 1));
-        assert_eq!(limit.pass_at(at(130), &owed), Some(Pass { suppressed: Some(1) }));
-        assert_eq!(owed.tell(at(130), false), None);
+        assert_eq!(limit.pass_at(at(130), &unreported), Some(Pass { suppressed: Some(1) }));
+        assert_eq!(unreported.report(at(130), false), None);
         // The end comes before the minute is over.
         assert_eq!(meet(10, 130), 9);
-        assert_eq!((owed.tell(at(131), true), suppressed()), (None, 0));
+        assert_eq!((unreported.report(at(131), true), suppressed()), (None, 0));
     }
 }

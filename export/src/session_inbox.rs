@@ -68,7 +68,7 @@ impl SessionInbox {
         self.ring();
     }
 
-    /// QueueFindings at before each notification.
+    /// Looked at before each notification.
     #[inline]
     pub fn was_blocked(&self) -> bool {
         self.blocked.load(Relaxed)

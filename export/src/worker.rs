@@ -43,7 +43,7 @@ const IMAGE_BELL: u32 = 1 << 31;
 /// One thread's engine and queues.
 ///
 /// # Invariants
-/// 1. WorkerQueue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
+/// 1. Queue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
 pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
     queues: Vec<Option<WorkerQueue<Q>>>,

@@ -29,7 +29,7 @@ not looked at. The verdict is that of `qemu-img check`, whose exit status says
 Exit status: 0 whole, 1 it cannot be gone through, 2 wrong usage, 3 errors,
 4 leaks and no errors.";
 
-/// What `ringway check` is told.
+/// The options of `ringway check`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CheckArgs {
@@ -149,7 +149,7 @@ fn open(path: &Path, writes: bool) -> anyhow::Result<File> {
 fn words(verdict: &Verdict<'_>, found: &Findings, header: &Header, repaired: bool) -> String {
     let mut text = String::new();
     let name = &verdict.image;
-    // What was repaired is not told cluster by cluster.
+    // What was repaired is not listed cluster by cluster.
     for problem in found.problems.iter().filter(|_| verdict.errors > 0 || verdict.leaks > 0) {
         let _ = writeln!(text, "{problem}");
     }

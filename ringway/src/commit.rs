@@ -25,7 +25,7 @@ did, the base by itself is a mixture, and the same command begins again. Of a
 disk that is served: ringway ctl commit.
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
 
-/// What `ringway commit` is told.
+/// The options of `ringway commit`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CommitArgs {

@@ -28,7 +28,7 @@ own folder if FILE is a relative path, and as it is if FILE begins with a slash.
 Whoever changes FILE later spoils all images that are based on it.
 Exit status: 0 made, 1 failed and nothing was made, 2 wrong usage.";
 
-/// What `ringway create` is told.
+/// The options of `ringway create`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CreateArgs {

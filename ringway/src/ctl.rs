@@ -48,7 +48,7 @@ macro_rules! example {
 /// How long a daemon may take: draining a disk takes as long as the disk.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What `ringway ctl` is told.
+/// The options of `ringway ctl`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CtlArgs {
@@ -164,7 +164,7 @@ RINGWAY_CONTROL names the socket.
 
 Exit status: 0 done, 1 failed or refused, 2 wrong usage.";
 
-/// What `ringway ctl limit` is told.
+/// The options of `ringway ctl limit`.
 #[derive(Debug, Args)]
 struct LimitDisk {
     /// The disk; without it, the group is meant.

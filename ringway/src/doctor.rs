@@ -33,7 +33,7 @@ Examples:
 It opens nothing for writing, so it can look at a disk that is being served.
 Exit status: 0 done, 1 IMAGE cannot be served, 2 wrong usage.";
 
-/// What `ringway doctor` is told.
+/// The options of `ringway doctor`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DoctorArgs {

@@ -21,7 +21,7 @@ before, and the same command goes on. Of a disk that is served: ringway ctl
 flatten.
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
 
-/// What `ringway flatten` is told.
+/// The options of `ringway flatten`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct FlattenArgs {

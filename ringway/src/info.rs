@@ -32,7 +32,7 @@ cannot be asked. Nothing of the disk is read or written. Without --format an
 image is raw; one that looks like qcow2 is shown both ways.
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
-/// What `ringway info` is told.
+/// The options of `ringway info`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct InfoArgs {

@@ -39,7 +39,7 @@ A script ends with the first command that fails, unless --keep-going is given.
 Exit status: 0 all done, 1 a command failed, 2 wrong usage, 3 data were not
 those expected.";
 
-/// What `ringway io` is told.
+/// The options of `ringway io`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct IoArgs {

@@ -27,7 +27,7 @@ Examples:
 
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
-/// What `ringway completions` is told.
+/// The options of `ringway completions`.
 #[derive(Debug, Args)]
 #[command(after_help = SHELLS)]
 pub(crate) struct CompletionsArgs {
@@ -36,7 +36,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// What `ringway man` is told.
+/// The options of `ringway man`.
 #[derive(Debug, Args)]
 #[command(after_help = PAGES)]
 pub(crate) struct ManArgs {

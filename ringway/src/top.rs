@@ -57,7 +57,7 @@ ssh -L 9097:127.0.0.1:9097 HOST, then open http://localhost:9097/.
 
 Exit status: 0 done, 1 failed, 2 wrong usage, 128+N ended by signal N.";
 
-/// What `ringway top` is told.
+/// The options of `ringway top`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct TopArgs {
@@ -169,7 +169,7 @@ fn sample(socket: &Path, time: Duration) -> anyhow::Result<Figures> {
 fn end_with_the_terminal() {
     let terminal = std::io::stdout();
     loop {
-        // Nothing is asked for: a hang-up and errors are told anyway.
+        // Nothing is asked for: a hang-up and errors are reported anyway.
         let mut polled = [PollFd::new(&terminal, PollFlags::empty())];
         match poll(&mut polled, None) {
             Ok(_) => break,

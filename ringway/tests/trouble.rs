@@ -62,7 +62,7 @@ fn c12_a_disk_slower_than_everything_leaves_the_other_alone() {
     daemon.stop();
 }
 
-/// Requests that take longer than `--overdue` says are told in the log, counted, and shown by `ctl`.
+/// Requests that take longer than `--overdue` says are logged, counted, and shown by `ctl`.
 fn what_takes_too_long_is_told(more: &[&str]) {
     let dir = folder();
     let args = ["null:1G,latency=5000ms", "--socket", "s", "--overdue", "1", "--control", "ctl"];

@@ -61,7 +61,7 @@ guest's name, a virtual device or an image tells apart; the first that fits:
 SIGTERM and SIGINT: requests in flight are completed, then the exit status is 0.
 SIGUSR1: prints the counts of --stats to standard error and goes on.
 SIGHUP: reads --config FILE again: disks are added and removed, limits changed;
-what cannot change while the daemon runs is told in the log.
+what cannot change while the daemon runs is logged.
 Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
 signal N.";
 
@@ -72,7 +72,7 @@ ringway serve [OPTIONS] <IMAGE> --socket <PATH>
        ringway serve [OPTIONS] --control <PATH>
        ringway serve [OPTIONS] --xen";
 
-/// What `ringway serve` is told.
+/// The options of `ringway serve`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES, override_usage = USAGE)]
 pub struct ServeArgs {

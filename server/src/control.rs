@@ -230,7 +230,7 @@ fn tell_events(stream: &Connection, reader: &Reader<'_>) -> io::Result<()> {
         for event in reader.take() {
             let mut bytes = serde_json::to_vec(&event)?;
             bytes.push(b'\n');
-            // What happens meanwhile waits, or is lost and told as such.
+            // What happens meanwhile waits, or is lost and reported as such.
             stream.write_within(&bytes, STALL_MAX)?;
         }
     }

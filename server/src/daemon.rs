@@ -25,7 +25,7 @@ use ringway_control::log::LogArgs;
 use ringway_control::protocol::{DiskFacts, Happened};
 use ringway_core::panic_point;
 use ringway_disk::{EngineKind, Source};
-use ringway_export::{Polling, tell_suppressed};
+use ringway_export::{Polling, report_suppressed};
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -110,7 +110,7 @@ fn nbd_places(plan: &Plan) -> Vec<NbdPlace> {
     places.collect()
 }
 
-/// For how long a request may be in flight before that is told.
+/// For how long a request may be in flight before that is reported.
 fn overdue(options: &DaemonArgs) -> Duration {
     options.overdue.map_or(watchdog::LIMIT, |seconds| Duration::from_secs(seconds.into()))
 }
@@ -226,7 +226,7 @@ impl Daemon {
         self.disks.portals.uris(&self.nbd)
     }
 
-    /// Where its metrics are told.
+    /// Where its metrics are served.
     pub(crate) fn metrics(&self) -> Option<&Metrics> {
         self.outside.metrics.as_ref()
     }
@@ -300,7 +300,7 @@ impl Daemon {
         }
         drop((watchdog, workers));
         disks.end_workers();
-        tell_suppressed(Instant::now(), true);
+        report_suppressed(Instant::now(), true);
         if let Some(farewell) = farewell {
             farewell.say(departure);
         }

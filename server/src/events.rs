@@ -1,8 +1,8 @@
-//! What happens, told to whoever reads `ctl events`.
+//! What happens, reported to whoever reads `ctl events`.
 //!
-//! Told by sessions, by whoever carries out commands and by threads that write the log; never by
+//! Reported by sessions, by whoever carries out commands and by threads that write the log; never by
 //! workers. Nobody waits for a reader: each has room for some events, and what finds none is counted
-//! and told when there is room again.
+//! and reported when there is room again.
 
 use super::bell::event;
 use super::served::lock;
@@ -20,7 +20,7 @@ const READERS_MAX: usize = 8;
 /// Events that a reader may be behind.
 const ROOM: usize = 1024;
 
-/// All that is told.
+/// All that is reported.
 #[derive(Default)]
 pub(crate) struct Events {
     shared: Mutex<Shared>,

@@ -7,19 +7,19 @@ use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, HeldRequests};
 use std::time::{Duration, Instant};
 
-/// Changes that are told in a minute. A guest that restarts a queue makes more: what has become of
-/// them is told when the minute is over.
+/// Changes that are reported in a minute. A guest that restarts a queue makes more: what has become of
+/// them is reported when the minute is over.
 const CHANGES_MAX: usize = 10;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// What is known of a disk's held requests from one look to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Spell {
-    /// Spells that were told of.
+    /// Spells that were reported.
     seen: u64,
     /// The last one goes on.
     open: bool,
-    /// When the present minute has begun, and what was told in it.
+    /// When the present minute has begun, and what was reported in it.
     begun: Option<Instant>,
     changes: usize,
 }
@@ -34,7 +34,7 @@ pub(crate) enum Change {
 }
 
 impl Spell {
-    /// What has changed, in its order, and how often requests were held since that was told last; or in
+    /// What has changed, in its order, and how often requests were held since that was reported last; or in
     /// how long there is more to tell.
     pub(crate) fn changes(
         &mut self,

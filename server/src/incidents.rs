@@ -3,7 +3,7 @@
 //! requests, and when none is held any more.
 //!
 //! Workers only write counters and ring: a daemon whose disks are well sleeps here for ever. Lines that
-//! were left out of the log are told of here, too, if no line of their kind does.
+//! were left out of the log are counted here, too, if no line of their kind does.
 
 use super::bell::event;
 use super::events::Events;
@@ -11,7 +11,7 @@ use super::held::Spell;
 use super::served::lock;
 use ringway_control::protocol::Happened;
 use ringway_disk::{Disk, Failures, Incidents as Record};
-use ringway_export::{on_suppressed, tell_suppressed};
+use ringway_export::{on_suppressed, report_suppressed};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,13 +20,13 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A kind of failure of one disk is told once in this time.
+/// A kind of failure of one disk is reported once in this time.
 const QUIET: Duration = Duration::from_secs(60);
 
-/// A disk's costly requests are told once in this time: they go on until the guest is changed.
+/// A disk's costly requests are reported once in this time: they go on until the guest is changed.
 const QUIET_DETOURS: Duration = Duration::from_secs(3600);
 
-/// The thread that tells. It ends when this is dropped.
+/// The thread that reports them. It ends when this is dropped.
 pub(crate) struct Incidents {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -39,12 +39,12 @@ struct Shared {
     events: Arc<Events>,
 }
 
-/// A disk that is listened to, and when each kind was told last; the last place is for detours.
+/// A disk that is listened to, and when each kind was reported last; the last place is for detours.
 struct Watched {
     id: u64,
     disk: Weak<Disk>,
     reported: [Option<Instant>; Record::KINDS + 1],
-    /// When it was told last that the disk is at its limit.
+    /// When it was reported last that the disk is at its limit.
     limit_reported: Option<Instant>,
     /// Its guest has reached it again since, and that was not told yet.
     limit_waits: bool,
@@ -82,7 +82,7 @@ impl Incidents {
         disk.incidents().on_incident(Box::new(move || ring(&bell)));
     }
 
-    /// Tells what is left to be told of a disk, and forgets it.
+    /// Reports what is left to be reported of a disk, and forgets it.
     pub(super) fn forget(&self, disk: &Arc<Disk>) {
         self.shared.forget(disk, &mut |failures| tell(disk, failures));
     }
@@ -107,7 +107,7 @@ impl Shared {
     fn run(&self) {
         while !self.stop.load(SeqCst) {
             let now = Instant::now();
-            let waits = [self.tell_what_is_due(now, &mut tell), tell_suppressed(now, false)];
+            let waits = [self.tell_what_is_due(now, &mut tell), report_suppressed(now, false)];
             let wait = waits.into_iter().flatten().min().map(|wait| Timespec {
                 tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: wait.subsec_nanos().into(),
@@ -119,7 +119,7 @@ impl Shared {
         }
     }
 
-    /// Tells what may be told now; in how long there is more, if there is.
+    /// Reports what may be reported now; in how long there is more, if there is.
     fn tell_what_is_due(
         &self,
         now: Instant,
@@ -186,7 +186,7 @@ impl Shared {
     }
 }
 
-/// How long something that was `told` is not told again; `None` if it may be.
+/// How long something that was `reported` is not reported again; `None` if it may be.
 fn left(reported: Option<Instant>, now: Instant) -> Option<Duration> {
     let since = reported.map(|reported| now.saturating_duration_since(reported));
     since.filter(|&since| since < QUIET).map(|since| QUIET - since)
@@ -241,7 +241,7 @@ mod tests {
         Arc::new(open(&OpenOptions::new(Source::Null { bytes: 1 << 20, latency_us: 0 })).unwrap())
     }
 
-    /// Told at `seconds` after the beginning: disk, operation, error, sector and count of each; and in
+    /// Reported at `seconds` after the beginning: disk, operation, error, sector and count of each; and in
     /// how many seconds there is more.
     type Logged = (Vec<(usize, FailedOp, i32, Option<u64>, u64)>, Option<u64>);
 

@@ -34,7 +34,7 @@ requests in flight are completed and answered, then the exit status is 0.
 Exit status: 0 stopped by signal, 1 failed, 2 wrong usage, 128+N second
 signal N.";
 
-/// What `ringway nbd` is told.
+/// The options of `ringway nbd`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct NbdArgs {

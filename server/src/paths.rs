@@ -10,7 +10,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Changes that are not told yet. A disk changes its path every few seconds at most.
+/// Changes that are not logged yet. A disk changes its path every few seconds at most.
 const ROOM: usize = 64;
 
 /// Listens to disks whose path may change. Workers only leave a word; a thread writes the log.

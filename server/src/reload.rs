@@ -1,6 +1,6 @@
 //! Reads the configuration file again (SIGHUP, `ctl reload`): disks that are new in it are added, those
 //! that are gone from it removed, and limits and error policies changed that it changes. What cannot
-//! change while the daemon runs is told, and left.
+//! change while the daemon runs is logged, and left.
 //!
 //! First all of the file is judged, then disks are added that are in nobody's way; if one of them
 //! cannot be, those before it go again and nothing has changed. Only then are others removed.

@@ -18,7 +18,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Calls `serve` on a thread called `name`, and again if it panics, which is told of `who`. It
+    /// Calls `serve` on a thread called `name`, and again if it panics, which is logged with `who`. It
     /// returns once the descriptor that it is given becomes readable.
     ///
     /// # Errors

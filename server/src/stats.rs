@@ -76,7 +76,7 @@ impl Workers {
         asked.filter_map(|(id, promise)| Some((id, promise.ok()?))).collect()
     }
 
-    /// Asks them; without those that have ended, which has been told in the log.
+    /// Asks them; without those that have ended, which has been logged.
     fn ask(&self) -> Vec<(String, WorkerStats)> {
         let numbered = |(kind, handles): &(EngineKind, Vec<Box<dyn Counts>>)| {
             let kind = *kind;

@@ -3,7 +3,7 @@
 use ringway_core::thread::panic_message;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Carries out a piece of work of `who`; `None` if it panicked, which is told. What the work has
+/// Carries out a piece of work of `who`; `None` if it panicked, which is logged. What the work has
 /// changed must be whole at any time, or be given up by the caller.
 pub(super) fn survive<T>(who: &str, work: impl FnOnce() -> T) -> Option<T> {
     let done = catch_unwind(AssertUnwindSafe(work));

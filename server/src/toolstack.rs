@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a disk may be refused before that is told: a disk that was just detached still has its
+/// How long a disk may be refused before that is logged: a disk that was just detached still has its
 /// image for a moment.
 const TIMEOUT: Duration = Duration::from_secs(3);
 

@@ -23,7 +23,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long requests may take before they are told of, unless the user says so.
+/// How long requests may take before they are reported, unless the user says so.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
 /// The longest time between looks, while there is something to look after.
@@ -34,7 +34,7 @@ const CHECK_EVERY_MIN: Duration = Duration::from_millis(250);
 /// How long a round waits for workers: they answer between two turns.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A disk is not told of again before this is over.
+/// A disk is not reported again before this is over.
 const QUIET: Duration = Duration::from_secs(60);
 
 /// Looks at quiet workers before the watchdog sleeps: a kick that the last request of a load has lost
@@ -143,7 +143,7 @@ struct PendingWorker {
     logged: bool,
 }
 
-/// A disk of which something was told.
+/// A disk of which something was reported.
 struct OverdueNotice {
     at: Duration,
     /// Some of its requests are overdue.
@@ -153,7 +153,7 @@ struct OverdueNotice {
 /// Lost kicks of a disk.
 #[derive(Default)]
 struct Kicks {
-    /// When they were told of last.
+    /// When they were reported last.
     logged: Option<Duration>,
     /// Those since.
     more: u64,
@@ -165,7 +165,7 @@ struct Rounds {
     asked: BTreeMap<String, PendingWorker>,
     notices: BTreeMap<String, OverdueNotice>,
     kicks: BTreeMap<String, Kicks>,
-    /// Events that are not told yet, with the names of their disks.
+    /// Events that are not reported yet, with the names of their disks.
     events: Vec<(String, Happened)>,
     /// Rounds in a row in which nothing was found to look after.
     calm: u32,
@@ -268,7 +268,7 @@ impl Rounds {
         });
         let silent = !self.asked.is_empty();
         self.disks(now, found, silent, &mut lines);
-        // What is still to be told keeps it awake.
+        // What is still to be reported keeps it awake.
         let unlogged = self.notices.values().any(|notice| notice.now)
             || self.kicks.values().any(|kicks| kicks.more > 0);
         self.calm = if quiet && !silent && !unlogged { self.calm.saturating_add(1) } else { 0 };

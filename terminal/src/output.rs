@@ -1,4 +1,4 @@
-//! What goes to standard output: all of it arrives, or it is told.
+//! What goes to standard output: all of it arrives, or the command fails.
 
 use anyhow::Context;
 use std::io::{ErrorKind, Write};

@@ -1,6 +1,6 @@
 //! An error with all its reasons, on one line.
 
-/// The words of an error and of what lies behind it, each told once: many errors name their cause
+/// The words of an error and of what lies behind it, each once: many errors name their cause
 /// themselves.
 pub fn in_full(error: &anyhow::Error) -> String {
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Where metrics are told.
+//! Where metrics are served.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -88,7 +88,7 @@ impl BackEnd {
                 return Err(Error::last_os("cannot wait for the front end"));
             }
         }
-        // It is not blocking, so that nothing but a rare race is to be told here.
+        // It is not blocking, so that nothing but a rare race is to be reported here.
         let _ = self.link.kick.read();
         Ok(())
     }

@@ -46,7 +46,7 @@ impl LockWait {
 
 impl<Q: QueueLifecycle> Export<Q> {
     /// With somebody to ask about paths, and with another time after which a guest that waits for the
-    /// lock is told as an error.
+    /// lock is reported as an error.
     #[must_use]
     pub fn with_names(mut self, names: Option<Arc<dyn Names>>, timeout: Option<Duration>) -> Self {
         self.image_lock.names = names;

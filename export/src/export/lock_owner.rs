@@ -5,7 +5,7 @@ use ringway_disk::Disk;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a guest may wait for the lock before that is told as an error, unless said otherwise: as
+/// How long a guest may wait for the lock before that is an error for it, unless said otherwise: as
 /// long as a daemon that starts waits for the last writes of one that was killed.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
 

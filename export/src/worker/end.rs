@@ -20,8 +20,8 @@ pub(crate) enum Failure {
 }
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
-    /// Works until told to exit, and ends in order whatever comes: sessions are told, nobody is left
-    /// waiting for an answer, and no memory goes that the kernel may still write to. `told` is called
+    /// Works until told to exit, and ends in order whatever comes: sessions hear of it, nobody is left
+    /// waiting for an answer, and no memory goes that the kernel may still write to. `report` is called
     /// as soon as sessions know of a failure; an engine may take its time to end.
     pub(crate) fn run_to_end(mut self, report: impl FnOnce(&Failure)) {
         let work = catch_unwind(AssertUnwindSafe(|| self.work()));
@@ -41,7 +41,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[cold]
     pub(super) fn give_up(&self) {
         for queue in self.queues.iter().flatten() {
-            // One session that cannot be told keeps no other from hearing it.
+            // One session that cannot be reached keeps no other from hearing it.
             let _ = catch_unwind(AssertUnwindSafe(|| (queue.alarm)(Alarm::WorkerFailed)));
         }
     }
@@ -50,7 +50,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     ///
     /// After a panic neither is done: an engine that lost count would end too early or never, and what
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
-    /// operations may write to. Whoever waits for an answer is told in any case.
+    /// operations may write to. Whoever waits for an answer hears of the end in any case.
     pub(super) fn take_down(self, after_panic: bool) {
         let Self { engine, mut queues, waiting, inbox, .. } = self;
         if after_panic {
@@ -60,7 +60,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         } else {
             // Threads of images may write to that memory, too.
             queues.iter_mut().flatten().for_each(|queue| queue.disk.close_image());
-            // Sessions have been told, or have gone before.
+            // Sessions know of it, or have gone before.
             abandon(queues);
         }
         // Only now: whoever waits for a queue to stop takes this to mean that nothing of it is in

@@ -131,7 +131,7 @@ impl Rig {
     }
 
     /// What has been answered after a moment, by its tag.
-    pub(crate) fn look(&mut self) -> Vec<(u64, i32)> {
+    pub(crate) fn reap_soon(&mut self) -> Vec<(u64, i32)> {
         self.out.clear();
         self.engine.reap(&mut self.out);
         self.engine.submit_and_wait(Some(Duration::from_millis(20))).unwrap();

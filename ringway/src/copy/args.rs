@@ -31,7 +31,7 @@ After 1 and 128+N the copy can go on with --resume, unless DST is qcow2.
 Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
 128+N ended by signal N.";
 
-/// What `ringway copy` is told.
+/// The options of `ringway copy`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CopyArgs {

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// How often a daemon is asked how far it is.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// What `ringway ctl snapshot` is told.
+/// The options of `ringway ctl snapshot`.
 #[derive(Debug, Args)]
 pub(super) struct SnapshotOf {
     /// The disk: its image is qcow2.
@@ -41,7 +41,7 @@ fn place(new: PathBuf) -> io::Result<PathBuf> {
     if bare || !named { Ok(new) } else { std::path::absolute(new) }
 }
 
-/// What `ringway ctl flatten` is told.
+/// The options of `ringway ctl flatten`.
 #[derive(Debug, Args)]
 pub(super) struct FlattenOf {
     /// The disk: its image is qcow2.
@@ -65,7 +65,7 @@ impl FlattenOf {
     }
 }
 
-/// What `ringway ctl commit` is told.
+/// The options of `ringway ctl commit`.
 #[derive(Debug, Args)]
 pub(super) struct CommitOf {
     /// The disk: its image is qcow2, on top of a snapshot, on top of something else.

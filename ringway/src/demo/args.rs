@@ -1,4 +1,4 @@
-//! What `ringway demo` can be told.
+//! The options of `ringway demo`.
 
 use clap::Args;
 use ringway_control::config::{self, Choice};
@@ -15,7 +15,7 @@ Examples:
 Exit status: 0 all data verified, 1 failed or data wrong, 2 wrong usage, 128+N
 ended by signal N.";
 
-/// What `ringway demo` is told.
+/// The options of `ringway demo`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct DemoArgs {

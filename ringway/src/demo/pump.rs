@@ -99,7 +99,7 @@ impl<'a> Queues<'a> {
             let join = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<T>>| {
                 thread.join().map_err(|_| anyhow!("a thread of the demo panicked"))?
             };
-            // All are joined before the first error is told.
+            // All are joined before the first error is reported.
             threads.into_iter().map(join).collect::<Vec<_>>().into_iter().collect()
         })
     }

@@ -117,7 +117,7 @@ pub(super) fn state(served: &Served) -> State {
     }
 }
 
-/// What is told beside counts.
+/// What is reported beside counts.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Detail {
     /// Spreads come with their buckets.

@@ -35,7 +35,7 @@ impl std::fmt::Debug for StateDir {
 }
 
 impl StateDir {
-    /// Makes the folder for this user alone and opens it. `None`, told in the log, if there is no place
+    /// Makes the folder for this user alone and opens it. `None`, logged, if there is no place
     /// for one and none was asked for.
     ///
     /// # Errors

@@ -101,7 +101,7 @@ impl Family<'_> {
         })
     }
 
-    /// Values are told in parts of `unit`.
+    /// Values are written in parts of `unit`.
     #[allow(clippy::cast_precision_loss)]
     pub(super) fn put_buckets(
         &mut self,

@@ -23,7 +23,7 @@ struct Disk {
     stats: DiskStatsOf,
 }
 
-/// All metrics, to be told once.
+/// All metrics, to be written once.
 #[derive(Debug)]
 pub(super) struct Snapshot {
     disks: Vec<Disk>,
@@ -56,7 +56,7 @@ impl Snapshot {
     ) -> Self {
         let mut facts: BTreeMap<u64, DiskFacts> = facts.into_iter().map(|f| (f.id, f)).collect();
         let disk = |stats: DiskStatsOf| {
-            // One that came in between is told next time.
+            // One that came in between is reported next time.
             let facts = facts.remove(&stats.id)?;
             let name = name(&facts);
             Some(Disk { label: labels(&["disk"], &[&name]), name, facts, stats })
@@ -364,7 +364,7 @@ mod tests {
     use serde_json::json;
 
     /// The metrics of one disk, every value of it another one.
-    fn told() -> String {
+    fn written() -> String {
         let disk = json!({
             "id": 1, "image": "image", "size": 101, "engine": "threads", "state": "serving",
             "path": {"kind": "auto", "in_use": "request", "switches": 102},
@@ -401,8 +401,8 @@ mod tests {
 
     /// No metric has the value of its neighbour.
     #[test]
-    fn each_count_is_told_by_its_own_name() {
-        let text = told();
+    fn each_count_has_its_own_name() {
+        let text = written();
         let value = |series: &str| {
             let mut lines = text.lines().filter_map(|line| line.strip_prefix(series));
             let value = lines.next().unwrap_or_else(|| panic!("no {series}: {text}"));

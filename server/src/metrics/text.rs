@@ -5,7 +5,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use std::fmt;
 
-/// How metrics are told.
+/// How metrics are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// <https://prometheus.io/docs/specs/om/open_metrics_spec/>

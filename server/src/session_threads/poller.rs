@@ -44,7 +44,7 @@ impl Poller {
         Self { bells, shared, parked, times, last: 0, unwatched, not_started }
     }
 
-    /// Waits until all is to end. A panic is told and costs what it happened in.
+    /// Waits until all is to end. A panic is logged and costs what it happened in.
     pub(super) fn run(&mut self) {
         while survive("the thread that waits for front-ends", || while self.turn() {}).is_none() {
             // Not too fast, if it does so over all it hears.

@@ -52,7 +52,7 @@ struct State {
     /// What the writer has taken and not written yet.
     in_hand: Vec<u8>,
     /// Lines that came while there was no room. As long as it is not 0 no other one gets in, so that
-    /// the count can be told where they are missing.
+    /// the count can be logged where they are missing.
     lost: u64,
     /// Lines that came, with room or without.
     given: u64,

@@ -89,7 +89,7 @@ pub fn start_thread() -> io::Result<()> {
     std::thread::Builder::new().name("log".into()).spawn(write).map(drop)
 }
 
-/// Has panics told as lines of the log, on one line each and without a backtrace, which would read
+/// Has panics written as lines of the log, on one line each and without a backtrace, which would read
 /// the program's own file.
 pub fn tell_panics() {
     std::panic::set_hook(Box::new(tell_panic));

@@ -67,7 +67,7 @@ enum What {
     Qcow2(qcow2::Qcow2Args),
     /// An image of a Ceph cluster: ours, librbd under fio, QEMU's storage daemon.
     Rbd(rbd::RbdArgs),
-    /// Scrapes of the metrics of many disks, and how soon events are told.
+    /// Scrapes of the metrics of many disks, and how soon events are reported.
     Scrape(scrape::ScrapeArgs),
     /// The cells that sum it all up, ours beside the peers': disk, memory, null, idle.
     Summary(summary::SummaryArgs),

@@ -1,4 +1,4 @@
-//! What it costs to be watched: scrapes of the metrics of many disks, and how soon events are told.
+//! What it costs to be watched: scrapes of the metrics of many disks, and how soon events are reported.
 
 use crate::bench::daemon::Running;
 use crate::bench::idle::raise_open_files;

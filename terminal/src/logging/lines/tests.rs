@@ -33,7 +33,7 @@ fn read_until(reader: &mut impl Read, end: &str) -> String {
     text
 }
 
-/// What does not fit is counted, and the count is told where the lines are missing.
+/// What does not fit is counted, and the count is logged where the lines are missing.
 #[test]
 fn e03_a_reader_that_stalls_costs_lines_and_nobody_waits() {
     let (lines, mut reader, writer) = piped();
