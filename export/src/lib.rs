@@ -103,6 +103,7 @@ mod polling;
 mod pool;
 mod quarantine;
 mod queue;
+mod queue_commands;
 mod queue_id;
 mod ring_pool;
 mod sampler;
@@ -134,6 +135,7 @@ pub use pool::{
 };
 pub use quarantine::Quarantine;
 pub use queue::{Armed, Broken, Pop, QueueLifecycle, RequestQueue};
+pub use queue_commands::{CommandSender, CommandSetup, QueueCommand};
 pub use ring_pool::RingPool;
 pub use session_inbox::{SessionCommand, SessionInbox};
 pub use stats::{QueueStats, WorkerStats};

@@ -1,6 +1,8 @@
 //! The guest's side of one queue, whatever the transport.
 
 use crate::memory::SharedMemory;
+use crate::queue_commands::{CommandSender, CommandSetup};
+use ringway_aio::Engine;
 use ringway_core::{Request, Status};
 use std::error::Error;
 use std::io;
@@ -140,5 +142,29 @@ pub trait QueueLifecycle: RequestQueue {
     /// The guest memory that the queue uses, if it stays mapped while the queue lives.
     fn shared_memory(&self) -> Option<&dyn SharedMemory<Self::Token>> {
         None
+    }
+
+    /// Whether requests come as results of commands to a driver, as ublk's FETCH, which the queue hands
+    /// to the engine of its worker. The queues of a worker are of one type: where this is false, its loop
+    /// has nothing of the functions below.
+    const HAS_COMMANDS: bool = false;
+
+    /// What its commands need, asked once, when a worker takes the queue; `None` if this one has none.
+    fn command_setup(&self) -> Option<CommandSetup> {
+        None
+    }
+
+    /// Hands over commands, by [`CommandSender::send`]. Called after each [`RequestQueue::publish`], also
+    /// when the queue is to stop: then it is given back only when the last result has come. So whoever stops
+    /// it sees to it that commands end which wait for a guest.
+    #[inline]
+    fn send_commands<E: Engine>(&mut self, to: &mut CommandSender<'_, E>) {
+        let _ = to;
+    }
+
+    /// The result of a command: a negative errno, or what its driver says. [`RequestQueue::pop`] is next.
+    #[inline]
+    fn command_done(&mut self, tag: u32, result: i32) {
+        let _ = (tag, result);
     }
 }

@@ -4,6 +4,7 @@
 //! with other workers on the way of a request. Commands arrive between turns; `control.rs` handles them.
 //! `queues.rs` is how a worker begins, and takes queues in.
 
+mod commands;
 mod control;
 mod end;
 mod hold;
@@ -43,7 +44,8 @@ const IMAGE_BELL: u32 = 1 << 31;
 /// One thread's engine and queues.
 ///
 /// # Invariants
-/// 1. Queue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight.
+/// 1. Queue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight. The tags of
+///    its commands are `n << 32 | tag`.
 pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
     queues: Vec<Option<WorkerQueue<Q>>>,
@@ -73,16 +75,6 @@ pub struct Worker<E: Engine, Q: QueueLifecycle> {
 }
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
-    /// Works until told to exit.
-    ///
-    /// # Errors
-    /// Only if the engine is beyond use.
-    pub fn run(mut self) -> io::Result<()> {
-        let outcome = self.work().inspect_err(|_| self.give_up());
-        self.take_down(false);
-        outcome
-    }
-
     fn work(&mut self) -> io::Result<()> {
         if self.idle.adapts() {
             self.calibrate()?;
@@ -142,6 +134,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 self.note_prompt_disk();
             }
         }
+        let answered = Q::HAS_COMMANDS && self.take_results();
         self.publish();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(DOORBELLS_EVERY) {
@@ -161,7 +154,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
         let moved = completed > 0 || (popped > 0 && !self.unsubmitted);
         // A command is work: the one to exit must not be slept over.
-        Ok(commanded || moved)
+        Ok(commanded || moved || answered)
     }
 
     /// Takes requests from every active ring, at most `BUDGET` of each.
@@ -255,6 +248,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             }
             if queue.ring.publish().is_err() {
                 self.stats.lost_calls += 1;
+            }
+            if Q::HAS_COMMANDS {
+                queue.send_commands(id, &mut self.engine);
             }
         }
     }

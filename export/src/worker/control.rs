@@ -138,11 +138,12 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let (stats, totals) = (queue.counts(), queue.totals());
         // Before anybody knows that it has stopped: the next one begins where this one ends.
         queue.gate = None;
-        let WorkerQueue { mut ring, mut disk, .. } = queue;
+        let WorkerQueue { mut ring, mut disk, commands, .. } = queue;
         // What completed in this very turn was published at its end.
         let _ = ring.publish();
         disk.detach_image(&mut self.engine, IMAGE_BELL | id);
         self.engine.detach(disk.file());
+        self.detach_commands(&commands);
         self.stats.gone.add(&stats);
         self.active.retain(|&active| active != id);
         self.name_memory();

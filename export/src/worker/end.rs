@@ -1,6 +1,7 @@
 //! How a worker ends, and what becomes of its queues then.
 
 use super::Worker;
+use super::queue::WorkerQueue;
 use crate::answer::abandon;
 use crate::command::Alarm;
 use crate::queue::QueueLifecycle;
@@ -8,7 +9,7 @@ use ringway_aio::Engine;
 use ringway_core::thread::panic_message;
 use std::io;
 use std::mem::forget;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// Why a worker ended that was not told to.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +21,26 @@ pub(crate) enum Failure {
 }
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
+    /// Works until told to exit.
+    ///
+    /// # Errors
+    /// Only if the engine is beyond use.
+    pub fn run(mut self) -> io::Result<()> {
+        match catch_unwind(AssertUnwindSafe(|| self.work())) {
+            Ok(outcome) => {
+                if outcome.is_err() {
+                    self.give_up();
+                }
+                self.take_down(false);
+                outcome
+            }
+            Err(panic) => {
+                self.take_down(true);
+                resume_unwind(panic)
+            }
+        }
+    }
+
     /// Works until told to exit, and ends in order whatever comes: sessions hear of it, nobody is left
     /// waiting for an answer, and no memory goes that the kernel may still write to. `report` is called
     /// as soon as sessions know of a failure; an engine may take its time to end.
@@ -46,7 +67,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         }
     }
 
-    /// Ends the engine, which waits for its operations, and lets the queues' memory go after that.
+    /// Ends the engine, which waits for its operations, and lets the queues' memory go after that, but
+    /// for queues with commands in flight.
     ///
     /// After a panic neither is done: an engine that lost count would end too early or never, and what
     /// it believes is not known. It is left alone for the rest of the process, and so is all memory its
@@ -61,7 +83,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             // Threads of images may write to that memory, too.
             queues.iter_mut().flatten().for_each(|queue| queue.disk.close_image());
             // Sessions know of it, or have gone before.
-            abandon(queues);
+            if Q::HAS_COMMANDS {
+                queues.into_iter().flatten().for_each(WorkerQueue::outlive_commands);
+            } else {
+                abandon(queues);
+            }
         }
         // Only now: whoever waits for a queue to stop takes this to mean that nothing of it is in
         // flight that it could hear of.

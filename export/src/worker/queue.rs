@@ -4,6 +4,7 @@ mod rest;
 
 use crate::command::Raise;
 use crate::queue::{Broken, Pop, QueueLifecycle, RequestQueue};
+use crate::queue_commands::QueueCommands;
 use crate::sampler::Sampler;
 use ringway_aio::Engine;
 use ringway_disk::DiskQueue;
@@ -73,6 +74,8 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) leaves_backlog: bool,
     /// When it does so at the latest.
     pub(super) leaves_at: Option<u64>,
+    /// Those of a transport that has some.
+    pub(super) commands: QueueCommands,
 }
 
 /// Whether a queue takes new requests.
@@ -124,6 +127,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             throttled: Throttled::default(),
             leaves_backlog: false,
             leaves_at: None,
+            commands: QueueCommands::default(),
         }
     }
 

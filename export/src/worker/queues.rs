@@ -9,6 +9,7 @@ use crate::pinned::Pinned;
 use crate::polling::{Idle, Spins};
 use crate::pool::WorkerOptions;
 use crate::queue::{Broken, QueueLifecycle};
+use crate::queue_commands::QueueCommands;
 use crate::sampler::Sampler;
 use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
@@ -26,13 +27,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub fn new(mut engine: E, inbox: Inbox<Q>, options: &WorkerOptions) -> io::Result<Self> {
         engine.watch(INBOX_BELL, inbox.doorbell())?;
         let depth = engine.limits().depth as usize;
+        let port = engine.limits().commands.filter(|_| Q::HAS_COMMANDS);
         Ok(Self {
             engine,
             queues: Vec::new(),
             active: Vec::with_capacity(64),
             waiting: Vec::new(),
             inbox,
-            reaped: Reaped::with_capacity(depth, 256),
+            reaped: Reaped::with_capacity(depth, 256)
+                .with_commands(port.map_or(0, |port| port.depth as usize)),
             idle: Idle::new(options.polling),
             unsubmitted: false,
             pinned: options.pin_memory.then(Pinned::default),
@@ -70,15 +73,19 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         disk.watch_memory(ring.shared_memory().and_then(SharedMemory::watcher));
         let listening = client
             .map_or(Ok(()), |client| disk.attach_image(&mut self.engine, client, IMAGE_BELL | id))
-            .and_then(|()| self.engine.watch(id + 1, ring.doorbell()));
-        if let Err(error) = listening {
-            disk.detach_image(&mut self.engine, IMAGE_BELL | id);
-            self.engine.detach(file);
-            return Err(error);
-        }
+            .and_then(|()| self.listen(id, &ring));
+        let commands = match listening {
+            Ok(commands) => commands,
+            Err(error) => {
+                disk.detach_image(&mut self.engine, IMAGE_BELL | id);
+                self.engine.detach(file);
+                return Err(error);
+            }
+        };
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();
         let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));
+        queue.commands = commands;
         queue.adopt_limits();
         self.queues[at] = Some(queue);
         self.name_memory();
@@ -88,6 +95,17 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         // And its memory may have vanished while the control plane held it.
         self.check_memory();
         Ok(QueueId(id))
+    }
+
+    /// Listens to whatever brings the requests of a queue: its doorbell, and commands if it has some.
+    #[cold]
+    fn listen(&mut self, id: u32, ring: &Q) -> io::Result<QueueCommands> {
+        let commands =
+            if Q::HAS_COMMANDS { self.attach_commands(ring)? } else { QueueCommands::default() };
+        self.engine
+            .watch(id + 1, ring.doorbell())
+            .inspect_err(|_| self.detach_commands(&commands))?;
+        Ok(commands)
     }
 
     /// All of them may be active, and all bells ring: an engine may look twice before it tells.

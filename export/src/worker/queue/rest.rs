@@ -26,6 +26,9 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     #[cold]
     pub(in crate::worker) fn is_at_rest(&self) -> bool {
         let leaves = self.disk.held() > 0 || self.leaves_backlog || !self.has_backlog();
+        if Q::HAS_COMMANDS && !self.commands.are_done() {
+            return false;
+        }
         leaves && !self.is_at_work() && !self.disk.has_late()
     }
 
@@ -51,7 +54,7 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
 
     pub(in crate::worker) fn arm(&mut self) -> Armed {
         // Only an active queue's answers are published, and nothing rings for those that are made here.
-        if self.disk.has_late() {
+        if self.disk.has_late() || (Q::HAS_COMMANDS && self.commands.refused) {
             return Armed::WorkArrived;
         }
         // Whose requests wait for a limit needs no kicks.
