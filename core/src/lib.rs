@@ -32,5 +32,4 @@ pub mod request;
 pub mod thread;
 
 pub use geometry::{Geometry, SECTOR_BYTES};
-pub use mem::{Segment, Segments};
-pub use request::{ByteRange, DataOp, Op, Request, Status, TagList};
+pub use request::{ByteRange, DataOp, Op, Request, Segment, Segments, Status, TagList};

@@ -7,10 +7,10 @@ mod mapping;
 mod page;
 mod pool;
 mod quota;
-mod segment;
 mod sigbus;
 mod translator;
 
+pub use crate::request::{Segment, Segments};
 pub use error::MappingError;
 pub use iotlb::{Access, HostRange, IOMMU_PAGE, Iotlb, Miss, Permission, Pieces, Translation};
 pub use map::{GuestMap, MapError, Region};
@@ -18,6 +18,5 @@ pub use mapping::Mapping;
 pub use page::page_size;
 pub use pool::{Pool, PoolPages};
 pub use quota::Quota;
-pub use segment::{Segment, Segments};
 pub use sigbus::{install as install_sigbus_handler, poison_epoch};
 pub use translator::{MISSES_MAX, Translator};

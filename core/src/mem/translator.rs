@@ -5,7 +5,7 @@ mod lookup;
 
 use super::iotlb::{Access, Iotlb, Miss};
 use super::map::GuestMap;
-use super::segment::{Segment, Segments};
+use crate::request::{Segment, Segments};
 use std::hint::cold_path;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use super::{BehindIommu, MISSES_MAX, Seen, Translator};
 use crate::mem::iotlb::{Access, IOMMU_PAGE, Iotlb, Miss, Permission, Translation};
 use crate::mem::map::GuestMap;
-use crate::mem::segment::{Segment, Segments};
+use crate::request::{Segment, Segments};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
