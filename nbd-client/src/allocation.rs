@@ -56,15 +56,23 @@ use AllocationError::Malformed;
 impl Allocation {
     /// Asks for all of the export by a connection that nothing else is asked of.
     pub(crate) fn ask(socket: &File, facts: &Negotiated) -> Result<Self, AllocationError> {
-        let deadline = Deadline::new(TIMEOUT, "for an answer");
+        Self::ask_within(socket, facts, (TIMEOUT, LIMIT))
+    }
+
+    /// The same with times for one answer, and for all.
+    fn ask_within(
+        socket: &File,
+        facts: &Negotiated,
+        (each, all): (Duration, Duration),
+    ) -> Result<Self, AllocationError> {
+        let deadline = Deadline::new(each, "for an answer");
         let mut stream = Patient { socket: socket.try_clone()?, deadline };
         let mut found = Self { data: Vec::new(), known: 0, bytes: facts.bytes };
         let (begun, mut cookie) = (Instant::now(), 0);
         let context = facts.block_status.unwrap_or(0);
-        while found.known < found.bytes && found.data.len() < RANGES_MAX && begun.elapsed() < LIMIT
-        {
+        while found.known < found.bytes && found.data.len() < RANGES_MAX && begun.elapsed() < all {
             cookie += 1;
-            stream.deadline = Deadline::new(TIMEOUT, "for an answer");
+            stream.deadline = Deadline::new(each, "for an answer");
             let asked = found.known..found.bytes.min(found.known + WINDOW);
             question(&mut stream, cookie, &asked)?;
             let Some(extents) = answer(&mut stream, cookie, context)? else { break };
@@ -227,5 +235,38 @@ mod tests {
         assert_eq!([0, 10, 24, 25, 40, 99].map(|at| map.next_hole(at)), [0, 25, 25, 25, 100, 100]);
         assert_eq!(map.next_data(100), None);
         assert_eq!(map.data_bytes(), Some(75));
+    }
+    /// A server that is asked, and a socket to it.
+    fn asked() -> (std::os::unix::net::UnixStream, File, Negotiated) {
+        let (server, client) = std::os::unix::net::UnixStream::pair().unwrap();
+        client.set_nonblocking(true).unwrap();
+        let facts = Negotiated {
+            bytes: 1 << 20,
+            flags: 1,
+            min_block: 1,
+            preferred_block: 4096,
+            max_block: 1 << 20,
+            structured: true,
+            block_status: Some(7),
+        };
+        (server, File::from(std::os::fd::OwnedFd::from(client)), facts)
+    }
+
+    #[test]
+    fn f12_a_server_that_is_long_about_its_holes_is_not_waited_for() {
+        let (_server, socket, facts) = asked();
+        let moment = Duration::from_millis(100);
+        let silent = Allocation::ask_within(&socket, &facts, (moment, LIMIT)).unwrap_err();
+        assert!(silent.to_string().contains("limit is over (for an answer: 0.1 s)"), "{silent}");
+    }
+
+    #[test]
+    fn f12_what_is_not_told_when_all_of_the_time_is_over_is_data() {
+        let (server, socket, facts) = asked();
+        server.set_nonblocking(true).unwrap();
+        let map = Allocation::ask_within(&socket, &facts, (TIMEOUT, Duration::ZERO)).unwrap();
+        assert_eq!((map.next_data(0), map.next_hole(0)), (Some(0), 1 << 20));
+        assert_eq!(map.data_bytes(), None);
+        assert!((&server).read(&mut [0]).is_err(), "nothing is asked any more");
     }
 }

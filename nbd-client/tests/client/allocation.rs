@@ -88,6 +88,23 @@ fn f12_what_a_server_does_not_tell_is_data() {
 }
 
 #[test]
+fn f12_more_ranges_than_are_kept_are_data_and_nothing_more_is_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    // As many as one chunk has room for: data, zeroes, data, …
+    let all: Vec<u32> = (0..(2 << 20) - 1).flat_map(|at| [512, (at & 1) * state::ZERO]).collect();
+    let told = all.len() as u64 / 2 * 512;
+    let server = server(&dir, 3 * GIB, move |conn, asked| {
+        let extents = [words(&[CONTEXT]), words(&all)].concat();
+        conn.chunk(true, chunk::BLOCK_STATUS, asked.cookie, &extents)
+    });
+    let map = Rig::after_questions(&server.path, Timeouts::default()).1.unwrap();
+    assert_eq!((map.next_data(512), map.next_hole(1024)), (Some(1024), 1536));
+    // The server would have said that it is data, too; then all would be known.
+    assert_eq!(map.data_bytes(), None);
+    assert_eq!((map.next_data(told), map.next_hole(told)), (Some(told), 3 * GIB));
+}
+
+#[test]
 fn f12_extents_that_make_no_sense_end_the_questions() {
     let says = |words: Vec<u8>| {
         move |conn: &mut Conn, asked: &Asked| {

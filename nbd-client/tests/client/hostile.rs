@@ -1,15 +1,24 @@
 //! Rows F1 to F3 of docs/hazards.md: servers that keep no rule.
 
 use crate::rig::{Rig, target};
-use crate::server::{ALL, Asked, Conn, FACTS, Facts, Server, chunk_bytes, greet, reply, take};
+use crate::server::{
+    ALL, Asked, Conn, FACTS, Facts, Server, chunk_bytes, greet, reply, reply_bytes, take,
+};
 use ringway_nbd_client::{Timeouts, connect};
 use ringway_nbd_words::{IHAVEOPT, NBDMAGIC, OLDSTYLE, answer, chunk, info, option};
 use std::io::{self, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
-/// What somebody is told who connects to a server that does `act` and is silent then.
+/// What somebody is told who connects to a server that does `act` and ends then.
 fn refusal(act: impl Fn(&mut UnixStream) -> io::Result<()> + Send + 'static) -> String {
+    refusal_within(Duration::from_secs(60), act)
+}
+
+fn refusal_within(
+    limit: Duration,
+    act: impl Fn(&mut UnixStream) -> io::Result<()> + Send + 'static,
+) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("server.sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -20,7 +29,7 @@ fn refusal(act: impl Fn(&mut UnixStream) -> io::Result<()> + Send + 'static) -> 
         // Until the client has gone.
         let _ = io::copy(&mut stream, &mut io::sink());
     });
-    connect(&target(&path)).unwrap_err().to_string()
+    connect(&target(&path).with_connect_timeout(limit)).unwrap_err().to_string()
 }
 
 fn hello(second: u64, flags: u16) -> Vec<u8> {
@@ -77,6 +86,36 @@ fn f01_handshakes_that_make_no_sense_are_refused_with_the_reason() {
     }
     let facts = Facts { blocks: Some([65536, 65536, 65536]), ..FACTS };
     assert!(refusal(move |stream| greet(stream, facts)).contains("65536 bytes only"));
+}
+
+/// A server that never ends a handshake: silent from the first byte on, or amid it, or one byte at a time.
+#[test]
+fn f01_a_handshake_that_has_no_end_is_given_up_after_the_limit() {
+    let until_it_goes = |stream: &mut UnixStream| io::copy(stream, &mut io::sink()).map(drop);
+    let limit = Duration::from_millis(300);
+    let drips = |stream: &mut UnixStream| -> io::Result<()> {
+        stream.write_all(&hello(IHAVEOPT, 3))?;
+        take::<20>(stream)?;
+        reply(stream, option::STRUCTURED_REPLY, answer::ACK, &[])?;
+        take::<24>(stream)?;
+        loop {
+            stream.write_all(&reply_bytes(option::GO, answer::INFO, &[0; 4096])[..20])?;
+            for _ in 0..4096 {
+                std::thread::sleep(Duration::from_millis(5));
+                stream.write_all(&[9])?;
+            }
+        }
+    };
+    for message in [
+        refusal_within(limit, until_it_goes),
+        refusal_within(limit, move |stream| {
+            stream.write_all(&hello(IHAVEOPT, 3)[..9])?;
+            until_it_goes(stream)
+        }),
+        refusal_within(limit, drips),
+    ] {
+        assert!(message.contains("the limit is over (connect-timeout: 0.3 s)"), "{message}");
+    }
 }
 
 #[test]

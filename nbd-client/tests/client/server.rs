@@ -125,12 +125,16 @@ pub(crate) fn reply(
     kind: u32,
     data: &[u8],
 ) -> io::Result<()> {
+    stream.write_all(&reply_bytes(option, kind, data))
+}
+
+pub(crate) fn reply_bytes(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
     for word in [option, kind, u32::try_from(data.len()).unwrap()] {
         bytes.extend(word.to_be_bytes());
     }
     bytes.extend(data);
-    stream.write_all(&bytes)
+    bytes
 }
 
 pub(crate) fn take<const N: usize>(stream: &mut UnixStream) -> io::Result<[u8; N]> {
