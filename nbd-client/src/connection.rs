@@ -6,10 +6,10 @@
 use crate::incoming::Incoming;
 use crate::loss::Loss;
 use crate::memory::push;
-use crate::operations::{HEAD, Operation, Operations};
+use crate::operations::{HEAD, Operations};
 use crate::reply::errno;
 use crate::shared::{Lane, Mail, Shared, Wish};
-use crate::table::{Table, answer};
+use crate::table::{Table, answer, fail};
 use ringway_aio::IoOp;
 use ringway_core::Segment;
 use ringway_nbd_words::offers;
@@ -346,8 +346,10 @@ impl Connection {
             (entry.sent, entry.got, entry.error, entry.flushing) = (false, 0, 0, false);
             entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
         }
-        if self.shared.ledger.is_lost() {
-            self.fail(table, -libc::EIO, |operation| operation.op == IoOp::Sync);
+        if self.failing {
+            fail(table, &mut self.sending, -libc::ENOTCONN, |_| true);
+        } else if self.shared.ledger.is_lost() {
+            fail(table, &mut self.sending, -libc::EIO, |operation| operation.op == IoOp::Sync);
         }
         self.lane.waits.store(false, Relaxed);
         let why = loss.to_string();
@@ -363,26 +365,22 @@ impl Connection {
                 self.failing = false;
                 self.unread = true;
             }
-            Some(Mail::Retreat) if self.in_flight == 0 => return Err(Loss::Other),
-            Some(Mail::Retreat) => self.retreating = true,
+            Some(Mail::Retreat) => return self.retreat(),
             Some(Mail::GaveUp) => {
                 self.failing = true;
-                self.fail(table, -libc::ENOTCONN, |_| true);
+                // What was sent may be answered yet.
+                fail(table, &mut self.sending, -libc::ENOTCONN, |_| true);
+                return self.retreat();
             }
             None => {}
         }
         Ok(())
     }
 
-    /// Has operations fail that are not sent.
-    fn fail(&mut self, table: &mut Table<'_>, result: i32, which: fn(&Operation) -> bool) {
-        self.sending.retain(|&slot| {
-            let fails = which(table.operations.get(slot));
-            if fails {
-                answer(table, slot, result);
-            }
-            !fails
-        });
+    /// Nothing more is sent, and once all that was sent is answered the connection is given up.
+    fn retreat(&mut self) -> Result<(), Loss> {
+        self.retreating = self.in_flight > 0;
+        if self.retreating { Ok(()) } else { Err(Loss::Other) }
     }
 }
 

@@ -49,7 +49,8 @@ pub(crate) enum Mail {
     /// Another connection of the export is lost: nothing more may be sent on this one, and it is given up
     /// once what was sent is answered.
     Retreat,
-    /// There is none, and requests are no longer to wait for it.
+    /// No new one has come for too long, and requests are no longer to wait for it. What was sent on the old
+    /// one, if that is still there, may be answered: it is given up as with `Retreat`.
     GaveUp,
 }
 
@@ -175,7 +176,7 @@ impl Lane {
     /// The engine that has it ends. Its socket again, if the supervisor waits for that.
     pub(crate) fn leave(&self, socket: Arc<File>) -> Option<Arc<File>> {
         let mut mail = lock(&self.mail);
-        if matches!(*mail, Some(Mail::Retreat)) {
+        if matches!(*mail, Some(Mail::Retreat | Mail::GaveUp)) {
             return Some(socket);
         }
         *mail = Some(Mail::Connected(socket));

@@ -7,7 +7,7 @@
 //!                    ── Wish ──────────▶      waits until the server has let go of all of them
 //!                                             connects, as often as there were connections, again and again
 //!   reap             ◀── Mail::Connected ──   new sockets
-//!                    ◀── Mail::GaveUp ─────   it takes too long: requests fail until they come
+//!                    ◀── Mail::GaveUp ─────   it takes too long: what is not sent fails until they come
 //! ```
 //!
 //! No connection is used before all of them are there, and none that was made before one was lost is used
@@ -17,7 +17,7 @@
 
 use crate::connect::{Connected, wait_until_closed};
 use crate::handshake::Negotiated;
-use crate::shared::{Mail, Shared, Wish};
+use crate::shared::{Lane, Mail, Shared, Wish};
 use ringway_nbd_words::offers;
 use std::error::Error;
 use std::fs::File;
@@ -109,11 +109,11 @@ impl Supervisor {
             wish.why
         );
         tell_if_lost(&shared.name, &wish);
-        let begun = Instant::now();
-        let old = self.gather(shared, wish, wishes)?;
+        let mut outage = Outage { begun: Instant::now(), most: self.timeouts.give_up };
+        let old = self.gather(shared, wish, wishes, &mut outage)?;
         wait_until_closed(&old);
         drop(old);
-        let (mut pause, mut logged, mut gave_up) = (PAUSE.0, String::new(), false);
+        let (mut pause, mut logged) = (PAUSE.0, String::new());
         loop {
             let tried = (self.connect)();
             let shared = self.shared.upgrade()?;
@@ -131,7 +131,7 @@ impl Supervisor {
                     tracing::info!(
                         disk = shared.name,
                         "connected to the NBD server again after {:.1} s",
-                        begun.elapsed().as_secs_f32()
+                        outage.begun.elapsed().as_secs_f32()
                     );
                     return Some(());
                 }
@@ -143,16 +143,7 @@ impl Supervisor {
                 tracing::warn!(disk = shared.name, "not connected yet: {reason}");
                 logged = reason;
             }
-            if !gave_up && self.timeouts.give_up.is_some_and(|most| begun.elapsed() >= most) {
-                gave_up = true;
-                tracing::error!(
-                    disk = shared.name,
-                    "no connection to the NBD server for {} s (reconnect-timeout): requests fail \
-                     until there is one",
-                    begun.elapsed().as_secs()
-                );
-                shared.lanes.iter().for_each(|lane| lane.deliver(Mail::GaveUp));
-            }
+            outage.fail_if_over(&shared.name, &shared.lanes);
             drop(shared);
             // Nobody unparks this thread.
             std::thread::park_timeout(pause);
@@ -168,6 +159,7 @@ impl Supervisor {
         shared: Arc<Shared>,
         first: Wish,
         wishes: &Receiver<Wish>,
+        outage: &mut Outage,
     ) -> Option<Vec<Arc<File>>> {
         let lanes: Vec<_> = shared.lanes.iter().map(Arc::clone).collect();
         let mut old: Vec<Option<Arc<File>>> = vec![None; lanes.len()];
@@ -177,26 +169,67 @@ impl Supervisor {
         let name = shared.name.clone();
         // The last one that has it is an engine, or its owner: without them no wish comes.
         drop(shared);
+        // For all of them together: else a guest would wait once more for each.
+        let mut end = outage.begun + self.timeouts.silence;
         while old.iter().any(Option::is_none) {
-            match wishes.recv_timeout(self.timeouts.silence) {
+            let next = outage.over().map_or(end, |over| over.min(end));
+            match wishes.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(wish) => {
                     tell_if_lost(&name, &wish);
                     old[wish.lane] = Some(wish.old);
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    let left = lanes.iter().zip(&old).filter(|(_, old)| old.is_none());
-                    let ended = left.filter(|(lane, _)| lane.end()).count();
-                    tracing::warn!(
-                        disk = name,
-                        "the NBD server has not answered on {ended} other connections for {} s: they \
-                         are given up, too",
-                        self.timeouts.silence.as_secs()
-                    );
+                    outage.fail_if_over(&name, &lanes);
+                    if Instant::now() >= end {
+                        let left = lanes.iter().zip(&old).filter(|(_, old)| old.is_none());
+                        self.end_busy(&name, left.map(|(lane, _)| lane));
+                        end = Instant::now() + self.timeouts.silence;
+                    }
                 }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
         Some(old.into_iter().flatten().collect())
+    }
+
+    /// Ends connections whose requests are not answered in time after another one was lost.
+    fn end_busy<'a>(&self, name: &str, lanes: impl Iterator<Item = &'a Arc<Lane>>) {
+        let ended = lanes.filter(|lane| lane.end()).count();
+        tracing::warn!(
+            disk = name,
+            "the NBD server has not answered all that was sent on {ended} other connections within {} s: \
+             they are given up, too",
+            self.timeouts.silence.as_secs()
+        );
+    }
+}
+
+/// A time without a connection.
+struct Outage {
+    begun: Instant,
+    /// How long it may be; `None` once requests fail, or if they never do.
+    most: Option<Duration>,
+}
+
+impl Outage {
+    /// When requests fail.
+    fn over(&self) -> Option<Instant> {
+        self.most.map(|most| self.begun + most)
+    }
+
+    /// Has requests fail if it is too long, once.
+    fn fail_if_over(&mut self, name: &str, lanes: &[Arc<Lane>]) {
+        if self.over().is_none_or(|over| Instant::now() < over) {
+            return;
+        }
+        self.most = None;
+        tracing::error!(
+            disk = name,
+            "no connection to the NBD server for {} s (reconnect-timeout): requests fail until there is \
+             one",
+            self.begun.elapsed().as_secs()
+        );
+        lanes.iter().for_each(|lane| lane.deliver(Mail::GaveUp));
     }
 }
 

@@ -1,7 +1,8 @@
 //! What a connection changes of its engine (hot).
 
-use crate::operations::Operations;
+use crate::operations::{Operation, Operations};
 use ringway_aio::Done;
+use std::collections::VecDeque;
 
 /// What a connection changes of its engine.
 pub(crate) struct Table<'a> {
@@ -15,4 +16,20 @@ pub(crate) struct Table<'a> {
 pub(crate) fn answer(table: &mut Table<'_>, slot: u32, result: i32) {
     table.ready.push(Done { tag: table.operations.get(slot).tag, result });
     table.operations.end(slot);
+}
+
+/// Has operations fail that are not sent.
+pub(crate) fn fail(
+    table: &mut Table<'_>,
+    sending: &mut VecDeque<u32>,
+    result: i32,
+    which: fn(&Operation) -> bool,
+) {
+    sending.retain(|&slot| {
+        let fails = which(table.operations.get(slot));
+        if fails {
+            answer(table, slot, result);
+        }
+        !fails
+    });
 }

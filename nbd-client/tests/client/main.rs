@@ -8,6 +8,7 @@ mod allocation;
 mod data;
 mod hostile;
 mod lost;
+mod outage;
 mod rig;
 mod server;
 mod several;
