@@ -3,31 +3,22 @@
 
 mod common;
 
+use common::exports::{
+    BYTES, EXPORT, LISTEN, MIB, REQUESTS, STORAGE, assert_written, connect, goes_on, guest_of_part,
+    image, is_flushed,
+};
 use common::guest::wait_for as until;
 use common::nbd::{Server, server};
-use common::{Daemon, PATIENCE, folder, ringway, run, snapshot, text};
-use ringway_driver::{BlkQueue, BufferPool, Device, Options};
+use common::{Daemon, folder, ringway, run, snapshot, text};
+use ringway_driver::{BlkQueue, BufferPool};
 use ringway_testkit::{Need, pattern, skip};
-use std::ops::Range;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
-
-const MIB: u64 = 1 << 20;
-const BYTES: u64 = 8 * MIB;
-/// Of a request of the verified guest.
-const LEN: u64 = 32 << 10;
-const REQUESTS: u64 = BYTES / LEN;
-const DEPTH: u16 = 24;
 
 fn nbdkit(dir: &Path, args: &[&str]) -> Option<Server> {
     server(dir, "nbdkit", &[&["-f", "-U", "n.sock"], args].concat())
-}
-
-fn image(dir: &Path) {
-    std::fs::write(dir.join("disk.img"), vec![0; usize::try_from(BYTES).unwrap()]).unwrap();
 }
 
 /// `ringway serve nbd:unix:…/n.sock ARGS`.
@@ -37,73 +28,11 @@ fn serve(dir: &Path, args: &[&str]) -> Daemon {
     Daemon::serve(dir, &[&[export.as_str(), "--socket", "s"], queues, args].concat())
 }
 
-fn connect(dir: &Path, queues: u16) -> Device {
-    let options = Options::new().queues(queues).patience(PATIENCE).reconnect(PATIENCE);
-    options.memory(8 << 20).connect(dir.join("s")).unwrap()
-}
-
 /// Writes the whole disk, each request with its own content, several at a time; then reads it.
 /// `answered` counts. Every one has to succeed.
 fn guest(pool: &BufferPool, queue: &mut BlkQueue<u64>, sequence: u64, answered: &AtomicU64) {
     guest_of_part((pool, queue), 0..REQUESTS, sequence, answered);
 }
-
-/// The same with a part of the disk, that of these requests.
-fn guest_of_part(
-    (pool, queue): (&BufferPool, &mut BlkQueue<u64>),
-    part: Range<u64>,
-    sequence: u64,
-    answered: &AtomicU64,
-) {
-    let len = usize::try_from(LEN).unwrap();
-    for reads in [false, true] {
-        let (mut next, mut done) = (part.start, part.start);
-        while done < part.end {
-            while next < part.end && queue.in_flight() < DEPTH {
-                let Some(mut buffer) = pool.alloc(len) else { break };
-                let queued = if reads {
-                    queue.read(next * LEN, buffer, next)
-                } else {
-                    pattern::fill(&mut buffer, 1, next * LEN / 512, sequence);
-                    queue.write(next * LEN, buffer, next)
-                };
-                queued.unwrap();
-                next += 1;
-            }
-            assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer after {done} requests");
-            while let Some(answer) = queue.pop().unwrap() {
-                assert!(answer.is_ok(), "request {} failed: {:?}", answer.ctx, answer.status);
-                if reads {
-                    let mut expected = vec![0; len];
-                    pattern::fill(&mut expected, 1, answer.ctx * LEN / 512, sequence);
-                    let ctx = answer.ctx;
-                    let found = answer.into_buffer().expect("what was read");
-                    assert!(found[..] == expected[..], "request {ctx} reads something else");
-                }
-                done += 1;
-                answered.fetch_add(1, SeqCst);
-            }
-        }
-    }
-}
-
-fn is_flushed(queue: &mut BlkQueue<u64>) -> bool {
-    queue.flush(0).unwrap();
-    assert!(queue.wait(Some(PATIENCE)).unwrap(), "no answer to a flush");
-    queue.pop().unwrap().unwrap().is_ok()
-}
-
-/// What the guest has written, at the server.
-fn assert_written(dir: &Path, sequence: u64) {
-    let bytes = std::fs::read(dir.join("disk.img")).unwrap();
-    let mut expected = vec![0; bytes.len()];
-    pattern::fill(&mut expected, 1, 0, sequence);
-    assert!(bytes == expected, "the image is what the guest wrote");
-}
-
-const STORAGE: &str = "driver=file,node-name=d,filename=disk.img";
-const LISTEN: &str = "addr.type=unix,addr.path=n.sock";
-const EXPORT: &str = "type=nbd,id=e,node-name=d,name=d,writable=on";
 
 /// Servers with their words, and whether disk.img holds the data.
 const SERVERS: &[(&str, &[&str], bool)] = &[
@@ -171,200 +100,6 @@ fn a_guest_uses_an_export_of_each_server() {
     }
 }
 
-/// Servers that allow several connections, with their words.
-const SEVERAL: &[(&str, &[&str])] = &[
-    ("nbdkit", &["-f", "-U", "n.sock", "-e", "d", "file", "disk.img"]),
-    ("qemu-nbd", &["-t", "-e", "9", "-f", "raw", "-k", "DIR/n.sock", "-x", "d", "disk.img"]),
-    ("qemu-storage-daemon", &["--blockdev", STORAGE, "--nbd-server", LISTEN, "--export", EXPORT]),
-    (
-        "ringway",
-        &["nbd", "disk.img", "--format", "raw", "--listen", "unix:n.sock", "--export", "d"],
-    ),
-];
-
-fn start(dir: &Path, (program, args): (&str, &[&str])) -> Option<Server> {
-    let args: Vec<String> =
-        args.iter().map(|arg| arg.replace("DIR", dir.to_str().unwrap())).collect();
-    server(dir, program, &args.iter().map(String::as_str).collect::<Vec<_>>())
-}
-
-/// A guest of so many queues, each with its part of the disk, for `rounds` at least and until `stop` is set;
-/// whether flushes succeed then.
-fn guest_of_queues(
-    dir: &Path,
-    queues: u16,
-    (rounds, stop): (u64, &AtomicBool),
-    answered: &AtomicU64,
-) -> bool {
-    let mut device = connect(dir, queues);
-    let mut all = device.queues().unwrap();
-    let pool = device.pool();
-    let len = REQUESTS / u64::from(queues);
-    let mut sequence = 0;
-    while sequence < rounds || !stop.load(SeqCst) {
-        sequence += 1;
-        std::thread::scope(|scope| {
-            for (at, queue) in (0..).zip(&mut all) {
-                let pool = &pool;
-                let part = at * len..(at + 1) * len;
-                scope.spawn(move || guest_of_part((pool, queue), part, sequence, answered));
-            }
-        });
-    }
-    let flushed: Vec<bool> = all.iter_mut().map(is_flushed).collect();
-    drop((all, device));
-    assert_written(dir, sequence);
-    assert!(flushed.iter().all(|one| *one == flushed[0]), "{flushed:?}");
-    flushed[0]
-}
-
-#[test]
-fn f15_a_guest_of_four_queues_has_four_connections_to_each_server() {
-    for &words in SEVERAL {
-        let dir = folder();
-        let path = dir.path();
-        image(path);
-        let Some(_server) = start(path, words) else { continue };
-        let export = format!("nbd:unix:{}/n.sock:d", path.display());
-        for (asked, there) in [("4", 4), ("3", 3), ("1", 1)] {
-            let args = [&export, "--socket", "s", "--queues", "4", "--nbd-connections", asked];
-            let daemon = Daemon::serve(path, &args);
-            let wanted = format!("{there} connections");
-            assert_eq!(daemon.ready.contains(&wanted), there > 1, "{words:?}: {}", daemon.ready);
-            let (stop, answered) = (AtomicBool::new(true), AtomicU64::new(0));
-            assert!(guest_of_queues(path, 4, (2, &stop), &answered), "{words:?}: {}", daemon.log());
-            daemon.stop();
-        }
-    }
-}
-
-#[test]
-fn f15_servers_that_allow_fewer_connections_have_fewer() {
-    // The connection by which the test has seen that it listens may still count.
-    let limited: &[&str] = &["--filter=limit", "file", "disk.img", "limit=3"];
-    let unshared: &[&str] = &["--filter=multi-conn", "file", "disk.img", "multi-conn-mode=disable"];
-    for (args, there, why) in
-        [(limited, 2..=3, "the server takes no more"), (unshared, 1..=1, "CAN_MULTI_CONN")]
-    {
-        let dir = folder();
-        let path = dir.path();
-        image(path);
-        let Some(_server) = nbdkit(path, args) else { return };
-        let daemon = serve(path, &["--queues", "4", "--nbd-connections", "4"]);
-        let said = |there| format!("nbd-connections = 4, and there are {there}");
-        let told = || there.clone().any(|there| daemon.log().contains(&said(there)));
-        until("that is told", told);
-        assert!(daemon.log().contains(why), "{}", daemon.log());
-        let (stop, answered) = (AtomicBool::new(true), AtomicU64::new(0));
-        assert!(guest_of_queues(path, 4, (1, &stop), &answered), "{}", daemon.log());
-        daemon.stop();
-    }
-}
-
-#[test]
-fn f15_a_server_that_is_killed_takes_all_connections_and_they_come_back() {
-    for (words, cache, survives) in [
-        (SEVERAL[0], "writethrough", true),
-        (SEVERAL[0], "writeback", false),
-        (SEVERAL[1], "writethrough", true),
-        (SEVERAL[2], "writethrough", true),
-    ] {
-        let dir = folder();
-        let path = dir.path();
-        image(path);
-        let Some(first) = start(path, words) else { continue };
-        let export = format!("nbd:unix:{}/n.sock:d", path.display());
-        let args = ["--socket", "s", "--queues", "4", "--nbd-connections", "4", "--cache", cache];
-        let daemon = Daemon::serve(path, &[&[export.as_str()], &args[..]].concat());
-        let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
-        let flushed = std::thread::scope(|scope| {
-            let guest = scope.spawn(|| guest_of_queues(path, 4, (1, &stop), &answered));
-            let mut server = Some(first);
-            for round in 1..=3 {
-                goes_on(&answered, 50 * round);
-                drop(server.take());
-                server = start(path, words);
-                goes_on(&answered, 50);
-            }
-            stop.store(true, SeqCst);
-            guest.join().unwrap()
-        });
-        let log = daemon.log();
-        assert!(log.matches("connected to the NBD server again").count() >= 3, "{log}");
-        assert_eq!(flushed, survives, "{words:?} {cache}: {log}");
-        daemon.stop();
-    }
-}
-
-/// Carries connections of `p.sock` to `n.sock`, and can cut one of them.
-struct Cutter(Arc<Mutex<Vec<UnixStream>>>);
-
-impl Cutter {
-    fn start(dir: &Path) -> Self {
-        let listener = UnixListener::bind(dir.join("p.sock")).unwrap();
-        let (to, all) = (dir.join("n.sock"), Arc::new(Mutex::new(Vec::new())));
-        let list = Arc::clone(&all);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let client = client.unwrap();
-                let server = UnixStream::connect(&to).unwrap();
-                list.lock().unwrap().push(client.try_clone().unwrap());
-                for (mut from, mut to) in
-                    [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
-                {
-                    std::thread::spawn(move || {
-                        let _ = std::io::copy(&mut from, &mut to);
-                        let _ = to.shutdown(std::net::Shutdown::Both);
-                        let _ = from.shutdown(std::net::Shutdown::Both);
-                    });
-                }
-            }
-        });
-        Self(all)
-    }
-
-    /// Cuts one of those that were made last; how many have been made.
-    fn cut(&self, of_last: usize) -> usize {
-        let all = self.0.lock().unwrap();
-        all[all.len() - 1 - of_last].shutdown(std::net::Shutdown::Both).unwrap();
-        all.len()
-    }
-
-    fn made(&self) -> usize {
-        self.0.lock().unwrap().len()
-    }
-}
-
-#[test]
-fn f15_one_connection_that_is_cut_under_load_costs_its_guest_a_moment() {
-    for (cache, survives) in [("writethrough", true), ("writeback", false)] {
-        let dir = folder();
-        let path = dir.path();
-        image(path);
-        // nbdkit 1.32 ends now and then when a client of it goes.
-        let Some(_server) = start(path, SEVERAL[1]) else { return };
-        let cutter = Cutter::start(path);
-        let export = format!("nbd:unix:{}/p.sock:d", path.display());
-        let args = ["--socket", "s", "--queues", "4", "--nbd-connections", "4", "--cache", cache];
-        let daemon = Daemon::serve(path, &[&[export.as_str()], &args[..]].concat());
-        assert_eq!(cutter.made(), 4);
-        let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
-        let flushed = std::thread::scope(|scope| {
-            let guest = scope.spawn(|| guest_of_queues(path, 4, (1, &stop), &answered));
-            for lane in 0..4 {
-                goes_on(&answered, 50);
-                let before = cutter.cut(lane);
-                until("all are made anew", || cutter.made() >= before + 4);
-                goes_on(&answered, 50);
-            }
-            stop.store(true, SeqCst);
-            guest.join().unwrap()
-        });
-        assert_eq!(flushed, survives, "{cache}: {}", daemon.log());
-        daemon.stop();
-    }
-}
-
 #[test]
 fn f16_a_server_that_is_slow_to_shake_hands_is_refused_after_the_limit_with_its_name() {
     let dir = folder();
@@ -405,11 +140,6 @@ fn meanwhile<T>(dir: &Path, act: impl FnOnce(&AtomicU64) -> T) -> (bool, T) {
         assert_written(dir, sequence);
         (flushed, came)
     })
-}
-
-fn goes_on(answered: &AtomicU64, by: u64) {
-    let before = answered.load(SeqCst);
-    until("the guest goes on", || answered.load(SeqCst) >= before + by);
 }
 
 /// A process that stands still has its connections stay, and new ones be accepted by the kernel.

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test file uses its part.
 
 pub(crate) mod browser;
+pub(crate) mod exports;
 pub(crate) mod guest;
 pub(crate) mod nbd;
 

@@ -21,6 +21,16 @@ impl Drop for Server {
 pub(crate) fn server(dir: &Path, program: &str, args: &[&str]) -> Option<Server> {
     let socket = dir.join("n.sock");
     let _ = std::fs::remove_file(&socket);
+    server_at(dir, program, args, || UnixStream::connect(&socket).is_ok())
+}
+
+/// The same for one that listens somewhere else.
+pub(crate) fn server_at(
+    dir: &Path,
+    program: &str,
+    args: &[&str],
+    listens: impl Fn() -> bool,
+) -> Option<Server> {
     let mut command = if program == "ringway" { ringway() } else { Command::new(program) };
     command.args(args).current_dir(dir).stdin(Stdio::null()).stdout(Stdio::null());
     let Ok(child) = command.stderr(Stdio::null()).spawn() else {
@@ -28,6 +38,6 @@ pub(crate) fn server(dir: &Path, program: &str, args: &[&str]) -> Option<Server>
         return None;
     };
     let server = Server(child);
-    wait_for("the server listens", || UnixStream::connect(&socket).is_ok());
+    wait_for("the server listens", listens);
     Some(server)
 }
