@@ -4,7 +4,7 @@
 //! was forked before does them and hands over descriptors:
 //!
 //! ```text
-//! daemon (nothing by name)                       helper (no guest, no network)
+//! daemon (nothing by name)                       helper (no guest)
 //!   host.open(disk)    ── Open {path, …} ──▶       probes, locks, judges
 //!                      ◀── Opened {facts} + fd ──
 //!   host.listen(path)  ── Listen {path} ────▶      makes the socket file
@@ -18,6 +18,7 @@ mod addresses;
 mod client;
 mod duties;
 mod facts_message;
+mod forked;
 mod helper;
 mod image_message;
 mod local;
@@ -35,7 +36,7 @@ use crate::xen::Access;
 use anyhow::{Context, bail};
 use client::{Client, EphemeralFile, HelpersFile};
 pub(crate) use duties::Duties;
-pub(super) use helper::{leave_no_zombie, settle};
+pub(super) use forked::{leave_no_zombie, settle};
 use local::{Local, Opened, OwnFile};
 use names::{PATHS, PathNames};
 pub(crate) use protocol::is_socket_busy;
@@ -82,13 +83,12 @@ impl Host {
     /// What the host says to a process.
     pub(crate) fn start(mode: Sandbox, duties: Duties) -> anyhow::Result<Self> {
         let local = Local::new(duties.iopoll);
-        let configuration = duties.configuration.clone();
+        let (configuration, confined) = (duties.configuration.clone(), AtomicBool::new(false));
         // Another user could not come back to what was made as root.
         if mode == Sandbox::Off && duties.account.is_none() {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
             let state_dir = duties.state_dir;
             let keeps_state = state_dir.is_some();
-            let confined = AtomicBool::new(false);
             return Ok(Self {
                 local,
                 helper: None,
@@ -103,7 +103,6 @@ impl Host {
         let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
-        let confined = AtomicBool::new(false);
         Ok(Self {
             local,
             helper: Some(helper),

@@ -13,6 +13,7 @@ use super::super::survive::survive;
 use super::addresses::Addresses;
 use super::client::Client;
 use super::duties::Duties;
+use super::forked::{leave_no_zombie, line, settle};
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
 use super::state::StateKeeper;
@@ -21,16 +22,14 @@ use crate::sandbox::{Account, HelperNeeds, confine_helper};
 #[cfg(feature = "xen")]
 use crate::xen::Access as _;
 use anyhow::{Context, anyhow, bail};
-use nix::sys::signal::{SigSet, Signal};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
 use ringway_disk::{EngineKind, NewOverlay, Source};
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -50,7 +49,7 @@ struct Thing {
 struct Helper {
     local: Local,
     duties: Duties,
-    addresses: Addresses,
+    addresses: Arc<Addresses>,
     started: bool,
     /// Exports that the daemon has, and connects to again when a connection is lost.
     remotes: BTreeSet<Vec<u8>>,
@@ -81,7 +80,7 @@ impl Things {
 /// What the host says.
 pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Result<Client> {
     // It is confined from its beginning, and could not ask.
-    let addresses = Addresses::look_up(&duties.exports)?;
+    let addresses = Addresses::look_up(&duties.exports, mode, duties.account.as_ref())?;
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     leave_no_zombie();
     // SAFETY: there is one thread, so the child may do anything the parent may.
@@ -92,7 +91,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             logging::after_fork();
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
             let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
-            settle([Some(its.as_raw_fd()), records, states], false);
+            settle(&[Some(its.as_raw_fd()), records, states, addresses.line()], false);
             let _ = rustix::thread::set_name(c"ringway-helper");
             let (account, groups) = (duties.account.is_some(), duties.groups || duties.adds);
             let root = rustix::process::geteuid().is_root();
@@ -105,7 +104,12 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let confined = ringway_export::install_handlers()
                 .map_err(anyhow::Error::from)
                 .and_then(|()| confine_helper(mode, needs));
-            if let Err(error) = confined.and_then(|()| Ok(logging::start_thread()?)) {
+            let addresses = Arc::new(addresses);
+            let started = confined.and_then(|()| {
+                logging::start_thread()?;
+                Ok(addresses.listen()?)
+            });
+            if let Err(error) = started {
                 tracing::error!("the helper cannot be confined, so it ends: {}", in_full(&error));
                 logging::finish();
                 // SAFETY: ends the process.
@@ -122,51 +126,6 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             unsafe { libc::_exit(0) }
         }
         _ => Ok(Client::new(ours)),
-    }
-}
-
-/// Nobody asks how a child of this process ended: so that the kernel keeps no record of it (a zombie).
-pub(crate) fn leave_no_zombie() {
-    // SAFETY: there is no handler to be run.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
-}
-
-fn line() -> rustix::io::Result<(OwnedFd, OwnedFd)> {
-    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-}
-
-/// Lets go of what the daemon has, but for a few descriptors; `prints` is for one whose processes
-/// print.
-pub(crate) fn settle(kept: [Option<RawFd>; 3], prints: bool) {
-    // All best effort: none of it is needed to serve.
-    // Signals from a terminal or a service manager are for the daemon: it tells when it is over.
-    let signals = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1, Signal::SIGHUP];
-    let _ = signals.into_iter().collect::<SigSet>().thread_block();
-    // SAFETY: there is no handler to be run.
-    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
-    if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {
-        let _ = rustix::stdio::dup2_stdin(&null);
-        if !prints {
-            let _ = rustix::stdio::dup2_stdout(&null);
-        }
-    }
-    let mut kept: Vec<RawFd> = kept.into_iter().flatten().collect();
-    kept.sort_unstable();
-    let mut next = 3;
-    for fd in kept {
-        close_between(next, fd - 1);
-        next = fd + 1;
-    }
-    close_between(next, RawFd::MAX);
-    let _ = rustix::thread::set_no_new_privs(true);
-}
-
-fn close_between(first: RawFd, last: RawFd) {
-    if first <= last {
-        // SAFETY: in this process nothing uses these descriptors; their owners are never dropped.
-        unsafe {
-            libc::syscall(libc::SYS_close_range, first.cast_unsigned(), last.cast_unsigned(), 0u32)
-        };
     }
 }
 
@@ -283,8 +242,8 @@ impl Helper {
     fn open(&self, wanted: Wanted, line: OwnedFd) -> anyhow::Result<()> {
         let ephemeral = wanted.ephemeral;
         let mut options = wanted.into_options(|asked| self.local.engines(asked))?;
-        if let Source::Nbd(target) = &mut options.source {
-            *target = self.addresses.place(target)?;
+        if let Source::Nbd(target) = &options.source {
+            self.addresses.admit(target)?;
         }
         if options.engine == Some(EngineKind::Nvme) && !self.duties.nvme {
             bail!(
@@ -294,9 +253,14 @@ impl Helper {
         }
         let (iopoll, account, things) =
             (self.local.iopoll, self.account(), Arc::clone(&self.things));
+        // At the start they have been looked up just now.
+        let (addresses, again) = (Arc::clone(&self.addresses), self.started);
         std::thread::Builder::new().name("open".into()).spawn(move || {
             let opened = || -> anyhow::Result<_> {
                 panic_point!("helper-open");
+                if let Source::Nbd(target) = &mut options.source {
+                    *target = addresses.place(target, again);
+                }
                 account.iter().try_for_each(Account::become_it)?;
                 let Opened { disk, new, clone } = open(&options, ephemeral, iopoll)?;
                 // The daemon takes the lock anew, in its own name. What was read of a qcow2 image is

@@ -98,7 +98,7 @@ impl Spawner {
             0 => {
                 drop(ours);
                 let _ = rustix::thread::set_name(c"ringway-spawner");
-                settle([Some(its.as_raw_fd()), None, None], true);
+                settle(&[Some(its.as_raw_fd())], true);
                 logging::after_fork();
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
                 let cgroups = cgroups.map_err(|error| in_full(&error));

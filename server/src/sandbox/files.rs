@@ -52,6 +52,15 @@ pub(super) fn close_the_rest(network: bool) {
     }
 }
 
+/// For the process that looks up hosts: it reads files and connects, and nothing else.
+pub(super) fn close_all_but_reading() {
+    let allowed = AccessFs::ReadFile | AccessFs::ReadDir;
+    if let Err(error) = restrict(AccessFs::from_all(RULES) & !allowed, AccessNet::BindTcp.into()) {
+        // Nobody talks to it but the helper, and it has nothing; it goes on without.
+        tracing::debug!("the resolver's files are not confined: {error}");
+    }
+}
+
 /// Takes `files` away, for every path, and `ports`.
 fn restrict(
     files: BitFlags<AccessFs>,

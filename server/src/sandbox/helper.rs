@@ -1,7 +1,9 @@
 //! What the helper process gives up: it opens what it is told to, and does nothing else.
 
-use super::{calls, files, filter, filters};
+use super::{Account, calls, files, filter, filters};
+use anyhow::Context;
 use ringway_control::config::Sandbox as Mode;
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
 /// What only some helpers do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,4 +37,23 @@ pub(crate) fn confine_helper(mode: Mode, needs: HelperNeeds) -> anyhow::Result<(
     let others = filter::compile(&calls, mode)?;
     filter::install(&filter::compile_refusals(&calls)?)?;
     filter::install(&others)
+}
+
+/// For the process that looks up hosts, by its only thread: it reads files and asks servers of names as the
+/// host's resolver does it, which may be done by any library. So there is no list of its system calls.
+///
+/// # Errors
+/// That it keeps rights; it should end then.
+pub(crate) fn confine_resolver(mode: Mode, account: Option<&Account>) -> anyhow::Result<()> {
+    if mode != Mode::Off {
+        files::close_all_but_reading();
+    }
+    match account {
+        Some(account) => account.become_it(),
+        None => {
+            let none = CapabilitySet::empty();
+            let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
+            set_capabilities(None, sets).context("cannot give up capabilities")
+        }
+    }
 }

@@ -23,7 +23,7 @@ use rustix::process::{
 use std::sync::OnceLock;
 
 pub(crate) use calls::Guests;
-pub(crate) use helper::{HelperNeeds, confine_helper};
+pub(crate) use helper::{HelperNeeds, confine_helper, confine_resolver};
 pub(crate) use user::Account;
 pub use user::group_number;
 

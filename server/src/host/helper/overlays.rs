@@ -2,10 +2,11 @@
 //! durable takes its time, so each step has a thread, which acts as the daemon's user.
 
 use super::super::super::survive::survive;
+use super::super::forked::line;
 use super::super::image_message::ImageMessage;
 use super::super::protocol::{HelperAnswer, HelperRequest, Name, OverlayWanted};
 use super::super::wire::send;
-use super::{Helper, PANICKED, Things, line, lock};
+use super::{Helper, PANICKED, Things, lock};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
 use ringway_image::Use;
