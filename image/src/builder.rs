@@ -234,10 +234,10 @@ impl Map {
             if !same_table || self.tables.word(next)? != 0 {
                 break;
             }
-            entries.push(self.take()? << self.tables.shape.cluster_bits | COPIED);
+            entries.push((next, self.take()? << self.tables.shape.cluster_bits | COPIED));
         }
-        self.tables.write(cluster, &entries)?;
-        let host = entries.first().map_or(0, |entry| entry & OFFSET);
+        self.tables.write(&entries)?;
+        let host = entries.first().map_or(0, |(_, entry)| entry & OFFSET);
         Ok((host + within, len.min(entries.len() as u64 * size - within)))
     }
 
@@ -268,7 +268,7 @@ impl Map {
             return Err(io::Error::from_raw_os_error(libc::EFBIG));
         }
         let sectors = (host + len - 1) / 512 - host / 512;
-        self.tables.write(cluster, &[COMPRESSED | sectors << offset_bits | host])?;
+        self.tables.write(&[(cluster, COMPRESSED | sectors << offset_bits | host)])?;
         Ok(host)
     }
 

@@ -26,6 +26,11 @@ impl BlockFile {
         Self { file, unit: unit.max(1) as usize }
     }
 
+    /// What I/O is a multiple of, in bytes.
+    pub(crate) fn unit(&self) -> usize {
+        self.unit
+    }
+
     /// True if memory, offset and length are as the file wants them.
     fn takes(&self, memory: *const u8, len: usize, at: u64) -> bool {
         let mask = self.unit - 1;

@@ -11,6 +11,9 @@ const CACHE: u64 = 1 << 20;
 /// The most entries of an L1 table: QEMU makes no longer ones.
 const L1_MAX: u64 = 4 << 20;
 
+/// Entries of a page of memory, as a power of two.
+const STRETCH_BITS: u32 = 9;
+
 /// The tables of a file: L1 in memory, L2 tables as they are needed. What is written goes to the
 /// file at once.
 #[derive(Debug)]
@@ -122,21 +125,37 @@ impl Tables {
         self.kept.forget(index);
     }
 
-    /// Writes entries of neighbouring clusters, all of one table, which is there and this file's
-    /// alone.
-    pub(crate) fn write(&mut self, first: u64, entries: &[u64]) -> io::Result<()> {
-        let (index, within) = self.shape.split(first);
+    /// Gives clusters these entries, in ascending order, all of one table, which is there and this file's
+    /// alone. It is one write, with what lies between them as it was, in whole blocks of the file:
+    /// nothing has to be read for it.
+    pub(crate) fn write(&mut self, run: &[(u64, u64)]) -> io::Result<()> {
+        let (Some(&(first, _)), Some(&(last, _))) = (run.first(), run.last()) else {
+            return Ok(());
+        };
+        let ((index, from), (_, to)) = (self.shape.split(first), self.shape.split(last));
         let l1 = self.l1[index];
         debug_assert!(l1 & COPIED != 0, "a shared table is copied first");
-        let bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_be_bytes()).collect();
-        let written = self.file.write_at(&bytes, (l1 & OFFSET) + 8 * within as u64);
+        let per_block = (self.file.unit() / 8).max(1);
+        let from = from - from % per_block;
+        let shape = self.shape;
+        let table = self.table(index)?.ok_or_else(corrupt)?;
+        let to = (to + 1).next_multiple_of(per_block).min(table.len());
+        let mut words = table[from..to].to_vec();
+        run.iter().for_each(|&(cluster, word)| words[shape.split(cluster).1 - from] = word);
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        let written = self.file.write_at(&bytes, (l1 & OFFSET) + 8 * from as u64);
         if written.is_err() {
             // Some of them may have been.
             self.forget(index);
             return written;
         }
-        let table = self.table(index)?.ok_or_else(corrupt)?;
-        table[within..within + entries.len()].copy_from_slice(entries);
+        self.table(index)?.ok_or_else(corrupt)?[from..to].copy_from_slice(&words);
         Ok(())
     }
+}
+
+/// Which stretch of a table the entry of a cluster is in: entries near enough to each other that one write
+/// of them all costs no more than one of each.
+pub(crate) fn stretch(shape: &Shape, cluster: u64) -> u64 {
+    cluster >> shape.l2_bits().min(STRETCH_BITS)
 }

@@ -135,14 +135,15 @@ impl Refcounts {
         self.table.get(index).copied().unwrap_or(0)
     }
 
-    /// Writes entries `from..to` of a block that is in memory. What the file holds is unknown if it
-    /// fails, and so the block is forgotten.
+    /// Writes entries `from..to` of a block that is in memory, in whole blocks of the file: nothing has to
+    /// be read for it. What the file holds is unknown if it fails, and so the block is forgotten.
     fn write_block(&mut self, index: usize, from: usize, to: usize) -> io::Result<()> {
-        let order = self.shape.refcount_order;
-        let bytes = (from << order) / 8..(to << order).div_ceil(8);
-        let at = self.table[index] + bytes.start as u64;
+        let (order, unit) = (self.shape.refcount_order, self.file.unit());
+        let (from, to) = ((from << order) / 8, (to << order).div_ceil(8));
+        let from = from - from % unit;
         let block = self.kept.peek(index).ok_or_else(corrupt)?;
-        let written = self.file.write_at(&block[bytes], at);
+        let to = to.next_multiple_of(unit).min(block.len());
+        let written = self.file.write_at(&block[from..to], self.table[index] + from as u64);
         if written.is_err() {
             self.kept.forget(index);
         }

@@ -19,6 +19,7 @@ mod pull;
 mod put;
 
 use crate::ask::Ask;
+use crate::l2::stretch;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
@@ -339,14 +340,12 @@ impl Writer {
         for (index, _) in l1 {
             tables.write_l1(*index)?;
         }
-        let table = |cluster| cluster >> (tables.shape.cluster_bits - 3);
-        let runs: Vec<_> = pending
-            .chunk_by(|(one, _), (next, _)| one + 1 == *next && table(*one) == table(*next))
-            .collect();
-        for run in runs {
-            let word = |pending: &Pending| pending.host.map_or(zero, |host| host | COPIED);
-            let words: Vec<u64> = run.iter().map(|(_, pending)| word(pending)).collect();
-            tables.write(run[0].0, &words)?;
+        let word = |pending: &Pending| pending.host.map_or(zero, |host| host | COPIED);
+        let words: Vec<(u64, u64)> =
+            pending.iter().map(|(cluster, pending)| (*cluster, word(pending))).collect();
+        let shape = tables.shape;
+        for run in words.chunk_by(|one, next| stretch(&shape, one.0) == stretch(&shape, next.0)) {
+            tables.write(run)?;
         }
         Ok(())
     }

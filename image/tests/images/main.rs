@@ -5,6 +5,7 @@
 
 mod commit;
 mod disk;
+mod entries;
 mod fences;
 mod flatten;
 mod kills;
