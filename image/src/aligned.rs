@@ -22,7 +22,27 @@ impl Aligned {
         let at = unsafe { alloc_zeroed(layout) };
         Self { at: NonNull::new(at).unwrap_or_else(|| handle_alloc_error(layout)), layout }
     }
+
+    /// So many bytes of it, whatever they hold, at a multiple of `unit`: other memory, if it has not as
+    /// much.
+    pub(crate) fn room(&mut self, bytes: usize, unit: u32) -> &mut [u8] {
+        // At most a page or so.
+        let unit = unit.max(1) as usize;
+        if self.layout.size() < bytes || self.layout.align() < unit {
+            *self = Self::new(bytes, unit);
+        }
+        &mut self[..bytes]
+    }
 }
+
+impl Default for Aligned {
+    fn default() -> Self {
+        Self::new(1, 1)
+    }
+}
+
+// SAFETY: memory that nobody else has (Aligned invariant 1).
+unsafe impl Send for Aligned {}
 
 impl Deref for Aligned {
     type Target = [u8];

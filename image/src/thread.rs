@@ -3,6 +3,7 @@
 //! It takes what all queues ask in batches: reads and fills one part after the other, commits the
 //! tables once for all of them, and answers.
 
+use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
 use crate::client::{Message, Reply, ServerEnd};
 use crate::layout::Shape;
@@ -59,13 +60,13 @@ pub(crate) struct Work {
     fenced: Vec<u64>,
     /// Somebody who does not ask here still reads by the former tables: nothing they name is given back.
     keeps_freed: bool,
-    buffer: Vec<u8>,
+    buffer: Aligned,
 }
 
 impl Work {
     pub(crate) fn new(map: Map, writer: Option<Writer>) -> Self {
         let (queues, batch) = (Vec::new(), Vec::with_capacity(BATCH));
-        let (fenced, buffer) = (Vec::new(), Vec::new());
+        let (fenced, buffer) = (Vec::new(), Aligned::default());
         Self { map, writer, queues, batch, fenced, keeps_freed: false, buffer }
     }
 
@@ -240,9 +241,10 @@ impl Work {
         while done < len {
             let at = ask.range.offset() + done;
             let part = (size - at % size).min(len - done);
-            self.buffer.resize(usize::try_from(part).map_err(io::Error::other)?, 0);
-            self.map.layers.read(at, &mut self.buffer)?;
-            ask.scatter(done, &self.buffer);
+            let room = usize::try_from(part).map_err(io::Error::other)?;
+            let bytes = self.buffer.room(room, self.map.layers.unit);
+            self.map.layers.read(at, bytes)?;
+            ask.scatter(done, bytes);
             done += part;
         }
         Ok(done)

@@ -18,6 +18,7 @@ mod name_backing;
 mod pull;
 mod put;
 
+use crate::aligned::Aligned;
 use crate::ask::Ask;
 use crate::l2::stretch;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
@@ -59,7 +60,7 @@ pub(crate) struct Writer {
     pub(crate) freed: Vec<u64>,
     /// A sync failed: nobody knows what the file holds.
     broken: bool,
-    buffer: Vec<u8>,
+    buffer: Aligned,
 }
 
 impl Writer {
@@ -73,7 +74,7 @@ impl Writer {
             barrier: false,
             freed: Vec::new(),
             broken: false,
-            buffer: Vec::new(),
+            buffer: Aligned::default(),
         }
     }
 
@@ -171,13 +172,14 @@ impl Writer {
     /// Writes a part of a request into a cluster that nobody else uses.
     fn fill(&mut self, map: &mut Map, ask: &Ask, at: u64, done: u64, part: u64) -> io::Result<()> {
         // At most a cluster.
-        self.buffer.resize(usize::try_from(part).map_err(io::Error::other)?, 0);
+        let part = usize::try_from(part).map_err(io::Error::other)?;
+        let bytes = self.buffer.room(part, map.layers.unit);
         if ask.op == Op::Write {
-            ask.gather(done, &mut self.buffer);
+            ask.gather(done, bytes);
         } else {
-            self.buffer.fill(0);
+            bytes.fill(0);
         }
-        map.layers.data().write_at(&self.buffer, at)
+        map.layers.data().write_at(bytes, at)
     }
 
     /// Writes a whole cluster: what it held, with a part of a request over it.
@@ -199,15 +201,15 @@ impl Writer {
         }
         let at = cluster * map.cluster();
         let number = |bytes| usize::try_from(bytes).map_err(io::Error::other);
-        self.buffer.resize(number(bytes)?, 0);
-        map.layers.read(at, &mut self.buffer)?;
-        let into = &mut self.buffer[number(within)?..number(within + part)?];
+        let whole = self.buffer.room(number(bytes)?, map.layers.unit);
+        map.layers.read(at, whole)?;
+        let into = &mut whole[number(within)?..number(within + part)?];
         if ask.op == Op::Write {
             ask.gather(done, into);
         } else {
             into.fill(0);
         }
-        map.layers.data().write_at(&self.buffer, host)
+        map.layers.data().write_at(whole, host)
     }
 
     /// Has whole clusters read as zeroes, and their space given back. A discard may

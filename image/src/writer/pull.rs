@@ -1,6 +1,7 @@
 //! What an image lacks is copied into it from those it is based on.
 
 use super::{Pending, Writer};
+use crate::aligned::Aligned;
 use crate::ask::Pulled;
 use crate::layout::{Entry, corrupt};
 use crate::map::Map;
@@ -63,10 +64,10 @@ impl Writer {
         &mut self,
         map: &mut Map,
         cluster: u64,
-        buffer: &mut Vec<u8>,
+        buffer: &mut Aligned,
     ) -> io::Result<Option<u64>> {
         let bytes = usize::try_from(map.bytes_of(cluster)).map_err(io::Error::other)?;
-        buffer.resize(bytes, 0);
+        let buffer = buffer.room(bytes, map.layers.unit);
         let at = cluster * map.cluster();
         map.layers.read(at, buffer)?;
         if buffer.iter().all(|byte| *byte == 0) {
