@@ -199,23 +199,32 @@ impl Running {
         Self::spawn(&mut command, socket, folder).context("cannot start the daemon")
     }
 
-    /// Ours, or QEMU's, with an image of either format, through the page cache.
-    pub(crate) fn of_image(lab: &Lab, ours: bool, image: &Path, qcow2: bool) -> Result<Self> {
+    /// Ours, or QEMU's, with an image of either format, through the page cache or past it.
+    pub(crate) fn of_image(
+        lab: &Lab,
+        ours: bool,
+        image: &Path,
+        qcow2: bool,
+        direct: bool,
+    ) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("ringway-bench-").tempdir()?;
         let socket = folder.path().join("disk.sock");
         let program = if ours { &lab.daemon } else { &lab.common.qsd };
         let mut command = contained(lab, program);
         if ours {
             command.arg("serve").arg(image).arg("--socket").arg(&socket);
-            command.args(["--cache", "writeback", "--format"]);
+            command.args(["--cache", if direct { "none" } else { "writeback" }, "--format"]);
             command.arg(if qcow2 { "qcow2" } else { "raw" });
             command.args(lab.common.daemon_args.split_whitespace());
         } else {
             let name = image.display();
-            let file = |node| format!("driver=file,filename={name},node-name={node},aio=io_uring");
+            let cache = if direct { ",cache.direct=on" } else { "" };
+            let file =
+                |node| format!("driver=file,filename={name},node-name={node},aio=io_uring{cache}");
             if qcow2 {
                 command.args(["--blockdev", &file("f0"), "--blockdev"]);
-                command.arg("driver=qcow2,file=f0,node-name=f,l2-cache-size=67108864");
+                command
+                    .arg(format!("driver=qcow2,file=f0,node-name=f,l2-cache-size=67108864{cache}"));
             } else {
                 command.args(["--blockdev", &file("f")]);
             }

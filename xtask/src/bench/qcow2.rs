@@ -5,7 +5,7 @@ use crate::bench::lab::Lab;
 use crate::bench::options::Waiting;
 use crate::bench::report::{Report, Table};
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use ringway_bench::{AccessArgs, Load, Rw, Sizes, Target, measure, median};
 use serde::Serialize;
 use serde_json::json;
@@ -31,12 +31,36 @@ pub(crate) struct Qcow2Args {
     /// Requests of 4 KiB in flight.
     #[arg(long, value_delimiter = ',', default_value = "1,32,64", value_name = "LIST")]
     depths: Vec<u32>,
+    /// Which loads.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "read,write,sequential,first",
+        value_name = "LIST"
+    )]
+    loads: Vec<Kind>,
+    /// Direct I/O, past the page cache, for ours and for QEMU's.
+    #[arg(long)]
+    direct: bool,
     /// How the client waits.
     #[arg(long, value_delimiter = ',', default_value = "polling", value_name = "LIST")]
     clients: Vec<Waiting>,
 }
 
-/// What is served. All go through the page cache, as qcow2 images of ours do.
+/// Kinds of loads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+enum Kind {
+    /// 4 KiB reads, at random.
+    Read,
+    /// 4 KiB writes, at random.
+    Write,
+    /// 128 KiB, one behind the other.
+    Sequential,
+    /// 4 KiB writes, most of them the first one of their cluster.
+    First,
+}
+
+/// What is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 enum Image {
     Raw,
@@ -45,10 +69,12 @@ enum Image {
     /// Nothing is there: all is read from the base.
     OnRaw,
     OnQcow2,
+    /// Nothing is there, and nothing below.
+    Empty,
 }
 
 impl Image {
-    const ALL: [Self; 4] = [Self::Raw, Self::Allocated, Self::OnRaw, Self::OnQcow2];
+    const ALL: [Self; 5] = [Self::Raw, Self::Allocated, Self::OnRaw, Self::OnQcow2, Self::Empty];
 
     const fn name(self) -> &'static str {
         match self {
@@ -56,6 +82,7 @@ impl Image {
             Self::Allocated => "qcow2, allocated",
             Self::OnRaw => "overlay on raw",
             Self::OnQcow2 => "overlay on qcow2",
+            Self::Empty => "qcow2, empty",
         }
     }
 
@@ -65,13 +92,14 @@ impl Image {
             Self::Allocated => "allocated.qcow2",
             Self::OnRaw => "on-raw.qcow2",
             Self::OnQcow2 => "on-qcow2.qcow2",
+            Self::Empty => "empty.qcow2",
         }
     }
 
     /// What a new overlay is based on.
     const fn base(self) -> Option<&'static str> {
         match self {
-            Self::Raw | Self::Allocated => None,
+            Self::Raw | Self::Allocated | Self::Empty => None,
             Self::OnRaw => Some("raw.img"),
             Self::OnQcow2 => Some("allocated.qcow2"),
         }
@@ -87,8 +115,26 @@ struct Ask {
     waiting: Waiting,
     #[serde(skip)]
     rw: Rw,
-    /// An overlay of its own, and no more requests than a quarter of its clusters.
-    first: bool,
+    kind: Kind,
+}
+
+impl Ask {
+    /// An image of its own, and no more requests than a quarter of its clusters.
+    fn first(&self) -> bool {
+        self.kind == Kind::First
+    }
+
+    /// True if an image is one for this.
+    fn is_for(&self, image: Image) -> bool {
+        match image {
+            Image::Raw | Image::Allocated => !self.first(),
+            Image::Empty => self.first(),
+            // Written overlays are allocated ones.
+            Image::OnRaw | Image::OnQcow2 => {
+                self.first() || matches!(self.rw, Rw::Randread | Rw::Read)
+            }
+        }
+    }
 }
 
 /// All rounds of one cell.
@@ -106,17 +152,9 @@ pub(crate) fn run(lab: &Lab, args: &Qcow2Args) -> Result<Report> {
     let home = home.path();
     make(lab, home, args.mib << 20)?;
     let mut rows: Vec<Row> = Vec::new();
-    for ask in args.clients.iter().flat_map(|waiting| asks(&args.depths, *waiting)) {
-        for image in Image::ALL {
-            let fits = match image.base() {
-                None => !ask.first,
-                // Written overlays are allocated ones.
-                Some(_) => ask.first || ask.rw == Rw::Randread || ask.rw == Rw::Read,
-            };
-            if fits {
-                rows.push(Row { image, ask, ours: Vec::new(), qsd: Vec::new() });
-            }
-        }
+    for ask in args.clients.iter().flat_map(|waiting| asks(args, *waiting)) {
+        let images = Image::ALL.into_iter().filter(|image| ask.is_for(*image));
+        rows.extend(images.map(|image| Row { image, ask, ours: Vec::new(), qsd: Vec::new() }));
     }
     let begun = std::time::Instant::now();
     let rounds = lab.common.rounds;
@@ -138,11 +176,11 @@ pub(crate) fn run(lab: &Lab, args: &Qcow2Args) -> Result<Report> {
         title: format!("qcow2 of {} MiB in {}", args.mib, args.folder.display()),
         head: vec!["load", "image", "ringway", "min–max", "of raw", "qsd", "min–max", "times qsd"],
         rows: rows.iter().map(|row| cells(row, &rows)).collect(),
-        notes: vec![
-            "Requests a second, medians. Clusters of 64 KiB, all through the page cache; qsd: \
-             qemu-storage-daemon with an l2-cache of 64 MiB, aio=io_uring."
-                .into(),
-        ],
+        notes: vec![format!(
+            "Requests a second, medians. Clusters of 64 KiB, all {} the page cache; qsd: \
+             qemu-storage-daemon with an l2-cache of 64 MiB, aio=io_uring.",
+            if args.direct { "past" } else { "through" }
+        )],
     };
     let other = Table {
         title: "qemu-img bench, 4 KiB, depth 32, each request 68 KiB behind the one before".into(),
@@ -157,17 +195,27 @@ pub(crate) fn run(lab: &Lab, args: &Qcow2Args) -> Result<Report> {
     })
 }
 
-fn asks(depths: &[u32], waiting: Waiting) -> Vec<Ask> {
-    let small = |what, rw, depth| Ask { what, size: 4096, depth, waiting, rw, first: false };
-    let large = |what, rw| Ask { size: 128 << 10, ..small(what, rw, 8) };
-    let first = |depth| Ask { first: true, ..small("4 KiB first writes", Rw::Randwrite, depth) };
+fn asks(args: &Qcow2Args, waiting: Waiting) -> Vec<Ask> {
+    let small = |what, rw, kind, depth| Ask { what, size: 4096, depth, waiting, rw, kind };
+    let large = |what, rw| Ask { size: 128 << 10, ..small(what, rw, Kind::Sequential, 8) };
     let mut all = Vec::new();
-    for (what, rw) in [("4 KiB random read", Rw::Randread), ("4 KiB random write", Rw::Randwrite)] {
-        all.extend(depths.iter().map(|&depth| small(what, rw, depth)));
+    for kind in &args.loads {
+        let (what, rw) = match kind {
+            Kind::Read => ("4 KiB random read", Rw::Randread),
+            Kind::Write => ("4 KiB random write", Rw::Randwrite),
+            Kind::Sequential => {
+                all.push(large("128 KiB sequential read", Rw::Read));
+                all.push(large("128 KiB sequential write", Rw::Write));
+                continue;
+            }
+            Kind::First => {
+                let first = |depth| small("4 KiB first writes", Rw::Randwrite, *kind, depth);
+                all.extend([1, 32].map(first));
+                continue;
+            }
+        };
+        all.extend(args.depths.iter().map(|&depth| small(what, rw, *kind, depth)));
     }
-    all.push(large("128 KiB sequential read", Rw::Read));
-    all.push(large("128 KiB sequential write", Rw::Write));
-    all.extend([1, 32].map(first));
     all
 }
 
@@ -176,13 +224,18 @@ fn make(lab: &Lab, home: &Path, bytes: u64) -> Result<()> {
     let raw = File::create(home.join("raw.img"))?;
     ringway_bench::fill::fill(&raw, bytes).context("cannot fill the image")?;
     ringway(lab, home, &["--quiet", "copy", "raw.img", "allocated.qcow2"])?;
-    Image::ALL.iter().try_for_each(|image| overlay(lab, home, *image))
+    Image::ALL.iter().try_for_each(|image| anew(lab, home, *image, bytes))
 }
 
-/// Makes an overlay anew.
-fn overlay(lab: &Lab, home: &Path, image: Image) -> Result<()> {
-    let Some(base) = image.base() else { return Ok(()) };
-    ringway(lab, home, &["--quiet", "create", "--force", image.file(), "--backing", base])
+/// Makes an image anew that is to be written for the first time.
+fn anew(lab: &Lab, home: &Path, image: Image, bytes: u64) -> Result<()> {
+    let size = bytes.to_string();
+    let (option, value) = match (image, image.base()) {
+        (_, Some(base)) => ("--backing", base),
+        (Image::Empty, None) => ("--size", &size[..]),
+        (_, None) => return Ok(()),
+    };
+    ringway(lab, home, &["--quiet", "create", "--force", image.file(), option, value])
 }
 
 fn ringway(lab: &Lab, home: &Path, args: &[&str]) -> Result<()> {
@@ -197,18 +250,18 @@ fn ringway(lab: &Lab, home: &Path, args: &[&str]) -> Result<()> {
 /// Requests a second.
 fn one(lab: &Lab, args: &Qcow2Args, home: &Path, row: &Row, ours: bool) -> Result<f64> {
     let Row { image, ask, .. } = row;
-    if ask.first {
-        overlay(lab, home, *image)?;
+    if ask.first() {
+        anew(lab, home, *image, args.mib << 20)?;
     }
     let path = home.join(image.file());
-    let running = Running::of_image(lab, ours, &path, *image != Image::Raw)?;
+    let running = Running::of_image(lab, ours, &path, *image != Image::Raw, args.direct)?;
     let polling = ask.waiting == Waiting::Polling;
     let seconds = Duration::from_secs_f64(lab.seconds);
     let budget = (args.mib << 20) / CLUSTER / 4 * u64::from(ask.size);
     let load = Load {
-        runtime: (!ask.first).then_some(seconds),
-        budget: ask.first.then_some(budget),
-        ramp: Duration::from_secs_f64(if ask.first { 0.0 } else { lab.common.warmup }),
+        runtime: (!ask.first()).then_some(seconds),
+        budget: ask.first().then_some(budget),
+        ramp: Duration::from_secs_f64(if ask.first() { 0.0 } else { lab.common.warmup }),
         timed: false,
         polling,
         cpus: lab.common.client_cpus.clone(),
@@ -236,7 +289,8 @@ fn qemu_img(home: &Path, args: &Qcow2Args) -> Result<Vec<(String, f64, f64)>> {
             let count = (args.mib << 20) / (CLUSTER + 4096) * 8;
             let (count_word, step) = (count.to_string(), (CLUSTER + 4096).to_string());
             let mut command = Command::new("qemu-img");
-            command.args(["bench", "-f", format, "-t", "writeback", "-i", "io_uring", "-d", "32"]);
+            let cache = if args.direct { "none" } else { "writeback" };
+            command.args(["bench", "-f", format, "-t", cache, "-i", "io_uring", "-d", "32"]);
             command.args(["-s", "4096", "-S", &step, "-c", &count_word]);
             command.args(write.then_some("-w")).arg(home.join(image.file()));
             let output = command.output().context("cannot run qemu-img")?;
