@@ -70,9 +70,8 @@ fn chs(sectors: u64) -> (u16, u8, u8) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_fields_lie_where_the_specification_puts_them() {
-        let config = Config {
+    fn config() -> Config {
+        Config {
             geometry: Geometry {
                 capacity: 1 << 30,
                 logical_block: 512,
@@ -86,17 +85,54 @@ mod tests {
             seg_max: 126,
             num_queues: 4,
             writeback: true,
-        };
-        let bytes = config.to_bytes();
+        }
+    }
+
+    #[test]
+    fn the_fields_lie_where_the_specification_puts_them() {
+        let bytes = config().to_bytes();
         assert_eq!(bytes[..8], 2_097_152u64.to_le_bytes());
         assert_eq!(bytes[8..12], [4, 3, 2, 1]);
         assert_eq!(bytes[12..16], [126, 0, 0, 0]);
+        assert_eq!(bytes[16..20], [0x20, 8, 16, 63], "2080 cylinders of 16 heads and 63 sectors");
         assert_eq!(bytes[20..24], [0, 2, 0, 0]);
         assert_eq!(bytes[24..28], [3, 0, 8, 0], "8 logical blocks in a physical one");
         assert_eq!(bytes[28..32], [128, 0, 0, 0]);
         assert_eq!(bytes[32], 1);
         assert_eq!(bytes[34..36], [4, 0]);
+        assert_eq!(bytes[36..44], [0, 0, 64, 0, 1, 0, 0, 0], "discards of 2 GiB in one segment");
         assert_eq!(bytes[44..48], [8, 0, 0, 0]);
-        assert_eq!(bytes[56], 1);
+        assert_eq!(bytes[48..56], [0, 0, 64, 0, 1, 0, 0, 0], "zeroes, alike");
+        assert_eq!(bytes[56..], [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_a_disk_has_not_is_not_told() {
+        let mut config = config();
+        config.geometry.discard = false;
+        config.writeback = false;
+        let bytes = config.to_bytes();
+        assert_eq!(bytes[32], 0);
+        assert_eq!(bytes[36..48], [0; 12]);
+        assert_eq!(bytes[48..56], [0, 0, 64, 0, 1, 0, 0, 0], "zeroes are written without discard");
+        assert_eq!(bytes[56], 0);
+    }
+
+    #[test]
+    fn blocks_are_told_in_logical_ones_and_discards_are_no_finer() {
+        let mut config = config();
+        config.geometry.logical_block = 4096;
+        config.geometry.discard_granularity = 512;
+        let bytes = config.to_bytes();
+        assert_eq!(bytes[20..24], [0, 16, 0, 0]);
+        assert_eq!(bytes[24..32], [0, 0, 1, 0, 16, 0, 0, 0]);
+        assert_eq!(bytes[44..48], [8, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_disk_too_large_for_cylinders_has_as_many_as_can_be_told() {
+        let mut config = config();
+        config.geometry.capacity = 1 << 50;
+        assert_eq!(config.to_bytes()[16..20], [0xff, 0xff, 16, 63]);
     }
 }

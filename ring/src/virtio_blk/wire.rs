@@ -49,3 +49,26 @@ pub const fn status_of(byte: u8) -> Status {
         _ => Status::IoError,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_those_of_the_specification() {
+        for (status, byte) in [(Status::Ok, 0), (Status::IoError, 1), (Status::Unsupported, 2)] {
+            assert_eq!(status_byte(status), byte);
+            assert_eq!(status_of(byte), status);
+        }
+        // Nothing that a device should not say counts as success.
+        assert!((3..=255).all(|byte| status_of(byte) == Status::IoError));
+    }
+
+    #[test]
+    fn a_feature_word_has_the_bits_that_are_named() {
+        assert_eq!(feature_bits(&[]), 0);
+        assert_eq!(feature_bits(&[0, 5, 32]), 0x1_0000_0021);
+        // Named twice is named.
+        assert_eq!(feature_bits(&[63, 63]), 1 << 63);
+    }
+}

@@ -92,3 +92,107 @@ fn a_write_has_its_data_behind_the_header_wherever_that_ends() {
     chain.assemble(&[(8180, 16)], &[(13, 1)]).unwrap();
     assert_eq!(decode(&chain, &mut mem, &mut request).verdict, Err(Status::IoError));
 }
+
+/// What a chain of these pieces asks for; its header and what follows that lie back to back from address 64.
+fn asked(kind: u32, sector: u64, more: &[u8], writable: &[(u64, u32)]) -> (Request, Decoded) {
+    let map = memory();
+    let mut chain = Chain::for_queue(16);
+    let mut request = Request::with_capacity(8);
+    let len = 16 + more.len();
+    let readable = [(64, u32::try_from(len).unwrap())];
+    put_header(&map, &readable, kind, sector);
+    for (place, &byte) in (80..).zip(more) {
+        // SAFETY: the byte lies in a region.
+        unsafe { at(&map, place).write(byte) };
+    }
+    chain.assemble(&readable, writable).unwrap();
+    let decoded = decode(&chain, &mut Translator::new(map), &mut request);
+    (request, decoded)
+}
+
+/// `struct virtio_blk_discard_write_zeroes`.
+fn erased(sector: u64, sectors: u32, flags: u32) -> Vec<u8> {
+    [&sector.to_le_bytes()[..], &sectors.to_le_bytes(), &flags.to_le_bytes()].concat()
+}
+
+const STATUS: &[(u64, u32)] = &[(4096, 1)];
+
+#[test]
+fn discards_and_zeroes_are_one_segment_within_what_is_offered() {
+    for (kind, op) in
+        [(VIRTIO_BLK_T_DISCARD, Op::Discard), (VIRTIO_BLK_T_WRITE_ZEROES, Op::WriteZeroes)]
+    {
+        let verdict = |more: &[u8]| asked(kind, 77, more, STATUS).1.verdict;
+        // The sector of the header means nothing, and 2 GiB is the most.
+        for (sector, sectors) in [(0x0102_0304_0506, 0x0012_3456), (5, 1 << 22), (9, 0)] {
+            let (request, decoded) = asked(kind, 77, &erased(sector, sectors, 0), STATUS);
+            assert_eq!((decoded.verdict, request.op, request.unmap), (Ok(()), op, false));
+            let range = ByteRange::from_sector(sector, u64::from(sectors) * 512);
+            assert_eq!(Some(request.range), range);
+            assert!(request.segments.as_slice().is_empty());
+        }
+        assert_eq!(verdict(&erased(5, (1 << 22) + 1, 0)), Err(Status::IoError));
+        assert_eq!(verdict(&erased(u64::MAX >> 9, 2, 0)), Err(Status::IoError));
+        assert_eq!(verdict(&erased(5, 1, 2)), Err(Status::Unsupported));
+        assert_eq!(verdict(&erased(5, 1, 1 << 31)), Err(Status::Unsupported));
+        assert_eq!(verdict(&erased(5, 1, 0)[..15]), Err(Status::IoError));
+        assert_eq!(verdict(&[]), Err(Status::IoError));
+        let two = [erased(5, 1, 0), erased(9, 1, 0)].concat();
+        assert_eq!(verdict(&two), Err(Status::Unsupported));
+    }
+    // Only zeroes may be asked to unmap.
+    let unmap = erased(5, 1, 1);
+    let (request, decoded) = asked(VIRTIO_BLK_T_WRITE_ZEROES, 0, &unmap, STATUS);
+    assert_eq!((decoded.verdict, request.unmap), (Ok(()), true));
+    let refused = asked(VIRTIO_BLK_T_DISCARD, 0, &unmap, STATUS).1;
+    assert_eq!(refused.verdict, Err(Status::Unsupported));
+}
+
+#[test]
+fn a_flush_has_no_range_and_a_serial_has_twenty_bytes() {
+    let (request, decoded) = asked(VIRTIO_BLK_T_FLUSH, 77, &[], STATUS);
+    assert_eq!((decoded.verdict, request.op), (Ok(()), Op::Flush));
+    assert_eq!(request.range, ByteRange::default());
+    for (room, bytes) in [(1, 0), (20, 19), (21, 20), (64, 20)] {
+        let (request, decoded) = asked(VIRTIO_BLK_T_GET_ID, 77, &[], &[(4096, room)]);
+        assert_eq!((decoded.verdict, request.op), (Ok(()), Op::GetId));
+        assert_eq!((request.segments.bytes(), request.range), (bytes, ByteRange::default()));
+        assert!(decoded.status_at.address().is_some());
+    }
+}
+
+#[test]
+fn what_is_no_request_is_answered_where_there_is_room_for_an_answer() {
+    // SCSI passthrough, and what nobody has thought of.
+    for kind in [2, 3, 7, 0x8000_0000, u32::MAX] {
+        assert_eq!(asked(kind, 0, &[], STATUS).1.verdict, Err(Status::Unsupported), "{kind}");
+    }
+    // Data is whole sectors, and more than none of them.
+    for bytes in [0, 1, 511, 513] {
+        let more = vec![0; bytes];
+        assert_eq!(asked(VIRTIO_BLK_T_OUT, 0, &more, STATUS).1.verdict, Err(Status::IoError));
+        let writable = [(4096, u32::try_from(bytes).unwrap() + 1)];
+        let (_, decoded) = asked(VIRTIO_BLK_T_IN, 0, &[], &writable);
+        assert_eq!(decoded.verdict, Err(Status::IoError));
+        assert!(decoded.status_at.address().is_some());
+    }
+    // The last sector that 64 bits of bytes can name, and the one behind it.
+    let last = u64::MAX >> 9;
+    for (sector, verdict) in [(last - 1, Ok(())), (last, Err(Status::IoError))] {
+        assert_eq!(asked(VIRTIO_BLK_T_IN, sector, &[], &[(4096, 513)]).1.verdict, verdict);
+    }
+    // Nowhere to write the status to: nothing at all, no memory, the end of the address space.
+    for writable in [&[][..], &[(16384, 1)], &[(u64::MAX, 2)]] {
+        let (_, decoded) = asked(VIRTIO_BLK_T_FLUSH, 0, &[], writable);
+        assert_eq!(decoded.verdict, Err(Status::IoError), "{writable:?}");
+        assert!(decoded.status_at.address().is_none(), "{writable:?}");
+        // SAFETY: it leads nowhere.
+        let written = unsafe { decoded.status_at.write(Status::Ok) };
+        assert_eq!(written, 0);
+    }
+    let map = memory();
+    let place = StatusByte(NonNull::new(at(&map, 5)));
+    // SAFETY: the byte lies in a region.
+    let (written, byte) = unsafe { (place.write(Status::Unsupported), at(&map, 5).read()) };
+    assert_eq!((written, byte), (1, 2));
+}
