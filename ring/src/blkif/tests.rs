@@ -291,6 +291,58 @@ fn a_full_ring_says_so_and_recovers() {
     }
 }
 
+/// A successor knows from its predecessor how far it had got and to whom answers are owed.
+#[test]
+fn a_successor_answers_what_its_predecessor_took() {
+    const WRITE: Ask<'static> = Ask { command: Command::Write, ..READ };
+    for shape in shapes() {
+        let first = 0xffff_fffe;
+        let memory = Memory::new(Shape { first, ..shape });
+        let (mut front, mut back) = (memory.front(), memory.back(ALL));
+        for ask in [READ, WRITE, READ, WRITE, READ] {
+            front.push(ask).unwrap();
+        }
+        let _ = front.publish();
+        let mut tokens: VecDeque<_> =
+            (0..4).map(|_| back.pop(&mut nothing).unwrap().unwrap().0).collect();
+        let taken = first.wrapping_add(4);
+        back.push(tokens.pop_front().unwrap(), Status::Ok);
+        assert_eq!((back.taken(), back.published()), (taken, first), "nothing is seen yet");
+        let _ = back.publish();
+        assert_eq!((back.taken(), back.published()), (taken, first.wrapping_add(1)));
+        let owed: Vec<_> = tokens.iter().map(Token::parts).collect();
+        let ids: Vec<_> = tokens.iter().map(Token::id).collect();
+        assert_eq!(owed, [(ids[0], OP_WRITE), (ids[1], OP_READ), (ids[2], OP_WRITE)]);
+        drop(back);
+
+        // SAFETY: the mapping is kept as long as the ring; the other back side is gone.
+        let mut back = unsafe { Back::resumed(memory.at(), ALL, taken) }.unwrap();
+        assert_eq!((back.taken(), back.published()), (taken, first.wrapping_add(1)));
+        assert_eq!(back.in_flight(), 3);
+        for parts in owed {
+            back.push(Token::from_parts(parts), Status::Ok);
+        }
+        let (token, asked) = back.pop(&mut nothing).unwrap().unwrap();
+        asked.unwrap();
+        back.push(token, Status::Ok);
+        assert!(back.pop(&mut nothing).unwrap().is_none());
+        let _ = back.publish();
+        for _ in 0..5 {
+            assert_eq!(front.pop_response().unwrap().unwrap().status, Status::Ok);
+        }
+        assert_eq!(front.in_flight(), 0);
+    }
+}
+
+#[test]
+fn a_piece_says_where_it_is_in_its_page() {
+    let piece = GrantPiece::new(9, 2, 5);
+    assert_eq!((piece.grant(), piece.first(), piece.last()), (9, 2, 5));
+    assert_eq!((piece.sectors(), piece.offset(), piece.len()), (4, 1024, 2048));
+    let whole = GrantPiece::whole(9);
+    assert_eq!((whole.sectors(), whole.offset(), whole.len()), (8, 0, PAGE_BYTES));
+}
+
 /// Every field is where the C header has it: `offsetof` as computed by GCC for both ABIs.
 #[test]
 fn slots_are_those_of_blkif_h() {
