@@ -37,14 +37,25 @@ fn options(path: &Path) -> OpenOptions {
 }
 
 fn qemu(args: &[&str]) -> bool {
-    match Command::new("qemu-img").args(args).output() {
-        Ok(output) if output.status.success() => true,
-        Ok(output) => panic!("{args:?}: {}", String::from_utf8_lossy(&output.stderr)),
-        Err(_) => {
-            skip(Need::Qemu, "qemu-img".to_owned());
-            false
+    for patience in (0..200).rev() {
+        match Command::new("qemu-img").args(args).output() {
+            Ok(output) if output.status.success() => return true,
+            Ok(output) => {
+                let error = String::from_utf8_lossy(&output.stderr);
+                // A child of another test has copies of all locked descriptors until it runs its program.
+                assert!(
+                    patience > 0 && error.contains("Is another process using"),
+                    "{args:?}: {error}"
+                );
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            Err(_) => {
+                skip(Need::Qemu, "qemu-img".to_owned());
+                return false;
+            }
         }
     }
+    unreachable!("the last try has ended")
 }
 
 fn content(path: &Path) -> Vec<u8> {
