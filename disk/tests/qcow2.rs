@@ -381,6 +381,48 @@ fn requests_of_an_image_are_merged_where_they_lie_in_one_piece() {
     }
 }
 
+/// Clusters that an internal snapshot has too are written elsewhere, by merged requests as by others.
+#[test]
+fn merged_writes_leave_what_a_snapshot_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    let name = path.to_str().unwrap();
+    let size = BYTES.to_string();
+    if !qemu(&["create", "-f", "qcow2", "-o", "cluster_size=64k", name, &size]) {
+        return;
+    }
+    let setup = ThreadsSetup { depth: 64, threads: 2, cached_inline: false };
+    let bench = || {
+        let mut options = options(&path);
+        options.path = SchedulerMode::Request;
+        Bench::new(open(&options).unwrap(), Threads::new(setup).unwrap(), false)
+    };
+    let neighbours = |op, byte| -> Vec<_> {
+        (0..16).map(|nth| Asked { op, at: nth * 1024, len: 1024, byte: byte + nth as u8 }).collect()
+    };
+    let mut before = bench();
+    before.run(&neighbours(Op::Write, 1));
+    drop(before);
+    let held = content(&path);
+    assert!(qemu(&["snapshot", "-c", "held", name]));
+
+    let mut after = bench();
+    // The map says now where the cluster is.
+    after.run(&neighbours(Op::Read, 0));
+    after.run(&neighbours(Op::Read, 0));
+    let stats = after.queue.stats().path;
+    assert!(stats.merged > 0, "{stats:?}");
+    after.run(&neighbours(Op::Write, 101));
+    drop(after);
+    assert!(qemu(&["check", "-f", "qcow2", name]));
+    let now = content(&path);
+    assert!((0..16).all(|nth| now[nth * 1024] == 101 + nth as u8));
+    let raw = folder.path().join("held.raw");
+    let raw = raw.to_str().unwrap();
+    assert!(qemu(&["convert", "-l", "snapshot.name=held", "-f", "qcow2", "-O", "raw", name, raw]));
+    assert!(std::fs::read(raw).unwrap() == held, "the snapshot has changed");
+}
+
 /// An image whose data are in another file: each is read and written where it belongs, and a flush makes
 /// both durable. With `raw` the file is the disk.
 #[test]
