@@ -281,4 +281,49 @@ mod tests {
         assert_eq!(told, [(0, 1), (libc::EFBIG, 3), (libc::EIO, 1), (libc::EBADF, 2)]);
         assert_eq!(unreported(), 0);
     }
+
+    #[test]
+    fn failures_are_told_in_words() {
+        let words = [
+            (Op::Read, "read"),
+            (Op::GetId, "read"),
+            (Op::Write, "write"),
+            (Op::Flush, "flush"),
+            (Op::Discard, "erase"),
+            (Op::WriteZeroes, "erase"),
+        ];
+        for (op, word) in words {
+            assert_eq!(FailedOp::of(op).name(), word);
+            assert_eq!(FailedOp::from_number(FailedOp::of(op) as u64), FailedOp::of(op));
+        }
+        // The host has no words for these.
+        assert!(reason(FailedOp::Flush, 0).contains("an earlier one has failed"));
+        assert!(reason(FailedOp::Write, 0).contains("the file ends there"));
+        let incidents = Incidents::default();
+        assert_eq!(format!("{incidents:?}"), "[]");
+        incidents.failed(Op::Write, Some(libc::ENOSPC), 7 * 512);
+        let latest =
+            Failures { op: FailedOp::Write, errno: libc::ENOSPC, sector: Some(7), count: 1 };
+        assert_eq!(format!("{incidents:?}"), format!("[{latest:?}]"));
+    }
+
+    #[test]
+    fn detours_ring_once_until_they_are_taken() {
+        let (incidents, rung) = (Incidents::default(), Arc::new(AtomicUsize::new(0)));
+        let bell = Arc::clone(&rung);
+        incidents.on_incident(Box::new(move || {
+            bell.fetch_add(1, SeqCst);
+        }));
+        assert_eq!(incidents.take_detours(), None);
+        incidents.detours(3, 4);
+        // The latest counts, as much of them as there is room for.
+        incidents.detours(u64::MAX, 5);
+        assert_eq!(rung.load(SeqCst), 1);
+        let most = u64::from(u32::MAX);
+        assert_eq!(incidents.take_detours(), Some(Detours { count: most, requests: 5 }));
+        assert_eq!(incidents.take_detours(), None);
+        incidents.detours(1, u64::MAX);
+        assert_eq!(rung.load(SeqCst), 2);
+        assert_eq!(incidents.take_detours(), Some(Detours { count: 1, requests: most }));
+    }
 }
