@@ -1,6 +1,7 @@
 //! Front against back in one process, and both against peers that keep no rule.
 
 mod hostile;
+mod pieces;
 
 use super::layout::{OP_INDIRECT, OP_READ, OP_WRITE};
 use super::*;

@@ -82,7 +82,7 @@ fn a10_a_slot_is_read_once() {
 }
 
 /// A request that the header knows, with its first four bytes and its tail.
-fn raw(abi: Abi, head: [u8; 4], sector: u64, rest: &[u32]) -> Vec<u8> {
+pub(super) fn raw(abi: Abi, head: [u8; 4], sector: u64, rest: &[u32]) -> Vec<u8> {
     let mut words = vec![0u32; abi.slot_bytes() / 4];
     words[0] = u32::from_le_bytes(head);
     let (id, [low, high]) = (
@@ -93,28 +93,6 @@ fn raw(abi: Abi, head: [u8; 4], sector: u64, rest: &[u32]) -> Vec<u8> {
     (words[id + 2], words[id + 3]) = (low, high);
     words[id + 4..id + 4 + rest.len()].copy_from_slice(rest);
     words.into_iter().flat_map(u32::to_le_bytes).collect()
-}
-
-/// What means nothing is not handed on, wherever the pieces are.
-#[test]
-fn bytes_of_a_piece_that_say_nothing_are_forgotten() {
-    let mut listed = pieces_to_bytes(&[PIECE]).to_vec();
-    listed[6..].fill(0xee);
-    let mut pages = Pages(HashMap::from([(1000, listed)]));
-    for shape in shapes() {
-        let memory = Memory::new(Shape { first: 0, ..shape });
-        let (mut front, mut back) = (memory.front(), memory.back(ALL));
-        let with = With::Pages { segments: 1, pages: &[1000] };
-        front.push(Ask { command: Command::Read, sector: 8, with }).unwrap();
-        front.push(READ).unwrap();
-        memory.set_slot(1, &raw(shape.abi, [OP_READ, 1, 0, 0], 8, &[7, 0xeeee_0700]));
-        let _ = front.publish();
-        for _ in 0..2 {
-            let (token, asked) = back.pop(&mut pages).unwrap().unwrap();
-            assert_eq!(asked.unwrap().pieces(), [PIECE]);
-            back.push(token, Status::Ok);
-        }
-    }
 }
 
 /// Each malformed request costs the guest this request: it is answered, and the next one served.
