@@ -433,3 +433,6 @@ impl Drop for Channel {
         received::empty(self.socket.as_fd(), &self.quarantine);
     }
 }
+
+#[cfg(test)]
+mod tests;
