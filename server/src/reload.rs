@@ -72,9 +72,6 @@ fn tell(done: &Reloaded) {
     for FailedOf { image, why } in &done.failed {
         tracing::error!(disk = image, "cannot be changed: {why}");
     }
-    for name in &done.limited {
-        tracing::info!(disk = name, "its limits are others now");
-    }
     for name in &done.policies {
         tracing::info!(disk = name, "its failed requests are treated in another way now");
     }
