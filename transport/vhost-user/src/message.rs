@@ -1,8 +1,7 @@
 //! Messages of the vhost-user protocol: reading, judging their form, answering.
 //!
 //! Every message is checked for its exact payload size and number of descriptors before anything
-//! looks at its content. Descriptors are judged as they come (`received.rs`), before anything else is
-//! done with them.
+//! looks at its content. Descriptors are judged as they come (`received.rs`), before all else.
 
 use super::received;
 use ringway_export::Quarantine;
