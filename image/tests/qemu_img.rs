@@ -193,7 +193,15 @@ fn b27_verdicts_on_damaged_images_are_those_of_qemu_img() {
         fs::copy(image, &victim).unwrap();
         let done: Vec<_> = (0..1 + random.below(2)).map(|_| damage(&victim, &mut random)).collect();
         let (status, said) = theirs(&victim);
-        let found = ours(&victim, 64).unwrap();
+        let found = match ours(&victim, 64) {
+            Ok(found) => found,
+            // A header that makes no sense is not checked any further, here nor there.
+            Err(refused) => {
+                assert!(!matches!(status, 0 | 3), "{done:?}\n{refused}\n{said}");
+                errors += 1;
+                continue;
+            }
+        };
         let words = format!("{}: {done:?}\n{found:?}\n{said}", image.display());
         match status {
             0 => whole += 1,
