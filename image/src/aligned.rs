@@ -1,8 +1,15 @@
 //! Memory for files that take only some.
+//!
+//! It begins with a page where a file wants any multiple at all. Less is enough for direct I/O, but memory
+//! that shares its pages' boundaries with no block of the disk is cut into more pieces on its way, and
+//! virtual disks write it three times as slowly.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+
+/// The least that memory is a multiple of where it is for direct I/O.
+const PAGE: usize = 4096;
 
 /// Zeroed bytes at a multiple of some unit.
 ///
@@ -17,6 +24,7 @@ pub(crate) struct Aligned {
 impl Aligned {
     /// So many bytes, more than none; `unit` is a power of two.
     pub(crate) fn new(bytes: usize, unit: usize) -> Self {
+        let unit = if unit > 1 { unit.max(PAGE) } else { 1 };
         let layout = Layout::from_size_align(bytes.max(1), unit).expect("a unit of a file");
         // SAFETY: it is not empty.
         let at = unsafe { alloc_zeroed(layout) };
@@ -64,5 +72,21 @@ impl Drop for Aligned {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout (Aligned invariant 1).
         unsafe { dealloc(self.at.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_for_direct_io_begins_with_a_page() {
+        for unit in [512, 1024, 4096, 8192] {
+            let mut memory = Aligned::default();
+            for bytes in [1, 512, 4096, 65536, 65537, 1 << 21] {
+                let at = memory.room(bytes, unit).as_ptr() as usize;
+                assert!(at.is_multiple_of(PAGE.max(unit as usize)), "{unit} {bytes}");
+            }
+        }
     }
 }
