@@ -35,13 +35,6 @@ impl Ask {
         memory && self.range.is_aligned(unit)
     }
 
-    /// Copies guest memory from `done` bytes behind the beginning of the part.
-    pub(crate) fn gather(&self, done: u64, into: &mut [u8]) {
-        // SAFETY: the list and its memory are valid until the answer (`ImageClient::ask`).
-        let copied = unsafe { (*self.memory).gather(self.skip + done, into) };
-        debug_assert_eq!(copied, into.len(), "a request has as much memory as range");
-    }
-
     /// Copies into guest memory, from `done` bytes behind the beginning of the part.
     pub(crate) fn scatter(&self, done: u64, from: &[u8]) {
         // SAFETY: as above; nobody relies on the content of the memory until then.

@@ -1,6 +1,7 @@
 //! The files of a disk, top first, and what each place of the disk is in them.
 
 use crate::base::{Base, Bases};
+use crate::cluster_write::Piece;
 use crate::decompress::Decompressor;
 use crate::file::BlockFile;
 use crate::l2::Tables;
@@ -29,7 +30,7 @@ pub(crate) struct Layers {
     pub(crate) base: Option<Arc<Base>>,
     /// The top's own file, those that hold the base's data, and the top's data file if it has one.
     pub(crate) files: Vec<Arc<File>>,
-    blocks: Vec<BlockFile>,
+    blocks: Arc<[BlockFile]>,
     /// Which of them holds the top's data: 0, or the last.
     pub(crate) data: u8,
     /// Bytes of the top's own file, if its data are in another.
@@ -79,6 +80,11 @@ impl Layers {
     /// disk.
     pub(crate) fn has_data_file(&self) -> bool {
         self.data != 0
+    }
+
+    /// All files, as [`Found::Data`] names them.
+    pub(crate) fn blocks(&self) -> Arc<[BlockFile]> {
+        Arc::clone(&self.blocks)
     }
 
     /// The file with the top's data.
@@ -147,6 +153,22 @@ impl Layers {
             }
         }
         Ok(true)
+    }
+
+    /// What a range is made of; `None` if some of it is compressed.
+    pub(crate) fn pieces(&mut self, at: u64, len: u64) -> io::Result<Option<Vec<Piece>>> {
+        let (mut pieces, mut known) = (Vec::new(), 0);
+        while known < len {
+            let (found, more) = self.find(at + known, len - known)?;
+            let from = match found {
+                Found::Zero => None,
+                Found::Data { file, offset } => Some((file, offset)),
+                Found::Packed(..) => return Ok(None),
+            };
+            known += more;
+            pieces.push(Piece { from, end: usize::try_from(known).map_err(io::Error::other)? });
+        }
+        Ok(Some(pieces))
     }
 
     /// Reads a range.

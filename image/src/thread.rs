@@ -1,7 +1,7 @@
 //! The image's thread: all that is more than a look-up.
 //!
-//! It takes what all queues ask in batches: reads and fills one part after the other, commits the
-//! tables once for all of them, and answers.
+//! It takes what all queues ask in batches: reads and plans one part after the other, has what is planned be
+//! written, several clusters at a time (`crew.rs`), commits the tables once for all of them, and answers.
 
 use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
@@ -179,15 +179,19 @@ impl Work {
 
     fn carry_out(&mut self, mailbox: &Mailbox) {
         let batch = std::mem::take(&mut self.batch);
+        let asks = batch.iter().enumerate();
         let mut results: Vec<io::Result<u64>> =
-            batch.iter().map(|(_, ask)| self.carry_out_one(ask)).collect();
-        if let Some(writer) = &mut self.writer
-            && let Err(error) = writer.commit(&mut self.map)
-        {
-            let changes = batch.iter().zip(&mut results);
-            let changes = changes.filter(|((_, ask), _)| ask.op.changes_disk());
-            changes.for_each(|(_, result)| fail(result, &error));
-            self.note_broken(mailbox);
+            asks.map(|(index, (_, ask))| self.carry_out_one(index, ask)).collect();
+        if let Some(writer) = &mut self.writer {
+            for (index, error) in writer.finish_writes(&mut self.map) {
+                results[index] = Err(io::Error::from_raw_os_error(error));
+            }
+            if let Err(error) = writer.commit(&mut self.map) {
+                let changes = batch.iter().zip(&mut results);
+                let changes = changes.filter(|((_, ask), _)| ask.op.changes_disk());
+                changes.for_each(|(_, result)| fail(result, &error));
+                self.note_broken(mailbox);
+            }
         }
         for ((queue, ask), result) in batch.iter().zip(results) {
             let result = match result {
@@ -201,7 +205,7 @@ impl Work {
         self.batch.clear();
     }
 
-    fn carry_out_one(&mut self, ask: &Ask) -> io::Result<u64> {
+    fn carry_out_one(&mut self, index: usize, ask: &Ask) -> io::Result<u64> {
         let cluster = ask.range.offset() / self.map.cluster();
         self.map.load(cluster);
         if ask.op == Op::Read {
@@ -212,19 +216,19 @@ impl Work {
         };
         let (range, size) = (ask.range, self.map.cluster());
         if ask.op == Op::Write {
-            return writer.write(&mut self.map, ask, 0, range.len());
+            return writer.write(&mut self.map, (index, ask), 0, range.len());
         }
         let whole = self.map.whole_clusters(range);
         let (first, end) = (whole.start * size, (whole.end * size).min(range.end()));
         if ask.op == Op::WriteZeroes && (whole.is_empty() || !self.map.zeroes_clusters()) {
-            return writer.write(&mut self.map, ask, 0, range.len());
+            return writer.write(&mut self.map, (index, ask), 0, range.len());
         }
         if ask.op == Op::WriteZeroes && first > range.offset() {
-            writer.write(&mut self.map, ask, 0, first - range.offset())?;
+            writer.write(&mut self.map, (index, ask), 0, first - range.offset())?;
         }
         writer.zero(&mut self.map, whole)?;
         if ask.op == Op::WriteZeroes && end < range.end() {
-            writer.write(&mut self.map, ask, end - range.offset(), range.end() - end)?;
+            writer.write(&mut self.map, (index, ask), end - range.offset(), range.end() - end)?;
         }
         Ok(range.len())
     }

@@ -10,6 +10,7 @@
 //! Reserved clusters read as zeroes, durably. So a first write where the disk read as zeroes needs no
 //! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
 
+mod batch;
 mod data_file;
 mod detach;
 mod give_back;
@@ -19,13 +20,13 @@ mod pull;
 mod put;
 
 use crate::aligned::Aligned;
-use crate::ask::Ask;
+use crate::cluster_write::ClusterWrite;
+use crate::crew::Crew;
 use crate::l2::stretch;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::Word;
-use ringway_core::Op;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -51,6 +52,14 @@ pub(crate) struct Writer {
     reserve_next: usize,
     /// Clusters of the disk that are about to change.
     pending: HashMap<u64, Pending>,
+    /// What is to be written, in the order in which it was planned, and where in that a cluster is.
+    writes: Vec<ClusterWrite>,
+    planned: HashMap<u64, usize>,
+    /// Clusters that are written whole for the first time with them, and what was pending of each.
+    filled: HashMap<u64, Option<Pending>>,
+    /// Requests of the batch that could not be written, and why, as `errno` says it.
+    failures: Vec<(usize, i32)>,
+    crew: Option<Crew>,
     /// L1 entries that changed in memory, with what they were.
     l1: Vec<(usize, u64)>,
     /// What was written replaces other content: it has to be durable before its entry is.
@@ -70,146 +79,17 @@ impl Writer {
             reserve: VecDeque::new(),
             reserve_next: 8,
             pending: HashMap::new(),
+            writes: Vec::new(),
+            planned: HashMap::new(),
+            filled: HashMap::new(),
+            failures: Vec::new(),
+            crew: None,
             l1: Vec::new(),
             barrier: false,
             freed: Vec::new(),
             broken: false,
             buffer: Aligned::default(),
         }
-    }
-
-    /// Writes (or zeroes) `len` bytes of a part, `skip` bytes behind its beginning; how many bytes. A
-    /// write ends where the mapping needs no change: 0 if that is at the beginning.
-    ///
-    /// # Errors
-    /// What the host says; nothing of the range is mapped then.
-    pub(crate) fn write(
-        &mut self,
-        map: &mut Map,
-        ask: &Ask,
-        skip: u64,
-        len: u64,
-    ) -> io::Result<u64> {
-        if self.broken {
-            return Err(corrupt());
-        }
-        let size = map.cluster();
-        let mut done = 0;
-        while done < len {
-            let at = ask.range.offset() + skip + done;
-            let (cluster, within) = (at / size, at % size);
-            let part = (size - within).min(len - done);
-            match self.write_cluster(map, ask, cluster, within, skip + done, part) {
-                Ok(true) => done += part,
-                Ok(false) => break,
-                Err(error) if done == 0 || ask.op != Op::Write => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
-    }
-
-    /// False if the cluster is one that is written in place.
-    fn write_cluster(
-        &mut self,
-        map: &mut Map,
-        ask: &Ask,
-        cluster: u64,
-        within: u64,
-        done: u64,
-        part: u64,
-    ) -> io::Result<bool> {
-        let (old, zero) = match self.pending.get(&cluster) {
-            Some(Pending { host: Some(host), .. }) => {
-                // Nobody else writes there before it is published.
-                let host = *host;
-                return self.fill(map, ask, host + within, done, part).map(|()| true);
-            }
-            Some(Pending { host: None, old }) => (*old, true),
-            None => match map.layers.top().entry(cluster)? {
-                Entry::Data { host, copied } if copied || map.layers.has_data_file() => {
-                    let beyond = host + map.bytes_of(cluster) > map.layers.data_end();
-                    if beyond {
-                        return Err(corrupt());
-                    }
-                    // Zeroes go there from here, and what the file does not take as it is; all other
-                    // writes are the queue's own.
-                    let from_here = ask.op != Op::Write || !ask.fits(map.layers.unit);
-                    return match from_here {
-                        true => self.fill(map, ask, host + within, done, part).map(|()| true),
-                        false => Ok(false),
-                    };
-                }
-                old => {
-                    let (at, bytes) = (cluster * map.cluster(), map.bytes_of(cluster));
-                    (old, map.layers.is_zero(at, bytes)?)
-                }
-            },
-        };
-        if zero && ask.op != Op::Write {
-            return Ok(true);
-        }
-        self.own_l2(map, cluster)?;
-        let apart = map.layers.has_data_file();
-        let host = match apart {
-            true => self.place_in_data_file(map, cluster, zero)?,
-            false => self.allocate(map)? << map.layers.top().shape.cluster_bits,
-        };
-        let filled = if zero {
-            self.fill(map, ask, host + within, done, part)
-        } else {
-            self.replace(map, ask, cluster, host, within, done, part)
-        };
-        if let Err(error) = filled {
-            // It may not read as zeroes any more, so it is no reserve.
-            self.freed.extend((!apart).then(|| host / map.cluster()));
-            return Err(error);
-        }
-        self.pending.insert(cluster, Pending { host: Some(host), old });
-        Ok(true)
-    }
-
-    /// Writes a part of a request into a cluster that nobody else uses.
-    fn fill(&mut self, map: &mut Map, ask: &Ask, at: u64, done: u64, part: u64) -> io::Result<()> {
-        // At most a cluster.
-        let part = usize::try_from(part).map_err(io::Error::other)?;
-        let bytes = self.buffer.room(part, map.layers.unit);
-        if ask.op == Op::Write {
-            ask.gather(done, bytes);
-        } else {
-            bytes.fill(0);
-        }
-        map.layers.data().write_at(bytes, at)
-    }
-
-    /// Writes a whole cluster: what it held, with a part of a request over it.
-    #[allow(clippy::too_many_arguments)]
-    fn replace(
-        &mut self,
-        map: &mut Map,
-        ask: &Ask,
-        cluster: u64,
-        host: u64,
-        within: u64,
-        done: u64,
-        part: u64,
-    ) -> io::Result<()> {
-        let bytes = map.bytes_of(cluster);
-        self.barrier = true;
-        if part == bytes {
-            return self.fill(map, ask, host, done, part);
-        }
-        let at = cluster * map.cluster();
-        let number = |bytes| usize::try_from(bytes).map_err(io::Error::other);
-        let whole = self.buffer.room(number(bytes)?, map.layers.unit);
-        map.layers.read(at, whole)?;
-        let into = &mut whole[number(within)?..number(within + part)?];
-        if ask.op == Op::Write {
-            ask.gather(done, into);
-        } else {
-            into.fill(0);
-        }
-        map.layers.data().write_at(whole, host)
     }
 
     /// Has whole clusters read as zeroes, and their space given back. A discard may
@@ -221,6 +101,8 @@ impl Writer {
         if !map.zeroes_clusters() {
             return Ok(());
         }
+        // They may have been asked for before.
+        self.carry_out_writes(map);
         if map.layers.has_data_file() {
             return self.zero_data_file(map, clusters);
         }

@@ -8,11 +8,10 @@
 //! A kill or a power cut at any moment leaves the old size or the new one.
 
 use super::Writer;
-use crate::ask::Ask;
 use crate::header::{L1_BYTES_MAX, l1_entries};
 use crate::layout::corrupt;
 use crate::map::Map;
-use ringway_core::{ByteRange, Op};
+use ringway_core::ByteRange;
 use std::io;
 
 /// Header fields size, crypt_method (0), l1_size, l1_table_offset: neighbours in one sector.
@@ -148,9 +147,7 @@ impl Writer {
         let cluster = map.cluster();
         let whole = old.next_multiple_of(cluster).min(size);
         if let Some(range) = ByteRange::new(old, whole - old).filter(|range| !range.is_empty()) {
-            let memory = std::ptr::null();
-            let ask = Ask { tag: 0, op: Op::WriteZeroes, range, memory, skip: 0 };
-            self.write(map, &ask, 0, range.len())?;
+            self.write_zeroes(map, range)?;
             self.commit(map)?;
         }
         let end = map.layers.base_bytes().min(size).div_ceil(cluster);

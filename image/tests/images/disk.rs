@@ -3,7 +3,7 @@
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
-    Answer, Ask, Header, Image, ImageClient, Layer, LayerFormat, Place, Shape, Use,
+    Answer, Ask, Bases, Header, Image, ImageClient, Layer, LayerFormat, Place, Shape, Use,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -67,8 +67,15 @@ fn memory(bytes: &mut [u8]) -> Segments {
 
 impl TestDisk {
     pub(crate) fn open(path: &Path, read_only: bool) -> Self {
+        Self::open_in_units(path, read_only, 1)
+    }
+
+    /// As if its files were open for direct I/O of multiples of `unit` bytes, if that is more than 1: the
+    /// image's thread has others help it then.
+    pub(crate) fn open_in_units(path: &Path, read_only: bool, unit: u32) -> Self {
         let usage = Use { read_only, grows: true, barriers: true };
-        let image = Image::open(layers(path, read_only), usage).unwrap();
+        let (layers, bases) = (layers(path, read_only), Bases::default());
+        let image = Image::open_beside(layers, usage, &bases, unit).unwrap();
         Self { client: image.client(256).unwrap(), image }
     }
 
@@ -107,9 +114,15 @@ impl TestDisk {
 
     /// Carries out changes, all of them at once.
     pub(crate) fn change(&mut self, changes: &mut [Change]) {
+        let results = self.try_change(changes);
+        assert!(results.iter().all(|result| *result == 0), "{results:?}");
+    }
+
+    /// As [`TestDisk::change`]; a negative `errno` of each that failed.
+    pub(crate) fn try_change(&mut self, changes: &mut [Change]) -> Vec<i64> {
         let lists: Vec<Segments> =
             changes.iter_mut().map(|change| memory(&mut change.bytes)).collect();
-        let mut done = vec![0; changes.len()];
+        let (mut done, mut results) = (vec![0; changes.len()], vec![0; changes.len()]);
         let mut open = 0;
         for (tag, change) in changes.iter().enumerate() {
             open += usize::from(self.advance(tag, change, &lists[tag], &mut done[tag]));
@@ -117,11 +130,17 @@ impl TestDisk {
         while open > 0 {
             let answer = self.wait();
             let tag = usize::from(answer.tag);
-            done[tag] += u64::try_from(answer.result)
-                .unwrap_or_else(|_| panic!("{:?}: {}", changes[tag].op, answer.result));
             open -= 1;
-            open += usize::from(self.advance(tag, &changes[tag], &lists[tag], &mut done[tag]));
+            match u64::try_from(answer.result) {
+                Err(_) => results[tag] = answer.result,
+                Ok(more) => {
+                    done[tag] += more;
+                    let (change, list) = (&changes[tag], &lists[tag]);
+                    open += usize::from(self.advance(tag, change, list, &mut done[tag]));
+                }
+            }
         }
+        results
     }
 
     /// The next step of a change; true if the image's thread was asked.

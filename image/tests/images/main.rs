@@ -14,3 +14,4 @@ mod merge_cuts;
 mod power_cuts;
 mod qemu;
 mod record;
+mod several;

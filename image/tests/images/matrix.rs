@@ -218,8 +218,8 @@ fn one_image(rng: &mut Rng) {
     let (file, header) = header(&path);
     drop(file);
     let raw_data = header.data_file.filter(|data| data.raw).and_then(|data| data.name);
-    for _ in 0..2 {
-        let mut disk = TestDisk::open(&path, false);
+    for unit in [1, 512] {
+        let mut disk = TestDisk::open_in_units(&path, false, unit);
         for _ in 0..12 {
             let mut changes = random_changes(rng, &mut model);
             disk.change(&mut changes);
@@ -287,7 +287,7 @@ fn header(path: &Path) -> (File, Header) {
 }
 
 /// Our check agrees with QEMU's: nothing is wrong.
-fn checked(path: &Path) {
+pub(crate) fn checked(path: &Path) {
     let (file, header) = header(path);
     let bytes = file.metadata().unwrap().len();
     let found = check(&file, &header, bytes, CheckOptions::default()).unwrap().unwrap();

@@ -70,6 +70,8 @@ impl History {
         let path = folder.path().join("image.qcow2");
         let cluster_bits = rng.pick(&[9, 9, 12, 12, 16]);
         let bytes = rng.pick(&[65536, 300 * SECTOR, 1 << 20]);
+        // As with direct I/O, in half of them: clusters are written by several threads then.
+        let unit = rng.pick(&[1, 512]);
         let backed = rng.below(2) == 0;
         let mut base = vec![0; bytes];
         if backed {
@@ -86,7 +88,7 @@ impl History {
         let mut model = base.clone();
         if rng.below(3) == 0 {
             // A life before, so that there is something to be freed and used again.
-            let mut disk = TestDisk::open(&path, false);
+            let mut disk = TestDisk::open_in_units(&path, false, unit);
             (0..6).for_each(|_| disk.change(&mut random_changes(rng, &mut model)));
             base.clone_from(&model);
         }
@@ -102,7 +104,7 @@ impl History {
             grown: Vec::new(),
             pulled: backed.then_some(0),
         };
-        let mut disk = TestDisk::open(&history.path, false);
+        let mut disk = TestDisk::open_in_units(&history.path, false, unit);
         for number in 1..=10 + rng.below(30) {
             history.change(rng, &record, &mut disk, &mut model, number);
             if rng.below(3) == 0 {

@@ -44,6 +44,38 @@ fn records() -> MutexGuard<'static, Vec<Recording>> {
     RECORDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Writes to these files fail with EIO if a byte of theirs is this.
+static FAULTS: Mutex<Vec<(Key, u8)>> = Mutex::new(Vec::new());
+
+/// Writes that hold some byte fail until it is dropped.
+pub(crate) struct Fault(Key);
+
+impl Fault {
+    pub(crate) fn of(file: &File, byte: u8) -> Self {
+        FAULTS.lock().unwrap().push((key(file), byte));
+        Self(key(file))
+    }
+}
+
+impl Drop for Fault {
+    fn drop(&mut self) {
+        FAULTS.lock().unwrap_or_else(PoisonError::into_inner).retain(|fault| fault.0 != self.0);
+    }
+}
+
+/// True if a write of such bytes is to fail.
+fn fails(fd: i32, bytes: impl FnOnce() -> Vec<u8>) -> bool {
+    let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if faults.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return false;
+    }
+    let mut its = faults.iter().filter(|fault| fault.0 == (stat.st_dev, stat.st_ino));
+    its.next().is_some_and(|(_, byte)| bytes().contains(byte))
+}
+
 /// Records files until it is dropped; the first one is one that nobody else records.
 pub(crate) struct Record(Key);
 
@@ -143,6 +175,12 @@ unsafe extern "C" fn pwritev2(
     at: i64,
     flags: i32,
 ) -> isize {
+    // SAFETY: the caller's, as the kernel reads them.
+    if fails(fd, || unsafe { written(iov, count, u64::MAX) }) {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::EIO };
+        return -1;
+    }
     // SAFETY: passed on to the caller. The offset has two words, the second of them its high half.
     let call = || unsafe { libc::syscall(libc::SYS_pwritev2, fd, iov, count, at, 0, flags) };
     // SAFETY: the kernel has read as much.

@@ -1,0 +1,69 @@
+//! Clusters of one batch are written by several threads where direct I/O is used.
+
+use crate::disk::{Change, TestDisk};
+use crate::matrix::{checked, same};
+use crate::qemu;
+use crate::record::Fault;
+use ringway_core::Op;
+use ringway_image::{Format, NewImage};
+use std::fs::File;
+use std::path::Path;
+
+const CLUSTER: usize = 65536;
+const BYTES: usize = 64 * CLUSTER;
+
+/// What cannot be written has this byte.
+const BAD: u8 = 0xee;
+
+fn write(at: usize, byte: u8) -> Change {
+    Change { op: Op::Write, at: at as u64, bytes: vec![byte; 512] }
+}
+
+/// What cannot be written fails the requests of its cluster, and those alone. Its cluster holds what it did,
+/// and can be written later.
+#[test]
+fn c03_a_cluster_that_cannot_be_written_fails_its_requests_alone() {
+    for (unit, backed) in [(1, false), (1, true), (512, false), (512, true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image.qcow2");
+        let mut model = vec![0; BYTES];
+        if backed {
+            model.fill(0x5a);
+            std::fs::write(folder.path().join("base.raw"), &model).unwrap();
+        }
+        let backing = backed.then_some((Path::new("base.raw"), Format::Raw));
+        let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing };
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        new.write(&file).unwrap();
+        let mut disk = TestDisk::open_in_units(&path, false, unit);
+        let fault = Fault::of(&file, BAD);
+        // Two for each of sixteen clusters; one of those of the fifth cannot be written.
+        let mut changes: Vec<_> = (0..32_u8)
+            .map(|nth| {
+                let at = usize::from(nth % 16) * CLUSTER + 1024 * usize::from(nth / 16);
+                write(at, if nth == 5 { BAD } else { nth + 1 })
+            })
+            .collect();
+        let results = disk.try_change(&mut changes);
+        for (nth, (change, result)) in changes.iter().zip(&results).enumerate() {
+            let (at, is_bad) = (usize::try_from(change.at).unwrap(), nth == 5);
+            assert!(!is_bad || *result == -i64::from(libc::EIO), "{unit} {backed}: {result}");
+            // What came with it may have failed with it.
+            assert!(nth == 5 || nth == 21 || *result == 0, "{unit} {backed} {nth}: {result}");
+            if *result == 0 {
+                model[at..at + 512].copy_from_slice(&change.bytes);
+            }
+        }
+        same(&disk.read(0, BYTES), &model, 0);
+        drop(fault);
+        disk.change(&mut [write(5 * CLUSTER, BAD)]);
+        model[5 * CLUSTER..5 * CLUSTER + 512].fill(BAD);
+        same(&disk.read(0, BYTES), &model, 0);
+        drop(disk);
+        checked(&path);
+        if qemu::is_here() {
+            qemu::check(&path, false);
+            same(&qemu::content(&path, None), &model, 0);
+        }
+    }
+}
