@@ -7,7 +7,7 @@ use common::{Daemon, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, Rng, skip};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const ARGS: [&str; 5] = ["top.qcow2", "--format", "qcow2", "--socket", "s"];
@@ -206,4 +206,44 @@ fn an_image_that_cannot_be_served_so_is_refused_with_the_way_out() {
     assert!(std::fs::read(dir.join("top.qcow2")).unwrap() == before, "nothing was changed");
     let args = ["clones/one.qcow2", "--format", "qcow2", "--backing-root", ".", "--socket", "s"];
     Daemon::serve(dir, &args).stop();
+}
+
+/// Threads of a daemon that write clusters of an image together with its own.
+fn writers(daemon: &Daemon) -> usize {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
+    // One that ends meanwhile has no name.
+    names.filter(|name| name.as_ref().is_ok_and(|name| name.trim() == "image-io")).count()
+}
+
+/// In the sandbox, with direct I/O: first writes of many requests are carried out together, by threads that
+/// an idle disk does not have.
+#[test]
+fn first_writes_have_threads_that_end() {
+    let dir = folder();
+    let dir = dir.path();
+    if overlay(dir).is_none() {
+        return;
+    }
+    let daemon = Daemon::serve(dir, &[&ARGS[..], &["--cache", "none"]].concat());
+    assert_eq!(writers(&daemon), 0);
+    let load = ["--rw", "randwrite", "--iodepth", "32", "--bs", "4k", "--io-size", "2M"];
+    let bench = [&["bench", "vhost-user:s", "--allow-write"], &load[..]].concat();
+    let mut load = ringway();
+    let mut load = load.args(bench).current_dir(dir).stdout(Stdio::null()).spawn().unwrap();
+    let mut most = 0;
+    while load.try_wait().unwrap().is_none() {
+        most = writers(&daemon).max(most);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    most = writers(&daemon).max(most);
+    assert!(load.wait().unwrap().success() && (1..8).contains(&most), "{most} threads");
+    let deadline = Instant::now() + common::PATIENCE;
+    while writers(&daemon) > 0 {
+        assert!(Instant::now() < deadline, "they never end");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    daemon.stop();
+    let check = img(dir, &["check", "top.qcow2"]).unwrap();
+    assert!(check.status.success(), "{}", text(&check.stdout));
 }
