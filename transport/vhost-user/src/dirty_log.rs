@@ -278,33 +278,60 @@ mod tests {
         assert!(area.check_covers(16 * PAGE + 1).is_err() && area.check_covers(u64::MAX).is_err());
     }
 
-    #[test]
-    fn ring_entries_are_marked_around_the_end_of_the_ring() {
+    /// A log of a queue of 1024 entries in the second of two regions, and that memory.
+    fn ring_log(packed: bool) -> (GuestMap, QueueLog) {
         let region = |guest, user| {
             let mapping = Arc::new(Mapping::anonymous(1 << 16).unwrap());
             Region { guest, user, len: 1 << 16, mapping }
         };
         let map = GuestMap::new(vec![region(0x10_0000, 0), region(0x20_0000, 1 << 20)]).unwrap();
         let at = |offset| map.regions()[1].mapping.at(offset);
+        let format = Format { packed, size: 1024, event_idx: true, indirect: false };
+        let areas = Areas { desc: at(0), driver: at(0x8000), device: at(0xa000) };
+        let log_at = Some(0x20_a000);
+        let behind_iommu = false;
+        let about =
+            Logged { map: &map, format, areas: Some(areas), log_at, behind_iommu, bell: None };
+        let log = QueueLog::new(&area(4096), about).unwrap();
+        (map, log)
+    }
+
+    #[test]
+    fn ring_entries_are_marked_around_the_end_of_the_ring() {
         for packed in [false, true] {
-            let area = area(4096);
-            let format = Format { packed, size: 1024, event_idx: true, indirect: false };
-            let areas = Areas { desc: at(0), driver: at(0x8000), device: at(0xa000) };
-            let log_at = Some(0x20_a000);
-            let behind_iommu = false;
-            let about =
-                Logged { map: &map, format, areas: Some(areas), log_at, behind_iommu, bell: None };
-            let log = QueueLog::new(&area, about).unwrap();
-            log.published(Unpublished { first: 1020, count: 0 });
-            assert_eq!(marked(&area), [0u64; 0], "nothing was published");
-            log.published(Unpublished { first: 1020, count: 8 });
-            // The used ring has its index in the first page. 1024 packed descriptors are four pages.
-            let expected = if packed { vec![0x200, 0x203] } else { vec![0x20a, 0x20b, 0x20c] };
-            assert_eq!(marked(&area), expected, "packed: {packed}");
+            // 1024 packed descriptors are four pages. The used ring, of more than two, has its index in the
+            // first one.
+            for (first, count, descs, used) in [
+                (1020, 0, vec![], vec![]),
+                (1020, 8, vec![0x200, 0x203], vec![0x20a, 0x20b, 0x20c]),
+                (512, 2, vec![0x202], vec![0x20a, 0x20b]),
+                (1023, 1, vec![0x203], vec![0x20a, 0x20b, 0x20c]),
+                (1000, 324, vec![0x200, 0x201, 0x203], vec![0x20a, 0x20b, 0x20c]),
+                (0, 1024, vec![0x200, 0x201, 0x202, 0x203], vec![0x20a, 0x20b, 0x20c]),
+            ] {
+                let (_map, log) = ring_log(packed);
+                log.published(Unpublished { first, count });
+                let expected = if packed { descs } else { used };
+                assert_eq!(marked(&log.area), expected, "{count} from {first}, packed: {packed}");
+            }
+            let (_map, log) = ring_log(packed);
             log.wished();
             // The event index is behind the last entry, the event structure is all of the area.
-            let wish = if packed { 0x20a } else { 0x20c };
-            assert!(marked(&area).contains(&wish), "packed: {packed}");
+            let expected = if packed { vec![0x20a] } else { vec![0x20a, 0x20c] };
+            assert_eq!(marked(&log.area), expected, "packed: {packed}");
         }
+    }
+
+    #[test]
+    fn only_what_lies_in_guest_memory_has_a_guest_address() {
+        let (map, log) = ring_log(false);
+        for region in map.regions() {
+            assert_eq!(log.guest_of(region.mapping.at(0)), Some(region.guest));
+            assert_eq!(log.guest_of(region.mapping.at(0xffff)), Some(region.guest + 0xffff));
+        }
+        let highest = map.regions().iter().max_by_key(|region| region.mapping.at(0)).unwrap();
+        assert_eq!(log.guest_of(highest.mapping.at(0xffff).wrapping_add(1)), None);
+        let lowest = map.regions().iter().min_by_key(|region| region.mapping.at(0)).unwrap();
+        assert_eq!(log.guest_of(lowest.mapping.at(0).wrapping_sub(1)), None);
     }
 }

@@ -341,3 +341,6 @@ pub(super) fn ring_overlaps(at: UserAddresses, format: Format, first: u64, last:
 }
 
 const _: () = assert!(QUESTION_BYTES as usize == IOTLB_BYTES_PADDED);
+
+#[cfg(test)]
+mod tests;

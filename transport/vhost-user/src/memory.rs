@@ -95,3 +95,18 @@ pub(super) fn without_region(old: &GuestMap, message: &Message) -> Result<GuestM
     regions.remove(at);
     Ok(GuestMap::new(regions)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever shares no memory is told how to. Whoever has too much already has no use for that.
+    #[test]
+    fn what_is_too_much_is_told_apart_from_what_cannot_be_shared() {
+        let said = |source| refused(0x1000, source).to_string();
+        let much = said(MappingError::Quota { asked: 8, have: 4, room: 2 });
+        assert!(much.contains("0x1000") && !much.contains("share=on"), "{much}");
+        let wrong = said(MappingError::Host(std::io::Error::from_raw_os_error(libc::EACCES)));
+        assert!(wrong.contains("0x1000") && wrong.contains("share=on"), "{wrong}");
+    }
+}

@@ -162,3 +162,80 @@ pub(super) fn empty(socket: BorrowedFd<'_>, quarantine: &Quarantine) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::io::IoSlice;
+    use std::net::UdpSocket;
+    use std::os::unix::net::UnixStream;
+
+    /// As many as make a quarantine full.
+    const MANY: usize = 128;
+
+    fn foreign() -> OwnedFd {
+        UdpSocket::bind("127.0.0.1:0").unwrap().into()
+    }
+
+    /// A connected socket in which so many messages wait, each with descriptors of `fd`.
+    fn filled(messages: usize, fd: &OwnedFd, each: usize) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let fds = vec![fd.as_fd(); each];
+        // And before all that bytes without any, more than are read at once: two reads.
+        std::io::Write::write_all(&mut &theirs, &[0; 8192]).unwrap();
+        for _ in 0..messages {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SENT_MAX))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let sent = sendmsg(&theirs, &[IoSlice::new(b"x")], &mut control, SendFlags::empty());
+            assert_eq!(sent, Ok(1));
+        }
+        ours
+    }
+
+    fn is_open(fd: i32) -> bool {
+        // SAFETY: it only asks.
+        unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+    }
+
+    #[test]
+    fn b22_what_is_left_in_a_socket_is_put_aside_before_it_is_closed() {
+        let fd = foreign();
+        for (messages, each) in [(1, MANY), (4, MANY / 4)] {
+            let quarantine = Quarantine::default();
+            let socket = filled(messages, &fd, each);
+            empty(socket.as_fd(), &quarantine);
+            assert!(quarantine.is_full(), "{messages} messages");
+        }
+        let quarantine = Quarantine::default();
+        close(filled(1, &fd, MANY).into(), &quarantine);
+        assert!(quarantine.is_full(), "closed with care");
+        let quarantine = Quarantine::default();
+        let file = tempfile::tempfile().unwrap();
+        empty(filled(1, &file.into(), MANY).as_fd(), &quarantine);
+        assert!(!quarantine.is_full(), "files are closed");
+    }
+
+    #[test]
+    fn b22_descriptors_that_nobody_expects_are_closed_only_if_that_is_harmless() {
+        let quarantine = Quarantine::default();
+        let harmless = tempfile::tempfile().unwrap();
+        let (channel, _other) = UnixStream::pair().unwrap();
+        let fds: [OwnedFd; 3] = [harmless.into(), channel.into(), foreign()];
+        let numbers = fds.each_ref().map(std::os::fd::AsRawFd::as_raw_fd);
+        put_aside_or_close(fds.into(), &quarantine);
+        assert!(is_open(numbers[1]) && is_open(numbers[2]));
+        put_aside_or_close((2..MANY).map(|_| foreign()).collect(), &quarantine);
+        assert!(quarantine.is_full(), "two and the rest");
+    }
+
+    #[test]
+    fn b22_sockets_are_taken_out_and_counted() {
+        let quarantine = Quarantine::default();
+        let (channel, _other) = UnixStream::pair().unwrap();
+        let mut fds = vec![channel.into(), tempfile::tempfile().unwrap().into(), foreign()];
+        assert_eq!(without_sockets(&mut fds, &quarantine), 2);
+        assert_eq!((fds.len(), kind(fds[0].as_fd())), (1, DescriptorKind::Plain));
+    }
+}

@@ -125,3 +125,115 @@ fn fields_lie_where_they_are_asked_for() {
     // Behind the end nothing is read.
     assert_eq!((message.u16(11), message.u32(9), message.u64(5)), (0, 0, 0));
 }
+
+/// A channel, its peer, and the bell that tells it to stop.
+fn channel() -> (Channel, UnixStream, OwnedFd) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let quarantine = Arc::new(Quarantine::default());
+    (Channel::new(ours, quarantine).unwrap(), theirs, eventfd(0, EventfdFlags::CLOEXEC).unwrap())
+}
+
+fn bells(count: usize) -> Vec<OwnedFd> {
+    std::iter::repeat_with(|| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).take(count).collect()
+}
+
+fn send(peer: &UnixStream, header: [u32; 3], payload: &[u8], fds: &[OwnedFd]) {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [&header.map(u32::to_ne_bytes).concat(), payload].concat();
+    let sent = sendmsg(peer, &[IoSlice::new(&bytes)], &mut control, SendFlags::empty());
+    assert_eq!(sent, Ok(bytes.len()));
+}
+
+/// What the protocol lets a message carry is told apart from what this one has a use for.
+#[test]
+fn more_descriptors_than_any_message_carries_are_too_many() {
+    let payload = padded(&[8], 8 + 32 * TABLE_REGIONS_MAX);
+    let header = [R::SET_MEM_TABLE as u32, 1, u32::try_from(payload.len()).unwrap()];
+    for (count, enough) in [(TABLE_REGIONS_MAX, true), (MAX_ATTACHED_FD_ENTRIES, false)] {
+        let (mut channel, peer, _stop) = channel();
+        send(&peer, header, &payload, &bells(count));
+        match channel.receive() {
+            Ok(message) => assert!(enough && message.is_some_and(|m| m.fds.len() == count)),
+            Err(MessageError::DescriptorCount { have, .. }) => assert!(!enough && have == count),
+            other => panic!("{count} descriptors: {other:?}"),
+        }
+    }
+    for count in [MAX_ATTACHED_FD_ENTRIES + 1, MAX_ATTACHED_FD_ENTRIES + 9] {
+        let (mut channel, peer, _stop) = channel();
+        send(&peer, header, &payload, &bells(count));
+        assert!(matches!(channel.receive(), Err(MessageError::TooManyDescriptors)), "{count}");
+    }
+}
+
+/// Whatever else would be wrong with it.
+#[test]
+fn b22_a_socket_ends_every_message_but_the_one_that_it_is_for() {
+    for (request, fits) in
+        [(R::GET_FEATURES, false), (R::REM_MEM_REG, false), (R::SET_BACKEND_REQ_FD, true)]
+    {
+        let (mut channel, peer, _stop) = channel();
+        let payload = empty(if request == R::REM_MEM_REG { 40 } else { 0 });
+        let header = [request as u32, 1, u32::try_from(payload.len()).unwrap()];
+        let (socket, _other) = UnixStream::pair().unwrap();
+        send(&peer, header, &payload, &[socket.into()]);
+        match channel.receive() {
+            Ok(message) => assert!(fits && message.is_some_and(|m| m.fds.len() == 1)),
+            Err(MessageError::Foreign(1)) => assert!(!fits, "{request:?}"),
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_header_says_how_much_is_to_come_and_that_is_bounded() {
+    let longest = u32::try_from(PAYLOAD_MAX).unwrap();
+    for (size, fits) in [(longest, true), (longest + 1, false), (u32::MAX, false)] {
+        let (mut channel, peer, _stop) = channel();
+        assert_eq!(channel.deadline(), None);
+        send(&peer, [R::GET_CONFIG as u32, 1, size], &[], &[]);
+        match channel.receive() {
+            // The rest is to come.
+            Ok(None) => assert!(fits && channel.deadline().is_some(), "{size} bytes"),
+            Err(MessageError::PayloadSize { have, .. }) => {
+                assert!(!fits && have == size as usize, "{size} bytes: {have}");
+            }
+            other => panic!("{size} bytes: {other:?}"),
+        }
+    }
+    // A version of its own, and a reply that nobody asked for.
+    for flags in [0, 2, 3, 1 | 4] {
+        let (mut channel, peer, _stop) = channel();
+        send(&peer, [R::GET_FEATURES as u32, flags, 0], &[], &[]);
+        assert!(matches!(channel.receive(), Err(MessageError::Version(_))), "flags {flags}");
+    }
+}
+
+/// More than a socket holds. Whoever answers waits for the peer, or for the order to stop.
+#[test]
+fn a_long_answer_waits_for_its_peer_unless_told_to_stop() {
+    let payload: Vec<u8> = (0..4 << 20).map(|n: u32| n.to_le_bytes()[0]).collect();
+    let (channel, peer, stop) = channel();
+    let read = std::thread::spawn(move || {
+        let (mut bytes, mut fds) = (Vec::new(), 0);
+        while bytes.len() < HEADER_BYTES + (4 << 20) {
+            let mut room = [0; 1 << 16];
+            poll(&mut [PollFd::new(&peer, PollFlags::IN)], None).unwrap();
+            let part = received::receive(peer.as_fd(), &mut room).unwrap();
+            bytes.extend_from_slice(&room[..part.bytes]);
+            fds += part.fds.len();
+        }
+        (peer, bytes, fds)
+    });
+    channel.reply(7, &payload, Some(stop.as_fd()), stop.as_fd()).unwrap();
+    let (_peer, bytes, fds) = read.join().unwrap();
+    let header = [7, 1 | 4, 4 << 20].map(u32::to_ne_bytes).concat();
+    assert!(bytes[..HEADER_BYTES] == header && bytes[HEADER_BYTES..] == payload);
+    assert_eq!(fds, 1, "the descriptor comes once");
+    // Nobody reads this one.
+    rustix::io::write(&stop, &1u64.to_ne_bytes()).unwrap();
+    let told = channel.reply(7, &payload, None, stop.as_fd());
+    assert!(matches!(told, Err(MessageError::Stopped)), "{told:?}");
+}
