@@ -1,7 +1,7 @@
 //! What a disk is served from now: its file, and the image in it. A snapshot puts others in their place.
 
 use crate::unmapped::Unmapped;
-use ringway_image::Image;
+use ringway_image::{Bases, Image};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -13,4 +13,6 @@ pub(crate) struct Active {
     pub(crate) unmapped: Option<Unmapped>,
     /// Where its clusters are, if it is no raw image.
     pub(crate) image: Option<Arc<Image>>,
+    /// Of all disks of this process, for an image whose tables are read later.
+    pub(crate) bases: Arc<Bases>,
 }

@@ -2,18 +2,18 @@
 
 use crate::disk::Disk;
 use crate::unmapped::Unmapped;
-use ringway_image::{Bases, Image, ImageClient};
+use ringway_image::{Bases, Image, ImageClient, LayerFormat};
 use std::io;
 use std::sync::Arc;
 
 impl Disk {
     /// Reads the tables of an image that is not raw; does nothing for others. A disk is not served
-    /// before. Its lock has to be ours.
+    /// before. Its lock has to be ours: those of an incoming disk are read by [`Disk::map_image_again`].
     ///
     /// # Errors
     /// What the host says, or what is wrong with the tables.
     pub fn map_image(&mut self) -> io::Result<()> {
-        self.map_image_beside(&Bases::default())
+        self.map_image_beside(&Arc::default())
     }
 
     /// As [`Disk::map_image`]; what the image is based on is shared with other disks that are based on
@@ -21,13 +21,73 @@ impl Disk {
     ///
     /// # Errors
     /// As [`Disk::map_image`].
-    pub fn map_image_beside(&mut self, bases: &Bases) -> io::Result<()> {
+    pub fn map_image_beside(&mut self, bases: &Arc<Bases>) -> io::Result<()> {
         let unit = self.image_unit();
         let mut active = self.active();
+        active.bases = Arc::clone(bases);
+        if self.incoming {
+            return Ok(());
+        }
         if let Some(Unmapped { layers, usage }) = active.unmapped.take() {
             active.image = Some(Arc::new(Image::open_beside(layers, usage, bases, unit)?));
         }
         Ok(())
+    }
+
+    /// Whether the lock of its file can go to another process, which goes on with its guest.
+    #[must_use]
+    pub fn can_be_handed_over(&self) -> bool {
+        self.is_real() && self.image().is_none_or(|image| image.can_be_handed_over())
+    }
+
+    /// Has all that is known of an image that is not raw be in its file, durably, and forgets it: others may
+    /// write the file once its lock is given up. Nothing may be in flight. If it fails, it is served as
+    /// before.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn forget_image(&self) -> io::Result<()> {
+        let Some(image) = self.image() else { return Ok(()) };
+        let (layers, usage) = (image.hand_over(self.image_unit())?, image.usage());
+        let mut active = self.active();
+        active.unmapped = Some(Unmapped { layers, usage });
+        active.image = None;
+        drop(active);
+        // Its thread has nothing to do any more, and ends.
+        drop(image);
+        Ok(())
+    }
+
+    /// True if nothing is known of its image but what its files are.
+    #[must_use]
+    pub fn has_forgotten_image(&self) -> bool {
+        self.active().unmapped.is_some()
+    }
+
+    /// Reads the tables of an image that is not raw, and its header before them, which others may have
+    /// written: the lock has to be ours again. The bytes that the disk has by now; it has to be told them
+    /// ([`Disk::set_capacity`]). If it fails, nothing is known of it, as before.
+    ///
+    /// # Errors
+    /// What the host says, or what is wrong with the image.
+    pub fn map_image_again(&self) -> io::Result<u64> {
+        let unit = self.image_unit();
+        let mut active = self.active();
+        let Some(Unmapped { layers, usage }) = &active.unmapped else { return Ok(self.capacity()) };
+        let usage = *usage;
+        let mut layers = layers.clone();
+        if let Some(top) = layers.first_mut() {
+            *top = top.taken_over(usage, unit)?;
+        }
+        let bytes = match layers.first().map(|top| &top.format) {
+            Some(LayerFormat::Qcow2 { shape, .. }) => shape.size,
+            _ => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        self.judge_size(bytes).map_err(io::Error::other)?;
+        let image = Image::open_beside(layers, usage, &active.bases, unit)?;
+        active.image = Some(Arc::new(image));
+        active.unmapped = None;
+        Ok(bytes)
     }
 
     /// The image that says where its clusters are, if it is no raw one. After a snapshot it is another.

@@ -58,7 +58,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opens a disk, probes what it can do, and makes the choices that were left open.
+/// Opens a disk, probes what it can do, and makes the choices that were left open. The tables of an incoming
+/// image are not read: [`Disk::map_image_again`] does that once its lock is ours.
 ///
 /// # Errors
 /// [`OpenError`]; nothing was created or changed then.

@@ -137,7 +137,12 @@ impl From<Parts> for Disk {
             syncing: AtomicBool::new(false),
             locks: RangeLocks::with_capacity(LOCKS_MAX),
             policy: SharedPolicy::new(parts.path),
-            active: Mutex::new(Active { file: parts.file, unmapped: parts.image, image: None }),
+            active: Mutex::new(Active {
+                file: parts.file,
+                unmapped: parts.image,
+                image: None,
+                bases: Arc::default(),
+            }),
             limits: Mutex::default(),
             at_limit: AtLimit::default(),
             incidents: Incidents::default(),

@@ -91,11 +91,7 @@ impl Disk {
             None if !self.is_real() => return Err(ResizeError::NoFile),
             None => self.file_bytes()?,
         };
-        let unit = u64::from(self.alignment.offset.max(self.geometry.logical_block));
-        let unit = unit.max(SECTOR_BYTES);
-        if bytes == 0 || !bytes.is_multiple_of(unit) {
-            return Err(ResizeError::Size { bytes, unit });
-        }
+        self.judge_size(bytes)?;
         if self.block_device && to.is_some() && !self.is_image() {
             let device = self.file_bytes()?;
             if device != bytes {
@@ -105,6 +101,16 @@ impl Disk {
             return Err(ResizeError::ReadOnly);
         }
         Ok(bytes)
+    }
+
+    /// Refuses a size that no such disk can have.
+    pub(crate) fn judge_size(&self, bytes: u64) -> Result<(), ResizeError> {
+        let unit = u64::from(self.alignment.offset.max(self.geometry.logical_block));
+        let unit = unit.max(SECTOR_BYTES);
+        match bytes > 0 && bytes.is_multiple_of(unit) {
+            true => Ok(()),
+            false => Err(ResizeError::Size { bytes, unit }),
+        }
     }
 
     /// From now on requests may go up to `bytes`, which [`Disk::next_size`] has allowed. The file

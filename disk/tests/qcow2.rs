@@ -473,7 +473,6 @@ fn what_an_image_with_a_map_cannot_do_is_refused() {
         assert!(matches!(error, OpenError::NotQcow2 { .. }), "{error}");
         error.to_string()
     };
-    assert!(refused(&|options| options.incoming = true).contains("--incoming"));
     assert!(refused(&|options| options.create_bytes = Some(1 << 20)).contains("--size"));
     let disk = open(&options(&path)).unwrap();
     assert!(matches!(disk.next_size(Some(4 << 20)), Err(ResizeError::Image)));

@@ -1,9 +1,11 @@
 //! A stock Linux guest under verified writes is migrated between two QEMUs and two daemons, all on one
-//! host, with one image file: the lock of the image goes with the guest (hazard C17).
+//! host, with one image file: the lock of the image goes with the guest (hazard C17), and all that is known
+//! of a qcow2 image with it (hazard C36).
 #![allow(missing_docs)]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -11,6 +13,7 @@ use ringway_e2e::guest::{Daemon, Disk, Guest, Running, Serve, server_is_control,
 use ringway_e2e::qmp::Monitor;
 
 const QUEUES: u16 = 2;
+const QCOW2: &str = "disk.qcow2";
 const LIMIT: Duration = Duration::from_secs(420);
 /// A loaded machine is slow.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -30,7 +33,12 @@ impl Side {
     }
 
     fn serve(&self, incoming: bool) -> Result<Daemon> {
-        let serve = Serve::new(self.dir.join("disk.img"), self.path("sock")).queues(QUEUES);
+        let qcow2 = self.dir.join(QCOW2);
+        let serve = match qcow2.exists() {
+            true => Serve::new(qcow2, self.path("sock")).arg("--format").arg("qcow2"),
+            false => Serve::new(self.dir.join("disk.img"), self.path("sock")),
+        };
+        let serve = serve.queues(QUEUES);
         let serve = serve.arg("--control").arg(self.path("ctl"));
         Daemon::serve(&if incoming { serve.arg("--incoming") } else { serve })
     }
@@ -144,13 +152,13 @@ impl Side {
     }
 }
 
-fn migrated(packed: bool) -> Result<()> {
+fn migrated(packed: bool, qcow2: bool) -> Result<()> {
     if skip_reason().is_some() || server_is_control() {
         return Ok(()); // QEMU's own server locks by its own rules.
     }
     let dir = tempfile::tempdir()?;
     let dir = dir.path();
-    File::create(dir.join("disk.img"))?.set_len(256 << 20)?;
+    image(dir, qcow2)?;
     let mut a = Side::source(dir, packed)?;
     a.machine.as_mut().context("a machine")?.wait_for_line("RINGWAY ASK migrate")?;
     a.pause_before_switchover(true)?;
@@ -211,6 +219,16 @@ fn migrated(packed: bool) -> Result<()> {
     println!("packed: {packed}, QEMU says {downtime} ms of downtime");
     leave(b, &mut c)?;
 
+    ends(c, packed)?;
+    if qcow2 {
+        // What daemons leave that were killed, and nothing else.
+        img(dir, &["check", "-r", "leaks", QCOW2])?;
+    }
+    Ok(())
+}
+
+/// The guest is told that all is over, and says what it has found.
+fn ends(mut c: Side, packed: bool) -> Result<()> {
     let mut machine = c.machine.take().context("a machine")?;
     machine.send_line("ok")?;
     let report = machine.finish()?;
@@ -218,6 +236,19 @@ fn migrated(packed: bool) -> Result<()> {
     // Where a QEMU cannot have packed rings with this device, it takes split ones without a word.
     ensure!(report.info("vda.packed") == if packed { "1" } else { "0" }, "packed: not {packed}");
     c.daemon.take().context("a daemon")?.stop()
+}
+
+/// A raw image of zeroes; with `qcow2` another one on top of it, which is served.
+fn image(dir: &Path, qcow2: bool) -> Result<()> {
+    File::create(dir.join("disk.img"))?.set_len(256 << 20)?;
+    let overlay = ["create", "-f", "qcow2", "-b", "disk.img", "-F", "raw", QCOW2];
+    if qcow2 { img(dir, &overlay) } else { Ok(()) }
+}
+
+fn img(dir: &Path, args: &[&str]) -> Result<()> {
+    let output = Command::new("qemu-img").args(args).current_dir(dir).output()?;
+    ensure!(output.status.success(), "{args:?}: {output:?}");
+    Ok(())
 }
 
 /// The guest has left this side for another one.
@@ -229,10 +260,15 @@ fn leave(mut from: Side, to: &mut Side) -> Result<()> {
 
 #[test]
 fn c17_a_guest_is_migrated_with_its_image_split() -> Result<()> {
-    migrated(false)
+    migrated(false, false)
 }
 
 #[test]
 fn c17_a_guest_is_migrated_with_its_image_packed() -> Result<()> {
-    migrated(true)
+    migrated(true, false)
+}
+
+#[test]
+fn c36_a_guest_is_migrated_with_its_qcow2_image() -> Result<()> {
+    migrated(false, true)
 }

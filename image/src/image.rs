@@ -1,5 +1,7 @@
 //! An image that is served: its table, its files, its thread.
 
+mod hand_over;
+
 use crate::base::{Base, Bases};
 use crate::client::{ImageClient, line};
 use crate::header::autoclear;

@@ -35,6 +35,9 @@ pub struct Shape {
     pub zstd: bool,
     /// Autoclear features: cleared before anything is written.
     pub autoclear: u64,
+    /// A number made of the names of other files, and of their formats: another one if the header names
+    /// others. 0 if it names none.
+    pub links: u64,
 }
 
 impl From<&Header> for Shape {
@@ -50,8 +53,29 @@ impl From<&Header> for Shape {
             refcount_order: header.refcount_order,
             zstd: header.compression == Compression::Zstd,
             autoclear: header.features[2],
+            links: links(header),
         }
     }
+}
+
+/// FNV-1a, 64 bits, of the names that a header has.
+fn links(header: &Header) -> u64 {
+    let backing = header.backing.as_ref().map(|backing| {
+        let format = backing.format.as_deref().unwrap_or_default().as_bytes();
+        (b'b', backing.name.as_os_str().as_encoded_bytes(), format)
+    });
+    let data = header.data_file.as_ref().and_then(|data| data.name.as_deref());
+    let data = data.map(|name| (b'd', name.as_os_str().as_encoded_bytes(), &[][..]));
+    let bytes = backing
+        .into_iter()
+        .chain(data)
+        .flat_map(|(kind, name, format)| [&[kind], name, &[0], format, &[0]].concat());
+    let mut sum = None;
+    for byte in bytes {
+        let before = sum.unwrap_or(0xcbf2_9ce4_8422_2325_u64);
+        sum = Some((before ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    }
+    sum.unwrap_or(0)
 }
 
 impl Shape {
@@ -133,6 +157,7 @@ mod tests {
         refcount_order: 4,
         zstd: false,
         autoclear: 0,
+        links: 0,
     };
 
     #[test]

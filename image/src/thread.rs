@@ -118,10 +118,23 @@ impl Work {
         writer.close(&mut self.map)
     }
 
+    /// Has all of it be in the file, durably, and changes nothing from then on. Nothing may be in flight.
+    pub(crate) fn hand_over(&mut self) -> io::Result<()> {
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        writer.freed.append(&mut self.fenced);
+        writer.close(&mut self.map)?;
+        writer.settle(&mut self.map)?;
+        self.writer = None;
+        Ok(())
+    }
+
     /// The tables, for whoever changes them.
     pub(crate) fn writer(&mut self) -> io::Result<(&mut Writer, &mut Map)> {
         let writer = self.writer.as_mut();
-        let writer = writer.ok_or_else(|| io::Error::from_raw_os_error(libc::EROFS))?;
+        let writer = writer.ok_or_else(|| {
+            let text = "nothing is written to it any more: it is read-only, or its guest has left";
+            io::Error::new(io::ErrorKind::ReadOnlyFilesystem, text)
+        })?;
         Ok((writer, &mut self.map))
     }
 

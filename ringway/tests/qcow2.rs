@@ -196,7 +196,6 @@ fn an_image_that_cannot_be_served_so_is_refused_with_the_way_out() {
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     };
     let qcow2 = ["--format", "qcow2"];
-    refused(&[&["top.qcow2", "--incoming"], &qcow2[..]].concat(), &["--incoming", "tables"]);
     refused(
         &[&["base.raw"], &qcow2[..]].concat(),
         &["no qcow2 image", "served without --format qcow2"],

@@ -191,6 +191,7 @@ impl Host {
             let (mut disk, new) = (opened.disk, opened.new);
             let new = new.map(|file| NewImage(Made::There(file)));
             if disk.is_incoming() {
+                self.map_image(&mut disk)?;
                 return Ok(OpenDisk { disk, new, clone });
             }
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
@@ -228,10 +229,7 @@ impl Host {
         }
         let Some(holder) = foreign_holder(path, options.read_only) else { return Ok(()) };
         match options.lock_wait {
-            None => {
-                let is_raw = options.qcow2.is_none();
-                Err(OpenError::InUse { path: path.into(), holder, is_raw }.into())
-            }
+            None => Err(OpenError::InUse { path: path.into(), holder, moves: true }.into()),
             Some(_) => {
                 tracing::warn!("{}: it is in use by {holder}", path.display());
                 Ok(())

@@ -72,15 +72,15 @@ pub enum OpenError {
     #[error(
         "{path}: it is in use by {holder}. One image can be written by one daemon only; stop the \
          other one{}",
-        ways_to_share(*.is_raw)
+        ways_to_share(*.moves)
     )]
     InUse {
         /// The file.
         path: PathBuf,
         /// Who holds the lock, as far as is known.
         holder: String,
-        /// It was to be served as a raw image: only these are handed over with a guest.
-        is_raw: bool,
+        /// Its lock can be handed over with a guest.
+        moves: bool,
     },
     /// Another file has its name by now, or none.
     #[error(
@@ -192,8 +192,8 @@ fn what_to_do(format: ForeignFormat, path: &Path) -> String {
 }
 
 /// What else can be done about an image that somebody has, to end a sentence with.
-fn ways_to_share(is_raw: bool) -> &'static str {
-    if is_raw {
+fn ways_to_share(moves: bool) -> &'static str {
+    if moves {
         ", serve it --read-only from both, or with --incoming if a guest is to be migrated here"
     } else {
         ", or serve it --read-only from both"

@@ -68,7 +68,7 @@ pub(super) fn locked<T>(
     options: &OpenOptions,
     mut open: impl FnMut() -> Result<(File, T), OpenError>,
 ) -> Result<(File, T), Fenced> {
-    let mut lock_wait = LockWait::new(path, options);
+    let mut lock_wait = LockWait::new(path, options, true);
     for _ in 0..REPLACED_MAX {
         let (file, rest) = open().map_err(Fenced::Open)?;
         if !options.incoming {
@@ -104,15 +104,16 @@ pub(super) struct LockWait<'a> {
     path: &'a Path,
     /// `--lock-wait`.
     asked: Option<Duration>,
-    is_raw: bool,
+    /// It can be handed over with a guest.
+    moves: bool,
     begun: Instant,
     logged: bool,
 }
 
 impl<'a> LockWait<'a> {
-    pub(super) fn new(path: &'a Path, options: &OpenOptions) -> Self {
-        let (asked, is_raw) = (options.lock_wait, options.qcow2.is_none());
-        Self { path, asked, is_raw, begun: Instant::now(), logged: false }
+    pub(super) fn new(path: &'a Path, options: &OpenOptions, moves: bool) -> Self {
+        let asked = options.lock_wait;
+        Self { path, asked, moves, begun: Instant::now(), logged: false }
     }
 
     /// A block device is claimed by somebody else: waits for a moment, or gives up.
@@ -164,7 +165,7 @@ impl<'a> LockWait<'a> {
             return Err(OpenError::InUse {
                 path: self.path.into(),
                 holder: holder.name(),
-                is_raw: self.is_raw,
+                moves: self.moves,
             });
         }
         if waited >= LOGGED_AFTER && !self.logged {

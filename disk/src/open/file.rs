@@ -16,7 +16,7 @@ pub(super) fn open_file(
     // A block device that is mounted must not be written behind the file system's back.
     let claims = kind == FileKind::BlockDevice && !options.read_only;
     let mut exclusive = if claims { libc::O_EXCL } else { 0 };
-    let mut lock_wait = fence::LockWait::new(path, options);
+    let mut lock_wait = fence::LockWait::new(path, options, true);
     loop {
         let file = FileOptions::new()
             .read(true)

@@ -14,7 +14,7 @@ use crate::new_image::Backing;
 use crate::parts::Parts;
 use crate::unmapped::Unmapped;
 use ringway_core::Geometry;
-use ringway_image::{Chain, Format, Layer, LayerFormat, Top, Use};
+use ringway_image::{Chain, Format, Layer, LayerFormat, Shape, Top, Use};
 use ringway_scheduler::SchedulerMode;
 use std::fs::File;
 use std::io;
@@ -50,11 +50,8 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
         _ => Alignment::ANY,
     };
     let file = layers.first().map_or_else(|| Arc::new(file), |top| Arc::clone(&top.file));
-    let Some(LayerFormat::Qcow2 { shape, .. }) = layers.first().map(|top| &top.format) else {
-        return Err(host("find its top")(std::io::ErrorKind::InvalidData.into()));
-    };
-    let (size, cluster_bits) = (shape.size, shape.cluster_bits);
-    let (bytes, unit) = (size, options.block_size.unwrap_or(512));
+    let Shape { size: bytes, cluster_bits, .. } = shape_of(path, layers.first(), options)?;
+    let unit = options.block_size.unwrap_or(512);
     check_whole(path, bytes, unit)?;
     let logical_block = unit;
     let found = probe::Host::of(path, &file, kind, false);
@@ -78,7 +75,7 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
             discard_granularity: (1 << cluster_bits).max(logical_block),
         },
         serial,
-        incoming: false,
+        incoming: options.incoming,
         cache,
         cache_why: cache_why.into(),
         engine,
@@ -91,6 +88,22 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
         },
         image: Some(Unmapped { layers, usage }),
     }))
+}
+
+/// What the top says; refuses one that cannot be handed over with a guest, if that is what is asked for.
+fn shape_of(path: &Path, top: Option<&Layer>, options: &OpenOptions) -> Result<Shape, OpenError> {
+    match top.map(|top| &top.format) {
+        Some(LayerFormat::Qcow2 { data: Some(_), .. }) if options.incoming => {
+            let hint = "Its data are in another file, and the daemon that has it keeps the locks of both until \
+                        it ends. Migrate its guest with its storage";
+            Err(refused(path, "--incoming", hint))
+        }
+        Some(LayerFormat::Qcow2 { shape, .. }) => Ok(*shape),
+        _ => {
+            let source = io::ErrorKind::InvalidData.into();
+            Err(OpenError::Host { path: path.into(), what: "find its top", source })
+        }
+    }
 }
 
 fn check_whole(path: &Path, bytes: u64, unit: u32) -> Result<(), OpenError> {
@@ -124,20 +137,16 @@ fn open_locked(
 
 /// Refuses what is not there for images with a map.
 fn check(path: &Path, options: &OpenOptions) -> Result<(), OpenError> {
-    let refuse = |what: &str, hint| {
-        Err(OpenError::NotQcow2 { path: path.into(), what: what.to_owned(), hint })
-    };
-    if options.incoming {
-        // Its tables are in memory where the guest still runs, and change.
-        let hint = "The daemon that has it keeps its tables in memory and its lock until it ends. Migrate \
-                    guests on raw images, or with their storage";
-        return refuse("--incoming", hint);
-    }
     let clones = options.qcow2.as_ref().is_some_and(|qcow2| qcow2.base.is_some());
     if options.create_bytes.is_some() && !clones {
-        return refuse("--size", "Make the image first: `ringway create`; or a clone with --base");
+        let hint = "Make the image first: `ringway create`; or a clone with --base";
+        return Err(refused(path, "--size", hint));
     }
     Ok(())
+}
+
+fn refused(path: &Path, what: &str, hint: &'static str) -> OpenError {
+    OpenError::NotQcow2 { path: path.into(), what: what.to_owned(), hint }
 }
 
 /// What it is to be a clone of, if it is, and the clone if that is made now.
@@ -146,12 +155,15 @@ fn clone_of(
     qcow2: &Qcow2,
     options: &OpenOptions,
 ) -> Result<(Created, Option<Backing>), OpenError> {
+    let missing = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
+    if missing && options.incoming {
+        return Err(OpenError::NothingIncoming(path.into()));
+    }
     let Some(Base { path: base, format }) = &qcow2.base else {
         return Ok((Created::nothing(), None));
     };
     let fail = |source| OpenError::Base { base: base.clone(), source };
     let backing = Backing::inspect(base, *format).map_err(fail)?;
-    let missing = path.symlink_metadata().is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
     let host = |source| OpenError::Host { path: path.into(), what: "look at it", source };
     let created = match missing && make_clone(path, &backing, options.create_bytes)? {
         true => Created::just_now(path).map_err(host)?,
@@ -176,7 +188,7 @@ fn open_chain(
     };
     // A daemon that was killed in a snapshot was still writing to what is only read by now.
     let mut lock = |file: &File, name: &Path, read_only: bool| {
-        let locked = fence::LockWait::new(name, options).lock(file, read_only);
+        let locked = fence::LockWait::new(name, options, false).lock(file, read_only);
         locked.map_err(|error| error.to_string())
     };
     let root = qcow2.backing_root.as_deref();

@@ -199,7 +199,7 @@ fn probe_namespace(path: &Path, options: &OpenOptions) -> Report {
         blocks.discard = Some(device.discard_granularity > 0);
     }
     let allowed = may_open(path, options, report.device.as_ref());
-    let holder = report.holder.clone().map_or(Ok(()), |who| Err(in_use(path, options, who)));
+    let holder = report.holder.clone().map_or(Ok(()), |who| Err(in_use(path, who)));
     let format = report.looks_like.filter(|format| !options.raw && *format != ForeignFormat::Luks);
     let format =
         format.map_or(Ok(()), |format| Err(OpenError::Foreign { path: path.into(), format }));
@@ -317,13 +317,13 @@ fn may_open(path: &Path, options: &OpenOptions, below: Option<&Device>) -> Resul
         return Err(permission(path, options.read_only));
     }
     if below.is_some_and(|device| device.used_by_host() && !options.read_only) {
-        return Err(in_use(path, options, BY_HOST.into()));
+        return Err(in_use(path, BY_HOST.into()));
     }
     Ok(())
 }
 
-fn in_use(path: &Path, options: &OpenOptions, holder: String) -> OpenError {
-    OpenError::InUse { path: path.into(), holder, is_raw: options.qcow2.is_none() }
+fn in_use(path: &Path, holder: String) -> OpenError {
+    OpenError::InUse { path: path.into(), holder, moves: true }
 }
 
 /// The steps of `open`, in its order, on a file opened for reading only.
@@ -338,7 +338,7 @@ fn choose(
     let (file, cache, cache_why, alignment) = open_cached(path, reading, kind)?;
     let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
     if let Some(holder) = holder {
-        return Err(in_use(path, options, holder.clone()));
+        return Err(in_use(path, holder.clone()));
     }
     let bytes = host::size(path, &file, kind)?;
     if options.qcow2.is_none() {

@@ -65,6 +65,8 @@ impl<Q: QueueLifecycle> Export<Q> {
     pub fn may_run(&self, wait: &mut Option<LockWait>) -> bool {
         let mut state = lock(&self.image_lock.state);
         let outcome = match state.ready() {
+            // Its lock was about to be given up, and its tables were by then.
+            Before::Run if self.disk.has_forgotten_image() => self.map_again().map_err(Some),
             Before::Run => Ok(()),
             Before::Wait => Err(None),
             Before::Lock => self.take_lock().map_err(Some),
@@ -112,7 +114,22 @@ impl<Q: QueueLifecycle> Export<Q> {
             return Err("another file has its name by now: start this daemon anew".into());
         }
         self.disk.forget_cached();
+        self.map_again()?;
         let bytes = self.disk.next_size(None).map_err(|error| format!("its size: {error}"))?;
+        self.note_size(bytes);
+        Ok(())
+    }
+
+    /// Reads the tables of an image that is not raw, if they are not known.
+    fn map_again(&self) -> Result<(), String> {
+        if self.disk.has_forgotten_image() {
+            let bytes = self.disk.map_image_again().map_err(|error| error.to_string())?;
+            self.note_size(bytes);
+        }
+        Ok(())
+    }
+
+    fn note_size(&self, bytes: u64) {
         let before = self.disk.capacity();
         if bytes != before {
             warn!(
@@ -122,7 +139,6 @@ impl<Q: QueueLifecycle> Export<Q> {
             self.disk.set_capacity(bytes);
             self.resizes.fetch_add(1, SeqCst);
         }
-        Ok(())
     }
 
     /// Says that a guest waits, after a moment, after its timeout and once a minute. Without a reason
@@ -160,10 +176,8 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// No queue runs any more, and none is ready to. With `leaving` the guest is about to go on
     /// elsewhere: the lock is given up once what was written is durable.
     pub fn rings_stopped(&self, leaving: bool) {
-        // Requests of an earlier connection may be in flight still. Tables of an image with a map are in
-        // memory, here and there: whoever has it keeps it.
-        let moves = self.disk.is_real() && self.disk.image().is_none();
-        let leaving = leaving && moves && self.is_clear();
+        // Requests of an earlier connection may be in flight still.
+        let leaving = leaving && self.disk.can_be_handed_over() && self.is_clear();
         if !lock(&self.image_lock.state).stopped(leaving) {
             return;
         }
@@ -183,6 +197,10 @@ impl<Q: QueueLifecycle> Export<Q> {
 fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Option<Pass>) {
     let name = disk.name();
     let synced = disk.sync();
+    // A change of the size, or of the files, that is under way ends first.
+    let _alone = lock(changing);
+    // Its tables are in memory, and somebody else is about to change them.
+    let synced = synced.and_then(|()| disk.forget_image());
     if let Err(error) = &synced
         && let Some(pass) = pass
     {
@@ -193,8 +211,6 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Op
              locked, so that nobody goes on without it; end this daemon to let others have it as it is"
         );
     }
-    // A change of the size that is under way ends first.
-    let _alone = lock(changing);
     let mut state = lock(state);
     if state.synced(synced.is_ok()) {
         disk.unlock();

@@ -40,6 +40,7 @@ struct ShapeRemote {
     refcount_order: u32,
     zstd: bool,
     autoclear: u64,
+    links: u64,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
