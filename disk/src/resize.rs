@@ -41,7 +41,7 @@ pub enum ResizeError {
     ReadOnly,
     /// Its data would have to be thrown away cluster by cluster.
     #[error(
-        "its image is qcow2, which only grows while it is served. Stop serving it, then use `qemu-img \
+        "its image is qcow2, which only grows while it is served. Stop serving it, then use `ringway \
          resize --shrink`"
     )]
     Image,

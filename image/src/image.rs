@@ -176,6 +176,21 @@ impl Image {
         Ok(())
     }
 
+    /// Makes the disk smaller, and ends: what lies beyond `size` bytes is gone when this returns, durably.
+    /// Nothing may be in flight.
+    ///
+    /// # Errors
+    /// What the host says, or why it cannot be so small. What lies beyond `size` may be gone then, and all
+    /// before it is as it was.
+    pub fn shrink(self, size: u64) -> io::Result<()> {
+        self.in_thread(move |work| {
+            let (writer, map) = work.writer()?;
+            let shrunk = writer.shrink(map, size);
+            // Also if it has failed: what was taken ahead is not to leak.
+            shrunk.and(work.give_back())
+        })?
+    }
+
     /// Has something done where the tables are, between two batches, and waits for it.
     pub(crate) fn in_thread<T: Send + 'static>(
         &self,

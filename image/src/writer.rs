@@ -18,6 +18,7 @@ mod grow;
 mod name_backing;
 mod pull;
 mod put;
+mod shrink;
 
 use crate::aligned::Aligned;
 use crate::cluster_write::ClusterWrite;

@@ -11,6 +11,7 @@ use crate::flatten::FlattenArgs;
 use crate::info::InfoArgs;
 use crate::io::IoArgs;
 use crate::man::{CompletionsArgs, ManArgs};
+use crate::resize::ResizeArgs;
 use crate::top::TopArgs;
 use crate::version;
 use clap::{CommandFactory, Parser, Subcommand};
@@ -82,6 +83,8 @@ pub(crate) enum Command {
     Commit(CommitArgs),
     /// Copy what an image is based on into it.
     Flatten(FlattenArgs),
+    /// Make the disk of a qcow2 image larger or smaller.
+    Resize(ResizeArgs),
     /// Print a script with which a shell completes commands and options.
     Completions(CompletionsArgs),
     /// Write manual pages.

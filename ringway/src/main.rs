@@ -19,6 +19,7 @@ mod io;
 mod man;
 mod merge;
 mod new_file;
+mod resize;
 mod top;
 mod version;
 
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         cli::Command::Check(args) => check::run(&args, &cli.log),
         cli::Command::Commit(args) => commit::run(&args, &cli.log),
         cli::Command::Flatten(args) => flatten::run(&args, &cli.log),
+        cli::Command::Resize(args) => resize::run(&args, &cli.log),
         cli::Command::Completions(args) => man::completions(&args, &mut cli::Cli::command()),
         cli::Command::Man(args) => man::pages(&args, cli::Cli::command()),
     };

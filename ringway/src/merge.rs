@@ -97,7 +97,7 @@ impl Images {
 }
 
 /// Opens the image and locks it.
-fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
+pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
     let name = printable(path);
     let mut options = OpenOptions::new();
     // A pipe that nobody writes to would be waited for.
@@ -114,8 +114,8 @@ fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
             Err(error).with_context(|| format!("{name}: cannot lock it, and others may use it"))
         }
         Err(error) => bail!(
-            "{name}: it is in use by {}. Stop that first; a daemon of Ringway merges images of disks that it \
-             serves itself (ringway ctl commit, ringway ctl flatten)",
+            "{name}: it is in use by {}. Stop that first; a daemon of Ringway merges and resizes the images of disks \
+             that it serves itself (ringway ctl commit, flatten, resize)",
             error.holder(&file)
         ),
     }

@@ -128,7 +128,7 @@ fn c24_an_image_grows_while_it_is_served() {
         model[1 << 20..][..512].fill(7);
         let (status, said) = ctl(dir, &["resize", "0", "1M"]);
         assert_ne!(status, Some(0), "{said}");
-        assert!(said.contains("only grows") && said.contains("qemu-img resize"), "{said}");
+        assert!(said.contains("only grows") && said.contains("ringway resize --shrink"), "{said}");
         let (status, said) = ctl(dir, &["resize", "0", size]);
         assert_eq!(status, Some(0), "{said}");
         let bytes = if nth == 0 { 2 << 20 } else { 20 << 20 };

@@ -59,7 +59,7 @@ impl Writer {
     }
 
     /// Has the header say how large the disk is, and where its L1 table.
-    fn write_size(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
+    pub(super) fn write_size(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
         let shape = map.layers.top().shape;
         let mut fields = [0; 24];
         fields[..8].copy_from_slice(&size.to_be_bytes());

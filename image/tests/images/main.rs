@@ -15,3 +15,4 @@ mod power_cuts;
 mod qemu;
 mod record;
 mod several;
+mod shrink;

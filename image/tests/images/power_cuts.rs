@@ -366,7 +366,7 @@ pub(crate) fn checked(path: &Path) -> Result<Findings, String> {
     if found.errors == 0 { Ok(found) } else { Err(format!("{:?}, …", first.collect::<Vec<_>>())) }
 }
 
-fn repaired(path: &Path) -> Result<(), String> {
+pub(crate) fn repaired(path: &Path) -> Result<(), String> {
     let (file, header, bytes) = open(path)?;
     let options = CheckOptions { range: 1 << 16, ..CheckOptions::default() };
     repair_leaks(&file, &header, bytes, options).unwrap().map_err(|error| error.to_string())?;
@@ -375,7 +375,7 @@ fn repaired(path: &Path) -> Result<(), String> {
 }
 
 /// All that a disk holds.
-fn content(path: &Path) -> Vec<u8> {
+pub(crate) fn content(path: &Path) -> Vec<u8> {
     let (file, header, file_bytes) = open(path).unwrap();
     let backed = header.backing.is_some();
     let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
