@@ -262,6 +262,9 @@ impl History {
         whole.extend((!self.raw && !alone).then_some("base"));
         for name in &whole {
             checked(&at(name)).map_err(|wrong| format!("{stage:?}, {name}: {wrong}"))?;
+            if let Some(named) = backing(&at(name)).filter(|named| !folder.join(named).is_file()) {
+                return Err(format!("{stage:?}, {name}: it names {named:?}, which is not there"));
+            }
             if qemu {
                 qemu::check(&at(name), true);
             }
