@@ -7,7 +7,7 @@
 use crate::disk::Disk;
 use crate::flatten::Replaced;
 use crate::open::{LockError, raise_lock, share_lock};
-use ringway_image::{Bases, Commit, Image, Layer};
+use ringway_image::{Bases, Commit, Image, Layer, LayerFormat};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -34,6 +34,11 @@ pub enum NotCommitted {
          merged. Have what was written so far become a snapshot first (ringway ctl commit --snapshot NEW)"
     )]
     NoMiddle,
+    /// Two files would have to be opened and locked.
+    #[error(
+        "the data of what it would be merged into are in another file. Stop serving it, then `ringway commit`"
+    )]
+    DataFile,
     /// The header and what is served differ.
     #[error(
         "the last step of a merge is not over: its header names what was merged into already. Say `ringway ctl \
@@ -135,6 +140,9 @@ impl Disk {
             [_, middle, base, ..] => (middle, base),
             _ => return Err(NotCommitted::NoMiddle),
         };
+        if matches!(base.format, LayerFormat::Qcow2 { data: Some(_), .. }) {
+            return Err(NotCommitted::DataFile);
+        }
         Commit::judge(middle, base, self.image_unit())?;
         if !snapshot {
             image.may_skip_middle()?;

@@ -120,9 +120,6 @@ impl Commit {
             ));
         }
         match &base.format {
-            LayerFormat::Qcow2 { data: Some(_), .. } => {
-                refuse("the data of what it would be merged into are in another file".into())
-            }
             LayerFormat::Qcow2 { shape: base, .. } if base.cluster_bits > shape.cluster_bits => {
                 refuse(format!(
                     "what it would be merged into has clusters of {} bytes, larger than its own of {}: \
@@ -135,8 +132,8 @@ impl Commit {
         }
     }
 
-    /// Begins to merge `middle` into the first of `base`, which is open for writing, locked, and followed
-    /// by what it is based on itself. It becomes as large as the middle one. [`Commit::judge`] has found
+    /// Begins to merge `middle` into the first of `base`, which is open for writing, with its data file if it
+    /// has one, locked, and followed by what it is based on itself. It becomes as large as the middle one. [`Commit::judge`] has found
     /// nothing.
     ///
     /// # Errors

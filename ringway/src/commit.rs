@@ -6,7 +6,8 @@ use clap::Args;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::{LockedBase, reopen_for_writing};
-use ringway_image::{Bases, Commit, Layer};
+use ringway_image::{Bases, Commit, Layer, LayerFormat};
+use std::fs::File;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -33,6 +34,12 @@ pub(crate) struct CommitArgs {
     merge: MergeArgs,
 }
 
+/// A file that is only read so far, for whoever is to write it alone.
+fn lock(file: &Arc<File>, bases: &Bases) -> anyhow::Result<LockedBase> {
+    let writable = reopen_for_writing(file, None)?;
+    Ok(LockedBase::new(Arc::clone(file), writable, bases)?)
+}
+
 /// Carries out `ringway commit`.
 ///
 /// # Errors
@@ -45,10 +52,16 @@ pub(crate) fn run(args: &CommitArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let [first, further @ ..] = below else { bail!("{name}: it is based on nothing") };
     Commit::judge(top, first, 1).with_context(|| format!("{name}, based on {base}"))?;
     let bases = Bases::default();
-    let writable = reopen_for_writing(&first.file, None).with_context(|| base.clone())?;
-    let locked = LockedBase::new(Arc::clone(&first.file), writable, &bases);
-    let locked = locked.with_context(|| base.clone())?;
-    let mut below = vec![Layer { file: Arc::clone(locked.writable()), ..first.clone() }];
+    let locked = lock(&first.file, &bases).with_context(|| base.clone())?;
+    let mut format = first.format.clone();
+    // Its data may be in another file, which others could use as a raw image.
+    let mut locked_data = None;
+    if let LayerFormat::Qcow2 { data: Some((data, _)), .. } = &mut format {
+        let lock = lock(data, &bases).with_context(|| format!("{base}: its data file"))?;
+        *data = Arc::clone(locked_data.insert(lock).writable());
+    }
+    let file = Arc::clone(locked.writable());
+    let mut below = vec![Layer { file, file_bytes: first.file_bytes, format }];
     below.extend_from_slice(further);
     let mut commit = Commit::open(top.clone(), below, &bases, 1, true)
         .with_context(|| format!("{base}: cannot be written"))?;

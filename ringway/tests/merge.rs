@@ -1,17 +1,17 @@
 //! Images that are merged while nobody serves them, `ringway commit` and `ringway flatten`: what they hold,
 //! what a kill or a signal leaves, what is refused.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::cast_possible_truncation)]
 
 mod common;
 
 use common::guest::{Known, bytes, disk_on_base, images, same_between, says, wait_for, whole};
 use common::{Daemon, ringway, text, wait};
-use ringway_testkit::Rng;
+use ringway_testkit::{Need, Rng, skip};
 use serde_json::Value;
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -95,6 +95,66 @@ fn c34_an_image_goes_into_its_base_and_a_base_into_its_image() {
         whole(dir, "new.qcow2");
         refused(dir, &["flatten", "new.qcow2"], &["based on nothing"]);
         refused(dir, &["commit", "new.qcow2"], &["based on nothing"]);
+    }
+}
+
+/// `disk.qcow2` on a base whose data are in `base.data`, which holds the first of these; the second is what
+/// the disk holds.
+fn on_data_file(dir: &Path, options: &str) -> Option<[Vec<u8>; 2]> {
+    let content = |factor: usize, zero: usize| -> Vec<u8> {
+        let byte = |at: usize| if at >> 16 & 7 == zero { 0 } else { (at / 512 * factor) as u8 | 1 };
+        (0..8 << 20).map(byte).collect()
+    };
+    let all = [content(3, 2), content(5, 5)];
+    for (bytes, name) in all.iter().zip(["base.raw", "disk.raw"]) {
+        std::fs::write(dir.join(name), bytes).unwrap();
+    }
+    let options = format!("data_file=base.data,{options}");
+    let onto = ["convert", "-O", "qcow2", "-B", "base", "-F", "qcow2", "disk.raw", "disk.qcow2"];
+    for args in [
+        &["create", "-f", "qcow2", "-o", &options, "base", "8M"][..],
+        &["convert", "-n", "-O", "qcow2", "base.raw", "base"],
+        &onto,
+    ] {
+        let Ok(output) = Command::new("qemu-img").args(args).current_dir(dir).output() else {
+            skip(Need::Qemu, "qemu-img".to_owned());
+            return None;
+        };
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    }
+    Some(all)
+}
+
+/// The data file is written, and nobody else may use it; killed, the two together hold what they did.
+#[test]
+fn c34_a_base_with_a_data_file_takes_an_image_in() {
+    let mut rng = Rng::for_test("a_base_with_a_data_file");
+    for options in ["data_file_raw=on", "data_file_raw=off", "cluster_size=4k"] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let Some([base, disk]) = on_data_file(dir, options) else { return };
+        for more in [&[][..], &["--read-only"]] {
+            let serve = ["base.data", "--format", "raw", "--socket", "s"];
+            let daemon = Daemon::serve(dir, &[&serve[..], more].concat());
+            refused(dir, &["commit", "disk.qcow2"], &["data file", "use"]);
+            daemon.stop();
+        }
+        assert!(bytes(dir, "base") == base, "nothing was changed");
+        for _ in 0..4 {
+            let mut child = start(dir, "commit");
+            std::thread::sleep(Duration::from_millis(rng.below(300)));
+            child.kill().unwrap();
+            wait(&mut child, common::PATIENCE).unwrap();
+            assert!(bytes(dir, "disk.qcow2") == disk, "{options}: killed");
+        }
+        done(dir, &["commit", "--json", "disk.qcow2"]);
+        assert!(bytes(dir, "disk.qcow2") == disk && bytes(dir, "base") == disk, "{options}");
+        if options == "data_file_raw=on" {
+            assert!(std::fs::read(dir.join("base.data")).unwrap() == disk, "it stays a raw image");
+        }
+        let checked = says(dir, &["check", "--repair", "leaks", "base"]).status.code();
+        assert_eq!(checked, Some(0), "{options}");
+        whole(dir, "base");
     }
 }
 

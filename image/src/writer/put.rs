@@ -42,7 +42,7 @@ impl Writer {
             }
             Some(Pending { host: None, old }) => (*old, true),
             None => match map.layers.top().entry(cluster)? {
-                Entry::Data { host, copied: true } => {
+                Entry::Data { host, copied } if copied || map.layers.has_data_file() => {
                     if host + map.bytes_of(cluster) > map.layers.data_end() {
                         return Err(corrupt());
                     }
@@ -60,12 +60,16 @@ impl Writer {
         }
         whole[within..within + part.len()].copy_from_slice(part);
         self.own_l2(map, cluster)?;
-        let host = self.allocate(map)? << map.layers.top().shape.cluster_bits;
+        let apart = map.layers.has_data_file();
+        let host = match apart {
+            true => self.place_in_data_file(map, cluster, false)?,
+            false => self.allocate(map)? << map.layers.top().shape.cluster_bits,
+        };
         // It may replace other content: data before the entry.
         self.barrier = true;
         if let Err(error) = map.layers.data().write_at(&whole, host) {
             // It may not read as zeroes any more, so it is no reserve.
-            self.freed.push(host / map.cluster());
+            self.freed.extend((!apart).then(|| host / map.cluster()));
             return Err(error);
         }
         self.pending.insert(cluster, Pending { host: Some(host), old });
