@@ -48,7 +48,12 @@ impl Disk {
     /// What the host says.
     pub fn forget_image(&self) -> io::Result<()> {
         let Some(image) = self.image() else { return Ok(()) };
-        let (layers, usage) = (image.hand_over(self.image_unit())?, image.usage());
+        let layers = image.hand_over(self.image_unit()).inspect_err(|_| {
+            if image.has_failed() {
+                self.flush_has_failed();
+            }
+        })?;
+        let usage = image.usage();
         let mut active = self.active();
         active.unmapped = Some(Unmapped { layers, usage });
         active.image = None;

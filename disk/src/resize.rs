@@ -131,6 +131,10 @@ impl Disk {
             let host = |source| ResizeError::Host { what: "make its image larger", source };
             return image.grow(bytes).map_err(host);
         }
+        if self.has_forgotten_image() {
+            let source = io::Error::other("its tables are not known at present: ask again");
+            return Err(ResizeError::Host { what: "make its image larger", source });
+        }
         let has_length = self.is_real() || matches!(self.engine, EngineKind::Sim(_));
         if self.block_device || !has_length {
             return Ok(());
@@ -161,7 +165,11 @@ impl Disk {
             Some(namespace) => namespace.block.sync_data(),
             None => self.file().sync_data(),
         };
-        let synced = data.and_then(|()| flushed());
+        let synced = data.and_then(|()| flushed()).and_then(|()| match image {
+            // The host has told its thread of what is lost, and nobody else.
+            Some(image) if image.has_failed() => Err(io::ErrorKind::InvalidData.into()),
+            _ => Ok(()),
+        });
         let synced = synced.inspect_err(|_| self.flush_has_failed());
         self.set_flushing(false);
         synced

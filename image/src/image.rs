@@ -67,7 +67,7 @@ pub struct Image {
     shape: Mutex<Shape>,
     usage: Use,
     /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
-    pub(crate) skips_middle: AtomicBool,
+    pub(crate) skips_middle: Arc<AtomicBool>,
     mailbox: Arc<Mailbox>,
     thread: Mutex<Thread>,
 }
@@ -150,7 +150,7 @@ impl Image {
             chain,
             shape: Mutex::new(shape),
             usage,
-            skips_middle: AtomicBool::new(false),
+            skips_middle: Arc::default(),
             mailbox: Arc::default(),
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })

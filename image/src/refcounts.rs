@@ -37,6 +37,8 @@ pub(crate) struct Refcounts {
     metadata: HashSet<u64>,
     /// Sync where order matters.
     pub(crate) barriers: bool,
+    /// A sync failed: nobody knows what the file holds, and the host tells nobody else.
+    pub(crate) sync_failed: bool,
 }
 
 impl Refcounts {
@@ -90,6 +92,7 @@ impl Refcounts {
             grows,
             metadata,
             barriers: true,
+            sync_failed: false,
         })
     }
 
@@ -109,8 +112,11 @@ impl Refcounts {
         ((cluster / self.per_block()) as usize, (cluster % self.per_block()) as usize)
     }
 
-    fn sync(&self) -> io::Result<()> {
-        if self.barriers { self.file.sync_data() } else { Ok(()) }
+    fn sync(&mut self) -> io::Result<()> {
+        if !self.barriers {
+            return Ok(());
+        }
+        self.file.sync_data().inspect_err(|_| self.sync_failed = true)
     }
 
     /// A block, if there is one.

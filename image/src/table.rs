@@ -188,7 +188,8 @@ impl Table {
         if to > self.room as u64 {
             let most = (self.room as u64 / 8).saturating_mul(self.cluster());
             return Err(io::Error::other(format!(
-                "there is room for {most} bytes in its tables until it is opened again"
+                "there is room for {most} bytes in its tables until it is opened again: make it so large first, \
+                 open it anew, then go on"
             )));
         }
         if to > from {

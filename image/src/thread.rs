@@ -6,7 +6,7 @@
 use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
 use crate::client::{Message, Reply, ServerEnd};
-use crate::layout::Shape;
+use crate::layout::{Shape, corrupt};
 use crate::map::Map;
 use crate::table::Place;
 use crate::writer::Writer;
@@ -92,6 +92,7 @@ impl Work {
             if !self.batch.is_empty() {
                 self.carry_out(mailbox);
                 self.tend_freed(false);
+                self.note_broken(mailbox);
                 has_waited = false;
                 continue;
             }
@@ -100,6 +101,7 @@ impl Work {
                 break;
             }
             self.tend_freed(has_waited);
+            self.note_broken(mailbox);
             has_waited = self.rest();
         }
         if let Err(error) = self.give_back() {
@@ -121,6 +123,9 @@ impl Work {
     /// Has all of it be in the file, durably, and changes nothing from then on. Nothing may be in flight.
     pub(crate) fn hand_over(&mut self) -> io::Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
+        if writer.is_broken() {
+            return Err(corrupt());
+        }
         writer.freed.append(&mut self.fenced);
         writer.close(&mut self.map)?;
         writer.settle(&mut self.map)?;

@@ -96,7 +96,7 @@ impl Writer {
     /// Has whole clusters read as zeroes, and their space given back. A discard may
     /// leave some as they are; zeroing is only asked for where [`Map::zeroes_clusters`] says so.
     pub(crate) fn zero(&mut self, map: &mut Map, clusters: Range<u64>) -> io::Result<()> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         if !map.zeroes_clusters() {
@@ -175,6 +175,9 @@ impl Writer {
     /// # Errors
     /// What the host says: nothing is known to have changed then.
     pub(crate) fn commit(&mut self, map: &mut Map) -> io::Result<()> {
+        if self.is_broken() {
+            return Err(corrupt());
+        }
         let pending = std::mem::take(&mut self.pending);
         let l1 = std::mem::take(&mut self.l1);
         if pending.is_empty() && l1.is_empty() {
@@ -237,7 +240,7 @@ impl Writer {
 
     /// True if a sync has failed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken
+        self.broken || self.refcounts.sync_failed
     }
 
     /// Makes all that was written durable.
@@ -261,7 +264,7 @@ impl Writer {
     /// # Errors
     /// What the host says; some of them leak then.
     pub(crate) fn release(&mut self, map: &mut Map, clusters: &[u64]) -> io::Result<()> {
-        if clusters.is_empty() || self.broken {
+        if clusters.is_empty() || self.is_broken() {
             return Ok(());
         }
         self.sync(map)?;

@@ -15,6 +15,7 @@ use crate::layout::Shape;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Image {
     /// Whether another process can have it: all that it holds is in one file, or below that, and its header
@@ -31,14 +32,20 @@ impl Image {
     /// # Errors
     /// What the host says.
     pub fn hand_over(&self, unit: u32) -> io::Result<Vec<Layer>> {
-        let mut chain = self.chain()?;
+        let (mut chain, skips_middle) = (self.chain()?, Arc::clone(&self.skips_middle));
         if let Some(Layer { file, file_bytes, format: LayerFormat::Qcow2 { shape, .. } }) =
             chain.first_mut()
         {
-            // It may have been flattened.
-            *shape = Shape::from(&read(file, *file_bytes, unit)?);
+            let (file, bytes) = (Arc::clone(file), *file_bytes);
+            // It may have been flattened, and what it is based on merged: nobody does that meanwhile.
+            *shape = self.in_thread(move |work| {
+                if skips_middle.load(SeqCst) {
+                    return Err(io::Error::other("its header may name another base by now"));
+                }
+                let shape = Shape::from(&read(&file, bytes, unit)?);
+                work.hand_over().map(|()| shape)
+            })??;
         }
-        self.in_thread(|work| work.hand_over())??;
         Ok(chain)
     }
 }

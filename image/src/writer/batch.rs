@@ -39,7 +39,7 @@ impl Writer {
         skip: u64,
         len: u64,
     ) -> io::Result<u64> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         let (size, (index, ask)) = (map.cluster(), asked);

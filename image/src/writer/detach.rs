@@ -33,7 +33,7 @@ impl Writer {
     /// Refuses an image whose header has to name a backing file to be understood, and one with internal
     /// snapshots: what these lack is looked for in the backing file, too.
     pub(crate) fn may_detach(&mut self, map: &mut Map) -> io::Result<()> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         let tables = map.layers.top();

@@ -29,7 +29,7 @@ impl Writer {
     /// not be written, nothing is changed any more.
     pub(crate) fn grow(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
         let old = map.layers.top().shape.size;
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         if size == old {
@@ -137,8 +137,8 @@ impl Writer {
         }
         self.refcounts.release(&got)?;
         Err(io::Error::other(format!(
-            "no {count} clusters in one piece are to be had for its L1 table. Stop serving it, then use \
-             `qemu-img resize`"
+            "no {count} clusters in one piece are to be had for its L1 table. Use `qemu-img resize`, \
+             while nobody serves it"
         )))
     }
 

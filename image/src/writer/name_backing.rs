@@ -63,7 +63,7 @@ impl Writer {
     }
 
     fn renaming(&self, map: &mut Map, name: &[u8], format: Format) -> io::Result<Renaming> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         let tables = map.layers.top();

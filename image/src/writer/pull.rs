@@ -19,7 +19,7 @@ impl Writer {
     /// # Errors
     /// What the host says. What was copied before is in the tables.
     pub(crate) fn pull(&mut self, map: &mut Map, range: ByteRange) -> io::Result<Pulled> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         let size = map.cluster();

@@ -13,7 +13,7 @@ impl Writer {
     /// # Errors
     /// What the host says. What was written before is in the tables with the next commit.
     pub(crate) fn put(&mut self, map: &mut Map, at: u64, bytes: &[u8]) -> io::Result<()> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         let size = map.cluster();

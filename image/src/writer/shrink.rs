@@ -29,7 +29,7 @@ impl Writer {
     /// What the host says, or why it cannot be so small. What lies beyond `size` may be gone then, unless
     /// that is what is in the way.
     pub(crate) fn shrink(&mut self, map: &mut Map, size: u64) -> io::Result<()> {
-        if self.broken {
+        if self.is_broken() {
             return Err(corrupt());
         }
         judge(map, size)?;

@@ -193,6 +193,11 @@ impl TestDisk {
         }
     }
 
+    /// Looks whether the thread wants something of a queue that asks nothing.
+    pub(crate) fn look(&mut self) {
+        assert_eq!(self.client.take().expect("the thread lives"), None);
+    }
+
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) {
         let change = Change { op: Op::Write, at, bytes: bytes.to_vec() };
         self.change(&mut [change]);

@@ -63,6 +63,26 @@ impl Drop for Fault {
     }
 }
 
+/// The next syncs of these files fail with EIO, once each, as the host tells what it has lost.
+static SYNC_FAULTS: Mutex<Vec<Key>> = Mutex::new(Vec::new());
+
+pub(crate) fn fail_next_sync(file: &File) {
+    SYNC_FAULTS.lock().unwrap().push(key(file));
+}
+
+/// True if a sync is to fail, which the next one is not.
+fn sync_fails(fd: i32) -> bool {
+    let mut faults = SYNC_FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: stat is a plain C struct for which zeroes are valid, and ours.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: as above.
+    if faults.is_empty() || unsafe { libc::fstat(fd, &raw mut stat) } != 0 {
+        return false;
+    }
+    let its = faults.iter().position(|key| *key == (stat.st_dev, stat.st_ino));
+    its.map(|at| faults.remove(at)).is_some()
+}
+
 /// True if a write of such bytes is to fail.
 fn fails(fd: i32, bytes: impl FnOnce() -> Vec<u8>) -> bool {
     let faults = FAULTS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -226,6 +246,11 @@ unsafe extern "C" fn ftruncate64(fd: i32, len: i64) -> i32 {
 /// None.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fdatasync(fd: i32) -> i32 {
+    if sync_fails(fd) {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = libc::EIO };
+        return -1;
+    }
     // The simulated disk forgets what it likes, whatever the host's has kept: no real sync is needed.
     // SAFETY: no memory is involved.
     let call = || unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) };

@@ -1,13 +1,14 @@
-//! Clusters of one batch are written by several threads where direct I/O is used.
+//! What fails: clusters of one batch, which are written by several threads where direct I/O is used, and syncs.
 
 use crate::disk::{Change, TestDisk};
 use crate::matrix::{checked, same};
 use crate::qemu;
-use crate::record::Fault;
+use crate::record::{Fault, fail_next_sync};
 use ringway_core::Op;
 use ringway_image::{Format, NewImage};
 use std::fs::File;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 const CLUSTER: usize = 65536;
 const BYTES: usize = 64 * CLUSTER;
@@ -64,6 +65,39 @@ fn c03_a_cluster_that_cannot_be_written_fails_its_requests_alone() {
         if qemu::is_here() {
             qemu::check(&path, false);
             same(&qemu::content(&path, None), &model, 0);
+        }
+    }
+}
+
+/// The host tells of a lost write once. If it tells the image's thread, guests have to learn of it by their next
+/// flush, and the image is not given away.
+#[test]
+fn c04_a_sync_of_the_images_thread_that_fails_is_not_forgotten() {
+    // The first write needs a reserve of clusters; a discard gives some back half a second later.
+    for gives_back in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image.qcow2");
+        let new = NewImage { virtual_size: BYTES as u64, cluster_bits: 16, backing: None };
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        new.write(&file).unwrap();
+        let mut disk = TestDisk::open(&path, false);
+        if gives_back {
+            disk.change(&mut [write(0, 1), write(CLUSTER, 2)]);
+            fail_next_sync(&file);
+            disk.change(&mut [Change { op: Op::Discard, at: 0, bytes: vec![0; CLUSTER] }]);
+        } else {
+            fail_next_sync(&file);
+            assert_eq!(disk.try_change(&mut [write(0, 1)]), [-i64::from(libc::EIO)]);
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !disk.image.has_failed() {
+            assert!(Instant::now() < deadline, "nobody is told: {gives_back}");
+            disk.look();
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_ne!(disk.try_change(&mut [write(5 * CLUSTER, 1)]), [0]);
+        for _ in 0..2 {
+            disk.image.hand_over(1).unwrap_err();
         }
     }
 }

@@ -99,7 +99,12 @@ impl SlowPath {
     /// A sync ended well.
     fn synced<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Finished<C> {
         // Of several syncs at a time the host tells only one that it failed.
-        let failed = d.issuer.disk.flush_failed.load(Relaxed);
+        let disk = &d.issuer.disk;
+        if d.issuer.image.as_ref().is_some_and(|image| image.has_failed()) {
+            // Nor does it tell the guest of one by the image's thread.
+            disk.flush_has_failed();
+        }
+        let failed = disk.flush_failed.load(Relaxed);
         if failed {
             d.note_failure(tag, None);
         }
