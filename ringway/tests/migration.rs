@@ -201,17 +201,15 @@ fn c36_a_guest_goes_there_and_back_with_its_image() {
         let mut there = Side::serve(dir, "b", true, more);
         here.start();
         here.work(&mut model, &mut rng, 40);
-        for round in 0..6 {
+        for _ in 0..6 {
             assert!(here.is_locked(dir) && !there.is_locked(dir), "{more:?}");
             // Its rings are told to start before the source has let go: they wait.
             there.start();
             here.log_all(true);
             here.work(&mut model, &mut rng, 20);
-            if round % 2 == 0 {
-                // Clusters that are about to be given back.
-                here.discard(0, 4096);
-                here.write(&mut model, 0, 4096, 0);
-            }
+            // Clusters that are about to be given back.
+            here.discard(0, 4096);
+            here.write(&mut model, 0, 4096, 0);
             assert!(!there.is_locked(dir));
             here.stop();
             there.until_locked(dir, true);
@@ -422,6 +420,38 @@ fn c36_an_ephemeral_clone_is_deleted_by_who_has_its_lock() {
     assert!(dir.join("top.qcow2").exists());
     assert!(there.ctl(dir, &["remove", "0"]).0);
     soon("it is deleted", || !dir.join("top.qcow2").exists());
+}
+
+/// A disk that is removed at the source, paused or while its guest leaves: the destination finds an image that
+/// nobody writes any more.
+#[test]
+fn c36_a_disk_that_is_removed_leaves_its_image_in_order() {
+    let mut rng = Rng::for_test("removed");
+    for round in 0..8 {
+        let dir = folder();
+        let dir = dir.path();
+        let Some(mut model) = overlay(dir, "4k") else { return };
+        let mut here = Side::serve(dir, "a", false, &[]);
+        let mut there = Side::serve(dir, "b", true, &[]);
+        here.start();
+        here.work(&mut model, &mut rng, 40);
+        here.discard(0, 4096);
+        here.write(&mut model, 0, 4096, 0);
+        there.start();
+        if round % 2 == 0 {
+            assert!(here.ctl(dir, &["pause", "0"]).0);
+        } else {
+            here.leave();
+        }
+        let (done, said) = here.ctl(dir, &["remove", "0"]);
+        assert!(done, "{said}");
+        there.until_locked(dir, true);
+        there.work(&mut model, &mut rng, 40);
+        drop(here);
+        there.work(&mut model, &mut rng, 20);
+        there.daemon.stop();
+        judge(dir, &model, false);
+    }
 }
 
 /// The lock of a data file would have to go, too.

@@ -34,8 +34,9 @@ pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
             let name = disk.export.disk().name();
             if !disk.ended.load(SeqCst) || !disk.export.is_clear() {
                 tracing::error!(disk = name, "does not end: the daemon ends without it");
-            } else {
-                // Nothing of it can land any more, and what else is open may close late.
+            } else if disk.export.disk().image().is_none() {
+                // Nothing of it can land any more, and what else is open may close late. Tables of an image
+                // may be written until this process ends.
                 disk.export.disk().unlock();
             }
         }

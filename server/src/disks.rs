@@ -352,7 +352,9 @@ impl Disks {
             if let Some(Err(error)) = served.join() {
                 outcome = outcome.and(Err(error));
             }
-            served.end_clone(self.removed.load(SeqCst));
+            let removed = self.removed.load(SeqCst);
+            // Its clone may be another daemon's, or about to be.
+            served.end_clone(removed && served.export.end_image());
             self.forget(&served);
         }
         for disk in isolated {

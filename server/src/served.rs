@@ -142,12 +142,11 @@ impl Served {
         lock(&self.clone).is_some()
     }
 
-    /// Its image stays, whatever was said of it, unless the disk is `removed` and it is ephemeral. It stays
-    /// too if it is somebody else's, because its guest has left.
+    /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
+    /// and it is ephemeral: if its guest has left, it is somebody else's.
     pub(super) fn end_clone(&self, removed: bool) {
         if let Some(clone) = lock(&self.clone).take()
             && removed
-            && self.export.is_locked()
         {
             clone.remove();
             tracing::info!(disk = self.name(), "its clone was deleted: it is ephemeral");

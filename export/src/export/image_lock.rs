@@ -57,7 +57,36 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// True while the image is locked for this export.
     #[must_use]
     pub fn is_locked(&self) -> bool {
-        matches!(*lock(&self.image_lock.state), LockState::Held | LockState::Releasing { .. })
+        let held =
+            matches!(*lock(&self.image_lock.state), LockState::Held | LockState::Releasing { .. });
+        held && !self.disk.has_forgotten_image()
+    }
+
+    /// Ends what concerns its image, which is served no more: has all that is known of it be in its file, and
+    /// lets others have it at once, unless something is in flight. Waits for what changes it. False if it was
+    /// somebody else's, or about to be, because its guest has left.
+    pub fn end_image(&self) -> bool {
+        let _alone = lock(&self.changing);
+        // Whoever gives it up for a guest that has left does so after this, and finds that it was done.
+        let state = *lock(&self.image_lock.state);
+        if !self.is_clear() {
+            return state == LockState::Held;
+        }
+        let mut ended = match state {
+            LockState::Releasing { .. } => self.disk.sync(),
+            LockState::Held | LockState::Free => Ok(()),
+        };
+        if state != LockState::Free {
+            ended = ended.and_then(|()| self.disk.forget_image());
+        }
+        match ended {
+            Ok(()) => self.disk.unlock(),
+            // Its lock goes when it is closed.
+            Err(error) => {
+                warn!(disk = self.disk.name(), "its image cannot be left in order: {error}")
+            }
+        }
+        state == LockState::Held
     }
 
     /// A queue is ready to run: true if it may. If not, whoever asks does so again after

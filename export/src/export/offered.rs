@@ -43,6 +43,9 @@ pub trait Offered: Send + Sync {
     /// True while the image is locked for it.
     fn is_locked(&self) -> bool;
 
+    /// As [`Export::end_image`].
+    fn end_image(&self) -> bool;
+
     /// As [`Export::on_notice`].
     fn on_notice(&self, listener: Listener);
 
@@ -109,6 +112,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn is_locked(&self) -> bool {
         self.is_locked()
+    }
+
+    fn end_image(&self) -> bool {
+        self.end_image()
     }
 
     fn on_notice(&self, listener: Listener) {

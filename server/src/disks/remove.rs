@@ -40,13 +40,13 @@ impl Disks {
             // Nobody unparks this thread.
             std::thread::park_timeout(Duration::from_millis(1));
         }
+        let mut ours = served.export.is_locked();
         if clear {
-            let disk = served.export.disk();
             // The toolstack removes a disk when its guest has let it go.
-            disk.ends(served.device.is_some());
-            disk.unlock();
+            served.export.disk().ends(served.device.is_some());
+            ours = served.export.end_image();
         }
-        served.end_clone(true);
+        served.end_clone(ours);
         outcome.map(|()| Departure { clear, held })
     }
 }
