@@ -98,7 +98,8 @@ enum Command {
         /// The new size; its file is made as long. Without it, the size that the file or block
         /// device has by now.
         size: Option<Size>,
-        /// The disk may become smaller. What lies beyond the new end is LOST.
+        /// The disk may become smaller (not if its image is qcow2). What lies beyond the new end is
+        /// LOST.
         #[arg(long)]
         shrink: bool,
     },

@@ -114,8 +114,8 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
             Err(error).with_context(|| format!("{name}: cannot lock it, and others may use it"))
         }
         Err(error) => bail!(
-            "{name}: it is in use by {}. Stop that first; a daemon of Ringway merges and resizes the images of disks \
-             that it serves itself (ringway ctl commit, flatten, resize)",
+            "{name}: it is in use by {}. Stop that first; a daemon of Ringway merges the images of disks that it \
+             serves itself, and makes them larger, not smaller (ringway ctl commit, flatten, resize)",
             error.holder(&file)
         ),
     }

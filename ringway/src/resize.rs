@@ -19,12 +19,13 @@ Examples:
   ringway resize --shrink vm7.qcow2 10G      all beyond 10 GiB is gone for good
   ringway resize --json vm7.qcow2 40G | jq .virtual_bytes
 
-Make the guest's file systems smaller before the disk; make them larger after it.
+Make the guest's file systems smaller before the disk, and larger after it.
 Internal snapshots keep the size that they have. Killed at any time, the disk
 has the old size or the new one, and holds all that lies before both; with
---shrink and the old size, what lies beyond SIZE may be gone: say the same command
-again. Of a disk that is served: ringway ctl resize. A raw image is as large as
-its file: truncate -s 40G vm7.img.
+--shrink and the old size, what lies beyond SIZE may be gone: the same command
+goes on.
+A disk that is served: ringway ctl resize, which only makes a qcow2 image
+larger. A raw image is as large as its file: truncate -s 40G vm7.img.
 Exit status: 0 done, 1 failed, 2 wrong usage.";
 
 /// The options of `ringway resize`.

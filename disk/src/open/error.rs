@@ -194,7 +194,8 @@ fn what_to_do(format: ForeignFormat, path: &Path) -> String {
 /// What else can be done about an image that somebody has, to end a sentence with.
 fn ways_to_share(moves: bool) -> &'static str {
     if moves {
-        ", serve it --read-only from both, or with --incoming if a guest is to be migrated here"
+        ", serve it --read-only from both, or with --incoming if a guest is to be migrated here \
+         (not an image whose data are in another file)"
     } else {
         ", or serve it --read-only from both"
     }

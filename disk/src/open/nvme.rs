@@ -158,7 +158,7 @@ fn judge(
 /// neither mounted nor part of another device, now and as long as it is served.
 fn claim(path: &Path, name: &str, options: &OpenOptions) -> Result<File, OpenError> {
     let beside = block_path(path, name)?;
-    let mut lock_wait = fence::LockWait::new(&beside, options, true);
+    let mut lock_wait = fence::LockWait::new(&beside, options, false);
     let claims = if options.read_only { 0 } else { libc::O_EXCL };
     // What is read here must not stay in a cache that is not told of what guests write.
     loop {
@@ -207,7 +207,7 @@ fn lock_block(path: &Path, block: &File, options: &OpenOptions) -> Result<(), Op
         LockError::Host(source) => host(path, "lock its block device", source),
         error => {
             let holder = error.holder(block);
-            OpenError::InUse { path: path.into(), holder, moves: true }
+            OpenError::InUse { path: path.into(), holder, moves: false }
         }
     })
 }
