@@ -1,11 +1,11 @@
 //! The files of a disk, top first, and what each place of the disk is in them.
 
 use crate::base::{Base, Bases};
-use crate::cluster_write::Piece;
 use crate::decompress::Decompressor;
 use crate::file::BlockFile;
 use crate::l2::Tables;
 use crate::layer::{Found, Layer, LayerFormat, Open, piece};
+use crate::writer::cluster_write::Piece;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,6 @@
 //! Refcounts: which clusters of a file are in use, and how often.
 //!
-//! What is counted here is in the file at once. What has to be durable before something else is, is
-//! said by each function.
+//! What is counted here is in the file at once; each function says what is durable when.
 
 use crate::file::BlockFile;
 use crate::kept::Kept;
@@ -113,10 +112,8 @@ impl Refcounts {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        if !self.barriers {
-            return Ok(());
-        }
-        self.file.sync_data().inspect_err(|_| self.sync_failed = true)
+        let synced = if self.barriers { self.file.sync_data() } else { Ok(()) };
+        synced.inspect_err(|_| self.sync_failed = true)
     }
 
     /// A block, if there is one.
@@ -145,8 +142,7 @@ impl Refcounts {
     /// be read for it. What the file holds is unknown if it fails, and so the block is forgotten.
     fn write_block(&mut self, index: usize, from: usize, to: usize) -> io::Result<()> {
         let (order, unit) = (self.shape.refcount_order, self.file.unit());
-        let (from, to) = ((from << order) / 8, (to << order).div_ceil(8));
-        let from = from - from % unit;
+        let (from, to) = ((from << order) / 8 / unit * unit, (to << order).div_ceil(8));
         let block = self.kept.peek(index).ok_or_else(corrupt)?;
         let to = to.next_multiple_of(unit).min(block.len());
         let written = self.file.write_at(&block[from..to], self.table[index] + from as u64);

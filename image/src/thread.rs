@@ -1,7 +1,7 @@
 //! The image's thread: all that is more than a look-up.
 //!
 //! It takes what all queues ask in batches: reads and plans one part after the other, has what is planned be
-//! written, several clusters at a time (`crew.rs`), commits the tables once for all of them, and answers.
+//! written, several clusters at a time (`writer/crew.rs`), commits the tables once for all of them, and answers.
 
 use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};

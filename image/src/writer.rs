@@ -11,6 +11,8 @@
 //! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
 
 mod batch;
+pub(crate) mod cluster_write;
+mod crew;
 mod data_file;
 mod detach;
 mod give_back;
@@ -21,13 +23,13 @@ mod put;
 mod shrink;
 
 use crate::aligned::Aligned;
-use crate::cluster_write::ClusterWrite;
-use crate::crew::Crew;
 use crate::l2::stretch;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::Word;
+use cluster_write::ClusterWrite;
+use crew::Crew;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;

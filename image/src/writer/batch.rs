@@ -1,9 +1,9 @@
 //! What is asked for in a batch is planned cluster by cluster, and then written, several clusters at a time.
 
+use super::cluster_write::{ClusterWrite, Piece};
+use super::crew::Crew;
 use super::{Pending, Writer};
 use crate::ask::Ask;
-use crate::cluster_write::{ClusterWrite, Piece};
-use crate::crew::Crew;
 use crate::layout::{Entry, corrupt};
 use crate::map::Map;
 use ringway_core::{ByteRange, Op};

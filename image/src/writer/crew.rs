@@ -5,8 +5,8 @@
 //! They are started when there is something to do for more than one, and end when there was nothing for
 //! a while: an idle disk has none.
 
+use super::cluster_write::ClusterWrite;
 use crate::aligned::Aligned;
-use crate::cluster_write::ClusterWrite;
 use crate::file::BlockFile;
 use std::collections::VecDeque;
 use std::io;
