@@ -167,7 +167,9 @@ impl Disk {
         };
         let synced = data.and_then(|()| flushed()).and_then(|()| match image {
             // The host has told its thread of what is lost, and nobody else.
-            Some(image) if image.has_failed() => Err(io::ErrorKind::InvalidData.into()),
+            Some(image) if image.has_failed() => {
+                Err(io::Error::other("an earlier sync of its image failed: serve the disk anew"))
+            }
             _ => Ok(()),
         });
         let synced = synced.inspect_err(|_| self.flush_has_failed());

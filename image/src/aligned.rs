@@ -1,8 +1,8 @@
 //! Memory for files that take only some.
 //!
-//! It begins with a page where a file wants any multiple at all. Less is enough for direct I/O, but memory
-//! that shares its pages' boundaries with no block of the disk is cut into more pieces on its way, and
-//! virtual disks write it three times as slowly.
+//! It begins with a page where a file wants any multiple at all. Less is enough for direct I/O, but on a
+//! virtual disk clusters that were read into memory that begins elsewhere were written three times as slowly
+//! (docs/performance.md).
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
