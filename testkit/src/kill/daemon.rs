@@ -79,6 +79,23 @@ impl Daemon {
         Ok(begun)
     }
 
+    /// Kills it together with what it has started, as a service manager kills a group, and says when.
+    pub(super) fn kill_all(self) -> Result<Instant> {
+        let pid = self.0.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        let children: Vec<i32> =
+            children.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+        // None of them does anything between the first and the last.
+        self.signal(libc::SIGSTOP)?;
+        for signal in [libc::SIGSTOP, libc::SIGKILL] {
+            for &child in &children {
+                // SAFETY: a child of ours, which lives and has not waited for it.
+                unsafe { libc::kill(child, signal) };
+            }
+        }
+        self.end(End::Killed)
+    }
+
     /// Whether it has killed itself by now.
     pub(super) fn has_died(&mut self) -> Result<bool> {
         match self.0.try_wait()? {

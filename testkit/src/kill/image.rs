@@ -49,13 +49,18 @@ pub(super) fn judge(plan: &Plan, dir: &Path, kill: u64) -> Result<()> {
             bail!("qemu-img check after kill {kill}: {}", words(&judged));
         }
     }
-    if kill % ANEW == ANEW - 1 {
+    if copies(kill) {
         succeeds(ringway(plan, dir, &["check", "--repair", "leaks", IMAGE])?)?;
         copy(plan, dir, "next.img")?;
         std::fs::rename(dir.join("next.img"), dir.join(BASE))?;
         overlay(plan, dir, kill / ANEW)?;
     }
     Ok(())
+}
+
+/// Whether the image is copied after that kill, by somebody who does not know what a daemon keeps elsewhere.
+pub(super) fn copies(kill: u64) -> bool {
+    kill % ANEW == ANEW - 1
 }
 
 /// Has `disk.img` hold what the disk holds.

@@ -102,6 +102,8 @@ pub(super) struct Killer<'a> {
     pub(super) at: BTreeMap<Point, u64>,
     /// Kills of daemons that did not come to their point.
     pub(super) missed: u64,
+    /// Kills of a daemon together with its helper.
+    pub(super) all: u64,
     pub(super) reattach: Histogram<u64>,
     /// When the last daemon was killed.
     pub(super) killed: Option<Instant>,
@@ -223,7 +225,13 @@ impl Killer<'_> {
                 }
                 let answer = (resized && !early).then(|| self.resize());
                 std::thread::sleep(delay);
-                let ended = daemon.end(self.end());
+                let end = self.end();
+                let all = self.plan.qcow2
+                    && end == End::Killed
+                    && !image::copies(self.kills + 1)
+                    && self.random.below(4) == 0;
+                self.all += u64::from(all);
+                let ended = if all { daemon.kill_all() } else { daemon.end(end) };
                 drop(answer);
                 ended
             }

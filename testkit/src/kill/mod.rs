@@ -48,6 +48,8 @@ pub struct Outcome {
     pub at: BTreeMap<Point, u64>,
     /// How many were to strike at a point that was not reached.
     pub missed: u64,
+    /// How many of a daemon together with its helper.
+    pub all: u64,
     pub requests: u64,
     /// How many requests completed after one that was issued later.
     pub overtaken: u64,
@@ -136,6 +138,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         kills: 0,
         at,
         missed: 0,
+        all: 0,
         reattach: Histogram::new(3)?,
         killed: None,
         cache: None,
@@ -186,8 +189,9 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
             Ok(daemon)
         });
     }
-    let Killer { early, kills, at, missed, reattach, durable_lives, resizes, disconnects, .. } =
-        killer;
+    let Killer {
+        early, kills, at, missed, all, reattach, durable_lives, resizes, disconnects, ..
+    } = killer;
     let first = u64::from(has_points);
     let findings = shared.findings().clone();
     Ok(Outcome {
@@ -195,6 +199,7 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
         early: early + first,
         at,
         missed,
+        all,
         requests: writers.iter().map(|writer| writer.done).sum(),
         overtaken: writers.iter().map(|writer| writer.overtaken).sum(),
         refused: writers.iter().map(|writer| writer.refused).sum(),

@@ -123,7 +123,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
     let cache = args.cache.unwrap_or(usual);
     let qemu = std::process::Command::new("qemu-img").arg("--version").output().is_ok();
     let mut table = head();
-    let (mut at, mut missed, mut blind) = (BTreeMap::new(), 0, 0);
+    let (mut at, mut missed, mut blind, mut all) = (BTreeMap::new(), 0, 0, 0);
     let mut wrong = 0;
     for engine in &args.engine {
         for &ring in &args.ring {
@@ -157,6 +157,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
                         *at.entry(point).or_insert(0u64) += kills;
                     }
                     missed += outcome.missed;
+                    all += outcome.all;
                     blind += outcome.kills - outcome.at.values().sum::<u64>();
                     if outcome.findings.is_empty() {
                         continue;
@@ -173,7 +174,9 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
         }
     }
     print!("{table}");
-    println!("\n{blind} kills at any moment, {missed} of them for want of their point");
+    println!(
+        "\n{blind} kills at any moment, {missed} of them for want of their point, {all} with the helper"
+    );
     for (point, kills) in at {
         println!("{kills:>8} at {}", point.name());
     }
