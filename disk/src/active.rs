@@ -1,8 +1,9 @@
 //! What a disk is served from now: its file, and the image in it. A snapshot puts others in their place.
 
 use crate::unmapped::Unmapped;
-use ringway_image::{Bases, Image};
+use ringway_image::{Bases, Image, Journal, Layer, Use};
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
 /// The file that is written, and its image.
@@ -15,4 +16,30 @@ pub(crate) struct Active {
     pub(crate) image: Option<Arc<Image>>,
     /// Of all disks of this process, for an image whose tables are read later.
     pub(crate) bases: Arc<Bases>,
+    /// Where entries of its image's tables wait for a flush, if there is a place that outlives this process.
+    pub(crate) journal: Option<Arc<Journal>>,
+    /// Whether there is somebody who puts them into the image when this process has died.
+    pub(crate) defers: bool,
+}
+
+impl Active {
+    /// The journal, if it is to be used.
+    pub(crate) fn journal_to_use(&self) -> Option<Arc<Journal>> {
+        self.journal.clone().filter(|_| self.defers)
+    }
+}
+
+/// Opens an image that is to be served, in which nothing is left to be done for an earlier process.
+pub(crate) fn open_image(
+    layers: Vec<Layer>,
+    usage: Use,
+    bases: &Bases,
+    unit: u32,
+    journal: Option<Arc<Journal>>,
+) -> io::Result<Arc<Image>> {
+    let image = match &journal {
+        Some(journal) => Image::open_with_journal(layers, usage, bases, unit, journal),
+        None => Image::open_beside(layers, usage, bases, unit),
+    };
+    image.map(Arc::new)
 }

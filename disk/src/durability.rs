@@ -2,16 +2,20 @@
 
 use crate::choices::CacheMode;
 use crate::disk::Disk;
-use crate::state::{STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED, State};
+use crate::state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED, State};
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
+use ringway_image::Journal;
 use std::any::Any;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 impl Disk {
-    /// From now on what has to outlive this process is kept in `file`, of [`STATE_BYTES`](crate::STATE_BYTES) bytes, and
-    /// what a predecessor has left there counts. `keeper` is dropped when the disk is closed.
+    /// From now on what has to outlive this process is kept in `file`, of
+    /// [`STATE_FILE_BYTES`](crate::STATE_FILE_BYTES) bytes or, without room for a journal,
+    /// [`STATE_BYTES`](crate::STATE_BYTES), and what a predecessor has left there counts. An image that has tables
+    /// has them read after this ([`Disk::map_image`]). `keeper` is dropped when the disk is closed.
     ///
     /// # Errors
     /// That the file cannot be mapped.
@@ -39,7 +43,30 @@ impl Disk {
         self.flush_failed.store(failed, SeqCst);
         self.failure_inherited.store(failed, SeqCst);
         self.state = Some(state);
+        let journal = file.try_clone().ok().and_then(|file| Journal::map(file, STATE_BYTES).ok());
+        self.active().journal = journal.map(Arc::new);
         Ok(())
+    }
+
+    /// The tables of its image may lack what only a flush has to find there: whoever looks after its state puts
+    /// that into the image if this process dies. For a disk that keeps its state, and whose tables are not read yet.
+    pub fn defer_entries(&self) {
+        self.active().defers = true;
+    }
+
+    /// What an earlier process had answered, and its guest not flushed, may not be in the image: to that guest
+    /// flushes fail.
+    #[cold]
+    pub(crate) fn answered_is_lost(&self) {
+        tracing::warn!(
+            disk = self.name(),
+            "the daemon that served it was killed with its helper, and others have written the image since, or \
+             what the daemon kept in --state-dir is not there: what its guest had written and not flushed may be \
+             lost. Flushes fail for that guest, until one begins afresh"
+        );
+        self.keep(STATE_FLUSH_FAILED, true);
+        self.failure_inherited.store(true, SeqCst);
+        self.flush_failed.store(true, SeqCst);
     }
 
     fn keep(&self, bit: u64, on: bool) {
@@ -58,6 +85,10 @@ impl Disk {
     pub(crate) fn flush_has_failed(&self) {
         kill_point!(FlushFailing);
         self.keep(STATE_FLUSH_FAILED, true);
+        if let Some(image) = self.image() {
+            // The host has told it here, and tells its thread nothing.
+            image.has_lost();
+        }
         self.failure_inherited.store(false, SeqCst);
         self.flush_failed.store(true, SeqCst);
         kill_point!(FlushFailed);

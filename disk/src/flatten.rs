@@ -3,6 +3,7 @@
 //! Who serves the disk pulls all of it ([`Image::pull`]), has the header name no backing file any more
 //! ([`Image::detach`]), lets nothing be in flight, and opens the image anew here.
 
+use crate::active::open_image;
 use crate::disk::Disk;
 use ringway_image::{Bases, Image, Layer};
 use std::io;
@@ -74,8 +75,9 @@ impl Disk {
         old.give_back()?;
         let mut chain = old.chain()?;
         change(&mut chain);
-        let image = Image::open_beside(chain, old.usage(), bases, self.image_unit())?;
-        self.active().image = Some(Arc::new(image));
+        let journal = self.active().journal_to_use();
+        let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
+        self.active().image = Some(image);
         Ok(Replaced { _image: old })
     }
 }

@@ -1,8 +1,9 @@
 //! A disk whose image says where its clusters are.
 
+use crate::active::{Active, open_image};
 use crate::disk::Disk;
 use crate::unmapped::Unmapped;
-use ringway_image::{Bases, Image, ImageClient, LayerFormat};
+use ringway_image::{Bases, Image, ImageClient, Layer, LayerFormat, Replayed, Use, replay};
 use std::io;
 use std::sync::Arc;
 
@@ -28,8 +29,9 @@ impl Disk {
         if self.incoming {
             return Ok(());
         }
-        if let Some(Unmapped { layers, usage }) = active.unmapped.take() {
-            active.image = Some(Arc::new(Image::open_beside(layers, usage, bases, unit)?));
+        if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
+            self.finish(&mut layers, usage, &active)?;
+            active.image = Some(open_image(layers, usage, bases, unit, active.journal_to_use())?);
         }
         Ok(())
     }
@@ -89,8 +91,9 @@ impl Disk {
             _ => return Err(io::ErrorKind::Unsupported.into()),
         };
         self.judge_size(bytes).map_err(io::Error::other)?;
-        let image = Image::open_beside(layers, usage, &active.bases, unit)?;
-        active.image = Some(Arc::new(image));
+        self.finish(&mut layers, usage, &active)?;
+        let journal = active.journal_to_use();
+        active.image = Some(open_image(layers, usage, &active.bases, unit, journal)?);
         active.unmapped = None;
         Ok(bytes)
     }
@@ -116,5 +119,28 @@ impl Disk {
             return Err(io::Error::other("the tables of its image have not been read"));
         }
         self.image().map(|image| image.client(depth)).transpose()
+    }
+}
+
+impl Disk {
+    /// Does what a process that was killed had left to do in an image.
+    fn finish(&self, layers: &mut [Layer], usage: Use, active: &Active) -> io::Result<()> {
+        let Some(Layer { file, file_bytes, format }) = layers.first_mut() else { return Ok(()) };
+        let LayerFormat::Qcow2 { shape, data: None } = format else { return Ok(()) };
+        if usage.read_only {
+            return Ok(());
+        }
+        let bytes = if usage.grows { file.metadata()?.len() } else { *file_bytes };
+        let (unit, journal) = (self.image_unit(), active.journal.as_deref());
+        let replayed = replay(file, bytes, unit, journal, &mut || self.answered_is_lost())?;
+        shape.forget_journal();
+        if let Replayed::Entries(count) = replayed {
+            tracing::info!(
+                disk = self.name(),
+                count,
+                "put into its tables what a killed daemon had answered"
+            );
+        }
+        Ok(())
     }
 }

@@ -142,6 +142,8 @@ impl From<Parts> for Disk {
                 unmapped: parts.image,
                 image: None,
                 bases: Arc::default(),
+                journal: None,
+                defers: false,
             }),
             limits: Mutex::default(),
             at_limit: AtLimit::default(),

@@ -9,6 +9,7 @@ use crate::open::probe::device_bytes;
 use crate::open::unlock_image;
 use ringway_core::SECTOR_BYTES;
 use ringway_core::file::FileShape;
+use ringway_image::Image;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::Relaxed;
@@ -143,6 +144,29 @@ impl Disk {
         self.file().set_len(bytes).map_err(host)
     }
 
+    /// Has entries of its image's tables be in the file, though not durably, that wait for a flush.
+    fn write_entries(&self) -> io::Result<()> {
+        self.with_image(Image::write_deferred)
+    }
+
+    /// Has all that was answered be in its file, though not durably, and nothing in that say that some of it may
+    /// be elsewhere: for whoever copies it. Nothing may be in flight.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn leave_journal(&self) -> io::Result<()> {
+        self.with_image(Image::leave_journal)
+    }
+
+    fn with_image(&self, act: impl FnOnce(&Image) -> io::Result<()>) -> io::Result<()> {
+        let Some(image) = self.image() else { return Ok(()) };
+        act(&image).inspect_err(|_| {
+            if image.has_failed() {
+                self.flush_has_failed();
+            }
+        })
+    }
+
     /// Makes durable what was written and completed, as a guest's flush does.
     ///
     /// # Errors
@@ -155,9 +179,10 @@ impl Disk {
         if !self.is_real() || self.geometry.read_only {
             return Ok(());
         }
+        let image = self.image();
+        self.write_entries()?;
         // The host tells a lost write-back once: the queues must learn of it.
         self.set_flushing(true);
-        let image = self.image();
         let data_file = image.as_ref().and_then(|image| image.data_file());
         let data = data_file.map_or(Ok(()), |(_, file)| file.sync_data());
         // A character device has no sync; its block device flushes the same namespace.

@@ -3,6 +3,7 @@
 //! Who serves the disk has the new image made ([`crate::open::NewOverlay`]), lets nothing be in flight,
 //! and puts it on top here. Queues that start after that write to it.
 
+use crate::active::open_image;
 use crate::disk::Disk;
 use crate::open::share_lock;
 use ringway_image::{Bases, CHAIN_MAX, Format, Image, Layer, LayerFormat};
@@ -82,6 +83,18 @@ impl Beneath {
     }
 }
 
+/// See [`Disk::without_journal`].
+#[derive(Debug)]
+#[must_use]
+pub struct WithoutJournal(Option<Arc<Image>>);
+
+impl Drop for WithoutJournal {
+    fn drop(&mut self) {
+        // Nothing can fail that matters: without a journal it is only slower.
+        let _ = self.0.as_ref().map(|image| image.set_defers(true));
+    }
+}
+
 impl Disk {
     /// What a new image on top of it has to be like.
     ///
@@ -116,6 +129,17 @@ impl Disk {
         }
     }
 
+    /// Its image has no journal until the answer is dropped: what is answered meanwhile is in its file, whatever
+    /// is put on top of it.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn without_journal(&self) -> io::Result<WithoutJournal> {
+        let image = self.image();
+        image.as_ref().map_or(Ok(()), |image| image.set_defers(false))?;
+        Ok(WithoutJournal(image))
+    }
+
     /// Who looks after what outlives this process, as [`Disk::keep_state`] was told.
     #[must_use]
     pub fn state_keeper(&self) -> Option<&(dyn Any + Send + Sync)> {
@@ -139,10 +163,13 @@ impl Disk {
         let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
         let mut chain = vec![overlay];
         chain.extend(old.chain()?);
-        let image = Image::open_beside(chain, old.usage(), bases, self.image_unit())?;
+        // The journal is for the new one from now on.
+        old.leave_journal()?;
+        let journal = self.active().journal_to_use();
+        let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
         let mut active = self.active();
         let file = std::mem::replace(&mut active.file, file);
-        active.image = Some(Arc::new(image));
+        active.image = Some(image);
         drop(active);
         // The new one is nothing but holes.
         self.find_holes();

@@ -6,14 +6,17 @@
 //! 0016](../../docs/adr/0016-state-beside-the-rings.md)).
 
 use ringway_core::mem::{Mapping, MappingError};
+use ringway_image::Journal;
 use std::any::Any;
 use std::fmt;
 use std::fs::File;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes of the file.
+/// Bytes of what is kept of every disk.
 pub const STATE_BYTES: u64 = 4096;
+/// Bytes of the file of a disk: behind that there is a journal for a disk whose image has tables.
+pub const STATE_FILE_BYTES: u64 = STATE_BYTES + Journal::BYTES;
 
 /// A flush has failed, and its guest goes on.
 pub const STATE_FLUSH_FAILED: u64 = 1;

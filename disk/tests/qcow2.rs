@@ -12,7 +12,7 @@ use ringway_core::{ByteRange, Op, Status};
 use ringway_disk::open::open_unmapped;
 use ringway_disk::{
     Alignment, CacheMode, Disk, DiskQueue, LockedBase, NoSnapshot, NotCommitted, OpenError,
-    OpenOptions, Qcow2, ResizeError, SchedulerMode, Source, open,
+    OpenOptions, Qcow2, ResizeError, STATE_FILE_BYTES, SchedulerMode, Source, open,
 };
 use ringway_image::Bases;
 use ringway_testkit::{Need, Rng, skip};
@@ -247,7 +247,18 @@ fn image(rng: &mut Rng, folder: &Path, nth: u32, small: bool) -> Option<PathBuf>
     made.then_some(path)
 }
 
-/// Through the page cache, or by direct I/O in blocks of so many bytes.
+/// With a journal, which somebody would put into the image if this process died.
+fn open_with_journal(disk: Disk) -> Disk {
+    let mut disk = disk;
+    let state = tempfile::tempfile().unwrap();
+    state.set_len(STATE_FILE_BYTES).unwrap();
+    disk.keep_state(&state, Box::new(())).unwrap();
+    disk.defer_entries();
+    disk.map_image().unwrap();
+    disk
+}
+
+/// Through the page cache, or by direct I/O in blocks of so many bytes and with a journal.
 fn open_for(path: &Path, block: Option<u32>) -> Option<Disk> {
     let Some(block) = block else { return Some(open(&options(path)).unwrap()) };
     let mut options = options(path);
@@ -263,9 +274,7 @@ fn open_for(path: &Path, block: Option<u32>) -> Option<Disk> {
     // As on a disk with larger blocks than this one.
     assert!(parts.alignment.offset <= block && parts.alignment.memory <= block);
     parts.alignment = Alignment { memory: block, offset: block };
-    let mut disk = Disk::from(parts);
-    disk.map_image().unwrap();
-    Some(disk)
+    Some(open_with_journal(Disk::from(parts)))
 }
 
 fn random_work<E: Engine>(name: &str, engine: impl Fn() -> E) {
@@ -293,6 +302,44 @@ fn random_work_in_blocks<E: Engine>(name: &str, engine: impl Fn() -> E, block: O
                 found[range.clone()] != model[range]
             };
             assert_eq!((0..BYTES / 512).find(differs), None, "the first sector that differs");
+        }
+    }
+}
+
+/// What a power cut would leave of it is what is in its file.
+#[test]
+fn c38_entries_are_in_the_file_before_a_flush_or_a_durable_write_is_answered() {
+    for durable in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, cut) = (folder.path().join("top.qcow2"), folder.path().join("cut.qcow2"));
+        std::fs::write(folder.path().join("base.raw"), vec![0xba; BYTES]).unwrap();
+        let name = path.to_str().unwrap();
+        let base = ["-b", "base.raw", "-F", "raw"];
+        if !qemu(&[&["create", "-f", "qcow2"][..], &base, &[name]].concat()) {
+            return;
+        }
+        let disk = open_with_journal(open_unmapped(&options(&path)).unwrap());
+        let setup = ThreadsSetup { depth: 64, threads: 4, cached_inline: false };
+        let mut bench = Bench::new(disk, Threads::new(setup).unwrap(), durable);
+        let mut model = vec![0xba; BYTES];
+        let found = || {
+            std::fs::copy(&path, &cut).unwrap();
+            content(&cut)
+        };
+        let flush = Asked { op: Op::Flush, at: 0, len: 0, byte: 0 };
+        for round in 1..5_u8 {
+            let writes: Vec<Asked> = (0..8)
+                .map(|nth| (usize::from(round) * 8 + nth) * 131_072)
+                .map(|at| Asked { op: Op::Write, at: at % BYTES + 512, len: 4096, byte: round })
+                .collect();
+            bench.run(&writes);
+            for Asked { at, len, .. } in writes {
+                model[at..at + len].fill(round);
+            }
+            // The first ones make a table, which is written at once.
+            assert!(round == 1 || (found() == model) == durable, "round {round}");
+            bench.run(&[flush.clone(), flush.clone()]);
+            assert!(found() == model, "round {round}");
         }
     }
 }

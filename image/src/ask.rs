@@ -8,9 +8,10 @@ use ringway_core::{ByteRange, Op};
 pub struct Ask {
     /// Comes back with the answer.
     pub tag: u16,
-    /// Read, write, discard or write zeroes.
+    /// Read, write, discard, write zeroes; or flush: entries of tables that wait for one go into the file,
+    /// which is then to be made durable by whoever asks.
     pub op: Op,
-    /// Which part of the disk; not empty, and within it.
+    /// Which part of the disk; not empty, and within it, unless it is a flush.
     pub range: ByteRange,
     /// The memory of the request; not looked at for operations that move no data. A read without any
     /// (null) only has the table say where it would begin.

@@ -1,10 +1,13 @@
 //! An image that is served: its table, its files, its thread.
 
+mod entries;
 mod hand_over;
+mod whole;
 
 use crate::base::{Base, Bases};
 use crate::client::{ImageClient, line};
 use crate::header::autoclear;
+use crate::journal::Journal;
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
 use crate::layout::Shape;
@@ -22,6 +25,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use whole::{whole_clusters, whole_data_file};
 
 /// How an image is to be served.
 #[derive(Clone, Copy, Debug)]
@@ -113,13 +117,39 @@ impl Image {
         bases: &Bases,
         unit: u32,
     ) -> io::Result<Self> {
+        Self::open_inner(chain, usage, bases, unit, None)
+    }
+
+    /// As [`Image::open_beside`], with a journal for entries of its tables that wait for a flush: one is to be
+    /// asked for then ([`Image::has_deferred`]). What is left in it of an earlier process has to be in the tables
+    /// already ([`crate::replay()`]); one image at a time uses it.
+    ///
+    /// # Errors
+    /// As [`Image::open_beside`].
+    pub fn open_with_journal(
+        chain: Vec<Layer>,
+        usage: Use,
+        bases: &Bases,
+        unit: u32,
+        journal: &Arc<Journal>,
+    ) -> io::Result<Self> {
+        Self::open_inner(chain, usage, bases, unit, Some(journal))
+    }
+
+    fn open_inner(
+        chain: Vec<Layer>,
+        usage: Use,
+        bases: &Bases,
+        unit: u32,
+        journal: Option<&Arc<Journal>>,
+    ) -> io::Result<Self> {
         let grows = usage.grows;
         let top = chain.first().cloned();
         let mut layers = Layers::open(chain, bases, unit)?;
         // What is shared is not held a second time.
         let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
         let chain = top.into_iter().chain(shared).collect();
-        let mut writer = None;
+        let (mut writer, mailbox) = (None, Mailbox::default());
         if !usage.read_only {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
@@ -135,7 +165,11 @@ impl Image {
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
             refcounts.barriers = usage.barriers;
-            writer = Some(Writer::new(refcounts));
+            // Nothing has an order without barriers, and a data file would have to be made durable by whoever
+            // finds the journal. Version 2 has no place for the mark.
+            let takes = usage.barriers && shape.version >= 3 && !layers.has_data_file();
+            let journal = journal.filter(|journal| takes && journal.is_of_use());
+            writer = Some(Writer::new(refcounts, journal.cloned(), Arc::clone(&mailbox.failed)));
         }
         let mut map = Map::new(layers, usage.read_only)?;
         let shape = map.layers.top().shape;
@@ -151,7 +185,7 @@ impl Image {
             shape: Mutex::new(shape),
             usage,
             skips_middle: Arc::default(),
-            mailbox: Arc::default(),
+            mailbox: Arc::new(mailbox),
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })
     }
@@ -203,8 +237,11 @@ impl Image {
             Thread::Over => return Err(io::Error::other("its thread could not be started")),
         };
         let (reply, answer) = sync_channel(1);
+        let mailbox = Arc::clone(&self.mailbox);
         let task = Task(Box::new(move |work| {
-            let _ = reply.send(act(work));
+            let result = act(work);
+            work.note(&mailbox);
+            let _ = reply.send(result);
         }));
         *self.mailbox.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
         handle.thread().unpark();
@@ -292,12 +329,6 @@ impl Image {
         self.table.place(range, write)
     }
 
-    /// True if a sync of its thread has failed: what it holds is unknown, and flushes must fail.
-    #[must_use]
-    pub fn has_failed(&self) -> bool {
-        self.mailbox.failed.load(SeqCst)
-    }
-
     /// A line to the image's thread for a queue of `depth` requests. Starts the thread, if it is the
     /// first.
     ///
@@ -334,42 +365,4 @@ impl Drop for Image {
             let _ = handle.join();
         }
     }
-}
-
-/// A data file is as long as the disk: what was never written is a hole.
-fn whole_data_file(layers: &mut Layers) -> io::Result<()> {
-    let shape = layers.top().shape;
-    if !layers.has_data_file() {
-        return Ok(());
-    }
-    if shape.autoclear & autoclear::RAW_DATA != 0 && layers.has_backing() {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "its data file is to be a raw image of it (data_file_raw), but it is based on another one: \
-             serve it read-only, or `qemu-img amend -o data_file_raw=off`",
-        ));
-    }
-    let end = layers.data_end();
-    if end < shape.size {
-        layers.data().set_len(shape.size).map_err(|error| {
-            let text = format!("its data file has {end} bytes, not {}: {error}", shape.size);
-            io::Error::new(error.kind(), text)
-        })?;
-        layers.set_data_end(shape.size);
-    }
-    Ok(())
-}
-
-/// The last cluster of a file may lack its end, which reads as zeroes: now it is there. Bytes of the
-/// file.
-fn whole_clusters(layers: &mut Layers, grows: bool) -> io::Result<u64> {
-    let mut end = layers.top_end();
-    let tables = layers.top();
-    let whole = end.next_multiple_of(tables.shape.cluster());
-    if grows && whole > end {
-        tables.file.set_len(whole)?;
-        end = whole;
-        layers.set_top_end(end);
-    }
-    Ok(end)
 }

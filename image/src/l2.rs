@@ -3,6 +3,7 @@
 use crate::file::BlockFile;
 use crate::kept::Kept;
 use crate::layout::{COPIED, Entry, OFFSET, Shape, corrupt, words};
+use std::collections::BTreeMap;
 use std::io;
 
 /// So much memory for L2 tables of one file, in bytes, or two of them.
@@ -15,7 +16,7 @@ const L1_MAX: u64 = 4 << 20;
 const STRETCH_BITS: u32 = 9;
 
 /// The tables of a file: L1 in memory, L2 tables as they are needed. What is written goes to the
-/// file at once.
+/// file at once, unless it is deferred.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) file: BlockFile,
@@ -23,6 +24,8 @@ pub(crate) struct Tables {
     l1: Vec<u64>,
     /// L2 tables, by their place in L1.
     kept: Kept<Box<[u64]>>,
+    /// L2 entries by cluster that are not in the file, and count instead of what is there.
+    deferred: BTreeMap<u64, u64>,
 }
 
 impl Tables {
@@ -46,6 +49,7 @@ impl Tables {
             shape,
             l1: words(&bytes).collect(),
             kept: Kept::new(CACHE, shape.cluster()),
+            deferred: BTreeMap::new(),
         })
     }
 
@@ -110,7 +114,12 @@ impl Tables {
             }
             let mut bytes = vec![0; 1 << self.shape.cluster_bits];
             self.file.read_or_zero(&mut bytes, offset)?;
-            self.keep(index, words(&bytes).collect());
+            let mut table: Box<[u64]> = words(&bytes).collect();
+            let first = (index as u64) << self.shape.l2_bits();
+            for (cluster, word) in self.deferred.range(first..first + table.len() as u64) {
+                table[self.shape.split(*cluster).1] = *word;
+            }
+            self.keep(index, table);
         }
         Ok(self.kept.get(index).map(|table| &mut table[..]))
     }
@@ -123,6 +132,37 @@ impl Tables {
     /// Forgets what is in memory of a table.
     pub(crate) fn forget(&mut self, index: usize) {
         self.kept.forget(index);
+    }
+
+    /// Gives clusters these entries, without writing them: [`Tables::write_all`] has to, at some time. Their
+    /// tables are there and this file's alone.
+    pub(crate) fn defer(&mut self, entries: &[(u64, u64)]) {
+        for &(cluster, word) in entries {
+            let (index, within) = self.shape.split(cluster);
+            debug_assert!(self.l1[index] & COPIED != 0, "a shared table is copied first");
+            if let Some(table) = self.kept.get(index) {
+                table[within] = word;
+            }
+            self.deferred.insert(cluster, word);
+        }
+    }
+
+    /// Entries that are not in the file.
+    pub(crate) fn deferred(&self) -> &BTreeMap<u64, u64> {
+        &self.deferred
+    }
+
+    /// Those that were deferred are in the file now.
+    pub(crate) fn clear_deferred(&mut self) {
+        self.deferred.clear();
+    }
+
+    /// As [`Tables::write`], for entries of any of its tables.
+    pub(crate) fn write_all(&mut self, entries: &[(u64, u64)]) -> io::Result<()> {
+        let shape = self.shape;
+        entries
+            .chunk_by(|one, next| stretch(&shape, one.0) == stretch(&shape, next.0))
+            .try_for_each(|run| self.write(run))
     }
 
     /// Gives clusters these entries, in ascending order, all of one table, which is there and this file's
@@ -156,6 +196,6 @@ impl Tables {
 
 /// Which stretch of a table the entry of a cluster is in: entries near enough to each other that one write
 /// of them all costs no more than one of each.
-pub(crate) fn stretch(shape: &Shape, cluster: u64) -> u64 {
+fn stretch(shape: &Shape, cluster: u64) -> u64 {
     cluster >> shape.l2_bits().min(STRETCH_BITS)
 }

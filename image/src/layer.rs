@@ -3,6 +3,7 @@
 use crate::chain::{Chain, ImageFile};
 use crate::decompress::Packed;
 use crate::file::BlockFile;
+use crate::journal::is_of_this_boot;
 use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use std::fs::File;
@@ -112,6 +113,13 @@ impl Open {
         let (bytes, tables) = match layer.format {
             LayerFormat::Raw => (end, None),
             LayerFormat::Qcow2 { shape, data: other } => {
+                if is_of_this_boot(shape.autoclear) {
+                    tracing::warn!(
+                        "an image of this chain was served by a daemon that was killed together with its \
+                         helper: what that had answered since the last flush is in its --state-dir, and not \
+                         in the image. Serve it once with that folder"
+                    );
+                }
                 if let Some(other) = other {
                     (data, end) = other;
                 }

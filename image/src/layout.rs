@@ -1,6 +1,7 @@
 //! What words of qcow2 metadata mean (QEMU docs/interop/qcow2.txt).
 
 use crate::header::{Compression, Header};
+use crate::journal::MARK_BITS;
 use std::io;
 
 /// An L1 or L2 entry whose table or cluster has no other owner, so that it can be changed in place.
@@ -79,6 +80,11 @@ fn links(header: &Header) -> u64 {
 }
 
 impl Shape {
+    /// Its header names no journal any more ([`crate::replay()`]).
+    pub fn forget_journal(&mut self) {
+        self.autoclear &= !MARK_BITS;
+    }
+
     /// Bytes of a cluster.
     pub(crate) const fn cluster(&self) -> u64 {
         1 << self.cluster_bits

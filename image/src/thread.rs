@@ -16,7 +16,7 @@ use std::io;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::TryRecvError;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The most questions of a batch.
@@ -44,8 +44,10 @@ pub(crate) struct Mailbox {
     pub(crate) ends: AtomicBool,
     /// One at a time: whoever gives it waits.
     pub(crate) task: Mutex<Option<Task>>,
-    /// A sync has failed.
-    pub(crate) failed: AtomicBool,
+    /// A sync has failed, of the image's thread or of a queue.
+    pub(crate) failed: Arc<AtomicBool>,
+    /// Entries are in the journal and not in the file.
+    pub(crate) deferred: AtomicBool,
 }
 
 /// What the thread works on.
@@ -86,13 +88,12 @@ impl Work {
             let task = mailbox.task.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(Task(carry_out)) = task {
                 carry_out(&mut self);
-                self.note_broken(mailbox);
             }
             self.take_batch();
             if !self.batch.is_empty() {
                 self.carry_out(mailbox);
                 self.tend_freed(false);
-                self.note_broken(mailbox);
+                self.note(mailbox);
                 has_waited = false;
                 continue;
             }
@@ -101,7 +102,7 @@ impl Work {
                 break;
             }
             self.tend_freed(has_waited);
-            self.note_broken(mailbox);
+            self.note(mailbox);
             has_waited = self.rest();
         }
         if let Err(error) = self.give_back() {
@@ -133,8 +134,22 @@ impl Work {
         Ok(())
     }
 
-    /// The tables, for whoever changes them.
+    /// Has all entries be in the file, and its header say that there is no journal.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn leave_journal(&mut self) -> io::Result<()> {
+        self.writer.as_mut().map_or(Ok(()), |writer| writer.leave_journal(&mut self.map))
+    }
+
+    /// As [`Writer::set_defers`].
+    pub(crate) fn set_defers(&mut self, defers: bool) -> io::Result<()> {
+        self.writer.as_mut().map_or(Ok(()), |writer| writer.set_defers(&mut self.map, defers))
+    }
+
+    /// The tables, for whoever changes them: all that is known of them is in the file.
     pub(crate) fn writer(&mut self) -> io::Result<(&mut Writer, &mut Map)> {
+        self.write_deferred()?;
         let writer = self.writer.as_mut();
         let writer = writer.ok_or_else(|| {
             let text = "nothing is written to it any more: it is read-only, or its guest has left";
@@ -149,10 +164,22 @@ impl Work {
         (result, self.map.layers.top().shape)
     }
 
-    fn note_broken(&self, mailbox: &Mailbox) {
-        if self.writer.as_ref().is_some_and(Writer::is_broken) {
+    /// Has all entries be in the file, though not durably.
+    ///
+    /// # Errors
+    /// What the host says; the others stay in the journal then.
+    pub(crate) fn write_deferred(&mut self) -> io::Result<()> {
+        self.writer.as_mut().map_or(Ok(()), |writer| writer.write_deferred(&mut self.map))
+    }
+
+    /// Says what others have to know, before they are answered.
+    pub(crate) fn note(&mut self, mailbox: &Mailbox) {
+        if let Some(writer) = self.writer.as_ref().filter(|writer| writer.is_broken()) {
             mailbox.failed.store(true, SeqCst);
+            // What they lead to may be lost, and what the image held before is not.
+            writer.end_journal();
         }
+        mailbox.deferred.store(Writer::has_deferred(&mut self.map), SeqCst);
     }
 
     /// Sleeps until something is asked; true if nothing was for so long that freed clusters may go
@@ -204,12 +231,17 @@ impl Work {
             for (index, error) in writer.finish_writes(&mut self.map) {
                 results[index] = Err(io::Error::from_raw_os_error(error));
             }
-            if let Err(error) = writer.commit(&mut self.map) {
-                let changes = batch.iter().zip(&mut results);
-                let changes = changes.filter(|((_, ask), _)| ask.op.changes_disk());
-                changes.for_each(|(_, result)| fail(result, &error));
-                self.note_broken(mailbox);
+            if let Err(error) = writer.commit_batch(&mut self.map) {
+                fail(&batch, &mut results, Op::changes_disk, &error);
             }
+            let is_flush = |op: Op| op == Op::Flush;
+            if batch.iter().any(|(_, ask)| is_flush(ask.op))
+                && let Err(error) = writer.write_deferred(&mut self.map)
+            {
+                fail(&batch, &mut results, is_flush, &error);
+            }
+            // Before anybody is answered.
+            self.note(mailbox);
         }
         for ((queue, ask), result) in batch.iter().zip(results) {
             let result = match result {
@@ -224,6 +256,9 @@ impl Work {
     }
 
     fn carry_out_one(&mut self, index: usize, ask: &Ask) -> io::Result<u64> {
+        if ask.op == Op::Flush {
+            return Ok(0);
+        }
         let cluster = ask.range.offset() / self.map.cluster();
         self.map.load(cluster);
         if ask.op == Op::Read {
@@ -295,8 +330,18 @@ impl Work {
     }
 }
 
-fn fail(result: &mut io::Result<u64>, error: &io::Error) {
-    if !matches!(result, Ok(0)) {
-        *result = Err(io::Error::from_raw_os_error(error.raw_os_error().unwrap_or(libc::EIO)));
+/// Those of a batch failed whose operation is one of these.
+fn fail(
+    batch: &[(usize, Ask)],
+    results: &mut [io::Result<u64>],
+    which: impl Fn(Op) -> bool,
+    error: &io::Error,
+) {
+    let errno = error.raw_os_error().unwrap_or(libc::EIO);
+    for ((_, ask), result) in batch.iter().zip(results) {
+        // Where the map needs no change a write has not failed.
+        if which(ask.op) && (ask.op == Op::Flush || !matches!(result, Ok(0))) {
+            *result = Err(io::Error::from_raw_os_error(errno));
+        }
     }
 }

@@ -7,6 +7,8 @@
 //! L2 says otherwise ─► nothing in flight ─ sync ─► refcounts go down ─► clusters are used again
 //! ```
 //!
+//! With a journal, L2 entries of guests' writes come last: see `writer/deferred.rs`.
+//!
 //! Reserved clusters read as zeroes, durably. So a first write where the disk read as zeroes needs no
 //! sync: if its entry survives a power cut and its data do not, the disk reads as it did before.
 
@@ -14,6 +16,7 @@ mod batch;
 pub(crate) mod cluster_write;
 mod crew;
 mod data_file;
+mod deferred;
 mod detach;
 mod give_back;
 mod grow;
@@ -23,7 +26,7 @@ mod put;
 mod shrink;
 
 use crate::aligned::Aligned;
-use crate::l2::stretch;
+use crate::journal::Journal;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
@@ -33,6 +36,9 @@ use crew::Crew;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 
 /// The most that is reserved ahead, in bytes: what a kill may leave as a leak.
 const RESERVE_BYTES: u64 = 64 << 20;
@@ -73,10 +79,21 @@ pub(crate) struct Writer {
     /// A sync failed: nobody knows what the file holds.
     broken: bool,
     buffer: Aligned,
+    journal: Option<Arc<Journal>>,
+    defers: bool,
+    /// A sync has failed, of this image or of a queue: shared with whoever asks.
+    failed: Arc<AtomicBool>,
+    /// What the header says of whose entries it has; 0 if it says nothing.
+    mark: u64,
 }
 
 impl Writer {
-    pub(crate) fn new(refcounts: Refcounts) -> Self {
+    /// `failed` is set by whoever hears that a sync has failed.
+    pub(crate) fn new(
+        refcounts: Refcounts,
+        journal: Option<Arc<Journal>>,
+        failed: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             refcounts,
             reserve: VecDeque::new(),
@@ -92,6 +109,10 @@ impl Writer {
             freed: Vec::new(),
             broken: false,
             buffer: Aligned::default(),
+            journal,
+            defers: true,
+            failed,
+            mark: 0,
         }
     }
 
@@ -185,15 +206,21 @@ impl Writer {
         if pending.is_empty() && l1.is_empty() {
             return Ok(());
         }
-        let mut pending: Vec<(u64, Pending)> = pending.into_iter().collect();
-        pending.sort_unstable_by_key(|(cluster, _)| *cluster);
-        if let Err(error) = self.write_tables(map, &l1, &pending) {
+        let pending = sorted(pending);
+        let words = words(map, &pending);
+        if let Err(error) = self.write_tables(map, &l1, &words) {
             for &(index, before) in l1.iter().rev() {
                 map.layers.top().set_l1(index, before);
                 map.layers.top().forget(index);
             }
             return Err(error);
         }
+        self.publish(map, &l1, pending);
+        Ok(())
+    }
+
+    /// Has whoever looks for these clusters find them where they are now.
+    fn publish(&mut self, map: &mut Map, l1: &[(usize, u64)], pending: Vec<(u64, Pending)>) {
         let (size, data) = (map.cluster(), map.layers.data);
         self.freed
             .extend(l1.iter().map(|(_, before)| (before & OFFSET) / size).filter(|&at| at > 0));
@@ -213,36 +240,39 @@ impl Writer {
                 Entry::Unallocated | Entry::Zero { host: None } => {}
             }
         }
-        Ok(())
     }
 
+    /// Writes what changed in L1, and entries of L2 with all that were deferred.
     fn write_tables(
         &mut self,
         map: &mut Map,
         l1: &[(usize, u64)],
-        pending: &[(u64, Pending)],
+        words: &[(u64, u64)],
     ) -> io::Result<()> {
         if std::mem::take(&mut self.barrier) {
             self.sync(map)?;
+            // A queue may have heard that what this was for is lost.
+            if self.is_broken() {
+                return Err(corrupt());
+            }
         }
-        let zero = if map.layers.has_backing() { ZERO } else { 0 };
         let tables = map.layers.top();
         for (index, _) in l1 {
             tables.write_l1(*index)?;
         }
-        let word = |pending: &Pending| pending.host.map_or(zero, |host| host | COPIED);
-        let words: Vec<(u64, u64)> =
-            pending.iter().map(|(cluster, pending)| (*cluster, word(pending))).collect();
-        let shape = tables.shape;
-        for run in words.chunk_by(|one, next| stretch(&shape, one.0) == stretch(&shape, next.0)) {
-            tables.write(run)?;
+        if tables.deferred().is_empty() {
+            return tables.write_all(words);
         }
+        let mut all = tables.deferred().clone();
+        all.extend(words.iter().copied());
+        tables.write_all(&all.into_iter().collect::<Vec<_>>())?;
+        self.forget_deferred(map);
         Ok(())
     }
 
     /// True if a sync has failed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken || self.refcounts.sync_failed
+        self.broken || self.refcounts.sync_failed || self.failed.load(SeqCst)
     }
 
     /// Makes all that was written durable.
@@ -258,7 +288,11 @@ impl Writer {
             synced = map.layers.data().sync_data();
         }
         let synced = synced.and_then(|()| map.layers.top().file.sync_data());
-        synced.inspect_err(|_| self.broken = true)
+        synced.inspect_err(|_| {
+            self.broken = true;
+            // What they lead to may be lost, and what the image held before is not.
+            self.end_journal();
+        })
     }
 
     /// Gives clusters back with which nothing is in flight, and that no table names.
@@ -269,7 +303,21 @@ impl Writer {
         if clusters.is_empty() || self.is_broken() {
             return Ok(());
         }
+        self.write_deferred(map)?;
         self.sync(map)?;
         self.refcounts.release(clusters)
     }
+}
+
+fn sorted(pending: HashMap<u64, Pending>) -> Vec<(u64, Pending)> {
+    let mut pending: Vec<(u64, Pending)> = pending.into_iter().collect();
+    pending.sort_unstable_by_key(|(cluster, _)| *cluster);
+    pending
+}
+
+/// What the entries of clusters are to say.
+fn words(map: &mut Map, pending: &[(u64, Pending)]) -> Vec<(u64, u64)> {
+    let zero = if map.layers.has_backing() { ZERO } else { 0 };
+    let word = |pending: &Pending| pending.host.map_or(zero, |host| host | COPIED);
+    pending.iter().map(|(cluster, pending)| (*cluster, word(pending))).collect()
 }

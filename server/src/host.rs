@@ -131,44 +131,6 @@ impl Host {
     /// # Errors
     /// What is wrong with it; nothing was created or changed then.
     pub(crate) fn open(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
-        let mut opened = self.open_stateless(spec)?;
-        let disk = &mut opened.disk;
-        if let Err(error) = self.keep_state(disk) {
-            tracing::warn!(
-                disk = disk.name(),
-                "a failed flush and a pause will not outlive this daemon: {}",
-                in_full(&error)
-            );
-        }
-        Ok(opened)
-    }
-
-    /// Whether there is a folder for what must outlive the daemon.
-    pub(crate) fn keeps_state(&self) -> bool {
-        self.keeps_state
-    }
-
-    /// Has what must outlive the daemon kept, now that the image is ours.
-    fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
-        if !self.keeps_state || !disk.is_real() || disk.geometry().read_only {
-            return Ok(());
-        }
-        match (&self.helper, &self.state_dir) {
-            (Some(helper), _) => {
-                let (file, keeper) = helper.state(&disk.file())?;
-                disk.keep_state(&file, Box::new(keeper))?;
-            }
-            (None, Some(dir)) => {
-                let keeper = StateKeeper::here(dir, &disk.file())?;
-                let file = keeper.file().try_clone()?;
-                disk.keep_state(&file, Box::new(Mutex::new(keeper)))?;
-            }
-            (None, None) => {}
-        }
-        Ok(())
-    }
-
-    fn open_stateless(&self, spec: &DiskSpec) -> anyhow::Result<OpenDisk> {
         let options = self.local.options(spec);
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
@@ -179,7 +141,7 @@ impl Host {
             _ => {
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
-                self.map_image(&mut disk)?;
+                self.make_ours(&mut disk)?;
                 let new = new.map(|file| NewImage(Made::Here(file)));
                 return Ok(OpenDisk { disk, new, clone });
             }
@@ -191,14 +153,14 @@ impl Host {
             let (mut disk, new) = (opened.disk, opened.new);
             let new = new.map(|file| NewImage(Made::There(file)));
             if disk.is_incoming() {
-                self.map_image(&mut disk)?;
+                self.make_ours(&mut disk)?;
                 return Ok(OpenDisk { disk, new, clone });
             }
             // The kernel names as its holder who has taken it, and that has to be us: whoever comes
             // after us waits as long as we live.
             match disk.lock() {
                 Ok(()) if helper.locate(path)?.leads_to(&disk.file()) => {
-                    self.map_image(&mut disk)?;
+                    self.make_ours(&mut disk)?;
                     return Ok(OpenDisk { disk, new, clone });
                 }
                 // Another file has its name by now, whose lock somebody else may have.
@@ -215,8 +177,42 @@ impl Host {
         bail!("{}: others lock it, or replace it, all the time", path.display())
     }
 
-    /// Reads what is needed to serve an image that is not raw, now that it is ours.
-    fn map_image(&self, disk: &mut Disk) -> anyhow::Result<()> {
+    /// Whether there is a folder for what must outlive the daemon.
+    pub(crate) fn keeps_state(&self) -> bool {
+        self.keeps_state
+    }
+
+    /// Has what must outlive the daemon kept, now that the image is ours.
+    fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
+        if !self.keeps_state || !disk.is_real() || disk.geometry().read_only {
+            return Ok(());
+        }
+        match (&self.helper, &self.state_dir) {
+            (Some(helper), _) => {
+                let (file, keeper) = helper.state(&disk.file())?;
+                disk.keep_state(&file, Box::new(keeper))?;
+                disk.defer_entries();
+            }
+            (None, Some(dir)) => {
+                let keeper = StateKeeper::here(dir, &disk.file())?;
+                let file = keeper.file().try_clone()?;
+                disk.keep_state(&file, Box::new(Mutex::new(keeper)))?;
+            }
+            (None, None) => {}
+        }
+        Ok(())
+    }
+
+    /// What is to be done before a disk is served, now that its image is ours: what must outlive the daemon
+    /// has its place, and of an image that is not raw what is needed to serve it is read.
+    fn make_ours(&self, disk: &mut Disk) -> anyhow::Result<()> {
+        if let Err(error) = self.keep_state(disk) {
+            tracing::warn!(
+                disk = disk.name(),
+                "a failed flush and a pause will not outlive this daemon: {}",
+                in_full(&error)
+            );
+        }
         let mapped = disk.map_image_beside(&self.bases);
         mapped.with_context(|| format!("{}: cannot read its tables", disk.name()))
     }

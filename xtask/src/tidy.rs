@@ -40,6 +40,7 @@ const LONGER: &[(&str, usize)] = &[
     ("ring/src/virtqueue/split_driver.rs", 415), // one ring, all its verbs on private fields
     ("control/src/protocol.rs", 480),  // each word of the control socket
     ("control/src/config/disk.rs", 540), // each word of a disk
+    ("image/src/lib.rs", 66),          // its front page is a doc test
     ("ringway/src/ctl.rs", 430),       // every word of `ctl`
     ("server/src/isolate.rs", 410),    // one process for each disk
     ("testkit/oracle/src/blkif.rs", 560), // an oracle: a ring and its two sides
@@ -69,7 +70,7 @@ const LONGER_FUNCTIONS: &[(&str, &str, usize)] = &[
     ("server/src/disks.rs", "start", 81),
     ("server/src/daemon.rs", "start", 79),
     ("testkit/oracle/src/chain.rs", "pop", 73),
-    ("testkit/src/kill/mod.rs", "run_in", 115),
+    ("testkit/src/kill/mod.rs", "run_in", 117),
     ("testkit/src/xenstore.rs", "serve", 89),
 ];
 

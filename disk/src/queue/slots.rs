@@ -67,6 +67,8 @@ pub(crate) enum Stage {
     Sync,
     /// The image's thread does a part of the request.
     Asked,
+    /// The image's thread writes entries of its tables, before the file is made durable.
+    Entries,
 }
 
 impl Stage {

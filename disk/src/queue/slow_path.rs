@@ -149,7 +149,8 @@ impl SlowPath {
             Stage::Part | Stage::Asked if d.issuer.image.is_some() => self.next_place(d, tag),
             Stage::Whole | Stage::Part if !d.slots.slow(tag).bounce => self.next_part(d, tag),
             Stage::Erase => self.erase(d, tag),
-            Stage::Sync => self.sync(d, tag),
+            Stage::Entries => self.sync(d, tag),
+            Stage::Sync => self.sync_file(d, tag),
             _ => self.next_bounce(d, tag),
         }
     }
@@ -258,6 +259,15 @@ impl SlowPath {
             d.note_failure(tag, None);
             return self.answer(d, tag, Status::IoError);
         }
+        // What was answered before has to be where it will be looked for after a power cut.
+        if d.issuer.image.as_ref().is_some_and(|image| image.has_deferred()) {
+            return self.ask_for_entries(d, tag);
+        }
+        self.sync_file(d, tag);
+    }
+
+    fn sync_file<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        let disk = &d.issuer.disk;
         let (slot, slow) = d.slots.both(tag);
         slot.stage = Stage::Sync;
         // Through the page cache the host tells a lost write-back to one sync only: with two at a

@@ -203,12 +203,15 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// ([`Disk::keep_state`](ringway_disk::Disk::keep_state)).
     ///
     /// # Errors
-    /// [`ChangeError::Disconnected`] if the disk is stuck; it stays paused.
+    /// [`ChangeError::Disconnected`] if the disk is stuck, [`ChangeError::Sync`] if not all that was answered
+    /// is in its file; it stays paused.
     pub fn pause(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
         self.disk.keep_paused(true);
         kill_point!(Pausing);
-        self.pause_alone()
+        self.pause_alone()?;
+        // Whoever copies the image now is to find in it what was answered.
+        self.disk.leave_journal().map_err(ChangeError::Sync)
     }
 
     fn pause_alone(&self) -> Result<(), ChangeError> {
@@ -263,7 +266,8 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.holds_nothing(left)?;
         let begun = Instant::now();
         let rests = self.pause_alone().and_then(|()| self.holds_nothing(left));
-        let synced = rests.and_then(|()| self.disk.sync().map_err(ChangeError::Sync));
+        let durable = || self.disk.leave_journal().and_then(|()| self.disk.sync());
+        let synced = rests.and_then(|()| durable().map_err(ChangeError::Sync));
         if synced.is_ok() {
             act();
         }

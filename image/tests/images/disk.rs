@@ -3,7 +3,8 @@
 use ringway_core::mem::{Segment, Segments};
 use ringway_core::{ByteRange, Op};
 use ringway_image::{
-    Answer, Ask, Bases, Header, Image, ImageClient, Layer, LayerFormat, Place, Shape, Use,
+    Answer, Ask, Bases, Header, Image, ImageClient, Journal, Layer, LayerFormat, Place, Replayed,
+    Shape, Use, replay,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -54,6 +55,26 @@ pub(crate) fn layers(path: &Path, read_only: bool) -> Vec<Layer> {
     layers
 }
 
+/// A journal in a file that is made if there is none.
+pub(crate) fn journal(path: &Path) -> Journal {
+    let mut options = File::options();
+    let file = options.read(true).write(true).create(true).truncate(false).open(path).unwrap();
+    file.set_len(Journal::BYTES).unwrap();
+    Journal::map(file, 0).unwrap()
+}
+
+/// As [`replay`]; that something is lost is said exactly if that comes out.
+pub(crate) fn replayed_by(
+    file: &Arc<File>,
+    unit: u32,
+    journal: Option<&Journal>,
+) -> std::io::Result<Replayed> {
+    let (mut lost, bytes) = (false, file.metadata().unwrap().len());
+    let replayed = replay(file, bytes, unit, journal, &mut || lost = true);
+    assert_eq!(lost, matches!(replayed, Ok(Replayed::Lost)));
+    replayed
+}
+
 /// Memory of a request.
 fn memory(bytes: &mut [u8]) -> Segments {
     let mut segments = Segments::with_capacity(4);
@@ -77,6 +98,26 @@ impl TestDisk {
         let (layers, bases) = (layers(path, read_only), Bases::default());
         let image = Image::open_beside(layers, usage, &bases, unit).unwrap();
         Self { client: image.client(256).unwrap(), image }
+    }
+
+    /// As [`TestDisk::open_in_units`], with a journal in a file that is made if there is none; and what became of
+    /// what was left in it.
+    pub(crate) fn open_with_journal(path: &Path, unit: u32, journal: &Path) -> (Self, Replayed) {
+        let (journal, layers) = (Arc::new(self::journal(journal)), layers(path, false));
+        let replayed = replayed_by(&layers[0].file, unit, Some(&journal)).unwrap();
+        let (usage, bases) =
+            (Use { read_only: false, grows: true, barriers: true }, Bases::default());
+        let image = Image::open_with_journal(layers, usage, &bases, unit, &journal).unwrap();
+        (Self { client: image.client(256).unwrap(), image }, replayed)
+    }
+
+    /// As a guest's flush.
+    pub(crate) fn flush(&mut self) {
+        if self.image.has_deferred() {
+            self.ask(0, Op::Flush, ByteRange::default(), &Segments::with_capacity(1), 0);
+            assert_eq!(self.wait().result, 0);
+        }
+        self.image.files()[0].sync_data().unwrap();
     }
 
     pub(crate) fn read(&mut self, at: u64, len: usize) -> Vec<u8> {

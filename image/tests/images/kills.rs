@@ -1,13 +1,16 @@
 //! A process that writes an image is killed at any moment: the image is whole, and what was answered
 //! is there.
 
-use crate::disk::TestDisk;
+use crate::disk::{TestDisk, journal, replayed_by};
 use crate::matrix::{random_changes, same};
 use crate::qemu;
+use ringway_image::Replayed;
 use ringway_testkit::Rng;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 /// Bytes of the disk.
 const BYTES: usize = 6 << 20;
@@ -21,16 +24,35 @@ fn the_one_that_is_killed() {
     let (mut rng, mut model) = (Rng::new(seed), vec![0; BYTES]);
     // As with direct I/O, in half of them: clusters are written by several threads then.
     let unit = if seed % 2 == 0 { 512 } else { 1 };
-    let mut disk = TestDisk::open_in_units(Path::new(&path), false, unit);
+    let path = Path::new(&path);
+    let mut disk = match has_journal(seed) {
+        true => TestDisk::open_with_journal(path, unit, &path.with_file_name("journal")).0,
+        false => TestDisk::open_in_units(path, false, unit),
+    };
     // Not through the test's own output, which is kept back.
     let mut out = std::fs::File::create("/proc/self/fd/1").unwrap();
     loop {
         let mut changes = random_changes(&mut rng, &mut model);
         disk.change(&mut changes);
+        if rng.below(8) == 0 {
+            disk.flush();
+        }
         if out.write_all(b"answered\n").is_err() {
             return;
         }
     }
+}
+
+/// In half of them, too.
+fn has_journal(seed: u64) -> bool {
+    (seed / 2).is_multiple_of(2)
+}
+
+/// As whoever opens it next.
+fn finish(path: &Path) -> Replayed {
+    let journal = journal(&path.with_file_name("journal"));
+    let file = Arc::new(File::options().read(true).write(true).open(path).unwrap());
+    replayed_by(&file, 1, Some(&journal)).unwrap()
 }
 
 fn one_kill(rng: &mut Rng, backed: bool) {
@@ -69,13 +91,20 @@ fn one_kill(rng: &mut Rng, backed: bool) {
     child.kill().unwrap();
     child.wait().unwrap();
     answered += lines.count();
-    println!("cluster {cluster}, backed {backed}, seed {seed}: killed after {answered} answers");
     qemu::check(&path, true);
+    let left = if has_journal(seed) { finish(&path) } else { Replayed::Nothing };
+    qemu::check(&path, true);
+    println!(
+        "cluster {cluster}, backed {backed}, seed {seed}: killed after {answered} answers, {left:?}"
+    );
     // The same changes again, as far as they were answered; the next ones may be there in part.
-    let mut replay = Rng::new(seed);
-    (0..answered).for_each(|_| drop(random_changes(&mut replay, &mut model)));
+    let mut again = Rng::new(seed);
+    for _ in 0..answered {
+        random_changes(&mut again, &mut model);
+        again.below(8);
+    }
     let mut after = model.clone();
-    random_changes(&mut replay, &mut after);
+    random_changes(&mut again, &mut after);
     let mut found = qemu::content(&path, None);
     for sector in 0..BYTES / 512 {
         let range = sector * 512..sector * 512 + 512;

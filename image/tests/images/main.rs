@@ -8,6 +8,7 @@ mod disk;
 mod entries;
 mod fences;
 mod flatten;
+mod journal;
 mod kills;
 mod matrix;
 mod merge_cuts;

@@ -73,6 +73,7 @@ impl History {
         // As with direct I/O, in half of them: clusters are written by several threads then.
         let unit = rng.pick(&[1, 512]);
         let backed = rng.below(2) == 0;
+        let journalled = rng.below(2) == 0;
         let mut base = vec![0; bytes];
         if backed {
             base.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / SECTOR) as u8 | 1);
@@ -104,12 +105,17 @@ impl History {
             grown: Vec::new(),
             pulled: backed.then_some(0),
         };
-        let mut disk = TestDisk::open_in_units(&history.path, false, unit);
+        // The host forgets it with the power cut.
+        let journal = history.path.with_file_name("journal");
+        let mut disk = match journalled {
+            true => TestDisk::open_with_journal(&history.path, unit, &journal).0,
+            false => TestDisk::open_in_units(&history.path, false, unit),
+        };
         for number in 1..=10 + rng.below(30) {
             history.change(rng, &record, &mut disk, &mut model, number);
             if rng.below(3) == 0 {
                 // As the engines do for a guest.
-                disk.image.files()[0].sync_data().unwrap();
+                disk.flush();
                 record.note(flushed(number));
             }
         }

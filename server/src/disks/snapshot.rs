@@ -46,12 +46,16 @@ impl Disks {
         let mut overlay = self.host.overlay(disk, &path, name)?;
         // Most of what has to be durable is, before anybody waits for it.
         disk.sync().map_err(ChangeError::Sync)?;
+        // If we are killed behind the next step, who opens the disk finds the new image, on top of what was
+        // written until then.
+        let without_journal = disk.without_journal().map_err(ChangeError::Sync)?;
         kill_point!(OverlayMade);
         overlay.take_name()?;
         kill_point!(OverlayNamed);
         let mut beneath = None;
         let at_rest =
             served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
+        drop(without_journal);
         kill_point!(OverlayOnTop);
         let snapshot = overlay.snapshot().to_owned();
         // Its names stay, or go.

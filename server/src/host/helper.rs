@@ -1,5 +1,6 @@
 //! The helper process: opens, makes and removes files for a daemon that no longer can. It hears one
-//! daemon and nobody else, never touches what is in a file, and ends with the daemon.
+//! daemon and nobody else, and ends with the daemon. What is in an image it touches only after that, to put into
+//! its tables what the daemon had answered.
 //!
 //! Until the daemon has started it has the rights that the daemon was started with. After that it
 //! acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with two exceptions:
@@ -32,11 +33,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a daemon hears whose wish made the helper panic: this wish failed, the next may not.
 const PANICKED: &str = "the process that opens files for this daemon panicked over it; the log says \
                         where";
+
+/// The most threads that look after the disks of a daemon that has died.
+const WITNESSES: usize = 8;
 
 /// A file that was made.
 struct Thing {
@@ -142,9 +146,8 @@ impl Helper {
                 break;
             }
         }
-        for (_, keeper) in std::mem::take(&mut lock(&self.things).states) {
-            keeper.bear_witness();
-        }
+        let states = std::mem::take(&mut lock(&self.things).states);
+        bear_witness(states);
         // Those of a daemon that has died: what has its name by now is on top of all it wrote.
         self.keep_overlays();
         if self.started {
@@ -187,7 +190,9 @@ impl Helper {
             }
             HelperRequest::State => self.state(fd),
             HelperRequest::Stateless { number } => {
-                drop(lock(&self.things).states.remove(&number));
+                let keeper = lock(&self.things).states.remove(&number);
+                // An image that could not be put in order may be by now.
+                keeper.into_iter().for_each(|keeper| keeper.finish());
                 Ok((HelperAnswer::Done, None))
             }
             HelperRequest::Listen { path, private, mode, group } => {
@@ -327,6 +332,25 @@ impl Helper {
     fn as_account<T: Send>(&self, act: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
         acting_as(self.account().as_ref(), act)
     }
+}
+
+/// Looks after what a dead daemon left of its disks, several at a time: each may have to wait for its file.
+fn bear_witness(states: BTreeMap<u64, StateKeeper>) {
+    let threads = states.len().min(WITNESSES);
+    let states = Mutex::new(states);
+    let work = || {
+        let next = || states.lock().unwrap_or_else(PoisonError::into_inner).pop_first();
+        while let Some((_, keeper)) = next() {
+            survive("the helper", || keeper.bear_witness());
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // With fewer of them it takes longer.
+            let _ = std::thread::Builder::new().name("witness".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
 }
 
 /// Listens on a socket that belongs to another user and group.

@@ -9,9 +9,15 @@
 use super::state_name::{ImageStat, Left, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
-use ringway_disk::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED};
+use ringway_disk::{
+    STATE_BYTES, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED,
+};
+use ringway_image::{Journal, is_journal_of, learn_boot, replay};
 use ringway_terminal::reasons::in_full;
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, chmod, linkat, mkdirat, openat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, FlockOperation, Mode, OFlags, SeekFrom, chmod, flock, linkat, mkdirat, openat,
+    unlinkat,
+};
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -24,6 +30,9 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 /// for the moment in which a disk goes from one to the other.
 const LEFT_AT: usize = 64;
 const LEFT_MAX: usize = 2;
+
+/// More than any file wants memory and offsets to be a multiple of.
+const UNIT: u32 = 4096;
 
 /// The folder, as it was when the daemon was started.
 pub(crate) struct StateDir(Arc<OwnedFd>);
@@ -41,6 +50,8 @@ impl StateDir {
     /// # Errors
     /// What is wrong with the one that was asked for.
     pub(crate) fn open(asked: Option<&Path>) -> anyhow::Result<Option<Self>> {
+        // The helper and the daemon cannot look it up once they are confined.
+        learn_boot();
         let without = "a failed flush and a pause will not outlive this daemon";
         let Some(path) = asked.map(Path::to_path_buf).or_else(usual) else { return Ok(None) };
         let made = match asked {
@@ -73,7 +84,7 @@ impl StateDir {
         if !meta.is_file() || !ours || meta.mode() & 0o077 != 0 {
             bail!("{}: others can write to it", cannot());
         }
-        file.set_len(STATE_BYTES).with_context(cannot)?;
+        file.set_len(STATE_FILE_BYTES).with_context(cannot)?;
         Ok(file)
     }
 }
@@ -120,6 +131,7 @@ pub(super) struct StateKeeper {
     folder: Arc<OwnedFd>,
     state: File,
     page: Mapping,
+    journal: Option<Journal>,
     /// Its image, and while that is being put on top of another one both of them, the new one last.
     images: Vec<Kept>,
 }
@@ -172,7 +184,8 @@ impl StateKeeper {
     fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
         let (folder, state) = (Arc::clone(&dir.0), dir.file(kept.name)?);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
-        let keeper = Self { folder, state, page, images: vec![kept] };
+        let journal = state.try_clone().ok().and_then(|file| Journal::map(file, STATE_BYTES).ok());
+        let keeper = Self { folder, state, page, journal, images: vec![kept] };
         keeper.doubt();
         Ok(keeper)
     }
@@ -262,12 +275,13 @@ impl StateKeeper {
     /// The daemon has died: finds out how its last flush has ended, and keeps it.
     pub(super) fn bear_witness(&self) {
         let flushing = self.word().load(SeqCst) & STATE_FLUSHING != 0;
-        let mut heard_any = false;
+        let (mut heard_any, mut lost) = (false, false);
         for Kept { name, witness, .. } in &self.images {
             let Some(witness) = witness else { continue };
             heard_any = true;
             let heard = if flushing { witness.sync_data() } else { lost_data(witness) };
             if let Err(error) = heard {
+                lost = true;
                 self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
                 tracing::error!("{name}: its daemon died when written data was lost: {error}");
             }
@@ -275,13 +289,52 @@ impl StateKeeper {
         if heard_any {
             self.word().fetch_and(!STATE_FLUSHING, SeqCst);
         }
+        match &self.journal {
+            // What its entries lead to may be lost, and what the image held before is not.
+            Some(journal) if lost && journal.is_used() => journal.end(),
+            _ => self.finish(),
+        }
+    }
+
+    /// Puts into the tables of its image what the daemon had answered, for whoever opens it next, with this
+    /// folder or without.
+    pub(super) fn finish(&self) {
+        let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_used()) else {
+            return;
+        };
+        // While a disk goes from one image to another it is one of both.
+        for Kept { name, image, .. } in &self.images {
+            let Some(image) = image.as_ref().and_then(|image| image.try_clone().ok()) else {
+                continue;
+            };
+            // Before its guest has come to us, or after it has left, another daemon has the lock and uses
+            // the journal.
+            let locked = flock(&image, FlockOperation::NonBlockingLockExclusive).is_ok();
+            let end = rustix::fs::seek(&image, SeekFrom::End(0)).unwrap_or(0);
+            let image = Arc::new(image);
+            if !locked || !is_journal_of(&image, end, UNIT, journal).unwrap_or(false) {
+                continue;
+            }
+            let lost = &mut || {
+                self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+            };
+            if let Err(error) = replay(&image, end, UNIT, Some(journal), lost) {
+                tracing::error!(
+                    "{name}: what its daemon had answered is not in its tables: {error}"
+                );
+                if !journal.is_used() {
+                    lost();
+                }
+            }
+        }
     }
 }
 
 /// Nothing is left to be kept: neither is the file.
 impl Drop for StateKeeper {
     fn drop(&mut self) {
-        if self.word().load(SeqCst) == 0 {
+        let used = self.journal.as_ref().is_some_and(Journal::is_used);
+        if self.word().load(SeqCst) == 0 && !used {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }

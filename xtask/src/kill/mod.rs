@@ -123,8 +123,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
     let cache = args.cache.unwrap_or(usual);
     let qemu = std::process::Command::new("qemu-img").arg("--version").output().is_ok();
     let mut table = head();
-    let (mut at, mut missed, mut blind, mut all) = (BTreeMap::new(), 0, 0, 0);
-    let mut wrong = 0;
+    let (mut at, mut missed, mut blind, mut all, mut wrong) = (BTreeMap::new(), 0, 0, 0, 0);
     for engine in &args.engine {
         for &ring in &args.ring {
             let plan = Plan {
@@ -174,9 +173,7 @@ pub(crate) fn run(args: &KillArgs) -> Result<()> {
         }
     }
     print!("{table}");
-    println!(
-        "\n{blind} kills at any moment, {missed} of them for want of their point, {all} with the helper"
-    );
+    println!("\n{blind} at any moment, {all} with the helper, {missed} for want of their point");
     for (point, kills) in at {
         println!("{kills:>8} at {}", point.name());
     }

@@ -65,7 +65,9 @@ impl<C> Slots<C> {
     /// The slots whose request is with the image's thread. Allocates.
     #[cold]
     pub(crate) fn asked(&self) -> Vec<u16> {
-        let asked = |slot: &Slot<C>| slot.context.is_some() && slot.stage == Stage::Asked;
+        let asked = |slot: &Slot<C>| {
+            slot.context.is_some() && matches!(slot.stage, Stage::Asked | Stage::Entries)
+        };
         (0..).zip(&self.slots).filter(|(_, slot)| asked(slot)).map(|(tag, _)| tag).collect()
     }
 

@@ -100,7 +100,7 @@ impl SlowPath {
     fn synced<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) -> Finished<C> {
         // Of several syncs at a time the host tells only one that it failed.
         let disk = &d.issuer.disk;
-        if d.issuer.image.as_ref().is_some_and(|image| image.has_failed()) {
+        if has_lost(d) {
             // Nor does it tell the guest of one by the image's thread.
             disk.flush_has_failed();
         }
@@ -143,7 +143,7 @@ impl SlowPath {
                 slow.retries += 1;
                 d.slots.stats.continued += 1;
                 match stage {
-                    Stage::Part | Stage::Asked => self.advance(d, tag),
+                    Stage::Part | Stage::Asked | Stage::Entries => self.advance(d, tag),
                     Stage::Sync => {
                         self.sync_data_file(d, tag);
                         d.issue(tag);
@@ -170,7 +170,7 @@ impl SlowPath {
                 if stage == Stage::Sync || (data && was_sync(cache, slow.op, errno)) {
                     // Reported whatever was chosen: what it has lost, no second try brings back.
                     d.issuer.disk.flush_has_failed();
-                } else if self.hold(d, tag, errno) {
+                } else if !(stage == Stage::Entries && has_lost(d)) && self.hold(d, tag, errno) {
                     return None;
                 }
                 d.note_failure(tag, Some(errno));
@@ -186,6 +186,11 @@ impl SlowPath {
 /// again. Past the page cache nothing is forgotten.
 pub(crate) fn was_sync(cache: CacheMode, op: IoOp, errno: i32) -> bool {
     op == IoOp::WriteDurable && cache != CacheMode::None && errno == libc::EIO
+}
+
+/// The image's thread, or a queue, has heard that written data is lost.
+fn has_lost<C, E>(d: &Dispatch<'_, C, E>) -> bool {
+    d.issuer.image.as_ref().is_some_and(|image| image.has_failed())
 }
 
 /// A request that was one plain operation goes on by the slow path.

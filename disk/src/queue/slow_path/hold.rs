@@ -13,9 +13,9 @@
 use super::SlowPath;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::held::{HeldSlot, RETRY_EVERY};
-use crate::queue::slots::{Sighting, Slots};
+use crate::queue::slots::{Sighting, Slots, Stage};
 use ringway_aio::Engine;
-use ringway_core::{Request, Status, kill_point};
+use ringway_core::{Op, Request, Status, kill_point};
 
 /// No time at which anything is due.
 const NEVER: u64 = u64::MAX;
@@ -32,7 +32,9 @@ impl SlowPath {
         let disk = &d.issuer.disk;
         let now = disk.now();
         let (slot, slow) = d.slots.both(tag);
-        let (op, before) = (slot.request.op, slow.held);
+        // A table that finds no place is a write's: without a journal it would have been found with that.
+        let op = if slot.stage == Stage::Entries { Op::Write } else { slot.request.op };
+        let before = slow.held;
         let since_ns = before.map_or(now, |held| held.since_ns);
         let deadline = deadline_ns(disk.error_policy().hold_timeout, since_ns);
         if self.held.closed || now >= deadline || !disk.holds(op, errno) {

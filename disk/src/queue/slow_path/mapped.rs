@@ -160,12 +160,24 @@ impl SlowPath {
 
     /// Has the image's thread do a piece.
     fn ask<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16, range: ByteRange) {
-        let Some(client) = &mut self.client else { return self.fail_asked(d, tag) };
-        let (slot, _) = d.slots.both(tag);
+        let slot = d.slots.get_mut(tag);
         slot.stage = Stage::Asked;
         let request = &slot.request;
         let memory = &raw const request.segments;
         let ask = Ask { tag, op: request.op, range, memory, skip: slot.done };
+        self.send(d, ask);
+    }
+
+    /// Has the image's thread write the entries that wait for a sync, which follows.
+    pub(super) fn ask_for_entries<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        d.slots.get_mut(tag).stage = Stage::Entries;
+        let range = ByteRange::default();
+        self.send(d, Ask { tag, op: Op::Flush, range, memory: std::ptr::null(), skip: 0 });
+    }
+
+    fn send<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, ask: Ask) {
+        let tag = ask.tag;
+        let Some(client) = &mut self.client else { return self.fail_asked(d, tag) };
         // SAFETY: the list is in the slot, which stays where it is and as it is until the answer; the
         // caller of `start` vouches for its memory until then. A queue that is dropped drops its client
         // first, which waits.
@@ -196,9 +208,13 @@ impl SlowPath {
     }
 
     fn take_answer<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16, result: i64) {
-        debug_assert_eq!(d.slots.get(tag).stage, Stage::Asked);
+        let slot = d.slots.get_mut(tag);
+        debug_assert!(matches!(slot.stage, Stage::Asked | Stage::Entries));
         let finished = if let Ok(done) = u64::try_from(result) {
-            d.slots.get_mut(tag).done += done;
+            if slot.stage == Stage::Entries {
+                return self.sync_file(d, tag);
+            }
+            slot.done += done;
             self.advance(d, tag);
             None
         } else {

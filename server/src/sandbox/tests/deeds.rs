@@ -185,8 +185,7 @@ pub(super) const HELPERS_DUTIES: &[&str] = &[
     "bind",
 ];
 
-pub(super) const THREADS_OF_DAEMONS: &[Who] =
-    &[Who::Process, Who::Worker, Who::Io, Who::XenProcess, Who::XenWorker, Who::XenIo];
+const EVERYBODY: &[Who] = &Who::ALL;
 
 /// What only some threads may do, which is a deed for the others.
 pub(super) const DUTIES: &[(&str, Deed, &[Who])] = &[
@@ -249,8 +248,8 @@ pub(super) const DUTIES: &[(&str, Deed, &[Who])] = &[
         || raw(libc::SYS_fallocate, [number(-1), 0, 0, 1, 0, 0]),
         &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo, Who::Helper],
     ),
-    ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), THREADS_OF_DAEMONS),
-    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), THREADS_OF_DAEMONS),
+    ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), EVERYBODY),
+    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), EVERYBODY),
     (
         "map memory",
         || {

@@ -1,0 +1,63 @@
+//! Entries of an image's tables that wait for a flush, for whoever serves it; and what a failed sync means to them.
+
+use super::{Image, Thread};
+use crate::thread::Work;
+use std::io;
+use std::sync::atomic::Ordering::SeqCst;
+
+impl Image {
+    /// True if entries of its tables wait for a flush: before its file is made durable they have to be there
+    /// ([`Op::Flush`](ringway_core::Op::Flush) asks for that, or [`Image::write_deferred`]).
+    #[inline]
+    #[must_use]
+    pub fn has_deferred(&self) -> bool {
+        self.mailbox.deferred.load(SeqCst)
+    }
+
+    /// Has entries that wait for a flush be in the file, though not durably. Waits for the image's thread.
+    ///
+    /// # Errors
+    /// What the host says; the others wait on.
+    pub fn write_deferred(&self) -> io::Result<()> {
+        if !self.has_deferred() {
+            return Ok(());
+        }
+        self.in_thread(Work::write_deferred)?
+    }
+
+    /// Has all entries be in the file, and the journal be for another image. Nothing may be in flight, and
+    /// nothing is written any more.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn leave_journal(&self) -> io::Result<()> {
+        self.in_thread(Work::leave_journal)?
+    }
+
+    /// Whether entries of its tables wait for a flush from now on, if it has a journal: they do unless this was
+    /// said. Those that do are in the file when it says that they do not. Waits for the image's thread.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn set_defers(&self, defers: bool) -> io::Result<()> {
+        self.in_thread(move |work| work.set_defers(defers))?
+    }
+
+    /// A sync of its file has failed, which the host tells once: nothing of its map is changed any more, and entries
+    /// that wait for a flush are forgotten, because what they lead to may be lost.
+    pub fn has_lost(&self) {
+        self.mailbox.failed.store(true, SeqCst);
+        // Whoever holds it waits for the thread, which looks then.
+        if let Ok(thread) = self.thread.try_lock()
+            && let Thread::Runs(handle) = &*thread
+        {
+            handle.thread().unpark();
+        }
+    }
+
+    /// True if a sync of its thread, or of a queue, has failed: what it holds is unknown, and flushes must fail.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.mailbox.failed.load(SeqCst)
+    }
+}

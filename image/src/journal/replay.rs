@@ -1,0 +1,131 @@
+//! Entries that a process left in its journal when it was killed go into the tables of their image.
+
+use super::{Journal, MARK_BITS, is_of_this_boot};
+use crate::file::BlockFile;
+use crate::header::Header;
+use crate::l2::Tables;
+use crate::layout::{COPIED, Entry, OFFSET, Shape};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+/// What became of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replayed {
+    /// There were none, and nobody had begun to make any.
+    Nothing,
+    /// So many are in the tables now.
+    Entries(usize),
+    /// The image was written by others since, or its journal is another one: what was answered and not yet
+    /// flushed when its process was killed may be lost.
+    Lost,
+}
+
+/// Puts what a killed process had answered and not written to the tables of `file` there, and takes its mark
+/// away. The lock of the image has to be ours, and nothing known of its tables. Without a journal it is only found
+/// out whether there was one. The file has so many `bytes`, and I/O is in multiples of `unit`. `lost` is called before
+/// that something may be lost is forgotten here. It may be killed, and begins again then.
+///
+/// # Errors
+/// What the host says, or what is wrong with the metadata. The entries are still there then, unless a sync has
+/// failed: whoever comes next takes them for lost.
+pub fn replay(
+    file: &Arc<File>,
+    bytes: u64,
+    unit: u32,
+    journal: Option<&Journal>,
+    lost: &mut dyn FnMut(),
+) -> io::Result<Replayed> {
+    let file = BlockFile::new(Arc::clone(file), unit);
+    let header = Header::read(&file, bytes)?.map_err(io::Error::other)?;
+    let mut shape = Shape::from(&header);
+    let mark = shape.autoclear & MARK_BITS;
+    let replayed = match journal {
+        Some(journal) if names(mark, journal) => {
+            header.may_write().map_err(io::Error::other)?;
+            put(&file, bytes, shape, journal)?
+        }
+        _ if is_of_this_boot(mark) => Replayed::Lost,
+        Some(journal) if journal.is_used() && !journal.is_empty() => Replayed::Lost,
+        _ => Replayed::Nothing,
+    };
+    if replayed == Replayed::Lost {
+        lost();
+    }
+    // Not after the mark has gone, which would leave entries that nobody knows to be in the file.
+    journal.into_iter().for_each(Journal::clear);
+    if mark != 0 {
+        set_mark(&file, &mut shape, 0)?;
+    }
+    journal.into_iter().for_each(Journal::end);
+    Ok(replayed)
+}
+
+/// Whether the journal is the one that the header of `file` names. As [`replay`].
+///
+/// # Errors
+/// What the host says, or what is wrong with the header.
+pub fn is_journal_of(
+    file: &Arc<File>,
+    bytes: u64,
+    unit: u32,
+    journal: &Journal,
+) -> io::Result<bool> {
+    let file = BlockFile::new(Arc::clone(file), unit);
+    let header = Header::read(&file, bytes)?.map_err(io::Error::other)?;
+    Ok(names(Shape::from(&header).autoclear & MARK_BITS, journal))
+}
+
+fn names(mark: u64, journal: &Journal) -> bool {
+    mark != 0 && mark == journal.mark()
+}
+
+fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Result<Replayed> {
+    // The latest of each cluster, in their order on the disk.
+    let words: BTreeMap<u64, u64> = journal.entries().into_iter().collect();
+    if words.is_empty() {
+        return Ok(Replayed::Nothing);
+    }
+    let mut tables = Tables::open(file.clone(), shape)?;
+    words.iter().try_for_each(|(cluster, word)| judge(&tables, bytes, *cluster, *word))?;
+    // What they lead to has to be durable before they are. The host tells once that it is not.
+    file.sync_data().inspect_err(|_| journal.end())?;
+    let words: Vec<(u64, u64)> = words.into_iter().collect();
+    tables.write_all(&words)?;
+    Ok(Replayed::Entries(words.len()))
+}
+
+/// Has the header say which journal may hold entries of this image; 0: none.
+pub(crate) fn set_mark(file: &BlockFile, shape: &mut Shape, mark: u64) -> io::Result<()> {
+    let autoclear = shape.autoclear & !MARK_BITS | mark;
+    // autoclear_features.
+    file.write_at(&autoclear.to_be_bytes(), 88)?;
+    shape.autoclear = autoclear;
+    Ok(())
+}
+
+/// Refuses an entry that leads out of the file, or belongs to a table that is not the image's alone.
+fn judge(tables: &Tables, file_bytes: u64, cluster: u64, word: u64) -> io::Result<()> {
+    let shape = tables.shape;
+    let wrong = || {
+        let text = format!(
+            "its journal has an entry that cannot be (cluster {cluster}, {word:#x}). With another --state-dir \
+             it is served without what that says"
+        );
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
+    };
+    if cluster >= shape.size.div_ceil(shape.cluster()) {
+        return wrong();
+    }
+    let l1 = tables.l1(shape.split(cluster).0);
+    let table = l1 & OFFSET;
+    let within =
+        |offset: u64| offset != 0 && offset.is_multiple_of(shape.cluster()) && offset < file_bytes;
+    let leads = match shape.entry(word)? {
+        Entry::Data { host, copied } => copied && within(host),
+        Entry::Unallocated | Entry::Zero { host: None } => true,
+        Entry::Zero { .. } | Entry::Compressed { .. } => false,
+    };
+    if l1 & COPIED != 0 && within(table) && leads { Ok(()) } else { wrong() }
+}

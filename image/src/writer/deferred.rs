@@ -1,0 +1,118 @@
+//! With a journal, entries of L2 wait there until a guest flushes.
+//!
+//! ```text
+//! the header has the mark ─► data ─► the journal ─► table ─► answers
+//! flush ─ sync, if they replace others ─► L2 ─► the journal is empty ─► the flush goes on
+//! ```
+//!
+//! What was answered is in the journal, and so survives a kill: whoever opens the image next puts it into the
+//! tables ([`crate::journal::replay`]). A power cut takes it, as it may take whatever was not flushed: until then
+//! no table says anything of it. So neither a sync nor a write of tables is owed before the answer. An L2 table
+//! that is new, or shared with a snapshot, is written as without a journal: its L1 entry leads to it at once.
+
+use super::{Writer, sorted, words};
+use crate::journal::{CAPACITY, set_mark};
+use crate::layout::corrupt;
+use crate::map::Map;
+use std::io;
+
+impl Writer {
+    /// As [`Writer::commit`], but what it can be is put into the journal, for the writes of a guest.
+    ///
+    /// # Errors
+    /// As [`Writer::commit`].
+    pub(crate) fn commit_batch(&mut self, map: &mut Map) -> io::Result<()> {
+        if self.is_broken() {
+            return Err(corrupt());
+        }
+        let has_journal = self.journal.is_some() && self.defers;
+        let defers = has_journal && self.l1.is_empty() && !self.pending.is_empty();
+        if !defers || self.pending.len() > CAPACITY {
+            return self.commit(map);
+        }
+        let pending = sorted(std::mem::take(&mut self.pending));
+        let words = words(map, &pending);
+        self.defer(map, &words)?;
+        self.publish(map, &[], pending);
+        Ok(())
+    }
+
+    fn defer(&mut self, map: &mut Map, words: &[(u64, u64)]) -> io::Result<()> {
+        let Some(journal) = self.journal.clone() else { return Err(corrupt()) };
+        if journal.len() + words.len() > CAPACITY {
+            self.write_deferred(map)?;
+            journal.clear();
+        }
+        let tables = map.layers.top();
+        if self.mark == 0 {
+            let (file, mark) = (tables.file.clone(), journal.begin());
+            set_mark(&file, &mut tables.shape, mark)?;
+            self.mark = mark;
+        }
+        if !journal.append(words) {
+            return Err(corrupt());
+        }
+        tables.defer(words);
+        Ok(())
+    }
+
+    /// Whether entries are in the journal and not in the file.
+    pub(crate) fn has_deferred(map: &mut Map) -> bool {
+        !map.layers.top().deferred().is_empty()
+    }
+
+    /// Has all entries be in the file, though not durably.
+    ///
+    /// # Errors
+    /// What the host says; they stay in the journal then.
+    pub(crate) fn write_deferred(&mut self, map: &mut Map) -> io::Result<()> {
+        if !Self::has_deferred(map) {
+            return Ok(());
+        }
+        if self.is_broken() {
+            return Err(corrupt());
+        }
+        self.write_tables(map, &[], &[])
+    }
+
+    /// They are in the file.
+    pub(super) fn forget_deferred(&mut self, map: &mut Map) {
+        map.layers.top().clear_deferred();
+        if let Some(journal) = &self.journal {
+            journal.clear();
+        }
+    }
+
+    /// Has all entries be in the file, and its header say so, for whoever opens it next.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn leave_journal(&mut self, map: &mut Map) -> io::Result<()> {
+        self.write_deferred(map)?;
+        if self.mark != 0 {
+            let tables = map.layers.top();
+            let file = tables.file.clone();
+            set_mark(&file, &mut tables.shape, 0)?;
+            self.end_journal();
+            self.mark = 0;
+        }
+        Ok(())
+    }
+
+    /// The journal holds nothing of this image any more. It may hold entries of another one by now.
+    pub(crate) fn end_journal(&self) {
+        match &self.journal {
+            Some(journal) if self.mark != 0 && journal.mark() == self.mark => journal.end(),
+            _ => {}
+        }
+    }
+
+    /// Whether entries wait for a flush from now on. Those that do are in the file afterwards.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn set_defers(&mut self, map: &mut Map, defers: bool) -> io::Result<()> {
+        self.defers = defers;
+        if defers { Ok(()) } else { self.leave_journal(map) }
+    }
+}

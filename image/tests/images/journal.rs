@@ -1,0 +1,281 @@
+//! Entries that wait for a flush: who is killed leaves them in a journal, and whoever comes next finds them, or
+//! is told that they are lost.
+
+use crate::disk::{Change, TestDisk, journal, replayed_by};
+use crate::power_cuts::checked;
+use crate::qemu;
+use crate::record::{Event, Record, fail_next_sync};
+use ringway_core::Op;
+use ringway_image::{Format, NewImage, Replayed};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const CLUSTER: u64 = 65536;
+
+/// An overlay of 64 clusters on a raw image, its file and where its journal is.
+fn overlay() -> (tempfile::TempDir, PathBuf, File, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    std::fs::write(folder.path().join("base.raw"), vec![0xba; 64 * CLUSTER as usize]).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let backing = Some((Path::new("base.raw"), Format::Raw));
+    let new = NewImage { virtual_size: 64 * CLUSTER, cluster_bits: 16, backing };
+    new.write(&file).unwrap();
+    let journal = folder.path().join("journal");
+    (folder, path, file, journal)
+}
+
+/// What a killed process leaves: its memory is gone, and nothing is put in order.
+fn kill(disk: TestDisk) {
+    std::mem::forget(disk);
+}
+
+fn events(record: &Record) -> (usize, usize) {
+    let (mut writes, mut syncs) = (0, 0);
+    for event in record.take() {
+        match event {
+            Event::Write { .. } => writes += 1,
+            Event::Sync => syncs += 1,
+            _ => {}
+        }
+    }
+    (writes, syncs)
+}
+
+#[test]
+fn a_first_write_is_one_write_until_the_guest_flushes() {
+    let (_folder, path, file, journal) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 512, &journal);
+    // The first of them makes the L2 table, and the second has the header say that there is a journal.
+    (0..2).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    disk.flush();
+    let record = Record::of(&file);
+    for cluster in 2..7 {
+        disk.write(cluster * CLUSTER, &[cluster as u8; 512]);
+        assert_eq!(events(&record), (1, 0), "the data");
+    }
+    assert!(disk.image.has_deferred());
+    disk.flush();
+    assert!(!disk.image.has_deferred());
+    assert_eq!(events(&record), (1, 2), "the data durable, all entries, all durable");
+    disk.flush();
+    assert_eq!(events(&record), (0, 1));
+}
+
+#[test]
+fn c38_what_was_answered_is_found_by_whoever_comes_next() {
+    let (_folder, path, _file, at) = overlay();
+    for (round, clusters) in [(1_u8, 0..5_u64), (2, 3..9), (3, 60..64)] {
+        let (mut disk, replayed) = TestDisk::open_with_journal(&path, 512, &at);
+        let left = [Replayed::Nothing, Replayed::Entries(5), Replayed::Entries(4)];
+        assert_eq!(replayed, left[usize::from(round) - 1]);
+        for cluster in clusters.clone() {
+            disk.write(cluster * CLUSTER + 512, &[round; 512]);
+        }
+        // And one that is given back.
+        disk.change(&mut [Change { op: Op::Discard, at: 0, bytes: vec![0; CLUSTER as usize] }]);
+        let last = (clusters.end - 1) * CLUSTER + 512;
+        assert!(!qemu::is_here() || qemu::content(&path, None)[last as usize] == 0xba);
+        kill(disk);
+    }
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!(replayed, Replayed::Entries(4));
+    let byte = |disk: &mut TestDisk, cluster: u64| disk.read(cluster * CLUSTER + 512, 1)[0];
+    let found: Vec<u8> = (0..10).map(|cluster| byte(&mut disk, cluster)).collect();
+    assert_eq!(found, [0, 1, 1, 2, 2, 2, 2, 2, 2, 0xba]);
+    assert_eq!(byte(&mut disk, 63), 3);
+    assert_eq!(disk.read(5 * CLUSTER, 1), [0xba], "the rest of a cluster is its base's");
+    drop(disk);
+    assert!(journal(&at).is_empty() && !journal(&at).is_used());
+    checked(&path).unwrap();
+}
+
+/// Whoever does not know the mark in the header takes it away before anything is written.
+#[test]
+fn c38_entries_are_not_put_into_an_image_that_others_have_written() {
+    let written_by_us = |path: &Path| TestDisk::open(path, false).write(9 * CLUSTER, &[9; 512]);
+    let written_by_qemu = |path: &Path| {
+        let args = ["-f", "qcow2", "-c", "write -P 9 589824 512", path.to_str().unwrap()];
+        assert!(std::process::Command::new("qemu-io").args(args).status().unwrap().success());
+    };
+    let mut others: Vec<&dyn Fn(&Path)> = vec![&written_by_us];
+    if qemu::is_here() {
+        others.push(&written_by_qemu);
+    }
+    for write in others {
+        let (_folder, path, _file, at) = overlay();
+        let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+        (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+        kill(disk);
+        assert!(!journal(&at).is_empty());
+        write(&path);
+        let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+        assert_eq!(replayed, Replayed::Lost);
+        assert_eq!(disk.read(9 * CLUSTER, 1), [9]);
+        assert_eq!(disk.read(2 * CLUSTER, 1), [0xba]);
+        drop(disk);
+        checked(&path).unwrap();
+        let file = Arc::new(File::options().read(true).write(true).open(&path).unwrap());
+        assert_eq!(
+            replayed_by(&file, 1, Some(&journal(&at))).unwrap(),
+            Replayed::Nothing,
+            "said once"
+        );
+    }
+}
+
+/// Its folder is another one, or was cleared.
+#[test]
+fn c38_that_a_journal_is_missing_is_found_out() {
+    let (_folder, path, file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    kill(disk);
+    std::fs::remove_file(&at).unwrap();
+    let file = Arc::new(file);
+    assert_eq!(replayed_by(&file, 1, None).unwrap(), Replayed::Lost);
+    assert_eq!(replayed_by(&file, 1, None).unwrap(), Replayed::Nothing, "said once");
+    // Of one that was given before the host went down, nobody has to be told: its guests are gone, too.
+    let mut features = [0; 8];
+    file.read_exact_at(&mut features, 88).unwrap();
+    assert_eq!(features, [0; 8]);
+    file.write_all_at(&[0x80, 0, 0, 1, 0, 0, 0, 0], 88).unwrap();
+    let other_boot = replayed_by(&file, 1, None).unwrap();
+    file.read_exact_at(&mut features, 88).unwrap();
+    assert_eq!((other_boot, features), (Replayed::Nothing, [0; 8]));
+}
+
+/// What it says may be anything, if its daemon fell into wrong hands.
+#[test]
+fn c38_an_entry_that_cannot_be_is_refused() {
+    let (_folder, path, file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..3).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    kill(disk);
+    let (file, words) = (Arc::new(file), File::options().read(true).write(true).open(&at).unwrap());
+    let end = file.metadata().unwrap().len();
+    let mut right = [0; 16];
+    words.read_exact_at(&mut right, 4096).unwrap();
+    let (cluster, copied) = (u64::from_ne_bytes(*right.first_chunk().unwrap()), 1 << 63);
+    for (cluster, word) in [
+        (64, 0),
+        (u64::MAX, 0),
+        (cluster, end | copied),
+        (cluster, 5 * CLUSTER),
+        (cluster, (5 * CLUSTER + 512) | copied),
+        (cluster, (1 << 62) | (5 * CLUSTER)),
+        (cluster, u64::MAX),
+    ] {
+        let wrong = [cluster.to_ne_bytes(), u64::to_ne_bytes(word)].concat();
+        words.write_all_at(&wrong, 4096).unwrap();
+        let error = replayed_by(&file, 1, Some(&journal(&at))).unwrap_err();
+        assert!(!error.to_string().is_empty(), "{cluster} {word:#x}");
+    }
+    words.write_all_at(&right, 4096).unwrap();
+    assert_eq!(replayed_by(&file, 1, Some(&journal(&at))).unwrap(), Replayed::Entries(2));
+}
+
+/// More than it holds, in one batch and in many.
+#[test]
+fn a_journal_that_is_full_is_written_to_the_tables() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, at) = (folder.path().join("small.qcow2"), folder.path().join("journal"));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let new = NewImage { virtual_size: 16 << 20, cluster_bits: 9, backing: None };
+    new.write(&file).unwrap();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    let mut model = vec![0; 16 << 20];
+    // 64 clusters to a table: every second write makes one.
+    for (nth, at) in (0..16_u64 << 20).step_by(20 << 10).enumerate() {
+        let bytes = vec![nth as u8 | 1; 10 << 10];
+        let to = usize::try_from(at).unwrap();
+        let bytes = &bytes[..bytes.len().min(model.len() - to)];
+        disk.write(at, bytes);
+        model[to..to + bytes.len()].copy_from_slice(bytes);
+    }
+    // Every cluster has its table by now.
+    for at in (0..model.len() as u64).step_by(512) {
+        let bytes = vec![0; 512];
+        disk.change(&mut [Change { op: Op::Discard, at, bytes }]);
+    }
+    for at in (0..model.len()).step_by(1 << 20) {
+        disk.write(at as u64, &model[at..at + (1 << 20)]);
+    }
+    assert!(disk.image.has_deferred());
+    kill(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert!(matches!(replayed, Replayed::Entries(_)), "{replayed:?}");
+    assert!(disk.read(0, model.len()) == model);
+    drop(disk);
+    checked(&path).unwrap();
+}
+
+/// Nobody knows what the host has kept of the data: the base is not given up for it.
+#[test]
+fn c04_entries_are_forgotten_once_a_sync_has_failed() {
+    let (_folder, path, file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 512, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    fail_next_sync(&file);
+    let error = disk.image.write_deferred().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert!(disk.image.has_failed());
+    assert!(journal(&at).is_empty());
+    kill(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 512, &at);
+    assert_eq!(disk.read(2 * CLUSTER, 1), [0xba]);
+    assert_eq!(replayed, Replayed::Lost);
+}
+
+/// The host tells it once, to the sync of a queue.
+#[test]
+fn c04_entries_are_forgotten_once_a_queue_has_heard_of_lost_data() {
+    let (_folder, path, _file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    disk.image.has_lost();
+    assert!(disk.image.write_deferred().is_err(), "they would be durable, and their data are not");
+    assert!(journal(&at).is_empty());
+    kill(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!((disk.read(2 * CLUSTER, 1), replayed), (vec![0xba], Replayed::Lost));
+}
+
+/// As the host tells it once, the second try would find nothing wrong.
+#[test]
+fn c04_entries_are_forgotten_if_their_data_are_lost_when_they_are_found() {
+    let (_folder, path, file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    kill(disk);
+    let file = Arc::new(file);
+    fail_next_sync(&file);
+    let error = replayed_by(&file, 1, Some(&journal(&at))).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EIO));
+    assert_eq!(replayed_by(&file, 1, Some(&journal(&at))).unwrap(), Replayed::Lost);
+    assert_eq!(TestDisk::open(&path, false).read(2 * CLUSTER, 1), [0xba]);
+}
+
+/// For an image that is about to be another one's base: who is killed leaves nothing elsewhere.
+#[test]
+fn an_image_that_does_without_its_journal_has_all_in_its_file() {
+    let (_folder, path, _file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..4).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    assert!(journal(&at).is_used());
+    disk.image.set_defers(false).unwrap();
+    assert!(!journal(&at).is_used());
+    (4..8).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    assert!(!disk.image.has_deferred());
+    disk.image.set_defers(true).unwrap();
+    disk.write(8 * CLUSTER, &[1; 512]);
+    assert!(disk.image.has_deferred());
+    disk.image.leave_journal().unwrap();
+    assert!(!disk.image.has_deferred() && !journal(&at).is_used());
+    kill(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!(replayed, Replayed::Nothing);
+    assert_eq!(disk.read(8 * CLUSTER, 1), [1]);
+}

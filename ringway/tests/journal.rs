@@ -1,0 +1,281 @@
+//! What a daemon has answered, and its guest not flushed, when the daemon is killed together with its helper.
+#![allow(missing_docs)]
+
+mod common;
+
+use common::{Daemon, children, folder, read, ringway, run, text, write};
+use ringway_driver::{BlkQueue, Options};
+use ringway_testkit::{LoopDevice, Mounted, Need, skip};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Sectors of a cluster.
+const CLUSTER: u64 = 128;
+
+fn overlay(dir: &Path) -> bool {
+    std::fs::write(dir.join("base.raw"), vec![0xba; 8 << 20]).unwrap();
+    let args = ["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", "top.qcow2"];
+    match Command::new("qemu-img").args(args).current_dir(dir).status() {
+        Ok(status) => {
+            assert!(status.success());
+            true
+        }
+        Err(_) => {
+            skip(Need::Qemu, "qemu-img".to_owned());
+            false
+        }
+    }
+}
+
+fn serve(dir: &Path, state: &str, more: &[&str]) -> Daemon {
+    let args = ["top.qcow2", "--format", "qcow2", "--socket", "s", "--state-dir", state];
+    Daemon::serve(dir, &[&args[..], more].concat())
+}
+
+/// As the service manager, or the kernel for want of memory, kills a whole group at once.
+fn kill_all(daemon: Daemon) {
+    let (pid, helpers) = (daemon.pid(), children(daemon.pid()));
+    assert!(!helpers.is_empty());
+    let stat = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        for process in helpers.iter().chain([&pid]) {
+            // SAFETY: processes of this test's own daemon.
+            unsafe { libc::kill(process.cast_signed(), signal) };
+        }
+    }
+    daemon.kill();
+    let deadline = Instant::now() + common::PATIENCE;
+    let lives = |pid: &u32| !stat(*pid).is_empty() && !stat(*pid).contains(") Z ");
+    while helpers.iter().any(lives) {
+        assert!(Instant::now() < deadline, "a helper lives on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn flush(queue: &mut BlkQueue<()>) -> bool {
+    queue.flush(()).unwrap();
+    common::finish(queue).0
+}
+
+/// Runs a program of QEMU once nobody has the image any more: the kernel lets go of what killed processes
+/// had a moment after them.
+fn qemu(dir: &Path, program: &str, args: &[&str], statuses: &[i32]) {
+    let deadline = Instant::now() + common::PATIENCE;
+    loop {
+        let output = Command::new(program).args(args).current_dir(dir).output().unwrap();
+        let said = text(&output.stdout) + &text(&output.stderr);
+        if said.contains("\" lock") && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+            continue;
+        }
+        assert!(output.status.code().is_some_and(|code| statuses.contains(&code)), "{said}");
+        return;
+    }
+}
+
+/// No errors; leaks may be.
+fn check(dir: &Path) {
+    qemu(dir, "qemu-img", &["check", "top.qcow2"], &[0, 3]);
+}
+
+/// The next daemon finds it in its state folder.
+#[test]
+fn c38_what_was_answered_outlives_daemon_and_helper() {
+    let dir = folder();
+    let dir = dir.path();
+    if !overlay(dir) {
+        return;
+    }
+    for (round, more) in (1_u8..).zip([&[][..], &["--cache", "none"], &["--isolate"]]) {
+        let daemon = serve(dir, "state", more);
+        let options = Options::new().reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        let first = u64::from(round) * 16;
+        for cluster in first..first + 8 {
+            assert!(write(&device, &mut queue, cluster * CLUSTER + 5, round));
+        }
+        kill_all(daemon);
+        let daemon = serve(dir, "state", more);
+        for cluster in first..first + 8 {
+            assert_eq!(read(&device, &mut queue, cluster * CLUSTER + 5)[0], round, "{more:?}");
+            assert_eq!(read(&device, &mut queue, cluster * CLUSTER + 6)[0], 0xba);
+        }
+        assert!(flush(&mut queue), "{}", daemon.log());
+        drop((queue, device));
+        daemon.stop();
+        check(dir);
+        assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0, "nothing is left");
+    }
+}
+
+/// The next daemon has another folder, or the image was written by somebody else: a guest that goes on is told
+/// by its flushes, and one that begins afresh is not.
+#[test]
+fn c38_a_guest_is_told_if_what_was_answered_is_lost() {
+    for foreign in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        if !overlay(dir) {
+            return;
+        }
+        let daemon = serve(dir, "state", &[]);
+        let options = Options::new().reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        for cluster in 1..8 {
+            assert!(write(&device, &mut queue, cluster * CLUSTER, 1));
+        }
+        kill_all(daemon);
+        let state = if foreign {
+            let args = ["-f", "qcow2", "-c", "write -P 9 4M 512", "top.qcow2"];
+            qemu(dir, "qemu-io", &args, &[0]);
+            "state"
+        } else {
+            "other"
+        };
+        let daemon = serve(dir, state, &[]);
+        assert_eq!(read(&device, &mut queue, 7 * CLUSTER)[0], 0xba);
+        assert!(!flush(&mut queue), "it is told nothing: {}", daemon.log());
+        assert!(daemon.log().contains("may be lost"), "{}", daemon.log());
+        drop((queue, device));
+        let mut device = Options::new().connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        assert!(flush(&mut queue), "{}", daemon.log());
+        drop((queue, device));
+        daemon.stop();
+        check(dir);
+    }
+}
+
+fn ctl(dir: &Path, args: &[&str]) -> String {
+    let mut command = ringway();
+    command.args(["ctl", "--control", "c"]).args(args).current_dir(dir);
+    let output = run(command);
+    assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+/// What is copied holds what was answered, and says nothing of a journal that it has not.
+#[test]
+fn c38_a_paused_image_has_all_of_it() {
+    let dir = folder();
+    let dir = dir.path();
+    if !overlay(dir) {
+        return;
+    }
+    let daemon = serve(dir, "state", &["--control", "c"]);
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    let marked = |image: &str| {
+        let header = std::fs::read(dir.join(image)).unwrap();
+        header[88..96] != [0; 8]
+    };
+    for round in 1..4_u8 {
+        for cluster in 0..8 {
+            let cluster = u64::from(round) * 8 + cluster;
+            assert!(write(&device, &mut queue, cluster * CLUSTER, round));
+        }
+        assert!(marked("top.qcow2"), "it has no journal");
+        ctl(dir, &["pause", "0"]);
+        assert!(!marked("top.qcow2"));
+        std::fs::copy(dir.join("top.qcow2"), dir.join("copy.qcow2")).unwrap();
+        ctl(dir, &["resume", "0"]);
+        qemu(dir, "qemu-img", &["convert", "-O", "raw", "copy.qcow2", "copy.raw"], &[0]);
+        let found = std::fs::read(dir.join("copy.raw")).unwrap();
+        for cluster in 8..usize::from(round) * 8 + 8 {
+            assert_eq!(usize::from(found[cluster << 16]), cluster / 8, "cluster {cluster}");
+        }
+    }
+    drop((queue, device));
+    daemon.stop();
+    assert!(!marked("top.qcow2"));
+}
+
+/// Without a journal the write would have found no room for its table, and been held.
+#[test]
+fn c18_a_flush_that_finds_no_room_for_a_table_is_held() {
+    let dir = folder();
+    let dir = dir.path();
+    let small = match Mounted::in_memory(dir.join("small"), 4 << 20) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let args = ["create", "-q", "-f", "qcow2", "small/top.qcow2", "64M"];
+    qemu(dir, "qemu-img", &args, &[0]);
+    let args = ["small/top.qcow2", "--format", "qcow2", "--socket", "s", "--state-dir", "state"];
+    let daemon = Daemon::serve(dir, &[&args[..], &["--control", "c", "--queues", "1"]].concat());
+    let mut device = Options::new().patience(common::PATIENCE).connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    assert!(write(&device, &mut queue, 0, 1) && write(&device, &mut queue, CLUSTER, 1));
+    assert!(flush(&mut queue));
+    // One page is left, for what is written 40 MiB further on; its entry is in another page of its table.
+    let filler = std::fs::File::create(small.path().join("filler")).unwrap();
+    let mut bytes = 0;
+    while filler.write_all_at(&[1; 4096], bytes).is_ok() {
+        bytes += 4096;
+    }
+    filler.set_len(bytes - 4096).unwrap();
+    assert!(write(&device, &mut queue, 640 * CLUSTER, 2), "{}", daemon.log());
+    queue.flush(()).unwrap();
+    queue.submit().unwrap();
+    let held = || {
+        let list: serde_json::Value = serde_json::from_str(&ctl(dir, &["--json", "list"])).unwrap();
+        list["disks"][0]["held"]["count"] == 1
+    };
+    let deadline = Instant::now() + common::PATIENCE;
+    while !held() {
+        assert!(Instant::now() < deadline, "{}", ctl(dir, &["--json", "list"]));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    filler.set_len(0).unwrap();
+    ctl(dir, &["retry", "0"]);
+    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    assert_eq!(read(&device, &mut queue, 640 * CLUSTER)[0], 2);
+    drop((queue, device));
+    daemon.stop();
+    qemu(dir, "qemu-img", &["check", "small/top.qcow2"], &[0]);
+}
+
+/// A device does not say its size as a file does.
+#[test]
+fn c38_what_was_answered_is_found_on_a_device() {
+    let dir = folder();
+    let dir = dir.path();
+    let device = match LoopDevice::new(dir, 64 << 20, 512) {
+        Ok(device) => device,
+        Err(lack) => return lack.skip(),
+    };
+    let path = device.path().to_str().unwrap();
+    qemu(dir, "qemu-img", &["create", "-q", "-f", "qcow2", path, "16M"], &[0]);
+    for all in [false, true] {
+        let serve = || {
+            let args = [path, "--format", "qcow2", "--socket", "s", "--state-dir", "state"];
+            Daemon::serve(dir, &args)
+        };
+        let daemon = serve();
+        let options = Options::new().reconnect(common::PATIENCE);
+        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        let first = if all { 16 } else { 0 };
+        for cluster in first..first + 8 {
+            assert!(write(&device, &mut queue, cluster * CLUSTER, 7));
+        }
+        if all {
+            kill_all(daemon);
+        } else {
+            daemon.kill();
+            // Its helper has put it there.
+            qemu(dir, "qemu-img", &["convert", "-O", "raw", path, "now.raw"], &[0]);
+            assert_eq!(std::fs::read(dir.join("now.raw")).unwrap()[7 << 16], 7);
+        }
+        let daemon = serve();
+        assert_eq!(read(&device, &mut queue, (first + 7) * CLUSTER)[0], 7, "{}", daemon.log());
+        assert!(flush(&mut queue), "{}", daemon.log());
+        drop((queue, device));
+        daemon.stop();
+        qemu(dir, "qemu-img", &["check", path], &[0, 3]);
+    }
+}
