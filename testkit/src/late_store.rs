@@ -45,6 +45,7 @@ struct Shared {
     delay: Duration,
     fails: Failing,
     log: Vec<Landing>,
+    syncs: Vec<Instant>,
 }
 
 /// What is stored, and the number of its file.
@@ -196,9 +197,11 @@ impl Filesystem for Store {
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        if let Some(errno) = self.lock().fails.sync {
+        let mut shared = self.lock();
+        if let Some(errno) = shared.fails.sync {
             return reply.error(Errno::from_i32(errno));
         }
+        shared.syncs.push(Instant::now());
         reply.ok();
     }
 }
@@ -218,7 +221,8 @@ impl LateStore {
     /// What this machine lacks.
     pub fn mount(folder: &Path, bytes: usize) -> Result<Self, Lack> {
         let (bytes, delay) = (vec![0; bytes], Duration::ZERO);
-        let shared = Shared { bytes, delay, fails: Failing::default(), log: Vec::new() };
+        let (fails, log, syncs) = Default::default();
+        let shared = Shared { bytes, delay, fails, log, syncs };
         // What a daemon keeps of an image is named after the numbers of device and file, and the kernel gives
         // devices' numbers again: another store must not be taken for this one.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(2, |time| time.as_nanos());
@@ -262,6 +266,12 @@ impl LateStore {
     #[must_use]
     pub fn log(&self) -> Vec<Landing> {
         self.store.lock().log.clone()
+    }
+
+    /// When each fsync and fdatasync came in that did not fail.
+    #[must_use]
+    pub fn syncs(&self) -> Vec<Instant> {
+        self.store.lock().syncs.clone()
     }
 
     /// What is on the disk at `offset`.

@@ -81,15 +81,18 @@ impl Session {
     /// The guest sets its write cache (SET_CONFIG).
     ///
     /// Off: noted first, and acknowledged when all that was written before is durable, because the
-    /// guest will not flush it any more. On: [`Session::write_cache_was_set`].
+    /// guest will not flush it any more; also where it was off, as that may have failed then. On:
+    /// [`Session::write_cache_was_set`].
     pub(super) fn set_write_cache(&mut self, on: bool) -> Result<(), Refusal> {
         self.cache_known = Known::Settled;
         self.forgets_cache = false;
         self.switching_on = on && self.export.may_write_back();
-        if self.switching_on || !self.writeback {
+        if self.switching_on {
             return Ok(());
         }
-        self.switch_off()?;
+        if self.writeback {
+            self.switch_off()?;
+        }
         self.sync_at_rest()
     }
 
