@@ -100,6 +100,14 @@ pub(super) fn question(miss: Miss) -> [u8; IOTLB_BYTES_PADDED] {
     bytes
 }
 
+/// What the front-end has answered to all that a request waits for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answered {
+    pub(super) learned: Vec<Translation>,
+    /// Pages without one.
+    pub(super) denied: Vec<Miss>,
+}
+
 /// What is known of a front-end's IOMMU.
 #[derive(Debug)]
 pub(super) struct Iommu {
@@ -116,6 +124,8 @@ pub(super) struct Iommu {
     futile: usize,
     /// What the next request of each queue waits for. Bounded: a queue waits for one request.
     wanted: Vec<Vec<Miss>>,
+    /// What it waits for no more: the front-end knows no translation.
+    denied: Vec<Vec<Miss>>,
     /// A ring has no translation, and that was logged.
     pub(super) ring_fault_logged: bool,
     /// The beginning of an answer.
@@ -131,6 +141,7 @@ impl Iommu {
             turn: 0,
             futile: 0,
             wanted: vec![Vec::new(); queues],
+            denied: vec![Vec::new(); queues],
             ring_fault_logged: false,
             answer: Vec::new(),
         }
@@ -152,6 +163,7 @@ impl Iommu {
     /// Queue `at` waits for nothing any more.
     pub(super) fn unwant(&mut self, at: usize) {
         self.wanted[at].clear();
+        self.denied[at].clear();
         self.unsent[at].clear();
     }
 
@@ -209,7 +221,7 @@ impl Iommu {
         self.unsent.iter_mut().for_each(VecDeque::clear);
         self.futile = 0;
         self.asked.iter_mut().for_each(|miss| *miss = None);
-        self.wanted.iter_mut().for_each(Vec::clear);
+        self.wanted.iter_mut().chain(&mut self.denied).for_each(Vec::clear);
         self.ring_fault_logged = false;
     }
 
@@ -256,12 +268,21 @@ impl Iommu {
         (0..self.wanted.len()).filter(|&at| self.wanted[at].contains(&miss)).collect()
     }
 
-    /// Queues that have all they wait for, and what that is.
-    pub(super) fn satisfied(&mut self) -> Vec<(usize, Vec<Translation>)> {
+    /// The front-end knows no translation of this page. What else a request waits for is waited for all the
+    /// same: the place of its status may be there, and its failure is to be told.
+    pub(super) fn deny(&mut self, miss: Miss) {
+        for (wanted, denied) in self.wanted.iter_mut().zip(&mut self.denied) {
+            denied.extend(wanted.extract_if(.., |one| *one == miss));
+        }
+    }
+
+    /// Queues that have an answer to all they wait for.
+    pub(super) fn satisfied(&mut self) -> Vec<(usize, Answered)> {
         let mut found = Vec::new();
         for at in 0..self.wanted.len() {
             let wanted = &self.wanted[at];
-            if wanted.is_empty() || !wanted.iter().all(|miss| self.knows(miss)) {
+            let waits = !wanted.is_empty() || !self.denied[at].is_empty();
+            if !waits || !wanted.iter().all(|miss| self.knows(miss)) {
                 continue;
             }
             let mut learned: Vec<Translation> = Vec::new();
@@ -272,7 +293,7 @@ impl Iommu {
                     learned.push(range);
                 }
             }
-            found.push((at, learned));
+            found.push((at, Answered { learned, denied: std::mem::take(&mut self.denied[at]) }));
         }
         found
     }

@@ -328,6 +328,25 @@ fn a22_permissions_are_obeyed() {
     }
 }
 
+/// The first request of a queue, of which nothing is known yet, fails as any other: in its status.
+#[test]
+fn a22_a_request_without_its_memory_says_so_from_the_first_on() {
+    for packed in [false, true] {
+        for (kind, data) in [(IN, IOVA + PAGE), (OUT, IOVA + 7 * PAGE), (IN, IOVA - PAGE)] {
+            let folder = tempfile::tempdir().unwrap();
+            let (options, _) = disk(&folder);
+            let mut rig = Rig::start(&options);
+            let mut vm = Vm::start(&mut rig, 1, packed);
+            let pages = scattered(1);
+            vm.map(IOVA, &pages, 3);
+            vm.put(0, 0, kind, 0, (IOVA, pages[0]), (data, 512));
+            vm.guest.offer(0, 0);
+            assert_eq!(vm.used(0), Some((0, 1)), "{kind} at {data:#x}, packed: {packed}");
+            assert_eq!(vm.status(pages[0]), IOERR, "{kind} at {data:#x}, packed: {packed}");
+        }
+    }
+}
+
 /// Every read is in flight for 80 µs at least when its memory is taken away. Afterwards not a byte of
 /// it changes; the other requests, and those that find it elsewhere, have the right content.
 fn invalidated_under_load(packed: bool) {

@@ -153,9 +153,40 @@ fn who_has_all_it_waits_for_is_told_each_range_once() {
     iommu.table.insert(two);
     assert!(iommu.satisfied().is_empty(), "one is missing");
     iommu.table.insert(place(5));
-    assert_eq!(iommu.satisfied(), [(0, vec![two, place(5)])]);
+    let answered = Answered { learned: vec![two, place(5)], denied: Vec::new() };
+    assert_eq!(iommu.satisfied(), [(0, answered)]);
     assert!(iommu.satisfied().is_empty(), "nobody is told twice");
     assert_eq!(iommu.who_wants(page(8)), [2]);
+}
+
+/// A request that fails has to say so, in a page that it may still wait for.
+#[test]
+fn who_cannot_have_a_page_is_told_with_the_others() {
+    let mut iommu = Iommu::new(4);
+    for (queue, number) in [(0, 1), (0, 2), (0, 3), (1, 2), (2, 1), (3, 2), (3, 4)] {
+        iommu.want(queue, page(number));
+    }
+    let answered = |learned, denied| Answered { learned, denied };
+    iommu.deny(page(2));
+    assert_eq!(
+        iommu.satisfied(),
+        [(1, answered(vec![], vec![page(2)]))],
+        "it waits for nothing else"
+    );
+    assert!(iommu.who_wants(page(2)).is_empty() && iommu.satisfied().is_empty());
+    iommu.table.insert(place(1));
+    assert_eq!(iommu.satisfied(), [(2, answered(vec![place(1)], vec![]))]);
+    iommu.deny(page(3));
+    assert_eq!(iommu.satisfied(), [(0, answered(vec![place(1)], vec![page(2), page(3)]))]);
+    // A queue that stops waits for nothing, and neither does one whose front-end begins anew.
+    iommu.unwant(3);
+    iommu.table.insert(place(4));
+    assert!(iommu.satisfied().is_empty());
+    iommu.want(3, page(2));
+    iommu.want(3, page(4));
+    iommu.deny(page(2));
+    iommu.restart();
+    assert!(iommu.satisfied().is_empty());
 }
 
 #[test]

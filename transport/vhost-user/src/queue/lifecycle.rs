@@ -3,7 +3,8 @@
 use super::{BehindIommu, Queue, Token};
 use crate::dirty_log::QueueLog;
 use crate::inflight::QueueInflight;
-use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Miss, Translation, Translator};
+use crate::iommu::Answered;
+use ringway_core::mem::{GuestMap, HostRange, MISSES_MAX, Translator};
 use ringway_disk::Watcher;
 use ringway_export::{PeerEventfd, QueueLifecycle, SessionInbox, SharedMemory};
 use ringway_ring::virtqueue::{Areas, Device, Format, InflightError};
@@ -54,25 +55,20 @@ impl Queue {
     }
 
     /// The guest's addresses are I/O virtual addresses. Translations are asked for at `inbox`, as
-    /// queue `at`, and come with [`Queue::learn`] or [`Queue::fault`].
+    /// queue `at`, and come with [`Queue::go_on`].
     pub(crate) fn put_behind_iommu(&mut self, inbox: Arc<SessionInbox>, at: usize) {
         self.memory = Translator::behind_iommu(Arc::clone(self.memory.map()));
         let faults = Vec::with_capacity(MISSES_MAX);
         self.iommu = Some(Box::new(BehindIommu { inbox, at, faults }));
     }
 
-    /// These are the translations that were asked for: the request is tried again.
-    pub(crate) fn learn(&mut self, translations: &[Translation]) {
-        translations.iter().for_each(|&translation| self.memory.learn(translation));
-        self.stalled = false;
-    }
-
-    /// There is no such translation: a request that needs it fails.
-    pub(crate) fn fault(&mut self, miss: Miss) {
-        if let Some(iommu) = &mut self.iommu
-            && iommu.faults.len() < MISSES_MAX
-        {
-            iommu.faults.push(miss);
+    /// This is what there is of the translations that were asked for: the request is tried again, and fails
+    /// if it needs one that is none.
+    pub(crate) fn go_on(&mut self, answered: &Answered) {
+        answered.learned.iter().for_each(|&translation| self.memory.learn(translation));
+        if let Some(iommu) = &mut self.iommu {
+            // Those that a request waits for, of which it has no more.
+            iommu.faults.clone_from(&answered.denied);
         }
         self.stalled = false;
     }

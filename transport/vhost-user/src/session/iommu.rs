@@ -94,10 +94,16 @@ impl Session {
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         iommu.table.insert(new);
         iommu.ring_fault_logged = false;
-        for (at, learned) in iommu.satisfied() {
+        self.pass_answers_on()
+    }
+
+    /// Queues that waited for translations go on with what there is.
+    fn pass_answers_on(&mut self) -> Result<(), Refusal> {
+        let Some(iommu) = &mut self.iommu else { return Ok(()) };
+        for (at, answered) in iommu.satisfied() {
             if let Some(id) = self.vrings[at].worker_queue {
                 let worker = self.export.worker(at);
-                worker.edit(id, move |queue| queue.learn(&learned)).map_err(Refusal::Worker)?;
+                worker.edit(id, move |queue| queue.go_on(&answered)).map_err(Refusal::Worker)?;
             }
         }
         Ok(())
@@ -150,12 +156,8 @@ impl Session {
                 iommu.ask(at, miss);
             }
         }
-        for (at, learned) in iommu.satisfied() {
-            if let Some(id) = self.vrings[at].worker_queue {
-                // A worker that has ended has told so.
-                let _ = self.export.worker(at).edit(id, move |queue| queue.learn(&learned));
-            }
-        }
+        // A worker that has ended has told so.
+        let _ = self.pass_answers_on();
         self.ask_front_end();
     }
 
@@ -254,11 +256,12 @@ impl Session {
         Ok(())
     }
 
-    /// The front-end knows no translation of a page: whoever waits for it fails.
+    /// The front-end knows no translation of a page: whoever waits for it fails, once it is known where to
+    /// tell that.
     fn deny(&mut self, miss: Miss) -> Result<(), Refusal> {
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
-        let who = iommu.who_wants(miss);
-        let for_a_ring = who.is_empty() && self.vrings.iter().any(Vring::is_ready);
+        let for_a_ring =
+            iommu.who_wants(miss).is_empty() && self.vrings.iter().any(Vring::is_ready);
         if for_a_ring
             && !std::mem::replace(&mut iommu.ring_fault_logged, true)
             && let Some(pass) = self.export.limits().refused.pass()
@@ -270,13 +273,7 @@ impl Session {
                 suppressed, "a ring cannot be reached: the front-end has no translation of {page}"
             );
         }
-        for at in who {
-            iommu.unwant(at);
-            if let Some(id) = self.vrings[at].worker_queue {
-                let worker = self.export.worker(at);
-                worker.edit(id, move |queue| queue.fault(miss)).map_err(Refusal::Worker)?;
-            }
-        }
-        Ok(())
+        iommu.deny(miss);
+        self.pass_answers_on()
     }
 }
