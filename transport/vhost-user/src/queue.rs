@@ -164,3 +164,6 @@ impl RequestQueue for Queue {
         self.log_wish();
     }
 }
+
+#[cfg(test)]
+mod tests;

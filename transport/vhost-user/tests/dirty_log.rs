@@ -571,6 +571,20 @@ fn the_log_may_begin_anywhere_in_its_file() {
     }
 }
 
+/// Where a ring is logged is judged when the queue starts, and while it runs.
+#[test]
+fn a_log_address_is_judged_while_its_queue_runs() {
+    let (_folder, _rig, mut m) = scene();
+    let used = m.guest.rings(0).2;
+    let beyond = LOG_BYTES * 8 * PAGE;
+    assert!(m.set_base(&m.log, LOG_BYTES, 0) && m.log_all(true));
+    assert!(m.log_ring(0, Some(used)) && !m.log_ring(0, Some(beyond)));
+    m.guest.stop_queue(0).unwrap();
+    assert!(m.log_ring(0, Some(beyond)), "nobody writes there");
+    assert!(m.guest.start_queue(0).unwrap(), "it is told another one first");
+    assert_eq!(m.guest.simple(0, IN, 0, DATA, 512), (OK, 513));
+}
+
 #[test]
 fn b03_a_dirty_log_cut_short_later() {
     let folder = tempfile::tempdir().unwrap();

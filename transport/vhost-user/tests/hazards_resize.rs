@@ -214,9 +214,31 @@ fn b12_who_was_told_of_a_new_size() {
     assert!(heard(&ours).is_empty());
 }
 
+/// A front-end may have a channel for what the back-end says, and not say that it understands this.
+#[test]
+fn b12_who_did_not_ask_for_it_is_not_told() {
+    const CONFIG: u64 = 1 << 9;
+    const BACKEND_REQ: u64 = 1 << 5;
+    let mut rig = slow(0, PATIENCE);
+    for (size, missing) in (1..).zip([CONFIG, BACKEND_REQ, CONFIG | BACKEND_REQ]) {
+        let mut guest = RawGuest::connect(rig.connect(), BASIC);
+        let ours = listen_with(&guest, LISTENS & !missing);
+        assert!(guest.start_queue(0).unwrap());
+        let answer = rig.export().resize(Some(MIB + size * 4096), false).unwrap();
+        assert_eq!(answer.notice, GuestNotice::NotListening, "without {missing:#x}");
+        assert!(heard(&ours).is_empty(), "without {missing:#x}");
+        drop(guest);
+        rig.join_sessions();
+    }
+}
+
 /// Listens for what the back-end says by itself.
 fn listen(guest: &RawGuest) -> UnixStream {
-    let protocol = words(&[LISTENS]);
+    listen_with(guest, LISTENS)
+}
+
+fn listen_with(guest: &RawGuest, protocol: u64) -> UnixStream {
+    let protocol = words(&[protocol]);
     guest.client.send(request::SET_PROTOCOL_FEATURES, 0, &protocol, &[]).unwrap();
     let (ours, theirs) = UnixStream::pair().unwrap();
     assert!(guest.client.acked(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap());
@@ -242,12 +264,12 @@ fn changed() -> Vec<u8> {
 #[test]
 fn a_front_end_that_reconnects_is_told_of_the_size_it_missed() {
     let mut rig = slow(0, PATIENCE);
-    // Bytes from the beginning of the configuration space.
-    let come_back = |rig: &mut Rig, reads: &[u32]| {
+    // Parts of the configuration space: offset and bytes.
+    let come_back = |rig: &mut Rig, reads: &[(u32, u32)]| {
         let mut guest = RawGuest::connect(rig.connect(), BASIC);
         let ours = listen(&guest);
-        for &bytes in reads {
-            let mut payload = halves(&[0, bytes, 0]);
+        for &(offset, bytes) in reads {
+            let mut payload = halves(&[offset, bytes, 0]);
             payload.resize(12 + bytes as usize, 0);
             guest.client.send(request::GET_CONFIG, 0, &payload, &[]).unwrap();
             guest.client.receive().unwrap();
@@ -260,12 +282,13 @@ fn a_front_end_that_reconnects_is_told_of_the_size_it_missed() {
         said
     };
     assert_eq!(come_back(&mut rig, &[]), changed(), "nobody knows what it knows");
-    assert_eq!(come_back(&mut rig, &[8]), [0u8; 0], "it knows");
+    assert_eq!(come_back(&mut rig, &[(0, 8)]), [0u8; 0], "it knows");
     rig.export().resize(Some(2 * MIB), false).unwrap();
     assert_eq!(come_back(&mut rig, &[]), changed());
-    assert_eq!(come_back(&mut rig, &[4]), changed(), "half of the size is none");
-    assert_eq!(come_back(&mut rig, &[8]), [0u8; 0], "it knows");
-    assert_eq!(come_back(&mut rig, &[4, 60]), [0u8; 0], "it knows");
+    assert_eq!(come_back(&mut rig, &[(0, 4)]), changed(), "half of the size is none");
+    assert_eq!(come_back(&mut rig, &[(4, 56)]), changed(), "nor is the other half");
+    assert_eq!(come_back(&mut rig, &[(0, 8)]), [0u8; 0], "it knows");
+    assert_eq!(come_back(&mut rig, &[(0, 4), (0, 60)]), [0u8; 0], "it knows");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ringway_export::Polling;
 use ringway_testkit::power_cut::{Faults, PowerCutEngine, SimulatedDisk, SimulatedSetup};
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_INDIRECT, F_PACKED, F_PROTOCOL, F_VERSION_1, GUEST_BASE, MEMORY,
-    RawGuest, USER_DELTA, halves, request, words,
+    RawClient, RawGuest, USER_DELTA, halves, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_testkit::{Rng, pattern as sectors};
@@ -189,6 +189,28 @@ impl Vm {
 
     fn status(&self, control: u64) -> u8 {
         self.guest.peek(control + 64, 1)[0]
+    }
+
+    /// Waits until something is asked.
+    fn asks(&mut self) -> (u64, u8) {
+        let end = Instant::now() + SOON;
+        loop {
+            assert!(Instant::now() < end, "nothing is asked");
+            if let Some(question) = self.question() {
+                return question;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until the device has closed its end of the channel.
+    fn loses_channel(&self) {
+        let end = Instant::now() + SOON;
+        let mut bytes = [0; 4096];
+        while !matches!((&self.channel).read(&mut bytes), Ok(0)) {
+            assert!(Instant::now() < end, "the channel is open");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -860,6 +882,137 @@ fn a22_odd_answers_end_the_channel_only() {
         assert_eq!(queues.unwrap(), 1, "the connection goes on");
         drop(vm);
         rig.join_sessions();
+    }
+}
+
+/// Descriptors are no answers, however right the bytes are that come with them; and those that could not
+/// be closed without asking somebody are kept, until so many are that no more front-ends are taken.
+#[test]
+fn a22_answers_with_descriptors_end_the_channel() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let (harmless, foreign) = (tempfile::tempfile().unwrap(), std::net::UdpSocket::bind("[::1]:0"));
+    let foreign = foreign.or_else(|_| std::net::UdpSocket::bind("127.0.0.1:0")).unwrap();
+    for (fds, full) in [(vec![harmless.as_fd()], false), (vec![foreign.as_fd(); 200], true)] {
+        let mut vm = Vm::start(&mut rig, 1, false);
+        vm.asks();
+        let answer: Vec<u8> = [1u32, 1 | 4, 8, 1, 0].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        RawClient::new(vm.channel.try_clone().unwrap()).send_bytes(&answer, &fds).unwrap();
+        vm.loses_channel();
+        let queues = vm.guest.client.ask_u64(request::GET_QUEUE_NUM);
+        assert_eq!(queues.unwrap(), 1, "the connection goes on");
+        assert_eq!(rig.export().is_closed(), full, "{} descriptors", fds.len());
+    }
+}
+
+/// A front-end that does not read what it is asked, in a socket that takes little: its session answers
+/// all the same, and asks the rest when it has read.
+#[test]
+fn a22_a_front_end_that_reads_nothing_is_not_waited_for() {
+    const QUEUES: u16 = 8;
+    let folder = tempfile::tempdir().unwrap();
+    let (options, content) = disk(&folder);
+    let mut rig = Rig::start(&options.queues(QUEUES, 1));
+    let mut vm = Vm::connect(&mut rig, false, PROTOCOL);
+    let (channel, theirs) = UnixStream::pair().unwrap();
+    channel.set_nonblocking(true).unwrap();
+    rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
+    let client = &vm.guest.client;
+    assert!(client.acked(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]).unwrap());
+    drop(theirs);
+    vm.channel = channel;
+    for queue in 0..u32::from(QUEUES) {
+        assert!(vm.guest.start_queue(queue).unwrap(), "queue {queue}");
+    }
+    std::thread::sleep(A_WHILE);
+    assert_eq!(vm.guest.client.ask_u64(request::GET_QUEUE_NUM).unwrap(), u64::from(QUEUES));
+    let mut waiting = Vec::new();
+    waiting.extend(std::iter::from_fn(|| vm.question()));
+    assert!(!waiting.is_empty() && waiting.len() < usize::from(QUEUES) * 3, "{}", waiting.len());
+    for (iova, wanted) in waiting {
+        vm.answer(iova, wanted);
+    }
+    let pages = scattered(2);
+    vm.map(IOVA, &pages, 3);
+    for queue in 0..u32::from(QUEUES) {
+        vm.put(queue, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+        vm.guest.offer(queue, 0);
+        assert_eq!(vm.used(queue), Some((0, 513)), "queue {queue}");
+    }
+    assert!(vm.guest.peek(pages[1], 512) == content[..512]);
+}
+
+/// Who has closed the channel cannot be asked. Queues that would have to do not start, and say so.
+#[test]
+fn a22_a_channel_that_was_closed_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    vm.asks();
+    let enable =
+        |vm: &Vm| vm.guest.client.acked(request::SET_VRING_ENABLE, &halves(&[0, 1]), &[]).unwrap();
+    assert!(enable(&vm), "it waits for the answer");
+    vm.channel.shutdown(std::net::Shutdown::Both).unwrap();
+    let end = Instant::now() + SOON;
+    while enable(&vm) {
+        assert!(Instant::now() < end, "it waits for an answer for ever");
+    }
+}
+
+/// An answer that comes before its question is none, and is not even read.
+#[test]
+fn a22_nobody_listens_while_nothing_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (options, _) = disk(&folder);
+    let mut rig = Rig::start(&options);
+    let mut vm = Vm::start(&mut rig, 1, false);
+    vm.settle();
+    vm.reply(1);
+    std::thread::sleep(A_WHILE);
+    vm.guest.client.ask_u64(request::GET_QUEUE_NUM).unwrap();
+    assert_eq!(vm.question(), None, "the channel is closed, or used");
+}
+
+/// Where translations lead has gone with the memory. So with a new table all is asked for anew; and with the
+/// last queue that stops, as front-ends need not tell what changes while none runs.
+#[test]
+fn a22_nothing_is_known_of_new_memory_nor_after_a_stop() {
+    for packed in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let (options, content) = disk(&folder);
+        let mut rig = Rig::start(&options);
+        let mut vm = Vm::start(&mut rig, 1, packed);
+        let pages = scattered(3);
+        vm.map(IOVA, &pages, 3);
+        let read = |vm: &mut Vm, page: u64| {
+            vm.put(0, 0, IN, 0, (IOVA, pages[0]), (IOVA + PAGE, 512));
+            vm.guest.offer(0, 0);
+            assert_eq!(vm.used(0), Some((0, 513)), "packed: {packed}");
+            assert!(vm.guest.peek(page, 512) == content[..512], "packed: {packed}");
+            vm.guest.poke(page, &[0; 512]);
+        };
+        read(&mut vm, pages[1]);
+        let new = memfd_create("new-memory", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&new, MEMORY).unwrap();
+        let new = File::from(new);
+        new.write_all_at(&vm.guest.peek(GUEST_BASE, usize::try_from(MEMORY).unwrap()), 0).unwrap();
+        let old = std::mem::replace(&mut vm.guest.memory, new);
+        vm.asked.clear();
+        assert!(vm.guest.set_mem_table().unwrap());
+        read(&mut vm, pages[1]);
+        for page in [GUEST_BASE + USER_DELTA, IOVA, IOVA + PAGE] {
+            assert!(vm.asked.contains(&page), "{page:#x}, packed: {packed}");
+        }
+        let mut there = [1; 512];
+        old.read_exact_at(&mut there, pages[1] - GUEST_BASE).unwrap();
+        assert_eq!(there, [0; 512], "written where it was");
+        // The page moves while no queue runs.
+        vm.guest.stop_queue(0).unwrap();
+        vm.map(IOVA + PAGE, &pages[2..], 3);
+        assert!(vm.guest.start_queue(0).unwrap());
+        read(&mut vm, pages[2]);
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs)]
 
 use ringway_disk::{EngineKind, Source, lock_image, unlock_image};
+use ringway_export::ChangeError;
 use ringway_testkit::raw::{F_FLUSH, F_VERSION_1, RawClient, RawGuest, request};
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use ringway_vhost_user::{Ended, Session};
@@ -85,4 +86,20 @@ fn c17_the_lock_of_an_image_is_asked_for_again_after_a_while() {
     }
     session = turn(session);
     assert_eq!(session.wakes().at, None, "it has the lock");
+}
+
+/// A session that nobody carries says nothing to those who ask it. It is given up after a while, and ends
+/// with its next turn: what it would do by then nobody waits for.
+#[test]
+fn a_session_that_was_silent_for_too_long_ends() {
+    let source = Source::Null { bytes: 1 << 20, latency_us: 0 };
+    let mut options = RigOptions::new(source, EngineKind::Null);
+    options.drain_max = Duration::from_millis(1);
+    let rig = Rig::start(&options);
+    let (session, _socket) = session(&rig);
+    let session = turn(session);
+    let refused = rig.export().pause().unwrap_err();
+    assert!(matches!(refused, ChangeError::Unanswered), "{refused}");
+    let ended = session.turn(&|| Some(Duration::ZERO));
+    assert!(matches!(ended, ControlFlow::Break(Ended::ByPeer)));
 }
