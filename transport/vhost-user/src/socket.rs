@@ -195,9 +195,14 @@ fn refused(path: &Path, source: io::Error) -> BindError {
 mod tests {
     use super::*;
 
-    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::{Mutex, PoisonError};
 
     const ALL: Access = Access { mode: 0o666, group: None };
+
+    /// Held by a test that changes the umask of the process.
+    static UMASK: Mutex<()> = Mutex::new(());
 
     fn mode(path: &Path) -> u32 {
         path.symlink_metadata().unwrap().mode() & 0o777
@@ -217,6 +222,7 @@ mod tests {
     /// The umask of the process stays what it is, and decides nothing.
     #[test]
     fn b17_a_socket_has_its_mode_whatever_the_umask_is() {
+        let _alone = UMASK.lock().unwrap_or_else(PoisonError::into_inner);
         let dir = tempfile::tempdir().unwrap();
         let others = umask(Mode::from_raw_mode(0o022));
         for mask in [0, 0o077, 0o777] {
@@ -233,14 +239,62 @@ mod tests {
         umask(others);
     }
 
+    /// From now on this thread, and those that it begins, may not have an umask of their own.
+    fn forbid_unshare() {
+        use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
+        let step = |code: u32, k: u32, not_so: u8| libc::sock_filter {
+            code: u16::try_from(code).unwrap(),
+            jt: 0,
+            jf: not_so,
+            k,
+        };
+        let unshare = u32::try_from(libc::SYS_unshare).unwrap();
+        let mut steps = [
+            step(BPF_LD | BPF_W | BPF_ABS, 0, 0),
+            step(BPF_JMP | BPF_JEQ | BPF_K, unshare, 1),
+            step(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned(), 0),
+            step(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+        ];
+        let program = libc::sock_fprog { len: 4, filter: steps.as_mut_ptr() };
+        // SAFETY: the program lives until it was copied.
+        let done = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &program) == 0
+        };
+        assert!(done, "{}", io::Error::last_os_error());
+    }
+
+    /// Containers may forbid what keeps the umask of the process out of this.
+    #[test]
+    fn b17_a_socket_has_its_mode_where_the_process_has_one_umask() {
+        let _alone = UMASK.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::tempdir().unwrap();
+        let others = umask(Mode::from_raw_mode(0o027));
+        let listeners = std::thread::scope(|scope| {
+            let made = scope.spawn(|| {
+                forbid_unshare();
+                [0o600, 0o660, 0o666].map(|wanted| {
+                    let path = dir.path().join(format!("{wanted:o}"));
+                    bind(&path, Access { mode: wanted, group: None })
+                })
+            });
+            made.join().unwrap()
+        });
+        let left = umask(others);
+        assert!(listeners.iter().all(Result::is_ok), "{listeners:?}");
+        assert_eq!(left.as_raw_mode(), 0o027, "it is put back");
+        for wanted in [0o600, 0o660, 0o666] {
+            assert_eq!(mode(&dir.path().join(format!("{wanted:o}"))), wanted);
+        }
+    }
+
     #[test]
     fn b17_a_socket_has_its_group_or_is_not_made() {
         if !rustix::process::geteuid().is_root() {
             return ringway_testkit::skip(ringway_testkit::Need::Root, "to give a group away");
         }
         let dir = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777))
-            .unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
         let path = dir.path().join("root's");
         let access = Access { mode: 0o660, group: Some(54321) };
         let _listener = bind(&path, access).unwrap();
@@ -264,6 +318,63 @@ mod tests {
             "{refused}"
         );
         assert!(!dir.path().join("none").exists());
+        // A folder may give what is in it to a group of its own.
+        let folder = dir.path().join("setgid");
+        std::fs::create_dir(&folder).unwrap();
+        std::os::unix::fs::chown(&folder, None, Some(777)).unwrap();
+        std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o2755)).unwrap();
+        let refused = bind(&folder.join("its"), access).unwrap_err();
+        assert!(matches!(refused, BindError::Group { group: 54321, .. }), "{refused}");
+        assert!(!folder.join("its").exists());
+        let _listener = bind(&folder.join("its"), Access { group: Some(777), ..access }).unwrap();
+        // Who has put a link in the place of a socket gets nothing of what it leads to.
+        std::os::unix::fs::symlink(folder.join("its"), dir.path().join("link")).unwrap();
+        assert_eq!(give_to_group(&folder.join("its"), 777), Ok(()));
+        assert_eq!(give_to_group(&dir.path().join("link"), 777), Err(Errno::PERM));
+    }
+
+    /// Where somebody may not make a socket, or not even ask whether another one is alive.
+    #[test]
+    fn who_has_no_permission_is_told() {
+        if !rustix::process::geteuid().is_root() {
+            return ringway_testkit::skip(ringway_testkit::Need::Root, "to be somebody else");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let _root = bind(&dir.path().join("root's"), Access::PRIVATE).unwrap();
+        std::thread::scope(|scope| {
+            let asks = scope.spawn(|| {
+                let (user, group) = (rustix::process::Uid::from_raw(65534), Gid::from_raw(65534));
+                rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+                rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+                ["mine", "root's"].map(|name| bind(&dir.path().join(name), ALL).unwrap_err())
+            });
+            for refused in asks.join().unwrap() {
+                assert!(matches!(refused, BindError::Permission(_)), "{refused}");
+            }
+        });
+    }
+
+    /// Of another kind, or made between the look and the attempt.
+    #[test]
+    fn a_name_that_somebody_uses_is_busy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("datagrams");
+        let _other = UnixDatagram::bind(&path).unwrap();
+        assert!(matches!(bind(&path, ALL), Err(BindError::Busy(_))));
+        assert!(path.exists());
+        assert!(matches!(refused(&path, Errno::ADDRINUSE.into()), BindError::Busy(_)));
+        let other = refused(&path, Errno::NOMEM.into());
+        assert!(matches!(other, BindError::Host { .. }), "{other}");
+    }
+
+    /// struct sockaddr_un has room for 108 bytes, the last of which is a zero.
+    #[test]
+    fn a_path_may_be_as_long_as_there_is_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let name = "x".repeat(107 - dir.path().as_os_str().len() - 1);
+        let _longest = bind(&dir.path().join(&name), ALL).unwrap();
+        assert!(matches!(bind(&dir.path().join(name + "x"), ALL), Err(BindError::TooLong(_))));
     }
 
     #[test]
