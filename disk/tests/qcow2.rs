@@ -5,7 +5,7 @@
 #![allow(clippy::cast_possible_truncation)]
 
 use ringway_aio::{
-    Engine, Fault, Faulty, Io, IoUring, IoUringSetup, Reaped, Threads, ThreadsSetup,
+    Engine, Fault, Faulty, Io, IoOp, IoUring, IoUringSetup, Reaped, Threads, ThreadsSetup,
 };
 use ringway_core::mem::{Mapping, Segment};
 use ringway_core::{ByteRange, Op, Status};
@@ -19,7 +19,7 @@ use ringway_testkit::{Need, Rng, skip};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes of the disks.
@@ -425,6 +425,50 @@ fn requests_of_an_image_are_merged_where_they_lie_in_one_piece() {
         drop(bench);
         assert!(qemu(&["check", "-f", "qcow2", path.to_str().unwrap()]));
         assert!(content(&path) == model);
+    }
+}
+
+/// What the map of an image has in one piece of its file is an operation of the engine there, as a raw disk's
+/// request is; zeroes are none. The image's thread is asked for what has no place yet.
+#[test]
+fn what_has_its_place_is_read_and_written_there() {
+    const CLUSTER: usize = 64 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("top.qcow2");
+    let name = path.to_str().unwrap();
+    let size = BYTES.to_string();
+    if !qemu(&["create", "-f", "qcow2", "-o", "cluster_size=64k", name, &size]) {
+        return;
+    }
+    for mode in [SchedulerMode::Bio, SchedulerMode::Request] {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let seer = Arc::clone(&seen);
+        let choose = move |io: &Io<'_>| {
+            seer.lock().unwrap().push((io.op, io.len as usize));
+            None
+        };
+        let setup = ThreadsSetup { depth: 64, threads: 2, cached_inline: false };
+        let engine = Faulty::new(Threads::new(setup).unwrap(), 512, choose);
+        let mut options = options(&path);
+        (options.path, options.cache) = (mode, Some(CacheMode::Writeback));
+        let mut bench = Bench::new(open(&options).unwrap(), engine, false);
+        let mut run = |op, at, len| {
+            bench.run(&[Asked { op, at, len, byte: 7 }]);
+            if op == Op::Read {
+                assert!(bench.bytes(0, 512).iter().all(|&byte| byte == 7 || at >= CLUSTER));
+            }
+            std::mem::take(&mut *seen.lock().unwrap())
+        };
+        // The first of them finds its place, and after each opening the map has to be read.
+        run(Op::Write, 0, CLUSTER);
+        run(Op::Read, 0, 512);
+        let (read, write) = (IoOp::Read, IoOp::Write);
+        assert_eq!(run(Op::Read, 0, CLUSTER), [(read, CLUSTER)], "{mode}");
+        assert_eq!(run(Op::Read, 512, 1024), [(read, 1024)], "{mode}");
+        assert_eq!(run(Op::Write, 0, CLUSTER), [(write, CLUSTER)], "{mode}");
+        assert_eq!(run(Op::Write, 512, 1024), [(write, 1024)], "{mode}");
+        assert_eq!(run(Op::Read, CLUSTER - 512, 1024), [(read, 512)], "{mode}: half is nowhere");
+        assert_eq!(run(Op::Read, 3 * CLUSTER, CLUSTER), [(read, 0); 0], "{mode}: nor is this");
     }
 }
 

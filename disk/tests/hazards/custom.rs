@@ -328,6 +328,27 @@ fn what_the_file_takes_is_not_bounced() {
     assert_eq!(bench.queue.stats().bounced, expected + 1);
 }
 
+/// What is bounced goes piece by piece, each in at most 1 MiB of ours, and all but the first begin on a block.
+#[test]
+fn what_is_bounced_goes_in_pieces_of_a_mebibyte() {
+    const MIB: u64 = 1 << 20;
+    let (read, write) = (IoOp::Read, IoOp::Write);
+    let memory = Memory::new(3 << 20, 0);
+    let (mut bench, asked) = bench(SHAPE, |_| ());
+    // Two and a half, beginning and ending within blocks.
+    let (from, first) = (2 * MIB + 3 * 4096, 512);
+    let ask = |op| Ask::new(op, from + first, 5 * MIB / 2).at(1);
+    assert_eq!(bench.one(&memory, ask(Op::Read)), Status::Ok);
+    let places = [from, from + MIB, from + 2 * MIB];
+    let lens = [MIB, MIB, MIB / 2 + 4096];
+    let all = |op: IoOp| [0, 1, 2].map(|n| (op, places[n], lens[n], 1));
+    assert_eq!(take(&asked), all(read));
+    assert_eq!(bench.one(&memory, ask(Op::Write)), Status::Ok);
+    let [start, middle, end] = all(write);
+    assert_eq!(take(&asked), [all(read)[0], start, middle, all(read)[2], end]);
+    assert_eq!(bench.queue.stats().bounced, 2);
+}
+
 /// Who changes a part of a block reads it first: nobody else writes to the block meanwhile.
 #[test]
 fn writes_wait_for_those_in_the_same_block_and_for_no_others() {
