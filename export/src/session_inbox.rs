@@ -139,3 +139,98 @@ impl SessionInbox {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Broken;
+    use ringway_core::mem::Access;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+    use std::time::Duration;
+
+    fn rings(inbox: &SessionInbox) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&inbox.bell(), PollFlags::IN)], Some(&now)).unwrap() > 0
+    }
+
+    #[test]
+    fn whatever_comes_rings_until_the_inbox_is_emptied() {
+        let inbox = SessionInbox::new().unwrap();
+        assert!(!rings(&inbox));
+        let (reply, _told) = sync_channel(1);
+        let sends: [&dyn Fn(); 5] = [
+            &|| inbox.raise(3, Alarm::WorkerFailed),
+            &|| inbox.miss(4, &[Miss { page: 4096, access: Access::Read }]),
+            &|| inbox.send(SessionCommand::Pause(reply.clone())),
+            &|| inbox.block(),
+            &|| inbox.end(),
+        ];
+        for (number, send) in sends.iter().enumerate() {
+            send();
+            assert!(rings(&inbox), "number {number}");
+            inbox.take();
+            assert!(!rings(&inbox), "number {number}");
+        }
+    }
+
+    #[test]
+    fn what_came_is_taken_once() {
+        let inbox = SessionInbox::new().unwrap();
+        inbox.raise(3, Alarm::WorkerFailed);
+        inbox.raise(5, Alarm::Broken(Broken::MemoryGone));
+        let pages = [1, 2].map(|page| Miss { page: page * 4096, access: Access::Write });
+        inbox.miss(4, &pages);
+        let (reply, told) = sync_channel(1);
+        inbox.send(SessionCommand::Resume(reply));
+        let (alarms, mut commands) = inbox.take();
+        let alarms: Vec<_> = alarms.iter().map(|(queue, alarm)| (*queue, alarm)).collect();
+        assert!(
+            matches!(
+                alarms[..],
+                [(3, Alarm::WorkerFailed), (5, Alarm::Broken(Broken::MemoryGone))]
+            ),
+            "{alarms:?}"
+        );
+        assert_eq!(inbox.take_misses(), pages.map(|miss| (4, miss)));
+        let (Some(SessionCommand::Resume(reply)), None) = (commands.pop(), commands.pop()) else {
+            panic!("one command");
+        };
+        reply.send(true).unwrap();
+        assert!(told.recv().unwrap());
+        let (alarms, commands) = inbox.take();
+        assert!(alarms.is_empty() && commands.is_empty() && inbox.take_misses().is_empty());
+    }
+
+    /// Whoever waits for a session that has ended hears so.
+    #[test]
+    fn commands_to_a_session_that_has_ended_are_dropped() {
+        let inbox = SessionInbox::new().unwrap();
+        let (before, heard_before) = sync_channel(1);
+        let (after, heard_after) = sync_channel::<bool>(1);
+        inbox.send(SessionCommand::Pause(before));
+        assert_eq!(heard_before.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout));
+        inbox.close();
+        inbox.send(SessionCommand::Pause(after));
+        for heard in [heard_before, heard_after] {
+            let waited = heard.recv_timeout(Duration::ZERO);
+            assert_eq!(waited, Err(RecvTimeoutError::Disconnected));
+        }
+        assert!(inbox.take().1.is_empty());
+    }
+
+    #[test]
+    fn what_is_said_of_a_session_stays_said() {
+        let inbox = SessionInbox::new().unwrap();
+        assert!(inbox.is_attended() && !inbox.was_blocked() && !inbox.is_over());
+        inbox.attend(false);
+        assert!(!inbox.is_attended());
+        inbox.attend(true);
+        assert!(inbox.is_attended());
+        inbox.block();
+        assert!(inbox.was_blocked() && !inbox.is_over());
+        inbox.end();
+        inbox.take();
+        assert!(inbox.was_blocked() && inbox.is_over());
+    }
+}
