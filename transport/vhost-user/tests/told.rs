@@ -22,14 +22,6 @@ struct Lines;
 
 struct Line(String);
 
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" {
-            self.0 = format!("{value:?}");
-        }
-    }
-}
-
 impl tracing::Subscriber for Lines {
     fn enabled(&self, about: &tracing::Metadata<'_>) -> bool {
         *about.level() <= Level::INFO
@@ -46,6 +38,14 @@ impl tracing::Subscriber for Lines {
     }
     fn enter(&self, _: &tracing::span::Id) {}
     fn exit(&self, _: &tracing::span::Id) {}
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0 = format!("{value:?}");
+        }
+    }
 }
 
 /// From now on lines are collected, and those of no other test.
