@@ -60,9 +60,10 @@ impl Disk {
     pub(crate) fn answered_is_lost(&self) {
         tracing::warn!(
             disk = self.name(),
-            "the daemon that served it was killed with its helper, and others have written the image since, or \
-             what the daemon kept in --state-dir is not there: what its guest had written and not flushed may be \
-             lost. Flushes fail for that guest, until one begins afresh"
+            "what a guest had written and not flushed may be lost: the daemon that served it was killed with its \
+             helper, and others have written the image since, or this is not its --state-dir; or a sync had \
+             failed; or this is a copy of an image that was in use. Flushes fail for that guest, until one begins \
+             afresh"
         );
         self.keep(STATE_FLUSH_FAILED, true);
         self.failure_inherited.store(true, SeqCst);

@@ -43,8 +43,9 @@ impl fmt::Display for OnError {
     }
 }
 
-/// What becomes of requests that a disk fails. Flushes are always reported: what a failed sync has
-/// lost is lost, and a later one that succeeds would hide it.
+/// What becomes of requests that a disk fails. A sync that fails is always reported: what it has lost is lost,
+/// and a later one that succeeds would hide it. A flush that finds no place for what tables of an image have to say of
+/// earlier writes is what these would have been.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ErrorPolicy {
     /// Reads.

@@ -158,7 +158,7 @@ impl Disk {
         self.with_image(Image::leave_journal)
     }
 
-    fn with_image(&self, act: impl FnOnce(&Image) -> io::Result<()>) -> io::Result<()> {
+    pub(crate) fn with_image(&self, act: impl FnOnce(&Image) -> io::Result<()>) -> io::Result<()> {
         let Some(image) = self.image() else { return Ok(()) };
         act(&image).inspect_err(|_| {
             if image.has_failed() {

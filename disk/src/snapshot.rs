@@ -135,9 +135,8 @@ impl Disk {
     /// # Errors
     /// What the host says.
     pub fn without_journal(&self) -> io::Result<WithoutJournal> {
-        let image = self.image();
-        image.as_ref().map_or(Ok(()), |image| image.set_defers(false))?;
-        Ok(WithoutJournal(image))
+        self.with_image(|image| image.set_defers(false))?;
+        Ok(WithoutJournal(self.image()))
     }
 
     /// Who looks after what outlives this process, as [`Disk::keep_state`] was told.

@@ -73,6 +73,8 @@ pub struct Image {
     /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
     pub(crate) skips_middle: Arc<AtomicBool>,
     mailbox: Arc<Mailbox>,
+    /// Its journal, and the mark that its header has of that; 0 if it has none.
+    entries: Option<(Arc<Journal>, Arc<AtomicU64>)>,
     thread: Mutex<Thread>,
 }
 
@@ -149,7 +151,7 @@ impl Image {
         // What is shared is not held a second time.
         let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
         let chain = top.into_iter().chain(shared).collect();
-        let (mut writer, mailbox) = (None, Mailbox::default());
+        let (mut writer, mut entries, mailbox) = (None, None, Mailbox::default());
         if !usage.read_only {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
@@ -169,7 +171,8 @@ impl Image {
             // finds the journal. Version 2 has no place for the mark.
             let takes = usage.barriers && shape.version >= 3 && !layers.has_data_file();
             let journal = journal.filter(|journal| takes && journal.is_of_use());
-            writer = Some(Writer::new(refcounts, journal.cloned(), Arc::clone(&mailbox.failed)));
+            entries = journal.map(|journal| (Arc::clone(journal), Arc::default()));
+            writer = Some(Writer::new(refcounts, entries.clone(), Arc::clone(&mailbox.failure)));
         }
         let mut map = Map::new(layers, usage.read_only)?;
         let shape = map.layers.top().shape;
@@ -186,6 +189,7 @@ impl Image {
             usage,
             skips_middle: Arc::default(),
             mailbox: Arc::new(mailbox),
+            entries,
             thread: Mutex::new(Thread::Waits(Box::new(Work::new(map, writer)))),
         })
     }

@@ -134,6 +134,13 @@ impl Journal {
         self.word(MARK).store(0, Release);
     }
 
+    /// As [`Journal::end`], if it has this mark, which is none if it is 0.
+    pub(crate) fn end_of(&self, mark: u64) {
+        if mark != 0 && self.mark() == mark {
+            self.end();
+        }
+    }
+
     /// Adds entries; false, if there is no room for all of them.
     pub(crate) fn append(&self, words: &[(u64, u64)]) -> bool {
         let count = self.len();

@@ -115,9 +115,9 @@ impl Open {
             LayerFormat::Qcow2 { shape, data: other } => {
                 if is_of_this_boot(shape.autoclear) {
                     tracing::warn!(
-                        "an image of this chain was served by a daemon that was killed together with its \
-                         helper: what that had answered since the last flush is in its --state-dir, and not \
-                         in the image. Serve it once with that folder"
+                        "an image of this chain is a copy of one that was in use, or was served by a daemon that \
+                         was killed together with its helper: what that had answered since the last flush is in \
+                         its --state-dir, and not in the image. Serve it once with that folder"
                     );
                 }
                 if let Some(other) = other {

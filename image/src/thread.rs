@@ -37,6 +37,15 @@ impl fmt::Debug for Task {
     }
 }
 
+/// What is known of syncs that have failed.
+#[derive(Debug, Default)]
+pub(crate) struct Failure {
+    /// One has, of the image's thread or of a queue.
+    pub(crate) failed: AtomicBool,
+    /// Whoever serves the image next knows it, whatever its header says.
+    pub(crate) kept: AtomicBool,
+}
+
 /// What others leave for the thread.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
@@ -44,8 +53,7 @@ pub(crate) struct Mailbox {
     pub(crate) ends: AtomicBool,
     /// One at a time: whoever gives it waits.
     pub(crate) task: Mutex<Option<Task>>,
-    /// A sync has failed, of the image's thread or of a queue.
-    pub(crate) failed: Arc<AtomicBool>,
+    pub(crate) failure: Arc<Failure>,
     /// Entries are in the journal and not in the file.
     pub(crate) deferred: AtomicBool,
 }
@@ -125,6 +133,8 @@ impl Work {
     pub(crate) fn hand_over(&mut self) -> io::Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         if writer.is_broken() {
+            // Of its mark at least.
+            let _ = writer.leave_journal(&mut self.map);
             return Err(corrupt());
         }
         writer.freed.append(&mut self.fenced);
@@ -175,7 +185,7 @@ impl Work {
     /// Says what others have to know, before they are answered.
     pub(crate) fn note(&mut self, mailbox: &Mailbox) {
         if let Some(writer) = self.writer.as_ref().filter(|writer| writer.is_broken()) {
-            mailbox.failed.store(true, SeqCst);
+            mailbox.failure.failed.store(true, SeqCst);
             // What they lead to may be lost, and what the image held before is not.
             writer.end_journal();
         }

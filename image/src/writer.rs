@@ -31,13 +31,14 @@ use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::Word;
+use crate::thread::Failure;
 use cluster_write::ClusterWrite;
 use crew::Crew;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// The most that is reserved ahead, in bytes: what a kill may leave as a leak.
@@ -81,19 +82,20 @@ pub(crate) struct Writer {
     buffer: Aligned,
     journal: Option<Arc<Journal>>,
     defers: bool,
-    /// A sync has failed, of this image or of a queue: shared with whoever asks.
-    failed: Arc<AtomicBool>,
+    failure: Arc<Failure>,
     /// What the header says of whose entries it has; 0 if it says nothing.
-    mark: u64,
+    mark: Arc<AtomicU64>,
 }
 
 impl Writer {
-    /// `failed` is set by whoever hears that a sync has failed.
+    /// `failure` and the mark of the journal are shared with whoever hears that a sync has failed.
     pub(crate) fn new(
         refcounts: Refcounts,
-        journal: Option<Arc<Journal>>,
-        failed: Arc<AtomicBool>,
+        journal: Option<(Arc<Journal>, Arc<AtomicU64>)>,
+        failure: Arc<Failure>,
     ) -> Self {
+        let (journal, mark) = journal.unzip();
+        let mark = mark.unwrap_or_default();
         Self {
             refcounts,
             reserve: VecDeque::new(),
@@ -111,8 +113,8 @@ impl Writer {
             buffer: Aligned::default(),
             journal,
             defers: true,
-            failed,
-            mark: 0,
+            failure,
+            mark,
         }
     }
 
@@ -272,7 +274,7 @@ impl Writer {
 
     /// True if a sync has failed.
     pub(crate) fn is_broken(&self) -> bool {
-        self.broken || self.refcounts.sync_failed || self.failed.load(SeqCst)
+        self.broken || self.refcounts.sync_failed || self.failure.failed.load(SeqCst)
     }
 
     /// Makes all that was written durable.

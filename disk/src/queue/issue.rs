@@ -51,9 +51,10 @@ pub(crate) struct Operation<'a> {
 /// 1. `backlog` holds tags of slots in flight whose present operation the engine has not taken.
 #[derive(Debug)]
 pub(crate) struct Issuer {
-    pub(crate) disk: Arc<Disk>,
-    /// Where the disk's clusters are, if it is no raw image, for as long as this queue lives.
+    /// Where the disk's clusters are, if it is no raw image, for as long as this queue lives; before the disk,
+    /// whose state outlives it.
     pub(crate) image: Option<Arc<Image>>,
+    pub(crate) disk: Arc<Disk>,
     /// Those of the engine, and not more bytes than this disk takes at once.
     pub(crate) limits: Limits,
     /// The disk's first file, as the engine knows it.

@@ -1,6 +1,6 @@
 //! Entries of an image's tables that wait for a flush, for whoever serves it; and what a failed sync means to them.
 
-use super::{Image, Thread};
+use super::Image;
 use crate::thread::Work;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -43,21 +43,20 @@ impl Image {
         self.in_thread(move |work| work.set_defers(defers))?
     }
 
-    /// A sync of its file has failed, which the host tells once: nothing of its map is changed any more, and entries
-    /// that wait for a flush are forgotten, because what they lead to may be lost.
+    /// A sync of its file has failed, which the host tells once, and whoever serves it next knows that: nothing of
+    /// its map is changed any more, and entries that wait for a flush are forgotten, because what they lead to may
+    /// be lost.
     pub fn has_lost(&self) {
-        self.mailbox.failed.store(true, SeqCst);
-        // Whoever holds it waits for the thread, which looks then.
-        if let Ok(thread) = self.thread.try_lock()
-            && let Thread::Runs(handle) = &*thread
-        {
-            handle.thread().unpark();
+        self.mailbox.failure.failed.store(true, SeqCst);
+        self.mailbox.failure.kept.store(true, SeqCst);
+        if let Some((journal, mark)) = &self.entries {
+            journal.end_of(mark.load(SeqCst));
         }
     }
 
     /// True if a sync of its thread, or of a queue, has failed: what it holds is unknown, and flushes must fail.
     #[must_use]
     pub fn has_failed(&self) -> bool {
-        self.mailbox.failed.load(SeqCst)
+        self.mailbox.failure.failed.load(SeqCst)
     }
 }

@@ -15,6 +15,7 @@ use crate::journal::{CAPACITY, set_mark};
 use crate::layout::corrupt;
 use crate::map::Map;
 use std::io;
+use std::sync::atomic::Ordering::SeqCst;
 
 impl Writer {
     /// As [`Writer::commit`], but what it can be is put into the journal, for the writes of a guest.
@@ -44,10 +45,10 @@ impl Writer {
             journal.clear();
         }
         let tables = map.layers.top();
-        if self.mark == 0 {
+        if self.mark.load(SeqCst) == 0 {
             let (file, mark) = (tables.file.clone(), journal.begin());
-            set_mark(&file, &mut tables.shape, mark)?;
-            self.mark = mark;
+            set_mark(&file, &mut tables.shape, mark).inspect_err(|_| journal.end())?;
+            self.mark.store(mark, SeqCst);
         }
         if !journal.append(words) {
             return Err(corrupt());
@@ -88,23 +89,24 @@ impl Writer {
     /// # Errors
     /// What the host says.
     pub(crate) fn leave_journal(&mut self, map: &mut Map) -> io::Result<()> {
-        self.write_deferred(map)?;
-        if self.mark != 0 {
+        let written = self.write_deferred(map);
+        if written.is_err() && !(self.is_broken() && self.failure.kept.load(SeqCst)) {
+            return written;
+        }
+        // That entries are lost is known by now, if they are: the mark would say no more.
+        if self.mark.load(SeqCst) != 0 {
             let tables = map.layers.top();
             let file = tables.file.clone();
             set_mark(&file, &mut tables.shape, 0)?;
             self.end_journal();
-            self.mark = 0;
+            self.mark.store(0, SeqCst);
         }
-        Ok(())
+        written
     }
 
     /// The journal holds nothing of this image any more. It may hold entries of another one by now.
     pub(crate) fn end_journal(&self) {
-        match &self.journal {
-            Some(journal) if self.mark != 0 && journal.mark() == self.mark => journal.end(),
-            _ => {}
-        }
+        self.journal.iter().for_each(|journal| journal.end_of(self.mark.load(SeqCst)));
     }
 
     /// Whether entries wait for a flush from now on. Those that do are in the file afterwards.

@@ -241,6 +241,14 @@ fn c04_entries_are_forgotten_once_a_queue_has_heard_of_lost_data() {
     kill(disk);
     let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
     assert_eq!((disk.read(2 * CLUSTER, 1), replayed), (vec![0xba], Replayed::Lost));
+    // One that ends in order is noted by its disk: the header does not say it again.
+    disk.write(3 * CLUSTER, &[2; 512]);
+    disk.write(4 * CLUSTER, &[2; 512]);
+    assert!(disk.image.has_deferred());
+    disk.image.has_lost();
+    drop(disk);
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!((disk.read(4 * CLUSTER, 1), replayed), (vec![0xba], Replayed::Nothing));
 }
 
 /// As the host tells it once, the second try would find nothing wrong.

@@ -135,7 +135,7 @@ impl SlowPath {
         tag: u16,
         errno: i32,
     ) -> Option<Finished<C>> {
-        let cache = d.issuer.disk.cache;
+        let (cache, lost) = (d.issuer.disk.cache, has_lost(d));
         let (slot, slow) = d.slots.both(tag);
         let stage = slot.stage;
         match errno {
@@ -167,10 +167,12 @@ impl SlowPath {
             }
             _ => {
                 let data = matches!(stage, Stage::Part | Stage::BounceWrite);
+                let changes = stage == Stage::Asked && slot.request.op.changes_disk();
+                let in_vain = lost && (changes || stage == Stage::Entries);
                 if stage == Stage::Sync || (data && was_sync(cache, slow.op, errno)) {
                     // Reported whatever was chosen: what it has lost, no second try brings back.
                     d.issuer.disk.flush_has_failed();
-                } else if !(stage == Stage::Entries && has_lost(d)) && self.hold(d, tag, errno) {
+                } else if !in_vain && self.hold(d, tag, errno) {
                     return None;
                 }
                 d.note_failure(tag, Some(errno));

@@ -58,9 +58,15 @@ impl Chain {
         Ok(())
     }
 
-    /// Notes which pages of all buffers are not known to a translator behind an IOMMU.
+    /// Notes which pages of all buffers are not known to a translator behind an IOMMU: that of the last byte that
+    /// is written before all others, of which there may be more than are noted. It is where a status is.
     #[cold]
     pub fn note_misses(&self, mem: &mut Translator) {
+        let status = self.writable().last();
+        let status = status.and_then(|desc| desc.addr.checked_add(desc.len.checked_sub(1)?.into()));
+        if let Some(at) = status {
+            mem.note_misses(at, 1, Access::Write);
+        }
         for (descs, access) in [(self.readable(), Access::Read), (self.writable(), Access::Write)] {
             descs.iter().for_each(|desc| mem.note_misses(desc.addr, desc.len, access));
         }
