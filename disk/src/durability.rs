@@ -43,8 +43,12 @@ impl Disk {
         self.flush_failed.store(failed, SeqCst);
         self.failure_inherited.store(failed, SeqCst);
         self.state = Some(state);
-        let journal = file.try_clone().ok().and_then(|file| Journal::map(file, STATE_BYTES).ok());
-        self.active().journal = journal.map(Arc::new);
+        let mut active = self.active();
+        if active.unmapped.is_some() {
+            let file = file.try_clone().ok().map(Arc::new);
+            let journal = file.and_then(|file| Journal::map(file, STATE_BYTES).ok());
+            active.journal = journal.map(Arc::new);
+        }
         Ok(())
     }
 

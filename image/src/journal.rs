@@ -20,9 +20,9 @@ use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, OnceLock};
 
 /// The most entries.
 pub(crate) const CAPACITY: usize = 4096;
@@ -42,7 +42,7 @@ const MARKED: u64 = 1 << 63;
 
 /// Room for entries of one image's tables, in a file that outlives the process.
 pub struct Journal {
-    file: File,
+    file: Arc<File>,
     offset: u64,
     mapping: Mapping,
     /// In which boot of the host this is; 0 if nobody tells.
@@ -64,7 +64,7 @@ impl Journal {
     ///
     /// # Errors
     /// What the host says.
-    pub fn map(file: File, offset: u64) -> Result<Self, MappingError> {
+    pub fn map(file: Arc<File>, offset: u64) -> Result<Self, MappingError> {
         let mapping = Mapping::of_file(&file, offset, Self::BYTES)?;
         Ok(Self { file, offset, mapping, boot: learn_boot() })
     }

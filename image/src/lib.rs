@@ -54,6 +54,7 @@ mod copy_rate;
 mod create;
 mod decompress;
 mod extension;
+mod failure;
 mod fields;
 mod file;
 mod flatten;

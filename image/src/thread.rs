@@ -6,6 +6,7 @@
 use crate::aligned::Aligned;
 use crate::ask::{Answer, Ask};
 use crate::client::{Message, Reply, ServerEnd};
+use crate::failure::Failure;
 use crate::layout::{Shape, corrupt};
 use crate::map::Map;
 use crate::table::Place;
@@ -35,15 +36,6 @@ impl fmt::Debug for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Order")
     }
-}
-
-/// What is known of syncs that have failed.
-#[derive(Debug, Default)]
-pub(crate) struct Failure {
-    /// One has, of the image's thread or of a queue.
-    pub(crate) failed: AtomicBool,
-    /// Whoever serves the image next knows it, whatever its header says.
-    pub(crate) kept: AtomicBool,
 }
 
 /// What others leave for the thread.

@@ -26,12 +26,12 @@ mod put;
 mod shrink;
 
 use crate::aligned::Aligned;
+use crate::failure::Failure;
 use crate::journal::Journal;
 use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::Word;
-use crate::thread::Failure;
 use cluster_write::ClusterWrite;
 use crew::Crew;
 use std::collections::{HashMap, VecDeque};

@@ -364,7 +364,8 @@ fn f03_a_server_over_tls_that_stands_still_is_left_after_the_time_that_was_given
         assert!(!queue.wait(Some(Duration::from_millis(100))).unwrap(), "who answers?");
         signal(libc::SIGCONT);
         assert_eq!(common::finish(&mut queue), (true, vec![7; 512]));
-        assert!(daemon.log().contains("connected to the NBD server again"), "{}", daemon.log());
+        let again = || daemon.log().contains("connected to the NBD server again");
+        until("that it is connected again is told", again);
         assert!(common::write(&device, &mut queue, 4, 8));
         queue.flush(()).unwrap();
         assert!(common::finish(&mut queue).0, "nothing was lost");

@@ -60,7 +60,7 @@ pub(crate) fn journal(path: &Path) -> Journal {
     let mut options = File::options();
     let file = options.read(true).write(true).create(true).truncate(false).open(path).unwrap();
     file.set_len(Journal::BYTES).unwrap();
-    Journal::map(file, 0).unwrap()
+    Journal::map(Arc::new(file), 0).unwrap()
 }
 
 /// As [`replay`]; that something is lost is said exactly if that comes out.

@@ -129,7 +129,7 @@ fn make(path: &Path) -> anyhow::Result<OwnedFd> {
 /// Looks after the state of one disk.
 pub(super) struct StateKeeper {
     folder: Arc<OwnedFd>,
-    state: File,
+    state: Arc<File>,
     page: Mapping,
     journal: Option<Journal>,
     /// Its image, and while that is being put on top of another one both of them, the new one last.
@@ -184,7 +184,8 @@ impl StateKeeper {
     fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
         let (folder, state) = (Arc::clone(&dir.0), dir.file(kept.name)?);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
-        let journal = state.try_clone().ok().and_then(|file| Journal::map(file, STATE_BYTES).ok());
+        let state = Arc::new(state);
+        let journal = Journal::map(Arc::clone(&state), STATE_BYTES).ok();
         let keeper = Self { folder, state, page, journal, images: vec![kept] };
         keeper.doubt();
         Ok(keeper)
