@@ -80,9 +80,13 @@ mod tests {
         let now = figures.now();
         assert!(now.virtual_bytes > now.resident_bytes && now.resident_bytes > Some(1 << 20));
         assert!(now.started > Duration::from_secs(1_700_000_000) && now.cpu > Duration::ZERO);
-        let listed = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
-        // Others of this process may come and go meanwhile.
-        assert!(now.open_fds.is_none_or(|count| count.abs_diff(listed) < 50), "{now:?}, {listed}");
-        assert!(now.max_fds.is_some_and(|max| max >= listed));
+        let list = || std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        // Other tests of this process open and close theirs meanwhile: it is between two lists soon.
+        let between = || {
+            let (before, now, after) = (list(), figures.now().open_fds, list());
+            now.is_none_or(|count| (before.min(after)..=before.max(after)).contains(&(count + 1)))
+        };
+        assert!((0..1000).any(|_| between()), "{now:?}, {}", list());
+        assert!(now.max_fds.is_some_and(|max| max >= list()));
     }
 }
