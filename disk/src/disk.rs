@@ -82,6 +82,13 @@ impl Disk {
         !matches!(self.engine, Null | NullAfter(_) | Sim(_) | Nbd | Rbd | Custom)
     }
 
+    /// True if only an engine can make durable what was written: the data are with a server, in a cluster or
+    /// wherever a custom engine has them.
+    #[must_use]
+    pub fn has_no_sync(&self) -> bool {
+        matches!(self.engine, EngineKind::Custom | EngineKind::Nbd | EngineKind::Rbd)
+    }
+
     /// The export that holds the data, if it is one of an NBD server.
     #[must_use]
     pub fn remote(&self) -> Option<&Arc<Remote>> {

@@ -87,7 +87,7 @@ impl Disk {
     /// A flush has failed: later ones fail, too, here and in whatever serves this guest next. To be
     /// called before anybody is told.
     #[cold]
-    pub(crate) fn flush_has_failed(&self) {
+    pub fn flush_has_failed(&self) {
         kill_point!(FlushFailing);
         self.keep(STATE_FLUSH_FAILED, true);
         if let Some(image) = self.image() {

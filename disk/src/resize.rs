@@ -173,10 +173,25 @@ impl Disk {
     /// What the host says; or that an earlier flush has failed, after which only opening the disk
     /// anew helps.
     pub fn sync(&self) -> io::Result<()> {
+        self.sync_with(|| Ok(()))
+    }
+
+    /// As [`Disk::sync`]. Where only engines can flush, `flush` has them do it ([`Disk::has_no_sync`]), and
+    /// [`Disk::flush_has_failed`] is called where one fails.
+    ///
+    /// # Errors
+    /// As there, and what `flush` returns.
+    pub fn sync_with(&self, flush: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         if self.flush_failed.load(Relaxed) {
             return Err(io::Error::other("an earlier flush failed: serve the disk anew"));
         }
-        if !self.is_real() || self.geometry.read_only {
+        if self.geometry.read_only {
+            return Ok(());
+        }
+        if self.has_no_sync() {
+            return flush();
+        }
+        if !self.is_real() {
             return Ok(());
         }
         let image = self.image();

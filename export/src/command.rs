@@ -85,6 +85,8 @@ pub(crate) enum Command<Q> {
     /// Answer once no request of a queue is in flight that uses memory in one of these ranges; new
     /// requests are taken.
     Unused { id: QueueId, ranges: Vec<HostRange>, reply: SyncSender<()> },
+    /// Make durable what this worker's engine has answered of `disk`.
+    Flush { disk: Arc<Disk>, reply: SyncSender<io::Result<()>> },
     /// Try held requests of `disk` again, or have them fail; the reply says how many.
     Retry { disk: Arc<Disk>, fail: bool, reply: SyncSender<usize> },
     /// Change something about a ring, for example whom to call.
@@ -230,6 +232,18 @@ impl<Q: QueueLifecycle> Handle<Q> {
     pub fn unused(&self, id: QueueId, ranges: Vec<HostRange>) -> io::Result<Receiver<()>> {
         let (reply, answer) = sync_channel(1);
         self.send(Command::Unused { id, ranges, reply })?;
+        Ok(answer)
+    }
+
+    /// Has the worker's engine make durable what it has answered of `disk`; nothing where the worker never had a
+    /// queue of it. Returns a promise. Where the engine fails, the disk knows it before
+    /// ([`Disk::flush_has_failed`]).
+    ///
+    /// # Errors
+    /// That the worker has ended.
+    pub fn flush(&self, disk: Arc<Disk>) -> io::Result<Receiver<io::Result<()>>> {
+        let (reply, answer) = sync_channel(1);
+        self.send(Command::Flush { disk, reply })?;
         Ok(answer)
     }
 

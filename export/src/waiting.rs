@@ -1,8 +1,10 @@
 //! Who waits for requests in flight.
 
 use crate::command::Stopped;
+use crate::worker::Flush;
 use ringway_core::mem::HostRange;
 use ringway_disk::Disk;
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 
@@ -12,6 +14,8 @@ pub(crate) enum Waiting<Q> {
     Stop { queue: u32, reply: SyncSender<Stopped<Q>> },
     /// Is told once nothing of the disk is in flight beyond `end` bytes.
     Settle { disk: Arc<Disk>, end: u64, reply: SyncSender<()> },
+    /// Is told how a flush ended ([`crate::worker::flush`]).
+    Flush { flush: Flush, reply: SyncSender<io::Result<()>> },
     /// Is told once no request of the queue is in flight that uses memory in one of these ranges.
     Unused { queue: u32, ranges: Vec<HostRange>, reply: SyncSender<()> },
 }

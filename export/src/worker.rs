@@ -7,6 +7,7 @@
 mod commands;
 mod control;
 mod end;
+mod flush;
 mod hold;
 mod limited;
 mod queue;
@@ -22,11 +23,14 @@ use crate::queue::{Armed, QueueLifecycle};
 use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
 use control::Waiting;
+pub(crate) use flush::Flush;
 use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
 use ringway_core::{kill_point, panic_point};
+use ringway_disk::Disk;
 use std::io;
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 /// Turns between looks at the doorbells of sleeping queues while others keep the worker busy.
@@ -45,12 +49,14 @@ const IMAGE_BELL: u32 = 1 << 31;
 ///
 /// # Invariants
 /// 1. Queue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight. The tags of
-///    its commands are `n << 32 | tag`.
+///    its commands are `n << 32 | tag`, those of flushes of the worker's own ([`Flush`]) are beyond any queue's.
 pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
     queues: Vec<Option<WorkerQueue<Q>>>,
     active: Vec<u32>,
     waiting: Vec<Waiting<Q>>,
+    /// Disks that it has or had queues of.
+    known: Vec<Weak<Disk>>,
     inbox: Inbox<Q>,
     reaped: Reaped,
     idle: Idle,
@@ -201,9 +207,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             #[allow(clippy::cast_possible_truncation)]
             let (queue, slot) = ((tag >> 16) as usize, tag as u16);
             kill_point!(Completed);
-            if let Some(queue) = self.queues[queue].as_mut()
-                && let Some(done) = queue.disk.finish(&mut self.engine, slot, result)
-            {
+            let Some(Some(queue)) = self.queues.get_mut(queue) else {
+                flush::note(&mut self.waiting, tag, result);
+                continue;
+            };
+            if let Some(done) = queue.disk.finish(&mut self.engine, slot, result) {
                 queue.sampler.done(done.tag);
                 queue.ring.complete(done.context, done.status, done.written);
             }

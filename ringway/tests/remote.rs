@@ -7,7 +7,7 @@ use common::exports::{
     BYTES, EXPORT, LISTEN, MIB, REQUESTS, STORAGE, assert_written, connect, goes_on, guest_of_part,
     image, is_flushed,
 };
-use common::guest::wait_for as until;
+use common::guest::{ctl, wait_for as until};
 use common::nbd::{Server, server};
 use common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_driver::{BlkQueue, BufferPool};
@@ -97,6 +97,37 @@ fn a_guest_uses_an_export_of_each_server() {
         if holds {
             assert_written(path, 4);
         }
+    }
+}
+
+/// A guest that switches its cache off flushes no more, and whoever asks for a moment of rest wants to copy what
+/// was written: the server is sent a flush before either is answered.
+#[test]
+fn f05_a_server_flushes_before_a_cache_is_off_and_at_rest() {
+    for queues in ["1", "4"] {
+        let dir = folder();
+        let path = dir.path();
+        let args = ["--filter=log", "memory", "8M", "logfile=asked"];
+        let Some(_server) = nbdkit(path, &args) else { return };
+        let daemon = serve(path, &["--queues", queues, "--control", "ctl"]);
+        let mut device = connect(path, queues.parse().unwrap());
+        let mut all = device.queues().unwrap();
+        let pool = device.pool();
+        let flushes = || {
+            let asked = std::fs::read_to_string(path.join("asked")).unwrap();
+            asked.lines().filter(|line| line.contains(" Flush ")).count()
+        };
+        for queue in &mut all {
+            guest(&pool, queue, 3, &AtomicU64::new(0));
+        }
+        assert_eq!(flushes(), 0);
+        assert!(ctl(path, &["drain", "s"]).status.success(), "{}", daemon.log());
+        let at_rest = flushes();
+        assert!(at_rest > 0, "{queues} queues");
+        device.set_writeback(false).unwrap();
+        assert!(flushes() > at_rest, "{queues} queues");
+        drop((all, device));
+        daemon.stop();
     }
 }
 

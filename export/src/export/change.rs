@@ -266,7 +266,7 @@ impl<Q: QueueLifecycle> Export<Q> {
         self.holds_nothing(left)?;
         let begun = Instant::now();
         let rests = self.pause_alone().and_then(|()| self.holds_nothing(left));
-        let durable = || self.disk.leave_journal().and_then(|()| self.disk.sync());
+        let durable = || self.disk.leave_journal().and_then(|()| self.sync());
         let synced = rests.and_then(|()| durable().map_err(ChangeError::Sync));
         if synced.is_ok() {
             act();

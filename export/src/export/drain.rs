@@ -1,8 +1,10 @@
-//! How a session waits for a disk to finish what is in flight.
+//! How a session waits for a disk to finish what is in flight, and to make it durable.
 
 use super::Export;
+use crate::command::Handle;
 use crate::queue::QueueLifecycle;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -11,6 +13,28 @@ use tracing::warn;
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
 impl<Q: QueueLifecycle> Export<Q> {
+    /// Makes durable what was answered, as a guest's flush does: by itself where the host can, else by the
+    /// engines of the workers that have answered.
+    ///
+    /// # Errors
+    /// [`Disk::sync`](ringway_disk::Disk::sync); that a worker has ended, or that an engine does not answer
+    /// within [`Export::drain_max`], after which the flush may still end either way.
+    pub fn sync(&self) -> io::Result<()> {
+        self.disk().sync_with(|| {
+            let begun = Instant::now();
+            let ask = |worker: &Handle<Q>| worker.flush(Arc::clone(self.disk()));
+            let asked: Vec<_> = self.workers.iter().map(ask).collect();
+            let late =
+                || io::Error::new(io::ErrorKind::TimedOut, "the flush has not ended in time");
+            let end = |(at, promise): (usize, io::Result<_>)| {
+                self.await_disk(begun, at, &promise?)?.ok_or_else(late)?
+            };
+            // All of them are waited for.
+            let ends: Vec<_> = asked.into_iter().enumerate().map(end).collect();
+            ends.into_iter().collect()
+        })
+    }
+
     /// Waits for a worker's promise about queue `at` that depends on the disk, and says so now and then;
     /// `None` if it is not kept within [`Export::drain_max`] from `begun`.
     ///

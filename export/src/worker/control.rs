@@ -33,6 +33,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 Command::Settle { disk, end, reply } => {
                     self.waiting.push(Waiting::Settle { disk, end, reply });
                 }
+                Command::Flush { disk, reply } => self.flush(disk, reply),
                 Command::Edit { id: QueueId(id), edit, reply } => {
                     let mut wake = false;
                     if let Some(Some(queue)) = self.queues.get_mut(id as usize) {
@@ -99,9 +100,13 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         let mut at = 0;
         while at < self.waiting.len() {
             self.fail_held_for(at);
+            self.begin_flush(at);
             if self.is_over(&self.waiting[at]) {
                 match self.waiting.swap_remove(at) {
                     Waiting::Stop { queue, reply } => self.release(queue, &reply),
+                    Waiting::Flush { flush, reply } => {
+                        let _ = reply.send(self.end_flush(flush));
+                    }
                     Waiting::Settle { reply, .. } | Waiting::Unused { reply, .. } => {
                         let _ = reply.send(());
                     }
@@ -117,6 +122,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             Waiting::Stop { queue, .. } => {
                 self.queues[*queue as usize].as_ref().is_none_or(WorkerQueue::is_at_rest)
             }
+            Waiting::Flush { flush, .. } => flush.is_over(),
             Waiting::Unused { queue, ranges, .. } => {
                 self.queues[*queue as usize].as_ref().is_none_or(|queue| !queue.uses(ranges))
             }

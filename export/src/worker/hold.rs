@@ -35,8 +35,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn fail_held_for(&mut self, at: usize) {
         let (queues, engine) = (&mut self.queues, &mut self.engine);
         match &self.waiting[at] {
-            // A queue is stopped without what it holds.
-            Waiting::Stop { .. } => {}
+            // A queue is stopped without what it holds; a flush covers what was answered.
+            Waiting::Stop { .. } | Waiting::Flush { .. } => {}
             // The disk becomes smaller; or it was to, and that was given up.
             Waiting::Settle { disk, end, .. } if disk.capacity() > *end => {}
             Waiting::Settle { disk, end, .. } => {

@@ -33,6 +33,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             queues: Vec::new(),
             active: Vec::with_capacity(64),
             waiting: Vec::new(),
+            known: Vec::new(),
             inbox,
             reaped: Reaped::with_capacity(depth, 256)
                 .with_commands(port.map_or(0, |port| port.depth as usize)),
@@ -82,6 +83,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 return Err(error);
             }
         };
+        self.knows(disk.disk());
         self.queues.resize_with(self.queues.len().max(at + 1), || None);
         self.make_room();
         let mut queue = WorkerQueue::new(ring, disk, alarm, Sampler::new(self.sample_latency));

@@ -2,7 +2,7 @@
 //! flush of it has failed.
 #![allow(missing_docs)]
 
-use ringway_aio::Null;
+use ringway_aio::{Immediate, IoOp, Null};
 use ringway_disk::{
     CacheMode, CustomDisk, Disk, EngineKind, STATE_BYTES, STATE_FLUSH_FAILED, Source, open,
 };
@@ -16,6 +16,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -279,4 +281,50 @@ fn c06_a_write_under_way_is_durable_when_the_cache_is_off() {
     let synced = store.syncs()[before..].last().copied().expect("nobody has synced it");
     assert!(landed <= synced, "synced before it was there");
     assert_eq!(guest.next_used(0, Duration::from_secs(20)), Some((0, 1)));
+}
+
+/// Where the host has no sync for a disk, which is with a server or wherever a custom engine has it, the engines
+/// flush it that have answered: for a guest that switches its cache off, and for who wants a moment of rest.
+#[test]
+fn c06_what_only_engines_can_flush_is_flushed_by_them() {
+    let (flushes, fails) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+    let (counted, failing) = (Arc::clone(&flushes), Arc::clone(&fails));
+    let make = move || {
+        let (counted, failing) = (Arc::clone(&counted), Arc::clone(&failing));
+        Immediate::new(64, move |io: &ringway_aio::Io<'_>| match io.op {
+            IoOp::Sync => {
+                counted.fetch_add(1, SeqCst);
+                if failing.load(SeqCst) { -libc::EIO } else { 0 }
+            }
+            op if op.moves_data() => i32::try_from(io.len).unwrap(),
+            _ => 0,
+        })
+        .unwrap()
+    };
+    let source = Source::Null { bytes: 1 << 20, latency_us: 0 };
+    let mut options = RigOptions::new(source, EngineKind::Null).queues(QUEUES, 2);
+    options.queue_size = SIZE;
+    let mut rig = Rig::with_engines(CustomDisk::new(1 << 20).open(None).unwrap(), &options, make);
+    let mut guest = RawGuest::connect(rig.connect(), FEATURES);
+    assert!(set_cache(&guest, true));
+    assert!(rig.export().drain().is_ok());
+    assert_eq!(flushes.load(SeqCst), 0, "nothing was answered");
+    assert!(guest.start_queue(0).unwrap());
+    assert_eq!(guest.simple(0, OUT, 8, DATA, 512).0, OK);
+    assert!(rig.export().drain().is_ok());
+    assert_eq!(flushes.load(SeqCst), 1, "by the worker of its queue");
+    assert!(set_cache(&guest, false));
+    assert_eq!(flushes.load(SeqCst), 2);
+    // What is durable by itself ends with a flush of its own.
+    assert!(set_cache(&guest, true));
+    assert_eq!(guest.simple(0, OUT, 8, DATA, 512).0, OK);
+    let before = flushes.load(SeqCst);
+    fails.store(true, SeqCst);
+    assert!(!set_cache(&guest, false), "it is not durable");
+    assert!(!cache_is_on(&guest));
+    fails.store(false, SeqCst);
+    assert!(!set_cache(&guest, false), "nor is it now: one has failed");
+    assert_eq!(flushes.load(SeqCst), before + 1);
+    assert_eq!(guest.simple(0, FLUSH, 0, DATA, 0).0, IOERR);
+    assert!(rig.export().drain().is_err());
 }

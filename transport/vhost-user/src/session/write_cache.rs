@@ -141,7 +141,7 @@ impl Session {
         let synced = match disk.cache() {
             CacheMode::Unsafe => Ok(()),
             _ if disk.geometry().read_only => Ok(()),
-            _ => disk.sync(),
+            _ => self.export.sync(),
         };
         self.start_ready()?;
         synced.map_err(Refusal::Sync)
