@@ -86,7 +86,9 @@ fn guests_work_on_a_clone_whose_daemon_is_killed() -> Result<()> {
             }
             Err(error) => format!("{error:#}").replace('\n', " "),
         }
-    })?;
+    });
+    let said = daemon.as_ref().map(Daemon::output);
+    let report = report.with_context(|| format!("after {killed} kills; the daemon: {said:?}"))?;
     report.expect_ok();
     assert_eq!(killed, KILLS);
     // The last one goes without a word, too.
