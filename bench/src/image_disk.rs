@@ -25,7 +25,7 @@ pub(crate) fn open(path: &Path, load: &Load, access: &AccessArgs) -> Result<Disk
     options.read_only = !load.rw.writes();
     options.engine = access.engine.and_then(Choice::given);
     options.engines = usable_engines();
-    options.qcow2 = Some(Qcow2 { backing_root: access.backing_root.clone(), base: None });
+    options.qcow2 = Some(Qcow2 { backing_root: access.backing_root.clone(), ..Qcow2::default() });
     Ok(ringway_disk::open(&options)?)
 }
 

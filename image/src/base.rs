@@ -6,6 +6,7 @@ use crate::layer::{Found, Layer, LayerFormat, Open, piece};
 use crate::layout::Shape;
 use crate::table::{Table, Word};
 use crate::units::{Units, page_bits};
+use rustix::fs::OFlags;
 use std::fs::File;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -126,7 +127,7 @@ pub struct Bases(Mutex<Vec<(Key, Weak<Base>)>>);
 #[derive(Debug, PartialEq, Eq)]
 struct Key {
     cluster_bits: u32,
-    /// Files for direct I/O are others.
+    /// Files for direct I/O are others ([`FileKey::direct`]), also those that are read in other blocks.
     unit: u32,
     layers: Vec<(FileKey, Option<Shape>, Option<FileKey>)>,
 }
@@ -138,6 +139,8 @@ struct FileKey {
     bytes: u64,
     /// When it was written last.
     written: (i64, u64),
+    /// It is open for direct I/O.
+    direct: bool,
 }
 
 impl FileKey {
@@ -146,7 +149,8 @@ impl FileKey {
         // Types differ from target to target.
         #[allow(clippy::useless_conversion, clippy::unnecessary_cast)]
         let written = (i64::from(stat.st_mtime), stat.st_mtime_nsec as u64);
-        Ok(Self { place: (stat.st_dev, stat.st_ino, stat.st_rdev), bytes, written })
+        let direct = rustix::fs::fcntl_getfl(file)?.contains(OFlags::DIRECT);
+        Ok(Self { place: (stat.st_dev, stat.st_ino, stat.st_rdev), bytes, written, direct })
     }
 }
 

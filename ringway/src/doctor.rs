@@ -71,7 +71,7 @@ pub(crate) fn run(args: &DoctorArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     }
     let engines = ringway_export::usable_engines();
     let qcow2 = (args.format == Some(Format::Qcow2))
-        .then(|| Qcow2 { backing_root: args.backing_root.clone(), base: None });
+        .then(|| Qcow2 { backing_root: args.backing_root.clone(), ..Qcow2::default() });
     let is_qcow2 = qcow2.is_some();
     let mut image =
         args.image.as_ref().map(|path| image::inspect(path, &engines, qcow2, &args.ceph));

@@ -7,7 +7,7 @@ use common::{Daemon, PATIENCE, folder, read, ringway, run, text, write};
 use ringway_driver::Options;
 use ringway_testkit::{Need, skip};
 use serde_json::Value;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -276,4 +276,57 @@ fn many_clones_have_one_base() {
     assert_eq!((sector(dir, "0.sock", 3), sector(dir, "1.sock", 3)), (200, 3));
     daemon.stop();
     (0..count.min(3)).for_each(|nth| whole(dir, &format!("clones/{nth}.qcow2")));
+}
+
+/// How the daemon has a file open: for direct I/O or not, each time it has.
+fn is_direct(daemon: &Daemon, file: &Path) -> Vec<bool> {
+    const O_DIRECT: u32 = 0o40000;
+    let proc = Path::new("/proc").join(daemon.pid().to_string());
+    let mut found = Vec::new();
+    for fd in std::fs::read_dir(proc.join("fd")).unwrap() {
+        let fd = fd.unwrap();
+        if std::fs::read_link(fd.path()).is_ok_and(|link| link == file) {
+            let info = std::fs::read_to_string(proc.join("fdinfo").join(fd.file_name())).unwrap();
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap();
+            found.push(u32::from_str_radix(flags.trim(), 8).unwrap() & O_DIRECT != 0);
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// A clone may have direct I/O and the base that it shares with others be in the page cache, if that is said; a
+/// disk of which it is not said shares nothing with them.
+#[test]
+fn a_base_is_cached_though_its_clone_is_not_if_that_is_said() {
+    let dir = base();
+    let dir = &dir.path().canonicalize().unwrap();
+    let mut direct = std::fs::File::options();
+    direct.read(true).custom_flags(libc::O_DIRECT);
+    if direct.open(dir.join("base.raw")).is_err() {
+        return skip(Need::Direct, "this folder takes no O_DIRECT");
+    }
+    let none = ["--cache", "none", "--control", "ctl"];
+    let args = ["base.raw", "--overlay", "clones", "--socket", "one.sock", "--cache-base"];
+    for sandbox in [&[][..], &["--sandbox", "off"]] {
+        let daemon = Daemon::serve(dir, &[&args[..], &none, sandbox].concat());
+        let opened = |file: &str| is_direct(&daemon, &dir.join(file));
+        assert_eq!((opened("base.raw"), opened("clones/one.qcow2")), (vec![false], vec![true]));
+        put(dir, "one.sock", 5, 77);
+        assert_eq!((sector(dir, "one.sock", 5), sector(dir, "one.sock", 4)), (77, 4));
+        let add = ["add", "base.raw", "--overlay", "clones", "--cache", "none", "--socket"];
+        ctl(dir, &[&add[..], &["two.sock", "--cache-base"]].concat());
+        assert_eq!(opened("base.raw"), [false]);
+        ctl(dir, &[&add[..], &["three.sock"]].concat());
+        assert_eq!(opened("base.raw"), [false, true]);
+        assert_eq!((sector(dir, "two.sock", 5), sector(dir, "three.sock", 5)), (5, 5));
+        daemon.stop();
+        whole(dir, "clones/one.qcow2");
+    }
+    let mut command = ringway();
+    command.args(["serve", "--engine", "linux-aio"]).args(args).args(none).current_dir(dir);
+    let output = run(command);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("--cache-base"), "{said}");
 }

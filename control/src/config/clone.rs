@@ -39,6 +39,11 @@ impl DiskArgs {
             name.push(".qcow2");
             self.base = Some(std::mem::replace(&mut image, folder.join(name)));
         }
+        if self.cache_base && self.base.is_none() && self.format != Some(Format::Qcow2) {
+            let why = "cache-base is said of what an image is based on, and a raw one is based on nothing: add \
+                       base, or format = \"qcow2\"";
+            return Err(why.into());
+        }
         let Some(base) = &self.base else {
             return match (self.ephemeral, self.base_format) {
                 (true, _) => {
@@ -97,6 +102,8 @@ mod tests {
             ("image = 'a'\nbase = 'b'\noverlay = 'c'", "leave one of them out"),
             ("image = 'a'\nephemeral = true", "add base"),
             ("image = 'a'\nbase-format = 'raw'", "add base"),
+            ("image = 'a'\ncache-base = true", "add base"),
+            ("image = 'a'\nformat = 'raw'\ncache-base = true", "add base"),
             ("image = 'a'\nbase = 'b'\nformat = 'raw'", "leave format"),
             ("image = 'a'\nbase = 'b'\nread-only = true", "read-only"),
             ("image = 'a'\nbase = 'null:1G'", "is no file"),

@@ -62,6 +62,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "DIR", help_heading = "Clones")]
     #[serde(default)]
     pub overlay: Option<PathBuf>,
+    /// Read what IMAGE is based on through the host's page cache, with --cache none, too: clones of one base
+    /// share it there.
+    #[arg(long, help_heading = "Clones")]
+    #[serde(default)]
+    pub cache_base: bool,
     /// Delete the clone when the disk is removed from a running daemon (`ctl remove`, or a file that is
     /// read again). When the daemon ends it stays, for the guest that comes back.
     #[arg(long, help_heading = "Clones")]
@@ -400,6 +405,8 @@ pub struct DiskSpec {
     pub backing_root: Option<PathBuf>,
     /// What it is a clone of, and the format of that where it was said.
     pub base: Option<(PathBuf, Option<Format>)>,
+    /// What it is based on goes through the page cache in any case.
+    pub cache_base: bool,
     /// The clone goes with the disk.
     pub ephemeral: bool,
     /// Who may connect to its socket, where that was said.
@@ -428,6 +435,7 @@ impl DiskArgs {
             base: self.base.or_else(|| other.base.clone()),
             base_format: self.base_format.or(other.base_format),
             overlay: self.overlay.or_else(|| other.overlay.clone()),
+            cache_base: self.cache_base || other.cache_base,
             ephemeral: self.ephemeral || other.ephemeral,
             read_only: self.read_only || other.read_only,
             serial: self.serial.or_else(|| other.serial.clone()),
@@ -517,6 +525,7 @@ impl DiskArgs {
             qcow2: self.format == Some(Format::Qcow2),
             backing_root: self.backing_root,
             base: self.base.map(|base| (base, self.base_format)),
+            cache_base: self.cache_base,
             ephemeral: self.ephemeral,
             access: SocketRule { mode: self.socket_mode, group: self.socket_group },
             isolate: self.isolate,

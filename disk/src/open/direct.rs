@@ -10,8 +10,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Turns direct I/O on for all files of an image: for its first, or it is an error, and for those that
-/// are only read where their file systems have it. Gives what all of them take.
+/// Turns direct I/O on for the files of an image: for its first, or it is an error, and for those that
+/// are only read where their file systems have it. Gives what these take.
 pub(super) fn turn_on(path: &Path, layers: &[Layer]) -> Result<Alignment, OpenError> {
     let fail = |why: String| OpenError::NoDirect { path: path.into(), why };
     let mut all = Alignment { memory: 1, offset: 1 };

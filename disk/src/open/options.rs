@@ -90,6 +90,8 @@ pub struct Qcow2 {
     pub backing_root: Option<PathBuf>,
     /// It is a clone of this, and made if there is none.
     pub base: Option<Base>,
+    /// With direct I/O on the image, what it is based on goes through the page cache.
+    pub cache_base: bool,
 }
 
 /// What a clone is based on.

@@ -36,9 +36,15 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     // Else the engine could be one for O_DIRECT.
     let options = &OpenOptions { cache: Some(cache), ..options.clone() };
     check_engine(options)?;
+    let direct = cache == CacheMode::None && !qcow2.cache_base;
+    if let Some(engine) = options.engine.filter(|engine| engine.needs_direct() && !direct) {
+        let why = "with --cache-base what the image is based on is read through the page cache, where the kernel \
+                   carries each request out while it is submitted";
+        return Err(OpenError::Engine { engine, why: why.into() });
+    }
     let (created, base) = clone_of(path, qcow2, options)?;
     let (created, file, kind) = open_locked(path, options, created)?;
-    let (engine, engine_why) = choose_engine(path, options, cache == CacheMode::None)?;
+    let (engine, engine_why) = choose_engine(path, options, direct)?;
     let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
     let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
     let grows = kind == probe::FileKind::File;
@@ -46,6 +52,8 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     let layers = Layer::of_chain(chain).map_err(host("learn the sizes of its files"))?;
     // Not before: headers are read as they come.
     let alignment = match cache {
+        // What it is based on is only read: through the page cache clones of one base share it.
+        CacheMode::None if qcow2.cache_base => turn_on(path, layers.get(..1).unwrap_or_default())?,
         CacheMode::None => turn_on(path, &layers)?,
         _ => Alignment::ANY,
     };

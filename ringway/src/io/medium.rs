@@ -88,7 +88,7 @@ impl Medium {
                 let mut options = OpenDisk::new(Source::Path(path.clone()));
                 options.read_only = read_only;
                 options.engines = ringway_export::usable_engines();
-                options.qcow2 = Some(Qcow2 { backing_root: how.backing_root, base: None });
+                options.qcow2 = Some(Qcow2 { backing_root: how.backing_root, ..Qcow2::default() });
                 let (image, stream) = ServedHere::start(ringway_disk::open(&options)?)?;
                 Self::served(stream, Some((image, "qcow2 image")), read_only)
             }

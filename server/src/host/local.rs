@@ -50,6 +50,7 @@ impl Local {
             raw: spec.raw,
             qcow2: spec.qcow2.then(|| Qcow2 {
                 backing_root: spec.backing_root.clone(),
+                cache_base: spec.cache_base,
                 base: spec.base.as_ref().map(|(path, format)| Base {
                     path: path.clone(),
                     format: format.map(|format| match format {

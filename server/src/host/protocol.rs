@@ -188,6 +188,7 @@ pub(super) struct Wanted {
     qcow2: bool,
     /// Of a qcow2 image, if one was named.
     backing_root: Option<Name>,
+    cache_base: bool,
     /// What it is a clone of, and the format of that if it was said.
     base: Option<(Name, Option<String>)>,
     /// The clone goes with the disk.
@@ -220,6 +221,7 @@ impl Wanted {
                 .as_ref()
                 .and_then(|q| q.backing_root.as_deref())
                 .map(Name::from),
+            cache_base: options.qcow2.as_ref().is_some_and(|qcow2| qcow2.cache_base),
             base: options.qcow2.as_ref().and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
                 (base.path.as_path().into(), base.format.map(|format| format.name().into()))
             }),
@@ -260,9 +262,11 @@ impl Wanted {
             incoming: self.incoming,
             path: self.policy.parse()?,
             raw: self.raw,
-            qcow2: self
-                .qcow2
-                .then(|| Qcow2 { backing_root: self.backing_root.map(PathBuf::from), base }),
+            qcow2: self.qcow2.then(|| Qcow2 {
+                backing_root: self.backing_root.map(PathBuf::from),
+                base,
+                cache_base: self.cache_base,
+            }),
         })
     }
 }
@@ -480,12 +484,12 @@ mod tests {
         let back = found.into_disk(fd.try_clone().unwrap().into(), Vec::new()).unwrap();
         assert_eq!(without_numbers(all(back)), without_numbers(all(disk)));
         let base = |format| Some(Base { path: folder.path().join("base"), format });
-        for (backing_root, base) in [
-            (None, None),
-            (Some(folder.path().to_owned()), base(None)),
-            (None, base(Some(ringway_image::Format::Qcow2))),
+        for (backing_root, base, cache_base) in [
+            (None, None, false),
+            (Some(folder.path().to_owned()), base(None), true),
+            (None, base(Some(ringway_image::Format::Qcow2)), false),
         ] {
-            options.qcow2 = Some(Qcow2 { backing_root, base });
+            options.qcow2 = Some(Qcow2 { backing_root, base, cache_base });
             let text = serde_json::to_vec(&Wanted::of(&options, true).unwrap()).unwrap();
             let wanted: Wanted = serde_json::from_slice(&text).unwrap();
             assert!(wanted.ephemeral);
