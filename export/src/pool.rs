@@ -361,7 +361,10 @@ fn try_engine(engine: EngineKind) -> Result<String, String> {
         EngineKind::Nvme => Nvme::new(4).map(drop),
         _ => return Ok("works everywhere".to_owned()),
     };
-    let why =
-        if engine == EngineKind::IoUring { "the fastest that works here" } else { "works here" };
+    let why = if engine == EngineKind::IoUring {
+        "the first choice, and works here"
+    } else {
+        "works here"
+    };
     tried.map(|()| why.to_owned()).map_err(|error| error.to_string())
 }

@@ -102,6 +102,50 @@ fn the_table_is_plain_when_nobody_watches() {
     assert!(table.lines().all(|line| line.trim_end() == line), "{table:?}");
 }
 
+/// Each engine that works for the disk at each depth, by figures of this very run; nobody who uses the disk is
+/// disturbed.
+#[test]
+fn engines_are_measured_on_a_disk_that_nobody_uses() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::write(dir.join("disk.img"), vec![7; 4 << 20]).unwrap();
+    let (status, report) = json(dir, &["--measure=20ms", "disk.img"]);
+    assert_eq!(status, 0, "{report}");
+    let direct = report["image"]["choice"]["cache"] == "none";
+    let works =
+        |engine: &&Value| engine["usable"] == true && (direct || engine["name"] != "linux-aio");
+    let engines = report["engines"].as_array().unwrap().iter().filter(works);
+    let engines: Vec<_> = engines.map(|engine| engine["name"].clone()).collect();
+    let measured = report["measured"].as_array().unwrap();
+    let found: Vec<_> =
+        measured.iter().map(|m| (m["engine"].clone(), m["depth"].as_u64())).collect();
+    let of = |depth| engines.iter().map(move |name| (name.clone(), Some(depth)));
+    assert_eq!(found, of(1).chain(of(32)).collect::<Vec<_>>());
+    for one in measured {
+        let of = |key: &str| one[key].as_f64().unwrap();
+        assert!(0.0 < of("iops_min") && of("iops_min") <= of("iops"), "{one}");
+        assert!(of("iops") <= of("iops_max") && of("cpu_ns") > 0.0, "{one}");
+    }
+    let (_, table) = doctor(dir, &["--measure=10ms", "disk.img"]);
+    assert!(table.contains("verdict") && table.is_ascii(), "{table}");
+    let said = |args: &[&str], words: &str| {
+        let mut command = ringway();
+        let output = run({
+            command.arg("doctor").args(args).current_dir(dir);
+            command
+        });
+        let text = text(&output.stderr);
+        assert!(!output.status.success() && text.contains(words), "{args:?}: {text}");
+    };
+    said(&["--measure", "null:1G"], "files and block devices");
+    said(&["--measure=1ms", "disk.img"], "too short");
+    said(&["--measure"], "IMAGE");
+    let _daemon = Daemon::serve(dir, &["disk.img", "--socket", "s"]);
+    let (status, table) = doctor(dir, &["--measure=10ms", "disk.img"]);
+    assert!(status == 1 && !table.contains("verdict"), "{table}");
+    assert!(table.contains("not served") && table.contains("in use"), "{table}");
+}
+
 #[test]
 fn what_serve_refuses_is_refused_in_the_same_words() {
     let dir = folder();

@@ -3,6 +3,7 @@
 use super::engines::{Engine, State, Uring};
 use super::host::Host;
 use super::image::{Device, Image};
+use super::measure::{self, Measured};
 use super::memory::Memory;
 use anstyle::{AnsiColor, Style};
 use ringway_control::size::Size;
@@ -27,6 +28,8 @@ pub(super) struct Report {
     pub(super) engines: Vec<Engine>,
     pub(super) io_uring: Uring,
     pub(super) image: Option<Image>,
+    /// What each engine did, where that was asked for.
+    pub(super) measured: Vec<Measured>,
     /// What it and all that it is based on say of themselves, if it is qcow2.
     pub(super) chain: Option<serde_json::Value>,
     pub(super) warnings: Vec<Warning>,
@@ -86,13 +89,17 @@ pub(crate) fn line(mark: Grade, name: &str, value: impl Into<String>) -> ReportL
 pub(super) fn write(mut report: Report) -> String {
     let mut sections = vec![
         ("Host".to_owned(), host(&report.host, &report.memory)),
-        ("Engines, best first".to_owned(), engines(&report)),
+        ("Engines, as `auto` prefers them".to_owned(), engines(&report)),
         ("io_uring".to_owned(), uring(&report)),
     ];
     if let Some(image) = &report.image {
         sections.push((format!("Disk {}", image.name), disk(image)));
         sections.append(&mut report.images);
         sections.push(("Served with `auto`".to_owned(), served(image)));
+        if let Some(choice) = image.choice.as_ref().filter(|_| !report.measured.is_empty()) {
+            let title = "Measured: engine, reads of 4 KiB in flight".to_owned();
+            sections.push((title, measure::lines(&report.measured, choice.engine)));
+        }
     }
     let failed = report.image.as_ref().is_some_and(|image| image.error.is_some());
     if !failed || !report.warnings.is_empty() {
