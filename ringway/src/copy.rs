@@ -33,7 +33,7 @@ use journal::{Identity, Journal, Story};
 use new_image::NewImage;
 use open::{Buffers, Opened};
 use report::Summary;
-use ringway_control::log::LogArgs;
+use ringway_control::log::{LogArgs, LogLevel};
 use ringway_terminal::logging;
 use share::Shared;
 use std::path::Path;
@@ -51,7 +51,8 @@ const CHUNK: usize = 1 << 20;
 /// # Errors
 /// One message: what is wrong, where, what to do.
 pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
-    logging::start(log, None, None);
+    // A daemon's coming and going is no news where a disk is served to this process alone.
+    logging::start(log, None, Some(LogLevel::Warn));
     let signal = interrupt::listen()?;
     let mut copy = Copy::prepare(args, log.quiet)?;
     match copy.carry_out(args, &signal)? {

@@ -395,6 +395,10 @@ fn tools_know_exports() {
     succeeds(&["copy", "--verify", export, "b.img"]);
     assert!(std::fs::read(path.join("b.img")).unwrap() == bytes, "the copy is the export");
     succeeds(&["copy", export, "b.qcow2"]);
+    let mut command = ringway();
+    command.args(["copy", "--force", export, "b.img"]).current_dir(path);
+    let said = text(&run(command).stderr);
+    assert!(!said.contains("INFO") && !said.contains("front-end"), "{said}");
     fails(&["copy", export, export], "are the same");
     fails(&["copy", "--from-format", "qcow2", export, "c.img"], "leave out --from-format");
     succeeds(&["io", export, "-c", "write -P 0x5a 1M 64K", "-c", "flush"]);
