@@ -42,24 +42,26 @@ impl Snapshot {
         header: &Header,
         file_bytes: u64,
     ) -> io::Result<Result<(Vec<Self>, u64), Refused>> {
-        let (mut found, mut at) = (Vec::new(), 0_u64);
+        let (mut found, mut end) = (Vec::new(), 0_u64);
         for _ in 0..header.snapshots {
+            // The next one begins at a multiple of 8; behind the last one nobody has to write anything.
+            let at = end.next_multiple_of(8);
             match Self::read(source, header.snapshots_offset + at)? {
                 Ok((snapshot, bytes)) => {
                     found.push(snapshot);
-                    at += bytes;
+                    end = at + bytes;
                 }
                 Err(refused) => return Ok(Err(refused)),
             }
-            if at > TABLE_BYTES_MAX || header.snapshots_offset + at > file_bytes {
+            if end > TABLE_BYTES_MAX || header.snapshots_offset + end > file_bytes {
                 let why = "the table is larger than 64 MiB, or not within the file";
                 return Ok(Err(wrong("nb_snapshots", header.snapshots, why)));
             }
         }
-        Ok(Ok((found, at)))
+        Ok(Ok((found, end)))
     }
 
-    /// One entry, and its bytes.
+    /// One entry, and its bytes without what makes them a multiple of 8.
     fn read<R: ReadAt + ?Sized>(source: &R, at: u64) -> io::Result<Result<(Self, u64), Refused>> {
         let mut fixed = [0; FIXED];
         source.read_padded(&mut fixed, at)?;
@@ -90,6 +92,6 @@ impl Snapshot {
             l1_entries: field(&fixed, 8, "").unwrap_or(0),
         };
         let bytes = FIXED + extra_bytes as usize + id_bytes + name_bytes;
-        Ok(Ok((snapshot, bytes.next_multiple_of(8) as u64)))
+        Ok(Ok((snapshot, bytes as u64)))
     }
 }

@@ -2,8 +2,10 @@
 
 mod common;
 
-use common::{Daemon, folder, ringway, run, snapshot, text};
-use std::os::unix::fs::PermissionsExt;
+use common::{Daemon, folder, read, ringway, run, snapshot, text, write};
+use ringway_driver::Options;
+use ringway_testkit::{Need, skip};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -345,6 +347,29 @@ fn iopoll_that_cannot_work() {
     refused("threads", &["disk.img", "--iopoll is a matter of io_uring", "threads"]);
     // A file in the page cache: there is nothing to poll, whatever the device has.
     refused("io_uring", &["disk.img", "--iopoll cannot work", "O_DIRECT"]);
+}
+
+/// A new image says nothing of its device: it is all holes, for which none is asked. Where that turns out to have no
+/// queues to poll, its completions come as without --iopoll.
+#[test]
+fn iopoll_of_an_image_of_holes() {
+    let dir = folder();
+    let mut direct = std::fs::File::options();
+    direct.read(true).write(true).create(true).truncate(false).custom_flags(libc::O_DIRECT);
+    if direct.open(dir.path().join("new.img")).is_err() {
+        return skip(Need::Direct, "this folder takes no O_DIRECT");
+    }
+    std::fs::remove_file(dir.path().join("new.img")).unwrap();
+    let args = ["new.img", "--size", "1M", "--socket", "s", "--iopoll", "--engine", "io_uring"];
+    let daemon = Daemon::serve(dir.path(), &[&args[..], &["--cache", "none"]].concat());
+    let mut device = Options::new().connect(dir.path().join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    for round in 1..4 {
+        assert!(write(&device, &mut queue, 7, round), "{}", daemon.log());
+        assert_eq!(read(&device, &mut queue, 7)[0], round);
+    }
+    drop((queue, device));
+    daemon.stop();
 }
 
 #[test]

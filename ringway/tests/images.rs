@@ -152,6 +152,24 @@ fn the_format_is_said_by_names_and_words_never_by_content() {
     assert!(!raw.contains("as qcow2"), "{raw}");
 }
 
+/// QEMU writes nothing behind the last entry of a table of snapshots, which may be where the file ends.
+#[test]
+fn an_image_may_end_with_its_table_of_snapshots() {
+    let dir = folder();
+    let dir = dir.path();
+    for name in ["s", "seven77", "eight888"] {
+        let create = ["create", "-q", "-f", "qcow2", "sn.qcow2", "1M"];
+        if qemu_img(dir, &create).is_none() {
+            return skip(Need::Qemu, "qemu-img".to_owned());
+        }
+        for snapshot in [name, "b"] {
+            qemu_img(dir, &["snapshot", "-c", snapshot, "sn.qcow2"]).unwrap();
+            says(dir, &["info", "--format", "qcow2", "sn.qcow2"], 0, &[snapshot]);
+            says(dir, &["check", "sn.qcow2"], 0, &["whole"]);
+        }
+    }
+}
+
 #[test]
 fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
 //! Operations on registered buffers, and those that go to the polled ring.
 
+use super::polled::Polled;
 use super::{IoUring, entry};
 use crate::engine::{Full, Io, IoMemory};
 use io_uring::squeue;
@@ -19,6 +20,12 @@ impl IoUring {
         self.in_flight += 1;
         self.counters.queued += 1;
         Ok(())
+    }
+
+    /// True if transfers of files that can be polled for go to the polled ring.
+    #[inline]
+    pub(super) fn polls(&self) -> bool {
+        self.polled.as_ref().is_some_and(Polled::works)
     }
 
     /// Submits polled transfers and asks their devices.

@@ -125,7 +125,7 @@ impl Engine for IoUring {
         let Note { flags, polled, copied } = file.note;
         // Neither files nor buffers are registered with the polled ring. A durable write ends with a
         // flush, which no device is polled for.
-        if polled && matches!(io.op, IoOp::Read | IoOp::Write) {
+        if polled && matches!(io.op, IoOp::Read | IoOp::Write) && self.polls() {
             return self.queue_polled(io);
         }
         // SAFETY: passed on to the caller; with registered buffers no file is `copied` (invariant 4).

@@ -25,7 +25,7 @@ pub fn can_poll(file: &File) -> io::Result<()> {
     let ring = set_up(1).map_err(|e| {
         io::Error::new(e.kind(), format!("the kernel refuses a polled io_uring: {e}"))
     })?;
-    let mut polled = Polled { ring, in_flight: 0 };
+    let mut polled = Polled { ring, in_flight: 0, refused: false };
     let mut block = Box::new(Block([0; TRIAL_BYTES]));
     let fd = Fd(file.as_raw_fd());
     // 4096 fits.
@@ -37,16 +37,16 @@ pub fn can_poll(file: &File) -> io::Result<()> {
     while polled.reap(&mut out) == 0 {
         polled.enter(1)?;
     }
+    if polled.refused {
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "its device has no queues to poll (for NVMe: nvme.poll_queues=N on the kernel's \
+             command line), or the file was not opened with O_DIRECT",
+        ));
+    }
     match out.done.first().map_or(0, |done| done.result) {
         0.. => Ok(()),
-        code => Err(match -code {
-            libc::EOPNOTSUPP => io::Error::new(
-                io::ErrorKind::Unsupported,
-                "its device has no queues to poll (for NVMe: nvme.poll_queues=N on the kernel's \
-                 command line), or the file was not opened with O_DIRECT",
-            ),
-            errno => io::Error::from_raw_os_error(errno),
-        }),
+        code => Err(io::Error::from_raw_os_error(-code)),
     }
 }
 
@@ -57,6 +57,9 @@ pub fn can_poll(file: &File) -> io::Result<()> {
 pub(super) struct Polled {
     ring: Ring,
     in_flight: u32,
+    /// A device has no queues to poll. What a file says at first need not be so: its first block may have been a
+    /// hole, which no device is asked for, and another file of a disk may be elsewhere.
+    refused: bool,
 }
 
 fn set_up(entries: u32) -> io::Result<Ring> {
@@ -67,7 +70,13 @@ fn set_up(entries: u32) -> io::Result<Ring> {
 
 impl Polled {
     pub(super) fn new(depth: u32) -> io::Result<Self> {
-        Ok(Self { ring: set_up(depth)?, in_flight: 0 })
+        Ok(Self { ring: set_up(depth)?, in_flight: 0, refused: false })
+    }
+
+    /// False once a device could not be polled: transfers go to the first ring from then on.
+    #[inline]
+    pub(super) fn works(&self) -> bool {
+        !self.refused
     }
 
     /// # Safety
@@ -99,12 +108,17 @@ impl Polled {
         }
     }
 
-    /// Takes what is done; asks nobody.
+    /// Takes what is done; asks nobody. What could not be polled for comes back as `EAGAIN`, to be queued again.
     #[inline]
     pub(super) fn reap(&mut self, out: &mut Reaped) -> usize {
         let before = out.done.len();
         for found in self.ring.completion() {
-            out.done.push(Done { tag: found.user_data(), result: found.result() });
+            let mut result = found.result();
+            if result == -libc::EOPNOTSUPP {
+                self.refused = true;
+                result = -libc::EAGAIN;
+            }
+            out.done.push(Done { tag: found.user_data(), result });
         }
         let found = out.done.len() - before;
         // At most as many as are in flight (invariant 1).

@@ -5,7 +5,7 @@ use super::commands::COMMAND_BYTES;
 use super::copies::{self, Copies};
 use super::doorbells::Doorbells;
 use super::features::{FILES, Feature, Features, IoUringSetup, set_up};
-use super::polled::{Polled, can_poll};
+use super::polled::Polled;
 use super::{IoUring, Note};
 use crate::engine::{CommandPort, Counters, Engine, FileId, Files, IoOp, Limits, OpSet};
 use crate::sys;
@@ -72,7 +72,8 @@ impl IoUring {
         let id = self.files.next();
         let fixed = self.features.has(Feature::RegisteredFiles) && id.0 < FILES;
         let flags = if fixed { Flags::FIXED_FILE } else { Flags::empty() };
-        let polled = self.polled.is_some() && can_poll(file).is_ok();
+        // No ring is set up to try it: a worker in its sandbox may not. What cannot be is found out by and by.
+        let polled = self.polled.is_some() && sys::is_direct(file)?;
         let copied = self.limits.registered_buffers == 0 && copies::concern(file)?;
         let id = self.files.attach(file, Note { flags, polled, copied });
         if fixed {
