@@ -311,7 +311,8 @@ impl Image {
     /// What the host says, and the header may name either then; both mean the same.
     pub fn skip_middle(&self) -> io::Result<()> {
         self.may_skip_middle()?;
-        let (chain, again) = (self.layers().to_vec(), self.skips_middle());
+        // The file may be longer than when it was opened, and its tables behind what was its end.
+        let (chain, again) = (self.chain()?, self.skips_middle());
         self.skips_middle.store(true, SeqCst);
         self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
@@ -332,7 +333,8 @@ impl Image {
     /// # Errors
     /// What is in the way.
     pub fn may_skip_middle(&self) -> io::Result<()> {
-        let (chain, again) = (self.layers().to_vec(), self.skips_middle());
+        // The file may be longer than when it was opened, and its tables behind what was its end.
+        let (chain, again) = (self.chain()?, self.skips_middle());
         self.in_thread(move |work| {
             let (writer, map) = work.writer()?;
             let (name, format) = base_of_middle(&chain, again, map.layers.unit)?;

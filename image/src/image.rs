@@ -10,7 +10,6 @@ use crate::header::autoclear;
 use crate::journal::Journal;
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
-use crate::layout::Shape;
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
@@ -67,8 +66,6 @@ pub struct Image {
     cluster: u64,
     zeroes_clusters: bool,
     chain: Vec<Layer>,
-    /// What the top's header says by now.
-    shape: Mutex<Shape>,
     usage: Use,
     /// Its header may name another base than this was opened with ([`Image::skip_middle`]).
     pub(crate) skips_middle: Arc<AtomicBool>,
@@ -185,7 +182,6 @@ impl Image {
             cluster: shape.cluster(),
             zeroes_clusters: map.zeroes_clusters(),
             chain,
-            shape: Mutex::new(shape),
             usage,
             skips_middle: Arc::default(),
             mailbox: Arc::new(mailbox),
@@ -206,10 +202,7 @@ impl Image {
     /// # Errors
     /// What the host says, or why it cannot be so large; the disk is as it was then.
     pub fn grow(&self, size: u64) -> io::Result<()> {
-        let (result, shape) = self.in_thread(move |work| work.grow(size))?;
-        // The L1 table may be elsewhere, even so.
-        *self.shape.lock().unwrap_or_else(PoisonError::into_inner) = shape;
-        result?;
+        self.in_thread(move |work| work.grow(size))??;
         self.size.store(size, SeqCst);
         Ok(())
     }
@@ -294,7 +287,7 @@ impl Image {
     /// be in flight.
     ///
     /// # Errors
-    /// What the host says to the question of how long the top is by now.
+    /// What the host says to the question of how long the top is by now, or that its thread has ended.
     pub fn chain(&self) -> io::Result<Vec<Layer>> {
         let mut chain = self.chain.clone();
         if let Some(top) = chain.first_mut() {
@@ -302,7 +295,8 @@ impl Image {
                 top.file_bytes = top.file.metadata()?.len();
             }
             if let LayerFormat::Qcow2 { shape, .. } = &mut top.format {
-                *shape = *self.shape.lock().unwrap_or_else(PoisonError::into_inner);
+                // Its tables may be elsewhere than when it was opened, and its journal over.
+                *shape = self.in_thread(Work::shape)?;
             }
         }
         Ok(chain)

@@ -311,6 +311,12 @@ impl Refcounts {
         Ok(())
     }
 
+    /// Puts into what the header says where the table is by now, and how many clusters it has.
+    pub(crate) fn place_table(&self, shape: &mut Shape) {
+        shape.refcount_table_offset = self.shape.refcount_table_offset;
+        shape.refcount_table_clusters = self.shape.refcount_table_clusters;
+    }
+
     /// A longer table, behind all that the present one can count, with blocks that count both.
     fn grow_table(&mut self) -> io::Result<()> {
         let (per_block, bits, order) =
@@ -359,6 +365,7 @@ impl Refcounts {
         let old: Vec<u64> = old.take(self.shape.refcount_table_clusters as usize).collect();
         (self.table_offset, self.entries) = (first << bits, table.len());
         self.table = table;
+        self.shape.refcount_table_offset = self.table_offset;
         self.shape.refcount_table_clusters = entries;
         self.metadata.extend(first..first + clusters + blocks);
         self.release(&old)

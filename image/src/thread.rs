@@ -160,10 +160,18 @@ impl Work {
         Ok((writer, &mut self.map))
     }
 
-    /// Makes the disk larger, or says why it cannot be so large; and what its header says then.
-    pub(crate) fn grow(&mut self, size: u64) -> (io::Result<()>, Shape) {
-        let result = self.writer().and_then(|(writer, map)| writer.grow(map, size));
-        (result, self.map.layers.top().shape)
+    /// Makes the disk larger, or says why it cannot be so large.
+    pub(crate) fn grow(&mut self, size: u64) -> io::Result<()> {
+        self.writer().and_then(|(writer, map)| writer.grow(map, size))
+    }
+
+    /// What the header of the top says by now.
+    pub(crate) fn shape(&mut self) -> Shape {
+        let mut shape = self.map.layers.top().shape;
+        if let Some(writer) = &self.writer {
+            writer.place_table(&mut shape);
+        }
+        shape
     }
 
     /// Has all entries be in the file, though not durably.

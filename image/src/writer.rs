@@ -28,7 +28,7 @@ mod shrink;
 use crate::aligned::Aligned;
 use crate::failure::Failure;
 use crate::journal::Journal;
-use crate::layout::{COPIED, Entry, OFFSET, ZERO, corrupt};
+use crate::layout::{COPIED, Entry, OFFSET, Shape, ZERO, corrupt};
 use crate::map::Map;
 use crate::refcounts::Refcounts;
 use crate::table::Word;
@@ -270,6 +270,11 @@ impl Writer {
         tables.write_all(&all.into_iter().collect::<Vec<_>>())?;
         self.forget_deferred(map);
         Ok(())
+    }
+
+    /// As [`Refcounts::place_table`].
+    pub(crate) fn place_table(&self, shape: &mut Shape) {
+        self.refcounts.place_table(shape);
     }
 
     /// True if a sync has failed.

@@ -74,6 +74,60 @@ fn c27_a_disk_is_flattened_while_its_guest_writes() {
     }
 }
 
+/// A table of counts that is full moves to the end of the file, and what was its place holds data later. A disk that
+/// was opened before that is opened anew by a merge, as its header is by then.
+#[test]
+fn c27_an_image_whose_table_of_counts_has_moved_is_merged() {
+    let folder = tempfile::tempdir_in(".").unwrap();
+    let dir = folder.path();
+    for (merge, more) in [("flatten", &[][..]), ("flatten", &["--isolate"]), ("commit", &[])] {
+        for name in ["base.raw", "disk.qcow2", "old.qcow2"] {
+            let _ = std::fs::remove_file(dir.join(name));
+        }
+        File::create(dir.join("base.raw")).unwrap().set_len(24 << 20).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(
+            &File::options().write(true).open(dir.join("base.raw")).unwrap(),
+            &[0xba; 4096],
+            0,
+        )
+        .unwrap();
+        let made = ["create", "disk.qcow2", "--backing", "base.raw", "--cluster-size", "512"];
+        assert!(says(dir, &made).status.success());
+        let table = || -> u64 {
+            let mut word = [0; 8];
+            let image = File::open(dir.join("disk.qcow2")).unwrap();
+            std::os::unix::fs::FileExt::read_exact_at(&image, &mut word, 48).unwrap();
+            u64::from_be_bytes(word)
+        };
+        let before = table();
+        let daemon = Daemon::serve(dir, &[&SERVE[..], more].concat());
+        let mut device = Options::new().connect(dir.join("s")).unwrap();
+        let mut queue = device.queue::<()>().unwrap();
+        let mut put = |at: u64, byte: u8| {
+            let mut buffer = device.pool().alloc(64 << 10).unwrap();
+            buffer.fill(byte);
+            queue.write(at << 16, buffer, ()).unwrap();
+            assert!(common::finish(&mut queue).0, "{more:?} {at}: {}", daemon.log());
+        };
+        if merge == "commit" {
+            done(dir, &["snapshot", "disk.qcow2", "old.qcow2"]);
+        }
+        (1..260).for_each(|at| put(at, 1));
+        assert_ne!(table(), before, "it has not moved: this tests nothing");
+        done(dir, &[merge, "disk.qcow2", "--wait"]);
+        (260..384).for_each(|at| put(at, 2));
+        (200..270).for_each(|at| put(at, 3));
+        drop((queue, device));
+        daemon.stop();
+        let found = bytes(dir, "disk.qcow2");
+        for (at, piece) in found.chunks(64 << 10).enumerate().skip(1) {
+            let byte = if at < 200 { 1 } else { 2 + u8::from(at < 270) };
+            assert!(piece.iter().all(|found| *found == byte), "{merge} {more:?}: {at}");
+        }
+        whole(dir, "disk.qcow2");
+    }
+}
+
 /// Killed at any moment: an overlay with more clusters, or one file. Asked again, it goes on there.
 #[test]
 fn c27_a_daemon_that_is_killed_while_it_flattens_leaves_a_whole_image() {
