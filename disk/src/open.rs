@@ -34,7 +34,7 @@ pub use fence::foreign_holder;
 pub use foreign::ForeignFormat;
 pub use image_lock::{LockError, lock_image, unlock_image};
 pub(crate) use image_lock::{raise_lock, share_lock};
-pub use mount::{Mount, is_dying, parent};
+pub use mount::{ENDING, Mount, is_dying, parent};
 pub use nvme::is_namespace;
 pub use options::{Base, OpenOptions, Qcow2, Source};
 pub use origin::Origin;

@@ -164,3 +164,37 @@ fn c10_the_last_writes_of_a_killed_daemon_come_first_linux_aio() {
 fn c10_the_last_writes_of_a_killed_daemon_come_first_threads() {
     fence("threads");
 }
+
+/// A helper whose daemon was killed makes durable what that had answered, which takes as long as the disk takes. It has
+/// the lock meanwhile, and is not taken for a daemon that goes on.
+#[test]
+fn c10_the_helper_of_a_dead_daemon_is_waited_for() {
+    let dir = common::folder();
+    let dir = dir.path();
+    let flock = std::fs::read("/usr/bin/flock").expect("a part of util-linux");
+    for (name, waits) in [(ringway_disk::open::ENDING, true), ("ringway-else", false)] {
+        let program = dir.join(name);
+        std::fs::write(&program, &flock).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+        let mut holder = Command::new(&program);
+        holder.args(["-x", "disk.img", "sleep", "2"]).current_dir(dir).stdin(Stdio::null());
+        let mut holder = holder.spawn().unwrap();
+        let image = std::fs::File::open(dir.join("disk.img")).unwrap();
+        let begun = Instant::now();
+        while image.try_lock_shared().is_ok() {
+            image.unlock().unwrap();
+            assert!(begun.elapsed() < PATIENCE && holder.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if waits {
+            Daemon::serve(dir, &["disk.img", "--socket", "s"]).stop();
+        } else {
+            let mut command = ringway();
+            command.args(["serve", "disk.img", "--socket", "s"]).current_dir(dir);
+            let said = text(&run(command).stderr);
+            assert!(said.contains("ringway-else"), "{said}");
+        }
+        assert!(holder.wait().unwrap().success());
+    }
+}

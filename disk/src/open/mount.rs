@@ -208,8 +208,7 @@ fn marks(line: &str, identity: &str, byte: i64) -> Option<i64> {
 
 /// `process 123 (ringway)`.
 pub(super) fn process(pid: u32) -> String {
-    let name = read(&format!("/proc/{pid}/comm"));
-    match name.trim() {
+    match comm(pid).trim() {
         "" => format!("process {pid}"),
         name => format!("process {pid} ({name})"),
     }
@@ -217,10 +216,20 @@ pub(super) fn process(pid: u32) -> String {
 
 /// True if a process was killed or is ending, and only what it had begun keeps it: a daemon whose
 /// threads wait for the disk stays in this state until the last write has landed.
+///
+/// So is a helper whose daemon has died ([`ENDING`]): it puts what that had answered into the image, as quickly as the
+/// disk can.
 pub fn is_dying(pid: u32) -> bool {
     let stat = read(&format!("/proc/{pid}/stat"));
     let status = read(&format!("/proc/{pid}/status"));
-    ends(&stat) || is_killed(&status)
+    ends(&stat) || is_killed(&status) || comm(pid).trim() == ENDING
+}
+
+/// What a helper calls itself once its daemon has died: its name, as far as the kernel keeps it.
+pub const ENDING: &str = "ringway-ending";
+
+fn comm(pid: u32) -> String {
+    read(&format!("/proc/{pid}/comm"))
 }
 
 /// True if there is such a process, as far as can be seen from here. To be asked last: it may end

@@ -25,11 +25,13 @@ use crate::xen::Access as _;
 use anyhow::{Context, anyhow, bail};
 use ringway_control::config::{Location, Sandbox};
 use ringway_core::panic_point;
+use ringway_disk::open::ENDING;
 use ringway_disk::{EngineKind, NewOverlay, Source};
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -146,6 +148,8 @@ impl Helper {
                 break;
             }
         }
+        // Who finds a lock of ours waits for its end.
+        let _ = CString::new(ENDING).map(|name| rustix::thread::set_name(&name));
         let states = std::mem::take(&mut lock(&self.things).states);
         bear_witness(states);
         // Those of a daemon that has died: what has its name by now is on top of all it wrote.
