@@ -6,6 +6,8 @@ mod common;
 use common::{Daemon, folder, ringway, write};
 use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted};
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,7 @@ fn ctl(dir: &Path, args: &[&str]) -> String {
 /// daemon again.
 #[test]
 fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
-    for sandbox in [&[][..], &["--sandbox", "off"]] {
+    for sandbox in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
         let dir = folder();
         let dir = dir.path();
         let is_paused = || ctl(dir, &["list", "--json"]).contains("\"paused\"");
@@ -60,6 +62,31 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
         assert_eq!(std::fs::read_dir(dir.join("state")).unwrap().count(), 0);
         daemon.kill();
     }
+}
+
+/// What cannot be kept is said when the disk is opened, not lost when it is to be kept.
+#[test]
+fn c15_a_state_folder_without_room_is_told() {
+    let dir = folder();
+    let dir = dir.path();
+    let small = match Mounted::in_memory(dir.join("state"), 64 << 10) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    std::fs::set_permissions(small.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let mut filler = std::fs::File::create(small.path().join("filler")).unwrap();
+    while filler.write_all(&[1; 4096]).is_ok() {}
+    for sandbox in [&[][..], &["--sandbox", "off"]] {
+        let daemon = serve(dir, sandbox);
+        let log = daemon.log();
+        assert!(log.contains("a pause will not outlive this daemon"), "{log}");
+        ctl(dir, &["pause", "0"]);
+        daemon.stop();
+    }
+    filler.set_len(0).unwrap();
+    let daemon = serve(dir, &[]);
+    assert!(!daemon.log().contains("will not outlive"), "{}", daemon.log());
+    daemon.stop();
 }
 
 /// On a file system that does not tell when files were made, an image may get the number of one that was

@@ -354,7 +354,12 @@ impl Disks {
             }
             let removed = self.removed.load(SeqCst);
             // Its clone may be another daemon's, or about to be.
-            served.end_clone(removed && served.export.end_image());
+            let ours = removed && served.export.end_image();
+            if removed && served.export.is_clear() {
+                // As where it is removed from a daemon that goes on.
+                served.export.disk().ends(served.device.is_some());
+            }
+            served.end_clone(ours);
             self.forget(&served);
         }
         for disk in isolated {

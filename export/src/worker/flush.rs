@@ -121,7 +121,12 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         match flush.state {
             State::Over(result) if result < 0 => {
                 flush.disk.flush_has_failed();
-                Err(io::Error::from_raw_os_error(-result))
+                let error = io::Error::from_raw_os_error(-result);
+                tracing::error!(
+                    disk = flush.disk.name(),
+                    "it could not be flushed, and later flushes fail: {error}"
+                );
+                Err(error)
             }
             _ => Ok(()),
         }

@@ -15,8 +15,8 @@ use ringway_disk::{
 use ringway_image::{Journal, is_journal_of, learn_boot, replay};
 use ringway_terminal::reasons::in_full;
 use rustix::fs::{
-    AtFlags, CWD, FlockOperation, Mode, OFlags, SeekFrom, chmod, flock, linkat, mkdirat, openat,
-    unlinkat,
+    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, chmod, flock, linkat,
+    mkdirat, openat, unlinkat,
 };
 use rustix::io::Errno;
 use std::fs::File;
@@ -85,7 +85,12 @@ impl StateDir {
             bail!("{}: others can write to it", cannot());
         }
         file.set_len(STATE_FILE_BYTES).with_context(cannot)?;
-        Ok(file)
+        // What is stored in the page later cannot fail for want of room.
+        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, STATE_BYTES) {
+            // Folders of a kind that cannot promise it.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
+            Err(error) => Err(error).with_context(cannot),
+        }
     }
 }
 
