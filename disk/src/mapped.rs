@@ -36,6 +36,15 @@ impl Disk {
         Ok(())
     }
 
+    /// True if something waits for an image of it in the state folder of a daemon that was killed, or if one of
+    /// them is a copy of an image that was in use ([`Layer::waits_for_journal`]). Known until its tables are read.
+    #[must_use]
+    pub fn waits_for_journal(&self) -> bool {
+        let active = self.active();
+        let layers = active.unmapped.iter().flat_map(|unmapped| &unmapped.layers);
+        layers.into_iter().any(Layer::waits_for_journal)
+    }
+
     /// Whether the lock of its file can go to another process, which goes on with its guest.
     #[must_use]
     pub fn can_be_handed_over(&self) -> bool {

@@ -66,6 +66,10 @@ use std::sync::Arc;
 pub fn open(options: &OpenOptions) -> Result<Disk, OpenError> {
     let mut disk = open_unmapped(options)?;
     let path = PathBuf::from(disk.name());
+    if !options.read_only && disk.waits_for_journal() {
+        // Whoever has the state folder maps it by itself.
+        return Err(OpenError::Waits(path));
+    }
     let host = |source| OpenError::Host { path, what: "read its tables", source };
     disk.map_image().map_err(host)?;
     Ok(disk)

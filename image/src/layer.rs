@@ -8,7 +8,7 @@ use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// One file of a chain, as it is opened.
 #[derive(Clone, Debug)]
@@ -36,6 +36,16 @@ pub enum LayerFormat {
 }
 
 impl Layer {
+    /// As [`Header::waits_for_journal`](crate::Header::waits_for_journal), of what its header said when the chain was
+    /// opened.
+    #[must_use]
+    pub fn waits_for_journal(&self) -> bool {
+        match &self.format {
+            LayerFormat::Raw => false,
+            LayerFormat::Qcow2 { shape, .. } => is_of_this_boot(shape.autoclear),
+        }
+    }
+
     /// The files of a chain, top first. Backing files cannot be longer than they are now.
     ///
     /// # Errors
@@ -61,6 +71,17 @@ impl Layer {
         };
         chain.files.into_iter().map(layer).collect()
     }
+}
+
+/// True if nobody has been told of this mark yet: a chain is opened several times.
+fn is_new(mark: u64) -> bool {
+    static TOLD: Mutex<Vec<u64>> = Mutex::new(Vec::new());
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_new = !told.contains(&mark);
+    if is_new {
+        told.push(mark);
+    }
+    is_new
 }
 
 /// Where a piece of a disk is.
@@ -113,7 +134,7 @@ impl Open {
         let (bytes, tables) = match layer.format {
             LayerFormat::Raw => (end, None),
             LayerFormat::Qcow2 { shape, data: other } => {
-                if is_of_this_boot(shape.autoclear) {
+                if is_of_this_boot(shape.autoclear) && is_new(shape.autoclear) {
                     tracing::warn!(
                         "an image of this chain is a copy of one that was in use, or was served by a daemon that \
                          was killed together with its helper: what that had answered since the last flush is in \

@@ -1,5 +1,6 @@
 //! `ringway check`: a qcow2 image gone through.
 
+use crate::waiting::{ADVICE, nothing_waits_for};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum, ValueHint};
 use ringway_control::log::LogArgs;
@@ -61,6 +62,8 @@ struct Verdict<'a> {
     leaks_fixed: u64,
     /// A mark of an image that was not closed is gone.
     cleaned: bool,
+    /// A daemon that was killed has more of it than it has.
+    waits_for_daemon: bool,
     cluster_bytes: u64,
     clusters: u64,
     allocated_clusters: u64,
@@ -86,6 +89,9 @@ pub(crate) fn run(args: &CheckArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let read = || format!("{name}: cannot read it");
     let header = Header::read(&file, bytes).with_context(read)?;
     let header = header.map_err(|refused| anyhow::anyhow!("{name}: {refused}"))?;
+    if writes {
+        nothing_waits_for(&args.image, Some(&header))?;
+    }
     let options = CheckOptions::default();
     let found = if writes {
         repair_leaks(&file, &header, bytes, options)
@@ -100,6 +106,7 @@ pub(crate) fn run(args: &CheckArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
         leaks: found.leaks - found.leaks_fixed,
         leaks_fixed: found.leaks_fixed,
         cleaned: found.cleaned,
+        waits_for_daemon: header.waits_for_journal(),
         cluster_bytes: header.cluster_bytes(),
         clusters: found.total,
         allocated_clusters: found.allocated,
@@ -181,6 +188,9 @@ fn words(verdict: &Verdict<'_>, found: &Findings, header: &Header, repaired: boo
         let mark = if header.is_corrupt() { "corrupt" } else { "dirty (not closed)" };
         let _ =
             writeln!(text, "it is marked as {mark}; --repair leaks takes that away if it is whole");
+    }
+    if verdict.waits_for_daemon {
+        let _ = writeln!(text, "{ADVICE}");
     }
     let hundred = 100.0 * verdict.allocated_clusters as f64 / verdict.clusters.max(1) as f64;
     let _ = writeln!(

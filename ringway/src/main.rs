@@ -22,6 +22,7 @@ mod new_file;
 mod resize;
 mod top;
 mod version;
+mod waiting;
 
 use clap::{CommandFactory, Parser};
 use ringway_terminal::logging::{self, complain};

@@ -3,6 +3,7 @@
 
 use crate::copy::bar;
 use crate::interrupt;
+use crate::waiting::nothing_waits;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
@@ -79,6 +80,7 @@ impl Images {
             lock_image(file, read_only).map_err(|error| error.to_string())
         };
         let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+        nothing_waits(&chain)?;
         let Some(base) = chain.files.get(1) else {
             bail!("{name}: it is based on nothing");
         };

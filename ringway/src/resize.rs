@@ -1,6 +1,7 @@
 //! `ringway resize`: the disk of a qcow2 image becomes larger or smaller, while nobody serves it.
 
 use crate::merge::open;
+use crate::waiting::nothing_waits;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::log::LogArgs;
@@ -109,6 +110,7 @@ fn chain(args: &ResizeArgs, name: &str) -> anyhow::Result<(Vec<Layer>, bool)> {
         lock_image(file, read_only).map_err(|error| error.to_string())
     };
     let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+    nothing_waits(&chain)?;
     let layers = Layer::of_chain(chain);
     let layers = layers.with_context(|| format!("{name}: cannot learn the sizes of its files"))?;
     Ok((layers, is_file))

@@ -80,6 +80,76 @@ fn check(dir: &Path) {
     qemu(dir, "qemu-img", &["check", "top.qcow2"], &[0, 3]);
 }
 
+/// No tool takes such an image for whole: it could not be made so any more once it was changed, and a copy would lack
+/// what was answered. What only looks at it says so.
+#[test]
+fn c38_tools_leave_an_image_alone_that_waits_for_its_daemon() {
+    let dir = folder();
+    let dir = dir.path();
+    if !overlay(dir) {
+        return;
+    }
+    let daemon = serve(dir, "state", &[]);
+    let options = Options::new().reconnect(common::PATIENCE);
+    let mut device = options.connect(dir.join("s")).unwrap();
+    let mut queue = device.queue::<()>().unwrap();
+    // A new table does not wait; entries in it do.
+    assert!(write(&device, &mut queue, CLUSTER, 1) && write(&device, &mut queue, 5, 77));
+    let run_tool = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(args).current_dir(dir);
+        let output = run(command);
+        (output.status.code().unwrap(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let info = ["info", "--format", "qcow2", "top.qcow2"];
+    assert!(!run_tool(&info).1.contains("--state-dir"), "it is whole: its daemon has it");
+    kill_all(daemon);
+    // The kernel lets go of it a moment later.
+    let image = std::fs::File::open(dir.join("top.qcow2")).unwrap();
+    let deadline = Instant::now() + common::PATIENCE;
+    while ringway_disk::lock_image(&image, true).is_err() {
+        assert!(Instant::now() < deadline, "somebody has it");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(image);
+    for tool in [
+        &["resize", "top.qcow2", "16M"][..],
+        &["flatten", "top.qcow2"],
+        &["commit", "top.qcow2"],
+        &["io", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
+        &[
+            "bench",
+            "--format",
+            "qcow2",
+            "top.qcow2",
+            "--rw",
+            "write",
+            "--allow-write",
+            "--io-size",
+            "1M",
+        ],
+        &["copy", "--from-format", "qcow2", "top.qcow2", "copy.img"],
+        &["check", "--repair", "leaks", "top.qcow2"],
+    ] {
+        let (status, said) = run_tool(tool);
+        assert!(status == 1 && said.contains("--state-dir"), "{tool:?}: {status} {said}");
+    }
+    assert!(!dir.join("copy.img").exists());
+    for tool in [&info[..], &["check", "top.qcow2"], &["doctor", "--format", "qcow2", "top.qcow2"]]
+    {
+        let (_, said) = run_tool(tool);
+        assert!(said.contains("--state-dir"), "{tool:?}: {said}");
+    }
+    let daemon = serve(dir, "state", &[]);
+    assert_eq!(read(&device, &mut queue, 5)[0], 77);
+    assert!(flush(&mut queue), "{}", daemon.log());
+    drop((queue, device));
+    daemon.stop();
+    let (status, said) = run_tool(&["resize", "top.qcow2", "16M"]);
+    assert_eq!(status, 0, "{said}");
+    check(dir);
+}
+
 /// The next daemon finds it in its state folder.
 #[test]
 fn c38_what_was_answered_outlives_daemon_and_helper() {

@@ -136,6 +136,9 @@ pub enum OpenError {
         /// What to do.
         hint: &'static str,
     },
+    /// A daemon that was killed has more of it.
+    #[error("{}: {}", .0.display(), ringway_image::NOT_WHOLE)]
+    Waits(PathBuf),
     /// What a clone is to be based on.
     #[error("{base}: nothing can be based on it: {source}")]
     Base {

@@ -5,6 +5,7 @@ use super::args::{CompressArg, CopyArgs};
 use super::end::End;
 use super::image::ImageEnd;
 use crate::new_file::{self, Identity};
+use crate::waiting::nothing_waits;
 use anyhow::{Context, bail, ensure};
 use ringway_control::size::Size;
 use ringway_disk::NewFile;
@@ -131,6 +132,7 @@ pub(super) fn open_chain(args: &CopyArgs, file: &File) -> anyhow::Result<End> {
         ringway_disk::lock_image(file, read_only).map_err(|error| error.to_string())
     };
     let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
+    nothing_waits(&chain)?;
     let layers = Layer::of_chain(chain)?;
     let end = ImageEnd::of_chain(layers);
     let end = end.with_context(|| format!("{}: cannot be read", printable(path)))?;

@@ -1,7 +1,9 @@
 //! What a qcow2 image says of itself, and those it is based on.
 
+use crate::waiting::ADVICE;
 use anyhow::Context;
 use ringway_control::size::Size;
+use ringway_disk::open::holder;
 use ringway_image::{Chain, Format, Header, ImageFile, Snapshot, Top, printable};
 use serde::Serialize;
 use std::fs::OpenOptions;
@@ -37,6 +39,8 @@ struct Details {
     features: Vec<&'static str>,
     /// Why it cannot be written.
     not_writable: Option<String>,
+    /// A daemon that was killed has more of it than it has.
+    waits_for_daemon: bool,
     snapshots: Vec<Taken>,
 }
 
@@ -116,6 +120,8 @@ fn details(image: &ImageFile, header: &Header, file_bytes: u64) -> anyhow::Resul
         refcount_bits: header.refcount_bits(),
         compression: header.compression.name(),
         features: features.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect(),
+        // While it is served that is no fault.
+        waits_for_daemon: header.waits_for_journal() && holder(&image.name, false).is_none(),
         not_writable: header.may_write().err().map(|refused| refused.to_string()),
         snapshots: snapshots.into_iter().map(taken).collect(),
     })
@@ -154,6 +160,9 @@ fn lines(link: &Link) -> Vec<ReportLine> {
         }
         if let Some(why) = &qcow2.not_writable {
             lines.push(line(Grade::Warn, "read-only", why.clone()));
+        }
+        if qcow2.waits_for_daemon {
+            lines.push(line(Grade::Warn, "not whole", ADVICE));
         }
         for snapshot in &qcow2.snapshots {
             let memory = match snapshot.vm_state_bytes {
