@@ -77,6 +77,10 @@ fn disks_come_and_go_with_the_file() {
     ]);
     assert_eq!((&done["left"], &done["removed"]), (&left, &json!(["null:2G"])));
     assert!(write(&device, &mut queue, 0, 2), "the guest goes on");
+    // Until the file says what runs.
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["left"], left);
+    say(dir, ONE);
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["left"], json!([]));
     // Another socket for the same image: first the old one goes, with its guest.
     say(dir, &ONE.replace("'s'", "'v'"));
     let done = ctl(dir, &["reload"]).unwrap();

@@ -80,6 +80,34 @@ impl Said {
     }
 }
 
+impl Said {
+    /// Has these words be as they were, of the daemon or of a disk, which have not taken them over: the next file is
+    /// compared with what runs.
+    pub(crate) fn keep(&mut self, before: Self, stays: &[(Option<PathBuf>, Vec<String>)]) {
+        for (disk, names) in stays {
+            let (now, was) = match disk {
+                None => (Some(&mut self.daemon), Some(&before.daemon)),
+                Some(path) => (self.disks.get_mut(path), before.disks.get(path)),
+            };
+            let (Some(now), Some(was)) = (now, was) else { continue };
+            for name in names {
+                let is = |key: &&String| key.replace('_', "-") == *name;
+                let Some(key) = was.keys().chain(now.keys()).find(is).cloned() else { continue };
+                match was.get(&key) {
+                    Some(value) => now.insert(key, value.clone()),
+                    None => now.remove(&key),
+                };
+            }
+        }
+        let xen = |(disk, names): &(Option<PathBuf>, Vec<String>)| {
+            disk.is_none() && names.iter().any(|name| name == "xen")
+        };
+        if stays.iter().any(xen) {
+            self.xen = before.xen;
+        }
+    }
+}
+
 /// Where a disk of a file is served: what is its alone.
 pub(crate) fn socket(disk: &DiskSpec) -> Option<PathBuf> {
     match &disk.place {

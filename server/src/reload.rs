@@ -39,6 +39,8 @@ struct Changes {
     groups_gone: Vec<String>,
     unchanged: usize,
     left: Vec<LeftOf>,
+    /// The words of these, by the disk's socket if they are a disk's: what runs says otherwise than the file.
+    stays: Vec<(Option<PathBuf>, Vec<String>)>,
 }
 
 /// Reads the file again and does what it says.
@@ -102,9 +104,11 @@ fn carry_out(disks: &Disks, configured: &Configured) -> anyhow::Result<Reloaded>
     // As the file says it, before names are replaced.
     let now = Said::of(&plan);
     plan.resolve_groups(|name| configured.group(name)).map_err(anyhow::Error::msg)?;
-    let changes = compare(disks, &said, &now, plan);
+    let mut changes = compare(disks, &said, &now, plan);
+    let stays = std::mem::take(&mut changes.stays);
     let done = apply(disks, changes)?;
-    *said = now;
+    let before = std::mem::replace(&mut *said, now);
+    said.keep(before, &stays);
     Ok(done)
 }
 
@@ -115,6 +119,7 @@ fn compare(disks: &Disks, before: &Said, now: &Said, plan: Plan) -> Changes {
         daemon.push("xen".into());
     }
     if !daemon.is_empty() {
+        changes.stays.push((None, daemon.clone()));
         changes.left.push(LeftOf { image: None, words: daemon });
     }
     compare_groups(before, now, &mut changes);
@@ -132,7 +137,8 @@ fn compare(disks: &Disks, before: &Said, now: &Said, plan: Plan) -> Changes {
             (_, false) => changes.add.push(spec),
             (Some(before), true) => {
                 if let Some(disk) = serving.remove(&path) {
-                    changes.compare_disk(differences(before, &now.disks[&path]), disk, spec);
+                    let differ = differences(before, &now.disks[&path]);
+                    changes.compare_disk(differ, disk, spec, path);
                 }
             }
         }
@@ -146,7 +152,13 @@ fn compare(disks: &Disks, before: &Said, now: &Said, plan: Plan) -> Changes {
 
 impl Changes {
     /// A disk of which the file says these words in another way.
-    fn compare_disk(&mut self, differ: Vec<String>, disk: AnyDisk, spec: DiskSpec) {
+    fn compare_disk(
+        &mut self,
+        differ: Vec<String>,
+        disk: AnyDisk,
+        spec: DiskSpec,
+        socket: PathBuf,
+    ) {
         if differ.is_empty() {
             self.unchanged += 1;
             return;
@@ -164,7 +176,8 @@ impl Changes {
             AnyDisk::Here(_) => {}
         }
         if !words.is_empty() {
-            self.left.push(LeftOf { image: Some(image(&spec)), words });
+            self.stays.push((Some(socket), words.clone()));
+            self.left.push(LeftOf { image: Some(disk.image()), words });
         }
         if !limits.is_empty() {
             self.limit.push((disk, spec));
@@ -181,7 +194,8 @@ fn compare_groups(before: &Said, now: &Said, changes: &mut Changes) {
 }
 
 fn apply(disks: &Disks, changes: Changes) -> anyhow::Result<Reloaded> {
-    let Changes { add, remove, limit, policies, groups, groups_gone, unchanged, left } = changes;
+    let Changes { add, remove, limit, policies, groups, groups_gone, unchanged, left, .. } =
+        changes;
     let mut done = Reloaded { unchanged, left, ..Reloaded::default() };
     // Groups that are new limit nobody yet.
     let (known, new): (Vec<_>, Vec<_>) =
