@@ -44,6 +44,9 @@ use std::sync::atomic::Ordering::SeqCst;
 /// The most that is reserved ahead, in bytes: what a kill may leave as a leak.
 const RESERVE_BYTES: u64 = 64 << 20;
 
+/// The most room that is found ahead in the file system, in bytes, where that is a gain: each image may have it.
+const ROOM_BYTES: u64 = 2 << 20;
+
 /// What becomes of a cluster when the batch is committed.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
@@ -60,6 +63,8 @@ pub(crate) struct Writer {
     /// Clusters that are counted and not used, and read as zeroes.
     reserve: VecDeque<u64>,
     reserve_next: usize,
+    /// So many of the first ones of the reserve have room in the file system ([`BlockFile::find_room`]).
+    reserve_ready: usize,
     /// Clusters of the disk that are about to change.
     pending: HashMap<u64, Pending>,
     /// What is to be written, in the order in which it was planned, and where in that a cluster is.
@@ -100,6 +105,7 @@ impl Writer {
             refcounts,
             reserve: VecDeque::new(),
             reserve_next: 8,
+            reserve_ready: 0,
             pending: HashMap::new(),
             writes: Vec::new(),
             planned: HashMap::new(),
@@ -184,15 +190,30 @@ impl Writer {
 
     /// A cluster of the reserve.
     fn allocate(&mut self, map: &mut Map) -> io::Result<u64> {
-        if let Some(cluster) = self.reserve.pop_front() {
-            return Ok(cluster);
+        if self.reserve.is_empty() {
+            let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
+            let got = self.refcounts.reserve(self.reserve_next)?;
+            map.layers.set_top_end(self.refcounts.end());
+            self.reserve.extend(got);
+            self.reserve_next = (2 * self.reserve_next).min(usize::try_from(most).unwrap_or(8));
+            self.reserve_ready = 0;
         }
-        let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
-        let got = self.refcounts.reserve(self.reserve_next)?;
-        map.layers.set_top_end(self.refcounts.end());
-        self.reserve.extend(got);
-        self.reserve_next = (2 * self.reserve_next).min(usize::try_from(most).unwrap_or(8));
+        if self.reserve_ready == 0 && map.layers.data().unit() > 1 {
+            self.find_room(map);
+        }
+        self.reserve_ready = self.reserve_ready.saturating_sub(1);
         self.reserve.pop_front().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))
+    }
+
+    /// Has room found for the first clusters of the reserve, as many as lie together, but no more than `ROOM_BYTES`.
+    fn find_room(&mut self, map: &mut Map) {
+        let Some(&first) = self.reserve.front() else { return };
+        let size = map.cluster();
+        let most = (ROOM_BYTES / size).max(1);
+        let together = |(cluster, expected): &(&u64, u64)| **cluster == *expected;
+        let run = self.reserve.iter().zip(first..first + most).take_while(together).count();
+        map.layers.top().file.find_room(first * size, run as u64 * size);
+        self.reserve_ready = run;
     }
 
     /// Puts all that changed into the tables, and says so.

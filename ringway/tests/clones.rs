@@ -330,3 +330,31 @@ fn a_base_is_cached_though_its_clone_is_not_if_that_is_said() {
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("--cache-base"), "{said}");
 }
+
+/// With direct I/O the file system is asked for room ahead of writes, and has it back when the image is closed.
+#[test]
+fn room_for_first_writes_is_found_ahead_with_direct_io_and_given_back() {
+    let dir = base();
+    let dir = dir.path();
+    let mut direct = std::fs::File::options();
+    direct.read(true).custom_flags(libc::O_DIRECT);
+    if direct.open(dir.join("base.raw")).is_err() {
+        return skip(Need::Direct, "this folder takes no O_DIRECT");
+    }
+    let there = |image: &str| dir.join(image).metadata().unwrap().blocks() * 512;
+    for (cache, ahead) in [("none", true), ("writeback", false)] {
+        let image = format!("clones/{cache}.qcow2");
+        let socket = format!("{cache}.sock");
+        let args = ["base.raw", "--overlay", "clones", "--socket", &socket, "--cache", cache];
+        let daemon = Daemon::serve(dir, &args);
+        put(dir, &socket, 5, 7);
+        // Eight clusters are taken at first, of which one is written.
+        let taken = there(&image);
+        assert_eq!(taken >= 8 << 16, ahead, "{cache}: {taken}");
+        assert_eq!((sector(dir, &socket, 5), sector(dir, &socket, 6)), (7, 6));
+        daemon.stop();
+        let left = there(&image);
+        assert!(left < 6 << 16, "{cache}: {left}");
+        whole(dir, &image);
+    }
+}
