@@ -114,7 +114,7 @@ impl Commit {
         if bytes > shape.size {
             return refuse(format!(
                 "what it would be merged into has {bytes} bytes, and it has {}: what lies behind would \
-                 appear if the disk grew. Make the disk as large before (ringway ctl resize; qemu-img \
+                 appear if the disk grew. Make the disk as large before (ringway ctl resize; ringway \
                  resize when it is not served)",
                 shape.size
             ));

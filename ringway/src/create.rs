@@ -88,6 +88,13 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         size > 0 && size.is_multiple_of(512),
         "{name}: its size, {size} bytes, is not a positive multiple of 512 bytes"
     );
+    if let Some(backing) = backing.as_ref().filter(|backing| size < backing.virtual_size) {
+        tracing::warn!(
+            "{name}: what it is based on has {}, and it has {}: what lies beyond cannot be read through it",
+            Size(backing.virtual_size),
+            Size(size)
+        );
+    }
     let folder = target.parent().context("an image has a folder")?;
     let named = |backing: &Backing| {
         let name = backing.name_in(folder);

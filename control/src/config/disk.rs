@@ -159,8 +159,8 @@ pub struct DiskArgs {
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub engine: Option<Choice<EngineKind>>,
-    /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works,
-    /// else writeback].
+    /// The host's caches: none is O_DIRECT; unsafe ignores flushes [default: none where it works, else
+    /// writeback; of qcow2 images writeback].
     #[arg(long, value_name = "MODE", help_heading = "Speed", value_parser = cache_modes())]
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]

@@ -10,7 +10,10 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No such file.
-    #[error("{0}: there is no such file. Check the path; `serve --size SIZE` makes a sparse image")]
+    #[error(
+        "{0}: there is no such file. Check the path; `serve --size SIZE` makes a sparse raw image, and \
+             `ringway create` others"
+    )]
     Missing(PathBuf),
     /// No such file, and none is to be made.
     #[error(

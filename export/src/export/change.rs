@@ -137,7 +137,11 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
         kill_point!(Resized);
         self.retry_held_by_the_way();
-        let notice = if to == from { GuestNotice::Yes } else { self.announce() };
+        let notice = match to == from {
+            true if lock(&self.inboxes).is_empty() => GuestNotice::NobodyThere,
+            true => GuestNotice::Yes,
+            false => self.announce(),
+        };
         Ok(Resized { from, to, notice })
     }
 
