@@ -186,10 +186,10 @@ impl Table {
         let clusters = size.div_ceil(self.cluster());
         let (from, to) = (mapped(self.clusters()), mapped(clusters));
         if to > self.room as u64 {
-            let most = (self.room as u64 / 8).saturating_mul(self.cluster());
+            let most = (self.room as u64 / 8).saturating_mul(self.cluster()) >> 20;
             return Err(io::Error::other(format!(
-                "there is room for {most} bytes in its tables until it is opened again: make it so large first, \
-                 open it anew, then go on"
+                "its tables have room for {most} MiB until they are read again: make it so large first (say {most}M), \
+                 then serve it anew, or go on if nobody serves it"
             )));
         }
         if to > from {

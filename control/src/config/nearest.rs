@@ -33,6 +33,9 @@ pub(crate) fn with_hint(message: &str) -> String {
 }
 
 fn without_types(message: &str) -> String {
+    if message.contains("leading zero") {
+        return format!("{message}; a mode is text between quotes: \"0660\"");
+    }
     // What no number of this program holds, its parser reads as text.
     let huge =
         message.strip_prefix("invalid type: integer `").and_then(|rest| rest.split_once("` as "));
@@ -45,6 +48,7 @@ fn without_types(message: &str) -> String {
         "a nonzero u32" => "a whole number, at least 1",
         "a string" => "text between quotes",
         "a boolean" => "true or false",
+        "a sequence" => "several: disks stand in tables of their own, [[disk]], and lists in brackets, [\"a\"]",
         other => other,
     };
     format!("{left}expected {wanted}")
@@ -80,6 +84,15 @@ mod tests {
             (
                 "invalid type: integer `1`, expected a boolean",
                 "invalid type: integer `1`, expected true or false",
+            ),
+            (
+                "invalid type: map, expected a sequence",
+                "invalid type: map, expected several: disks stand in tables of their own, [[disk]], and \
+                 lists in brackets, [\"a\"]",
+            ),
+            (
+                "unexpected leading zero, expected nothing",
+                "unexpected leading zero, expected nothing; a mode is text between quotes: \"0660\"",
             ),
         ] {
             assert_eq!(with_hint(found), wanted);
