@@ -22,8 +22,8 @@ use crate::polling::{Idle, Next, Spins};
 use crate::queue::{Armed, QueueLifecycle};
 use crate::small_counts::SmallCounts;
 use crate::stats::WorkerStats;
+use crate::waiting::note_flush;
 use control::Waiting;
-pub(crate) use flush::Flush;
 use queue::{IDLE_TURNS_MAX, WorkerQueue};
 use ringway_aio::{Done, Engine, Reaped};
 use ringway_core::mem::poison_epoch;
@@ -49,7 +49,7 @@ const IMAGE_BELL: u32 = 1 << 31;
 ///
 /// # Invariants
 /// 1. Queue *n* has the engine's tags `n << 16 | slot`; it goes only when none of them is in flight. The tags of
-///    its commands are `n << 32 | tag`, those of flushes of the worker's own ([`Flush`]) are beyond any queue's.
+///    its commands are `n << 32 | tag`, those of flushes of the worker's own (`flush.rs`) are beyond any queue's.
 pub struct Worker<E: Engine, Q: QueueLifecycle> {
     engine: E,
     queues: Vec<Option<WorkerQueue<Q>>>,
@@ -208,7 +208,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             let (queue, slot) = ((tag >> 16) as usize, tag as u16);
             kill_point!(Completed);
             let Some(Some(queue)) = self.queues.get_mut(queue) else {
-                flush::note(&mut self.waiting, tag, result);
+                note_flush(&mut self.waiting, tag, result);
                 continue;
             };
             if let Some(done) = queue.disk.finish(&mut self.engine, slot, result) {

@@ -6,7 +6,6 @@
 
 use crate::extension::{Bitmaps, Extensions};
 use crate::fields::{LENGTH_V3, field, newer_fields, wide, wrong};
-use crate::journal::is_of_this_boot;
 use crate::read_at::ReadAt;
 use crate::refused::Refused;
 use std::ffi::OsString;
@@ -126,11 +125,6 @@ pub struct Header {
     pub features: [u64; 3],
 }
 
-/// What to tell of an image that waits for the journal of a daemon ([`Header::waits_for_journal`]).
-pub const NOT_WHOLE: &str = "not all that was written to it is in it: its daemon was killed together with its helper, and what \
-     the guest had not flushed is in that daemon's --state-dir. Serve it once with that folder, not read-only, and \
-     go on when that listens. A copy of an image that was in use says the same: serve it once, too";
-
 impl Header {
     /// Reads and judges the header of a file of `file_bytes` bytes.
     ///
@@ -212,14 +206,6 @@ impl Header {
     /// The reason against it.
     pub fn may_read(&self) -> Result<(), Refused> {
         if self.is_corrupt() { Err(Refused::Corrupt) } else { Ok(()) }
-    }
-
-    /// True if not all that was answered of it is in it: a daemon was killed together with its helper since the host
-    /// came up, and has what its guest did not flush in its state folder. A copy of an image that was in use
-    /// says the same.
-    #[must_use]
-    pub fn waits_for_journal(&self) -> bool {
-        is_of_this_boot(self.features[2])
     }
 
     /// Whether it may be written. Who does so first clears [`Self::unknown_autoclear`].

@@ -3,6 +3,7 @@
 use crate::chain::{Chain, ImageFile};
 use crate::decompress::Packed;
 use crate::file::BlockFile;
+use crate::header::Header;
 use crate::journal::is_of_this_boot;
 use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
@@ -35,8 +36,23 @@ pub enum LayerFormat {
     },
 }
 
+/// What to tell of an image that waits for the journal of a daemon ([`Header::waits_for_journal`]).
+pub const NOT_WHOLE: &str = "not all that was written to it is in it: its daemon was killed together with its helper, and what \
+     the guest had not flushed is in that daemon's --state-dir. Serve it once with that folder, not read-only, and \
+     go on when that listens. A copy of an image that was in use says the same: serve it once, too";
+
+impl Header {
+    /// True if not all that was answered of it is in it: a daemon was killed together with its helper since the host
+    /// came up, and has what its guest did not flush in its state folder. A copy of an image that was in use
+    /// says the same.
+    #[must_use]
+    pub fn waits_for_journal(&self) -> bool {
+        is_of_this_boot(Shape::from(self).autoclear)
+    }
+}
+
 impl Layer {
-    /// As [`Header::waits_for_journal`](crate::Header::waits_for_journal), of what its header said when the chain was
+    /// As [`Header::waits_for_journal`], of what its header said when the chain was
     /// opened.
     #[must_use]
     pub fn waits_for_journal(&self) -> bool {

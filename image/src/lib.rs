@@ -94,12 +94,10 @@ pub use copy_rate::CopyRate;
 pub use create::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
 pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};
-pub use header::{
-    BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX, NOT_WHOLE,
-};
+pub use header::{BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX};
 pub use image::{Image, ImageMemory, Use};
 pub use journal::{Journal, Replayed, is_journal_of, learn_boot, replay};
-pub use layer::{Layer, LayerFormat};
+pub use layer::{Layer, LayerFormat, NOT_WHOLE};
 pub use layout::Shape;
 pub use locate::Locator;
 pub use printable::printable;

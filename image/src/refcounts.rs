@@ -18,7 +18,7 @@ const TABLE_MAX: u64 = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Refcounts {
     file: BlockFile,
-    shape: Shape,
+    pub(crate) shape: Shape,
     /// Where the table is now.
     table_offset: u64,
     /// Up to its last block; there are `entries`.
@@ -311,12 +311,6 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Puts into what the header says where the table is by now, and how many clusters it has.
-    pub(crate) fn place_table(&self, shape: &mut Shape) {
-        shape.refcount_table_offset = self.shape.refcount_table_offset;
-        shape.refcount_table_clusters = self.shape.refcount_table_clusters;
-    }
-
     /// A longer table, behind all that the present one can count, with blocks that count both.
     fn grow_table(&mut self) -> io::Result<()> {
         let (per_block, bits, order) =
@@ -363,8 +357,7 @@ impl Refcounts {
         self.sync()?;
         let old = self.table_offset >> bits..;
         let old: Vec<u64> = old.take(self.shape.refcount_table_clusters as usize).collect();
-        (self.table_offset, self.entries) = (first << bits, table.len());
-        self.table = table;
+        (self.table_offset, self.entries, self.table) = (first << bits, table.len(), table);
         self.shape.refcount_table_offset = self.table_offset;
         self.shape.refcount_table_clusters = entries;
         self.metadata.extend(first..first + clusters + blocks);

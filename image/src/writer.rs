@@ -293,9 +293,11 @@ impl Writer {
         Ok(())
     }
 
-    /// As [`Refcounts::place_table`].
+    /// Puts into what the header says where the table of counts is by now, and how many clusters it has.
     pub(crate) fn place_table(&self, shape: &mut Shape) {
-        self.refcounts.place_table(shape);
+        let now = &self.refcounts.shape;
+        shape.refcount_table_offset = now.refcount_table_offset;
+        shape.refcount_table_clusters = now.refcount_table_clusters;
     }
 
     /// True if a sync has failed.

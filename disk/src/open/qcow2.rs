@@ -8,7 +8,7 @@ use super::fence::{self, Fenced};
 use super::file::open_file;
 use super::serial::serial_bytes;
 use super::{Base, OpenError, OpenOptions, Qcow2, probe};
-use crate::choices::{Alignment, CacheMode};
+use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::disk::Disk;
 use crate::new_image::Backing;
 use crate::parts::Parts;
@@ -36,15 +36,9 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
     // Else the engine could be one for O_DIRECT.
     let options = &OpenOptions { cache: Some(cache), ..options.clone() };
     check_engine(options)?;
-    let direct = cache == CacheMode::None && !qcow2.cache_base;
-    if let Some(engine) = options.engine.filter(|engine| engine.needs_direct() && !direct) {
-        let why = "with --cache-base what the image is based on is read through the page cache, where the kernel \
-                   carries each request out while it is submitted";
-        return Err(OpenError::Engine { engine, why: why.into() });
-    }
     let (created, base) = clone_of(path, qcow2, options)?;
     let (created, file, kind) = open_locked(path, options, created)?;
-    let (engine, engine_why) = choose_engine(path, options, direct)?;
+    let (engine, engine_why) = engine_of(path, qcow2, options)?;
     let host = |what| move |source| OpenError::Host { path: path.into(), what, source };
     let chain = open_chain(path, &file, (qcow2, base.as_ref()), options)?;
     let grows = kind == probe::FileKind::File;
@@ -96,6 +90,24 @@ pub(super) fn open(path: &Path, qcow2: &Qcow2, options: &OpenOptions) -> Result<
         },
         image: Some(Unmapped { layers, usage }),
     }))
+}
+
+/// The engine for files some of which may be in the page cache.
+fn engine_of(
+    path: &Path,
+    qcow2: &Qcow2,
+    options: &OpenOptions,
+) -> Result<(EngineKind, String), OpenError> {
+    let direct = options.cache == Some(CacheMode::None);
+    if let Some(engine) = options.engine.filter(|engine| engine.needs_direct())
+        && direct
+        && qcow2.cache_base
+    {
+        let why = "with --cache-base what the image is based on is read through the page cache, where the kernel \
+                   carries each request out while it is submitted";
+        return Err(OpenError::Engine { engine, why: why.into() });
+    }
+    choose_engine(path, options, direct && !qcow2.cache_base)
 }
 
 /// What the top says; refuses one that cannot be handed over with a guest, if that is what is asked for.

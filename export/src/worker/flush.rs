@@ -4,7 +4,8 @@
 use super::Worker;
 use super::control::Waiting;
 use crate::queue::QueueLifecycle;
-use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
+use crate::waiting::{Flush, FlushState};
+use ringway_aio::{Engine, Io, IoMemory, IoOp};
 use ringway_disk::Disk;
 use std::io;
 use std::sync::mpsc::SyncSender;
@@ -12,46 +13,6 @@ use std::sync::{Arc, Weak};
 
 /// Tags from here on are of flushes: queue *n* has `n << 16 | slot` (Worker invariant 1).
 const FLUSHES: u64 = 1 << 48;
-
-/// How often one is tried again that an engine could not carry out just then.
-const RETRIES_MAX: u32 = 16;
-
-/// One flush, from a worker's command to its answer. The worker has attached the file for it.
-#[derive(Debug)]
-pub(crate) struct Flush {
-    disk: Arc<Disk>,
-    file: FileId,
-    tag: u64,
-    state: State,
-    tries: u32,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum State {
-    /// The engine has had no room for it yet.
-    Ready,
-    InFlight,
-    /// With the engine's result.
-    Over(i32),
-}
-
-impl Flush {
-    pub(super) fn is_over(&self) -> bool {
-        matches!(self.state, State::Over(_))
-    }
-}
-
-/// A result that is of no queue.
-#[cold]
-pub(super) fn note<Q>(waiting: &mut [Waiting<Q>], tag: u64, result: i32) {
-    for waiting in waiting {
-        let Waiting::Flush { flush, .. } = waiting else { continue };
-        if flush.tag == tag {
-            let again = matches!(-result, libc::EINTR | libc::EAGAIN) && flush.tries < RETRIES_MAX;
-            flush.state = if again { State::Ready } else { State::Over(result) };
-        }
-    }
-}
 
 impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     /// A queue of this disk was added.
@@ -72,6 +33,8 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[cold]
     pub(super) fn flush(&mut self, disk: Arc<Disk>, reply: SyncSender<io::Result<()>>) {
         if !self.has_known(&disk) {
+            // First: whoever asked may let the disk go next, which is not for this thread to do.
+            drop(disk);
             let _ = reply.send(Ok(()));
             return;
         }
@@ -83,10 +46,11 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
                 };
                 // No more wait than there are.
                 let tag = (FLUSHES..).find(|&tag| !taken(tag)).unwrap_or(FLUSHES);
-                let flush = Flush { disk, file, tag, state: State::Ready, tries: 0 };
+                let flush = Flush { disk, file, tag, state: FlushState::Ready, tries: 0 };
                 self.waiting.push(Waiting::Flush { flush, reply });
             }
             Err(error) => {
+                drop(disk);
                 let _ = reply.send(Err(error));
             }
         }
@@ -96,7 +60,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     #[cold]
     pub(super) fn begin_flush(&mut self, at: usize) {
         let Waiting::Flush { flush, .. } = &mut self.waiting[at] else { return };
-        if !matches!(flush.state, State::Ready) {
+        if !matches!(flush.state, FlushState::Ready) {
             return;
         }
         let io = Io {
@@ -109,7 +73,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         };
         // SAFETY: it names no memory; the file is attached. A full engine rings when there is room again.
         if unsafe { self.engine.queue(&io) }.is_ok() {
-            flush.state = State::InFlight;
+            flush.state = FlushState::InFlight;
             flush.tries += 1;
         }
     }
@@ -119,12 +83,15 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
     pub(super) fn end_flush(&mut self, flush: Flush) -> io::Result<()> {
         self.engine.detach(flush.file);
         match flush.state {
-            State::Over(result) if result < 0 => {
-                flush.disk.flush_has_failed();
+            FlushState::Over(result) if result < 0 => {
+                // What was never carried out has lost nothing.
+                if !matches!(-result, libc::ENOTCONN | libc::ENOMEM | libc::EAGAIN | libc::EINTR) {
+                    flush.disk.flush_has_failed();
+                }
                 let error = io::Error::from_raw_os_error(-result);
                 tracing::error!(
                     disk = flush.disk.name(),
-                    "it could not be flushed, and later flushes fail: {error}"
+                    "a flush that was asked for here has failed: {error}"
                 );
                 Err(error)
             }

@@ -3,13 +3,11 @@
 //! By the engine alone, without rings, and by reads alone: nothing is written. That is why `serve` does not do
 //! it by itself ([ADR 0064](../../../docs/adr/0064-the-engine-is-a-rule-and-can-be-measured.md)).
 
-use super::report::{Grade, ReportLine, line};
 use anyhow::{Context, Result};
 use ringway_bench::usage::Usage;
 use ringway_bench::{AccessArgs, Load, Rw, Sizes, Target, measure, median};
 use ringway_control::config::Choice;
 use ringway_disk::EngineKind;
-use ringway_terminal::short::count;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
@@ -109,25 +107,8 @@ fn one(path: &Path, kind: EngineKind, direct: bool, load: &Load) -> Result<(f64,
     Ok((outcome.iops(), cpu / all.max(1.0)))
 }
 
-/// How people read it; `chosen` is the engine of `auto`.
-pub(super) fn lines(all: &[Measured], chosen: &str) -> Vec<ReportLine> {
-    let mut lines = Vec::new();
-    for measured in all {
-        let Measured { engine, depth, iops, iops_min, iops_max, cpu_ns } = measured;
-        let text = format!(
-            "{}/s ({} to {}), {:.1} us of CPU each",
-            count(*iops),
-            count(*iops_min),
-            count(*iops_max),
-            cpu_ns / 1000.0
-        );
-        lines.push(line(Grade::Fact, &format!("{engine}, {depth}"), text));
-    }
-    lines.push(verdict(all, chosen));
-    lines
-}
-
-fn verdict(all: &[Measured], chosen: &str) -> ReportLine {
+/// What reads more than the engine that is `chosen`, by words.
+pub(super) fn better(all: &[Measured], chosen: &str) -> Vec<String> {
     let mut better = Vec::new();
     for depth in DEPTHS {
         let of = || all.iter().filter(move |measured| measured.depth == depth);
@@ -138,16 +119,7 @@ fn verdict(all: &[Measured], chosen: &str) -> ReportLine {
             better.push(format!("{} {percent:.0} % more at depth {depth}", best.engine));
         }
     }
-    if better.is_empty() {
-        let text = format!("no engine reads more than {chosen}, which `auto` takes");
-        return line(Grade::Ok, "verdict", text);
-    }
-    let text = format!(
-        "{chosen}, which `auto` takes, is not the fastest here: {}. Writes were not tried; `ringway bench` does \
-         that where nothing is lost. --engine says which one to take",
-        better.join(", ")
-    );
-    line(Grade::Warn, "verdict", text)
+    better
 }
 
 #[cfg(test)]
@@ -160,7 +132,7 @@ mod tests {
 
     #[test]
     fn only_what_is_clearly_faster_is_recommended() {
-        for (rounds, better) in [
+        for (rounds, is_better) in [
             ([190.0, 200.0, 210.0], true),
             // Within noise.
             ([101.0, 120.0, 140.0], false),
@@ -173,10 +145,10 @@ mod tests {
                 measured("io_uring", 32, [98.0, 100.0, 102.0]),
                 measured("linux-aio", 32, rounds),
             ];
-            let text = format!("{:?}", verdict(&all, "io_uring"));
-            assert_eq!(text.contains("linux-aio"), better, "{rounds:?}: {text}");
+            let text = better(&all, "io_uring").join(", ");
+            assert_eq!(text.contains("linux-aio"), is_better, "{rounds:?}: {text}");
             assert!(!text.contains("depth 1"), "{text}");
-            let text = format!("{:?}", verdict(&all, "linux-aio"));
+            let text = better(&all, "linux-aio").join(", ");
             assert_eq!(text.contains("io_uring 67 %"), rounds[1] == 60.0, "{text}");
         }
     }

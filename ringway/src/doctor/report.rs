@@ -3,10 +3,11 @@
 use super::engines::{Engine, State, Uring};
 use super::host::Host;
 use super::image::{Device, Image};
-use super::measure::{self, Measured};
+use super::measure::{Measured, better};
 use super::memory::Memory;
 use anstyle::{AnsiColor, Style};
 use ringway_control::size::Size;
+use ringway_terminal::short::count;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -98,7 +99,7 @@ pub(super) fn write(mut report: Report) -> String {
         sections.push(("Served with `auto`".to_owned(), served(image)));
         if let Some(choice) = image.choice.as_ref().filter(|_| !report.measured.is_empty()) {
             let title = "Measured: engine, reads of 4 KiB in flight".to_owned();
-            sections.push((title, measure::lines(&report.measured, choice.engine)));
+            sections.push((title, measured(&report.measured, choice.engine)));
         }
     }
     let failed = report.image.as_ref().is_some_and(|image| image.error.is_some());
@@ -353,4 +354,32 @@ fn served(image: &Image) -> Vec<ReportLine> {
         line(Grade::Ok, "queues", format!("{} ({})", choice.queues, choice.queues_why)),
         line(Grade::Ok, "workers", format!("{} ({})", choice.workers, choice.workers_why)),
     ]
+}
+
+/// What each engine did; `chosen` is that of `auto`.
+fn measured(all: &[Measured], chosen: &str) -> Vec<ReportLine> {
+    let mut lines = Vec::new();
+    for Measured { engine, depth, iops, iops_min, iops_max, cpu_ns } in all {
+        let text = format!(
+            "{}/s ({} to {}), {:.1} us of CPU each",
+            count(*iops),
+            count(*iops_min),
+            count(*iops_max),
+            cpu_ns / 1000.0
+        );
+        lines.push(line(Grade::Fact, &format!("{engine}, {depth}"), text));
+    }
+    let better = better(all, chosen);
+    if better.is_empty() {
+        let text = format!("no engine reads more than {chosen}, which `auto` takes");
+        lines.push(line(Grade::Ok, "verdict", text));
+        return lines;
+    }
+    let text = format!(
+        "{chosen}, which `auto` takes, is not the fastest here: {}. Writes were not tried; `ringway bench` does \
+         that where nothing is lost. --engine says which one to take",
+        better.join(", ")
+    );
+    lines.push(line(Grade::Warn, "verdict", text));
+    lines
 }

@@ -202,6 +202,7 @@ impl Wanted {
             Source::Nbd(target) => (target.to_string().into(), Some(RemoteMessage::of(target))),
             _ => return Err(anyhow!("only files and exports are opened by somebody else")),
         };
+        let qcow2 = options.qcow2.as_ref();
         Ok(Self {
             path: path.as_path().into(),
             remote,
@@ -215,14 +216,10 @@ impl Wanted {
             incoming: options.incoming,
             policy: options.path.name().into(),
             raw: options.raw,
-            qcow2: options.qcow2.is_some(),
-            backing_root: options
-                .qcow2
-                .as_ref()
-                .and_then(|q| q.backing_root.as_deref())
-                .map(Name::from),
-            cache_base: options.qcow2.as_ref().is_some_and(|qcow2| qcow2.cache_base),
-            base: options.qcow2.as_ref().and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
+            qcow2: qcow2.is_some(),
+            backing_root: qcow2.and_then(|q| q.backing_root.as_deref()).map(Name::from),
+            cache_base: qcow2.is_some_and(|qcow2| qcow2.cache_base),
+            base: qcow2.and_then(|qcow2| qcow2.base.as_ref()).map(|base| {
                 (base.path.as_path().into(), base.format.map(|format| format.name().into()))
             }),
             ephemeral,
