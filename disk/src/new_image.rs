@@ -44,6 +44,9 @@ pub enum BackingError {
     /// What it says of itself.
     #[error(transparent)]
     Refused(#[from] Refused),
+    /// A daemon that was killed has more of it, which would change it beneath whoever is based on it.
+    #[error("{}", ringway_image::NOT_WHOLE)]
+    Waits,
     /// Its path has no last part.
     #[error("it names no file")]
     NoName,
@@ -85,6 +88,9 @@ impl Backing {
             Format::Qcow2 => {
                 let header = Header::read(&file, bytes).map_err(host("read it"))??;
                 header.may_read()?;
+                if header.waits_for_journal() {
+                    return Err(BackingError::Waits);
+                }
                 header.virtual_size
             }
         };

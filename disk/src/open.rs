@@ -66,7 +66,8 @@ use std::sync::Arc;
 pub fn open(options: &OpenOptions) -> Result<Disk, OpenError> {
     let mut disk = open_unmapped(options)?;
     let path = PathBuf::from(disk.name());
-    if !options.read_only && disk.waits_for_journal() {
+    // One that is incoming is judged when its lock is ours.
+    if !options.incoming && disk.waits_for_journal() {
         // Whoever has the state folder maps it by itself.
         return Err(OpenError::Waits(path));
     }

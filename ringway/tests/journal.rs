@@ -117,6 +117,10 @@ fn c38_tools_leave_an_image_alone_that_waits_for_its_daemon() {
         &["flatten", "top.qcow2"],
         &["commit", "top.qcow2"],
         &["io", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
+        &["io", "--read-only", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
+        &["bench", "--format", "qcow2", "top.qcow2", "--io-size", "1M"],
+        &["create", "clone.qcow2", "--backing", "top.qcow2"],
+        &["serve", "top.qcow2", "--overlay", ".", "--socket", "clone.sock"],
         &[
             "bench",
             "--format",

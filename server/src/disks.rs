@@ -355,7 +355,7 @@ impl Disks {
             let removed = self.removed.load(SeqCst);
             // Its clone may be another daemon's, or about to be.
             let ours = removed && served.export.end_image();
-            if removed && served.export.is_clear() {
+            if ours && served.export.is_clear() {
                 // As where it is removed from a daemon that goes on.
                 served.export.disk().ends(served.device.is_some());
             }

@@ -3,7 +3,7 @@
 //! It listens until the last write that it had begun has landed. And if it was killed while it started,
 //! its helper, which has made the socket, has it until it notices. Either is over by itself.
 
-use ringway_disk::open::{is_dying, parent};
+use ringway_disk::open::{ENDING, is_dying, parent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -74,7 +74,7 @@ fn name(pid: &str) -> Option<String> {
 }
 
 fn is_helper(pid: u32) -> bool {
-    name(&pid.to_string()).is_some_and(|name| name.trim() == "ringway-helper")
+    name(&pid.to_string()).is_some_and(|name| ["ringway-helper", ENDING].contains(&name.trim()))
 }
 
 /// True if it runs the same program as this process, by name.

@@ -48,7 +48,9 @@ fn without_types(message: &str) -> String {
         "a nonzero u32" => "a whole number, at least 1",
         "a string" => "text between quotes",
         "a boolean" => "true or false",
-        "a sequence" => "several: disks stand in tables of their own, [[disk]], and lists in brackets, [\"a\"]",
+        "a sequence" => {
+            "several: disks stand in tables of their own, [[disk]], and lists in brackets, [\"a\"]"
+        }
         other => other,
     };
     format!("{left}expected {wanted}")

@@ -120,8 +120,8 @@ fn details(image: &ImageFile, header: &Header, file_bytes: u64) -> anyhow::Resul
         refcount_bits: header.refcount_bits(),
         compression: header.compression.name(),
         features: features.iter().filter(|(is, _)| *is).map(|(_, name)| *name).collect(),
-        // While it is served that is no fault.
-        waits_for_daemon: header.waits_for_journal() && holder(&image.name, false).is_none(),
+        // While it is served that is no fault. Who only reads it shares its lock.
+        waits_for_daemon: header.waits_for_journal() && holder(&image.name, true).is_none(),
         not_writable: header.may_write().err().map(|refused| refused.to_string()),
         snapshots: snapshots.into_iter().map(taken).collect(),
     })

@@ -86,7 +86,8 @@ impl StateDir {
         }
         file.set_len(STATE_FILE_BYTES).with_context(cannot)?;
         // What is stored in the page later cannot fail for want of room.
-        match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, STATE_BYTES) {
+        let allocate = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, STATE_BYTES);
+        match rustix::io::retry_on_intr(allocate) {
             // Folders of a kind that cannot promise it.
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
             Err(error) => Err(error).with_context(cannot),
