@@ -193,6 +193,8 @@ fn b27_verdicts_on_damaged_images_are_those_of_qemu_img() {
         fs::copy(image, &victim).unwrap();
         let done: Vec<_> = (0..1 + random.below(2)).map(|_| damage(&victim, &mut random)).collect();
         let (status, said) = theirs(&victim);
+        // 1: it has found what keeps it from checking all of it (a table where the header is, say).
+        let status = if status == 1 { 2 } else { status };
         let found = match ours(&victim, 64) {
             Ok(found) => found,
             // A header that makes no sense is not checked any further, here nor there.
