@@ -84,15 +84,20 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
         self.engine.detach(flush.file);
         match flush.state {
             FlushState::Over(result) if result < 0 => {
+                let (disk, error) = (&flush.disk, io::Error::from_raw_os_error(-result));
                 // What was never carried out has lost nothing.
-                if !matches!(-result, libc::ENOTCONN | libc::ENOMEM | libc::EAGAIN | libc::EINTR) {
-                    flush.disk.flush_has_failed();
+                if matches!(-result, libc::ENOTCONN | libc::ENOMEM | libc::EAGAIN | libc::EINTR) {
+                    tracing::error!(
+                        disk = disk.name(),
+                        "it cannot be flushed now: {error}. Ask again"
+                    );
+                } else {
+                    disk.flush_has_failed();
+                    tracing::error!(
+                        disk = disk.name(),
+                        "a flush has failed, and so will later ones until it is served anew: {error}"
+                    );
                 }
-                let error = io::Error::from_raw_os_error(-result);
-                tracing::error!(
-                    disk = flush.disk.name(),
-                    "a flush that was asked for here has failed: {error}"
-                );
                 Err(error)
             }
             _ => Ok(()),
