@@ -371,7 +371,7 @@ fn measured(all: &[Measured], chosen: &str) -> Vec<ReportLine> {
     }
     let better = better(all, chosen);
     if better.is_empty() {
-        let text = format!("no engine reads more than {chosen}, which `auto` takes");
+        let text = format!("no engine reads clearly more than {chosen}, which `auto` takes");
         lines.push(line(Grade::Ok, "verdict", text));
         return lines;
     }
