@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Daemon, children, folder, read, ringway, run, text, write};
-use ringway_driver::{BlkQueue, Options};
+use ringway_driver::{BlkQueue, Device, Options};
 use ringway_testkit::{LoopDevice, Mounted, Need, skip};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -32,6 +32,11 @@ fn overlay(dir: &Path) -> bool {
 fn serve(dir: &Path, state: &str, more: &[&str]) -> Daemon {
     let args = ["top.qcow2", "--format", "qcow2", "--socket", "s", "--state-dir", state];
     Daemon::serve(dir, &[&args[..], more].concat())
+}
+
+/// A guest that goes on with the next daemon.
+fn connect(dir: &Path) -> Device {
+    Options::new().reconnect(common::PATIENCE).connect(dir.join("s")).unwrap()
 }
 
 /// As the service manager, or the kernel for want of memory, kills a whole group at once.
@@ -90,8 +95,7 @@ fn c38_tools_leave_an_image_alone_that_waits_for_its_daemon() {
         return;
     }
     let daemon = serve(dir, "state", &[]);
-    let options = Options::new().reconnect(common::PATIENCE);
-    let mut device = options.connect(dir.join("s")).unwrap();
+    let mut device = connect(dir);
     let mut queue = device.queue::<()>().unwrap();
     // A new table does not wait; entries in it do.
     assert!(write(&device, &mut queue, CLUSTER, 1) && write(&device, &mut queue, 5, 77));
@@ -164,8 +168,7 @@ fn c38_what_was_answered_outlives_daemon_and_helper() {
     }
     for (round, more) in (1_u8..).zip([&[][..], &["--cache", "none"], &["--isolate"]]) {
         let daemon = serve(dir, "state", more);
-        let options = Options::new().reconnect(common::PATIENCE);
-        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut device = connect(dir);
         let mut queue = device.queue::<()>().unwrap();
         let first = u64::from(round) * 16;
         for cluster in first..first + 8 {
@@ -196,8 +199,7 @@ fn c38_a_guest_is_told_if_what_was_answered_is_lost() {
             return;
         }
         let daemon = serve(dir, "state", &[]);
-        let options = Options::new().reconnect(common::PATIENCE);
-        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut device = connect(dir);
         let mut queue = device.queue::<()>().unwrap();
         for cluster in 1..8 {
             assert!(write(&device, &mut queue, cluster * CLUSTER, 1));
@@ -334,8 +336,7 @@ fn c38_what_was_answered_is_found_on_a_device() {
             Daemon::serve(dir, &args)
         };
         let daemon = serve();
-        let options = Options::new().reconnect(common::PATIENCE);
-        let mut device = options.connect(dir.join("s")).unwrap();
+        let mut device = connect(dir);
         let mut queue = device.queue::<()>().unwrap();
         let first = if all { 16 } else { 0 };
         for cluster in first..first + 8 {
