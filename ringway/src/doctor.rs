@@ -150,6 +150,15 @@ fn measure_engines(
     if let Some(holder) = &image.in_use_by {
         bail!("{}: it is in use by {holder}, whom measuring would disturb", path.display());
     }
+    if let (Some(bytes), Some(there)) = (image.bytes, image.allocated_bytes)
+        && there < bytes / 2
+    {
+        bail!(
+            "{}: most of it is a hole, for which no disk is asked. Measure a file with data, such as one made by \
+             `dd if=/dev/urandom of=FILE bs=1M count=1024`",
+            path.display()
+        );
+    }
     let direct = choice.cache == "none";
     let works = |(kind, works): &(EngineKind, Result<_, _>)| {
         let fits = works.is_ok() && (direct || !kind.needs_direct());

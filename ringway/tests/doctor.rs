@@ -138,6 +138,8 @@ fn engines_are_measured_on_a_disk_that_nobody_uses() {
         assert!(!output.status.success() && text.contains(words), "{args:?}: {text}");
     };
     said(&["--measure", "null:1G"], "files and block devices");
+    std::fs::File::create(dir.join("hole.img")).unwrap().set_len(4 << 20).unwrap();
+    said(&["--measure", "hole.img"], "hole");
     said(&["--measure=1ms", "disk.img"], "too short");
     said(&["--measure"], "IMAGE");
     let _daemon = Daemon::serve(dir, &["disk.img", "--socket", "s"]);
