@@ -324,7 +324,8 @@ impl Idle {
             // It did not spin, or in vain, which has been paid for.
             Phase::Awake => {}
         }
-        if let Some(class) = disk.filter(|_| completed) {
+        // A request of the guest ends it as well as the disk: sleeping costs as much in either case.
+        if let Some(class) = disk {
             self.disk.record(class, took, self.cost, self.budget.reduced(self.max));
         }
     }

@@ -55,6 +55,11 @@ impl Bed {
 
     /// A wait of `takes` nanoseconds for a disk that has so much to do, or for a guest.
     fn wait(&mut self, in_flight: usize, takes: u64) {
+        self.wait_until(in_flight > 0, in_flight, takes);
+    }
+
+    /// The same; `completed` if the disk ends it, the guest if not.
+    fn wait_until(&mut self, completed: bool, in_flight: usize, takes: u64) {
         let mut due = self.now + takes;
         let mut spun_from = None;
         while self.now < due {
@@ -83,7 +88,7 @@ impl Bed {
         let spun = spun_from.map_or(0, |from| self.now - from);
         self.extra += spun.saturating_sub(self.cpu);
         self.late += self.now - due;
-        self.idle.reset(in_flight > 0, || self.now);
+        self.idle.reset(completed, || self.now);
         // What was found has to be dealt with.
         self.now += 1_000;
     }
@@ -162,6 +167,21 @@ fn a_guest_that_asks_for_one_thing_at_a_time_need_not_kick() {
     let mut bed = Bed::adaptive(50, 50);
     bed.waits(500, 1, |n| 300_000 + noise(n) % 10_000);
     assert_eq!(bed.naps, 0);
+}
+
+#[test]
+fn a_guest_that_asks_again_before_the_disk_is_done_is_awaited() {
+    let mut bed = Bed::adaptive(50, 50);
+    // It is called while the disk goes on, and asks for more soon after.
+    let asks = |bed: &mut Bed| {
+        bed.wait_until(false, 16, 15_000 + noise(bed.now) % 2_000);
+        bed.now += 200_000;
+    };
+    (0..64).for_each(|_| asks(&mut bed));
+    (bed.sleeps, bed.late) = (0, 0);
+    (0..1000).for_each(|_| asks(&mut bed));
+    assert!(bed.sleeps < 20 && bed.late < 1000 * 1_000, "{} sleeps, {}", bed.sleeps, bed.late);
+    bed.assert_within_budget(50, "asks again");
 }
 
 #[test]
