@@ -1,6 +1,6 @@
 //! What comes back from a queue.
 
-use crate::memory::Buffer;
+use crate::memory::{Buffer, pieces_of};
 use ringway_core::Status;
 use ringway_scheduler::SchedulerStats;
 
@@ -43,9 +43,9 @@ impl Data {
         }
     }
 
-    /// How many buffers there are.
-    pub(crate) fn count(&self) -> usize {
-        self.as_slice().len()
+    /// How many pieces of `max` bytes at most its buffers are.
+    pub(crate) fn pieces(&self, max: u32) -> usize {
+        pieces_of(self.as_slice(), max)
     }
 
     /// Bytes of all of them.

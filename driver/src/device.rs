@@ -233,7 +233,7 @@ impl Device {
             } else {
                 seg_max.min(quarter)
             },
-            size_max: self.info.size_max.unwrap_or(u32::MAX),
+            size_max: self.info.size_max.unwrap_or(u32::MAX).max(1),
             flush: self.info.flush,
             discard_sectors: max(VIRTIO_BLK_F_DISCARD, self.info.max_discard_sectors),
             write_zeroes_sectors: max(

@@ -177,21 +177,14 @@ pub enum Refusal {
     /// A request or a buffer without bytes.
     #[error("a request needs at least one byte")]
     Empty,
-    /// More buffers than the device takes in one request.
-    #[error("{have} buffers in one request, but this device takes {max}: use several requests")]
+    /// More segments than the device takes in one request. A buffer is one, or as many as `size_max`
+    /// makes of it.
+    #[error("{have} segments in one request, but this device takes {max}: use several requests")]
     TooManySegments {
-        /// Buffers of the request.
+        /// Segments of the request.
         have: usize,
         /// The smaller of `seg_max` and what fits in the queue.
         max: usize,
-    },
-    /// A buffer longer than `size_max`.
-    #[error("a buffer of {len} bytes, but this device takes {max} in one piece: use several")]
-    SegmentTooLong {
-        /// Bytes of the buffer.
-        len: u32,
-        /// `size_max`.
-        max: u32,
     },
     /// A chain holds less than 4 GiB.
     #[error("a request of {0} bytes is too long: stay below 4 GiB")]

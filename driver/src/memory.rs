@@ -269,6 +269,15 @@ impl Buffer {
         Piece { addr: (self.host() as u64).wrapping_add(guest_delta), len: self.bytes() }
     }
 
+    /// The same in pieces of `max` bytes each, the last one shorter.
+    pub(crate) fn pieces(&self, guest_delta: u64, max: u32) -> impl Iterator<Item = Piece> {
+        let Piece { addr, len } = self.piece(guest_delta);
+        (0..len.div_ceil(max)).map(move |index| {
+            let before = index * max;
+            Piece { addr: addr.wrapping_add(before.into()), len: (len - before).min(max) }
+        })
+    }
+
     #[inline]
     pub(crate) fn host(&self) -> *mut u8 {
         self.0.host.as_ptr()
@@ -288,6 +297,11 @@ impl Buffer {
     pub(crate) fn abandon(mut self) {
         self.0.lost = true;
     }
+}
+
+/// How many pieces of `max` bytes at most these are.
+pub(crate) fn pieces_of(buffers: &[Buffer], max: u32) -> usize {
+    buffers.iter().map(|buffer| buffer.bytes().div_ceil(max) as usize).sum()
 }
 
 impl Deref for Buffer {

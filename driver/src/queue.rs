@@ -42,7 +42,7 @@ use wire::WireRequest;
 pub(crate) struct QueueLimits {
     pub(crate) seg_max: usize,
     pub(crate) size_max: u32,
-    /// The most buffers of a merged request.
+    /// The most pieces of a merged request.
     pub(crate) merge_max: usize,
     pub(crate) flush: bool,
     pub(crate) discard_sectors: Option<u32>,
@@ -106,7 +106,7 @@ impl<C> BlkQueue<C> {
         link: Arc<Link>,
         policy: Arc<DevicePolicy>,
     ) -> Self {
-        let merge = MergeState::new(policy, ring.size(), limits.merge_max);
+        let merge = MergeState::new(policy, ring.size(), &limits);
         let merges = merge.as_ref().is_some_and(|merge| merge.merges());
         Self {
             fast_max: if merges { 0 } else { limits.size_max },
@@ -435,21 +435,33 @@ impl<C> BlkQueue<C> {
         if self.fast_max == 0 || self.judge(offset, &buffers).is_some() {
             return self.start_checked(kind, offset, Data::Many(buffers), ctx);
         }
+        self.add_pieces(kind, offset, Data::Many(buffers), ctx)
+    }
+
+    /// Adds a read or write of any number of buffers. It was judged.
+    fn add_pieces(
+        &mut self,
+        kind: u32,
+        offset: u64,
+        data: Data,
+        ctx: C,
+    ) -> Result<(), Rejected<C>> {
         let Some(head) = self.ring.next_head() else {
-            return reject(Refusal::Full, ctx, Data::Many(buffers));
+            return reject(Refusal::Full, ctx, data);
         };
         let (header, status) = self.headers.fill(head, kind, offset / 512);
-        // Header, at most `seg_max` buffers, status: there is room for them.
+        // Header, at most `seg_max` pieces, status: there is room for them.
         let mut pieces = std::mem::take(&mut self.scratch);
         pieces.clear();
         pieces.push(header);
-        pieces.extend(buffers.iter().map(|buffer| buffer.piece(self.guest_delta)));
+        let (delta, max) = (self.guest_delta, self.limits.size_max);
+        pieces.extend(data.as_slice().iter().flat_map(|buffer| buffer.pieces(delta, max)));
         pieces.push(status);
         let split = if kind == VIRTIO_BLK_T_OUT { pieces.len() - 1 } else { 1 };
         let (readable, writable) = pieces.split_at(split);
         let added = self.ring.add(readable, writable);
         self.scratch = pieces;
-        self.hold(added, ctx, Data::Many(buffers))
+        self.hold(added, ctx, data)
     }
 
     fn erase(

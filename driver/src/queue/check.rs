@@ -4,12 +4,12 @@ use super::wire::WireRequest;
 use super::{BlkQueue, QueueLimits};
 use crate::completion::Data;
 use crate::error::Refusal;
-use crate::memory::Buffer;
+use crate::memory::{Buffer, pieces_of};
 use crate::rejected::{Rejected, reject};
 
 impl<C> BlkQueue<C> {
-    /// Takes a read or write that does not take the fast path: there is something wrong with it, or
-    /// the scheduler has to know of it.
+    /// Takes a read or write that does not take the fast path: there is something wrong with it, the
+    /// scheduler has to know of it, or its buffer is longer than a piece may be.
     #[cold]
     pub(super) fn start_checked(
         &mut self,
@@ -20,6 +20,8 @@ impl<C> BlkQueue<C> {
     ) -> Result<(), Rejected<C>> {
         match self.judge(offset, data.as_slice()) {
             Some(why) => reject(why, ctx, data),
+            // Only too long for one piece.
+            None if self.fast_max > 0 => self.add_pieces(kind, offset, data, ctx),
             None => {
                 let wire = WireRequest { kind, offset, len: data.bytes(), flags: None };
                 self.start_slow(wire, data, ctx)
@@ -30,16 +32,14 @@ impl<C> BlkQueue<C> {
     /// What is wrong with a request for these buffers, if anything.
     pub(super) fn judge(&self, offset: u64, buffers: &[Buffer]) -> Option<Refusal> {
         let QueueLimits { seg_max, size_max, .. } = self.limits;
+        let pieces = pieces_of(buffers, size_max);
         let len: u64 = buffers.iter().map(|buffer| u64::from(buffer.bytes())).sum();
-        let long = buffers.iter().map(Buffer::bytes).find(|&len| len > size_max);
         if buffers.is_empty() || buffers.iter().any(|buffer| buffer.bytes() == 0) {
             Some(Refusal::Empty)
         } else if (offset | len) & 511 != 0 {
             Some(Refusal::Misaligned { offset, len })
-        } else if buffers.len() > seg_max {
-            Some(Refusal::TooManySegments { have: buffers.len(), max: seg_max })
-        } else if let Some(len) = long {
-            Some(Refusal::SegmentTooLong { len, max: size_max })
+        } else if pieces > seg_max {
+            Some(Refusal::TooManySegments { have: pieces, max: seg_max })
         } else if len > u64::from(u32::MAX) - 64 {
             Some(Refusal::TooLong(len))
         } else if !buffers.iter().all(|buffer| buffer.is_in(&self.memory)) {

@@ -11,6 +11,7 @@
 
 pub(super) mod owner;
 
+use super::QueueLimits;
 use super::policy::DevicePolicy;
 use super::wire::WireRequest;
 use crate::completion::{Completion, Data};
@@ -37,13 +38,18 @@ pub(super) struct MergeState<C> {
 }
 
 impl<C> MergeState<C> {
-    /// Allocates; call at start only. `segments`: the most buffers of a merged request.
-    pub(super) fn new(policy: Arc<DevicePolicy>, depth: u16, segments: usize) -> Option<Box<Self>> {
+    /// Allocates; call at start only.
+    pub(super) fn new(
+        policy: Arc<DevicePolicy>,
+        depth: u16,
+        limits: &QueueLimits,
+    ) -> Option<Box<Self>> {
         if policy.shared.mode() == SchedulerMode::Bio {
             return None;
         }
         let count = usize::from(depth);
-        let limits = Limits { max_bytes: MERGED_MAX, max_segments: segments };
+        let QueueLimits { merge_max, size_max, .. } = *limits;
+        let limits = Limits { max_bytes: MERGED_MAX, max_segments: merge_max };
         let slot = || SlowRequest { wire: WireRequest::default(), ctx: None, data: Data::None };
         let requests = SlowRequests {
             slots: (0..depth).map(|_| slot()).collect(),
@@ -53,6 +59,7 @@ impl<C> MergeState<C> {
             sent: 0,
             merged: 0,
             longest: 1,
+            size_max,
             // Those of all slots, and of all chains of the fast path before the policy changed.
             late: VecDeque::with_capacity(2 * count),
         };

@@ -4,7 +4,7 @@ use super::*;
 use crate::Error;
 use ringway_core::Status;
 use ringway_core::mem::{GuestMap, Mapping, Region, Translator};
-use ringway_ring::virtqueue::{Areas, Device, Format, PackedBase, Tables};
+use ringway_ring::virtqueue::{Areas, Desc, Device, Format, PackedBase, Tables};
 use ringway_scheduler::SchedulerMode;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -27,6 +27,17 @@ fn rig<C>(packed: bool, size: u16, when_scarce: Option<bool>) -> (BlkQueue<C>, R
 
 /// The same on a path.
 pub(super) fn rig_on<C>(
+    path: SchedulerMode,
+    packed: bool,
+    size: u16,
+    when_scarce: Option<bool>,
+) -> (BlkQueue<C>, Rig) {
+    rig_in_pieces(1 << 20, path, packed, size, when_scarce)
+}
+
+/// The same with a device that takes `size_max` bytes in one piece.
+fn rig_in_pieces<C>(
+    size_max: u32,
     path: SchedulerMode,
     packed: bool,
     size: u16,
@@ -66,7 +77,7 @@ pub(super) fn rig_on<C>(
     let limits = QueueLimits {
         seg_max,
         merge_max: merge_max.min(seg_max),
-        size_max: 1 << 20,
+        size_max,
         flush: true,
         discard_sectors: Some(8),
         write_zeroes_sectors: None,
@@ -150,6 +161,49 @@ fn statuses_and_contexts_come_back() {
         }
         assert_eq!(queue.stats().completed, 400);
         assert_eq!(pool.available(), 1 << 20);
+    }
+}
+
+#[test]
+fn a_buffer_longer_than_a_piece_may_be_goes_in_several() {
+    for (path, (packed, tables)) in [SchedulerMode::Bio, SchedulerMode::Request]
+        .into_iter()
+        .flat_map(|path| shapes().map(move |shape| (path, shape)))
+    {
+        let (mut queue, mut rig) = rig_in_pieces::<u32>(4096, path, packed, 16, tables);
+        let pool = rig.pool();
+        let buffer = |bytes| pool.alloc(bytes).unwrap();
+        let long = buffer(10_240);
+        let begin = long.guest_address();
+        queue.write(0, long, 1).unwrap();
+        queue.read_vectored(1 << 20, vec![buffer(512), buffer(8192)], 2).unwrap();
+        queue.submit().unwrap();
+        let mut seen = Vec::new();
+        while let Some((head, chain)) = rig.device.pop(&mut rig.translator).unwrap() {
+            let chain = chain.unwrap();
+            let pieces = |all: &[Desc]| all.iter().map(|piece| piece.len).collect::<Vec<_>>();
+            seen.push((pieces(chain.readable()), pieces(chain.writable())));
+            if let [_, first, second, _] = chain.readable() {
+                assert_eq!((first.addr, second.addr), (begin, begin + 4096));
+            }
+            rig.device.push(head, 1);
+        }
+        rig.device.publish();
+        seen.sort();
+        let expected =
+            [(vec![16], vec![512, 4096, 4096, 1]), (vec![16, 4096, 4096, 2048], vec![1])];
+        assert_eq!(seen, expected, "{path:?} {packed} {tables:?}");
+        let mut done: Vec<_> = queue.completions().map(|done| (done.ctx, done.data)).collect();
+        done.sort_by_key(|&(ctx, _)| ctx);
+        let lengths = done.into_iter().map(|(_, data)| {
+            data.into_buffers().iter().map(|buffer| buffer.len()).collect::<Vec<_>>()
+        });
+        assert_eq!(lengths.collect::<Vec<_>>(), [vec![10_240], vec![512, 8192]]);
+        // 14 is what a request may have at most here.
+        let why = |rejected: Rejected<u32>| rejected.why;
+        let refused = queue.read(0, buffer(14 * 4096 + 512), 3).map_err(why);
+        assert_eq!(refused, Err(Refusal::TooManySegments { have: 15, max: 14 }));
+        queue.read(0, buffer(14 * 4096), 4).map_err(why).unwrap();
     }
 }
 

@@ -45,6 +45,8 @@ pub(super) struct SlowRequests<C> {
     pub(super) merged: u16,
     /// No run on its way has more requests.
     pub(super) longest: u16,
+    /// The most bytes of a piece.
+    pub(super) size_max: u32,
     /// Completions that [`BlkQueue::pop`](crate::BlkQueue::pop) hands out next.
     pub(super) late: VecDeque<Completion<C>>,
 }
@@ -63,7 +65,7 @@ impl<C> SlowRequests<C> {
     pub(super) fn kind(&self, tag: u16) -> Kind {
         let SlowRequest { wire, data, .. } = &self.slots[usize::from(tag)];
         match wire.data_op().zip(wire.range()) {
-            Some((op, range)) => Kind::Data { op, range, segments: data.count() },
+            Some((op, range)) => Kind::Data { op, range, segments: data.pieces(self.size_max) },
             None if wire.is_barrier() => Kind::Barrier,
             None => Kind::Alone,
         }
@@ -167,9 +169,10 @@ impl<C> RingOwner<'_, C> {
             scratch.push(headers.fill_erase(head, wire.offset / 512, sectors, flags));
         }
         for tag in tags {
-            // Neighbours on the disk are none in memory: each buffer is a piece of its own.
+            // Neighbours on the disk are none in memory: each buffer has pieces of its own.
             let buffers = self.requests.slots[usize::from(tag)].data.as_slice();
-            scratch.extend(buffers.iter().map(|buffer| buffer.piece(*guest_delta)));
+            let size_max = self.requests.size_max;
+            scratch.extend(buffers.iter().flat_map(|buffer| buffer.pieces(*guest_delta, size_max)));
         }
         scratch.push(status);
         let split = if wire.is_written_by_device() { 1 } else { scratch.len() - 1 };
