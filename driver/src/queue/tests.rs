@@ -188,7 +188,7 @@ fn a_buffer_longer_than_a_piece_may_be_goes_in_several() {
             }
             rig.device.push(head, 1);
         }
-        rig.device.publish();
+        let _ = rig.device.publish();
         seen.sort();
         let expected =
             [(vec![16], vec![512, 4096, 4096, 1]), (vec![16, 4096, 4096, 2048], vec![1])];
