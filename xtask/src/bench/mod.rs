@@ -30,6 +30,7 @@ mod scrape;
 mod spdk;
 mod summary;
 mod tmpfs;
+mod wake;
 mod xen;
 
 use anyhow::{Result, bail};

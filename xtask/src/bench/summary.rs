@@ -9,6 +9,7 @@ use crate::bench::load::{Load, measure_server};
 use crate::bench::matrix::Servers;
 use crate::bench::options::{Waiting, pin};
 use crate::bench::report::{Report, SERIES_HEAD, Table, series_row};
+use crate::bench::wake::Wake;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use ringway_bench::usage::Usage;
@@ -150,20 +151,24 @@ fn words(load: &Load) -> String {
 
 fn speed(lab: &Lab, asked: &[(Part, Vec<Cell>)]) -> Result<(Table, Value)> {
     let cells: Vec<Cell> = asked.iter().flat_map(|(_, cells)| cells.iter().cloned()).collect();
+    let wake = Wake::measure(lab)?;
     let all = contest::run(lab, &cells)?;
     let table = Table {
         title: "One queue, beside the bare disk and peers".into(),
         head: [&["device", "load", "client"], &SERIES_HEAD[..], &["MB/s", "foreign %", "dropped"]]
             .concat(),
         rows: all.iter().map(|series| row(series, &cells, &all)).collect(),
-        notes: vec![format!(
+        notes: [format!(
             "ratio: to the first that is not ours, bare fio where it is there. foreign: what others, the \
              host below included, had of the cores in use; measurements with more than {} % are dropped \
              and made again. The client column is that of devices; fio sleeps in the kernel.",
             lab.foreign_max.unwrap_or(100.0)
-        )],
+        )]
+        .into_iter()
+        .chain(wake.map(|wake| wake.words()))
+        .collect(),
     };
-    Ok((table, json!(all)))
+    Ok((table, json!({ "wake": wake, "series": all })))
 }
 
 fn row(series: &Series, cells: &[Cell], all: &[Series]) -> Vec<String> {
