@@ -3,7 +3,7 @@
 //! The back-end runs in this process, because no option of the daemon turns it off.
 
 use crate::inside::Serving;
-use crate::load::AccessArgs;
+use crate::load::{AccessArgs, Load};
 use crate::origins::finding::Finding;
 use crate::origins::lab::{Lab, on_server_cpus};
 use crate::origins::o1::direct;
@@ -18,6 +18,7 @@ use ringway_disk::EngineKind;
 use ringway_export::{WorkerStats, usable_engines};
 use ringway_terminal::short::count;
 use serde_json::json;
+use std::path::Path;
 
 const QUEUES: u16 = 8;
 const DEPTH: u32 = 128;
@@ -57,6 +58,8 @@ struct Half {
     name: String,
     engine: EngineKind,
     on: bool,
+    /// One thread of the client looks after all queues and never sleeps, instead of one for each.
+    polls: bool,
     harvests: Histogram<u64>,
     /// MB/s, IOPS, slat, clat and lat mean, clat p50, p90, p99, p99.99, all in ns; system calls of
     /// the engine per I/O.
@@ -67,12 +70,15 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
     let engines = [EngineKind::LinuxAio, EngineKind::IoUring].into_iter().filter(|engine| {
         usable_engines().iter().any(|(usable, works)| usable == engine && works.is_ok())
     });
-    let mut halves: Vec<Half> = engines
-        .flat_map(|engine| {
-            [false, true].map(|on| Half {
-                name: format!("{engine}: {}", if on { "at once" } else { "later" }),
+    let both = engines.flat_map(|engine| [(engine, false), (engine, true)]);
+    let mut halves: Vec<Half> = both
+        .flat_map(|(engine, polls)| {
+            let client = if polls { "polls" } else { "sleeps" };
+            [(false, "later"), (true, "at once")].map(|(on, when)| Half {
+                name: format!("{engine}, client {client}: {when}"),
                 engine,
                 on,
+                polls,
                 harvests: WorkerStats::default().harvests,
                 samples: Vec::new(),
             })
@@ -82,12 +88,13 @@ pub(super) fn run(lab: &Lab<'_>) -> Result<Vec<Finding>> {
         lab.tell(&format!("O2 {}", halves[at].name));
         measure(lab, &mut halves[at])
     })?;
-    Ok(findings(&halves))
+    Ok(findings(&halves, &lab.memory()?))
 }
 
 fn measure(lab: &Lab<'_>, half: &mut Half) -> Result<()> {
     let sizes: Sizes = "iometer".parse().map_err(anyhow::Error::msg)?;
-    let load = lab.load(Rw::Randread, sizes, DEPTH, QUEUES);
+    let (jobs, queues) = if half.polls { (1, QUEUES) } else { (QUEUES, 1) };
+    let load = Load { queues, polling: half.polls, ..lab.load(Rw::Randread, sizes, DEPTH, jobs) };
     let serving =
         Serving { queues: QUEUES, queue_size: 1024, workers: 1, harvest_at_once: half.on };
     let access = AccessArgs::default();
@@ -126,8 +133,8 @@ fn measure(lab: &Lab<'_>, half: &mut Half) -> Result<()> {
     Ok(())
 }
 
-fn findings(halves: &[Half]) -> Vec<Finding> {
-    let what = format!("{QUEUES} jobs, depth {DEPTH}, random reads of fio's IOmeter sizes");
+fn findings(halves: &[Half], image: &Path) -> Vec<Finding> {
+    let what = format!("{QUEUES} queues, depth {DEPTH}, random reads of fio's IOmeter sizes");
     let published = PUBLISHED_HARVESTS.iter().map(|(name, row)| {
         let cells = row.iter().map(u64::to_string);
         std::iter::once((*name).to_owned()).chain(cells).collect::<Vec<_>>()
@@ -143,11 +150,11 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
             "99.99th",
         ],
         rows: published.chain(ours).collect(),
-        notes: vec![
+        notes: vec![format!(
             "At once: completions are looked for right after each submission; later: only when \
-             there is nothing to submit. One worker serves all queues here; a file in memory."
-                .into(),
-        ],
+             there is nothing to submit. One worker serves all queues here, with direct I/O on {}.",
+            place(image)
+        )],
         ..Finding::default()
     };
     let mut rows: Vec<Vec<String>> = PUBLISHED_SPEED
@@ -173,9 +180,8 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
             [5, 6, 7, 8].map(|what| format!("{:.0}", mine(what) / 1e3)).join(" / "),
             format!("{:.4}", mine(9)),
         ]);
-        bars.extend(
-            ratio.map(|ratio| (format!("ringway: {}", half.engine), (ratio - 1.0) * 100.0)),
-        );
+        let (whose, _) = half.name.split_once(':').unwrap_or((&half.name, ""));
+        bars.extend(ratio.map(|ratio| (format!("ringway: {whose}"), (ratio - 1.0) * 100.0)));
     }
     let data = halves.iter().map(|half| json!({ "name": half.name, "samples": half.samples }));
     let speed = Finding {
@@ -192,11 +198,23 @@ fn findings(halves: &[Half]) -> Vec<Finding> {
             "calls/IO",
         ],
         rows,
-        notes: vec!["The client has a thread per queue and sleeps, as fio's jobs did.".into()],
+        notes: vec![
+            "A client that sleeps has a thread for each queue, as fio had a job; one that polls has one \
+             for all."
+                .into(),
+        ],
         bars: ("percent of IOPS won by looking at once", bars),
         even: 0.0,
         data: data.collect(),
         ..Finding::default()
     };
     vec![harvests, speed]
+}
+
+/// What the image lies on: `tmpfs`, or what the kernel calls the folder's file system by number.
+fn place(image: &Path) -> String {
+    match rustix::fs::statfs(image) {
+        Ok(stat) if stat.f_type == libc::TMPFS_MAGIC => "tmpfs (a file in memory)".into(),
+        _ => "the file system of --fast-dir".into(),
+    }
 }
