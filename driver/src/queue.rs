@@ -11,11 +11,13 @@
 //! path (`queue/slow_path.rs`), and waits and is merged in `queue/merge.rs`.
 
 mod check;
+mod limits;
 mod merge;
 mod policy;
 mod slow_path;
 #[cfg(test)]
 mod tests;
+mod vectored;
 mod wait;
 mod wire;
 
@@ -25,6 +27,7 @@ use crate::headers::Headers;
 use crate::link::Link;
 use crate::memory::{Buffer, Memory};
 use crate::rejected::{Rejected, reject};
+pub(crate) use limits::QueueLimits;
 use merge::MergeState;
 pub(crate) use policy::DevicePolicy;
 use ringway_ring::virtio_blk::{
@@ -36,18 +39,6 @@ use ringway_ring::virtqueue::{DeviceFault, Driver, NoRoom, Piece, Used, prefetch
 use ringway_scheduler::Policy;
 use std::sync::Arc;
 use wire::WireRequest;
-
-/// What a queue may ask for; fixed when the device is opened.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QueueLimits {
-    pub(crate) seg_max: usize,
-    pub(crate) size_max: u32,
-    /// The most pieces of a merged request.
-    pub(crate) merge_max: usize,
-    pub(crate) flush: bool,
-    pub(crate) discard_sectors: Option<u32>,
-    pub(crate) write_zeroes_sectors: Option<u32>,
-}
 
 /// A request in flight.
 #[derive(Debug)]
@@ -423,45 +414,6 @@ impl<C> BlkQueue<C> {
         (offset | u64::from(len)) & 511 == 0
             && len.wrapping_sub(1) < self.fast_max
             && buffer.is_in(&self.memory)
-    }
-
-    fn vectored(
-        &mut self,
-        kind: u32,
-        offset: u64,
-        buffers: Vec<Buffer>,
-        ctx: C,
-    ) -> Result<(), Rejected<C>> {
-        if self.fast_max == 0 || self.judge(offset, &buffers).is_some() {
-            return self.start_checked(kind, offset, Data::Many(buffers), ctx);
-        }
-        self.add_pieces(kind, offset, Data::Many(buffers), ctx)
-    }
-
-    /// Adds a read or write of any number of buffers. It was judged.
-    fn add_pieces(
-        &mut self,
-        kind: u32,
-        offset: u64,
-        data: Data,
-        ctx: C,
-    ) -> Result<(), Rejected<C>> {
-        let Some(head) = self.ring.next_head() else {
-            return reject(Refusal::Full, ctx, data);
-        };
-        let (header, status) = self.headers.fill(head, kind, offset / 512);
-        // Header, at most `seg_max` pieces, status: there is room for them.
-        let mut pieces = std::mem::take(&mut self.scratch);
-        pieces.clear();
-        pieces.push(header);
-        let (delta, max) = (self.guest_delta, self.limits.size_max);
-        pieces.extend(data.as_slice().iter().flat_map(|buffer| buffer.pieces(delta, max)));
-        pieces.push(status);
-        let split = if kind == VIRTIO_BLK_T_OUT { pieces.len() - 1 } else { 1 };
-        let (readable, writable) = pieces.split_at(split);
-        let added = self.ring.add(readable, writable);
-        self.scratch = pieces;
-        self.hold(added, ctx, data)
     }
 
     fn erase(

@@ -157,6 +157,10 @@ fn findings(halves: &[Half], image: &Path) -> Vec<Finding> {
         )],
         ..Finding::default()
     };
+    vec![harvests, speed(halves, &what)]
+}
+
+fn speed(halves: &[Half], what: &str) -> Finding {
     let mut rows: Vec<Vec<String>> = PUBLISHED_SPEED
         .iter()
         .map(|row| row.iter().map(|&cell| cell.to_owned()).chain([String::new()]).collect())
@@ -184,7 +188,7 @@ fn findings(halves: &[Half], image: &Path) -> Vec<Finding> {
         bars.extend(ratio.map(|ratio| (format!("ringway: {whose}"), (ratio - 1.0) * 100.0)));
     }
     let data = halves.iter().map(|half| json!({ "name": half.name, "samples": half.samples }));
-    let speed = Finding {
+    Finding {
         title: format!("O2: speed; {what}"),
         head: vec![
             "",
@@ -207,8 +211,7 @@ fn findings(halves: &[Half], image: &Path) -> Vec<Finding> {
         even: 0.0,
         data: data.collect(),
         ..Finding::default()
-    };
-    vec![harvests, speed]
+    }
 }
 
 /// What the image lies on: `tmpfs`, or what the kernel calls the folder's file system by number.

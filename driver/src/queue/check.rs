@@ -1,7 +1,8 @@
 //! What is wrong with a request, said before it is queued.
 
+use super::BlkQueue;
+use super::limits::QueueLimits;
 use super::wire::WireRequest;
-use super::{BlkQueue, QueueLimits};
 use crate::completion::Data;
 use crate::error::Refusal;
 use crate::memory::{Buffer, pieces_of};

@@ -11,7 +11,7 @@
 
 pub(super) mod owner;
 
-use super::QueueLimits;
+use super::limits::QueueLimits;
 use super::policy::DevicePolicy;
 use super::wire::WireRequest;
 use crate::completion::{Completion, Data};
