@@ -296,7 +296,7 @@ fn requests_that_cannot_be_are_refused_and_given_back() {
     assert_eq!(rejected.why, Refusal::TooManySegments { have: 7, max: 6 });
     assert_eq!(
         rejected.to_string(),
-        "7 buffers in one request, but this device takes 6: use several requests"
+        "7 segments in one request, but this device takes 6: use several requests"
     );
     let rejected = queue.read_vectored(0, Vec::new(), "").unwrap_err();
     assert_eq!(rejected.why, Refusal::Empty);
