@@ -31,6 +31,7 @@ mod file_backend;
 pub mod fill;
 mod handle;
 mod harvest_later;
+mod host;
 mod html;
 mod image_disk;
 mod indirect;
@@ -60,6 +61,7 @@ mod versus;
 
 pub use backend::{Ask, Backend, Effort};
 pub use command::run;
+pub use host::{Host, HostLook, Interrupts};
 pub use indirect::IndirectArg;
 pub use load::{AccessArgs, Load, seconds};
 pub use options::BenchArgs;

@@ -2,6 +2,7 @@
 
 use crate::backend::Effort;
 use crate::counters::{Frames, Tick};
+use crate::host::Host;
 use crate::verifier::Judged;
 
 /// What was seen of a target.
@@ -17,6 +18,8 @@ pub struct Outcome {
     pub client_ns: u64,
     /// CPU time of the server, in nanoseconds, if it is known.
     pub server_ns: Option<u64>,
+    /// What else went on meanwhile.
+    pub host: Host,
     /// Of targets with rings.
     pub(crate) effort: Option<Effort>,
     /// What `--verify` has found.

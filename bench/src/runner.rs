@@ -1,6 +1,7 @@
 //! All jobs of one measurement: a thread each, one schedule, and somebody who adds up.
 
 use crate::counters::{Frames, Tick};
+use crate::host::HostLook;
 use crate::inside;
 use crate::job::{Counted, JobSetup, News, Schedule};
 use crate::load::Load;
@@ -221,6 +222,9 @@ impl Schedule {
     }
 }
 
+/// Nanoseconds of the client, and of the server if they are known.
+type CpuTimes = (u64, Option<u64>);
+
 /// Who adds up.
 struct Watcher<'a> {
     heard: Receiver<News>,
@@ -243,16 +247,20 @@ impl Watcher<'_> {
         let mut frames = Frames::new(plan.tick_ns as f64 / 1e9);
         let mut counted: Vec<Counted> = Vec::new();
         let (mut before, mut after, mut stopped) = (None, None, None);
+        let (mut look, mut host) = (HostLook::now(), None);
         let mut reported_at = Instant::now();
         let now = || u64::try_from(plan.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX);
         loop {
             if before.is_none() && now() >= plan.begin_ns {
                 boundary()?;
+                look = HostLook::now();
                 before = Some(self.cpu()?);
             }
             let over = now() >= plan.end_ns || counted.len() == jobs || stopped.is_some();
             if before.is_some() && after.is_none() && over {
-                after = Some(self.cpu()?);
+                let cpu = self.cpu()?;
+                host = Some(look.since(self.ours(before, cpu)));
+                after = Some(cpu);
                 boundary()?;
             }
             if stopped.is_none() && self.signal.load(Relaxed) != 0 {
@@ -293,6 +301,7 @@ impl Watcher<'_> {
             seconds: end.saturating_sub(plan.begin_ns).max(1) as f64 / 1e9,
             client_ns: after.0.saturating_sub(before.0),
             server_ns: after.1.zip(before.1).map(|(after, before)| after.saturating_sub(before)),
+            host: host.unwrap_or_else(|| look.since(None)),
             effort: effort.flatten(),
             tick: sum,
             frames,
@@ -300,8 +309,18 @@ impl Watcher<'_> {
         })
     }
 
+    /// CPU time of client and server between two looks at it, if the server's is known.
+    fn ours(&self, before: Option<CpuTimes>, after: CpuTimes) -> Option<u64> {
+        let before = before?;
+        let client = after.0.saturating_sub(before.0);
+        match self.server {
+            Server::None => Some(client),
+            _ => Some(client + after.1?.saturating_sub(before.1?)),
+        }
+    }
+
     /// CPU time of the client and the server so far, in nanoseconds.
-    fn cpu(&self) -> Result<(u64, Option<u64>)> {
+    fn cpu(&self) -> Result<CpuTimes> {
         let own = Usage::of_this_process();
         Ok(match self.server {
             Server::Unknown | Server::None => (own, None),

@@ -59,7 +59,7 @@ fn single(outcome: &Outcome) -> String {
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         text.push_str(&table::text(&head, rows));
     }
-    let _ = writeln!(text, "\n{}", effort(outcome));
+    let _ = writeln!(text, "\n{}\n{}", effort(outcome), outcome.host.words());
     if let Some(travel) = travel(outcome) {
         let _ = writeln!(text, "{travel}");
     }
@@ -212,6 +212,7 @@ fn outcome_json(outcome: &Outcome) -> Value {
             "client": outcome.client_ns as f64 / done,
             "server": outcome.server_ns.map(|ns| ns as f64 / done),
         },
+        "host": outcome.host,
         "kicks": outcome.effort.map(|effort| effort.kicks),
         "sleeps": outcome.effort.map(|effort| effort.sleeps),
         "path": outcome.effort.and_then(|effort| path_json(&effort)),

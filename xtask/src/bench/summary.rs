@@ -12,6 +12,7 @@ use crate::bench::report::{Report, SERIES_HEAD, Table, series_row};
 use crate::bench::wake::Wake;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use ringway_bench::HostLook;
 use ringway_bench::usage::Usage;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -50,7 +51,7 @@ pub(crate) struct SummaryArgs {
 enum Part {
     /// A file on the disk beside the bare file.
     Disk,
-    /// Long reads of a file on tmpfs.
+    /// Reads of a file on tmpfs, short and long.
     Memory,
     /// Requests without data.
     Null,
@@ -122,7 +123,11 @@ fn cells_of(part: Part, spdk: Option<&PathBuf>) -> Option<Vec<Cell>> {
             let write = [32, 64].map(|depth| Load { write: true, ..reads(depth, Sleeping) });
             (Device::File, read.chain([reads(64, Sleeping)]).chain(write).collect())
         }
-        Part::Memory => (Device::Tmpfs, vec![Load { size: 128 << 10, ..reads(8, Sleeping) }]),
+        Part::Memory => {
+            let sizes = [(4 << 10, 32), (128 << 10, 1), (128 << 10, 8), (1 << 20, 1), (1 << 20, 8)];
+            let loads = sizes.map(|(size, depth)| Load { size, ..reads(depth, Sleeping) });
+            (Device::Tmpfs, loads.to_vec())
+        }
         Part::Null => {
             let loads = [1, 32].iter().flat_map(|&depth| both.map(|waiting| reads(depth, waiting)));
             (Device::Null, loads.collect())
@@ -152,7 +157,9 @@ fn words(load: &Load) -> String {
 fn speed(lab: &Lab, asked: &[(Part, Vec<Cell>)]) -> Result<(Table, Value)> {
     let cells: Vec<Cell> = asked.iter().flat_map(|(_, cells)| cells.iter().cloned()).collect();
     let wake = Wake::measure(lab)?;
+    let look = HostLook::now();
     let all = contest::run(lab, &cells)?;
+    let host = look.since(None);
     let table = Table {
         title: "One queue, beside the bare disk and peers".into(),
         head: [&["device", "load", "client"], &SERIES_HEAD[..], &["MB/s", "foreign %", "dropped"]]
@@ -166,9 +173,10 @@ fn speed(lab: &Lab, asked: &[(Part, Vec<Cell>)]) -> Result<(Table, Value)> {
         )]
         .into_iter()
         .chain(wake.map(|wake| wake.words()))
+        .chain([host.words()])
         .collect(),
     };
-    Ok((table, json!({ "wake": wake, "series": all })))
+    Ok((table, json!({ "wake": wake, "host": host, "series": all })))
 }
 
 fn row(series: &Series, cells: &[Cell], all: &[Series]) -> Vec<String> {
@@ -345,7 +353,7 @@ mod tests {
             }
             let count = match part {
                 Part::Disk => 7,
-                Part::Memory => 1,
+                Part::Memory => 5,
                 _ => 4,
             };
             assert_eq!(cells.len(), count);
