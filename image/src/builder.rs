@@ -77,6 +77,7 @@ impl Builder {
             refcount_order: REFCOUNT_ORDER,
             zstd: compression == Some(Compression::Zstd),
             autoclear: 0,
+            external_data: false,
             links: 0,
         };
         let tables = Tables::open(BlockFile::new(Arc::clone(&file), 1), shape)?;

@@ -11,6 +11,7 @@ use crate::journal::Journal;
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
 use crate::map::Map;
+use crate::metadata::Metadata;
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};
@@ -149,6 +150,7 @@ impl Image {
         let shared = layers.base.iter().flat_map(|base| base.chain.iter().cloned());
         let chain = top.into_iter().chain(shared).collect();
         let (mut writer, mut entries, mailbox) = (None, None, Mailbox::default());
+        let mut metadata = Metadata::default();
         if !usage.read_only {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;
@@ -164,6 +166,7 @@ impl Image {
             let (file, shape) = (tables.file.clone(), tables.shape);
             let mut refcounts = Refcounts::open(file, shape, end, grows, used.into_iter())?;
             refcounts.barriers = usage.barriers;
+            metadata = refcounts.metadata.clone();
             // Nothing has an order without barriers, and a data file would have to be made durable by whoever
             // finds the journal. Version 2 has no place for the mark.
             let takes = usage.barriers && shape.version >= 3 && !layers.has_data_file();
@@ -171,7 +174,7 @@ impl Image {
             entries = journal.map(|journal| (Arc::clone(journal), Arc::default()));
             writer = Some(Writer::new(refcounts, entries.clone(), Arc::clone(&mailbox.failure)));
         }
-        let mut map = Map::new(layers, usage.read_only)?;
+        let mut map = Map::new(layers, usage.read_only, metadata)?;
         let shape = map.layers.top().shape;
         Ok(Self {
             table: Arc::clone(&map.table),

@@ -3,6 +3,7 @@
 use crate::header::{Compression, Header};
 use crate::journal::MARK_BITS;
 use std::io;
+use std::ops::Range;
 
 /// An L1 or L2 entry whose table or cluster has no other owner, so that it can be changed in place.
 pub(crate) const COPIED: u64 = 1 << 63;
@@ -36,6 +37,8 @@ pub struct Shape {
     pub zstd: bool,
     /// Autoclear features: cleared before anything is written.
     pub autoclear: u64,
+    /// Its data are in another file, where an entry of offset 0 means a cluster.
+    pub external_data: bool,
     /// A number made of the names of other files, and of their formats: another one if the header names
     /// others. 0 if it names none.
     pub links: u64,
@@ -54,6 +57,7 @@ impl From<&Header> for Shape {
             refcount_order: header.refcount_order,
             zstd: header.compression == Compression::Zstd,
             autoclear: header.features[2],
+            external_data: header.data_file.is_some(),
             links: links(header),
         }
     }
@@ -119,7 +123,8 @@ impl Shape {
         Ok(match (zero, host) {
             (true, 0) => Entry::Zero { host: None },
             (true, host) => Entry::Zero { host: Some(host) },
-            (false, 0) if word & COPIED == 0 => Entry::Unallocated,
+            // What lies at 0 is the header, but in a data file.
+            (false, 0) if !(self.external_data && word & COPIED != 0) => Entry::Unallocated,
             (false, host) => Entry::Data { host, copied: word & COPIED != 0 },
         })
     }
@@ -136,6 +141,19 @@ pub(crate) enum Entry {
     Data { host: u64, copied: bool },
     /// Compressed, in at most so many bytes of the file.
     Compressed { host: u64, bytes: u64 },
+}
+
+impl Entry {
+    /// The clusters of the file that count it, if they have so many bytes: each that it touches.
+    pub(crate) fn clusters(self, size: u64) -> Range<u64> {
+        match self {
+            Self::Unallocated | Self::Zero { host: None } => 0..0,
+            Self::Data { host, .. } | Self::Zero { host: Some(host) } => {
+                host / size..host / size + 1
+            }
+            Self::Compressed { host, bytes } => host / size..(host + bytes - 1) / size + 1,
+        }
+    }
 }
 
 /// The metadata make no sense.
@@ -163,6 +181,7 @@ mod tests {
         refcount_order: 4,
         zstd: false,
         autoclear: 0,
+        external_data: false,
         links: 0,
     };
 
@@ -170,6 +189,10 @@ mod tests {
     fn entries_are_read_as_the_specification_says() {
         let entry = |word| SHAPE.entry(word).unwrap();
         assert_eq!(entry(0), Entry::Unallocated);
+        assert_eq!(entry(COPIED), Entry::Unallocated, "the header is no data");
+        let apart = Shape { external_data: true, ..SHAPE };
+        assert_eq!(apart.entry(COPIED).unwrap(), Entry::Data { host: 0, copied: true });
+        assert_eq!(apart.entry(0).unwrap(), Entry::Unallocated);
         assert_eq!(entry(1), Entry::Zero { host: None });
         assert_eq!(entry(COPIED | 0x50001), Entry::Zero { host: Some(0x50000) });
         assert_eq!(entry(COPIED | 0x50000), Entry::Data { host: 0x50000, copied: true });

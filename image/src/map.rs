@@ -4,9 +4,11 @@ use crate::base::word;
 use crate::layer::Found;
 use crate::layers::Layers;
 use crate::layout::Entry;
+use crate::metadata::Metadata;
 use crate::table::{Below, Table, Word};
 use crate::units::{Units, page_bits};
 use ringway_core::ByteRange;
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,6 +22,8 @@ pub(crate) struct Map {
     pub(crate) table: Arc<Table>,
     units: Units,
     pub(crate) read_only: bool,
+    /// Of the top's file.
+    metadata: Metadata,
 }
 
 impl Map {
@@ -27,7 +31,7 @@ impl Map {
     ///
     /// # Errors
     /// What the host says to the address space of the table.
-    pub(crate) fn new(mut layers: Layers, read_only: bool) -> io::Result<Self> {
+    pub(crate) fn new(mut layers: Layers, read_only: bool, metadata: Metadata) -> io::Result<Self> {
         let shape = layers.top().shape;
         let mut table = Table::new(shape.size, shape.cluster_bits)?;
         let mut unit_bits = shape.l2_bits();
@@ -42,7 +46,7 @@ impl Map {
             table.set_below(Below::new(Arc::clone(&base.table), table.clusters(), absent));
         }
         let units = Units::new(&table, unit_bits)?;
-        Ok(Self { layers, table: Arc::new(table), units, read_only })
+        Ok(Self { layers, table: Arc::new(table), units, read_only, metadata })
     }
 
     /// Bytes of a cluster.
@@ -91,8 +95,10 @@ impl Map {
 
     fn load_unit(&mut self, cluster: u64) {
         let Some(clusters) = self.units.load(&self.table, cluster) else { return };
+        let metadata = self.metadata.clone();
+        let metadata = metadata.lock();
         for cluster in clusters {
-            let word = self.word(cluster);
+            let word = self.word(cluster, &metadata);
             self.table.publish(cluster, word);
         }
         // Last, as nobody may find a word of neither.
@@ -100,7 +106,7 @@ impl Map {
     }
 
     /// What the table is to say of a cluster.
-    fn word(&mut self, cluster: u64) -> Word {
+    fn word(&mut self, cluster: u64, metadata: &HashSet<u64>) -> Word {
         let (at, len) = (cluster * self.cluster(), self.bytes_of(cluster));
         let (data, apart) = (self.layers.data, self.layers.has_data_file());
         match self.layers.piece(at, len) {
@@ -109,11 +115,22 @@ impl Map {
             {
                 let entry = self.layers.top().entry(cluster);
                 // Nobody shares a data file.
-                let owned = matches!(entry, Ok(Entry::Data { copied, .. }) if copied || apart);
+                let owned = matches!(entry, Ok(Entry::Data { copied, .. }) if copied || apart)
+                    // An entry that leads there is damaged, or hostile.
+                    && (apart || !metadata.contains(&(offset / self.cluster())));
                 Word::data(file, offset, owned && !self.read_only)
             }
             found => word(found),
         }
+    }
+
+    /// Has the table say of a cluster what it finds now, if it says anything of its neighbours. False if that
+    /// is nothing that a queue could write to.
+    pub(crate) fn renew(&mut self, cluster: u64) -> bool {
+        let metadata = self.metadata.clone();
+        let word = self.word(cluster, &metadata.lock());
+        self.publish(cluster, word);
+        word.is_owned()
     }
 
     /// The table says what became of a cluster, if it says anything of its neighbours.

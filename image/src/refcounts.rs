@@ -5,7 +5,7 @@
 use crate::file::BlockFile;
 use crate::kept::Kept;
 use crate::layout::{OFFSET, Shape, corrupt, words};
-use std::collections::HashSet;
+use crate::metadata::Metadata;
 use std::io;
 
 /// So much memory for refcount blocks, in bytes, or two of them.
@@ -33,7 +33,7 @@ pub(crate) struct Refcounts {
     /// A device does not grow.
     grows: bool,
     /// What the refcounts must not call free, by cluster.
-    metadata: HashSet<u64>,
+    pub(crate) metadata: Metadata,
     /// Sync where order matters.
     pub(crate) barriers: bool,
     /// A sync failed: nobody knows what the file holds, and the host tells nobody else.
@@ -70,14 +70,22 @@ impl Refcounts {
         let bits = shape.cluster_bits;
         let l1 = (8 * u64::from(shape.l1_entries)).div_ceil(shape.cluster());
         let first = shape.refcount_table_offset >> bits;
-        let mut metadata: HashSet<u64> = (first..)
-            .take(shape.refcount_table_clusters as usize)
-            .chain((shape.l1_offset >> bits..).take(usize::try_from(l1).unwrap_or(0)))
-            .chain(tables.map(|offset| offset >> bits))
-            .collect();
-        metadata.extend(table.iter().map(|offset| offset >> bits));
-        // The header. Entries that are not there say so, too.
-        metadata.insert(0);
+        let metadata = Metadata::default();
+        // Two L1 entries may have one table, if neither says that it is its own.
+        metadata.add(tables.map(|offset| offset >> bits));
+        let twice = metadata.add(
+            std::iter::once(0)
+                .chain((first..).take(shape.refcount_table_clusters as usize))
+                .chain((shape.l1_offset >> bits..).take(usize::try_from(l1).unwrap_or(0)))
+                .chain(table.iter().filter(|&&offset| offset != 0).map(|offset| offset >> bits)),
+        );
+        if let Some(cluster) = twice {
+            return Err(io::Error::other(format!(
+                "two of its tables are at {:#x}: it is damaged, and not written to. Look at it with `ringway \
+                 check`",
+                cluster << bits
+            )));
+        }
         let table_offset = shape.refcount_table_offset;
         Ok(Self {
             file,
@@ -168,7 +176,7 @@ impl Refcounts {
             set_count(block, order, within, less);
             self.write_block(index, within, within + 1)?;
             if less == 0 {
-                self.metadata.remove(&cluster);
+                self.metadata.remove(cluster);
                 self.cursor = self.cursor.min(cluster);
                 let size = self.shape.cluster();
                 // Only space: what is free may hold anything.
@@ -200,7 +208,7 @@ impl Refcounts {
 
     /// These clusters hold metadata from now on.
     pub(crate) fn note_metadata(&mut self, clusters: std::ops::Range<u64>) {
-        self.metadata.extend(clusters);
+        self.metadata.add(clusters);
     }
 
     /// Takes free clusters of the block that `at` is in, from there on; `at` moves on.
@@ -236,7 +244,7 @@ impl Refcounts {
         }
         let full = first + within as u64 >= room;
         *at = first + within as u64;
-        if let Some(taken) = got[begun..].iter().find(|cluster| self.metadata.contains(cluster)) {
+        if let Some(taken) = got[begun..].iter().find(|&&cluster| self.metadata.contains(cluster)) {
             tracing::error!(
                 "its refcounts call cluster {taken} free, which holds metadata: nothing is \
                  allocated any more. Look at it with `qemu-img check`"
@@ -292,7 +300,7 @@ impl Refcounts {
     /// and counts itself.
     fn add_block(&mut self, index: usize) -> io::Result<()> {
         let cluster = index as u64 * self.per_block();
-        if self.metadata.contains(&cluster) {
+        if self.metadata.contains(cluster) {
             tracing::error!("no refcount block counts cluster {cluster}, which holds metadata");
             return Err(corrupt());
         }
@@ -306,7 +314,7 @@ impl Refcounts {
         self.file.write_at(&offset.to_be_bytes(), self.table_offset + 8 * index as u64)?;
         self.table.resize(self.table.len().max(index + 1), 0);
         self.table[index] = offset;
-        self.metadata.insert(cluster);
+        self.metadata.add([cluster]);
         self.kept.keep(index, block);
         Ok(())
     }
@@ -360,7 +368,7 @@ impl Refcounts {
         (self.table_offset, self.entries, self.table) = (first << bits, table.len(), table);
         self.shape.refcount_table_offset = self.table_offset;
         self.shape.refcount_table_clusters = entries;
-        self.metadata.extend(first..first + clusters + blocks);
+        self.metadata.add(first..first + clusters + blocks);
         self.release(&old)
     }
 }

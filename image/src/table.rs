@@ -46,6 +46,11 @@ impl Word {
         Self(offset >> 9 << 16 | u64::from(file) << 8 | writable | Self::DATA)
     }
 
+    /// True if a queue writes there by itself.
+    pub(crate) fn is_owned(self) -> bool {
+        self.0 & Self::KIND == Self::DATA && self.0 & Self::WRITABLE != 0
+    }
+
     fn file(self) -> u8 {
         (self.0 >> 8 & 0xff) as u8
     }

@@ -84,6 +84,8 @@ pub(crate) struct Writer {
     pub(crate) freed: Vec<u64>,
     /// A sync failed: nobody knows what the file holds.
     broken: bool,
+    /// It was told that an entry leads to metadata.
+    told: bool,
     buffer: Aligned,
     journal: Option<Arc<Journal>>,
     defers: bool,
@@ -116,6 +118,7 @@ impl Writer {
             barrier: false,
             freed: Vec::new(),
             broken: false,
+            told: false,
             buffer: Aligned::default(),
             journal,
             defers: true,
@@ -169,7 +172,9 @@ impl Writer {
             let within = old.is_multiple_of(shape.cluster()) && old < map.layers.top_end();
             return if within { Ok(()) } else { Err(corrupt()) };
         }
-        let new = self.allocate(map)? << shape.cluster_bits;
+        let cluster = self.allocate(map)?;
+        self.refcounts.metadata.add([cluster]);
+        let new = cluster << shape.cluster_bits;
         let tables = map.layers.top();
         let table = match tables.table(index)? {
             None => vec![0; 1 << shape.l2_bits()],
@@ -253,15 +258,37 @@ impl Writer {
             match old {
                 // Nobody counts what is in a data file.
                 _ if data != 0 => {}
-                Entry::Data { host, .. } | Entry::Zero { host: Some(host) } => {
-                    self.freed.push(host / size);
-                }
-                // Each cluster that it touches counts it.
-                Entry::Compressed { host, bytes } => {
-                    self.freed.extend(host / size..=(host + bytes - 1) / size);
-                }
-                Entry::Unallocated | Entry::Zero { host: None } => {}
+                old => self.free(old.clusters(size)),
             }
+        }
+    }
+
+    /// No entry leads to these clusters any more. What holds metadata stays, whatever a damaged entry said.
+    fn free(&mut self, clusters: Range<u64>) {
+        if self.refcounts.metadata.any_of(clusters.clone()) {
+            self.tell_of_damage(clusters.start);
+        } else {
+            self.freed.extend(clusters);
+        }
+    }
+
+    /// True if data would be written over metadata there.
+    fn is_metadata(&mut self, map: &mut Map, host: u64) -> bool {
+        let at = host / map.cluster();
+        let over = !map.layers.has_data_file() && self.refcounts.metadata.contains(at);
+        if over {
+            self.tell_of_damage(at);
+        }
+        over
+    }
+
+    /// Once: a guest can ask for such a cluster as often as it likes.
+    fn tell_of_damage(&mut self, cluster: u64) {
+        if !std::mem::replace(&mut self.told, true) {
+            tracing::error!(
+                "its tables lead a guest to cluster {cluster}, which holds metadata: nothing is written there. \
+                 Look at it with `ringway check`"
+            );
         }
     }
 

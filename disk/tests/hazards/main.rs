@@ -9,6 +9,7 @@ mod formats;
 mod held;
 mod image;
 mod merging;
+mod metadata;
 mod overdue;
 mod parts;
 mod power_cut;

@@ -125,8 +125,14 @@ impl Writer {
                     // Zeroes go there from here, and what the file does not take as it is; all other
                     // writes are the queue's own.
                     let from_here = ask.op != Op::Write || !ask.fits(map.layers.unit);
+                    if self.is_metadata(map, host) {
+                        return Err(corrupt());
+                    }
                     if from_here {
                         self.plan(cluster, host, Vec::new(), part);
+                    } else if !map.renew(cluster) {
+                        // The queue would ask again, for ever.
+                        return Err(corrupt());
                     }
                     return Ok(from_here);
                 }

@@ -79,15 +79,16 @@ impl Writer {
             let tables = map.layers.top();
             let before = tables.l1(index);
             let Some(words) = tables.table(index)?.map(|words| words.to_vec()) else { continue };
-            let mut freed = vec![(before & OFFSET) >> shape.cluster_bits];
-            for word in words {
-                freed.extend(counted(shape.entry(word)?, shape.cluster()));
-            }
+            let table = (before & OFFSET) >> shape.cluster_bits;
+            let entries: io::Result<Vec<Entry>> =
+                words.into_iter().map(|word| shape.entry(word)).collect();
+            let entries = entries?;
             tables.set_l1(index, 0);
             tables.forget(index);
             // What it says if this fails nobody knows, so that nothing is given back.
             tables.write_l1(index)?;
-            self.freed.append(&mut freed);
+            self.freed.push(table);
+            entries.into_iter().for_each(|entry| self.free(entry.clusters(shape.cluster())));
             if self.freed.len() >= PORTION {
                 self.give_back_portion(map)?;
             }
@@ -100,17 +101,6 @@ impl Writer {
         self.sync(map)?;
         let freed = std::mem::take(&mut self.freed);
         self.release(map, &freed)
-    }
-}
-
-/// The clusters that an entry counts.
-fn counted(entry: Entry, cluster: u64) -> std::ops::Range<u64> {
-    match entry {
-        Entry::Unallocated | Entry::Zero { host: None } => 0..0,
-        Entry::Data { host, .. } | Entry::Zero { host: Some(host) } => {
-            host / cluster..host / cluster + 1
-        }
-        Entry::Compressed { host, bytes } => host / cluster..(host + bytes - 1) / cluster + 1,
     }
 }
 
