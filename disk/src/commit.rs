@@ -122,7 +122,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`NotCommitted`].
-    pub fn base_to_write(&self, snapshot: bool) -> Result<Arc<File>, NotCommitted> {
+    pub fn base_to_write(&self, snapshot: bool) -> Result<Layer, NotCommitted> {
         if !self.is_real() {
             return Err(NotCommitted::NoFile);
         }
@@ -147,7 +147,7 @@ impl Disk {
         if !snapshot {
             image.may_skip_middle()?;
         }
-        Ok(Arc::clone(&base.file))
+        Ok(base.clone())
     }
 
     /// Begins to merge what its image is based on into `base`, which that is based on. Also gives the

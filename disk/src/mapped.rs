@@ -134,7 +134,9 @@ impl Disk {
 impl Disk {
     /// Does what a process that was killed had left to do in an image.
     fn finish(&self, layers: &mut [Layer], usage: Use, active: &Active) -> io::Result<()> {
-        let Some(Layer { file, file_bytes, format }) = layers.first_mut() else { return Ok(()) };
+        let Some(Layer { file, file_bytes, format, .. }) = layers.first_mut() else {
+            return Ok(());
+        };
         let LayerFormat::Qcow2 { shape, data: None } = format else { return Ok(()) };
         if usage.read_only {
             return Ok(());

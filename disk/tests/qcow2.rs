@@ -600,7 +600,7 @@ fn c30_no_snapshot_is_taken_of_what_was_not_opened_anew() {
     let bases = Bases::default();
     let read = disk.base_to_write(false).unwrap();
     let writable = File::options().read(true).write(true).open(at("base")).unwrap();
-    let base = LockedBase::new(read, writable, &bases).unwrap();
+    let base = LockedBase::new(read.file, writable, &bases).unwrap();
     let merge = || {
         let (mut commit, image) = disk.commit(&base, &bases).unwrap();
         assert_eq!(commit.copy(0, u64::MAX).unwrap().next, BYTES as u64);

@@ -363,7 +363,9 @@ mod tests {
         assert_eq!((found.errors, found.leaks), (0, 0), "{bits} {size}: {:?}", found.problems);
         assert!(compression.is_some() || !compressed);
         let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
-        let mut reader = Reader::open(vec![Layer { file, file_bytes, format }]).unwrap();
+        let mut reader =
+            Reader::open(vec![Layer { file, file_bytes, format, name: Default::default() }])
+                .unwrap();
         let mut read = vec![0; model.len()];
         reader.read(0, &mut read).unwrap();
         assert!(read == model, "{bits} {size} {compression:?}");

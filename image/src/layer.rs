@@ -9,6 +9,7 @@ use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// One file of a chain, as it is opened.
@@ -20,6 +21,8 @@ pub struct Layer {
     pub file_bytes: u64,
     /// Its format.
     pub format: LayerFormat,
+    /// Where it was when the chain was opened. Another file may have that name by now.
+    pub name: PathBuf,
 }
 
 /// How a file holds its disk.
@@ -83,7 +86,7 @@ impl Layer {
                 },
             };
             let file_bytes = bytes(&image.file)?;
-            Ok(Self { file: Arc::new(image.file), file_bytes, format })
+            Ok(Self { file: Arc::new(image.file), file_bytes, format, name: image.name })
         };
         chain.files.into_iter().map(layer).collect()
     }

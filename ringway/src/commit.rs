@@ -8,6 +8,7 @@ use ringway_control::size::Size;
 use ringway_disk::{LockedBase, reopen_for_writing};
 use ringway_image::{Bases, Commit, Layer, LayerFormat};
 use std::fs::File;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -35,8 +36,8 @@ pub(crate) struct CommitArgs {
 }
 
 /// A file that is only read so far, for whoever is to write it alone.
-fn lock(file: &Arc<File>, bases: &Bases) -> anyhow::Result<LockedBase> {
-    let writable = reopen_for_writing(file, None)?;
+fn lock(file: &Arc<File>, name: Option<&Path>, bases: &Bases) -> anyhow::Result<LockedBase> {
+    let writable = reopen_for_writing(file, name, None)?;
     Ok(LockedBase::new(Arc::clone(file), writable, bases)?)
 }
 
@@ -52,16 +53,16 @@ pub(crate) fn run(args: &CommitArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let [first, further @ ..] = below else { bail!("{name}: it is based on nothing") };
     Commit::judge(top, first, 1).with_context(|| format!("{name}, based on {base}"))?;
     let bases = Bases::default();
-    let locked = lock(&first.file, &bases).with_context(|| base.clone())?;
+    let locked = lock(&first.file, Some(&first.name), &bases).with_context(|| base.clone())?;
     let mut format = first.format.clone();
     // Its data may be in another file, which others could use as a raw image.
     let mut locked_data = None;
     if let LayerFormat::Qcow2 { data: Some((data, _)), .. } = &mut format {
-        let lock = lock(data, &bases).with_context(|| format!("{base}: its data file"))?;
+        let lock = lock(data, None, &bases).with_context(|| format!("{base}: its data file"))?;
         *data = Arc::clone(locked_data.insert(lock).writable());
     }
     let file = Arc::clone(locked.writable());
-    let mut below = vec![Layer { file, file_bytes: first.file_bytes, format }];
+    let mut below = vec![Layer { file, format, ..first.clone() }];
     below.extend_from_slice(further);
     let mut commit = Commit::open(top.clone(), below, &bases, 1, true)
         .with_context(|| format!("{base}: cannot be written"))?;
@@ -72,6 +73,8 @@ pub(crate) fn run(args: &CommitArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let again = "the two together hold what they did, and the same command begins again";
     let copied = copied.with_context(|| format!("{base}: cannot go on; {again}"))?;
     settled.with_context(|| format!("{base}: cannot be made durable; {again}"))?;
+    // By its name it will be opened next.
+    reopen_for_writing(&first.file, Some(&first.name), None).with_context(|| base.clone())?;
     let Some(copied) = copied else {
         return Ok(
             copying.stopped(&format!("interrupted; {base} is a mixture without {name}: {again}"))

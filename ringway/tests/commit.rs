@@ -322,6 +322,58 @@ fn c31_a_base_that_others_use_is_not_written() {
     assert!(std::fs::read(dir.join("base")).unwrap() == before);
 }
 
+/// Whoever opens the image by its names would not find what went into a file that has none any more.
+#[test]
+fn c31_a_base_that_lost_its_name_is_not_merged_into() {
+    const NOT_FOUND: &str = "another file has the name of what it would be merged into";
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let at = |name: &str| dir.join(name);
+        let base = disk_on_base(dir, 5, false);
+        let daemon = Daemon::serve(dir, &[&SERVE[..], more].concat());
+        let replace = || {
+            std::fs::rename(at("base"), at("moved")).unwrap();
+            std::fs::copy(at("moved"), at("base")).unwrap();
+        };
+        let put_back = || std::fs::rename(at("moved"), at("base")).unwrap();
+        replace();
+        refused(dir, &["commit", "s", "--snapshot", "new"], &[NOT_FOUND, "Put the file back"]);
+        std::fs::remove_file(at("base")).unwrap();
+        refused(dir, &["commit", "s", "--snapshot", "new"], &[NOT_FOUND]);
+        assert!(!at("new").exists(), "no snapshot is taken in vain");
+        put_back();
+        let known = Known::new();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| known.write(dir, 7));
+            wait_for("each place is written", || {
+                Known::now(&known.acknowledged).iter().all(|number| *number > 0)
+            });
+            known.stop.store(true, SeqCst);
+            load.join().unwrap();
+        });
+        let end = Known::now(&known.acknowledged);
+        done(dir, &["commit", "s", "--snapshot", "new", "--bps", "4M"]);
+        wait_for("it has begun", || job(dir)["copied_bytes"].as_u64() > Some(0));
+        replace();
+        wait_for("it ends", || job(dir)["state"] != "running");
+        let job = job(dir);
+        assert_eq!(job["state"], "failed", "{job}");
+        assert!(job["error"].as_str().unwrap().contains(NOT_FOUND), "{job}");
+        // The image names the snapshot as before, and that has all.
+        put_back();
+        assert_eq!(images(dir), 3);
+        done(dir, &["commit", "s", "--wait"]);
+        daemon.stop();
+        assert_eq!(images(dir), 2);
+        let found = bytes(dir, "disk.qcow2");
+        assert_eq!(common::guest::places(&found), end);
+        same_between(found, base);
+        whole(dir, "disk.qcow2");
+        whole(dir, "base");
+    }
+}
+
 /// No room: it fails, the disk is served as before, and the next one gets it done.
 #[test]
 fn c31_without_room_it_fails_and_the_disk_goes_on() {

@@ -53,6 +53,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock, Mutex};
+pub(crate) use writable::NamedBase;
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
 /// taking it.

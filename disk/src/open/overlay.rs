@@ -153,7 +153,8 @@ impl NewOverlay {
         let bytes = file.metadata().map_err(cannot())?.len();
         let header = Header::read(&file, bytes).map_err(cannot())??;
         let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
-        let layer = Layer { file: Arc::new(file), file_bytes: bytes, format };
+        let name = path.to_path_buf();
+        let layer = Layer { file: Arc::new(file), file_bytes: bytes, format, name };
         let alignment = match shape.direct {
             true => turn_on(path, std::slice::from_ref(&layer))?,
             false => Alignment::ANY,

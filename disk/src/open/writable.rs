@@ -2,7 +2,7 @@
 
 use rustix::fs::{Mode, OFlags, fcntl_getfl, openat};
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -24,22 +24,42 @@ pub enum NotWritable {
          (chmod u+w)"
     )]
     Forbidden(io::Error),
+    /// Its name leads elsewhere.
+    #[error(
+        "{}: another file has the name of what it would be merged into, or none: whoever opens the image by its \
+         names would not find what is merged. Put the file back, or serve the disk anew",
+        .0.display()
+    )]
+    Renamed(PathBuf),
     /// What the host says.
     #[error("cannot open what it would be merged into for writing: {0}")]
     Host(#[from] io::Error),
 }
 
-/// Opens the very file, whatever its name is by now, for reading and writing; for direct I/O if it is open
-/// for that. Refuses what `base` leads to.
+/// Opens the very file for reading and writing; for direct I/O if it is open for that. Refuses what `base` leads
+/// to, and a file that `name` does not lead to any more.
 ///
 /// # Errors
 /// [`NotWritable`].
-pub fn reopen_for_writing(file: &File, base: Option<&Path>) -> Result<File, NotWritable> {
+pub fn reopen_for_writing(
+    file: &File,
+    name: Option<&Path>,
+    base: Option<&Path>,
+) -> Result<File, NotWritable> {
     let here = file.metadata()?;
-    if let Some(base) = base {
-        let there = base.metadata()?;
-        if (there.dev(), there.ino()) == (here.dev(), here.ino()) {
-            return Err(NotWritable::Base(base.into()));
+    if let Some(base) = base
+        && leads_to(base, &here)?
+    {
+        return Err(NotWritable::Base(base.into()));
+    }
+    if let Some(name) = name {
+        match leads_to(name, &here) {
+            Ok(true) => {}
+            Ok(false) => return Err(NotWritable::Renamed(name.into())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(NotWritable::Renamed(name.into()));
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     // To root the kernel forbids nothing, and whoever has taken the right away has meant it.
@@ -56,4 +76,9 @@ pub fn reopen_for_writing(file: &File, base: Option<&Path>) -> Result<File, NotW
         }
         Err(error) => Err(NotWritable::Host(error.into())),
     }
+}
+
+fn leads_to(path: &Path, here: &Metadata) -> io::Result<bool> {
+    let there = path.metadata()?;
+    Ok((there.dev(), there.ino()) == (here.dev(), here.ino()))
 }

@@ -33,7 +33,7 @@ impl Image {
     /// What the host says.
     pub fn hand_over(&self, unit: u32) -> io::Result<Vec<Layer>> {
         let (mut chain, skips_middle) = (self.chain()?, Arc::clone(&self.skips_middle));
-        if let Some(Layer { file, file_bytes, format: LayerFormat::Qcow2 { shape, .. } }) =
+        if let Some(Layer { file, file_bytes, format: LayerFormat::Qcow2 { shape, .. }, .. }) =
             chain.first_mut()
         {
             let (file, bytes) = (Arc::clone(file), *file_bytes);
@@ -77,7 +77,8 @@ impl Layer {
             "it is based on other files by now"
         } else {
             let format = LayerFormat::Qcow2 { shape, data: data.clone() };
-            return Ok(Self { file: Arc::clone(&self.file), file_bytes, format });
+            let (file, name) = (Arc::clone(&self.file), self.name.clone());
+            return Ok(Self { file, file_bytes, format, name });
         };
         Err(io::Error::other(format!("{differs}: start this daemon anew")))
     }

@@ -32,7 +32,8 @@ impl Chain {
         }
         let file = File::options().read(true).write(true).open(&self.base).unwrap();
         let file_bytes = file.metadata().unwrap().len();
-        vec![Layer { file: Arc::new(file), file_bytes, format: LayerFormat::Raw }]
+        let name = self.base.clone();
+        vec![Layer { file: Arc::new(file), file_bytes, format: LayerFormat::Raw, name }]
     }
 
     /// Begins to merge; `None` if the base cannot become as large, as QEMU's cannot.

@@ -50,7 +50,7 @@ pub(crate) fn layers(path: &Path, read_only: bool) -> Vec<Layer> {
             });
             format = LayerFormat::Qcow2 { shape: Shape::from(&header), data };
         }
-        layers.push(Layer { file, file_bytes, format });
+        layers.push(Layer { file, file_bytes, format, name: path.to_path_buf() });
     }
     layers
 }

@@ -127,7 +127,7 @@ impl Making<'_> {
                 true => {
                     let file = File::options().read(true).write(true).open(at("base")).unwrap();
                     let (file_bytes, file) = (file.metadata().unwrap().len(), Arc::new(file));
-                    vec![Layer { file, file_bytes, format: LayerFormat::Raw }]
+                    vec![Layer { file, file_bytes, format: LayerFormat::Raw, name: at("base") }]
                 }
             };
             Commit::open(chain[0].clone(), base, &Bases::default(), 1, true).unwrap()

@@ -385,11 +385,12 @@ pub(crate) fn content(path: &Path) -> Vec<u8> {
     let (file, header, file_bytes) = open(path).unwrap();
     let backed = header.backing.is_some();
     let format = LayerFormat::Qcow2 { shape: Shape::from(&header), data: None };
-    let mut layers = vec![Layer { file: Arc::new(file), file_bytes, format }];
+    let mut layers = vec![Layer { file: Arc::new(file), file_bytes, format, name: path.into() }];
     if backed {
-        let file = Arc::new(File::open(path.with_file_name("base.raw")).unwrap());
+        let name = path.with_file_name("base.raw");
+        let file = Arc::new(File::open(&name).unwrap());
         let file_bytes = file.metadata().unwrap().len();
-        layers.push(Layer { file, file_bytes, format: LayerFormat::Raw });
+        layers.push(Layer { file, file_bytes, format: LayerFormat::Raw, name });
     }
     let mut reader = Reader::open(layers).unwrap();
     let mut bytes = vec![0; usize::try_from(reader.size()).unwrap()];

@@ -1,5 +1,6 @@
 //! Disks whose images are merged into what these are based on.
 
+use super::super::host::NamedBase;
 use super::super::job::Job;
 use super::super::served::Served;
 use super::jobs::{Ended, copy_all, open_anew};
@@ -17,7 +18,7 @@ use std::sync::Arc;
 fn commit(
     job: &Job,
     served: &Served,
-    base: &LockedBase,
+    (base, named): (&LockedBase, &NamedBase),
     bases: &Bases,
     bps: Option<u64>,
 ) -> anyhow::Result<Ended> {
@@ -35,6 +36,8 @@ fn commit(
     }
     let written = commit.finish().context("what was merged cannot be made durable")?;
     kill_point!(MergeDurable);
+    // By that name the image will be opened next.
+    named.open().context("what was merged stays in both")?;
     image.skip_middle().context("its header")?;
     kill_point!(MiddleSkipped);
     drop(image);
@@ -82,14 +85,14 @@ impl Disks {
         let disk = served.export.disk();
         let file = disk.base_to_write(snapshot.is_some()).map_err(anyhow::Error::from)?;
         // Before there is a snapshot, which would be in vain.
-        let base = self.host.locked_base(file, served.base.as_deref())?;
+        let (base, named) = self.host.locked_base(file, served.base.as_deref())?;
         if let Some(name) = snapshot {
             self.take_snapshot(served, &files, name)?;
         }
         let job = Job::new("commit", bps, disk.capacity());
         let (its, bases) = (Arc::clone(served), Arc::clone(&self.host.bases));
         Ok(self.start_job(served, job, move |job| {
-            let ended = commit(job, &its, &base, &bases, bps);
+            let ended = commit(job, &its, (&base, &named), &bases, bps);
             // Before anybody is told that it is over.
             drop(base);
             ended

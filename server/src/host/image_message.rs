@@ -1,6 +1,7 @@
 //! An image that is not raw, as helper and daemon say it: what its headers hold, and in which order its
 //! files follow.
 
+use super::protocol::Name;
 use anyhow::Context;
 use ringway_disk::Unmapped;
 use ringway_image::{Layer, LayerFormat, Shape, Use};
@@ -25,6 +26,7 @@ struct LayerMessage {
     shape: Option<ShapeWords>,
     /// Bytes of the file with its data, if that is another one; it follows the layer's own.
     data_bytes: Option<u64>,
+    name: Name,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -40,6 +42,7 @@ struct ShapeRemote {
     refcount_order: u32,
     zstd: bool,
     autoclear: u64,
+    external_data: bool,
     links: u64,
 }
 
@@ -51,7 +54,8 @@ impl ImageMessage {
     pub(super) fn of(image: Unmapped, files: &mut Vec<Arc<File>>) -> Self {
         let Use { read_only, grows, barriers } = image.usage;
         let mut layers = Vec::with_capacity(image.layers.len());
-        for (nth, Layer { file, file_bytes, format }) in image.layers.into_iter().enumerate() {
+        for (nth, Layer { file, file_bytes, format, name }) in image.layers.into_iter().enumerate()
+        {
             files.extend((nth > 0).then_some(file));
             let (mut shape, mut data_bytes) = (None, None);
             if let LayerFormat::Qcow2 { shape: found, data } = format {
@@ -61,7 +65,7 @@ impl ImageMessage {
                     data_bytes = Some(bytes);
                 }
             }
-            layers.push(LayerMessage { file_bytes, shape, data_bytes });
+            layers.push(LayerMessage { file_bytes, shape, data_bytes, name: (&*name).into() });
         }
         Self { layers, read_only, grows, barriers }
     }
@@ -81,14 +85,14 @@ impl ImageMessage {
             .chain(others.into_iter().map(|file| Arc::new(File::from(file))));
         let mut next = || files.next().context("a file of the image is missing");
         let mut layers = Vec::with_capacity(self.layers.len());
-        for LayerMessage { file_bytes, shape, data_bytes } in self.layers {
+        for LayerMessage { file_bytes, shape, data_bytes, name } in self.layers {
             let file = next()?;
             let data = data_bytes.map(|bytes| anyhow::Ok((next()?, bytes))).transpose()?;
             let format = match shape {
                 None => LayerFormat::Raw,
                 Some(ShapeWords(shape)) => LayerFormat::Qcow2 { shape, data },
             };
-            layers.push(Layer { file, file_bytes, format });
+            layers.push(Layer { file, file_bytes, format, name: name.into() });
         }
         let Self { read_only, grows, barriers, .. } = self;
         Ok(Unmapped { layers, usage: Use { read_only, grows, barriers } })

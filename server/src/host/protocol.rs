@@ -46,8 +46,9 @@ pub(super) enum HelperRequest {
     NameOverlay { number: u64 },
     /// Let all names be as they are, or as they were before.
     EndOverlay { number: u64, kept: bool },
-    /// Open for writing as well what comes with this, unless it is this base. Answered as these.
-    Writable { base: Option<Name> },
+    /// Open for writing as well what comes with this, unless it is this base, or this name leads to it no
+    /// more. Answered as these.
+    Writable { name: Name, base: Option<Name> },
     /// Open the configuration file.
     Configuration,
     /// Say what a path leads to.

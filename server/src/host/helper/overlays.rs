@@ -30,7 +30,7 @@ impl Helper {
             HelperRequest::Overlay(wanted) => self.overlay(*wanted, fd),
             HelperRequest::NameOverlay { number } => self.name_overlay(number),
             HelperRequest::EndOverlay { number, kept } => self.end_overlay(number, kept),
-            HelperRequest::Writable { base } => self.writable(base, fd),
+            HelperRequest::Writable { name, base } => self.writable(name, base, fd),
             _ => bail!("nobody knows what to do"),
         }
     }
@@ -109,11 +109,11 @@ impl Helper {
     }
 
     /// What a disk is based on is to be written.
-    fn writable(&self, base: Option<Name>, file: Option<OwnedFd>) -> Answered {
+    fn writable(&self, name: Name, base: Option<Name>, file: Option<OwnedFd>) -> Answered {
         let file = File::from(file.context("the file does not come with it")?);
         self.spawn_step(move |_| {
-            let base = base.map(PathBuf::from);
-            let writable = reopen_for_writing(&file, base.as_deref())?;
+            let (name, base) = (PathBuf::from(name), base.map(PathBuf::from));
+            let writable = reopen_for_writing(&file, Some(&name), base.as_deref())?;
             Ok((HelperAnswer::Writable, Some(writable.into())))
         })
     }
