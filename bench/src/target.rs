@@ -368,6 +368,10 @@ fn holds_data(path: &Path) -> Result<bool> {
     if path.metadata().with_context(name)?.file_type().is_block_device() || is_namespace(path) {
         return Ok(true);
     }
+    // What is no file is refused, with more words, by whoever opens it.
+    if !path.metadata().with_context(name)?.is_file() {
+        return Ok(false);
+    }
     let file = File::open(path).with_context(|| format!("{}: cannot read it", name()))?;
     match seek(&file, SeekFrom::Data(0)) {
         Err(rustix::io::Errno::NXIO) => Ok(false),

@@ -37,10 +37,9 @@ pub enum BackingError {
     NotADisk,
     /// It looks like another format than its name says.
     #[error(
-        "it looks like {0}. Say that its format is qcow2 if it is one; if a guest has written what is \
-         there, say that it is raw"
+        "it looks like {}. {}; if a guest has written what is there, say that it is raw", .0.words(), way_out(*.0)
     )]
-    Foreign(&'static str),
+    Foreign(ForeignFormat),
     /// What it says of itself.
     #[error(transparent)]
     Refused(#[from] Refused),
@@ -50,6 +49,13 @@ pub enum BackingError {
     /// Its path has no last part.
     #[error("it names no file")]
     NoName,
+}
+
+fn way_out(found: ForeignFormat) -> &'static str {
+    match found {
+        ForeignFormat::Qcow2 => "Say that its format is qcow2",
+        _ => "A base is raw or qcow2: `qemu-img convert -O qcow2` makes one of it",
+    }
 }
 
 /// True if a name says that its file is qcow2. The owner has chosen the name; a guest can change what is
@@ -80,7 +86,7 @@ impl Backing {
             None if is_named_qcow2(path) => Format::Qcow2,
             None => match ForeignFormat::of(&file, bytes).map_err(host("read it"))? {
                 None => Format::Raw,
-                Some(found) => return Err(BackingError::Foreign(found.words())),
+                Some(found) => return Err(BackingError::Foreign(found)),
             },
         };
         let virtual_size = match format {
@@ -130,6 +136,17 @@ pub struct NewFile {
     target: PathBuf,
 }
 
+/// Names the folder in the place of a file that nobody has asked for.
+fn without_name(error: io::Error, folder: &Path) -> io::Error {
+    let why = match error.kind() {
+        io::ErrorKind::PermissionDenied => "no permission to make files in it",
+        io::ErrorKind::NotFound => "no file can be made in it",
+        io::ErrorKind::ReadOnlyFilesystem => "its file system is read-only",
+        _ => return error,
+    };
+    io::Error::new(error.kind(), format!("{}: {why}", folder.display()))
+}
+
 impl NewFile {
     /// Begins one that will be `target`, beside it.
     ///
@@ -139,7 +156,8 @@ impl NewFile {
         let file = tempfile::Builder::new()
             .prefix(".ringway-create-")
             .permissions(Permissions::from_mode(mode))
-            .tempfile_in(folder_of(target))?;
+            .tempfile_in(folder_of(target))
+            .map_err(|error| without_name(error, folder_of(target)))?;
         Ok(Self { file, target: target.to_owned() })
     }
 

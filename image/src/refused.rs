@@ -6,7 +6,8 @@
 pub enum Refused {
     /// Another format, or none.
     #[error(
-        "it is no qcow2 image: it does not begin with QFI\\xfb. Name one; a raw one is served without --format qcow2"
+        "it is no qcow2 image: it does not begin with QFI\\xfb. A raw one has no tables to check or merge, and is served \
+         without --format qcow2"
     )]
     NotQcow2,
     /// A version that nobody has specified, or the first one.

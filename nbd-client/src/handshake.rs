@@ -235,6 +235,7 @@ fn no_export(stream: &mut (impl Read + Write), export: &str) -> HandshakeError {
     let names = list(stream).unwrap_or_default();
     let which = match names.as_slice() {
         [] => String::new(),
+        [name] if name.is_empty() => ". It has one without a name: leave the name out".into(),
         names => format!(". It has: {}", names.join(", ")),
     };
     Refused(format!("the server has no export '{export}'{which}"))

@@ -287,6 +287,9 @@ impl Query {
                 _ => return Err("a name of an export has no ?: write %3F"),
             }
         }
+        if tls && found.certificates.as_ref().is_some_and(|path| path.is_relative()) {
+            return Err("?tls-certificates=/DIR begins with /: daemons run in another folder");
+        }
         if tls && !found.certificates.as_ref().is_some_and(|path| path.is_absolute()) {
             return Err(
                 "?tls-certificates=/DIR is missing: the folder, from the root, that has ca-cert.pem, and \
@@ -455,7 +458,7 @@ mod tests {
             ("nbd+unix:///%00?socket=/y", "no zero byte"),
             ("nbd+unix:///%ff?socket=/y", "is UTF-8"),
             ("nbds://host/x", "?tls-certificates=/DIR is missing"),
-            ("nbds://host/x?tls-certificates=pki", "from the root"),
+            ("nbds://host/x?tls-certificates=pki", "begins with /"),
             ("nbds://host/x?tls-verify-peer=0", "tls-certificates, tls-hostname"),
             ("nbds+unix:///x?socket=/y", "?tls-certificates=/DIR is missing"),
             ("nbds+unix:///x?tls-certificates=/y", "?socket=/PATH is missing"),

@@ -112,6 +112,15 @@ pub(crate) fn in_words(error: &io::Error, tls: &Tls) -> String {
                     "the certificate of the server is not of an authority in {folder}/{AUTHORITY}"
                 )
             }
+            // webpki's errors have no variants of rustls for this; its name is what there is.
+            CertificateError::Other(other)
+                if format!("{other:?}").contains("CaUsedAsEndEntity") =>
+            {
+                format!(
+                    "the certificate of the server is that of an authority itself, as self-signed ones are: \
+                     the server needs one of its own, signed by the authority in {folder}/{AUTHORITY}"
+                )
+            }
             other => format!("the certificate of the server is not good: {other}"),
         },
         Some(rustls::Error::AlertReceived(alert)) => {

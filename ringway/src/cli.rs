@@ -58,6 +58,14 @@ pub(crate) enum Command {
     /// Serve disks to virtual machines, over vhost-user-blk or to guests of a Xen host.
     Serve(Box<ServeArgs>),
     /// Serve a disk to NBD clients, on this host or another one.
+    // Options of disks that mean nothing here, and are refused.
+    #[command(
+        mut_arg("socket", |arg| arg.hide(true)),
+        mut_arg("nbd", |arg| arg.hide(true)),
+        mut_arg("incoming", |arg| arg.hide(true)),
+        mut_arg("isolate", |arg| arg.hide(true)),
+        mut_arg("memory_max", |arg| arg.hide(true))
+    )]
     Nbd(Box<NbdArgs>),
     /// Measure a served disk, a file, or two of them in turn.
     Bench(Box<BenchArgs>),

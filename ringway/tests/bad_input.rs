@@ -416,7 +416,10 @@ fn words_of_the_daemon_in_a_file() {
         ("\ncontrol = 'no/such'", ["line 2: control: ", "its folder does not exist"]),
         ("\nmetrics = 'unix:no/such'", ["line 2: metrics unix:", "its folder does not exist"]),
         ("\ntls-cert = 'c.pem'", ["line 2: ", "tls-cert needs tls-key"]),
-        ("\ntls-cert = 'c.pem'\ntls-key = 'k.pem'", ["line 2: TLS: ", "c.pem: No such file"]),
+        (
+            "\ntls-cert = 'c.pem'\ntls-key = 'k.pem'",
+            ["line 2: ", "for NBD clients, and no disk has some"],
+        ),
         ("poll = 'never'\npoll-budget = 3", ["line 2: ", "poll-budget is the budget"]),
         ("\nworkers = 0", ["line 2: ", "workers must be at least 1"]),
         (

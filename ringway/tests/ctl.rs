@@ -348,7 +348,7 @@ fn requests_that_make_no_sense_are_answered() {
     // The same image or socket twice, in words for people.
     let root = dir.path().canonicalize().unwrap().display().to_string();
     for (image, socket, what) in
-        [("disk.img", "t", "is served by the disk"), ("b", "s", "is taken")]
+        [("disk.img", "t", "is served already, at "), ("b", "s", "is taken")]
     {
         let disk =
             json!({ "image": format!("{root}/{image}"), "socket": format!("{root}/{socket}") });

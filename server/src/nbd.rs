@@ -41,7 +41,7 @@ pub struct NbdArgs {
     #[command(flatten)]
     disk: DiskArgs,
     /// More of them; all that is said here holds for each. Clients call them by their files' names.
-    #[arg(value_name = "IMAGE")]
+    #[arg(value_name = "IMAGE", help_heading = None::<&str>)]
     more: Vec<PathBuf>,
     /// Where clients connect: unix:PATH, or an address of this host with a port, such as
     /// 127.0.0.1:10809.

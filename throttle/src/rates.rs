@@ -93,7 +93,7 @@ pub enum RatesError {
     #[error("{0} = {1}: the highest is {RATE_MAX} (10^15)")]
     TooHigh(String, u64),
     /// There is nothing it could belong to.
-    #[error("{0} needs {1}: add it, or leave {0} out (none, if it holds already)")]
+    #[error("{0} needs {1}: say {1}, or leave {0} out. If {0} holds already, say {0} none as well")]
     Alone(String, String),
     /// A burst that is slower than the rate.
     #[error(

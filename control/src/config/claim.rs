@@ -73,32 +73,36 @@ impl Claim {
     /// # Errors
     /// The message, with both places.
     pub fn check_apart(&self, earlier: &Self) -> Result<(), String> {
-        let said = |claim: &Self| match claim.origin.as_str() {
-            "" => match &claim.image {
-                Some((image, _)) => format!("{}, which is served already", image.display()),
-                None => "that is served already".to_owned(),
-            },
-            origin => format!("at {origin}"),
-        };
+        // One that is served already has no place in what is read now.
+        let served = earlier.origin.is_empty();
         let here = if self.origin.is_empty() { String::new() } else { self.origin.clone() + ": " };
         if let Some(path) = &self.socket
             && self.socket == earlier.socket
         {
+            let whose = match &earlier.image {
+                Some((image, _)) if served => {
+                    format!("{}, which is served already", image.display())
+                }
+                None if served => "a disk that is served already".to_owned(),
+                _ => format!("the disk at {}", earlier.origin),
+            };
             return Err(format!(
-                "{here}socket {} is taken by the disk {}. Give each disk its own",
-                path.display(),
-                said(earlier)
+                "{here}socket {} is taken by {whose}. Give each disk its own",
+                path.display()
             ));
         }
         if let (Some((path, image)), Some((_, other))) = (&self.image, &earlier.image)
             && image == other
             && !(self.read_only && earlier.read_only)
         {
+            let whose = match &earlier.socket {
+                Some(socket) if served => format!("already, at {}", socket.display()),
+                None if served => "already".to_owned(),
+                _ => format!("by the disk at {} as well", earlier.origin),
+            };
             return Err(format!(
-                "{here}image {} is served by the disk {} as well. Serve it once, or read-only \
-                 from both",
-                path.display(),
-                said(earlier)
+                "{here}image {} is served {whose}. Serve it once, or read-only from both",
+                path.display()
             ));
         }
         Ok(())

@@ -112,7 +112,7 @@ pub struct DiskArgs {
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub nbd: Option<NbdAddress>,
     /// What NBD clients call the disk; those that name nothing get the first one at its address
-    /// [default: its file's name].
+    /// [default: its file's name; none for the only disk of `ringway nbd`].
     #[arg(long, value_name = "NAME", help_heading = "NBD", value_parser = export_name)]
     #[serde(default)]
     pub export: Option<String>,

@@ -294,6 +294,12 @@ impl Plan {
         let places: Vec<_> = self.disks.iter().filter_map(place).collect();
         self.check_security(security)?;
         if places.is_empty() {
+            // Without a control socket there will be none later.
+            if *security != NbdSecurity::default() && self.daemon.control.is_none() {
+                return Err(self.origins.lead(&NbdSecurity::WORDS)
+                    + "tls-cert, tls-key, tls-ca and insecure are for NBD clients, and no disk has some: \
+                       add nbd to one, or leave them out");
+            }
             return Ok(());
         }
         let mut earlier: Vec<&NbdPlace> = Vec::new();

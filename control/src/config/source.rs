@@ -61,6 +61,11 @@ pub fn source(image: &Path) -> Result<Source, String> {
             let rbd = |target| Source::Rbd { target, access: Access::default() };
             return word.parse::<RbdTarget>().map(rbd).map_err(|error| error.to_string());
         }
+        Some((Scheme::Unknown, "vhost-user")) => {
+            return Err(format!(
+                "{word}: that is a disk which is served already; ringway info, bench, copy and io take it"
+            ));
+        }
         Some((Scheme::Unknown, name)) => {
             let hint = meant(name).map(|meant| format!(" (did you mean '{meant}:'?)"));
             let hint = hint.unwrap_or_default();

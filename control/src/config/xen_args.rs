@@ -56,6 +56,10 @@ impl FromStr for XenData {
     }
 }
 
+/// What says that there are other disks than those of a Xen host. (A required option that goes with none of what is
+/// there is not missed by clap.)
+const ELSEWHERE: [&str; 5] = ["image", "socket", "config", "blk_file", "fd"];
+
 /// What `--xen` is told.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Xen")]
@@ -69,13 +73,15 @@ pub struct XenArgs {
         long,
         value_name = "NAME",
         requires = "xen",
+        conflicts_with_all = ELSEWHERE,
         default_value = NAME,
         hide_default_value = true
     )]
     pub xen_name: String,
     /// How data gets to guests and back: copied by the hypervisor, in pages mapped for each request,
     /// in pages that stay mapped, or whichever costs less [default: auto].
-    #[arg(long, value_name = "HOW", requires = "xen", default_value = "auto", hide_default_value = true,
+    #[arg(long, value_name = "HOW", requires = "xen",
+        conflicts_with_all = ELSEWHERE, default_value = "auto", hide_default_value = true,
           value_parser = PossibleValuesParser::new(XenData::ALL.map(XenData::name)).try_map(|w| w.parse::<XenData>()))]
     pub xen_data: XenData,
     /// Where to record what is in flight, so that guests survive a kill of this process: a folder in
@@ -84,13 +90,14 @@ pub struct XenArgs {
         long,
         value_name = "DIR",
         requires = "xen",
+        conflicts_with_all = ELSEWHERE,
         default_value = RECORDS,
         hide_default_value = true
     )]
     pub xen_records: PathBuf,
     /// How to reach xenstore: the socket of its daemon, or the device /dev/xen/xenbus [default: the
     /// first of them that answers].
-    #[arg(long, value_name = "PATH", requires = "xen")]
+    #[arg(long, value_name = "PATH", requires = "xen", conflicts_with_all = ELSEWHERE)]
     pub xen_store: Option<PathBuf>,
 }
 

@@ -35,7 +35,7 @@ pub enum OpenError {
         hint: &'static str,
     },
     /// A directory, a pipe, …
-    #[error("{path}: it is {what}, not a file or block device. Name a raw disk image")]
+    #[error("{path}: it is {what}, not a file or block device. {}", instead_of(what, path))]
     NotADisk {
         /// The path.
         path: PathBuf,
@@ -195,6 +195,19 @@ fn what_to_do(format: ForeignFormat, path: &Path) -> String {
     format!(
         "Only raw and qcow2 images are served: make one of it (`qemu-img convert -O qcow2 {path} NEW`)"
     )
+}
+
+/// What a socket is called.
+pub(super) const A_SOCKET: &str = "a socket";
+
+/// What to name in the place of something that is no disk.
+fn instead_of(what: &str, path: &Path) -> String {
+    if what == A_SOCKET {
+        let path = path.display();
+        format!("For a disk that is served there say vhost-user:{path} (bench, copy, info, io)")
+    } else {
+        "Name a disk image".into()
+    }
 }
 
 /// What else can be done about an image that somebody has, to end a sentence with.

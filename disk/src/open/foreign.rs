@@ -60,7 +60,7 @@ impl ForeignFormat {
             Self::Parallels => "a Parallels image",
             Self::Bochs => "a Bochs image",
             Self::Dmg => "a DMG image",
-            Self::Luks => "encrypted with LUKS",
+            Self::Luks => "a disk encrypted with LUKS",
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What the host says about a file or block device.
 
+use super::error::A_SOCKET;
 use super::mount::Mount;
 use super::{OpenError, Origin};
 use crate::choices::Alignment;
@@ -32,7 +33,7 @@ pub(super) fn kind(path: &Path) -> Result<FileKind, OpenError> {
     } else if kind.is_fifo() {
         "a pipe"
     } else if kind.is_socket() {
-        "a socket"
+        A_SOCKET
     } else {
         "a character device"
     };

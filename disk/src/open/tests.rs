@@ -182,13 +182,13 @@ fn not_a_disk() {
     let socket = folder.path().join("socket");
     let _listener = UnixListener::bind(&socket).unwrap();
     let kinds = [
-        (folder.path(), "a folder"),
-        (&fifo, "a pipe"),
-        (&socket, "a socket"),
-        (Path::new("/dev/zero"), "a character device"),
+        (folder.path(), "a folder", "Name a disk image"),
+        (&fifo, "a pipe", "Name a disk image"),
+        (&socket, "a socket", "say vhost-user:/"),
+        (Path::new("/dev/zero"), "a character device", "Name a disk image"),
     ];
-    for (path, kind) in kinds {
-        let error = fails(&options(path), &[kind, "raw disk image"]);
+    for (path, kind, instead) in kinds {
+        let error = fails(&options(path), &[kind, instead]);
         assert!(matches!(error, OpenError::NotADisk { .. }), "{error}");
     }
 }

@@ -2,11 +2,12 @@
 
 use super::chain::Link;
 use crate::doctor::image::{Image, inspect as examine};
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use ringway_control::config::CephArgs;
 use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 use std::fs::File;
+use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -52,6 +53,11 @@ pub(super) struct Memory {
 /// # Errors
 /// One that is not there, or no image.
 pub(super) fn inspect(path: &Path) -> anyhow::Result<Facts> {
+    // What follows says what it would take to serve it, which nobody has asked for.
+    let meta = path.metadata().map_err(|error| cannot_read(path, error))?;
+    if meta.is_file() {
+        File::open(path).map_err(|error| cannot_read(path, error))?;
+    }
     let image = examine(path, &ringway_export::usable_engines(), None, &CephArgs::default());
     if let (None, Some(error)) = (image.bytes, &image.error) {
         bail!("{error}");
@@ -59,8 +65,27 @@ pub(super) fn inspect(path: &Path) -> anyhow::Result<Facts> {
     let file = File::open(path).ok();
     let extents = file.as_ref().filter(|_| image.kind == Some("file")).and_then(extents);
     let memory = file.as_ref().and_then(cached);
-    let target = path.display().to_string();
-    Ok(Facts { target, image, extents, memory, chain: None, chain_error: None })
+    Ok(Facts {
+        target: path.display().to_string(),
+        image,
+        extents,
+        memory,
+        chain: None,
+        chain_error: None,
+    })
+}
+
+fn cannot_read(path: &Path, error: io::Error) -> anyhow::Error {
+    let name = path.display();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match error.kind() {
+        io::ErrorKind::NotFound if folder.is_some_and(|folder| !folder.exists()) => {
+            anyhow!("{name}: its folder does not exist")
+        }
+        io::ErrorKind::NotFound => anyhow!("{name}: there is no such file"),
+        io::ErrorKind::PermissionDenied => anyhow!("{name}: no permission to read it"),
+        _ => anyhow!("{name}: cannot read it: {error}"),
+    }
 }
 
 fn extents(file: &File) -> Option<Extents> {
