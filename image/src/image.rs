@@ -11,7 +11,7 @@ use crate::journal::Journal;
 use crate::layer::{Layer, LayerFormat};
 use crate::layers::Layers;
 use crate::map::Map;
-use crate::metadata::Metadata;
+use crate::refcounts::Metadata;
 use crate::refcounts::Refcounts;
 use crate::table::{Place, Table};
 use crate::thread::{Mailbox, Task, Work};

@@ -70,7 +70,6 @@ mod layers;
 mod layout;
 mod locate;
 mod map;
-mod metadata;
 mod printable;
 mod read_at;
 mod reader;

@@ -4,7 +4,7 @@ use crate::base::word;
 use crate::layer::Found;
 use crate::layers::Layers;
 use crate::layout::Entry;
-use crate::metadata::Metadata;
+use crate::refcounts::Metadata;
 use crate::table::{Below, Table, Word};
 use crate::units::{Units, page_bits};
 use ringway_core::ByteRange;

@@ -24,6 +24,7 @@ mod image_message;
 mod local;
 mod names;
 mod overlay;
+mod path_message;
 mod protocol;
 mod remote;
 mod remote_message;

@@ -1,7 +1,7 @@
 //! An image that is not raw, as helper and daemon say it: what its headers hold, and in which order its
 //! files follow.
 
-use super::protocol::Name;
+use super::path_message::Name;
 use anyhow::Context;
 use ringway_disk::Unmapped;
 use ringway_image::{Layer, LayerFormat, Shape, Use};

@@ -3,6 +3,7 @@
 use super::facts_message;
 use super::image_message::ImageMessage;
 use super::local::Engines;
+use super::path_message::Name;
 use super::remote_message::{RemoteMessage, connected};
 #[cfg(feature = "xen")]
 use crate::xen::{Named, RecordName};
@@ -15,12 +16,10 @@ use ringway_nbd_client::Negotiated;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::BindError;
 use serde::{Deserialize, Serialize};
-use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,22 +138,6 @@ pub(super) struct SocketBusy(pub(super) String);
 pub(crate) fn is_socket_busy(error: &anyhow::Error) -> bool {
     let here = error.downcast_ref::<BindError>();
     matches!(here, Some(BindError::Busy(_))) || error.is::<SocketBusy>()
-}
-
-/// A path, whatever its letters are.
-#[derive(Debug, Deserialize, Serialize)]
-pub(super) struct Name(Vec<u8>);
-
-impl From<&Path> for Name {
-    fn from(path: &Path) -> Self {
-        Self(path.as_os_str().as_bytes().into())
-    }
-}
-
-impl From<Name> for PathBuf {
-    fn from(name: Name) -> Self {
-        OsString::from_vec(name.0).into()
-    }
 }
 
 /// A new image on top of one that is served.
@@ -403,6 +386,7 @@ impl Found {
 mod tests {
     use super::*;
     use ringway_disk::{CacheMode, SchedulerMode, open};
+    use std::os::unix::ffi::OsStrExt;
 
     #[cfg(feature = "xen")]
     #[test]

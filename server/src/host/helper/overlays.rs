@@ -4,7 +4,8 @@
 use super::super::super::survive::survive;
 use super::super::forked::line;
 use super::super::image_message::ImageMessage;
-use super::super::protocol::{HelperAnswer, HelperRequest, Name, OverlayWanted};
+use super::super::path_message::Name;
+use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
 use super::super::wire::send;
 use super::{Helper, PANICKED, Things, lock};
 use anyhow::{Context, anyhow, bail};
