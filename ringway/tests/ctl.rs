@@ -285,6 +285,13 @@ fn stats_tell_of_disks_queues_and_workers() {
     for word in ["null:1G", "null/0", "200", "100 KiB", "polling", "lost kicks"] {
         assert!(table.contains(word), "{word}: {table}");
     }
+    // Where no terminal says how wide it is, the environment may.
+    let mut command = ringway();
+    command.args(["ctl", "--control", "ctl", "stats"]).env("COLUMNS", "80");
+    command.current_dir(dir.path());
+    let narrow = text(&run(command).stdout);
+    assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+    assert!(narrow.contains("(no room for: ") && narrow.contains("held"), "{narrow}");
     refused(dir.path(), &["stats", "nobody"], "there is no disk 'nobody'");
     daemon.stop();
 }

@@ -30,13 +30,21 @@ fn with_words(words: usize, header: &[&str], rows: Vec<Vec<String>>) -> String {
     table.to_string()
 }
 
-/// As [`text`], but the first `words` columns hold words, and on a terminal that is too narrow without
-/// the columns `least`, as many of them as it takes, from the first one on. What was left out is said
-/// below.
+/// As [`text`], but the first `words` columns hold words, and where there is too little room (on a narrow
+/// terminal, or within `COLUMNS` elsewhere) without the columns `least`, as many of them as it takes,
+/// from the first one on. What was left out is said below.
 pub fn fitting(words: usize, header: &[&str], rows: Vec<Vec<String>>, least: &[&str]) -> String {
-    let width = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
-    let width = width.map_or(usize::MAX, |(width, _)| usize::from(width.0));
+    let terminal = std::io::stdout().is_terminal().then(terminal_size::terminal_size).flatten();
+    let columns = std::env::var("COLUMNS").ok();
+    let width = width(terminal.map(|(width, _)| width.0), columns.as_deref());
     within(width, words, header, rows, least)
+}
+
+/// How many characters a line may have: as many as the terminal has. Elsewhere whoever wants lines that
+/// fit says so in `COLUMNS`; scripts that do not get all columns.
+fn width(terminal: Option<u16>, columns: Option<&str>) -> usize {
+    let asked = || columns?.trim().parse().ok().filter(|&width| width > 0);
+    terminal.map(usize::from).or_else(asked).unwrap_or(usize::MAX)
 }
 
 fn within(
@@ -60,9 +68,24 @@ fn within(
                 words -= usize::from(at < words);
             }
             None if left_out.is_empty() => return text,
-            None => return format!("{text}\n(no room for: {})", left_out.join(", ")),
+            None => return format!("{text}\n{}", no_room_for(&left_out, width)),
         }
     }
+}
+
+/// The columns that were left out, in lines of at most `width` characters where words allow it.
+fn no_room_for(left_out: &[&str], width: usize) -> String {
+    let (mut text, mut line) = (String::new(), "(no room for:".to_owned());
+    for (at, name) in left_out.iter().enumerate() {
+        let end = if at + 1 < left_out.len() { ',' } else { ')' };
+        if line.chars().count() + name.chars().count() + 2 > width {
+            text += &line;
+            text.push('\n');
+            line.clear();
+        }
+        line = format!("{line} {name}{end}");
+    }
+    text + &line
 }
 
 #[cfg(test)]
@@ -82,6 +105,24 @@ mod tests {
         // What matters stays, however narrow it is.
         let least = within(1, 2, &header, rows(), &["more", "count"]);
         assert!(least.contains("a.img") && least.contains("22"), "{least}");
-        assert!(least.ends_with("(no room for: more, count)"), "{least}");
+        assert!(least.ends_with("(no room for:\n more,\n count)"), "{least}");
+    }
+
+    #[test]
+    fn what_was_left_out_is_said_within_the_width() {
+        let names = ["cache", "engine", "calls/s", "spinning", "done/harvest"];
+        let text = no_room_for(&names, 30);
+        assert_eq!(text, "(no room for: cache, engine,\n calls/s, spinning,\n done/harvest)");
+        assert!(text.lines().all(|line| line.len() <= 30), "{text}");
+        assert_eq!(no_room_for(&names[..2], 28), "(no room for: cache, engine)");
+    }
+
+    #[test]
+    fn a_terminal_says_how_wide_it_is_and_elsewhere_the_environment_may() {
+        assert_eq!(width(Some(80), Some("200")), 80);
+        assert_eq!(width(None, Some("80")), 80);
+        for columns in [None, Some(""), Some("0"), Some("wide")] {
+            assert_eq!(width(None, columns), usize::MAX, "{columns:?}");
+        }
     }
 }

@@ -20,7 +20,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// The program, in an environment that tells it nothing.
 pub(crate) fn ringway() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ringway"));
-    for name in ["RUST_LOG", "NO_COLOR", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS"] {
+    for name in ["RUST_LOG", "NO_COLOR", "NOTIFY_SOCKET", "WATCHDOG_USEC", "LISTEN_FDS", "COLUMNS"]
+    {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
