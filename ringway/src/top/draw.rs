@@ -17,24 +17,25 @@ use ringway_terminal::short::count;
 const KEYS: &str = " q quit  ↑↓ select  ⏎ queues  i m l n sort  + - interval  space pause  h help";
 
 const HELP: &str = "\
-q, Esc      quit
-↑ ↓ j k     select a line; also PgUp, PgDn, Home, End
-Enter → ←   show the queues of a disk, or hide them
-i m l n     sort by IOPS, MB/s, latency, name; s takes the next one
-+ -         ask less or more often
-space       stop, and go on
+q, Esc        quit
+↑ ↓ j k       select a line; also PgUp, PgDn, Home, End
+Enter → ←     show the queues of a disk, or hide them
+i m l n       sort by IOPS, MB/s, latency, name; s takes the next one
++ -           ask less or more often
+space         stop, and go on
 
-p50 p99     latency of one request in sixty; - are too few of them
-in flight   requests just then: 0 is usual for quick disks
-req/submit  requests handed to the kernel at a time, on average
-done/harvest  completions found at a time
-syscalls/IO  system calls of the engine for each request
-calls/s     notifications sent to the guest
-working     part of a worker's time spent on requests; spinning: on
-            looking for more; asleep: neither
-alone       no front-end is connected; paused: by ctl pause
-held        failed requests wait, as the details say; overdue: not answered yet
-at limit    requests wait for a limit, which is in no latency
+p50 p99       latency of one request in sixty; - are too few of them
+in flight     requests just then: 0 is usual for quick disks
+req/submit    requests handed to the kernel at a time, on average
+done/harvest  completions found at a time, on average
+syscalls/IO   system calls of the engine for each request
+calls/s       notifications sent to the guest
+working       part of a worker's time spent on requests
+spinning      part of it spent on looking for more; asleep: neither
+alone         no front-end is connected; paused: by ctl pause
+held          failed requests wait, as the details say
+overdue       requests have been under way for too long
+at limit      requests wait for a limit, which is in no latency
 
 Any key closes this.";
 

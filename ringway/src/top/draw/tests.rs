@@ -229,6 +229,19 @@ fn no_screen_is_too_small() {
     }
 }
 
+/// Each line of the help is read whole where a terminal has its usual size.
+#[test]
+fn the_help_fits_into_80_columns_and_24_lines() {
+    for (width, height) in [(80, 24), (120, 30)] {
+        let mut app = app();
+        press(&mut app, KeyCode::Char('h'));
+        let all = text(&mut app, width, height);
+        for line in HELP.lines() {
+            assert!(all.contains(line), "{line}:\n{all}");
+        }
+    }
+}
+
 /// Keys that do something else do nothing but that, the one that opens the help too.
 #[test]
 fn any_key_closes_the_help() {
