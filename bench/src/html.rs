@@ -8,11 +8,10 @@ use crate::load::Load;
 use crate::measured::Measured;
 use crate::outcome::Outcome;
 use crate::summary;
-use crate::units::duration;
 use crate::{usage, versus};
 use anyhow::{Context, Result};
 use page::Page;
-use ringway_terminal::short::count;
+use ringway_terminal::short::{self, count};
 use std::path::Path;
 
 const DISTRIBUTION: &str =
@@ -73,15 +72,15 @@ fn cards(page: &mut Page, outcome: &Outcome) {
     let mb_s = format!("{:.1}", total.bytes as f64 / outcome.seconds / 1e6);
     page.card(&mb_s, "MB/s (more is better)");
     if !total.lat.is_empty() {
-        page.card(&duration(total.lat.mean()), "mean latency (less is better)");
+        page.card(&short::time(total.lat.mean()), "mean latency (less is better)");
         page.card(
-            &duration(total.lat.value_at_percentile(99.0) as f64),
+            &short::time(total.lat.value_at_percentile(99.0) as f64),
             "p99 latency (less is better)",
         );
     }
-    page.card(&duration(outcome.client_ns as f64 / done), "client CPU per I/O (less is better)");
+    page.card(&short::time(outcome.client_ns as f64 / done), "client CPU per I/O (less is better)");
     if let Some(server_ns) = outcome.server_ns {
-        page.card(&duration(server_ns as f64 / done), "server CPU per I/O (less is better)");
+        page.card(&short::time(server_ns as f64 / done), "server CPU per I/O (less is better)");
     }
 }
 

@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub(crate) use report::NO_DISKS;
+
 const EXAMPLES: &str = "\
 Examples:
   ringway ctl --control /run/ringway.sock list

@@ -157,7 +157,11 @@ fn a_daemon_may_begin_without_a_disk_and_lose_its_last() {
     let daemon = Daemon::serve(dir.path(), &["--control", "ctl"]);
     assert!(daemon.ready.contains("control socket"), "{}", daemon.ready);
     assert_eq!(answer(dir.path(), &["list"])["disks"], json!([]));
-    assert!(done(dir.path(), &["list"]).contains(&format!("process {}", daemon.pid())));
+    let none = "no disks; `ringway ctl add` adds one\n";
+    let list = done(dir.path(), &["list"]);
+    assert!(list.starts_with(none), "{list}");
+    assert!(list.contains(&format!("process {}", daemon.pid())), "{list}");
+    assert!(done(dir.path(), &["stats"]).starts_with(none));
     // Engines that nobody has used before get their workers now.
     for (image, engine) in [("null:1G", "null"), ("sim:ram:1M", "sim:ram"), ("disk.img", "threads")]
     {
@@ -282,7 +286,7 @@ fn stats_tell_of_disks_queues_and_workers() {
     assert_eq!(last["disks"][0]["counts"]["writes"], 200);
     assert!(last["uptime_us"].as_u64() > first["uptime_us"].as_u64());
     let table = done(dir.path(), &["stats"]);
-    for word in ["null:1G", "null/0", "200", "100 KiB", "polling", "lost kicks"] {
+    for word in ["null:1G", "null/0", "200", "100 KiB", "spinning", "lost kicks"] {
         assert!(table.contains(word), "{word}: {table}");
     }
     // Where no terminal says how wide it is, the environment may.

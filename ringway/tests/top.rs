@@ -117,6 +117,15 @@ fn a_disk_without_a_front_end_stands_alone_and_a_paused_one_is_said_to_be() {
 }
 
 #[test]
+fn a_daemon_without_a_disk_is_told_what_adds_one() {
+    let dir = folder();
+    let daemon = Daemon::serve(dir.path(), &["--control", "ctl"]);
+    let said = text(&top(dir.path(), &["--once", "--interval", "100ms"]).stdout);
+    assert!(said.starts_with("no disks; `ringway ctl add` adds one\n\n"), "{said}");
+    assert!(said.contains(&format!("process {}", daemon.pid())), "{said}");
+}
+
+#[test]
 fn what_is_wrong_is_said_at_once() {
     let dir = folder();
     for (args, status, what) in [

@@ -4,13 +4,13 @@
 //! for variables, and these are put in their place afterwards.
 
 use crate::counters::{Frames, ROWS_PER_OCTAVE};
-use crate::units::duration;
 use anyhow::{Result, anyhow};
 use hdrhistogram::Histogram;
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use ringway_terminal::short;
 
 const INK: RGBColor = RGBColor(1, 2, 1);
 const MUTED: RGBColor = RGBColor(1, 2, 2);
@@ -190,7 +190,7 @@ pub(super) fn latencies(series: &[Histogram<u64>]) -> Result<String> {
                 let line = PathElement::new([(x, 0.0), (x, top)], stroke.mix(0.65).stroke_width(1));
                 chart.draw_series([line]).map_err(failed)?;
                 let (px, py) = chart.backend_coord(&(x, top));
-                let word = format!("p{percentile} {}", duration(nanos));
+                let word = format!("p{percentile} {}", short::time(nanos));
                 // Words near the right edge stand on the other side of their line.
                 let right = px > i32::try_from(HALF.0).unwrap_or(0) - 130;
                 let side = if right { HPos::Right } else { HPos::Left };

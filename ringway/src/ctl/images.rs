@@ -6,6 +6,7 @@ use clap::Args;
 use ringway_control::protocol::{JobFacts, JobOf, JobState, List, Snapshotted};
 use ringway_control::size::Size;
 use ringway_disk::open::foreign_holder;
+use ringway_terminal::short::time;
 use serde_json::{Value, json};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -138,7 +139,7 @@ pub(super) fn under_way(job: &JobFacts) -> Option<String> {
 pub(super) fn job(of: &JobOf) -> String {
     let JobOf { image, job, id: _ } = of;
     let copied = Size(job.copied_bytes);
-    let took = Duration::from_micros(job.blackout_us.unwrap_or(0));
+    let took = time(1e3 * job.blackout_us.unwrap_or(0) as f64);
     let flatten = job.job == "flatten";
     match job.state {
         JobState::Running if flatten => format!(
@@ -150,11 +151,11 @@ pub(super) fn job(of: &JobOf) -> String {
         ),
         JobState::Done if flatten => format!(
             "{image}: it is based on nothing any more; {copied} were copied, and no requests were taken for \
-             {took:.1?}\n"
+             {took}\n"
         ),
         JobState::Done => format!(
             "{image}: the image it was based on is merged into the one below, and not needed any more; \
-             {copied} were copied, and no requests were taken for {took:.1?}\n"
+             {copied} were copied, and no requests were taken for {took}\n"
         ),
         JobState::Cancelled if flatten => format!(
             "{image}: stopped. {copied} were copied and stay; it is still based on what it was\n"
@@ -173,10 +174,10 @@ pub(super) fn job(of: &JobOf) -> String {
 /// The line for an answer.
 pub(super) fn snapshotted(taken: &Snapshotted) -> String {
     let Snapshotted { image, snapshot, blackout_us, images, id: _ } = taken;
-    let took = Duration::from_micros(*blackout_us);
+    let took = time(1e3 * *blackout_us as f64);
     format!(
         "{image}: what was written so far is {} (read-only). The image goes on top of it, {images} images \
-         together; no requests were taken for {took:.1?}\n",
+         together; no requests were taken for {took}\n",
         snapshot.display()
     )
 }

@@ -8,11 +8,15 @@ use ringway_control::protocol::{
     ResizedTo, Retried, Spread, Stats, WorkerStatsOf,
 };
 use ringway_control::size::Size;
+use ringway_terminal::short::{age, time};
 use ringway_terminal::table;
 use serde_json::{Result, Value, from_value};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
+
+/// What is said instead of an empty table.
+pub(crate) const NO_DISKS: &str = "no disks; `ringway ctl add` adds one";
 
 /// The lines for the answer to `command`.
 ///
@@ -59,20 +63,21 @@ fn reloaded(done: &Reloaded) -> String {
 const LEAST_OF_LIST: [&str; 7] =
     ["path", "cache", "engine", "queues", "front-end", "place", "limits"];
 
+const LIST: [&str; 11] = [
+    "disk",
+    "image",
+    "size",
+    "state",
+    "front-end",
+    "queues",
+    "engine",
+    "cache",
+    "path",
+    "limits",
+    "place",
+];
+
 fn list(list: &List) -> String {
-    let header = [
-        "disk",
-        "image",
-        "size",
-        "state",
-        "front-end",
-        "queues",
-        "engine",
-        "cache",
-        "path",
-        "limits",
-        "place",
-    ];
     let rows = list.disks.iter().map(|disk| {
         let size = Size(disk.size).to_string();
         vec![
@@ -103,15 +108,17 @@ fn list(list: &List) -> String {
         vec![group.name.clone(), limits(&group.limits, None), disks]
     });
     let mut shared = String::new();
-    section(&mut shared, 3, &["limit group", "limits", "disks"], groups.collect());
+    section(&mut shared, 3, &["limit group", "limits", "disk numbers"], groups.collect());
     let gap = if shared.is_empty() { "" } else { "\n" };
     let daemon = &list.daemon;
-    let up = daemon.uptime_us / 1_000_000;
+    let up = age(daemon.uptime_us);
+    let disks = match list.disks.is_empty() {
+        true => NO_DISKS.to_owned(),
+        false => table::fitting(LIST.len(), &LIST, rows.collect(), &LEAST_OF_LIST),
+    };
     format!(
-        "{}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up} s\n",
-        table::fitting(header.len(), &header, rows.collect(), &LEAST_OF_LIST),
-        daemon.version,
-        daemon.pid
+        "{disks}\n{gap}{shared}{gap}{held}ringway {}, process {}, up for {up}\n",
+        daemon.version, daemon.pid
     )
 }
 
@@ -156,19 +163,19 @@ fn place(disk: &DiskFacts) -> String {
 /// What a narrow terminal leaves out first.
 const LEAST_OF_STATS: [&str; 14] = [
     "ring",
-    "held",
     "erases",
     "refused",
     "flushes",
     "throttled",
-    "per harvest",
+    "done/harvest",
     "lost kicks",
     "worker",
-    "per batch",
+    "req/submit",
     "sleeps",
     "syscalls",
     "p90",
     "p99.9",
+    "held",
 ];
 
 /// What is counted of disks and of queues.
@@ -187,6 +194,9 @@ const COUNTED: [&str; 10] = [
 
 fn stats(stats: &Stats) -> String {
     let mut text = String::new();
+    if stats.disks.is_empty() {
+        text = format!("{NO_DISKS}\n");
+    }
     let disks = stats.disks.iter().map(|disk| {
         let mut cells =
             vec![disk.id.to_string(), disk.image.clone(), in_flight(disk.in_flight, disk.overdue)];
@@ -233,13 +243,13 @@ fn stats(stats: &Stats) -> String {
         "worker",
         "queues",
         "requests",
-        "per batch",
-        "per harvest",
+        "req/submit",
+        "done/harvest",
         "syscalls",
         "sleeps",
         "lost kicks",
         "CPU",
-        "polling",
+        "spinning",
     ];
     section(&mut text, 1, &header, stats.workers.iter().map(worker).collect());
     text
@@ -259,8 +269,10 @@ fn section(text: &mut String, words: usize, header: &[&str], rows: Vec<Vec<Strin
         return;
     }
     let gap = if text.is_empty() { "" } else { "\n" };
+    // What a line is about stays.
+    let least = LEAST_OF_STATS.into_iter().filter(|name| *name != header[0]).collect::<Vec<_>>();
     // Writing to a string cannot fail.
-    let _ = writeln!(text, "{gap}{}", table::fitting(words, header, rows, &LEAST_OF_STATS));
+    let _ = writeln!(text, "{gap}{}", table::fitting(words, header, rows, &least));
 }
 
 fn counts(counts: &Counts) -> Vec<String> {
@@ -282,10 +294,11 @@ fn counts(counts: &Counts) -> Vec<String> {
 fn latencies(disk: u64, latency: &Latencies) -> Vec<Vec<String>> {
     let kinds =
         [("reads", &latency.reads), ("writes", &latency.writes), ("others", &latency.others)];
-    let time = |nanos: u64| format!("{:.1} us", nanos as f64 / 1000.0);
     let row = |(kind, spread): (&str, &Spread)| {
         let mut cells = vec![format!("{disk} {kind}"), spread.count.to_string()];
-        cells.extend([spread.p50, spread.p90, spread.p99, spread.p999, spread.max].map(time));
+        cells.extend(
+            [spread.p50, spread.p90, spread.p99, spread.p999, spread.max].map(|ns| time(ns as f64)),
+        );
         cells
     };
     kinds.into_iter().filter(|(_, spread)| spread.count > 0).map(row).collect()
@@ -389,7 +402,7 @@ fn done(command: &str, done: &Done) -> String {
     };
     let took = match Duration::from_micros(done.took_us) {
         short if short < Duration::from_millis(1) => String::new(),
-        took => format!(", took {took:.1?}"),
+        took => format!(", took {}", time(took.as_nanos() as f64)),
     };
     format!("{}: {what} (state {}{took})\n", done.image, done.state.word())
 }

@@ -7,7 +7,7 @@ use super::measure::{Measured, better};
 use super::memory::Memory;
 use anstyle::{AnsiColor, Style};
 use ringway_control::size::Size;
-use ringway_terminal::short::count;
+use ringway_terminal::short::{count, time};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -361,11 +361,12 @@ fn measured(all: &[Measured], chosen: &str) -> Vec<ReportLine> {
     let mut lines = Vec::new();
     for Measured { engine, depth, iops, iops_min, iops_max, cpu_ns } in all {
         let text = format!(
-            "{}/s ({} to {}), {:.1} us of CPU each",
+            "{}/s ({} to {}), {} of CPU each",
             count(*iops),
             count(*iops_min),
             count(*iops_max),
-            cpu_ns / 1000.0
+            // This report is ASCII: it is read on consoles of all kinds.
+            time(*cpu_ns).replace('µ', "u")
         );
         lines.push(line(Grade::Fact, &format!("{engine}, {depth}"), text));
     }

@@ -3,7 +3,7 @@
 use super::buckets::Percentiles;
 use super::figures::{DiskFigures, Effort, QueueFigures, Rates};
 use ringway_control::protocol::State;
-use ringway_terminal::short::count;
+use ringway_terminal::short::{self, count};
 
 /// A column.
 pub(super) struct Column {
@@ -165,17 +165,6 @@ fn figures(
     cells
 }
 
-/// How old a daemon is, in the two largest units: `5s`, `3m 20s`, `2h 5m`, `40d 1h`.
-pub(super) fn age(us: u64) -> String {
-    let seconds = us / 1_000_000;
-    match (seconds / 60, seconds / 3600, seconds / 86400) {
-        (0, ..) => format!("{seconds}s"),
-        (minutes, 0, _) => format!("{minutes}m {}s", seconds % 60),
-        (minutes, hours, 0) => format!("{hours}h {}m", minutes % 60),
-        (_, hours, days) => format!("{days}d {}h", hours % 24),
-    }
-}
-
 /// A part of 1.
 pub(super) fn percent(part: f64) -> String {
     format!("{:.0} %", 100.0 * part)
@@ -185,20 +174,9 @@ fn none() -> String {
     "-".into()
 }
 
-/// A latency, short: `870 ns`, `12.3 µs`, `1.25 ms`, `2.10 s`.
+/// A latency, short; `-` where too few were timed.
 pub(super) fn time(nanos: Option<u64>) -> String {
-    let Some(nanos) = nanos else { return none() };
-    let short = |value: f64, unit: &str| match value {
-        v if v < 10.0 => format!("{v:.2} {unit}"),
-        v if v < 100.0 => format!("{v:.1} {unit}"),
-        v => format!("{v:.0} {unit}"),
-    };
-    match nanos as f64 {
-        n if n < 1e3 => format!("{n:.0} ns"),
-        n if n < 999.5e3 => short(n / 1e3, "µs"),
-        n if n < 999.5e6 => short(n / 1e6, "ms"),
-        n => short(n / 1e9, "s"),
-    }
+    nanos.map_or_else(none, |nanos| short::time(nanos as f64))
 }
 
 #[cfg(test)]
@@ -219,17 +197,5 @@ mod tests {
             let room = room(&COLUMNS, &fitting(&COLUMNS, width));
             assert!(room <= width, "{width}: {room}");
         }
-    }
-
-    #[test]
-    fn latencies_have_three_figures() {
-        let times = [0, 870, 9_994, 12_345, 999_499, 1_250_000, 999_600_000, 60_000_000_000];
-        let words = times.map(|nanos| time(Some(nanos)));
-        let expected =
-            ["0 ns", "870 ns", "9.99 µs", "12.3 µs", "999 µs", "1.25 ms", "1.00 s", "60.0 s"];
-        assert_eq!(words, expected);
-        assert_eq!(time(None), "-");
-        let ages = [0, 59, 200, 7500, 3_459_600].map(|seconds| age(seconds * 1_000_000));
-        assert_eq!(ages, ["0s", "59s", "3m 20s", "2h 5m", "40d 1h"]);
     }
 }

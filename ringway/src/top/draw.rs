@@ -1,7 +1,7 @@
 //! The screen.
 
 use super::app::{App, HISTORY, Link, Row as At};
-use super::columns::{self, BAR, COLUMNS, Column, PICTURE_OF_WORKER, WORKERS, age, fitting, room};
+use super::columns::{self, BAR, COLUMNS, Column, PICTURE_OF_WORKER, WORKERS, fitting, room};
 use super::figures::{DiskFigures, Effort, WorkerFigures};
 use super::plain::{self, latencies};
 use crate::happened::held;
@@ -12,10 +12,11 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Clear, Paragraph, Row, Table, Wrap};
 use ringway_control::config::limit_words;
 use ringway_control::size::Size;
-use ringway_terminal::short::count;
+use ringway_terminal::short::{age, count};
 
 const KEYS: &str = " q quit  ↑↓ select  ⏎ queues  i m l n sort  + - interval  space pause  h help";
 
+/// Lines that fit into a window on a screen of 80 columns and 24 lines: they are not broken further.
 const HELP: &str = "\
 q, Esc        quit
 ↑ ↓ j k       select a line; also PgUp, PgDn, Home, End

@@ -1,7 +1,9 @@
 //! The figures as plain tables: for pipes, scripts, and people without a terminal.
 
-use super::columns::{self, COLUMNS, PICTURE_OF_WORKER, WORKERS, age, percent, time};
+use super::columns::{self, COLUMNS, PICTURE_OF_WORKER, WORKERS, percent, time};
 use super::figures::{Effort, Figures, WorkerFigures};
+use crate::ctl::NO_DISKS;
+use ringway_terminal::short::age;
 use ringway_terminal::table;
 
 /// All disks with their queues, and all workers.
@@ -12,8 +14,11 @@ pub(super) fn text(figures: &Figures) -> String {
         std::iter::once(columns::disk(disk)).chain(queues)
     });
     let words = COLUMNS.iter().take_while(|column| column.words).count();
-    let lines = lines.map(Vec::from).collect();
-    let disks = table::fitting(words, &head, lines, &columns::least(&COLUMNS));
+    let lines: Vec<_> = lines.map(Vec::from).collect();
+    let disks = match lines.is_empty() {
+        true => NO_DISKS.to_owned(),
+        false => table::fitting(words, &head, lines, &columns::least(&COLUMNS)),
+    };
     let words = |at: &usize| *at != PICTURE_OF_WORKER;
     let shown: Vec<usize> = (0..WORKERS.len()).filter(words).collect();
     let workers = figures.workers.iter().map(|one| {
@@ -21,12 +26,15 @@ pub(super) fn text(figures: &Figures) -> String {
         shown.iter().map(|&at| cells[at].clone()).collect()
     });
     let heads: Vec<_> = shown.iter().map(|&at| WORKERS[at].title).collect();
+    let least = columns::least(&WORKERS);
+    let workers = match figures.workers.is_empty() {
+        true => String::new(),
+        false => table::fitting(1, &heads, workers.collect(), &least) + "\n\n",
+    };
     let up = age(figures.daemon.uptime_us);
     format!(
-        "{disks}\n\n{}\n\nringway {}, process {}, up for {up}\n",
-        table::fitting(1, &heads, workers.collect(), &columns::least(&WORKERS)),
-        figures.daemon.version,
-        figures.daemon.pid
+        "{disks}\n\n{workers}ringway {}, process {}, up for {up}\n",
+        figures.daemon.version, figures.daemon.pid
     )
 }
 
