@@ -347,10 +347,11 @@ fn over(stream: UnixStream, load: &Load, access: &AccessArgs, server: Server) ->
     let handles = handles.collect();
     Ok(Opened {
         facts: format!(
-            "{}, {} of {} queues{}",
+            "{}, {} of {} {}{}",
             Size(device.capacity()),
             queues,
             device.server_queues(),
+            if device.server_queues() == 1 { "queue" } else { "queues" },
             if merges { format!(", path {path}") } else { String::new() }
         ),
         capacity: device.capacity(),

@@ -100,7 +100,8 @@ pub(crate) fn text(all: &[Measured]) -> String {
     let rounds = all.iter().map(|measured| measured.rounds.len()).min().unwrap_or(0);
     let table = table::text(&head, rows(all));
     let [a, b] = all else { return table + "\n" };
-    format!("{table}\n{rounds} rounds in turn; ratio: {} ÷ {}\n", a.name, b.name)
+    let each = if rounds == 1 { "round" } else { "rounds" };
+    format!("{table}\n{rounds} {each} in turn; ratio: {} ÷ {}\n", a.name, b.name)
 }
 
 /// Medians of each target and their ratios.

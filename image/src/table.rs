@@ -191,11 +191,7 @@ impl Table {
         let clusters = size.div_ceil(self.cluster());
         let (from, to) = (mapped(self.clusters()), mapped(clusters));
         if to > self.room as u64 {
-            let most = (self.room as u64 / 8).saturating_mul(self.cluster()) >> 20;
-            return Err(io::Error::other(format!(
-                "its tables have room for {most} MiB until they are read again: make it so large first (say {most}M), \
-                 then serve it anew, or go on if nobody serves it"
-            )));
+            return Err(too_large((self.room as u64 / 8).saturating_mul(self.cluster())));
         }
         if to > from {
             // Within `room`.
@@ -390,6 +386,18 @@ fn map(over: Option<NonNull<AtomicU64>>, bytes: usize) -> io::Result<NonNull<Ato
     NonNull::new(mapped.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
+/// That tables have room for so many bytes and no more, in the largest unit that says it exactly.
+#[cold]
+fn too_large(most: u64) -> io::Error {
+    let exact = |(_, shift): &(&str, u32)| most.trailing_zeros() >= *shift;
+    let (unit, shift) = [("T", 40), ("G", 30)].into_iter().find(exact).unwrap_or(("M", 20));
+    let number = most >> shift;
+    io::Error::other(format!(
+        "its tables have room for {number} {unit}iB until they are read again: make it so large first (say \
+         {number}{unit}), then serve it anew, or go on if nobody serves it"
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -448,6 +456,11 @@ mod tests {
         table.grow(1 << 16).unwrap();
         assert_eq!(table.get((1 << 20) - 1), Word::ASK);
         assert!(table.grow(1 << 50).unwrap_err().to_string().contains("room for"));
+        for (most, words) in [(128 << 30, "128 GiB"), (3 << 40, "3 TiB"), (1 << 29, "512 MiB")] {
+            let said = too_large(most).to_string();
+            assert!(said.contains(&format!("have room for {words} until")), "{said}");
+        }
+        assert!(too_large(128 << 30).to_string().contains("(say 128G)"));
     }
 
     #[test]

@@ -153,6 +153,12 @@ fn open(path: &Path, writes: bool) -> anyhow::Result<File> {
     Ok(file)
 }
 
+/// So many of something.
+fn several(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
+}
+
 fn words(verdict: &Verdict<'_>, found: &Findings, header: &Header, repaired: bool) -> String {
     let mut text = String::new();
     let name = &verdict.image;
@@ -168,19 +174,23 @@ fn words(verdict: &Verdict<'_>, found: &Findings, header: &Header, repaired: boo
         (0, 0) => writeln!(text, "{name}: whole"),
         (0, leaks) => writeln!(
             text,
-            "{name}: {leaks} leaked clusters ({lost}), no errors: its data are whole. --repair leaks \
-             gives the space back"
+            "{name}: {} ({lost}), no errors: its data are whole. --repair leaks \
+             gives the space back",
+            several(leaks, "leaked cluster")
         ),
         (errors, leaks) => writeln!(
             text,
-            "{name}: {errors} errors, {leaks} leaked clusters. Make a copy of it, then `qemu-img check \
-             -r all` repairs what can be repaired{}",
+            "{name}: {}, {}. Make a copy of it, then `qemu-img check -r all` repairs what can be \
+             repaired{}",
+            several(errors, "error"),
+            several(leaks, "leaked cluster"),
             if repaired { "; nothing was changed here" } else { "" }
         ),
     };
     if verdict.leaks_fixed > 0 {
         let space = Size(verdict.leaks_fixed.saturating_mul(verdict.cluster_bytes));
-        let _ = writeln!(text, "{} leaked clusters repaired ({space})", verdict.leaks_fixed);
+        let leaks = several(verdict.leaks_fixed, "leaked cluster");
+        let _ = writeln!(text, "{leaks} repaired ({space})");
     }
     if verdict.cleaned {
         let _ = writeln!(text, "it is not marked as dirty or corrupt any more");
@@ -195,8 +205,7 @@ fn words(verdict: &Verdict<'_>, found: &Findings, header: &Header, repaired: boo
     let hundred = 100.0 * verdict.allocated_clusters as f64 / verdict.clusters.max(1) as f64;
     let _ = writeln!(
         text,
-        "{} of {} clusters allocated ({hundred:.2} %), {} compressed, {} not behind the one before; in \
-         use up to {}",
+        "{} of {} clusters allocated ({hundred:.2} %), {} compressed, {} fragmented; in use up to {}",
         verdict.allocated_clusters,
         verdict.clusters,
         verdict.compressed_clusters,

@@ -181,7 +181,7 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     file.write_all_at(&[0, 1], (2 << 16) + 8).unwrap();
     // And a mark that it was not closed.
     file.write_all_at(&1_u64.to_be_bytes(), 72).unwrap();
-    let reported = ["leak: cluster 4 at 0x40000", "1 leaked clusters (64 KiB)", "marked as dirty"];
+    let reported = ["leak: cluster 4 at 0x40000", "1 leaked cluster (64 KiB)", "marked as dirty"];
     says(dir, &["check", "disk.qcow2"], 4, &reported);
     let json = says(dir, &["check", "--json", "disk.qcow2"], 4, &[]);
     let json: Value = serde_json::from_str(&json).unwrap();
@@ -190,10 +190,20 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     file.write_all_at(&[0, 0], (2 << 16) + 6).unwrap();
     let before = std::fs::read(dir.join("disk.qcow2")).unwrap();
     let repair = ["check", "--repair", "leaks", "disk.qcow2"];
-    says(dir, &repair, 3, &["error: cluster 3", "nothing was changed", "qemu-img check -r all"]);
+    says(
+        dir,
+        &repair,
+        3,
+        &[
+            "error: cluster 3",
+            "1 error, 1 leaked cluster.",
+            "nothing was changed",
+            "qemu-img check -r all",
+        ],
+    );
     assert!(std::fs::read(dir.join("disk.qcow2")).unwrap() == before);
     file.write_all_at(&[0, 1], (2 << 16) + 6).unwrap();
-    says(dir, &repair, 0, &["whole", "1 leaked clusters repaired (64 KiB)", "not marked as dirty"]);
+    says(dir, &repair, 0, &["whole", "1 leaked cluster repaired (64 KiB)", "not marked as dirty"]);
     says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
     // A shared lock is enough to read it, and repairing needs it alone.
     file.lock_shared().unwrap();

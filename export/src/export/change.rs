@@ -70,8 +70,9 @@ pub enum ChangeError {
     Unanswered,
     /// Requests wait because the disk has failed them.
     #[error(
-        "{count} requests are held ({reason}), so that not all that is in flight can be carried out. \
-         Mend the disk and try them again (ctl retry), or give them up (ctl retry --fail)"
+        "{count} {} held ({reason}), so that not all that is in flight can be carried out. \
+         Mend the disk and try them again (ctl retry), or give them up (ctl retry --fail)",
+        requests_are(*.count)
     )]
     Held {
         /// How many.
@@ -91,6 +92,10 @@ pub enum ChangeError {
     /// What was written cannot be made durable.
     #[error("cannot make it durable: {0}")]
     Sync(io::Error),
+}
+
+fn requests_are(count: u64) -> &'static str {
+    if count == 1 { "request is" } else { "requests are" }
 }
 
 impl<Q: QueueLifecycle> Export<Q> {
