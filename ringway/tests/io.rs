@@ -123,8 +123,10 @@ fn a_script_ends_with_its_first_failure() {
     let (status, said, _) = script(dir.path(), &["--keep-going", "-q", "disk.img"], lines);
     assert_eq!((status, said.as_str()), (3, ""));
     does(dir.path(), "disk.img", &["v -P 7 0 4K"]);
-    let (status, ..) = script(dir.path(), &["-r", "disk.img"], "read 0 4K\nsleep 1\n");
+    let (status, ..) = script(dir.path(), &["-r", "disk.img"], "read 0 4K\nsleep 1\nsleep 1ms\n");
     assert_eq!(status, 0);
+    let (status, _, error) = script(dir.path(), &["-r", "disk.img"], "sleep soon\n");
+    assert!(status == 2 && error.contains("'soon' is not a time: give 10s, 500ms"), "{error}");
     let (status, _, error) = script(dir.path(), &["-r", "disk.img"], "write 0 4K\n");
     assert!(status == 1 && error.contains("it is read-only"), "{error}");
 }

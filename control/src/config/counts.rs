@@ -1,9 +1,7 @@
-//! Numbers of the command line and of files: queues, descriptors, seconds.
+//! Numbers of the command line and of files: queues, descriptors, connections.
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
-use std::num::NonZeroU32;
-use std::time::Duration;
 
 /// The most queues of a disk. A vhost-user message names queues with eight bits; a guest has no use
 /// for more than one per CPU.
@@ -71,20 +69,6 @@ pub(super) fn server_connections_in_file<'de, D: Deserializer<'de>>(
             ))),
         },
     }
-}
-
-pub(super) fn seconds(seconds: NonZeroU32) -> Duration {
-    Duration::from_secs(seconds.get().into())
-}
-
-pub(super) fn whole_seconds(word: &str) -> Result<u32, String> {
-    word.parse().map_err(|_| format!("'{word}' is not a whole number of seconds"))
-}
-
-pub(super) fn some_seconds(word: &str) -> Result<NonZeroU32, String> {
-    let seconds = whole_seconds(word)?;
-    NonZeroU32::new(seconds)
-        .ok_or_else(|| "it must be at least 1; leave it out for ever".to_owned())
 }
 
 #[cfg(test)]

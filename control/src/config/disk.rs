@@ -1,10 +1,10 @@
 //! One disk: the same words on the command line and in a `[[disk]]` table.
 
 use super::counts::{
-    queue_size, queue_size_in_file, queues, queues_in_file, seconds, server_connections_in_file,
-    some_seconds, whole_seconds,
+    queue_size, queue_size_in_file, queues, queues_in_file, server_connections_in_file,
 };
 use super::nbd::{connections_in_file, export_name};
+use super::seconds::{seconds, seconds_in_file, some_seconds, some_seconds_in_file, whole_seconds};
 use super::{LimitArgs, NbdAddress, NbdPlace, SocketMode, SocketRule, cpus};
 use crate::size::Size;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -38,7 +38,8 @@ pub struct DiskArgs {
     /// which holds no data, and sim:ram|ssd|hdd:SIZE, in memory.
     #[arg(value_name = "IMAGE")]
     pub image: Option<PathBuf>,
-    /// Create IMAGE as a sparse file of this size if it is missing (512, 64K, 10G, 1T).
+    /// Create IMAGE as a sparse file of this size if it is missing: 512, 64K, 10G, 1.5T. K, M, G and T are
+    /// powers of 1024, in all sizes, also as 10g, 10GB or 10GiB.
     #[arg(long, value_name = "SIZE", help_heading = "Disk")]
     pub size: Option<Size>,
     /// The format of IMAGE [default: raw]. It is never guessed: to say raw also serves what looks like
@@ -83,10 +84,11 @@ pub struct DiskArgs {
     #[arg(long, value_name = "BYTES", help_heading = "Disk",
           value_parser = PossibleValuesParser::new(["512", "4096"]).map(|w| w.parse::<u32>().unwrap_or(512)))]
     pub block_size: Option<u32>,
-    /// Seconds to wait for another daemon that has the image [default: 0, but 30 for the last writes
-    /// of one that was killed].
-    #[arg(long, value_name = "SECONDS", help_heading = "Disk", value_parser = whole_seconds)]
-    #[serde(default)]
+    /// How long to wait for another daemon that has the image, in seconds or with a unit (30s, 2m, 1h)
+    /// [default: 0, but 30 for the last writes of one that was killed].
+    #[arg(long, value_name = "TIME", help_heading = "Disk", value_parser = whole_seconds)]
+    #[serde(default, deserialize_with = "seconds_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]
     pub lock_wait: Option<u32>,
     /// Take over an image that another daemon still serves, as the destination of a live migration:
     /// it is locked when the guest starts here, not before.
@@ -197,27 +199,27 @@ pub struct DiskArgs {
     #[serde(default, deserialize_with = "word_in_file", serialize_with = "word")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<String>"))]
     pub on_enospc: Option<OnError>,
-    /// Seconds for which a request is held before the guest is told after all [default: for ever].
-    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
-    #[serde(default)]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    /// How long a request is held before the guest is told after all [default: for ever].
+    #[arg(long, value_name = "TIME", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default, deserialize_with = "some_seconds_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]
     pub hold_timeout: Option<NonZeroU32>,
-    /// Seconds for which requests wait for an NBD server that is away before they fail, until it is back
+    /// How long requests wait for an NBD server that is away before they fail, until it is back
     /// [default: for ever].
-    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
-    #[serde(default)]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    #[arg(long, value_name = "TIME", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default, deserialize_with = "some_seconds_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]
     pub reconnect_timeout: Option<NonZeroU32>,
-    /// Seconds that an NBD server may take to accept a connection, and again to shake hands [default: 10].
-    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
-    #[serde(default)]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    /// How long an NBD server may take to accept a connection, and again to shake hands [default: 10s].
+    #[arg(long, value_name = "TIME", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default, deserialize_with = "some_seconds_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]
     pub connect_timeout: Option<NonZeroU32>,
-    /// Seconds for which an NBD server may answer nothing at all while requests wait for it; then it is connected
-    /// to anew. It may take twice as long until that is seen [default: 60].
-    #[arg(long, value_name = "SECONDS", help_heading = "Errors", value_parser = some_seconds)]
-    #[serde(default)]
-    #[cfg_attr(feature = "schema", schemars(with = "Option<u32>"))]
+    /// How long an NBD server may answer nothing at all while requests wait for it; then it is connected to
+    /// anew. It may take twice as long until that is seen [default: 60s].
+    #[arg(long, value_name = "TIME", help_heading = "Errors", value_parser = some_seconds)]
+    #[serde(default, deserialize_with = "some_seconds_in_file")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]
     pub response_timeout: Option<NonZeroU32>,
     /// What its guest may ask of it.
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use super::nearest::with_hint;
 use super::plan::{Poll, Sandbox};
+use super::seconds::seconds_in_file;
 use super::xen::{self, XenTable};
 use super::{
     CpuList, DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitGroup, Location, MetricsAt,
@@ -32,6 +33,7 @@ struct File {
     #[serde(default)]
     iopoll: bool,
     state_dir: Option<PathBuf>,
+    #[serde(default, deserialize_with = "seconds_in_file")]
     overdue: Option<u32>,
     #[serde(default)]
     stats: bool,

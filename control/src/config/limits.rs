@@ -1,5 +1,6 @@
 //! Limits of a disk or a group: the same words in options, in files, and on the control socket.
 
+use super::seconds::any_seconds;
 use crate::size::Size;
 use clap::Args;
 use ringway_throttle::{LimitKind, Rate, Rates};
@@ -10,13 +11,17 @@ use std::fmt;
 use std::num::IntErrorKind;
 use std::str::FromStr;
 
-/// A number of requests or seconds, or `none`: no limit, where there was or would be one.
+/// A number of requests, or `none`: no limit, where there was or would be one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount(Option<u64>);
 
 /// As [`Amount`], of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes(Option<u64>);
+
+/// As [`Amount`], of seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Length(Option<u64>);
 
 impl FromStr for Amount {
     type Err = String;
@@ -47,6 +52,17 @@ impl FromStr for Bytes {
         }
         let Size(bytes) = word.parse().map_err(|error| format!("{error}, or none"))?;
         Ok(Self(Some(bytes)))
+    }
+}
+
+impl FromStr for Length {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        if word == "none" {
+            return Ok(Self(None));
+        }
+        any_seconds(word).map(|seconds| Self(Some(seconds)))
     }
 }
 
@@ -114,9 +130,12 @@ macro_rules! schema_of {
 #[cfg(feature = "schema")]
 schema_of!(Amount, "A number, or none: no limit.");
 #[cfg(feature = "schema")]
+schema_of!(Length, "Whole seconds, or a time such as \"30s\", \"2m\" or \"1h\"; or none.");
+#[cfg(feature = "schema")]
 schema_of!(Bytes, "Bytes, or a number with K, M, G or T (powers of 1024); or none: no limit.");
 
 as_number_or_none!(Amount);
+as_number_or_none!(Length);
 as_number_or_none!(Bytes);
 
 /// What may pass: the words of QEMU's throttle groups.
@@ -136,9 +155,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_max: Option<Amount>,
     /// How long a burst of requests may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops_max_length: Option<Amount>,
+    pub iops_max_length: Option<Length>,
     /// Reads a second, in the long run.
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,9 +167,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read_max: Option<Amount>,
     /// How long a burst of reads may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops_read_max_length: Option<Amount>,
+    pub iops_read_max_length: Option<Length>,
     /// Writes, discards and write-zeroes a second, in the long run.
     #[arg(long, value_name = "N")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -160,9 +179,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write_max: Option<Amount>,
     /// How long a burst of writes may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub iops_write_max_length: Option<Amount>,
+    pub iops_write_max_length: Option<Length>,
     /// Bytes a second, in the long run.
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,9 +191,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_max: Option<Bytes>,
     /// How long a burst of bytes may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bps_max_length: Option<Amount>,
+    pub bps_max_length: Option<Length>,
     /// Bytes read a second, in the long run.
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -184,9 +203,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read_max: Option<Bytes>,
     /// How long a burst of bytes read may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bps_read_max_length: Option<Amount>,
+    pub bps_read_max_length: Option<Length>,
     /// Bytes written, discarded or zeroed a second, in the long run.
     #[arg(long, value_name = "SIZE")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -196,9 +215,9 @@ pub struct LimitArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write_max: Option<Bytes>,
     /// How long a burst of bytes written may last [default: 1].
-    #[arg(long, value_name = "SECONDS", hide_short_help = true)]
+    #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bps_write_max_length: Option<Amount>,
+    pub bps_write_max_length: Option<Length>,
     /// A request of more bytes counts as several, for limits of requests.
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,18 +347,18 @@ mod tests {
     #[test]
     fn what_is_said_is_read_and_shown() {
         let all = args(
-            "iops = 500\niops-max = \"1000\"\niops-max-length = 5\niops-size = \"64K\"\n\
+            "iops = 500\niops-max = \"1000\"\niops-max-length = \"2m\"\niops-size = \"64K\"\n\
              bps-write = \"10M\"\nbps-read = \"none\"\n",
         );
         let all = all.unwrap();
         let rates = all.rates().unwrap();
-        let burst = Rate { avg: Some(500), max: Some(1000), max_length: Some(5) };
+        let burst = Rate { avg: Some(500), max: Some(1000), max_length: Some(120) };
         assert_eq!((rates[LimitKind::Iops], rates.iops_size), (burst, Some(65536)));
         assert_eq!(rates[LimitKind::BpsWrite].avg, Some(10 << 20));
         assert_eq!(rates[LimitKind::BpsRead], Rate::default());
         assert_eq!(
             limit_words(&all.numbers()),
-            "iops 500 (max 1000 for 5 s), bps-write 10 MiB, iops-size 64 KiB"
+            "iops 500 (max 1000 for 120 s), bps-write 10 MiB, iops-size 64 KiB"
         );
         let again: LimitArgs = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
         assert_eq!(again, all);
@@ -364,6 +383,7 @@ mod tests {
             ("iops = \"many\"", "'many' is neither a number nor none"),
             ("iops = \"10K\"", "'10K' has a unit: here write the whole number"),
             ("iops = \"99999999999999999999\"", "is too large"),
+            ("iops-max-length = \"1.5\"", "'1.5' is not a time in whole seconds"),
             ("bps = \"10X\"", "'10X' is not a size"),
             ("iops = 1.5", "expected a number, or \"none\""),
             ("iosp = 1", "unknown field `iosp`"),

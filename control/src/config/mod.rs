@@ -18,6 +18,7 @@ mod nearest;
 mod origins;
 mod overrule;
 mod plan;
+mod seconds;
 mod sockets;
 mod source;
 mod xen;

@@ -1,7 +1,7 @@
 //! Disks of NBD servers: how these are reached.
 
 use super::DiskArgs;
-use super::counts::seconds;
+use super::seconds::seconds;
 use ringway_disk::Source;
 use ringway_nbd_client::Connections;
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! All that one daemon does.
 
+use super::seconds::overdue;
 use super::{
     Claim, CpuList, DiskSpec, LimitGroup, Location, MetricsAt, NbdAddress, NbdPlace, NbdSecurity,
     Origins, Place, SocketRule, XenPlan, hint,
@@ -68,9 +69,8 @@ pub struct DaemonArgs {
     #[arg(long, value_name = "DIR", help_heading = "Safety")]
     pub state_dir: Option<PathBuf>,
     /// Warn of requests that have been under way for so long, of lost kicks and of stuck workers; 0
-    /// for no such watchdog [default: 30].
-    #[arg(long, value_name = "SECONDS", help_heading = "Output",
-          value_parser = clap::value_parser!(u32).range(0..=86_400))]
+    /// for no such watchdog [default: 30s].
+    #[arg(long, value_name = "TIME", help_heading = "Output", value_parser = overdue)]
     pub overdue: Option<u32>,
     /// Print counts at the end.
     #[arg(long, help_heading = "Output")]

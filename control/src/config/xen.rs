@@ -2,6 +2,7 @@
 
 use super::counts::queues_in_file;
 use super::disk::word_in_file;
+use super::seconds::{seconds_in_file, some_seconds_in_file};
 use super::{Choice, DiskArgs, Format, LimitArgs, XenArgs, XenData, is_unreal};
 use crate::size::Size;
 use ringway_disk::{CacheMode, EngineKind, OnError, SchedulerMode};
@@ -24,6 +25,7 @@ macro_rules! table {
             #[serde(default)]
             read_only: bool,
             block_size: Option<u32>,
+            #[serde(default, deserialize_with = "seconds_in_file")]
             lock_wait: Option<u32>,
             #[serde(default, deserialize_with = "queues_in_file")]
             queues: Option<u16>,
@@ -39,6 +41,7 @@ macro_rules! table {
             on_write_error: Option<OnError>,
             #[serde(default, deserialize_with = "word_in_file")]
             on_enospc: Option<OnError>,
+            #[serde(default, deserialize_with = "some_seconds_in_file")]
             hold_timeout: Option<NonZeroU32>,
             #[serde(default)]
             limits: LimitArgs,

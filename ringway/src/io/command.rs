@@ -5,6 +5,7 @@ use super::medium::Medium;
 use super::pattern::{Difference, Pattern};
 use clap::error::ErrorKind;
 use clap::{Args, Parser};
+use ringway_bench::seconds;
 use ringway_control::size::Size;
 use ringway_terminal::reasons::in_full;
 use std::time::{Duration, Instant};
@@ -74,8 +75,9 @@ pub(crate) enum Command {
     Info,
     /// Wait.
     Sleep {
-        /// Milliseconds.
-        ms: u64,
+        /// For how long: 100ms, 2s, 1m; a number alone is milliseconds.
+        #[arg(value_name = "TIME", value_parser = pause)]
+        time: Duration,
     },
     /// End.
     #[command(visible_aliases = ["q", "exit"])]
@@ -133,6 +135,11 @@ impl Failure {
 pub(crate) enum Next {
     GoOn,
     Quit,
+}
+
+/// How long to wait; scripts of before say milliseconds by a number alone.
+fn pause(word: &str) -> Result<Duration, String> {
+    word.parse().map(Duration::from_millis).or_else(|_| seconds(word))
 }
 
 /// The command of a line; `None` if it is empty or a comment.
@@ -229,8 +236,8 @@ impl Session {
                 say(&medium.facts()).map_err(Failure::Failed)?;
                 return Ok(Next::GoOn);
             }
-            Command::Sleep { ms } => {
-                std::thread::sleep(Duration::from_millis(ms));
+            Command::Sleep { time } => {
+                std::thread::sleep(time);
                 return Ok(Next::GoOn);
             }
             Command::Quit => return Ok(Next::Quit),
