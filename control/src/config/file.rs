@@ -281,6 +281,29 @@ mod tests {
         assert!(matches!(&b.place, Place::Socket(path) if path == Path::new("conf/b.sock")));
     }
 
+    /// The manual names each word that a file knows.
+    #[test]
+    fn the_manual_has_all_words_of_files() {
+        let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/manual.md");
+        let manual = std::fs::read_to_string(manual).unwrap();
+        let (_, rest) = manual.split_once("\n### Several disks from one file\n").unwrap();
+        let (section, _) = rest.split_once("\n### ").unwrap();
+        // The message names what is known.
+        let unknown = |error: toml::de::Error| -> Vec<String> {
+            let message = error.message().to_owned();
+            message.split('`').skip(3).step_by(2).map(str::to_owned).collect()
+        };
+        let daemon = unknown(toml::from_str::<File>("no-such = 1").unwrap_err());
+        let disk = unknown(toml::from_str::<DiskArgs>("no-such = 1").unwrap_err());
+        assert!(daemon.len() > 20 && disk.len() > 30, "{daemon:?} {disk:?}");
+        for word in daemon.iter().chain(&disk) {
+            // Tables have sections of their own.
+            let table = ["disk", "xen"].contains(&word.as_str());
+            let known = section.contains(&format!("`{word}`"));
+            assert!(table || known || section.contains(&format!("`[[{word}]]`")), "{word}");
+        }
+    }
+
     #[test]
     fn polling_has_limits_that_are_said() {
         let disk = "[[disk]]\nimage = 'a'\nsocket = 's'\n";
