@@ -14,6 +14,7 @@ use crate::man::{CompletionsArgs, ManArgs};
 use crate::resize::ResizeArgs;
 use crate::top::TopArgs;
 use crate::version;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use ringway_bench::BenchArgs;
 use ringway_control::log::LogArgs;
@@ -115,6 +116,20 @@ pub(crate) fn with_command(args: impl Iterator<Item = OsString>) -> Vec<OsString
         args.insert(1, "serve".into());
     }
     args
+}
+
+/// The error with a tip, if `args` have the kind of compression where SRC stands.
+pub(crate) fn with_tip(mut error: clap::Error, args: &[OsString]) -> clap::Error {
+    let is_kind = |pair: &&[OsString]| {
+        pair[0] == "--compress" && ["zlib", "zstd"].iter().any(|kind| pair[1] == **kind)
+    };
+    if error.kind() == ErrorKind::UnknownArgument
+        && let Some([option, kind]) = args.windows(2).find(is_kind)
+    {
+        let tip = format!("write {}={}", option.display(), kind.display());
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    }
+    error
 }
 
 /// One subcommand, for errors that look like those of its options.

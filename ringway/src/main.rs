@@ -30,9 +30,10 @@ use ringway_terminal::output;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = match cli::Cli::try_parse_from(cli::with_command(std::env::args_os())) {
+    let args = cli::with_command(std::env::args_os());
+    let cli = match cli::Cli::try_parse_from(&args) {
         Ok(cli) => cli,
-        Err(error) if error.use_stderr() => error.exit(),
+        Err(error) if error.use_stderr() => cli::with_tip(error, &args).exit(),
         Err(help) => return print_help(&help),
     };
     let result = match cli.command {

@@ -184,6 +184,8 @@ fn what_is_read_is_said_and_what_is_made_may_be_named() {
         let name = option.split('=').next().unwrap();
         says(dir, &["copy", option, "b.raw", "e.qcow2"], 1, &[name, "for raw ones"]);
     }
+    let apart = ["copy", "--compress", "zstd", "b.raw", "e.qcow2"];
+    says(dir, &apart, 2, &["tip: write --compress=zstd"]);
     let odd = ["copy", "--cluster-size", "3000", "b.raw", "e.qcow2"];
     says(dir, &odd, 1, &["512, 1K, 2K"]);
     says(dir, &["copy", "--backing-root", "/", "b.raw", "e"], 1, &["--from-format qcow2"]);

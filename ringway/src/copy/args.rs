@@ -58,7 +58,8 @@ pub(crate) struct CopyArgs {
     /// The format of DST [default: qcow2 if DST ends in .qcow2 or with --compress, else raw].
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Formats")]
     pub(super) to_format: Option<Format>,
-    /// Compress each cluster of a qcow2 image that gets smaller so [KIND if left out: zlib].
+    /// Compress each cluster of a qcow2 image that gets smaller so; KIND follows a =, as in --compress=zstd
+    /// [KIND if left out: zlib].
     #[arg(long, value_enum, value_name = "KIND", num_args = 0..=1, require_equals = true,
           default_missing_value = "zlib", help_heading = "Formats")]
     pub(super) compress: Option<CompressArg>,
