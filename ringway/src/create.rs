@@ -84,10 +84,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         (None, Some(backing)) => backing.virtual_size.next_multiple_of(512),
         (None, None) => bail!("{name}: how large? Add --size SIZE"),
     };
-    ensure!(
-        size > 0 && size.is_multiple_of(512),
-        "{name}: its size, {size} bytes, is not a positive multiple of 512 bytes"
-    );
+    can_be(size).with_context(|| name.clone())?;
     if let Some(backing) = backing.as_ref().filter(|backing| size < backing.virtual_size) {
         tracing::warn!(
             "{name}: what it is based on has {}, and it has {}: what lies beyond cannot be read through it",
@@ -121,6 +118,20 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         output::print(&report(args, format, size, based_on))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a size that no image can have.
+fn can_be(size: u64) -> anyhow::Result<()> {
+    ensure!(
+        size > 0 && size.is_multiple_of(512),
+        "its size, {size} bytes, is not a positive multiple of 512 bytes"
+    );
+    let words = Size(size);
+    ensure!(
+        i64::try_from(size).is_ok(),
+        "a size of {words} is too large: an image has less than 8 EiB (8E)"
+    );
+    Ok(())
 }
 
 /// What was made; `based_on` is the name and the format of what holds the rest.

@@ -73,6 +73,7 @@ fn what_cannot_be_made_leaves_nothing_behind() {
         (&["create", "new.qcow2"][..], 2, "--size"),
         (&["create", "new.img", "--size", "1000"], 1, "multiple of 512"),
         (&["create", "new.img", "--size", "0"], 1, "positive multiple"),
+        (&["create", "new.img", "--size", "9E"], 1, "a size of 9 EiB is too large: an image has"),
         (&["create", "no/new.img", "--size", "1G"], 1, "folder"),
         (&large, 1, "--cluster-size"),
         (&small, 1, "512, 1K, 2K"),

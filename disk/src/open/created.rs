@@ -49,6 +49,9 @@ impl Created {
         if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
             return Err(OpenError::Size { name: path.display().to_string(), bytes });
         }
+        if i64::try_from(bytes).is_err() {
+            return Err(OpenError::TooLarge { name: path.into(), bytes });
+        }
         let file = FileOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => OpenError::NoFolder(path.into()),

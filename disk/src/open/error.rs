@@ -126,6 +126,14 @@ pub enum OpenError {
         /// The size in bytes.
         bytes: u64,
     },
+    /// A size that no file can have.
+    #[error("{}: a size of {bytes} bytes is too large: a file has less than 8 EiB (8E)", name.display())]
+    TooLarge {
+        /// The file that was to be made.
+        name: PathBuf,
+        /// The size in bytes.
+        bytes: u64,
+    },
     /// What a qcow2 image says of itself, or of those it is based on.
     #[error(transparent)]
     Chain(#[from] ringway_image::ChainError),

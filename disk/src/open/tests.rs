@@ -355,6 +355,9 @@ fn a_size_nobody_can_use() {
         assert!(matches!(fails(&wanted, &["multiple of 512"]), OpenError::Size { .. }));
         assert!(!path.exists());
     }
+    let wanted = OpenOptions { create_bytes: Some(9 << 60), ..options(&path) };
+    assert!(matches!(fails(&wanted, &["new.img", "less than 8 EiB"]), OpenError::TooLarge { .. }));
+    assert!(!path.exists());
 }
 
 #[test]
