@@ -1,5 +1,6 @@
 //! `ringway check`: a qcow2 image gone through.
 
+use crate::new_file::cannot_open;
 use crate::waiting::{ADVICE, nothing_waits_for};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum, ValueHint};
@@ -136,7 +137,7 @@ fn open(path: &Path, writes: bool) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     // A pipe that nobody writes to would be waited for.
     let options = options.read(true).write(writes).custom_flags(libc::O_NONBLOCK);
-    let file = options.open(path).with_context(|| format!("{name}: cannot open it"))?;
+    let file = options.open(path).map_err(|error| cannot_open(path, error))?;
     let kind = file.metadata().with_context(|| format!("{name}: cannot look at it"))?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         bail!("{name}: it is neither a file nor a block device");

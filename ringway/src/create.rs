@@ -3,7 +3,7 @@
 //! An image is made under another name, made durable, and only then gets its own: whoever looks finds
 //! nothing or all of it.
 
-use crate::new_file;
+use crate::new_file::{self, cluster_bits};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::{Args, ValueHint};
 use ringway_control::config::Format as Said;
@@ -35,7 +35,7 @@ pub(crate) struct CreateArgs {
     /// The image to make.
     #[arg(value_name = "IMAGE", value_hint = ValueHint::FilePath)]
     image: PathBuf,
-    /// Bytes of disk (512, 64K, 10G, 1T) [default: those of FILE].
+    /// Bytes of disk (512, 64K, 10G, 1.5T; units are powers of 1024) [default: those of FILE].
     #[arg(long, value_name = "SIZE", required_unless_present = "backing")]
     size: Option<Size>,
     /// Its format [default: qcow2 with --backing or if IMAGE ends in .qcow2, else raw].
@@ -48,8 +48,8 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_enum, value_name = "FORMAT", requires = "backing")]
     backing_format: Option<Said>,
     /// Bytes of a cluster, a power of two from 512 to 2M [default: 64K].
-    #[arg(long, value_name = "SIZE")]
-    cluster_size: Option<Size>,
+    #[arg(long, value_name = "SIZE", value_parser = cluster_bits)]
+    cluster_size: Option<u32>,
     /// Overwrite IMAGE, if it is a file that nobody uses.
     #[arg(short, long)]
     force: bool,
@@ -74,7 +74,9 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
             _ => None,
         };
         if let Some(option) = other {
-            bail!("{name}: {option} is for qcow2 images. Add --format qcow2, or leave it out");
+            bail!(
+                "{name}: {option} is for qcow2 images. Add --format qcow2, or leave {option} out"
+            );
         }
     }
     let target = new_file::place(&args.image)?;
@@ -107,7 +109,7 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     match format {
         Format::Raw => new.file().set_len(size).with_context(cannot)?,
         Format::Qcow2 => {
-            let cluster_bits = cluster_bits(args.cluster_size)?;
+            let cluster_bits = args.cluster_size.unwrap_or(CLUSTER_BITS_DEFAULT);
             let backing = based_on.as_ref().map(|(name, format)| (&**name, *format));
             let image = NewImage { virtual_size: size, cluster_bits, backing };
             image.write(new.file()).with_context(cannot)?;
@@ -160,15 +162,6 @@ fn format_of(said: Said) -> Format {
         Said::Raw => Format::Raw,
         Said::Qcow2 => Format::Qcow2,
     }
-}
-
-fn cluster_bits(said: Option<Size>) -> anyhow::Result<u32> {
-    let Some(Size(bytes)) = said else { return Ok(CLUSTER_BITS_DEFAULT) };
-    ensure!(
-        bytes.is_power_of_two() && ringway_image::CLUSTER_BITS.contains(&bytes.ilog2()),
-        "--cluster-size {bytes}: a cluster has 512, 1K, 2K, … or 2M bytes"
-    );
-    Ok(bytes.ilog2())
 }
 
 /// Looks at the file that the image will be based on.

@@ -3,6 +3,7 @@
 
 use crate::copy::bar;
 use crate::interrupt;
+use crate::new_file::cannot_open;
 use crate::waiting::nothing_waits;
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueHint};
@@ -104,7 +105,7 @@ pub(crate) fn open(path: &Path, changes: bool) -> anyhow::Result<File> {
     let mut options = OpenOptions::new();
     // A pipe that nobody writes to would be waited for.
     let options = options.read(true).write(changes).custom_flags(libc::O_NONBLOCK);
-    let file = options.open(path).with_context(|| format!("{name}: cannot open it"))?;
+    let file = options.open(path).map_err(|error| cannot_open(path, error))?;
     let kind = file.metadata().with_context(|| format!("{name}: cannot look at it"))?.file_type();
     ensure!(
         kind.is_file() || kind.is_block_device(),

@@ -1,8 +1,11 @@
-//! Where a new image is going to be, and what it may overwrite.
+//! Where a new image is going to be, what it may overwrite, and how large its clusters are; and why an
+//! image that should be there cannot be opened.
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
+use ringway_control::config::missing_folder;
+use ringway_control::size::{NotASize, Size};
 use ringway_disk::{LockError, lock_image};
-use ringway_image::printable;
+use ringway_image::{CLUSTER_BITS, printable};
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -10,6 +13,26 @@ use std::path::{Path, PathBuf};
 
 /// Device and inode.
 pub(crate) type Identity = (u64, u64);
+
+/// Why the image at `path` could not be opened, in the same words of all commands.
+#[cold]
+pub(crate) fn cannot_open(path: &Path, error: std::io::Error) -> anyhow::Error {
+    let name = printable(path);
+    match (error.kind(), missing_folder(path)) {
+        (ErrorKind::NotFound, Some(folder)) => anyhow!("{name}: there is no such folder: {folder}"),
+        (ErrorKind::NotFound, None) => anyhow!("{name}: there is no such file. Check the path"),
+        _ => anyhow::Error::new(error).context(format!("{name}: cannot open it")),
+    }
+}
+
+/// The bits of a cluster of so many bytes, for the command line.
+pub(crate) fn cluster_bits(word: &str) -> Result<u32, String> {
+    let Size(bytes) = word.parse().map_err(|error: NotASize| error.to_string())?;
+    match bytes.is_power_of_two() && CLUSTER_BITS.contains(&bytes.ilog2()) {
+        true => Ok(bytes.ilog2()),
+        false => Err("a cluster has 512, 1K, 2K, … or 2M bytes".into()),
+    }
+}
 
 /// Where an image is going to be: a name in a folder without links. A link to an image is followed.
 ///
@@ -48,7 +71,7 @@ pub(crate) fn spare(
         Err(error) => return Err(error).with_context(context),
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
-    ensure!(force, "{name}: it is there already. --force overwrites it");
+    ensure!(force, "{name}: it is there already. Overwrite it with --force");
     ensure!(backing != Some((meta.dev(), meta.ino())), "{name}: it cannot be based on itself");
     let file = File::open(target).with_context(context)?;
     match lock_image(&file, false) {

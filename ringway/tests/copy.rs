@@ -105,7 +105,7 @@ fn nothing_is_overwritten_without_being_told_to() {
     let path = dir.path();
     image(&b, 30 * MIB, 2);
     let before = std::fs::read(&b).unwrap();
-    refuses(path, &["a", "b"], 1, "b exists: overwrite it with --force");
+    refuses(path, &["a", "b"], 1, "b: it is there already. Overwrite it with --force");
     refuses(path, &["--resume", "a", "b"], 1, "--force");
     assert!(std::fs::read(&b).unwrap() == before && !journal(&b).exists());
     std::fs::hard_link(&a, path.join("hard")).unwrap();
@@ -113,7 +113,7 @@ fn nothing_is_overwritten_without_being_told_to() {
     for link in ["a", "hard", "soft", "./a"] {
         refuses(path, &["--force", "a", link], 1, "are the same");
     }
-    refuses(path, &["missing", "c"], 1, "there is no such file");
+    refuses(path, &["missing", "c"], 1, "missing: there is no such file. Check the path");
     refuses(path, &["a", "no/such/folder"], 1, "no such folder: no/such");
     refuses(path, &[".", "c"], 1, "is a folder");
     refuses(path, &["a", "."], 1, "is a folder");

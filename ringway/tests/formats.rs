@@ -187,7 +187,7 @@ fn what_is_read_is_said_and_what_is_made_may_be_named() {
     let apart = ["copy", "--compress", "zstd", "b.raw", "e.qcow2"];
     says(dir, &apart, 2, &["tip: write --compress=zstd"]);
     let odd = ["copy", "--cluster-size", "3000", "b.raw", "e.qcow2"];
-    says(dir, &odd, 1, &["512, 1K, 2K"]);
+    says(dir, &odd, 2, &["'3000'", "512, 1K, 2K"]);
     says(dir, &["copy", "--backing-root", "/", "b.raw", "e"], 1, &["--from-format qcow2"]);
     says(dir, &["copy", "b.raw", "no/such/folder.qcow2"], 1, &["folder"]);
     assert_eq!(names(dir), ["a.qcow2", "b.raw", "c.qcow2", "d"]);

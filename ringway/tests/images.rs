@@ -76,8 +76,8 @@ fn what_cannot_be_made_leaves_nothing_behind() {
         (&["create", "new.img", "--size", "9E"], 1, "a size of 9 EiB is too large: an image has"),
         (&["create", "no/new.img", "--size", "1G"], 1, "folder"),
         (&large, 1, "--cluster-size"),
-        (&small, 1, "512, 1K, 2K"),
-        (&raw, 1, "--cluster-size is for qcow2"),
+        (&small, 2, "'3K' for '--cluster-size <SIZE>': a cluster has 512, 1K, 2K"),
+        (&raw, 1, "is for qcow2 images. Add --format qcow2, or leave --cluster-size out"),
         (&none, 1, "gone.raw"),
         (&["create", "new.qcow2", "--backing", "/dev/null"], 1, "neither a file"),
     ] {
@@ -216,6 +216,6 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     drop(file);
     std::fs::set_permissions(dir.join("disk.qcow2"), PermissionsExt::from_mode(0o400)).unwrap();
     says(dir, &["check", "disk.qcow2"], 0, &["whole"]);
-    says(dir, &["check", "gone.qcow2"], 1, &["gone.qcow2: cannot open it"]);
+    says(dir, &["check", "gone.qcow2"], 1, &["gone.qcow2: there is no such file. Check the path"]);
     says(dir, &["check", "--repair", "all", "disk.qcow2"], 2, &["leaks"]);
 }

@@ -71,7 +71,7 @@ fn a_file_takes_all_commands() {
     let dir = folder();
     all_commands(dir.path(), "disk.img");
     fails(dir.path(), "disk.img", &["id"], 1, "no serial number");
-    fails(dir.path(), "missing", &["id"], 1, "cannot open missing");
+    fails(dir.path(), "missing", &["id"], 1, "missing: there is no such file. Check the path");
     let mut command = ringway();
     command.args(["io", "--direct", "disk.img", "-c", "write 4K 8K", "-c", "read -P 0xcd 4K 8K"]);
     let output = run({

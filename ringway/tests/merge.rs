@@ -269,7 +269,7 @@ fn c34_what_is_in_use_is_not_merged() {
     mode(0o644).unwrap();
     refused(dir, &["commit", "--bps", "0", "disk.qcow2"], &["never be done"]);
     refused(dir, &["commit", "base"], &["base"]);
-    refused(dir, &["flatten", "gone"], &["gone", "cannot open it"]);
+    refused(dir, &["flatten", "gone"], &["gone: there is no such file. Check the path"]);
     assert!(std::fs::read(dir.join("base")).unwrap() == before);
     // A longer one would show what lies behind.
     File::options().write(true).open(dir.join("base")).unwrap().set_len(20 << 20).unwrap();

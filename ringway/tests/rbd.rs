@@ -808,7 +808,7 @@ fn tools_know_images_of_a_cluster() {
     let written = usize::try_from(8 * MIB).unwrap();
     pattern::fill(&mut bytes[written..2 * written], 1, 8 * MIB / 512, 7);
     std::fs::write(path.join("a.img"), &bytes).unwrap();
-    fails(&["copy", "a.img", IMAGE], "overwrite it with --force");
+    fails(&["copy", "a.img", IMAGE], "Overwrite it with --force");
     succeeds(&["copy", "--force", "--verify", "a.img", IMAGE]);
     let there = cluster.tool("rbd", &["export", "--no-progress", "rbd/tools", "-"]);
     assert!(there == bytes, "the image is what was copied to it");

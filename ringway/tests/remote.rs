@@ -389,7 +389,7 @@ fn tools_know_exports() {
     let mut bytes = vec![0; usize::try_from(BYTES).unwrap()];
     pattern::fill(&mut bytes[1 << 20..2 << 20], 1, MIB / 512, 7);
     std::fs::write(path.join("a.img"), &bytes).unwrap();
-    fails(&["copy", "a.img", export], "overwrite it with --force");
+    fails(&["copy", "a.img", export], "Overwrite it with --force");
     succeeds(&["copy", "--force", "--verify", "a.img", export]);
     assert!(std::fs::read(path.join("disk.img")).unwrap() == bytes, "what was copied is there");
     succeeds(&["copy", "--verify", export, "b.img"]);

@@ -1,9 +1,9 @@
 //! The options of `ringway copy`.
 
 use crate::io::target::Target;
+use crate::new_file::cluster_bits;
 use clap::{Args, ValueEnum, ValueHint};
 use ringway_control::config::{CephArgs, Format};
-use ringway_control::size::Size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
@@ -64,8 +64,8 @@ pub(crate) struct CopyArgs {
           default_missing_value = "zlib", help_heading = "Formats")]
     pub(super) compress: Option<CompressArg>,
     /// Bytes of a cluster of a qcow2 image, a power of two from 512 to 2M [default: 64K].
-    #[arg(long, value_name = "SIZE", help_heading = "Formats")]
-    pub(super) cluster_size: Option<Size>,
+    #[arg(long, value_name = "SIZE", value_parser = cluster_bits, help_heading = "Formats")]
+    pub(super) cluster_size: Option<u32>,
     /// The folder that names of backing files may not lead out of [default: that of SRC].
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Formats")]
     pub(super) backing_root: Option<PathBuf>,

@@ -122,9 +122,9 @@ pub(super) fn may_write(
     let Some(story) = story else {
         match to {
             Target::Path(path) if path.is_file() => {
-                bail!("{to} exists: overwrite it with --force")
+                bail!("{to}: it is there already. Overwrite it with --force")
             }
-            _ => bail!("{to} may hold something: overwrite it with --force"),
+            _ => bail!("{to}: it may hold something. Overwrite it with --force"),
         }
     };
     let percent = 100 * u128::from(story.done) / u128::from(story.source.bytes.max(1));

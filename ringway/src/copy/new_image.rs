@@ -6,11 +6,10 @@ use super::end::End;
 use super::image::ImageEnd;
 use crate::new_file::{self, Identity};
 use crate::waiting::nothing_waits;
-use anyhow::{Context, bail, ensure};
-use ringway_control::size::Size;
+use anyhow::{Context, bail};
 use ringway_disk::NewFile;
 use ringway_image::{
-    Builder, CLUSTER_BITS, CLUSTER_BITS_DEFAULT, Chain, Compression, Format, Layer, Top, printable,
+    Builder, CLUSTER_BITS_DEFAULT, Chain, Compression, Format, Layer, Top, printable,
 };
 use std::fs::File;
 use std::sync::Arc;
@@ -51,7 +50,6 @@ impl NewImage {
         }
         let target = new_file::place(to.path())?;
         new_file::spare(to.path(), &target, args.force, None::<Identity>)?;
-        cluster_bits(args.cluster_size)?;
         Ok(())
     }
 
@@ -64,7 +62,7 @@ impl NewImage {
         let cannot = || format!("cannot make {to}");
         let target = new_file::place(to.path())?;
         let file = NewFile::begin(&target, mode).with_context(cannot)?;
-        let cluster_bits = cluster_bits(args.cluster_size)?;
+        let cluster_bits = args.cluster_size.unwrap_or(CLUSTER_BITS_DEFAULT);
         let compression = args.compress.map(|kind| match kind {
             CompressArg::Zlib => Compression::Zlib,
             CompressArg::Zstd => Compression::Zstd,
@@ -105,15 +103,6 @@ impl NewImage {
     pub(super) fn name(self, force: bool) -> anyhow::Result<()> {
         self.file.finish(force).context("cannot give it its name")
     }
-}
-
-fn cluster_bits(said: Option<Size>) -> anyhow::Result<u32> {
-    let Some(Size(bytes)) = said else { return Ok(CLUSTER_BITS_DEFAULT) };
-    ensure!(
-        bytes.is_power_of_two() && CLUSTER_BITS.contains(&bytes.ilog2()),
-        "--cluster-size {bytes}: a cluster has 512, 1K, 2K, … or 2M bytes"
-    );
-    Ok(bytes.ilog2())
 }
 
 /// Opens a chain to be read, each of its files locked.

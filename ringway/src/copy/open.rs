@@ -7,10 +7,11 @@ use super::journal::Identity;
 use super::new_image;
 use crate::io::disk;
 use crate::io::target::{Target, kind};
+use crate::new_file::cannot_open;
 use anyhow::{Context, bail};
 use ringway_bench::ServedHere;
 use ringway_bench::elsewhere::{self, Allocation};
-use ringway_control::config::{CephArgs, Format, missing_folder};
+use ringway_control::config::{CephArgs, Format};
 use ringway_disk::{LockError, Source, lock_image};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
@@ -243,14 +244,10 @@ fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<File> {
     options.open(path).map_err(|error| {
         let name = path.display();
         match error.raw_os_error() {
-            Some(libc::ENOENT) => match missing_folder(path) {
-                Some(folder) => anyhow::anyhow!("{name}: there is no such folder: {folder}"),
-                None => anyhow::anyhow!("{name}: there is no such file"),
-            },
             Some(libc::EBUSY) => anyhow::anyhow!(
                 "{name} is in use by the host itself (mounted, or part of another device)"
             ),
-            _ => anyhow::Error::new(error).context(format!("cannot open {name}")),
+            _ => cannot_open(path, error),
         }
     })
 }

@@ -1,5 +1,6 @@
 //! What a qcow2 image says of itself, and those it is based on.
 
+use crate::new_file::cannot_open;
 use crate::waiting::ADVICE;
 use anyhow::Context;
 use ringway_control::size::Size;
@@ -63,7 +64,7 @@ pub(crate) fn inspect(path: &Path, root: Option<&Path>) -> anyhow::Result<Vec<Li
     let mut options = OpenOptions::new();
     // A pipe that nobody writes to would be waited for.
     let file = options.read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = file.with_context(|| format!("{}: cannot open it", printable(path)))?;
+    let file = file.map_err(|error| cannot_open(path, error))?;
     let top = Top { file, name: path.to_owned(), format: Format::Qcow2, read_only: true };
     let chain = Chain::open(top, root, &mut |_, _, _| Ok(()))?;
     chain.files.iter().map(link).collect()

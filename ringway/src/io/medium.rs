@@ -2,9 +2,10 @@
 
 use super::disk;
 use super::target::{Target, kind};
+use crate::new_file::cannot_open;
 use anyhow::{Context, anyhow, bail};
 use ringway_bench::{ServedHere, elsewhere};
-use ringway_control::config::{CephArgs, Format, missing_folder};
+use ringway_control::config::{CephArgs, Format};
 use ringway_core::mem::Mapping;
 use ringway_disk::{ForeignFormat, LockError, OpenOptions as OpenDisk, Qcow2, Source, lock_image};
 use ringway_driver::{BlkQueue, Buffer, Device, Options, Rejected};
@@ -96,12 +97,9 @@ impl Medium {
                 let flags = if direct { libc::O_DIRECT } else { 0 };
                 let mut options = OpenOptions::new();
                 let options = options.read(true).write(!read_only).custom_flags(flags);
-                if let Some(folder) = missing_folder(path) {
-                    bail!("{target}: there is no such folder: {folder}");
-                }
-                let cannot = || format!("cannot open {target}");
-                let file = options.open(path).with_context(cannot)?;
-                let kind = file.metadata().with_context(cannot)?.file_type();
+                let file = options.open(path).map_err(|error| cannot_open(path, error))?;
+                let look = || format!("{target}: cannot look at it");
+                let kind = file.metadata().with_context(look)?.file_type();
                 let block = kind.is_block_device();
                 if !block && !kind.is_file() {
                     bail!("{target} is neither a file nor a block device");
