@@ -346,9 +346,9 @@ mod tests {
             (format!("{disk}\n[[disk]]\nimage = 'b'\nsocket = './s'\n"), "line 5", "line 1"),
             (format!("{disk}\n[[disk]]\nimage = './a'\nsocket = 't'\n"), "line 5", "line 1"),
             ("\ncpus = '0-'\n".to_owned() + disk, "line 2", "'0-' is not a CPU"),
-            ("poll = 'sometimes'".to_owned(), "line 1", "unknown variant"),
+            ("poll = 'sometimes'".to_owned(), "line 1", "is not one of"),
             ("metrics = 'there'".to_owned(), "line 1", "'there' is no place for metrics"),
-            ("sandbox = 'perhaps'".to_owned(), "line 1", "unknown variant"),
+            ("sandbox = 'perhaps'".to_owned(), "line 1", "is not one of"),
             (
                 "poll = 'never'\npoll-max-us = 3\n".to_owned() + disk,
                 "line 2",

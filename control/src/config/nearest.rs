@@ -21,7 +21,11 @@ pub(crate) fn with_hint(message: &str) -> String {
     for unknown in ["unknown field `", "unknown variant `"] {
         let word = message.strip_prefix(unknown).and_then(|rest| rest.split_once('`'));
         if let Some((word, rest)) = word {
-            let hint = hint(word, rest.split('`').skip(1).step_by(2));
+            let known: Vec<_> = rest.split('`').skip(1).step_by(2).collect();
+            let hint = hint(word, known.iter().copied());
+            if unknown.contains("variant") {
+                return format!("'{word}' is not one of {}{hint}", known.join(", "));
+            }
             return format!("{unknown}{word}`{hint}{rest}");
         }
     }
@@ -69,7 +73,7 @@ mod tests {
         for (found, wanted) in [
             (
                 "unknown variant `hodl`, expected `report` or `hold`",
-                "unknown variant `hodl` (did you mean 'hold'?), expected `report` or `hold`",
+                "'hodl' is not one of report, hold (did you mean 'hold'?)",
             ),
             (
                 "invalid type: string \"4\", expected u64",
