@@ -108,6 +108,9 @@ enum Command {
     /// Change what a guest may ask of a disk, or what a group of disks may together; without options,
     /// show it. What is not named stays as it is.
     #[command(after_help = LIMIT_EXAMPLES)]
+    #[command(
+        override_usage = "ringway ctl limit [OPTIONS] <DISK>\n       ringway ctl limit [OPTIONS] --group <NAME>"
+    )]
     Limit(Box<LimitDisk>),
     /// Finish what is in flight, make it durable, and go on.
     #[command(after_help = example!("drain vm2.img"))]
@@ -260,7 +263,8 @@ pub(crate) fn socket(control: Option<PathBuf>, usage: &mut clap::Command) -> Pat
     let named = std::env::var_os("RINGWAY_CONTROL").filter(|path| !path.is_empty());
     let path = control.or_else(|| named.map(PathBuf::from));
     path.unwrap_or_else(|| {
-        let why = "no daemon named: add --control PATH, as `ringway serve --control` was told";
+        let why = "no daemon named: add --control PATH, as `ringway serve --control` was told, or put it into \
+                   RINGWAY_CONTROL";
         usage.error(ErrorKind::MissingRequiredArgument, why).exit()
     })
 }

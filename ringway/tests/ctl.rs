@@ -413,6 +413,7 @@ fn ctl_says_what_is_wrong() {
     command.args(["ctl", "list"]).current_dir(dir.path()).env_remove("RINGWAY_CONTROL");
     let unnamed = run(command);
     assert!(text(&unnamed.stderr).contains("add --control PATH"));
+    assert!(text(&unnamed.stderr).contains("RINGWAY_CONTROL"));
     assert_eq!(unnamed.status.code(), Some(2), "wrong usage");
     let daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "ctl"]);
     refused(dir.path(), &["add", "x.img"], "add --socket PATH");

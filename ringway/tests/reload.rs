@@ -149,6 +149,7 @@ fn error_policies_change_with_the_file() {
     assert_eq!(done["left"][0]["image"], "null:1G");
     let left = done["left"][0]["words"].as_array().unwrap();
     assert!(words.iter().all(|word| left.contains(&json!(word))) && left.len() == 3, "{left:?}");
+    assert!(daemon.log().contains("does not change until the daemon is restarted: "));
     let errors = ctl(dir, &["list"]).unwrap()["disks"][0]["errors"].clone();
     assert_eq!((&errors["on_write_error"], &errors["hold_timeout"]), (&json!("hold"), &json!(7)));
     assert_eq!(errors["on_read_error"], "report");

@@ -192,7 +192,11 @@ impl Daemon {
             tracing::info!("disks with processes of their own share one cgroup: {why}");
         }
         if !disks.host.keeps_state() {
-            tracing::info!(disk, "no --state-dir: a failed flush and a pause end with this daemon");
+            tracing::info!(
+                disk,
+                "no folder for --state-dir (XDG_RUNTIME_DIR is not set): failed flushes and pauses are \
+                 forgotten when this daemon ends"
+            );
         }
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);

@@ -69,7 +69,7 @@ pub(crate) fn reload(disks: &Disks) -> anyhow::Result<Reloaded> {
 fn tell(done: &Reloaded) {
     for LeftOf { image, words } in &done.left {
         let words = words.join(", ");
-        tracing::warn!(disk = image, "stays as it is while the daemon runs: {words}");
+        tracing::warn!(disk = image, "does not change until the daemon is restarted: {words}");
     }
     for FailedOf { image, why } in &done.failed {
         tracing::error!(disk = image, "cannot be changed: {why}");

@@ -50,7 +50,7 @@ fn reloaded(done: &Reloaded) -> String {
     for LeftOf { image, words } in &done.left {
         let (image, words) = (image.as_deref().unwrap_or("the daemon"), words.join(", "));
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{image}: stays as it is while the daemon runs: {words}");
+        let _ = writeln!(text, "{image}: does not change until the daemon is restarted: {words}");
     }
     for FailedOf { image, why } in &done.failed {
         let _ = writeln!(text, "{image}: failed: {why}");
