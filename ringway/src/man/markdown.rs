@@ -1,6 +1,6 @@
 //! Pages of docs/ as manual pages: the few forms of Markdown that they use.
 
-use clap_mangen::roff::{Inline, Roff, bold, roman};
+use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
 
 /// A page `name` of `section` from Markdown, with this line under NAME.
 pub(super) fn page(name: &str, section: &str, about: &str, markdown: &str) -> Vec<u8> {
@@ -25,7 +25,9 @@ pub(super) fn page(name: &str, section: &str, about: &str, markdown: &str) -> Ve
             roff.control("fi", []);
         } else if let Some(row) = line.strip_prefix('|') {
             let head = lines.next_if(|next| next.starts_with("|-")).is_some();
-            if !head {
+            if head {
+                table_head(&mut roff, row);
+            } else {
                 table_row(&mut roff, row);
             }
         } else if let Some(item) = line.strip_prefix("- ") {
@@ -38,7 +40,16 @@ pub(super) fn page(name: &str, section: &str, about: &str, markdown: &str) -> Ve
     }
     roff.control("SH", ["SEE ALSO"]);
     roff.text([bold("ringway-ctl"), roman("(1), "), bold("ringway-serve"), roman("(1)")]);
+    roff.control("PP", []);
+    roff.text([roman("Pages whose names end in .md are in /usr/share/doc/ringway/docs, or in docs/ of the source.")]);
     roff.render().into_bytes()
+}
+
+/// What the first column holds, and the others if that is said.
+fn table_head(roff: &mut Roff, row: &str) {
+    let cells = row.trim_end_matches('|').split('|').map(str::trim).filter(|cell| !cell.is_empty());
+    let cells: Vec<_> = cells.map(|cell| cell.replace('`', "")).collect();
+    roff.control("PP", []).text([italic(cells.join(": ") + ":")]);
 }
 
 /// The first cell is the term, the others say what it is.
@@ -90,12 +101,12 @@ mod tests {
             "See the ADR on \\fBlist\\fR.",
             ".SH \"THE FORM\"",
             ".nf\n{\"a\":[1]}\n.fi",
-            ".TP\n\\fBid\\fR\na number",
+            ".PP\n\\fIfield:\\fR\n.TP\n\\fBid\\fR\na number",
             ".IP \\(bu 2\none\nmore",
         ] {
             assert!(page.contains(part), "no {part} in:\n{page}");
         }
-        for part in ["---", "adr/", "field"] {
+        for part in ["---", "adr/"] {
             assert!(!page.contains(part), "{part} in:\n{page}");
         }
     }
