@@ -5,6 +5,8 @@ mod common;
 
 use common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_driver::Options;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -318,5 +320,57 @@ fn the_version_says_of_what_it_was_made() {
     // Sources that were unpacked without git have another way to know.
     if let Some(git) = git.ok().filter(|git| git.status.success()) {
         assert!(text(&git.stdout).starts_with(&field("commit")), "{long}");
+    }
+}
+
+/// The keys of an object and of all in it; those of limits are words of options.
+fn keys(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(all) => {
+            for (key, value) in all {
+                found.insert(key.clone());
+                keys(value, found);
+            }
+        }
+        Value::Array(all) => all.iter().for_each(|value| keys(value, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn all_keys_of_json_are_in_the_documentation() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/json.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let dir = folder();
+    let _daemon = Daemon::serve(dir.path(), &["disk.img", "--socket", "s", "--control", "c"]);
+    let dir = dir.path();
+    File::create(dir.join("raw")).unwrap().set_len(1 << 20).unwrap();
+    says(dir, &["create", "a.qcow2", "--backing", "raw"], 0, &[]);
+    let show = |args: &[&str]| {
+        let output = run(tool(dir, args));
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+        let value: Value = serde_json::from_str(&text(&output.stdout)).unwrap();
+        let mut found = BTreeSet::new();
+        keys(&value, &mut found);
+        assert!(!found.is_empty());
+        let missing = found.iter().filter(|key| !page.contains(&format!("`{key}`")));
+        assert_eq!(missing.collect::<Vec<_>>(), Vec::<&String>::new(), "{args:?}");
+    };
+    show(&["info", "--json", "vhost-user:s"]);
+    let mut device = Options::new().connect(dir.join("s")).unwrap();
+    let _queue = device.queue::<()>().unwrap();
+    for args in [
+        &["top", "--control", "c", "--json", "--interval", "100ms"][..],
+        &["doctor", "--json", "raw"],
+        &["doctor", "--json", "--format", "qcow2", "a.qcow2"],
+        &["info", "--json", "raw"],
+        &["info", "--json", "a.qcow2"],
+        &["info", "--json", "--format", "qcow2", "a.qcow2"],
+        &["check", "--json", "a.qcow2"],
+        &["copy", "--json", "raw", "b.qcow2"],
+        &["resize", "--json", "b.qcow2", "2M"],
+        &["flatten", "--json", "a.qcow2"],
+    ] {
+        show(args);
     }
 }

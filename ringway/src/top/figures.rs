@@ -33,7 +33,7 @@ pub(super) struct Figures {
     /// Between the two answers that rates are told from.
     pub(super) seconds: Option<f64>,
     /// Between the two that latencies are told from.
-    pub(super) latency_seconds: Option<f64>,
+    pub(super) latency_window_seconds: Option<f64>,
     pub(super) disks: Vec<DiskFigures>,
     pub(super) workers: Vec<WorkerFigures>,
 }
@@ -179,7 +179,7 @@ impl Samples {
         Some(Figures {
             daemon: now.list.daemon.clone(),
             seconds: eras.seconds,
-            latency_seconds: oldest.map(seconds),
+            latency_window_seconds: oldest.map(seconds),
             disks: disks.collect(),
             workers: now.stats.workers.iter().map(|worker| eras.worker(worker)).collect(),
         })

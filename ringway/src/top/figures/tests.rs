@@ -36,7 +36,7 @@ fn latencies_are_those_of_the_window() {
         cases.push(Fixture { uptime_us, reads, fast, slow: 1000, ..Fixture::default() });
     }
     let figures = figures(&cases);
-    assert_eq!(figures.latency_seconds, Some(10.0));
+    assert_eq!(figures.latency_window_seconds, Some(10.0));
     let latency = &figures.disks[0].latency;
     assert_eq!((latency.count, latency.p50, latency.p999), (2000, Some(8191), Some(8191)));
     assert_eq!(figures.disks[0].writes.count, 0);
