@@ -115,7 +115,9 @@ fn every_thread_is_confined_and_data_threads_more() {
             continue;
         }
         assert!(
-            daemon.log().contains("sandbox on: 52 system calls (31 for workers, 22 for"),
+            daemon
+                .log()
+                .contains("sandbox on: 52 system calls (workers 31 of them, their helpers 22)"),
             "{}",
             daemon.log()
         );

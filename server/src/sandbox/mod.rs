@@ -125,7 +125,7 @@ fn filter_calls(mode: Mode, guests: Guests) -> anyhow::Result<String> {
         // The library's threads are not told apart, and workers call it.
         Guests::Cluster => format!("{all} system calls for all threads"),
         _ => format!(
-            "{all} system calls ({} for workers, {} for their helpers)",
+            "{all} system calls (workers {} of them, their helpers {})",
             count(calls::CallerKind::Worker),
             count(calls::CallerKind::Io)
         ),
