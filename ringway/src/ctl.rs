@@ -3,6 +3,7 @@
 mod events;
 mod images;
 mod report;
+mod stats;
 
 use anyhow::{Context, anyhow, bail};
 use clap::error::ErrorKind;
@@ -20,8 +21,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-
-pub(crate) use report::NO_DISKS;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -263,8 +262,7 @@ pub(crate) fn socket(control: Option<PathBuf>, usage: &mut clap::Command) -> Pat
     let named = std::env::var_os("RINGWAY_CONTROL").filter(|path| !path.is_empty());
     let path = control.or_else(|| named.map(PathBuf::from));
     path.unwrap_or_else(|| {
-        let why = "no daemon named: add --control PATH, as `ringway serve --control` was told, or put it into \
-                   RINGWAY_CONTROL";
+        let why = "no daemon named: add --control PATH, that of `serve`, or set RINGWAY_CONTROL";
         usage.error(ErrorKind::MissingRequiredArgument, why).exit()
     })
 }

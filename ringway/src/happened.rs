@@ -4,6 +4,9 @@ use ringway_control::config::limit_words;
 use ringway_control::protocol::{Happened, HeldFacts, Reloaded};
 use ringway_control::size::Size;
 
+/// What is said instead of an empty table.
+pub(crate) const NO_DISKS: &str = "no disks; `ringway ctl add` adds one";
+
 /// What it is, whether somebody should look at it, and the rest.
 pub(crate) fn words(happened: Happened) -> (&'static str, bool, String) {
     let none = String::new();

@@ -35,6 +35,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What is logged where a daemon can keep nothing.
+const NO_STATE: &str = "no --state-dir, and no XDG_RUNTIME_DIR to use: failed flushes and pauses are \
+                        forgotten when this daemon ends";
+
 /// All parts of a daemon.
 pub(crate) struct Daemon {
     /// Its disks.
@@ -192,11 +196,7 @@ impl Daemon {
             tracing::info!("disks with processes of their own share one cgroup: {why}");
         }
         if !disks.host.keeps_state() {
-            tracing::info!(
-                disk,
-                "no folder for --state-dir (XDG_RUNTIME_DIR is not set): failed flushes and pauses are \
-                 forgotten when this daemon ends"
-            );
+            tracing::info!(disk, "{NO_STATE}");
         }
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);

@@ -2,7 +2,7 @@
 
 use super::columns::{self, COLUMNS, PICTURE_OF_WORKER, WORKERS, percent, time};
 use super::figures::{Effort, Figures, WorkerFigures};
-use crate::ctl::NO_DISKS;
+use crate::happened::NO_DISKS;
 use ringway_terminal::short::age;
 use ringway_terminal::table;
 
