@@ -85,7 +85,7 @@ pub struct DiskArgs {
           value_parser = PossibleValuesParser::new(["512", "4096"]).map(|w| w.parse::<u32>().unwrap_or(512)))]
     pub block_size: Option<u32>,
     /// How long to wait for another daemon that has the image, in seconds or with a unit (30s, 2m, 1h)
-    /// [default: 0, but 30 for the last writes of one that was killed].
+    /// [default: 0, but 30s for the last writes of one that was killed].
     #[arg(long, value_name = "TIME", help_heading = "Disk", value_parser = whole_seconds)]
     #[serde(default, deserialize_with = "seconds_in_file")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<super::seconds::Seconds>"))]

@@ -154,7 +154,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_max: Option<Amount>,
-    /// How long a burst of requests may last [default: 1].
+    /// How long a burst of requests may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_max_length: Option<Length>,
@@ -166,7 +166,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read_max: Option<Amount>,
-    /// How long a burst of reads may last [default: 1].
+    /// How long a burst of reads may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_read_max_length: Option<Length>,
@@ -178,7 +178,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write_max: Option<Amount>,
-    /// How long a burst of writes may last [default: 1].
+    /// How long a burst of writes may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_write_max_length: Option<Length>,
@@ -190,7 +190,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_max: Option<Bytes>,
-    /// How long a burst of bytes may last [default: 1].
+    /// How long a burst of bytes may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_max_length: Option<Length>,
@@ -202,7 +202,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read_max: Option<Bytes>,
-    /// How long a burst of bytes read may last [default: 1].
+    /// How long a burst of bytes read may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_read_max_length: Option<Length>,
@@ -214,7 +214,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "SIZE", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write_max: Option<Bytes>,
-    /// How long a burst of bytes written may last [default: 1].
+    /// How long a burst of bytes written may last [default: 1s].
     #[arg(long, value_name = "TIME", hide_short_help = true)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bps_write_max_length: Option<Length>,
