@@ -64,6 +64,9 @@ pub enum Status {
     Ok,
     /// The request is well formed but could not be carried out.
     IoError,
+    /// The same, because the host has no room for what was to be written. A guest whose protocol has no word
+    /// for it sees an I/O error.
+    NoSpace,
     /// The disk does not offer this operation, or the request is malformed in a reserved field.
     Unsupported,
 }

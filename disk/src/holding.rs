@@ -1,6 +1,7 @@
 //! Requests of a disk that are held because it has failed them: what its queues share.
 
 use crate::incidents::{FailedOp, reason};
+use ringway_core::Status;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
@@ -54,4 +55,9 @@ impl HeldRequests {
 /// True for errors that say that there is no space.
 pub(crate) fn is_no_space(errno: i32) -> bool {
     matches!(errno, libc::ENOSPC | libc::EDQUOT)
+}
+
+/// What whoever has asked is told of a failure.
+pub(crate) fn status_of(errno: i32) -> Status {
+    if is_no_space(errno) { Status::NoSpace } else { Status::IoError }
 }

@@ -6,7 +6,7 @@ mod common;
 
 use common::{Daemon, folder, ringway, run, snapshot, text};
 use ringway_testkit::nbd::{Client, EXTENDED, STRUCTURED, command as c, extents_of, flag};
-use ringway_testkit::{Need, Rng, skip};
+use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -450,4 +450,35 @@ fn d14_block_status_of_many_tables_comes_in_parts() {
         at += covered;
     }
     daemon.stop();
+}
+
+/// ENOSPC, by which QEMU knows when to stop its guest (`werror=enospc`), and not EIO.
+#[test]
+fn a_host_without_room_is_told_as_such() {
+    let dir = folder();
+    let dir = dir.path();
+    let small = match Mounted::in_memory(dir.join("small"), 2 << 20) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let image = small.path().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+    let mut top = ringway();
+    top.args(["create", "small/top.qcow2", "--size", "16M"]).current_dir(dir);
+    assert!(run(top).status.success());
+    for (image, format) in [("small/disk.img", "raw"), ("small/top.qcow2", "qcow2")] {
+        let place = ["--listen", "unix:n", "--export", "disk"];
+        let args = [&[image, "--format", format, "--on-enospc", "report"], &place[..]].concat();
+        let daemon = nbd(dir, &args);
+        let mut client = Client::new(UnixStream::connect(dir.join("n")).unwrap(), STRUCTURED);
+        let errors: Vec<u32> = (0..6)
+            .map(|mib| client.call(c::WRITE, 0, (mib << 20, 1 << 20), &vec![7; 1 << 20]).error)
+            .collect();
+        let enospc = libc::ENOSPC.cast_unsigned();
+        assert!(errors[0] == 0 && errors[5] == enospc, "{format}: {errors:?}");
+        assert!(errors.iter().all(|error| [0, enospc].contains(error)), "{format}: {errors:?}");
+        drop(client);
+        daemon.stop();
+        std::fs::remove_file(dir.join(image)).unwrap();
+    }
 }

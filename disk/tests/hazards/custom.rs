@@ -674,9 +674,9 @@ fn time_moves_held_requests_and_says_when() {
 
     // Ten seconds after they failed first, however often they were tried.
     scene.tend(20);
-    assert_eq!((scene.rest(), scene.waits()), (vec![(0, Status::IoError)], (2, Some(3), Some(1))));
+    assert_eq!((scene.rest(), scene.waits()), (vec![(0, Status::NoSpace)], (2, Some(3), Some(1))));
     scene.tend(21);
-    assert_eq!((scene.rest(), scene.waits()), (vec![(1, Status::IoError)], (1, None, Some(1))));
+    assert_eq!((scene.rest(), scene.waits()), (vec![(1, Status::NoSpace)], (1, None, Some(1))));
     scene.break_by(None);
     assert_eq!(scene.bench.queue.try_held(&mut scene.bench.engine), 1);
     assert_eq!(scene.rest(), [(2, Status::Ok)]);
@@ -699,7 +699,7 @@ fn held_requests_follow_the_one_that_finds_space() {
     assert_eq!(rung.load(SeqCst), 1, "the first one rings");
     take(&scene.asked);
     assert_eq!(scene.bench.queue.fail_held(&mut scene.bench.engine, |_, &name| name == 4), 1);
-    assert_eq!(scene.rest(), [(4, Status::IoError)]);
+    assert_eq!(scene.rest(), [(4, Status::NoSpace)]);
     let incidents = scene.disk().incidents();
     let told = (0..Incidents::KINDS).find_map(|kind| incidents.take(kind)).unwrap();
     assert_eq!((told.op, told.errno), (FailedOp::Write, libc::EDQUOT), "why it was held");
@@ -728,5 +728,5 @@ fn held_requests_follow_the_one_that_finds_space() {
     // And not held any more at all.
     scene.bench.queue.hold_no_more(&mut scene.bench.engine);
     scene.start(Op::Write, 9..10);
-    assert_eq!((scene.rest(), scene.disk().held()), (vec![(9, Status::IoError)], None));
+    assert_eq!((scene.rest(), scene.disk().held()), (vec![(9, Status::NoSpace)], None));
 }

@@ -188,6 +188,9 @@ impl Scene {
             // Zeroes are written then, and a discard is a wish.
             Fault::Error(errno) if NOT_KNOWN.contains(&errno) && !hit.moves_data() => Status::Ok,
             Fault::Short(0) if hit.moves_data() => Status::IoError,
+            Fault::Error(libc::ENOSPC | libc::EDQUOT) if !matches!(hit, IoOp::Sync) => {
+                Status::NoSpace
+            }
             Fault::Error(_) => Status::IoError,
             Fault::Short(_) => Status::Ok,
         }
@@ -701,7 +704,9 @@ fn c04_failed_durable_write_fails_later_flushes() {
             scene.bench.queue.set_durable_writes(durable);
             let target = ByteRange::new(ask.offset, ask.len).unwrap();
             scene.arm(Fault::Error(errno), target, 1);
-            assert_eq!(scene.bench.one(&scene.memory, ask), Status::IoError);
+            let full = errno == libc::ENOSPC;
+            let right = if full { Status::NoSpace } else { Status::IoError };
+            assert_eq!(scene.bench.one(&scene.memory, ask), right);
             scene.bench.one(&scene.memory, flush) == Status::IoError
         };
         let (read, write) = (scene.ask(Op::Read, 1), scene.ask(Op::Write, 1));

@@ -376,7 +376,7 @@ fn c18_held_requests_can_be_given_up_in_every_way() {
     assert_eq!(scene.rest(), []);
     let (engine, queue) = (&mut scene.bench.engine, &mut scene.bench.queue);
     assert_eq!(queue.fail_held(engine, |_, &context| context == 2), 1);
-    assert_eq!(scene.rest(), [(2, Status::IoError)]);
+    assert_eq!(scene.rest(), [(2, Status::NoSpace)]);
     scene.bench.queue.disk().set_capacity(2 * LEN);
     scene.mend();
     assert_eq!(scene.retry(), [(0, Status::Ok), (1, Status::Ok), (3, Status::IoError)]);
@@ -395,9 +395,9 @@ fn c18_held_requests_can_be_given_up_in_every_way() {
     (0..2).for_each(|n| scene.ask(n, Op::Write, n * LEN));
     assert_eq!(scene.rest(), []);
     scene.bench.queue.hold_no_more(&mut scene.bench.engine);
-    assert_eq!(scene.rest(), [(0, Status::IoError), (1, Status::IoError)]);
+    assert_eq!(scene.rest(), [(0, Status::NoSpace), (1, Status::NoSpace)]);
     scene.ask(5, Op::Write, 0);
-    assert_eq!(scene.rest(), [(5, Status::IoError)]);
+    assert_eq!(scene.rest(), [(5, Status::NoSpace)]);
     assert_eq!(scene.held(), 0);
 }
 
@@ -431,5 +431,5 @@ fn c18_sparse_images_hold_what_finds_no_space_by_default() {
     scene.ask(2, Op::Write, 0);
     assert_eq!(scene.rest(), []);
     disk.set_error_policy(ErrorPolicy { on_enospc: Some(OnError::Report), ..disk.error_policy() });
-    assert_eq!(scene.retry(), [(2, Status::IoError)]);
+    assert_eq!(scene.retry(), [(2, Status::NoSpace)]);
 }

@@ -134,7 +134,11 @@ impl Scene {
         let disk = self.on_disk();
         for answer in answers {
             let index = answer.context;
-            let right = if failed.contains(&index) { Status::IoError } else { Status::Ok };
+            let right = match (failed.contains(&index), fault) {
+                (false, _) => Status::Ok,
+                (true, Fault::Error(libc::ENOSPC)) => Status::NoSpace,
+                (true, _) => Status::IoError,
+            };
             assert_eq!(answer.status, right, "{what}: {index}");
             let place = usize::try_from(FIRST + index * LEN).unwrap()..;
             let place = &disk[place][..usize::try_from(LEN).unwrap()];

@@ -259,7 +259,7 @@ impl Back {
         debug_assert!(self.in_flight() > 0, "an answer to nothing");
         let status = match status {
             Status::Ok => RSP_OKAY,
-            Status::IoError => RSP_ERROR,
+            Status::IoError | Status::NoSpace => RSP_ERROR,
             Status::Unsupported => RSP_EOPNOTSUPP,
         };
         self.ring.write_response(self.rsp_next, token.id, token.operation, status);

@@ -35,7 +35,7 @@ pub const fn feature_bits(numbers: &[u32]) -> u64 {
 pub const fn status_byte(status: Status) -> u8 {
     match status {
         Status::Ok => 0,
-        Status::IoError => 1,
+        Status::IoError | Status::NoSpace => 1,
         Status::Unsupported => 2,
     }
 }

@@ -374,7 +374,9 @@ fn answer(queue: &mut BlkQueue<()>) -> anyhow::Result<()> {
 fn judge(status: ringway_driver::Status) -> anyhow::Result<()> {
     match status {
         ringway_driver::Status::Ok => Ok(()),
-        ringway_driver::Status::IoError => bail!("the server reports an I/O error"),
+        ringway_driver::Status::IoError | ringway_driver::Status::NoSpace => {
+            bail!("the server reports an I/O error")
+        }
         ringway_driver::Status::Unsupported => bail!("the server does not support it"),
     }
 }

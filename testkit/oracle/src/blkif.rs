@@ -515,7 +515,7 @@ fn seen(asked: Result<&Asked, Refused>) -> Meaning {
         }),
         Err(refused) => Err(match refused.status() {
             Status::Ok => panic!("{refused} is no error"),
-            Status::IoError => -1,
+            Status::IoError | Status::NoSpace => -1,
             Status::Unsupported => -2,
         }),
     }

@@ -195,6 +195,7 @@ impl Queue {
         let error = flight.refused.or(match status {
             Status::Ok => None,
             Status::IoError => Some(NbdError::Io),
+            Status::NoSpace => Some(NbdError::NoSpace),
             Status::Unsupported => Some(NbdError::Unsupported),
         });
         let (cookie, offset, replies) = (flight.cookie, flight.offset, self.rules.replies);

@@ -16,7 +16,7 @@ pub enum NbdError {
     Io = 5,
     /// It makes no sense.
     Invalid = 22,
-    /// It lies beyond the end of the disk.
+    /// It lies beyond the end of the disk, or its host is full.
     NoSpace = 28,
     /// More than a reply can hold.
     Overflow = 75,

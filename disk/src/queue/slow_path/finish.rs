@@ -2,6 +2,7 @@
 
 use super::SlowPath;
 use crate::choices::CacheMode;
+use crate::holding::status_of;
 use crate::queue::bounce;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::slots::{Finished, Sighting, Stage};
@@ -169,14 +170,16 @@ impl SlowPath {
                 let data = matches!(stage, Stage::Part | Stage::BounceWrite);
                 let changes = stage == Stage::Asked && slot.request.op.changes_disk();
                 let in_vain = lost && (changes || stage == Stage::Entries);
-                if stage == Stage::Sync || (data && was_sync(cache, slow.op, errno)) {
+                let synced = stage == Stage::Sync || (data && was_sync(cache, slow.op, errno));
+                if synced {
                     // Reported whatever was chosen: what it has lost, no second try brings back.
                     d.issuer.disk.flush_has_failed();
                 } else if !in_vain && self.hold(d, tag, errno) {
                     return None;
                 }
                 d.note_failure(tag, Some(errno));
-                Some(self.end(d, tag, Status::IoError))
+                // Nobody shall wait for room to have a sync again.
+                Some(self.end(d, tag, if synced { Status::IoError } else { status_of(errno) }))
             }
         }
     }

@@ -11,6 +11,7 @@
 //! blocks, so that others go on; a read-modify-write begins again with the read.
 
 use super::SlowPath;
+use crate::holding::status_of;
 use crate::queue::dispatch::Dispatch;
 use crate::queue::held::{HeldSlot, RETRY_EVERY};
 use crate::queue::slots::{Sighting, Slots, Stage};
@@ -156,7 +157,7 @@ impl SlowPath {
     fn give_up<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         let errno = d.slots.slow(tag).held.map_or(0, |held| held.errno);
         d.note_failure(tag, (errno != 0).then_some(errno));
-        self.answer(d, tag, Status::IoError);
+        self.answer(d, tag, status_of(errno));
     }
 
     /// A request that was held is answered. If there was space for it now, the others follow.

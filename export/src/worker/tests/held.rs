@@ -184,7 +184,7 @@ fn c18_a_queue_stops_without_its_held_requests() {
 #[test]
 fn c18_without_a_record_held_requests_are_reported() {
     let scene = Scene::new();
-    for (mended, status) in [(false, Status::IoError), (true, Status::Ok)] {
+    for (mended, status) in [(false, Status::NoSpace), (true, Status::Ok)] {
         scene.errno.store(libc::ENOSPC.cast_unsigned(), SeqCst);
         let id = scene.ask(3, false);
         scene.until("all are held", |scene| scene.held() == 3);
@@ -215,7 +215,7 @@ fn c18_time_and_commands_move_held_requests() {
     scene.disk.set_capacity(3 * 512);
     let settled = scene.handle.settle(disk(), 3 * 512).unwrap();
     settled.recv_timeout(Duration::from_secs(30)).expect("nothing is in flight there");
-    scene.until("one fails", |scene| scene.answers() == [(3, Status::IoError)]);
+    scene.until("one fails", |scene| scene.answers() == [(3, Status::NoSpace)]);
     // The worker sleeps until something is due; its clock stands still until it is told.
     scene.errno.store(0, SeqCst);
     scene.disk.set_now(3_000_000_000);
