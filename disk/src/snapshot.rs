@@ -10,6 +10,7 @@ use ringway_image::{Bases, CHAIN_MAX, Format, Image, Layer, LayerFormat};
 use std::any::Any;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 /// What a new image on top of a disk has to be like.
@@ -150,7 +151,12 @@ impl Disk {
     ///
     /// # Errors
     /// What the host says.
-    pub fn put_on_top(&self, overlay: Layer, bases: &Bases) -> io::Result<Beneath> {
+    pub fn put_on_top(
+        &self,
+        overlay: Layer,
+        snapshot: &Path,
+        bases: &Bases,
+    ) -> io::Result<Beneath> {
         let file = Arc::clone(&overlay.file);
         let size = match &overlay.format {
             LayerFormat::Qcow2 { shape, .. } => shape.size,
@@ -160,8 +166,11 @@ impl Disk {
             return Err(io::Error::other("the disk has another size by now: try again"));
         }
         let old = self.image().ok_or(io::ErrorKind::Unsupported)?;
-        let mut chain = vec![overlay];
-        chain.extend(old.chain()?);
+        let (mut chain, mut beneath) = (vec![overlay], old.chain()?);
+        if let Some(first) = beneath.first_mut() {
+            first.name = snapshot.into();
+        }
+        chain.append(&mut beneath);
         // The journal is for the new one from now on.
         old.leave_journal()?;
         let journal = self.active().journal_to_use();

@@ -322,6 +322,28 @@ fn c31_a_base_that_others_use_is_not_written() {
     assert!(std::fs::read(dir.join("base")).unwrap() == before);
 }
 
+/// A snapshot is a base by its own name, whatever the image was called before.
+#[test]
+fn c29_snapshots_are_merged_into_snapshots_taken_since_the_daemon_began() {
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let dir = dir.path();
+        let base = disk_on_base(dir, 8, false);
+        let daemon = Daemon::serve(dir, &[&SERVE[..], more].concat());
+        done(dir, &["snapshot", "s", "one"]);
+        done(dir, &["commit", "s", "--snapshot", "two", "--wait"]);
+        assert_eq!(images(dir), 3, "{more:?}: one, and what it is based on");
+        done(dir, &["snapshot", "s", "three"]);
+        done(dir, &["snapshot", "s", "four"]);
+        done(dir, &["commit", "s", "--wait"]);
+        assert_eq!(images(dir), 4, "{more:?}: four went into three");
+        daemon.stop();
+        same_between(bytes(dir, "disk.qcow2"), base);
+        whole(dir, "disk.qcow2");
+        Daemon::serve(dir, &SERVE).stop();
+    }
+}
+
 /// Whoever opens the image by its names would not find what went into a file that has none any more.
 #[test]
 fn c31_a_base_that_lost_its_name_is_not_merged_into() {

@@ -65,7 +65,8 @@ impl Host {
     /// # Errors
     /// What the host says; nothing has changed then.
     pub(crate) fn put_on_top(&self, overlay: &mut Overlay<'_>) -> std::io::Result<Beneath> {
-        let beneath = overlay.disk.put_on_top(overlay.layer.clone(), &self.bases)?;
+        let beneath =
+            overlay.disk.put_on_top(overlay.layer.clone(), &overlay.snapshot, &self.bases)?;
         overlay.on_top = true;
         Ok(beneath)
     }
