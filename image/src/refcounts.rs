@@ -75,10 +75,9 @@ impl Refcounts {
         let l1 = (8 * u64::from(shape.l1_entries)).div_ceil(shape.cluster());
         let first = shape.refcount_table_offset >> bits;
         let metadata = Metadata::default();
-        // Two L1 entries may have one table, if neither says that it is its own.
-        metadata.add(tables.map(|offset| offset >> bits));
         let twice = metadata.add(
             std::iter::once(0)
+                .chain(tables.map(|offset| offset >> bits))
                 .chain((first..).take(shape.refcount_table_clusters as usize))
                 .chain((shape.l1_offset >> bits..).take(usize::try_from(l1).unwrap_or(0)))
                 .chain(table.iter().filter(|&&offset| offset != 0).map(|offset| offset >> bits)),
@@ -172,6 +171,10 @@ impl Refcounts {
     pub(crate) fn release(&mut self, clusters: &[u64]) -> io::Result<()> {
         let order = self.shape.refcount_order;
         for &cluster in clusters {
+            // It was data when it was freed, and has been taken for a table since: two entries led to it.
+            if self.metadata.contains(cluster) {
+                continue;
+            }
             let (index, within) = self.split(cluster);
             let Some(block) = self.block(index)? else { return Err(corrupt()) };
             let Some(less) = count(block, order, within).checked_sub(1) else {
@@ -180,7 +183,6 @@ impl Refcounts {
             set_count(block, order, within, less);
             self.write_block(index, within, within + 1)?;
             if less == 0 {
-                self.metadata.remove(cluster);
                 self.cursor = self.cursor.min(cluster);
                 let size = self.shape.cluster();
                 // Only space: what is free may hold anything.
@@ -373,6 +375,7 @@ impl Refcounts {
         self.shape.refcount_table_offset = self.table_offset;
         self.shape.refcount_table_clusters = entries;
         self.metadata.add(first..first + clusters + blocks);
+        self.metadata.remove(&old);
         self.release(&old)
     }
 }

@@ -250,8 +250,8 @@ impl Writer {
     /// Has whoever looks for these clusters find them where they are now.
     fn publish(&mut self, map: &mut Map, l1: &[(usize, u64)], pending: Vec<(u64, Pending)>) {
         let (size, data) = (map.cluster(), map.layers.data);
-        self.freed
-            .extend(l1.iter().map(|(_, before)| (before & OFFSET) / size).filter(|&at| at > 0));
+        let tables = l1.iter().map(|(_, before)| (before & OFFSET) / size);
+        self.free_tables(tables.filter(|&at| at > 0).collect());
         for (cluster, Pending { host, old }) in pending {
             let word = host.map_or(Word::ZERO, |host| Word::data(data, host, true));
             map.publish(cluster, word);
@@ -270,6 +270,12 @@ impl Writer {
         } else {
             self.freed.extend(clusters);
         }
+    }
+
+    /// Nothing leads to these clusters of metadata any more.
+    fn free_tables(&mut self, mut clusters: Vec<u64>) {
+        self.refcounts.metadata.remove(&clusters);
+        self.freed.append(&mut clusters);
     }
 
     /// True if data would be written over metadata there.

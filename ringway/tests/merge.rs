@@ -280,3 +280,31 @@ fn c34_what_is_in_use_is_not_merged() {
     assert_eq!(images(dir), 1);
     assert!(bytes(dir, "disk.qcow2") == content);
 }
+
+/// A base whose table leads one of its clusters to its own L1 table: what is merged does not go there.
+#[test]
+fn b32_a_merge_does_not_write_to_the_tables_of_its_base() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let run = |args: &[&str]| {
+        let output = says(dir, args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    };
+    run(&["create", "base.qcow2", "--size", "8M"]);
+    run(&["io", "--format", "qcow2", "base.qcow2", "-c", "write -P 1 0 64K"]);
+    run(&["create", "top.qcow2", "--backing", "base.qcow2"]);
+    run(&["io", "--format", "qcow2", "top.qcow2", "-c", "write -P 2 64K 64K"]);
+    let base = File::options().read(true).write(true).open(dir.join("base.qcow2")).unwrap();
+    let word = |at| {
+        let mut bytes = [0; 8];
+        base.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    let l1 = word(40);
+    let l2 = word(l1) & 0x00ff_ffff_ffff_fe00;
+    base.write_all_at(&(1 << 63 | l1).to_be_bytes(), l2 + 8).unwrap();
+    let before = word(l1);
+    refused(dir, &["commit", "top.qcow2"], &["base.qcow2: cannot go on"]);
+    assert_eq!(word(l1), before);
+}

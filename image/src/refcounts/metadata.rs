@@ -38,7 +38,11 @@ impl Metadata {
         twice
     }
 
-    pub(crate) fn remove(&self, cluster: u64) {
-        self.lock().remove(&cluster);
+    /// These hold none any more: no table names them.
+    pub(crate) fn remove(&self, clusters: &[u64]) {
+        let mut known = self.lock();
+        for cluster in clusters {
+            known.remove(cluster);
+        }
     }
 }

@@ -107,7 +107,7 @@ impl Writer {
         map.layers.top().set_l1_table(offset, number(needed)?);
         self.write_size(map, shape.size)?;
         let before = shape.l1_offset >> shape.cluster_bits;
-        self.freed.extend(before..before + have);
+        self.free_tables((before..before + have).collect());
         Ok(())
     }
 

@@ -46,6 +46,9 @@ impl Writer {
                     if host + map.bytes_of(cluster) > map.layers.data_end() {
                         return Err(corrupt());
                     }
+                    if self.is_metadata(map, host) {
+                        return Err(corrupt());
+                    }
                     return map.layers.data().write_at(part, host + within);
                 }
                 old => (old, false),

@@ -87,7 +87,7 @@ impl Writer {
             tables.forget(index);
             // What it says if this fails nobody knows, so that nothing is given back.
             tables.write_l1(index)?;
-            self.freed.push(table);
+            self.free_tables(vec![table]);
             entries.into_iter().for_each(|entry| self.free(entry.clusters(shape.cluster())));
             if self.freed.len() >= PORTION {
                 self.give_back_portion(map)?;
