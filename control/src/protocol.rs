@@ -9,6 +9,7 @@ mod events;
 mod held;
 mod jobs;
 mod limits;
+mod lossy;
 mod qcow2;
 mod reload;
 mod removed;
@@ -118,6 +119,7 @@ pub struct DiskFacts {
     /// Never given to another disk of this daemon.
     pub id: u64,
     pub image: String,
+    #[serde(default, serialize_with = "lossy::maybe")]
     pub socket: Option<PathBuf>,
     /// Its folder in xenstore, if a Xen host's toolstack has attached it.
     #[serde(default)]

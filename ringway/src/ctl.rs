@@ -303,7 +303,7 @@ fn request(command: Command) -> anyhow::Result<(&'static str, Map<String, Value>
 }
 
 /// The daemon runs in another folder.
-fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
+fn from_root(mut disk: DiskArgs) -> anyhow::Result<Value> {
     let image = disk.take_image().ok_or_else(|| anyhow!("no disk to add: name an IMAGE"))?;
     if let Some(NbdAddress::Unix(path)) = &mut disk.nbd {
         *path = std::path::absolute(&*path)?;
@@ -322,7 +322,7 @@ fn from_root(mut disk: DiskArgs) -> anyhow::Result<DiskArgs> {
         let number = group_number(group).with_context(|| format!("--socket-group {group}"))?;
         *group = number.to_string();
     }
-    Ok(disk)
+    serde_json::to_value(disk).map_err(|_| anyhow!(images::NO_TEXT))
 }
 
 /// Asks. The daemon may run in another folder: what is a path here is sent as a whole one, so that no

@@ -549,3 +549,35 @@ fn what_is_no_control_socket_is_told_apart() {
     assert!(warning.contains("--size 1 GiB") && warning.contains("has 1 MiB"), "{warning}");
     daemon.stop();
 }
+
+/// Answers and requests are text, and names need not be.
+#[test]
+fn names_that_are_no_text_spoil_no_answer_and_no_command() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let dir = folder();
+    let dir = dir.path();
+    let odd = |name: &'static [u8]| OsStr::from_bytes(name);
+    std::fs::write(dir.join(odd(b"\xffdisk")), vec![0; 1 << 20]).unwrap();
+    let mut command = ringway();
+    command.args(["serve", "--control", "ctl", "--socket"]).args([odd(b"\xffs"), odd(b"\xffdisk")]);
+    command.current_dir(dir);
+    let daemon = Daemon::start(command);
+    let disks = answer(dir, &["list"]);
+    assert_eq!(disks["disks"].as_array().unwrap().len(), 1, "{disks}");
+    assert!(disks["disks"][0]["socket"].as_str().unwrap().ends_with("\u{fffd}s"), "{disks}");
+    for args in [
+        &[odd(b"add"), odd(b"\xffdisk"), odd(b"--socket"), odd(b"t")][..],
+        &[odd(b"add"), odd(b"disk"), odd(b"--socket"), odd(b"\xff")],
+        &[odd(b"snapshot"), odd(b"0"), odd(b"\xff")],
+        &[odd(b"commit"), odd(b"0"), odd(b"--snapshot"), odd(b"\xff")],
+    ] {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl"]).args(args).current_dir(dir);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("is not UTF-8"), "{args:?}: {said}");
+    }
+    daemon.stop();
+}

@@ -1,5 +1,6 @@
 //! What `events` tells: one line for each thing that happens.
 
+use super::lossy;
 use super::{HeldFacts, Reloaded};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -60,6 +61,7 @@ pub enum Happened {
     },
     /// What was written so far is a read-only image now.
     SnapshotTaken {
+        #[serde(serialize_with = "lossy::path")]
         snapshot: PathBuf,
         /// For how long no requests were taken.
         blackout_us: u64,

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, reason = "docs/control.md says what each field means, for all programs")]
 
+use super::lossy;
 use ringway_disk::Disk;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Qcow2Facts {
     /// What it is a clone of, if that was said.
-    #[serde(default)]
+    #[serde(default, serialize_with = "lossy::maybe")]
     pub base: Option<PathBuf>,
     /// The clone goes with the disk.
     #[serde(default)]
@@ -44,6 +45,7 @@ pub struct Snapshotted {
     pub id: u64,
     pub image: String,
     /// The image that is read-only from now on, with its whole path.
+    #[serde(serialize_with = "lossy::path")]
     pub snapshot: PathBuf,
     /// For how long no requests were taken.
     pub blackout_us: u64,

@@ -1,16 +1,20 @@
 //! Images: changes of those that are served, and who has one that is to be.
 
 use crate::copy::bar;
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use ringway_control::protocol::{JobFacts, JobOf, JobState, List, Snapshotted};
 use ringway_control::size::Size;
 use ringway_disk::open::foreign_holder;
 use ringway_terminal::short::time;
 use serde_json::{Value, json};
-use std::io;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// Of names that a request cannot hold.
+pub(super) const NO_TEXT: &str =
+    "a name here is not UTF-8, and requests to a daemon are text: rename it, or make a link to it";
 
 /// How often a daemon is asked how far it is.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
@@ -28,18 +32,19 @@ pub(super) struct SnapshotOf {
 impl SnapshotOf {
     /// The fields of the request. The daemon runs in another folder; a name alone is one beside the
     /// image.
-    pub(super) fn request(self) -> io::Result<Value> {
+    pub(super) fn request(self) -> anyhow::Result<Value> {
         let Self { disk, new } = self;
         Ok(json!({ "disk": disk, "snapshot": place(new)? }))
     }
 }
 
 /// Where a snapshot is to be.
-fn place(new: PathBuf) -> io::Result<PathBuf> {
+fn place(new: PathBuf) -> anyhow::Result<String> {
     let bare = new.parent().is_some_and(|parent| parent.as_os_str().is_empty());
     // What has no last part is for the daemon to refuse.
     let named = new.file_name().is_some();
-    if bare || !named { Ok(new) } else { std::path::absolute(new) }
+    let place = if bare || !named { new } else { std::path::absolute(new)? };
+    place.into_os_string().into_string().map_err(|_| anyhow!(NO_TEXT))
 }
 
 /// The options of `ringway ctl flatten`.
@@ -88,7 +93,7 @@ pub(super) struct CommitOf {
 
 impl CommitOf {
     /// The fields of the request.
-    pub(super) fn request(self) -> io::Result<Value> {
+    pub(super) fn request(self) -> anyhow::Result<Value> {
         let Self { disk, snapshot, bps, cancel, wait: _ } = self;
         let snapshot = snapshot.map(place).transpose()?;
         Ok(json!({ "disk": disk, "snapshot": snapshot, "bps": bps, "cancel": cancel }))
