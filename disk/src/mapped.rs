@@ -45,6 +45,14 @@ impl Disk {
         layers.into_iter().any(Layer::waits_for_journal)
     }
 
+    /// The same of its image alone, and not of those that it is based on.
+    #[must_use]
+    pub fn top_waits_for_journal(&self) -> bool {
+        let active = self.active();
+        let layers = active.unmapped.as_ref().map(|unmapped| &unmapped.layers);
+        layers.and_then(|layers| layers.first()).is_some_and(Layer::waits_for_journal)
+    }
+
     /// Whether the lock of its file can go to another process, which goes on with its guest.
     #[must_use]
     pub fn can_be_handed_over(&self) -> bool {

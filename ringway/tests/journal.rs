@@ -85,6 +85,42 @@ fn check(dir: &Path) {
     qemu(dir, "qemu-img", &["check", "top.qcow2"], &[0, 3]);
 }
 
+/// What would spoil such an image, or show it without what is missing.
+const TOOLS: &[&[&str]] = &[
+    &["resize", "top.qcow2", "16M"],
+    &["flatten", "top.qcow2"],
+    &["commit", "top.qcow2"],
+    &["io", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
+    &["io", "--read-only", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
+    &["bench", "--format", "qcow2", "top.qcow2", "--io-size", "1M"],
+    &["create", "clone.qcow2", "--backing", "top.qcow2"],
+    &["serve", "top.qcow2", "--overlay", ".", "--socket", "clone.sock"],
+    &[
+        "bench",
+        "--format",
+        "qcow2",
+        "top.qcow2",
+        "--rw",
+        "write",
+        "--allow-write",
+        "--io-size",
+        "1M",
+    ],
+    &["copy", "--from-format", "qcow2", "top.qcow2", "copy.img"],
+    &["check", "--repair", "leaks", "top.qcow2"],
+    &[
+        "serve",
+        "--read-only",
+        "--format",
+        "qcow2",
+        "top.qcow2",
+        "--socket",
+        "ro",
+        "--state-dir",
+        "state",
+    ],
+];
+
 /// No tool takes such an image for whole: it could not be made so any more once it was changed, and a copy would lack
 /// what was answered. What only looks at it says so.
 #[test]
@@ -116,29 +152,7 @@ fn c38_tools_leave_an_image_alone_that_waits_for_its_daemon() {
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(image);
-    for tool in [
-        &["resize", "top.qcow2", "16M"][..],
-        &["flatten", "top.qcow2"],
-        &["commit", "top.qcow2"],
-        &["io", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
-        &["io", "--read-only", "--format", "qcow2", "top.qcow2", "-c", "read 0 512"],
-        &["bench", "--format", "qcow2", "top.qcow2", "--io-size", "1M"],
-        &["create", "clone.qcow2", "--backing", "top.qcow2"],
-        &["serve", "top.qcow2", "--overlay", ".", "--socket", "clone.sock"],
-        &[
-            "bench",
-            "--format",
-            "qcow2",
-            "top.qcow2",
-            "--rw",
-            "write",
-            "--allow-write",
-            "--io-size",
-            "1M",
-        ],
-        &["copy", "--from-format", "qcow2", "top.qcow2", "copy.img"],
-        &["check", "--repair", "leaks", "top.qcow2"],
-    ] {
+    for tool in TOOLS {
         let (status, said) = run_tool(tool);
         assert!(status == 1 && said.contains("--state-dir"), "{tool:?}: {status} {said}");
     }

@@ -1,9 +1,9 @@
 //! Names, looked up by this very process.
 
 use crate::image::{check_iopoll, open_disk};
-use anyhow::Context;
+use anyhow::{Context, bail};
 use ringway_control::config::{DiskSpec, Format as Said};
-use ringway_disk::{Base, Disk, EngineKind, OpenOptions, Qcow2, Source};
+use ringway_disk::{Base, Disk, EngineKind, OpenError, OpenOptions, Qcow2, Source};
 use ringway_export::engines_to_choose;
 use ringway_image::Format;
 use ringway_vhost_user::{Access, bind};
@@ -84,6 +84,10 @@ pub(super) struct Opened {
 /// Opens a disk.
 pub(super) fn open(options: &OpenOptions, ephemeral: bool, iopoll: bool) -> anyhow::Result<Opened> {
     let disk = open_disk(options)?;
+    if options.read_only && !options.incoming && disk.top_waits_for_journal() {
+        // Only a daemon that writes can put into it what is missing.
+        bail!(OpenError::Waits(disk.name().into()));
+    }
     let new = match &options.source {
         Source::Path(path) if disk.created() => Some(OwnFile::new(path)?),
         _ => None,
