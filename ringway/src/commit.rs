@@ -73,13 +73,13 @@ pub(crate) fn run(args: &CommitArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
     let again = "the two together hold what they did, and the same command begins again";
     let copied = copied.with_context(|| format!("{base}: cannot go on; {again}"))?;
     settled.with_context(|| format!("{base}: cannot be made durable; {again}"))?;
-    // By its name it will be opened next.
-    reopen_for_writing(&first.file, Some(&first.name), None).with_context(|| base.clone())?;
     let Some(copied) = copied else {
         return Ok(
             copying.stopped(&format!("interrupted; {base} is a mixture without {name}: {again}"))
         );
     };
+    // By its name it will be opened next.
+    reopen_for_writing(&first.file, Some(&first.name), None).with_context(|| base.clone())?;
     let merged = images.merged(size, copied);
     let line = format!(
         "{name}: what it holds is in {base} by now, {} were copied. It is not needed any more\n",

@@ -211,7 +211,7 @@ fn e06_an_export_is_served_once_whatever_was_asked_of_its_disk() {
     let twice = ["add", &export, "--socket", "t"];
     for again in [false, true] {
         let refused = ctl(dir, &twice).unwrap_err();
-        assert!(refused.contains("as well"), "{again}: {refused}");
+        assert!(refused.contains("is served already"), "{again}: {refused}");
         assert!(ctl(dir, &["snapshot", "0", "new"]).is_err());
     }
     daemon.stop();
