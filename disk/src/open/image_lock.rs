@@ -31,7 +31,7 @@ pub enum LockError {
     #[error("another process has its lock")]
     Locked,
     /// A program of QEMU, or one that locks as they do, has marked this byte.
-    #[error("a program of QEMU uses it, by its lock on byte {0}")]
+    #[error("a program of QEMU, or another ringway, uses it, by its lock on byte {0}")]
     Marked(i64),
     /// What the host says.
     #[error(transparent)]
