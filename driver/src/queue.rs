@@ -162,7 +162,7 @@ impl<C> BlkQueue<C> {
         buffers: Vec<Buffer>,
         ctx: C,
     ) -> Result<(), Rejected<C>> {
-        self.vectored(VIRTIO_BLK_T_IN, offset, buffers, ctx)
+        self.start_checked(VIRTIO_BLK_T_IN, offset, Data::Many(buffers), ctx)
     }
 
     /// Queues a write from several buffers, in order.
@@ -175,7 +175,7 @@ impl<C> BlkQueue<C> {
         buffers: Vec<Buffer>,
         ctx: C,
     ) -> Result<(), Rejected<C>> {
-        self.vectored(VIRTIO_BLK_T_OUT, offset, buffers, ctx)
+        self.start_checked(VIRTIO_BLK_T_OUT, offset, Data::Many(buffers), ctx)
     }
 
     /// Queues a flush: every write completed before becomes durable.

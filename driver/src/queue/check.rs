@@ -9,9 +9,9 @@ use crate::memory::{Buffer, pieces_of};
 use crate::rejected::{Rejected, reject};
 
 impl<C> BlkQueue<C> {
-    /// Takes a read or write that does not take the fast path: there is something wrong with it, the
-    /// scheduler has to know of it, or its buffer is longer than a piece may be.
-    #[cold]
+    /// Takes a read or write that does not take the fast path: it has several buffers, or one that is longer
+    /// than a piece may be, there is something wrong with it, or the scheduler has to know of it.
+    #[inline(never)]
     pub(super) fn start_checked(
         &mut self,
         kind: u32,
@@ -21,7 +21,6 @@ impl<C> BlkQueue<C> {
     ) -> Result<(), Rejected<C>> {
         match self.judge(offset, data.as_slice()) {
             Some(why) => reject(why, ctx, data),
-            // Only too long for one piece.
             None if self.fast_max > 0 => self.add_pieces(kind, offset, data, ctx),
             None => {
                 let wire = WireRequest { kind, offset, len: data.bytes(), flags: None };

@@ -3,24 +3,10 @@
 use super::BlkQueue;
 use crate::completion::Data;
 use crate::error::Refusal;
-use crate::memory::Buffer;
 use crate::rejected::{Rejected, reject};
 use ringway_ring::virtio_blk::VIRTIO_BLK_T_OUT;
 
 impl<C> BlkQueue<C> {
-    pub(super) fn vectored(
-        &mut self,
-        kind: u32,
-        offset: u64,
-        buffers: Vec<Buffer>,
-        ctx: C,
-    ) -> Result<(), Rejected<C>> {
-        if self.fast_max == 0 || self.judge(offset, &buffers).is_some() {
-            return self.start_checked(kind, offset, Data::Many(buffers), ctx);
-        }
-        self.add_pieces(kind, offset, Data::Many(buffers), ctx)
-    }
-
     /// Adds a read or write of any number of buffers. It was judged.
     pub(super) fn add_pieces(
         &mut self,
