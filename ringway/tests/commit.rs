@@ -202,14 +202,7 @@ fn a_merge_can_be_limited_and_cancelled() {
         refused(dir, &["commit", "s", "--cancel"], &["nothing is under way"]);
         done(dir, &["resize", "s", "20M"]);
         let known = Known::new();
-        std::thread::scope(|scope| {
-            let load = scope.spawn(|| known.write(dir, 7));
-            wait_for("each place is written", || {
-                Known::now(&known.acknowledged).iter().all(|number| *number > 0)
-            });
-            known.stop.store(true, SeqCst);
-            load.join().unwrap();
-        });
+        known.write_each_place(dir, 7);
         let end = Known::now(&known.acknowledged);
         let begun = done(dir, &["commit", "s", "--snapshot", "new", "--bps", "2M"]);
         assert_eq!(
@@ -366,14 +359,7 @@ fn c31_a_base_that_lost_its_name_is_not_merged_into() {
         assert!(!at("new").exists(), "no snapshot is taken in vain");
         put_back();
         let known = Known::new();
-        std::thread::scope(|scope| {
-            let load = scope.spawn(|| known.write(dir, 7));
-            wait_for("each place is written", || {
-                Known::now(&known.acknowledged).iter().all(|number| *number > 0)
-            });
-            known.stop.store(true, SeqCst);
-            load.join().unwrap();
-        });
+        known.write_each_place(dir, 7);
         let end = Known::now(&known.acknowledged);
         done(dir, &["commit", "s", "--snapshot", "new", "--bps", "4M"]);
         wait_for("it has begun", || job(dir)["copied_bytes"].as_u64() > Some(0));

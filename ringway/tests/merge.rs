@@ -12,7 +12,6 @@ use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 const SERVE: [&str; 7] = ["disk.qcow2", "--format", "qcow2", "--socket", "s", "--control", "ctl"];
@@ -22,14 +21,7 @@ fn disk(dir: &Path, seed: u64, raw: bool) -> Vec<u8> {
     let below = disk_on_base(dir, seed, raw);
     let daemon = Daemon::serve(dir, &SERVE);
     let known = Known::new();
-    std::thread::scope(|scope| {
-        let load = scope.spawn(|| known.write(dir, 7));
-        wait_for("each place is written", || {
-            Known::now(&known.acknowledged).iter().all(|number| *number > 0)
-        });
-        known.stop.store(true, SeqCst);
-        load.join().unwrap();
-    });
+    known.write_each_place(dir, 7);
     daemon.stop();
     let held = bytes(dir, "disk.qcow2");
     same_between(held.clone(), below);

@@ -47,6 +47,18 @@ impl Known {
         all.iter().map(|number| number.load(SeqCst)).collect()
     }
 
+    /// Writes until each place was written, and stops.
+    pub(crate) fn write_each_place(&self, dir: &Path, seed: u64) {
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| self.write(dir, seed));
+            wait_for("each place is written", || {
+                Self::now(&self.acknowledged).iter().all(|number| *number > 0)
+            });
+            self.stop.store(true, SeqCst);
+            load.join().unwrap();
+        });
+    }
+
     /// Writes all the time until it is told to stop, or the daemon is gone. How many writes.
     pub(crate) fn write(&self, dir: &Path, seed: u64) -> u64 {
         let mut rng = Rng::for_test(&format!("snapshot-load-{seed}"));
