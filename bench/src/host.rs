@@ -114,6 +114,11 @@ fn device(line: &str, cpus: usize) -> Option<(&str, Vec<u64>)> {
 }
 
 impl Host {
+    /// CPU time that was not to be had, in percent of all CPUs, as far as it is known.
+    pub(crate) fn disturbance(&self) -> f64 {
+        self.stolen_percent + self.others_percent.unwrap_or(0.0)
+    }
+
     /// One line: the machine, and what else went on.
     #[must_use]
     pub fn words(&self) -> String {

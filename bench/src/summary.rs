@@ -38,6 +38,10 @@ pub(crate) fn text(load: &Load, all: &[Measured]) -> String {
         text.push_str(&single(outcome));
     } else {
         text.push_str(&versus::text(all));
+        let rounds = all.iter().flat_map(|measured| &measured.rounds).map(|round| &round.host);
+        if let Some(worst) = rounds.max_by(|a, b| a.disturbance().total_cmp(&b.disturbance())) {
+            let _ = writeln!(text, "the most disturbed round: {}", worst.words());
+        }
     }
     text
 }

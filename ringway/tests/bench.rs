@@ -405,7 +405,8 @@ fn two_targets_are_measured_in_turn_and_drawn() {
     let output = bench(dir.path(), &[&args[..], &["--ramp", "20ms", "--html", "p.html"]].concat());
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{said}{}", text(&output.stderr));
-    for part in ["ratio", "null:1G ÷ sim:ram:64M", "3 rounds", "IOPS", "p99.9"] {
+    let disturbed = "the most disturbed round: host: ";
+    for part in ["ratio", "null:1G ÷ sim:ram:64M", "3 rounds", "IOPS", "p99.9", disturbed] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let page = std::fs::read_to_string(dir.path().join("p.html")).unwrap();

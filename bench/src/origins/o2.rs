@@ -214,7 +214,7 @@ fn speed(halves: &[Half], what: &str) -> Finding {
     }
 }
 
-/// What the image lies on: `tmpfs`, or what the kernel calls the folder's file system by number.
+/// What the image lies on: tmpfs, or else whatever the folder is on.
 fn place(image: &Path) -> String {
     match rustix::fs::statfs(image) {
         Ok(stat) if stat.f_type == libc::TMPFS_MAGIC => "tmpfs (a file in memory)".into(),
