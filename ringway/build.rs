@@ -52,9 +52,12 @@ fn of_working_copy(root: &Path) -> Option<String> {
         output.status.success().then(|| text.trim_end().to_owned())
     };
     git(&["ls-files", "--error-unmatch", "Cargo.toml"])?;
-    for file in ["HEAD", "logs/HEAD"] {
-        let path = git(&["rev-parse", "--git-path", file])?;
-        println!("cargo:rerun-if-changed={}", root.join(path).display());
+    // What names a commit. A file that is not there would have the program built anew each time.
+    for file in ["HEAD", "refs/heads", "packed-refs"] {
+        let path = root.join(git(&["rev-parse", "--git-path", file])?);
+        if path.exists() {
+            println!("cargo:rerun-if-changed={}", path.display());
+        }
     }
     number(&git(&["rev-parse", "HEAD"])?)
 }

@@ -2,16 +2,17 @@
 //! a blind kill seldom does.
 //!
 //! [`kill_point!`](crate::kill_point) marks a place. It is nothing at all, not even a branch, unless
-//! this crate is built with the feature `kill-points`, which is no default of any crate and in no
-//! release. A process built with it reads `RINGWAY_KILL_POINT=name:count` when it calls `arm`, and
-//! dies by SIGKILL when it comes to the place for the count-th time.
+//! this crate is built with debug assertions, as tests are, or with the feature `kill-points`, as
+//! campaigns build a release. Neither is in a release. A process built so reads
+//! `RINGWAY_KILL_POINT=name:count` when it calls `arm`, and dies by SIGKILL when it comes to the place
+//! for the count-th time.
 //!
 //! ```
 //! ringway_core::kill_point!(Submitting);
 //! ```
 //!
 //! [`panic_point!`](crate::panic_point) marks a place at which the code of a thread can be told to
-//! panic, by `RINGWAY_PANIC_POINT=name:count`; under the same feature, and nothing without it.
+//! panic, by `RINGWAY_PANIC_POINT=name:count`; in the same builds, and nothing in others.
 
 /// The variable that names a point and a count.
 pub const VARIABLE: &str = "RINGWAY_KILL_POINT";
@@ -138,13 +139,13 @@ points! {
 pub const FAULTS: &str = "RINGWAY_FAULTS";
 
 /// The result of an operation on a file, or the error that a test wants instead: `injected!(result,
-/// write, sync, offset, len)`. Nothing but `result` without the feature `kill-points`.
+/// write, sync, offset, len)`. Nothing but `result` in a release.
 ///
 /// `RINGWAY_FAULTS=eio=509:7,enospc=701:11,sync=3` lets writes fail that touch a sector whose number
 /// leaves 7 when divided by 509 (EIO), or 11 by 701 (ENOSPC), and once the third sync (EIO).
 /// `full=64:4` lets the first four of each 64 writes fail (ENOSPC), as on a disk that is full now and
 /// then. The operations were carried out.
-#[cfg(not(feature = "kill-points"))]
+#[cfg(not(any(feature = "kill-points", debug_assertions)))]
 #[macro_export]
 macro_rules! injected {
     ($result:expr, $what:expr) => {
@@ -152,8 +153,8 @@ macro_rules! injected {
     };
 }
 
-/// As described for builds without the feature `kill-points`.
-#[cfg(feature = "kill-points")]
+/// As described for a release.
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[macro_export]
 macro_rules! injected {
     ($result:expr, $what:expr) => {{
@@ -163,14 +164,14 @@ macro_rules! injected {
 }
 
 /// Marks a place at which a process may be told to die; see [`kill_points`](crate::kill_points).
-#[cfg(not(feature = "kill-points"))]
+#[cfg(not(any(feature = "kill-points", debug_assertions)))]
 #[macro_export]
 macro_rules! kill_point {
     ($point:ident) => {};
 }
 
 /// Marks a place at which a process may be told to die; see [`kill_points`](crate::kill_points).
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[macro_export]
 macro_rules! kill_point {
     ($point:ident) => {
@@ -179,14 +180,14 @@ macro_rules! kill_point {
 }
 
 /// Marks a place at which a thread may be told to panic; see [`kill_points`](crate::kill_points).
-#[cfg(not(feature = "kill-points"))]
+#[cfg(not(any(feature = "kill-points", debug_assertions)))]
 #[macro_export]
 macro_rules! panic_point {
     ($name:literal) => {};
 }
 
 /// Marks a place at which a thread may be told to panic; see [`kill_points`](crate::kill_points).
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[macro_export]
 macro_rules! panic_point {
     ($name:literal) => {
@@ -194,10 +195,10 @@ macro_rules! panic_point {
     };
 }
 
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 pub use armed::{arm, injected, panics_at, reached};
 
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 mod armed {
     use super::{FAULTS, Point, VARIABLE};
     use std::sync::OnceLock;

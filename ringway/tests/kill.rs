@@ -26,7 +26,11 @@ fn plan(packed: bool, engine: &str) -> Plan {
         path: SchedulerMode::Bio,
         kills: deaths(),
         end: End::Killed,
-        points: if cfg!(feature = "kill-points") { Points::Half } else { Points::Never },
+        points: if cfg!(any(feature = "kill-points", debug_assertions)) {
+            Points::Half
+        } else {
+            Points::Never
+        },
         depth: 32,
         seed: Rng::for_test("kill").next_u64() >> 16,
         dir: None,
@@ -147,7 +151,7 @@ fn a_campaign_notices_mistakes() {
 /// cache is told of nothing that is not durable, whichever daemon it is told by.
 ///
 /// One after the other: the mistake that is made on purpose is made to all regions of this process.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c16_kills_together_with_other_faults() {
     let mut happened = [0; 5];
@@ -184,7 +188,7 @@ fn c16_kills_together_with_other_faults() {
 
 /// Kills while requests are held for want of space, tried again and released: no request fails, none is
 /// lost or done twice, and those that a daemon held its successor carries out.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c18_kills_while_requests_are_held() {
     use ringway_core::kill_points::Point;
@@ -210,7 +214,7 @@ fn c18_kills_while_requests_are_held() {
 }
 
 /// Whether the folder for temporary files takes O_DIRECT.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 fn takes_direct() -> bool {
     use std::os::unix::fs::OpenOptionsExt;
     let dir = folder();

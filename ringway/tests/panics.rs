@@ -1,5 +1,6 @@
-//! A thread of the real program panics (hazard E5): what that costs, and what not. Built with the
-//! feature `kill-points`, without which no thread can be told to.
+//! A thread of the real program panics (hazard E5): what that costs, and what not. In a release
+//! no thread can be told to.
+#![cfg(any(feature = "kill-points", debug_assertions))]
 
 mod common;
 

@@ -147,7 +147,7 @@ fn e26_an_image_is_not_paused_because_a_deleted_one_was() {
 
 /// The daemon dies when it has noted a pause and its queues still run: whoever asked for it got no
 /// answer, and finds the disk paused, or would take a snapshot of one that runs.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c15_a_pause_that_was_noted_outlives_its_daemon() {
     let dir = folder();
@@ -237,7 +237,7 @@ fn await_change(device: &mut Device) {
 
 /// The daemon dies when the file has its new size, and nobody was told: so the next one tells, and what
 /// was asked for has happened.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c15_a_resize_that_a_kill_interrupts_is_told_by_the_next_daemon() {
     for (point, size) in
@@ -345,7 +345,7 @@ fn a_folder_that_cannot_be_is_told() {
 /// A sync fails, and the daemon dies at any place from there on: the guest that goes on never has a
 /// flush that succeeds, one that begins afresh has. The error is made in the first daemon; the file's
 /// own syncs succeed throughout, as those of Linux do after they have told an error once.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c04_a_failed_flush_outlives_the_daemon() {
     use ringway_core::kill_points::{FAULTS, VARIABLE};
@@ -450,7 +450,7 @@ fn c15_what_is_kept_outlives_the_process_of_an_isolated_disk() {
 
 /// As [`c04_a_failed_flush_outlives_the_daemon`], for the process of an isolated disk: each one fails its
 /// second sync, so the first of the next one would succeed if nothing were known.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
     let dir = folder();
@@ -480,7 +480,7 @@ fn c04_a_failed_flush_outlives_the_process_of_an_isolated_disk() {
 /// The host has really lost what was written (a device over a file system that is full), has told the
 /// daemon so, and would not tell anybody again. The daemon dies before it has noted that, or after: the
 /// flush is carried out once more by the next one, and fails.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 #[test]
 fn c04_what_the_host_lost_is_known_if_the_daemon_dies_before_it_notes_it() {
     for point in ["flush-failing:1", "flush-failed:1"] {

@@ -184,7 +184,7 @@ pub(crate) fn start(
     logging::serve_guests();
     logging::tell_panics();
     raise_open_files();
-    #[cfg(feature = "kill-points")]
+    #[cfg(any(feature = "kill-points", debug_assertions))]
     if ringway_core::kill_points::arm() {
         tracing::warn!("this daemon will kill itself, as a test wants it to");
     }

@@ -53,13 +53,13 @@ pub(crate) fn begin(disks: &Arc<Disks>, inside: bool) -> io::Result<()> {
 }
 
 /// `limit`, or the part of it that a test wants: `RINGWAY_END=25` ends three times as early as 75 seconds.
-#[cfg(feature = "kill-points")]
+#[cfg(any(feature = "kill-points", debug_assertions))]
 fn shortened(limit: Duration) -> Duration {
     let seconds = std::env::var("RINGWAY_END").ok().and_then(|word| word.parse::<u32>().ok());
     seconds.map_or(limit, |seconds| limit * seconds / 75)
 }
 
-#[cfg(not(feature = "kill-points"))]
+#[cfg(not(any(feature = "kill-points", debug_assertions)))]
 fn shortened(limit: Duration) -> Duration {
     limit
 }

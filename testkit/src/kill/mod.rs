@@ -219,7 +219,9 @@ fn run_in(plan: &Plan, dir: &Path) -> Result<Outcome> {
 fn no_record(plan: &Plan, dir: &Path, options: &Options) -> Result<()> {
     let mut daemon = Daemon::start(plan, dir, 0, Some((Point::RecordMade, 1)), None)?;
     if options.clone().connect(dir.join("s")).is_ok() {
-        bail!("this daemon knows no points: build it with --features kill-points, or strike never");
+        bail!(
+            "this daemon knows no points: build it with debug assertions or --features kill-points, or strike never"
+        );
     }
     let status = daemon.0.wait()?;
     if status.code().is_some() {
