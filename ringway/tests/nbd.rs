@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Daemon, folder, ringway, run, snapshot, text};
-use ringway_testkit::nbd::{Client, EXTENDED, STRUCTURED, command as c, extents_of, flag};
+use ringway_testkit::nbd::{Client, EXTENDED, QEMU, STRUCTURED, command as c, extents_of, flag};
 use ringway_testkit::{Mounted, Need, Rng, skip};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -480,5 +480,30 @@ fn a_host_without_room_is_told_as_such() {
         drop(client);
         daemon.stop();
         std::fs::remove_file(dir.join(image)).unwrap();
+    }
+}
+
+/// The bytes that QEMU's client has sent since 8.2: extended headers, and writes without the flag that says
+/// that their length is that of their data.
+#[test]
+fn d17_a_client_of_todays_qemu_writes_to_each_kind_of_daemon() {
+    for (command, place) in [("nbd", "--listen"), ("serve", "--nbd")] {
+        let dir = folder();
+        let dir = dir.path();
+        std::fs::write(dir.join("disk.img"), vec![0; MIB]).unwrap();
+        let mut daemon = ringway();
+        daemon.args([command, "disk.img", "--format", "raw", place, "unix:n.sock"]);
+        daemon.args(["--export", "disk"]).current_dir(dir);
+        let daemon = Daemon::start(daemon);
+        let mut client = Client::new(UnixStream::connect(dir.join("n.sock")).unwrap(), QEMU);
+        for (at, flags, len) in [(0u64, 0, 4096u32), (65536, flag::FUA, 512), (131072, 0, 262144)] {
+            let data = vec![0x51; len as usize];
+            let reply = client.call(c::WRITE, flags, (at, len), &data);
+            assert_eq!(reply.error, 0, "{command}: a write of {len}");
+            let there = std::fs::read(dir.join("disk.img")).unwrap();
+            assert!(there[at as usize..][..len as usize] == data, "{command}: {len} at {at}");
+        }
+        assert_eq!(client.call(c::READ, 0, (0, 4096), &[]).data, [0x51; 4096]);
+        daemon.stop();
     }
 }

@@ -5,7 +5,8 @@ mod fuzz_case;
 mod rig;
 
 pub use client::{
-    CLOSED, Client, EXTENDED, Mode, Reply, SIMPLE, STRUCTURED, command, extents_of, flag, request,
+    CLOSED, Client, EXTENDED, Mode, QEMU, Reply, SIMPLE, STRUCTURED, command, extents_of, flag,
+    request,
 };
 pub use fuzz_case::{CaseCounters, check};
 pub use rig::NbdRig;

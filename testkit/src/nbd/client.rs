@@ -9,14 +9,18 @@ use std::time::Duration;
 pub struct Mode {
     structured: bool,
     extended: bool,
+    /// Writes say that their length is that of their data, as they must with extended headers.
+    says_payload: bool,
 }
 
 /// As in the beginning.
-pub const SIMPLE: Mode = Mode { structured: false, extended: false };
+pub const SIMPLE: Mode = Mode { structured: false, extended: false, says_payload: false };
 /// With structured replies.
-pub const STRUCTURED: Mode = Mode { structured: true, extended: false };
+pub const STRUCTURED: Mode = Mode { structured: true, extended: false, says_payload: false };
 /// With extended headers.
-pub const EXTENDED: Mode = Mode { structured: true, extended: true };
+pub const EXTENDED: Mode = Mode { structured: true, extended: true, says_payload: true };
+/// The same, as QEMU's client does it since 8.2: no write has `NBD_CMD_FLAG_PAYLOAD_LEN`.
+pub const QEMU: Mode = Mode { says_payload: false, ..EXTENDED };
 
 /// What [`Client::reply`] says of a connection that has ended.
 pub const CLOSED: Option<Reply> = None;
@@ -171,7 +175,8 @@ impl Client {
         if kind == command::READ {
             self.reads.insert(cookie, len);
         }
-        let paid = if self.mode.extended && kind == command::WRITE { flag::PAYLOAD_LEN } else { 0 };
+        let says = self.mode.says_payload && kind == command::WRITE;
+        let paid = if says { flag::PAYLOAD_LEN } else { 0 };
         let head = request(self.mode, kind, flags | paid, cookie, (offset, len.into()));
         self.send(&head);
         self.send(data);

@@ -126,7 +126,8 @@ impl Rules {
         }
         let (cookie, offset) = (number(head, 8, 8), number(head, 16, 8));
         let len = number(head, 24, if extended { 8 } else { 4 });
-        // With extended headers the flag says what the length is of.
+        // With extended headers the flag says what the length is of. Clients must set it for writes, and
+        // QEMU's (since 8.2) does not: a write brings its data all the same.
         let brings = kind == command::WRITE || (extended && flags & flag::PAYLOAD_LEN != 0);
         let payload = if brings { len } else { 0 };
         let payload = u32::try_from(payload).ok().filter(|&len| len <= PAYLOAD_MAX);
@@ -163,10 +164,9 @@ impl Rules {
             _ if flags & !allowed != 0 => return Err(NbdError::Invalid),
             _ => {}
         }
-        let unpaid = kind == command::WRITE && extended && flags & flag::PAYLOAD_LEN == 0;
         let unknown =
             kind > command::BLOCK_STATUS || (kind == command::BLOCK_STATUS && !self.block_status);
-        if unpaid || unknown {
+        if unknown {
             return Err(NbdError::Invalid);
         }
         let writes = matches!(kind, command::WRITE | command::TRIM | command::WRITE_ZEROES);

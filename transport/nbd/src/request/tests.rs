@@ -110,12 +110,27 @@ fn lengths_of_64_bits_are_for_what_brings_no_data() {
     let most = u64::from(PAYLOAD_MAX);
     assert_eq!(asked(command::READ, 0, most).unwrap().action, Ok(Action::Read));
     assert_eq!(asked(command::WRITE, flag::PAYLOAD_LEN, most).unwrap().payload, PAYLOAD_MAX);
-    // Without the flag it is no write that makes sense, and its data comes all the same.
-    let unpaid = asked(command::WRITE, 0, 512).unwrap();
-    assert_eq!((unpaid.payload, unpaid.action), (512, Err(NbdError::Invalid)));
     // Whatever brings data that nobody wants.
     let paid = asked(command::TRIM, flag::PAYLOAD_LEN, 512).unwrap();
     assert_eq!((paid.payload, paid.action), (512, Err(NbdError::Invalid)));
+}
+
+/// QEMU's client since 8.2 agrees upon extended headers and never sets `NBD_CMD_FLAG_PAYLOAD_LEN`.
+#[test]
+fn d17_the_length_of_a_write_is_that_of_its_data_with_and_without_the_flag() {
+    let wide = rules(Replies::Extended);
+    for flags in [0, flag::PAYLOAD_LEN] {
+        for (fua, range, payload) in [(0, (4096, 512), 512), (flag::FUA, (0, 65536), 65536)] {
+            let head = head(Replies::Extended, command::WRITE, flags | fua, range);
+            let asked = wide.parse(&head, CAPACITY).unwrap();
+            assert_eq!(asked.payload, payload);
+            assert_eq!(asked.action, Ok(Action::Write { fua: fua != 0 }));
+        }
+        // What is refused brings its data, too.
+        let head = head(Replies::Extended, command::WRITE, flags, (CAPACITY, 512));
+        let asked = wide.parse(&head, CAPACITY).unwrap();
+        assert_eq!((asked.payload, asked.action), (512, Err(NbdError::NoSpace)));
+    }
 }
 
 #[test]
