@@ -123,7 +123,7 @@ impl Connection {
         if !entry.op.moves_data() {
             entry.len = entry.len.min(ERASED_MAX);
         }
-        // Who has no flush has nothing to be flushed.
+        // Who has no flush has nothing to be flushed: what it takes is durable, by FUA if there is that.
         let errno = match entry.op {
             IoOp::Sync if self.shared.ledger.is_lost() => libc::EIO,
             IoOp::Sync if !offered => 0,
@@ -139,7 +139,7 @@ impl Connection {
     fn enqueue(&mut self, table: &mut Table<'_>, slot: u32) {
         let entry = table.operations.get_mut(slot);
         entry.sent = false;
-        entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
+        entry.make_head(slot, &self.shared.negotiated);
         if entry.op == IoOp::Sync {
             // What it covers.
             entry.end = self.shared.ledger.mark();
@@ -312,7 +312,11 @@ impl Connection {
                     return false;
                 }
             }
-            IoOp::Write | IoOp::PunchHole | IoOp::ZeroRange => self.shared.ledger.write_answered(),
+            IoOp::Write | IoOp::PunchHole | IoOp::ZeroRange => {
+                if facts.offers(offers::SEND_FLUSH) {
+                    self.shared.ledger.write_answered();
+                }
+            }
             IoOp::Sync => self.shared.ledger.flush_answered(entry.end),
         }
         let entry = table.operations.get_mut(slot);
@@ -344,7 +348,7 @@ impl Connection {
         for &slot in &self.sending {
             let entry = table.operations.get_mut(slot);
             (entry.sent, entry.got, entry.error, entry.flushing) = (false, 0, 0, false);
-            entry.make_head(slot, self.shared.negotiated.offers(offers::SEND_FUA));
+            entry.make_head(slot, &self.shared.negotiated);
         }
         if self.failing {
             fail(table, &mut self.sending, -libc::ENOTCONN, |_| true);

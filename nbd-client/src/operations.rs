@@ -1,8 +1,9 @@
 //! Operations on their way: a table of fixed length, whose places have numbers (hot).
 
+use crate::handshake::Negotiated;
 use ringway_aio::{Io, IoOp};
 use ringway_core::Segment;
-use ringway_nbd_words::{REQUEST_MAGIC, command, flag};
+use ringway_nbd_words::{REQUEST_MAGIC, command, flag, offers};
 
 /// One operation.
 #[derive(Clone, Copy, Debug)]
@@ -75,16 +76,19 @@ impl Operation {
     }
 
     /// Writes the head for what is asked now.
-    pub(crate) fn make_head(&mut self, slot: u32, fua: bool) {
+    pub(crate) fn make_head(&mut self, slot: u32, facts: &Negotiated) {
+        let fua = if facts.offers(offers::SEND_FUA) { flag::FUA } else { 0 };
+        // Where there is no flush, nothing else makes it durable later.
+        let each = if facts.offers(offers::SEND_FLUSH) { 0 } else { fua };
         let (kind, flags) = match self.op {
             _ if self.flushing => (command::FLUSH, 0),
             IoOp::Read => (command::READ, 0),
-            IoOp::Write => (command::WRITE, 0),
-            IoOp::WriteDurable => (command::WRITE, if fua { flag::FUA } else { 0 }),
+            IoOp::Write => (command::WRITE, each),
+            IoOp::WriteDurable => (command::WRITE, fua),
             IoOp::Sync => (command::FLUSH, 0),
-            IoOp::PunchHole => (command::WRITE_ZEROES, 0),
-            IoOp::ZeroRange => (command::WRITE_ZEROES, flag::NO_HOLE),
-            IoOp::Discard => (command::TRIM, 0),
+            IoOp::PunchHole => (command::WRITE_ZEROES, each),
+            IoOp::ZeroRange => (command::WRITE_ZEROES, flag::NO_HOLE | each),
+            IoOp::Discard => (command::TRIM, each),
         };
         let (offset, len) = if kind == command::FLUSH { (0, 0) } else { (self.offset, self.len) };
         let cookie = u64::from(self.serial) << 32 | u64::from(slot);

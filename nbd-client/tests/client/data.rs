@@ -101,6 +101,34 @@ fn each_operation_is_asked_as_the_protocol_has_it() {
     }
 }
 
+/// A flush is answered without the server there, so all that was answered before has to be durable.
+#[test]
+fn f18_a_server_that_offers_fua_and_no_flush_gets_all_with_fua() {
+    let (sender, asked) = channel();
+    let dir = tempfile::tempdir().unwrap();
+    let facts = Facts { flags: FACTS.flags & !offers::SEND_FLUSH, ..FACTS };
+    let tell = move |_, conn: &mut crate::server::Conn| loop {
+        let asked = conn.asked()?;
+        conn.carry_out(&asked)?;
+        sender.send((asked.kind, asked.flags)).unwrap();
+    };
+    let server = Server::start(dir.path(), move |_| facts, tell);
+    let mut rig = Rig::new(&server.path, Timeouts::default());
+    for (op, kind, flags) in [
+        (IoOp::Write, command::WRITE, flag::FUA),
+        (IoOp::WriteDurable, command::WRITE, flag::FUA),
+        (IoOp::PunchHole, command::WRITE_ZEROES, flag::FUA),
+        (IoOp::ZeroRange, command::WRITE_ZEROES, flag::NO_HOLE | flag::FUA),
+        (IoOp::Discard, command::TRIM, flag::FUA),
+        (IoOp::Read, command::READ, 0),
+    ] {
+        rig.one(op, 4096, 512, &[1; 512]);
+        assert_eq!(asked.recv().unwrap(), (kind, flags), "{op:?}");
+    }
+    assert_eq!(rig.flush(), 0);
+    assert!(asked.try_recv().is_err(), "there is no flush");
+}
+
 #[test]
 fn what_a_server_does_not_offer_is_not_asked() {
     let (sender, asked) = channel();
