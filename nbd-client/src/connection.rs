@@ -347,7 +347,8 @@ impl Connection {
             .sort_unstable_by_key(|&slot| table.operations.get(slot).order);
         for &slot in &self.sending {
             let entry = table.operations.get_mut(slot);
-            (entry.sent, entry.got, entry.error, entry.flushing) = (false, 0, 0, false);
+            (entry.sent, entry.got, entry.filled) = (false, 0, 0);
+            (entry.error, entry.flushing) = (0, false);
             entry.make_head(slot, &self.shared.negotiated);
         }
         if self.failing {

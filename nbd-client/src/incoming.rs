@@ -12,6 +12,18 @@ const STAGED: usize = 16 << 10;
 /// The server goes down, and asks its clients to go (`NBD_ESHUTDOWN`).
 const ESHUTDOWN: u32 = 108;
 
+/// Pieces of reads that came before what lies in front of them, on one connection. Honest servers send pieces in
+/// order, or a few of them.
+const SCATTERED_MAX: usize = 4096;
+
+/// A piece of a read's memory.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    slot: u32,
+    begin: u64,
+    end: u64,
+}
+
 /// What comes next.
 #[derive(Clone, Copy, Debug)]
 enum Expected {
@@ -32,6 +44,8 @@ pub(crate) struct Incoming {
     number: u32,
     structured: bool,
     expected: Expected,
+    /// What reads have got behind a gap.
+    scattered: Vec<Piece>,
     staged: Box<[u8]>,
     begin: usize,
     end: usize,
@@ -40,12 +54,13 @@ pub(crate) struct Incoming {
 impl Incoming {
     pub(crate) fn new(number: u32, structured: bool) -> Self {
         let (expected, staged) = (Expected::Head, vec![0; STAGED].into());
-        Self { number, structured, expected, staged, begin: 0, end: 0 }
+        Self { number, structured, expected, scattered: Vec::new(), staged, begin: 0, end: 0 }
     }
 
     /// Another stream begins.
     pub(crate) fn clear(&mut self) {
         (self.expected, self.begin, self.end) = (Expected::Head, 0, 0);
+        self.scattered.clear();
     }
 
     /// The read whose data comes now.
@@ -102,7 +117,7 @@ impl Incoming {
             if let Expected::Data { slot, .. } = self.expected {
                 match self.take_data(operations) {
                     None => return Ok(None),
-                    Some(true) => return complete(operations, slot, 0).map(Some),
+                    Some(true) => return self.complete(operations, slot, 0).map(Some),
                     Some(false) => {}
                 }
             }
@@ -113,7 +128,7 @@ impl Incoming {
             };
             self.begin += len;
             if let Some((slot, error)) = self.hear(operations, reply)? {
-                return complete(operations, slot, error).map(Some);
+                return self.complete(operations, slot, error).map(Some);
             }
         }
     }
@@ -168,39 +183,79 @@ impl Incoming {
                 Ok(None)
             }
             Reply::Data { offset, len, last, .. } => {
-                let at = piece_of_read(entry, offset, len)?;
+                let at = self.piece_of_read(slot, entry, (offset, len))?;
                 self.expected = Expected::Data { slot, at, left: len, last };
                 Ok(None)
             }
             Reply::Hole { offset, len, last, .. } => {
-                let at = piece_of_read(entry, offset, len)?;
+                let at = self.piece_of_read(slot, entry, (offset, len))?;
                 // SAFETY: as for `fill`.
                 unsafe { zero(entry.segments(), at, len) };
                 Ok(last.then_some((slot, 0)))
             }
         }
     }
-}
-
-/// The server's answer to a request is complete.
-fn complete(operations: &Operations, slot: u32, error: u32) -> Result<(u32, u32), Loss> {
-    let entry = operations.get(slot);
-    let error = if error == 0 { entry.error } else { error };
-    if error == ESHUTDOWN {
-        return Err(Loss::Leaves);
+    /// Where in a read's memory a chunk lies, which is counted. No two of them may overlap: else their lengths
+    /// add up, and what lies in no chunk is whatever the memory held.
+    #[inline]
+    fn piece_of_read(
+        &mut self,
+        slot: u32,
+        entry: &mut Operation,
+        (offset, len): (u64, u64),
+    ) -> Result<u64, Loss> {
+        let at = offset.checked_sub(entry.offset).filter(|_| entry.op == IoOp::Read && len > 0);
+        let fits = |at: &u64| at.checked_add(len).is_some_and(|end| end <= entry.len);
+        let at = at.filter(fits).ok_or(Loss::Violation("data that was not asked for"))?;
+        if at == entry.filled && entry.got == entry.filled {
+            entry.filled += len;
+        } else {
+            self.scatter(entry, Piece { slot, begin: at, end: at + len })?;
+        }
+        entry.got += len;
+        Ok(at)
     }
-    if error == 0 && entry.op == IoOp::Read && entry.got != entry.len {
-        return Err(Loss::Violation("a reply to a read without all of its data"));
-    }
-    Ok((slot, error))
-}
 
-/// Where in a read's memory a chunk lies, which is counted.
-fn piece_of_read(entry: &mut Operation, offset: u64, len: u64) -> Result<u64, Loss> {
-    let at = offset.checked_sub(entry.offset).filter(|_| entry.op == IoOp::Read && len > 0);
-    let fits = |at: &u64| at.checked_add(len).is_some_and(|end| end <= entry.len);
-    let at = at.filter(fits).filter(|_| len <= entry.len - entry.got);
-    let at = at.ok_or(Loss::Violation("data that was not asked for"))?;
-    entry.got += len;
-    Ok(at)
+    /// A piece of a read that has others behind a gap, or becomes one.
+    #[cold]
+    fn scatter(&mut self, entry: &mut Operation, piece: Piece) -> Result<(), Loss> {
+        let overlaps = |other: &Piece| {
+            other.slot == piece.slot && other.begin < piece.end && piece.begin < other.end
+        };
+        if piece.begin < entry.filled || self.scattered.iter().any(overlaps) {
+            return Err(Loss::Violation("data that it has sent already"));
+        }
+        if self.scattered.len() == SCATTERED_MAX {
+            return Err(Loss::Violation("data in too many pieces without order"));
+        }
+        self.scattered.push(piece);
+        // What has no gap before it any more.
+        let next = |slot, filled| move |other: &Piece| (other.slot, other.begin) == (slot, filled);
+        while let Some(at) = self.scattered.iter().position(next(piece.slot, entry.filled)) {
+            entry.filled = self.scattered.swap_remove(at).end;
+        }
+        Ok(())
+    }
+
+    /// The server's answer to a request is complete.
+    #[inline]
+    fn complete(
+        &mut self,
+        operations: &Operations,
+        slot: u32,
+        error: u32,
+    ) -> Result<(u32, u32), Loss> {
+        let entry = operations.get(slot);
+        let error = if error == 0 { entry.error } else { error };
+        if error == ESHUTDOWN {
+            return Err(Loss::Leaves);
+        }
+        if error == 0 && entry.op == IoOp::Read && entry.got != entry.len {
+            return Err(Loss::Violation("a reply to a read without all of its data"));
+        }
+        if !self.scattered.is_empty() {
+            self.scattered.retain(|piece| piece.slot != slot);
+        }
+        Ok((slot, error))
+    }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Operation {
     pub(crate) flushing: bool,
     /// Bytes that a read has got.
     pub(crate) got: u64,
+    /// Bytes from its beginning that it has got without a gap.
+    pub(crate) filled: u64,
     /// What the server has said, while more of its answer follows.
     pub(crate) error: u32,
     /// As it goes over the wire.
@@ -59,6 +61,7 @@ impl Operation {
         sent: false,
         flushing: false,
         got: 0,
+        filled: 0,
         error: 0,
         head: [0; HEAD],
     };

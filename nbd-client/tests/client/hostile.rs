@@ -175,6 +175,28 @@ const CRIMES: &[(&str, Crime)] = &[
         conn.data(false, asked.cookie, READ.0, READ.1)?;
         conn.data(true, asked.cookie, READ.0, 1)
     }),
+    ("a half twice", |conn, asked| {
+        conn.data(false, asked.cookie, READ.0, READ.1 / 2)?;
+        conn.data(true, asked.cookie, READ.0, READ.1 / 2)
+    }),
+    ("the end twice", |conn, asked| {
+        let half = READ.0 + READ.1 as u64 / 2;
+        conn.data(false, asked.cookie, half, READ.1 / 2)?;
+        conn.data(true, asked.cookie, half, READ.1 / 2)
+    }),
+    ("a hole over data", |conn, asked| {
+        conn.data(false, asked.cookie, READ.0, READ.1 / 2)?;
+        let half = u32::try_from(READ.1 / 2).unwrap();
+        let hole = [&READ.0.to_be_bytes()[..], &half.to_be_bytes()].concat();
+        conn.chunk(true, chunk::OFFSET_HOLE, asked.cookie, &hole)
+    }),
+    ("pieces without order, two of which overlap", |conn, asked| {
+        let (quarter, len) = (READ.1 as u64 / 4, READ.1 / 4);
+        conn.data(false, asked.cookie, READ.0 + 3 * quarter, len)?;
+        conn.data(false, asked.cookie, READ.0 + quarter, len)?;
+        conn.data(false, asked.cookie, READ.0, len)?;
+        conn.data(true, asked.cookie, READ.0 + quarter + 1, len)
+    }),
     ("data before it", |conn, asked| astray(conn, asked, READ.0 - 1, 512)),
     ("data behind it", |conn, asked| astray(conn, asked, READ.0 + READ.1 as u64 - 511, 512)),
     ("data beyond all", |conn, asked| astray(conn, asked, u64::MAX - 100, 512)),
