@@ -65,9 +65,9 @@ impl Disk {
         tracing::warn!(
             disk = self.name(),
             "what a guest had written and not flushed may be lost: the daemon that served it was killed with its \
-             helper, and others have written the image since, or this is not its --state-dir; or a sync had \
-             failed; or this is a copy of an image that was in use. Flushes fail for that guest, until one begins \
-             afresh"
+             helper, and others have written the image since, or older contents were put in its place, or this is \
+             not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
+             for that guest, until one begins afresh"
         );
         self.keep(STATE_FLUSH_FAILED, true);
         self.failure_inherited.store(true, SeqCst);

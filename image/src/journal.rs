@@ -1,7 +1,8 @@
 //! Entries of tables that are not in their file yet, where they outlive this process.
 //!
 //! ```text
-//! page 0   the mark, how many entries there are, in which boot of the host they were written
+//! page 0   the mark, how many entries there are, in which boot of the host they were written, an entry
+//!          that the file has
 //! page 1…  entries, in the order in which they were made: which cluster of the disk, its word in L2
 //! ```
 //!
@@ -9,6 +10,10 @@
 //! went down: what the entries lead to need not be durable, and no guest has been promised that it is. The mark
 //! is also in the header of the image, among the features that every other program takes away when it begins to
 //! write: so nobody takes entries for those of an image that was written by others since.
+//!
+//! Nor are they taken for those of older contents: a copy that was made while the image was served has its mark,
+//! too, and may be put back in place. So the mark is another one whenever reference counts change, and an entry of
+//! the last write to the tables is remembered: tables that do not have it are older.
 
 mod replay;
 
@@ -21,7 +26,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, OnceLock};
 
 /// The most entries.
@@ -34,11 +39,22 @@ const ENTRY: usize = 16;
 const MARK: usize = 0;
 const COUNT: usize = 8;
 const BOOT: usize = 16;
+/// The mark that is being written to the header, in the place of the other; 0 if none is.
+const NEXT_MARK: usize = 24;
+/// The first mark, by which whoever began knows its journal.
+const OWNER: usize = 32;
+/// Two entries, of which the upper half of the word that counts says which one the file has: 1, 2, or neither.
+const LAST_WRITTEN: usize = 40;
+
+/// How many entries there are, in the word that counts.
+const COUNT_BITS: u64 = !0 >> 32;
 
 /// Features of an image that say which journal may hold entries of it, among the autoclear ones: the last
-/// bit, and 31 that nobody can guess. The lower half is left to those that have a meaning.
-pub(crate) const MARK_BITS: u64 = !0 << 32;
+/// bit, 15 that say in which boot of the host, and a number. The lower ones are left to those that have a meaning.
+pub(crate) const MARK_BITS: u64 = !0 << 16;
 const MARKED: u64 = 1 << 63;
+const NUMBER: u64 = 0xffff_ffff << 16;
+const FIRST_NUMBER: u64 = 1 << 16;
 
 /// Room for entries of one image's tables, in a file that outlives the process.
 pub struct Journal {
@@ -106,7 +122,8 @@ impl Journal {
     /// How many entries there are.
     pub(crate) fn len(&self) -> usize {
         // More than there is room for it never says, unless others have written it.
-        usize::try_from(self.word(COUNT).load(Acquire)).unwrap_or(0).min(CAPACITY)
+        let count = self.word(COUNT).load(Acquire) & COUNT_BITS;
+        usize::try_from(count).unwrap_or(0).min(CAPACITY)
     }
 
     /// The mark of the image whose entries they are; 0 if there has been none in this boot.
@@ -114,15 +131,24 @@ impl Journal {
         if self.is_of_this_boot() { self.word(MARK).load(Acquire) & MARK_BITS } else { 0 }
     }
 
+    /// Whether an image with this mark may be the one whose entries they are. 0 is no mark.
+    pub(crate) fn has_mark(&self, mark: u64) -> bool {
+        let is_next = || self.word(NEXT_MARK).load(Acquire) & MARK_BITS == mark;
+        mark != 0 && self.mark() != 0 && (self.mark() == mark || is_next())
+    }
+
     fn is_of_this_boot(&self) -> bool {
         self.boot != 0 && self.word(BOOT).load(Acquire) == self.boot
     }
 
-    /// Entries of an image with a mark of its own follow. Gives the mark, for its header.
+    /// Entries of an image with a mark of its own follow. Gives the mark, for its header, which is also what
+    /// [`Journal::end_of`] knows it by.
     pub(crate) fn begin(&self) -> u64 {
         self.clear();
-        let mark = MARKED | boot_bits(self.boot) | (u64::from(nonce()) << 32);
+        let mark = MARKED | boot_bits(self.boot) | random() & NUMBER;
         self.word(BOOT).store(self.boot, Release);
+        self.word(NEXT_MARK).store(0, Release);
+        self.word(OWNER).store(mark, Release);
         self.word(MARK).store(mark, Release);
         mark
     }
@@ -132,18 +158,40 @@ impl Journal {
     pub fn end(&self) {
         self.clear();
         self.word(MARK).store(0, Release);
+        self.word(OWNER).store(0, Release);
+        self.word(NEXT_MARK).store(0, Release);
     }
 
-    /// As [`Journal::end`], if it has this mark, which is none if it is 0.
-    pub(crate) fn end_of(&self, mark: u64) {
-        if mark != 0 && self.mark() == mark {
+    /// As [`Journal::end`], if it was begun with this mark, which is none if it is 0.
+    pub(crate) fn end_of(&self, first: u64) {
+        if first != 0 && self.is_of_this_boot() && self.word(OWNER).load(Acquire) == first {
             self.end();
         }
     }
 
+    /// The mark that the header is about to have in the place of `before`. Until [`Journal::marked`] it may have
+    /// either. If it could not be written it may, too, and this gives the same again.
+    pub(crate) fn next_mark(&self, before: u64) -> u64 {
+        let next = self.word(NEXT_MARK).load(Acquire);
+        if next != 0 {
+            return next;
+        }
+        let next = before & !NUMBER | before.wrapping_add(FIRST_NUMBER) & NUMBER;
+        self.word(NEXT_MARK).store(next, Release);
+        next
+    }
+
+    /// The header had the mark `before`, and has the one that [`Journal::next_mark`] gave.
+    pub(crate) fn marked(&self, before: u64) {
+        let next = self.word(NEXT_MARK).load(Acquire);
+        // Somebody may have ended it meanwhile.
+        let _ = self.word(MARK).compare_exchange(before, next, AcqRel, Acquire);
+        self.word(NEXT_MARK).store(0, Release);
+    }
+
     /// Adds entries; false, if there is no room for all of them.
     pub(crate) fn append(&self, words: &[(u64, u64)]) -> bool {
-        let count = self.len();
+        let (count, last) = (self.len(), self.word(COUNT).load(Acquire) & !COUNT_BITS);
         if count + words.len() > CAPACITY {
             return false;
         }
@@ -153,13 +201,39 @@ impl Journal {
             self.word(at + 8).store(*word, Relaxed);
         }
         // Last: a kill leaves all of them or none.
-        self.word(COUNT).store((count + words.len()) as u64, Release);
+        self.word(COUNT).store(last | (count + words.len()) as u64, Release);
         true
     }
 
-    /// All of them are in the file.
+    /// There are none, and nothing is known of the file.
     pub(crate) fn clear(&self) {
         self.word(COUNT).store(0, Release);
+    }
+
+    /// All of them are in the file, and so is this one, if it is said.
+    pub(crate) fn written(&self, last: Option<(u64, u64)>) {
+        let Some((cluster, word)) = last else { return self.clear() };
+        // Not where the one stands that counts until the last of these stores.
+        let place = if self.word(COUNT).load(Acquire) >> 32 == 1 { 2 } else { 1 };
+        let at = LAST_WRITTEN + (place - 1) * ENTRY;
+        self.word(at).store(cluster, Relaxed);
+        self.word(at + 8).store(word, Relaxed);
+        self.word(COUNT).store((place as u64) << 32, Release);
+    }
+
+    /// Others than those that it holds are about to be in the file: the one that was written last may go.
+    pub(crate) fn forget_last_written(&self) {
+        self.word(COUNT).store(self.len() as u64, Release);
+    }
+
+    /// An entry that the file has, unless a later one of its cluster is in the journal.
+    pub(crate) fn last_written(&self) -> Option<(u64, u64)> {
+        let at = match self.word(COUNT).load(Acquire) >> 32 {
+            1 => LAST_WRITTEN,
+            2 => LAST_WRITTEN + ENTRY,
+            _ => return None,
+        };
+        Some((self.word(at).load(Relaxed), self.word(at + 8).load(Relaxed)))
     }
 
     /// What it holds, in the order in which it was made.
@@ -183,10 +257,9 @@ pub(crate) fn is_of_this_boot(mark: u64) -> bool {
     mark & MARKED != 0 && boot != 0 && mark & (0x7fff << 48) == boot_bits(boot)
 }
 
-/// 16 bits that nobody can guess.
-#[allow(clippy::cast_possible_truncation, reason = "any 16 bits")]
-fn nonce() -> u16 {
-    RandomState::new().hash_one(0) as u16
+/// Bits that nobody can guess.
+fn random() -> u64 {
+    RandomState::new().hash_one(0)
 }
 
 /// Learns in which boot of the host this process is, by a path of the system: for a process that is to be
@@ -199,4 +272,54 @@ pub fn learn_boot() -> u64 {
         // 128 bits that are random, but for six: 64 of them say as much.
         digits.fold(0_u64, |bits, digit| bits.rotate_left(4) ^ u64::from(digit))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn journal() -> Journal {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(Journal::BYTES).unwrap();
+        Journal::map(Arc::new(file), 0).unwrap()
+    }
+
+    #[test]
+    fn c44_while_a_mark_is_written_either_is_that_of_the_image() {
+        let journal = journal();
+        let first = journal.begin();
+        assert!(journal.has_mark(first) && !journal.has_mark(0));
+        let next = journal.next_mark(first);
+        assert!(next != first && is_of_this_boot(next));
+        assert!(journal.has_mark(first) && journal.has_mark(next));
+        assert_eq!(journal.next_mark(first), next, "it may be in the file");
+        journal.marked(first);
+        assert!(!journal.has_mark(first) && journal.has_mark(next));
+        journal.append(&[(1, 2)]);
+        // It is known by its first mark, whichever it has.
+        journal.end_of(next);
+        assert!(journal.is_used() && !journal.is_empty());
+        let other = journal.next_mark(next);
+        journal.end_of(first);
+        journal.marked(next);
+        assert!(journal.is_empty() && !journal.is_used());
+        assert!(![first, next, other].into_iter().any(|mark| journal.has_mark(mark)));
+    }
+
+    #[test]
+    fn c44_an_entry_of_the_file_is_remembered_until_there_is_another() {
+        let journal = journal();
+        journal.begin();
+        assert_eq!(journal.last_written(), None);
+        for round in 1..5 {
+            assert!(journal.append(&[(round, 7), (round + 1, 7)]));
+            let before = (round > 1).then_some((round - 1, 7));
+            assert_eq!((journal.last_written(), journal.len()), (before, 2));
+            journal.written(Some((round, 7)));
+            assert_eq!((journal.last_written(), journal.len()), (Some((round, 7)), 0));
+        }
+        assert!(journal.append(&[(9, 7)]));
+        journal.forget_last_written();
+        assert_eq!((journal.last_written(), journal.len()), (None, 1));
+    }
 }

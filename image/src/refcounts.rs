@@ -144,6 +144,15 @@ impl Refcounts {
         Ok(self.kept.get(index))
     }
 
+    /// How often a cluster is used; 0 if nothing counts it.
+    ///
+    /// # Errors
+    /// What reading says.
+    pub(crate) fn count(&mut self, cluster: u64) -> io::Result<u64> {
+        let ((index, within), order) = (self.split(cluster), self.shape.refcount_order);
+        Ok(self.block(index)?.map_or(0, |block| count(block, order, within)))
+    }
+
     /// Where a block is; 0 if there is none.
     fn offset(&self, index: usize) -> u64 {
         self.table.get(index).copied().unwrap_or(0)

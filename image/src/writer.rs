@@ -197,6 +197,7 @@ impl Writer {
     fn allocate(&mut self, map: &mut Map) -> io::Result<u64> {
         if self.reserve.is_empty() {
             let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
+            self.renew_mark(map)?;
             let got = self.refcounts.reserve(self.reserve_next)?;
             map.layers.set_top_end(self.refcounts.end());
             self.reserve.extend(got);
@@ -316,13 +317,15 @@ impl Writer {
         for (index, _) in l1 {
             tables.write_l1(*index)?;
         }
-        if tables.deferred().is_empty() {
-            return tables.write_all(words);
-        }
         let mut all = tables.deferred().clone();
         all.extend(words.iter().copied());
-        tables.write_all(&all.into_iter().collect::<Vec<_>>())?;
-        self.forget_deferred(map);
+        let all: Vec<(u64, u64)> = all.into_iter().collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let last = self.begin_writing(map, &all, !words.is_empty())?;
+        map.layers.top().write_all(&all)?;
+        self.forget_deferred(map, last);
         Ok(())
     }
 
@@ -368,6 +371,7 @@ impl Writer {
         }
         self.write_deferred(map)?;
         self.sync(map)?;
+        self.renew_mark(map)?;
         self.refcounts.release(clusters)
     }
 }

@@ -5,7 +5,8 @@ use crate::file::BlockFile;
 use crate::header::Header;
 use crate::l2::Tables;
 use crate::layout::{COPIED, Entry, OFFSET, Shape};
-use std::collections::BTreeMap;
+use crate::refcounts::Refcounts;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ pub enum Replayed {
     Nothing,
     /// So many are in the tables now.
     Entries(usize),
-    /// The image was written by others since, or its journal is another one: what was answered and not yet
-    /// flushed when its process was killed may be lost.
+    /// The image was written by others since, its file has older contents, or its journal is another one: what was
+    /// answered and not yet flushed when its process was killed may be lost.
     Lost,
 }
 
@@ -42,7 +43,7 @@ pub fn replay(
     let mut shape = Shape::from(&header);
     let mark = shape.autoclear & MARK_BITS;
     let replayed = match journal {
-        Some(journal) if names(mark, journal) => {
+        Some(journal) if journal.has_mark(mark) => {
             header.may_write().map_err(io::Error::other)?;
             put(&file, bytes, shape, journal)?
         }
@@ -74,26 +75,56 @@ pub fn is_journal_of(
 ) -> io::Result<bool> {
     let file = BlockFile::new(Arc::clone(file), unit);
     let header = Header::read(&file, bytes)?.map_err(io::Error::other)?;
-    Ok(names(Shape::from(&header).autoclear & MARK_BITS, journal))
-}
-
-fn names(mark: u64, journal: &Journal) -> bool {
-    mark != 0 && mark == journal.mark()
+    Ok(journal.has_mark(Shape::from(&header).autoclear & MARK_BITS))
 }
 
 fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Result<Replayed> {
     // The latest of each cluster, in their order on the disk.
-    let words: BTreeMap<u64, u64> = journal.entries().into_iter().collect();
-    if words.is_empty() {
+    let entries = journal.entries();
+    let words: BTreeMap<u64, u64> = entries.iter().copied().collect();
+    let last = journal.last_written();
+    if words.is_empty() && last.is_none() {
         return Ok(Replayed::Nothing);
     }
     let mut tables = Tables::open(file.clone(), shape)?;
-    words.iter().try_for_each(|(cluster, word)| judge(&tables, bytes, *cluster, *word))?;
+    if let Some(last) = last
+        && !has_last_written(&mut tables, last, &entries)?
+    {
+        return Ok(Replayed::Lost);
+    }
+    if words.is_empty() {
+        return Ok(Replayed::Nothing);
+    }
+    let offsets: Vec<u64> = tables.l2_offsets().collect();
+    let mut refcounts = Refcounts::open(file.clone(), shape, bytes, false, offsets.into_iter())?;
+    let mut hosts = HashSet::new();
+    for (cluster, word) in &words {
+        let Some(host) = judge(&tables, bytes, *cluster, *word) else { return Ok(Replayed::Lost) };
+        let Some(host) = host else { continue };
+        if refcounts.metadata.contains(host) || refcounts.count(host)? != 1 || !hosts.insert(host) {
+            return Ok(Replayed::Lost);
+        }
+    }
     // What they lead to has to be durable before they are. The host tells once that it is not.
     file.sync_data().inspect_err(|_| journal.end())?;
     let words: Vec<(u64, u64)> = words.into_iter().collect();
     tables.write_all(&words)?;
     Ok(Replayed::Entries(words.len()))
+}
+
+/// Whether the tables have the entry that was written last. If they do not, the file has older contents, which
+/// were put back in place. A later one of the same cluster, of `entries`, may be there in its place: its write was
+/// under way.
+fn has_last_written(
+    tables: &mut Tables,
+    (cluster, word): (u64, u64),
+    entries: &[(u64, u64)],
+) -> io::Result<bool> {
+    if cluster >= tables.shape.size.div_ceil(tables.shape.cluster()) {
+        return Ok(false);
+    }
+    let found = tables.word(cluster)?;
+    Ok(found == word || entries.contains(&(cluster, found)))
 }
 
 /// Has the header say which journal may hold entries of this image; 0: none.
@@ -105,27 +136,25 @@ pub(crate) fn set_mark(file: &BlockFile, shape: &mut Shape, mark: u64) -> io::Re
     Ok(())
 }
 
-/// Refuses an entry that leads out of the file, or belongs to a table that is not the image's alone.
-fn judge(tables: &Tables, file_bytes: u64, cluster: u64, word: u64) -> io::Result<()> {
+/// Which cluster of the file an entry leads to, if to any; the outer `None` if it leads out of the file, to what
+/// is no cluster of data, or belongs to a table that is not the image's alone: nobody has written such an entry.
+#[allow(clippy::option_option, reason = "an entry that leads nowhere is a good one")]
+fn judge(tables: &Tables, file_bytes: u64, cluster: u64, word: u64) -> Option<Option<u64>> {
     let shape = tables.shape;
-    let wrong = || {
-        let text = format!(
-            "its journal has an entry that cannot be (cluster {cluster}, {word:#x}). With another --state-dir \
-             it is served without what that says"
-        );
-        Err(io::Error::new(io::ErrorKind::InvalidData, text))
-    };
     if cluster >= shape.size.div_ceil(shape.cluster()) {
-        return wrong();
+        return None;
     }
-    let l1 = tables.l1(shape.split(cluster).0);
-    let table = l1 & OFFSET;
     let within =
         |offset: u64| offset != 0 && offset.is_multiple_of(shape.cluster()) && offset < file_bytes;
-    let leads = match shape.entry(word)? {
-        Entry::Data { host, copied } => copied && within(host),
-        Entry::Unallocated | Entry::Zero { host: None } => true,
-        Entry::Zero { .. } | Entry::Compressed { .. } => false,
-    };
-    if l1 & COPIED != 0 && within(table) && leads { Ok(()) } else { wrong() }
+    let l1 = tables.l1(shape.split(cluster).0);
+    if l1 & COPIED == 0 || !within(l1 & OFFSET) {
+        return None;
+    }
+    match shape.entry(word) {
+        Ok(Entry::Data { host, copied: true }) if within(host) => {
+            Some(Some(host >> shape.cluster_bits))
+        }
+        Ok(Entry::Unallocated | Entry::Zero { host: None }) => Some(None),
+        _ => None,
+    }
 }

@@ -11,8 +11,8 @@
 //! that is new, or shared with a snapshot, is written as without a journal: its L1 entry leads to it at once.
 
 use super::{Writer, sorted, words};
-use crate::journal::{CAPACITY, set_mark};
-use crate::layout::corrupt;
+use crate::journal::{CAPACITY, Journal, MARK_BITS, set_mark};
+use crate::layout::{OFFSET, corrupt};
 use crate::map::Map;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -42,7 +42,6 @@ impl Writer {
         let Some(journal) = self.journal.clone() else { return Err(corrupt()) };
         if journal.len() + words.len() > CAPACITY {
             self.write_deferred(map)?;
-            journal.clear();
         }
         let tables = map.layers.top();
         if self.mark.load(SeqCst) == 0 {
@@ -76,12 +75,54 @@ impl Writer {
         self.write_tables(map, &[], &[])
     }
 
-    /// They are in the file.
-    pub(super) fn forget_deferred(&mut self, map: &mut Map) {
-        map.layers.top().clear_deferred();
-        if let Some(journal) = &self.journal {
-            journal.clear();
+    /// The journal, if the header names it.
+    fn marked_journal(&self) -> Option<&Journal> {
+        self.journal.as_deref().filter(|_| self.mark.load(SeqCst) != 0)
+    }
+
+    /// `words` are about to be written to the tables, among them `others` that are not in the journal. Gives the
+    /// one that tells these tables from what they were before ([`Journal::written`]): one that leads somewhere,
+    /// which no entry did before. Without one the mark tells it.
+    pub(super) fn begin_writing(
+        &mut self,
+        map: &mut Map,
+        words: &[(u64, u64)],
+        others: bool,
+    ) -> io::Result<Option<(u64, u64)>> {
+        if others && let Some(journal) = self.marked_journal() {
+            journal.forget_last_written();
         }
+        let last = words.iter().rfind(|(_, word)| word & OFFSET != 0).copied();
+        if last.is_none() {
+            self.renew_mark(map)?;
+        }
+        Ok(last)
+    }
+
+    /// They are in the file.
+    pub(super) fn forget_deferred(&mut self, map: &mut Map, last: Option<(u64, u64)>) {
+        map.layers.top().clear_deferred();
+        if let Some(journal) = self.marked_journal() {
+            journal.written(last);
+        }
+    }
+
+    /// Has the header name the journal by another mark from now on, if it names it: by the one that it has, a copy
+    /// of the file from before could be taken for the file. Called before reference counts change.
+    ///
+    /// # Errors
+    /// What the host says; either mark is that of the journal then.
+    pub(super) fn renew_mark(&mut self, map: &mut Map) -> io::Result<()> {
+        let Some(journal) = self.marked_journal() else { return Ok(()) };
+        if !journal.is_used() {
+            // A queue has heard that what it led to is lost.
+            return Err(corrupt());
+        }
+        let tables = map.layers.top();
+        let (file, before) = (tables.file.clone(), tables.shape.autoclear & MARK_BITS);
+        set_mark(&file, &mut tables.shape, journal.next_mark(before))?;
+        journal.marked(before);
+        Ok(())
     }
 
     /// Has all entries be in the file, and its header say so, for whoever opens it next.

@@ -93,6 +93,7 @@ impl Writer {
             map.layers.top().set_l1_table(shape.l1_offset, entries);
             return self.write_size(map, shape.size);
         }
+        self.renew_mark(map)?;
         let (first, rest) = self.reserve_run(want)?;
         map.layers.set_top_end(self.refcounts.end());
         self.reserve.extend(rest);

@@ -147,34 +147,52 @@ fn c38_that_a_journal_is_missing_is_found_out() {
     assert_eq!((other_boot, features), (Replayed::Nothing, [0; 8]));
 }
 
-/// What it says may be anything, if its daemon fell into wrong hands.
+/// What it says may be anything, if its daemon fell into wrong hands, or its image was put back as it once was.
 #[test]
-fn c38_an_entry_that_cannot_be_is_refused() {
-    let (_folder, path, file, at) = overlay();
-    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
-    (0..3).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
-    kill(disk);
-    let (file, words) = (Arc::new(file), File::options().read(true).write(true).open(&at).unwrap());
-    let end = file.metadata().unwrap().len();
-    let mut right = [0; 16];
-    words.read_exact_at(&mut right, 4096).unwrap();
-    let (cluster, copied) = (u64::from_ne_bytes(*right.first_chunk().unwrap()), 1 << 63);
-    for (cluster, word) in [
-        (64, 0),
-        (u64::MAX, 0),
-        (cluster, end | copied),
-        (cluster, 5 * CLUSTER),
-        (cluster, (5 * CLUSTER + 512) | copied),
-        (cluster, (1 << 62) | (5 * CLUSTER)),
-        (cluster, u64::MAX),
-    ] {
-        let wrong = [cluster.to_ne_bytes(), u64::to_ne_bytes(word)].concat();
+fn c38_an_entry_that_cannot_be_is_dropped() {
+    const COPIED: u64 = 1 << 63;
+    type Word = fn(u64) -> u64;
+    // Of clusters of the disk, and of the file: as far as it goes, the header and tables are there.
+    let cases: [(Option<u64>, Word); 11] = [
+        (Some(64), |_| 0),
+        (Some(u64::MAX), |_| 0),
+        (None, |end| end | COPIED),
+        (None, |_| 5 * CLUSTER),
+        (None, |_| (5 * CLUSTER + 512) | COPIED),
+        (None, |_| (1 << 62) | (5 * CLUSTER)),
+        (None, |_| u64::MAX),
+        // Metadata: the table of reference counts, and the L2 table itself, which is the first of the reserve.
+        (None, |_| CLUSTER | COPIED),
+        (None, |_| (4 * CLUSTER) | COPIED),
+        // What is free, and what another entry of the journal leads to.
+        (None, |_| (12 * CLUSTER) | COPIED),
+        (None, |_| (7 * CLUSTER) | COPIED),
+    ];
+    for (nth, (cluster, word)) in cases.into_iter().enumerate() {
+        let (_folder, path, file, at) = overlay();
+        let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+        (0..3).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+        kill(disk);
+        // There is something behind all that is counted.
+        file.set_len(13 * CLUSTER).unwrap();
+        let (file, end) = (Arc::new(file), 13 * CLUSTER);
+        let words = File::options().read(true).write(true).open(&at).unwrap();
+        let mut right = [0; 32];
+        words.read_exact_at(&mut right, 4096).unwrap();
+        let entry = |nth: usize| right.as_chunks::<8>().0[nth];
+        assert_eq!([entry(0), entry(2)], [1_u64, 2].map(u64::to_ne_bytes));
+        let hosts = [entry(1), entry(3)].map(|word| u64::from_ne_bytes(word) & !COPIED);
+        assert_eq!(hosts, [6 * CLUSTER, 7 * CLUSTER]);
+        let cluster = cluster.map_or(entry(0), u64::to_ne_bytes);
+        let wrong = [cluster, u64::to_ne_bytes(word(end))].concat();
         words.write_all_at(&wrong, 4096).unwrap();
-        let error = replayed_by(&file, 1, Some(&journal(&at))).unwrap_err();
-        assert!(!error.to_string().is_empty(), "{cluster} {word:#x}");
+        let replayed = replayed_by(&file, 1, Some(&journal(&at))).unwrap();
+        assert_eq!(replayed, Replayed::Lost, "case {nth}");
+        let mut disk = TestDisk::open(&path, false);
+        assert_eq!([0, 1, 2].map(|cluster| disk.read(cluster * CLUSTER, 1)[0]), [1, 0xba, 0xba]);
+        drop(disk);
+        checked(&path).unwrap();
     }
-    words.write_all_at(&right, 4096).unwrap();
-    assert_eq!(replayed_by(&file, 1, Some(&journal(&at))).unwrap(), Replayed::Entries(2));
 }
 
 /// More than it holds, in one batch and in many.
@@ -286,4 +304,109 @@ fn an_image_that_does_without_its_journal_has_all_in_its_file() {
     let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
     assert_eq!(replayed, Replayed::Nothing);
     assert_eq!(disk.read(8 * CLUSTER, 1), [1]);
+}
+
+/// What a copy of the file is put back in place of what was written since, after a kill.
+fn restored(copy: &[u8], path: &Path) {
+    File::options().write(true).truncate(true).open(path).unwrap().write_all_at(copy, 0).unwrap();
+}
+
+fn discard(disk: &mut TestDisk, clusters: std::ops::Range<u64>) {
+    let bytes = vec![0; ((clusters.end - clusters.start) * CLUSTER) as usize];
+    disk.change(&mut [Change { op: Op::Discard, at: clusters.start * CLUSTER, bytes }]);
+}
+
+/// Until clusters that nothing names are free again, which others get then.
+fn wait_until_given_back(disk: &mut TestDisk, file: &File) {
+    let record = Record::of(file);
+    let begun = std::time::Instant::now();
+    while !record.take().iter().any(|event| matches!(event, Event::Punch { .. })) {
+        assert!(begun.elapsed().as_secs() < 60, "nothing is given back");
+        disk.look();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // The rest of them: this one comes after them.
+    disk.image.write_deferred().unwrap();
+}
+
+/// A copy that was made while the image was served has its mark, and what it says of clusters is older.
+#[test]
+fn c44_entries_are_not_put_into_older_contents() {
+    type Act = fn(&mut TestDisk, &File);
+    let since: [(&str, Act, bool); 6] = [
+        (
+            "clusters were given back and taken by others",
+            |disk, file| {
+                discard(disk, 0..5);
+                disk.flush();
+                wait_until_given_back(disk, file);
+                (20..40).for_each(|cluster| disk.write(cluster * CLUSTER, &[2; 512]));
+            },
+            true,
+        ),
+        (
+            "clusters were taken that nobody counted",
+            |disk, _| {
+                (20..40).for_each(|cluster| disk.write(cluster * CLUSTER, &[2; 512]));
+            },
+            true,
+        ),
+        (
+            "what was written since was flushed",
+            |disk, _| {
+                disk.write(20 * CLUSTER, &[2; 512]);
+                disk.flush();
+                disk.write(21 * CLUSTER, &[2; 512]);
+            },
+            true,
+        ),
+        (
+            "what was written since was flushed, and nothing after it",
+            |disk, _| {
+                disk.write(20 * CLUSTER, &[2; 512]);
+                disk.flush();
+            },
+            true,
+        ),
+        (
+            "what was given up since was flushed",
+            |disk, _| {
+                discard(disk, 2..3);
+                disk.flush();
+                disk.write(21 * CLUSTER, &[2; 512]);
+            },
+            true,
+        ),
+        // Nobody can tell it from the file as it was: all that was flushed is there.
+        (
+            "nothing was flushed since",
+            |disk, _| {
+                disk.write(20 * CLUSTER, &[2; 512]);
+            },
+            false,
+        ),
+    ];
+    for (what, act, is_older) in since {
+        for unit in [1, 512] {
+            let (_folder, path, file, at) = overlay();
+            let (mut disk, _) = TestDisk::open_with_journal(&path, unit, &at);
+            (0..5).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+            disk.flush();
+            let copy = std::fs::read(&path).unwrap();
+            act(&mut disk, &file);
+            kill(disk);
+            restored(&copy, &path);
+            let (mut disk, replayed) = TestDisk::open_with_journal(&path, unit, &at);
+            assert_eq!(replayed == Replayed::Lost, is_older, "{what}: {replayed:?}");
+            (0..5).for_each(|cluster| assert_eq!(disk.read(cluster * CLUSTER, 1), [1], "{what}"));
+            if is_older {
+                (20..40).for_each(|at| assert_eq!(disk.read(at * CLUSTER, 1), [0xba], "{what}"));
+            }
+            // Nothing that the copy names is anybody else's.
+            (40..60).for_each(|cluster| disk.write(cluster * CLUSTER, &[3; 512]));
+            (0..5).for_each(|cluster| assert_eq!(disk.read(cluster * CLUSTER, 1), [1], "{what}"));
+            drop(disk);
+            checked(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+    }
 }
