@@ -134,6 +134,12 @@ pub trait QueueLifecycle: RequestQueue {
         crate::answer::abandon(token);
     }
 
+    /// True once whoever sent its requests has gone, and nobody goes on with them: those that the disk has not
+    /// been given when the queue stops are dropped, because they may have been sent again elsewhere.
+    fn peer_is_gone(&self) -> bool {
+        false
+    }
+
     /// How often the guest was notified.
     fn calls(&self) -> u64 {
         0

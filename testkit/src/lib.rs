@@ -19,6 +19,7 @@ pub mod rig;
 pub mod seed;
 pub mod session_fuzz_case;
 pub mod skip;
+pub mod stalling;
 pub mod xenstore;
 
 pub use late_store::LateStore;
@@ -27,4 +28,5 @@ pub use mounted::Mounted;
 pub use rig::Rig;
 pub use seed::Rng;
 pub use skip::{Lack, Need, skip};
+pub use stalling::StallingStore;
 pub use xenstore::FakeStore;

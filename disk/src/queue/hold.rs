@@ -64,6 +64,15 @@ impl<C> DiskQueue<C> {
         self.try_held(engine);
     }
 
+    /// Drops what waits: requests that are held, or that wait for pages or for a lock. Nothing is held from now
+    /// on. They get answers ([`DiskQueue::take_late`]), which nobody waits for.
+    #[cold]
+    pub fn drop_waiting<E: Engine>(&mut self, engine: &mut E) {
+        self.slow.held.closed = true;
+        let (mut owner, _) = self.owner(engine);
+        owner.slow.drop_waiting(&mut owner.dispatch);
+    }
+
     /// Gives back the contexts of all held requests, oldest first, for whoever serves the guest next.
     /// Nobody answers them here. Call it before the queue is dropped.
     #[cold]

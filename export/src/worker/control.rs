@@ -86,7 +86,9 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             self.engine.unwatch(id.0 + 1, queue.ring.doorbell());
             queue.state = State::Stopping;
             queue.ring.wind_down();
-            if !queue.ring.can_leave() {
+            if queue.ring.peer_is_gone() {
+                queue.disk.drop_waiting(&mut self.engine);
+            } else if !queue.ring.can_leave() {
                 queue.disk.hold_no_more(&mut self.engine);
             }
             self.waiting.push(Waiting::Stop { queue: id.0, reply });

@@ -1,6 +1,7 @@
 //! A disk with its NBD server, on threads of the test's own process.
 
 use crate::rig::{RigOptions, open_patiently};
+use crate::stalling::StallingStore;
 use ringway_disk::Disk;
 use ringway_export::{ExportOptions, PoolOptions, WorkerOptions, WorkerStats};
 use ringway_nbd::{Export, Listener, Pool, Portal, Server};
@@ -64,6 +65,20 @@ impl NbdRig {
             server.serve(&reservation, its_stop.as_fd())
         });
         Self { export, pool, stop, server: Some(server), folder }
+    }
+
+    /// Serves storage of which writes may stall, on one worker for all connections.
+    ///
+    /// # Panics
+    /// If the workers do not start.
+    #[must_use]
+    pub fn stalling(store: &StallingStore, disk: Disk, options: &RigOptions) -> Self {
+        let (store, worker) = (store.clone(), WorkerOptions::default());
+        let worker = WorkerOptions { polling: options.polling, ..worker };
+        let make = move |_| Ok(store.engine());
+        let pool = Pool::with_engines(options.workers, worker, Arc::new(|| {}), make);
+        let (disk, pool) = (Arc::new(disk), pool.expect("workers start"));
+        Self::with_pool(disk, pool, options, Duration::from_secs(20))
     }
 
     /// Where it listens.

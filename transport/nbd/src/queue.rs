@@ -8,6 +8,7 @@
 //! What does not fit waits where it is: without a free entry, without pages or behind a client that does
 //! not read its answers no more requests are read, so that a slow client holds up itself alone.
 
+mod hang_up;
 mod lifecycle;
 mod outcome;
 mod setup;
@@ -130,6 +131,10 @@ pub struct Queue {
     /// Questions without an answer.
     open_questions: usize,
     gone: Option<io::ErrorKind>,
+    /// The client has closed its side: what it has sent and was not read is not read any more.
+    hung_up: bool,
+    /// The client has gone and had said that it would: all that it has sent is carried out.
+    said_goodbye: bool,
     winding_down: bool,
 }
 
@@ -170,9 +175,15 @@ impl Queue {
                 }
                 Ok(Received::Some(placed))
             }
-            Ok(Received::End) => Err(Broken::rule(ConnectionEnd::Closed)),
+            Ok(Received::End) => {
+                self.hung_up = true;
+                Err(Broken::rule(ConnectionEnd::Closed))
+            }
             Ok(Received::Nothing) => Ok(Received::Nothing),
-            Err(error) => Err(Broken::rule(ConnectionEnd::Lost(error.kind()))),
+            Err(error) => {
+                self.hung_up = true;
+                Err(Broken::rule(ConnectionEnd::Lost(error.kind())))
+            }
         }
     }
 
@@ -260,12 +271,14 @@ impl Queue {
     #[cold]
     fn lose(&mut self, why: io::ErrorKind) {
         self.gone = Some(why);
+        self.said_goodbye = self.said_goodbye || self.ends_with_disconnect();
         self.output.drop_all(&mut self.pool, &mut self.spare);
         self.free.append(&mut self.flush_due);
     }
 
     fn is_there(&self) -> Result<(), Broken> {
-        self.gone.map_or(Ok(()), |why| Err(Broken::rule(ConnectionEnd::Lost(why))))
+        let gone = self.gone.filter(|_| !self.said_goodbye);
+        gone.map_or(Ok(()), |why| Err(Broken::rule(ConnectionEnd::Lost(why))))
     }
 
     /// The flush behind writes that are to be durable: one for all that wait.

@@ -17,6 +17,7 @@ pub(crate) use shake::shake_hands;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -153,17 +154,23 @@ impl<'a> Session<'a> {
 
     /// Until it is over: how, and why if that is worth telling.
     fn serve(&mut self) -> (Ended, Option<String>) {
+        // The client has closed the connection, and had said that it would.
+        let mut said_so = false;
         loop {
-            let fds = [self.stop, self.inbox.bell(), self.desk.bell()];
-            let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
-            match poll(&mut polled, None) {
-                Ok(_) | Err(Errno::INTR) => {}
+            let [stop, inbox, asked, closed] = match self.wait(said_so) {
+                Ok(rung) => rung,
                 Err(error) => return (Ended::Failed, Some(error.to_string())),
-            }
-            let [stop, inbox, asked] = polled.map(|fd| !fd.revents().is_empty());
+            };
             panic_point!("nbd");
             if stop {
                 return (Ended::ByOrder, None);
+            }
+            if closed {
+                match self.hang_up() {
+                    Ok(true) => return (Ended::ByPeer, None),
+                    Ok(false) => said_so = true,
+                    Err(error) => return (Ended::ByPeer, Some(error.to_string())),
+                }
             }
             if asked {
                 self.desk.answer(|question| {
@@ -172,6 +179,40 @@ impl<'a> Session<'a> {
             }
             if inbox && let Some(ended) = self.handle_inbox() {
                 return ended;
+            }
+        }
+    }
+
+    /// Waits until it is to stop, its inbox or its queue has something, or its client has closed the
+    /// connection: which of these it was. The last one is not waited for if that is known.
+    fn wait(&self, is_closed: bool) -> rustix::io::Result<[bool; 4]> {
+        let (bell, asked, stream) = (self.inbox.bell(), self.desk.bell(), self.desk.stream());
+        let fds = [self.stop, bell, asked, stream];
+        let flags = [PollFlags::IN, PollFlags::IN, PollFlags::IN, PollFlags::RDHUP];
+        let mut polled = [0, 1, 2, 3].map(|at| PollFd::new(&fds[at], flags[at]));
+        let polled = if is_closed { &mut polled[..3] } else { &mut polled[..] };
+        match poll(polled, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        Ok([0, 1, 2, 3].map(|at| polled.get(at).is_some_and(|fd| !fd.revents().is_empty())))
+    }
+
+    /// The client has closed the connection: true if it is over by that. Its queue may wait for a limit, or for
+    /// the disk to be resumed, and read nothing.
+    fn hang_up(&mut self) -> io::Result<bool> {
+        match &mut self.place {
+            QueuePlace::Here(queue) => Ok(queue.hang_up()),
+            QueuePlace::Lost => Ok(true),
+            QueuePlace::Running(id) => {
+                let (reply, answer) = sync_channel(1);
+                let edit = move |queue: &mut Queue| {
+                    // There is room for one.
+                    let _ = reply.send(queue.hang_up());
+                };
+                self.export.worker(self.at).edit(*id, edit)?;
+                // Nobody has the queue if it did not reply.
+                Ok(answer.try_recv().unwrap_or(true))
             }
         }
     }

@@ -5,6 +5,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 
 /// A connected socket, and one descriptor that rings for all that a worker waits for: bytes of the
 /// client, room for bytes to it if asked for, and answers of the session.
@@ -16,12 +17,15 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 /// ```
 #[derive(Debug)]
 pub(crate) struct Socket {
-    stream: OwnedFd,
+    stream: Arc<OwnedFd>,
     bell: OwnedFd,
-    wake: std::sync::Arc<OwnedFd>,
+    wake: Arc<OwnedFd>,
     /// Room is waited for.
     wants_room: bool,
 }
+
+/// What a look at bytes that are not received begins with.
+const PEEK: usize = 256 << 10;
 
 const FROM_CLIENT: u64 = 0;
 const FROM_SESSION: u64 = 1;
@@ -39,7 +43,7 @@ impl Socket {
             (epoll::EventData::new_u64(FROM_CLIENT), epoll::EventData::new_u64(FROM_SESSION));
         epoll::add(&bell, &stream, client, epoll::EventFlags::IN)?;
         epoll::add(&bell, &wake, session, epoll::EventFlags::IN)?;
-        Ok(Self { stream, bell, wake: wake.into(), wants_room: false })
+        Ok(Self { stream: stream.into(), bell, wake: wake.into(), wants_room: false })
     }
 
     /// Rings for the worker.
@@ -48,8 +52,13 @@ impl Socket {
     }
 
     /// How the session rings it.
-    pub(crate) fn wake(&self) -> std::sync::Arc<OwnedFd> {
-        std::sync::Arc::clone(&self.wake)
+    pub(crate) fn wake(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.wake)
+    }
+
+    /// The connection itself, for whoever has to notice that its client closes it.
+    pub(crate) fn stream(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.stream)
     }
 
     /// The session's ringing was heard.
@@ -89,6 +98,30 @@ impl Socket {
         let got =
             unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
         outcome(got)
+    }
+
+    /// Copies what has come and is not received, and leaves it where it is; `None` if that is more than `most`
+    /// bytes. Allocates.
+    #[cold]
+    pub(crate) fn peek(&self, most: usize) -> Option<Vec<u8>> {
+        let mut bytes = vec![0; PEEK.min(most)];
+        loop {
+            let place = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+            let mut places = [place];
+            let mut message = message(&mut places);
+            let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+            // SAFETY: the place is `bytes`, which nobody else uses.
+            let got = unsafe { libc::recvmsg(self.stream.as_raw_fd(), &raw mut message, flags) };
+            let got = outcome(got).ok().flatten().unwrap_or(0);
+            if got < bytes.len() {
+                bytes.truncate(got);
+                return Some(bytes);
+            }
+            if bytes.len() >= most {
+                return None;
+            }
+            bytes.resize((2 * bytes.len()).min(most), 0);
+        }
     }
 
     /// Sends from these places in order; `None` if there is no room.

@@ -138,6 +138,14 @@ impl SlowPath {
         failed
     }
 
+    /// Ends what waits for time, a command, pages or a lock: nothing of it is with the disk.
+    #[cold]
+    pub(crate) fn drop_waiting<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>) {
+        while let Some(tag) = self.held.parked.pop_front().or_else(|| self.waiting.pop_front()) {
+            self.answer(d, tag, Status::IoError);
+        }
+    }
+
     /// The disk may have another size by now, which would have been looked at when it began.
     fn try_again<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
         kill_point!(Retrying);

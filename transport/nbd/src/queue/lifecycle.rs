@@ -27,6 +27,10 @@ impl QueueLifecycle for Queue {
         self.winding_down = true;
     }
 
+    fn peer_is_gone(&self) -> bool {
+        self.hung_up || (self.gone.is_some() && !self.said_goodbye)
+    }
+
     fn calls(&self) -> u64 {
         self.output.calls()
     }

@@ -26,12 +26,19 @@ pub(crate) struct Desk {
     answers: SyncSender<Extents>,
     asked: Arc<OwnedFd>,
     wake: Arc<OwnedFd>,
+    stream: Arc<OwnedFd>,
 }
 
 impl Desk {
     /// Readable when something is asked.
     pub(crate) fn bell(&self) -> BorrowedFd<'_> {
         self.asked.as_fd()
+    }
+
+    /// The connection. The session notices when its client closes it; requests may wait for long without a
+    /// byte being read.
+    pub(crate) fn stream(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 
     /// Answers all that is asked.
@@ -65,7 +72,8 @@ impl Queue {
         let asked = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (ask, questions) = sync_channel(QUESTIONS);
         let (answers, answered) = sync_channel(QUESTIONS);
-        let desk = Desk { questions, answers, asked: Arc::clone(&asked), wake: socket.wake() };
+        let (wake, stream) = (socket.wake(), socket.stream());
+        let desk = Desk { questions, answers, asked: Arc::clone(&asked), wake, stream };
         let flight = |_| Flight {
             cookie: 0,
             offset: 0,
@@ -99,6 +107,8 @@ impl Queue {
             spare: (0..QUESTIONS).map(|_| Vec::with_capacity(ANSWER_MAX)).collect(),
             open_questions: 0,
             gone: None,
+            hung_up: false,
+            said_goodbye: false,
             winding_down: false,
         };
         Ok((queue, desk))

@@ -1,0 +1,247 @@
+//! Storage in memory of which chosen writes stall until they are let go, or fail.
+
+use ringway_aio::bells::Bells;
+use ringway_aio::{BellId, Counters, Done, Engine, FileId, Files, Full, Io, IoOp, Limits, Reaped};
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How often an engine looks whether a write that stalls is let go.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long a test waits for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug)]
+struct Shared {
+    bytes: Vec<u8>,
+    /// Writes that begin with this byte stall.
+    stalls: Option<u8>,
+    /// With which error writes fail, if with any.
+    fails: Option<i32>,
+    stalled: usize,
+    /// First bytes of the writes that were asked for, in their order.
+    asked: Vec<u8>,
+}
+
+/// What is stored. Every engine made of it has the same.
+#[derive(Clone, Debug)]
+pub struct StallingStore(Arc<Mutex<Shared>>);
+
+impl StallingStore {
+    /// Zeroes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        let (bytes, asked) = (vec![0; bytes], Vec::new());
+        let shared = Shared { bytes, stalls: None, fails: None, stalled: 0, asked };
+        Self(Arc::new(Mutex::new(shared)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on writes that begin with this byte stall. Without one none does, and those that did land.
+    pub fn stall(&self, byte: Option<u8>) {
+        self.lock().stalls = byte;
+    }
+
+    /// With which error each write fails from now on, if with any.
+    pub fn fail(&self, errno: Option<i32>) {
+        self.lock().fails = errno;
+    }
+
+    /// The byte at `at`.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn byte(&self, at: usize) -> u8 {
+        self.lock().bytes[at]
+    }
+
+    /// How many writes that begin with `byte` were asked for.
+    #[must_use]
+    pub fn asked(&self, byte: u8) -> usize {
+        self.lock().asked.iter().filter(|&&asked| asked == byte).count()
+    }
+
+    /// Waits until `wanted` writes stall.
+    ///
+    /// # Panics
+    /// If they do not come.
+    pub fn wait_stalled(&self, wanted: usize) {
+        let begun = Instant::now();
+        while self.lock().stalled != wanted {
+            assert!(begun.elapsed() < PATIENCE, "{} writes stall", self.lock().stalled);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// An engine of this storage.
+    ///
+    /// # Panics
+    /// If the process is out of descriptors.
+    #[must_use]
+    pub fn engine(&self) -> Stalling {
+        Stalling {
+            store: self.clone(),
+            limits: Limits::new("stalling", 256),
+            files: Files::new(),
+            bells: Bells::new().expect("descriptors"),
+            stalled: Vec::new(),
+            done: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+}
+
+/// A write that stalls.
+#[derive(Debug)]
+struct Stalled {
+    tag: u64,
+    offset: usize,
+    data: Vec<u8>,
+}
+
+/// An engine of a [`StallingStore`].
+#[derive(Debug)]
+pub struct Stalling {
+    store: StallingStore,
+    limits: Limits,
+    files: Files<()>,
+    bells: Bells,
+    stalled: Vec<Stalled>,
+    done: Vec<Done>,
+    counters: Counters,
+}
+
+impl Stalling {
+    fn let_go(&mut self) {
+        let mut shared = self.store.lock();
+        let stalls = shared.stalls;
+        for Stalled { tag, offset, data } in
+            self.stalled.extract_if(.., |write| stalls != write.data.first().copied())
+        {
+            shared.bytes[offset..offset + data.len()].copy_from_slice(&data);
+            shared.stalled -= 1;
+            let result = i32::try_from(data.len()).expect("a short write");
+            self.done.push(Done { tag, result });
+        }
+    }
+}
+
+impl Engine for Stalling {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn attach(&mut self, file: &Arc<File>) -> io::Result<FileId> {
+        Ok(self.files.attach(file, ()))
+    }
+
+    fn detach(&mut self, file: FileId) {
+        self.files.detach(file);
+    }
+
+    fn watch(&mut self, bell: BellId, fd: RawFd) -> io::Result<()> {
+        self.bells.watch(bell, fd)
+    }
+
+    fn unwatch(&mut self, _bell: BellId, fd: RawFd) {
+        self.bells.unwatch(fd);
+    }
+
+    unsafe fn queue(&mut self, io: &Io<'_>) -> Result<(), Full> {
+        if self.done.len() + self.stalled.len() == self.limits.depth as usize {
+            return Err(Full);
+        }
+        let (tag, op) = (io.tag, io.op);
+        let offset = usize::try_from(io.offset).expect("within memory");
+        let len = usize::try_from(io.len).expect("within memory");
+        let mut shared = self.store.lock();
+        let result = match op {
+            IoOp::Sync => 0,
+            IoOp::Read => {
+                let mut at = offset;
+                for segment in io.memory.segments() {
+                    let from = &shared.bytes[at..at + segment.len];
+                    // SAFETY: the caller of `queue` vouches for the segments.
+                    unsafe { segment.base.copy_from_nonoverlapping(from.as_ptr(), segment.len) };
+                    at += segment.len;
+                }
+                i32::try_from(len).expect("a short read")
+            }
+            IoOp::Write | IoOp::WriteDurable => {
+                let mut data = Vec::with_capacity(len);
+                for segment in io.memory.segments() {
+                    // SAFETY: as above.
+                    data.extend(unsafe {
+                        std::slice::from_raw_parts(segment.base.cast_const(), segment.len)
+                    });
+                }
+                shared.asked.push(data[0]);
+                if let Some(errno) = shared.fails {
+                    -errno
+                } else if shared.stalls == Some(data[0]) {
+                    shared.stalled += 1;
+                    self.stalled.push(Stalled { tag, offset, data });
+                    return Ok(());
+                } else {
+                    shared.bytes[offset..offset + len].copy_from_slice(&data);
+                    i32::try_from(len).expect("a short write")
+                }
+            }
+            IoOp::PunchHole | IoOp::ZeroRange | IoOp::Discard => {
+                shared.bytes[offset..offset + len].fill(0);
+                0
+            }
+        };
+        drop(shared);
+        self.done.push(Done { tag, result });
+        Ok(())
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn reap(&mut self, out: &mut Reaped) -> usize {
+        self.bells.take(&mut out.rung);
+        self.let_go();
+        out.done.append(&mut self.done);
+        out.done.len()
+    }
+
+    fn poll_doorbells(&mut self) -> io::Result<()> {
+        self.bells.poll(&mut self.counters)
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        if !self.done.is_empty() {
+            return Ok(());
+        }
+        let timeout = match self.stalled.is_empty() {
+            true => timeout,
+            false => Some(timeout.map_or(LOOK_EVERY, |timeout| timeout.min(LOOK_EVERY))),
+        };
+        self.bells.wait(timeout, &mut self.counters)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+impl Drop for Stalling {
+    /// An engine waits for what it was given.
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        while !self.stalled.is_empty() && begun.elapsed() < PATIENCE {
+            self.let_go();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Clients that go while their requests wait (docs/hazards.md, C51): what storage was not given is dropped.
+#![allow(missing_docs)]
+
+use ringway_disk::{CustomDisk, EngineKind, ErrorPolicy, OnError, Source};
+use ringway_testkit::StallingStore;
+use ringway_testkit::nbd::{CLOSED, Client, NbdRig, SIMPLE, STRUCTURED, command as c};
+use ringway_testkit::rig::RigOptions;
+use ringway_throttle::{LimitKind, Member, Rates};
+use std::time::{Duration, Instant};
+
+const BYTES: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn rig(store: &StallingStore, drain_max: Duration) -> NbdRig {
+    let source = Source::Null { bytes: BYTES as u64, latency_us: 0 };
+    let mut options = RigOptions::new(source, EngineKind::Null).queues(4, 1);
+    options.drain_max = drain_max;
+    let disk = CustomDisk::new(BYTES as u64).open(None).unwrap();
+    NbdRig::stalling(store, disk, &options)
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn nobody_is_connected(rig: &NbdRig) {
+    until("nobody is connected", || !rig.export().is_connected());
+}
+
+/// So few bytes a second that whatever waits for the limit waits for the whole test.
+fn limit(rig: &NbdRig) {
+    let mut rates = Rates::default();
+    rates[LimitKind::BpsWrite].avg = Some(100);
+    rig.export().set_limits(vec![Member::alone(&rates).unwrap()]);
+}
+
+#[test]
+fn c51_requests_that_wait_for_a_limit_go_with_their_connection() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, PATIENCE);
+    limit(&rig);
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    assert_eq!(client.call(c::WRITE, 0, (0, 65536), &[1; 65536]).error, 0);
+    for cookie in 0..3 {
+        client.ask(c::WRITE, 0, cookie, (0, 65536), &[2; 65536]);
+    }
+    drop(client);
+    nobody_is_connected(&rig);
+    rig.export().set_limits(Vec::new());
+    let mut next = Client::new(rig.connect(), SIMPLE);
+    assert_eq!(next.call(c::WRITE, 0, (0, 512), &[3; 512]).error, 0);
+    assert_eq!((store.byte(0), store.byte(512), store.asked(2)), (3, 1, 0));
+}
+
+#[test]
+fn c51_requests_that_wait_for_resume_go_with_their_connection() {
+    for mode in [SIMPLE, STRUCTURED] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig(&store, PATIENCE);
+        let mut client = Client::new(rig.connect(), mode);
+        assert_eq!(client.call(c::WRITE, 0, (0, 512), &[1; 512]).error, 0);
+        rig.export().pause().unwrap();
+        client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+        // The rest of this one is never sent.
+        client.ask(c::WRITE, 0, 2, (0, 4096), &[2; 512]);
+        drop(client);
+        nobody_is_connected(&rig);
+        rig.export().resume().unwrap();
+        let mut next = Client::new(rig.connect(), mode);
+        assert_eq!(next.call(c::READ, 0, (0, 512), &[]).data, [1; 512]);
+        assert_eq!(store.asked(2), 0);
+    }
+}
+
+/// Whoever says that it goes has all carried out that it has asked for before (NBD_CMD_DISC).
+#[test]
+fn c51_requests_before_a_disconnect_are_carried_out() {
+    for limited in [false, true] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig(&store, PATIENCE);
+        if limited {
+            limit(&rig);
+        } else {
+            rig.export().pause().unwrap();
+        }
+        let mut client = Client::new(rig.connect(), SIMPLE);
+        for block in 0..4 {
+            // With what looks like a disconnect request in the middle of a write.
+            let mut data = ringway_testkit::nbd::request(SIMPLE, c::DISC, 0, 1, (0, 0));
+            data.resize(512, 2);
+            client.ask(c::WRITE, 0, block, (512 * block, 512), &data);
+        }
+        client.ask(c::DISC, 0, 9, (0, 0), &[]);
+        drop(client);
+        // The limit takes its time; what the client has said is known before.
+        if limited {
+            until("the first is there", || store.byte(511) == 2);
+            rig.export().set_limits(Vec::new());
+        } else {
+            rig.export().resume().unwrap();
+        }
+        until("all are there", || (0..4).all(|block| store.byte(512 * block + 511) == 2));
+        nobody_is_connected(&rig);
+    }
+}
+
+#[test]
+fn c51_requests_that_an_error_policy_holds_go_with_their_connection() {
+    for errno in [libc::EIO, libc::ENOSPC] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig(&store, PATIENCE);
+        let on_enospc = Some(OnError::Hold);
+        let policy = ErrorPolicy { on_write: OnError::Hold, on_enospc, ..ErrorPolicy::default() };
+        rig.export().disk().set_error_policy(policy);
+        store.fail(Some(errno));
+        let mut client = Client::new(rig.connect(), SIMPLE);
+        client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+        until("it is held", || rig.export().disk().held().is_some());
+        let asked = store.asked(2);
+        store.fail(None);
+        drop(client);
+        nobody_is_connected(&rig);
+        // One that waits for space may have been tried by itself before it was dropped.
+        let most = asked + usize::from(errno == libc::ENOSPC);
+        assert!(rig.export().disk().held().is_none() && store.asked(2) <= most, "{errno}");
+    }
+}
+
+/// A client that is there gets its answers, however much it has in flight when it breaks a rule.
+#[test]
+fn c51_who_is_there_is_answered() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, PATIENCE);
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    client.send(&[0xa5; 64]);
+    store.stall(None);
+    assert_eq!(client.reply().expect("an answer").error, 0);
+    assert_eq!(client.reply(), CLOSED);
+}
