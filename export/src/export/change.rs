@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// stuck, or for a front-end that stopped in the middle of a message.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(2);
 
+/// How often to look whether what ended connections had in flight is over.
+const POLL_EVERY: Duration = Duration::from_millis(5);
+
 /// What became of a resize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
@@ -62,6 +65,15 @@ pub enum ChangeError {
          again when these requests are over"
     )]
     Disconnected,
+    /// A connection has ended, and the disk has not finished what it had in flight.
+    #[error(
+        "requests of a connection that has ended are still with the disk, after {seconds} s: what they write \
+         may land at any time. Look at the host's disk, then ask again"
+    )]
+    LeftInFlight {
+        /// How long it had.
+        seconds: u64,
+    },
     /// Its session does not even end.
     #[error(
         "the session of the front-end neither answers nor ends: the disk is not paused, its guest may \
@@ -212,8 +224,8 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// ([`Disk::keep_state`](ringway_disk::Disk::keep_state)).
     ///
     /// # Errors
-    /// [`ChangeError::Disconnected`] if the disk is stuck, [`ChangeError::Sync`] if not all that was answered
-    /// is in its file; it stays paused.
+    /// [`ChangeError::Disconnected`] and [`ChangeError::LeftInFlight`] if the disk is stuck, [`ChangeError::Sync`] if
+    /// not all that was answered is in its file; it stays paused.
     pub fn pause(&self) -> Result<(), ChangeError> {
         let _alone = self.change()?;
         self.disk.keep_paused(true);
@@ -229,10 +241,24 @@ impl<Q: QueueLifecycle> Export<Q> {
         // Not before: a snapshot that is taken while a queue runs is torn.
         self.rests.store(answered != Err(Silent), SeqCst);
         match answered {
-            Ok(true) => Ok(()),
+            // Of earlier connections there may be more.
+            Ok(true) => self.await_clear(),
             Ok(false) => Err(ChangeError::Disconnected),
             Err(Silent) => Err(ChangeError::Unanswered),
         }
+    }
+
+    /// Waits until nothing of connections that have ended is in flight.
+    fn await_clear(&self) -> Result<(), ChangeError> {
+        let begun = Instant::now();
+        while !self.is_clear() {
+            if begun.elapsed() >= self.drain_max {
+                return Err(ChangeError::LeftInFlight { seconds: self.drain_max.as_secs() });
+            }
+            // Nobody unparks this thread.
+            std::thread::park_timeout(POLL_EVERY);
+        }
+        Ok(())
     }
 
     /// Takes requests again.

@@ -1,7 +1,9 @@
-//! Clients that go while their requests wait (docs/hazards.md, C51): what storage was not given is dropped.
+//! Clients that go while their requests wait (docs/hazards.md, C51 to C53): what storage was not given is
+//! dropped, what it was given counts until it is over.
 #![allow(missing_docs)]
 
 use ringway_disk::{CustomDisk, EngineKind, ErrorPolicy, OnError, Source};
+use ringway_export::ChangeError;
 use ringway_testkit::StallingStore;
 use ringway_testkit::nbd::{CLOSED, Client, NbdRig, SIMPLE, STRUCTURED, command as c};
 use ringway_testkit::rig::RigOptions;
@@ -143,4 +145,27 @@ fn c51_who_is_there_is_answered() {
     store.stall(None);
     assert_eq!(client.reply().expect("an answer").error, 0);
     assert_eq!(client.reply(), CLOSED);
+}
+
+#[test]
+fn c52_drain_and_pause_wait_for_writes_of_ended_connections() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, Duration::from_millis(300));
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    drop(client);
+    nobody_is_connected(&rig);
+    let export = rig.export();
+    assert!(matches!(export.drain(), Err(ChangeError::LeftInFlight { .. })));
+    let mut acted = false;
+    assert!(export.at_rest(&mut || acted = true).is_err() && !acted, "nothing is at rest");
+    assert!(matches!(export.pause(), Err(ChangeError::LeftInFlight { .. })));
+    assert!(!export.is_paused());
+    store.stall(None);
+    until("it is at rest", || export.is_paused());
+    assert_eq!(store.byte(0), 2);
+    export.drain().unwrap();
+    export.resume().unwrap();
 }
