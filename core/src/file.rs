@@ -13,6 +13,8 @@ pub struct FileShape {
     pub allocated: u64,
     /// The block its file system likes best, in bytes. For huge pages: their size.
     pub block: u64,
+    /// How many names it has: none once it was deleted.
+    pub links: u64,
     /// The type bits of its mode (`S_IFMT`); 0 for descriptors of the kernel's own (eventfd).
     pub kind: u32,
 }
@@ -36,9 +38,12 @@ impl FileShape {
         // Neither is negative; their types differ from target to target.
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
         let (bytes, block) = (stat.st_size as u64, stat.st_blksize as u64);
+        // Its type differs from target to target.
+        #[allow(clippy::unnecessary_cast)]
+        let links = stat.st_nlink as u64;
         #[allow(clippy::unnecessary_cast, clippy::cast_sign_loss)]
         let allocated = 512 * stat.st_blocks as u64;
-        Ok(Self { bytes, allocated, block, kind: stat.st_mode & libc::S_IFMT })
+        Ok(Self { bytes, allocated, block, links, kind: stat.st_mode & libc::S_IFMT })
     }
 }
 
@@ -57,6 +62,6 @@ mod tests {
         let (shape, meta) = (FileShape::of(&file).unwrap(), file.metadata().unwrap());
         assert_eq!((shape.bytes, shape.block), (4711, meta.blksize()));
         assert_eq!(shape.allocated, 512 * meta.blocks());
-        assert_eq!(shape.kind, libc::S_IFREG);
+        assert_eq!((shape.kind, shape.links), (libc::S_IFREG, 0));
     }
 }

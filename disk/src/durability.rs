@@ -2,10 +2,13 @@
 
 use crate::choices::CacheMode;
 use crate::disk::Disk;
-use crate::state::{STATE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED, State};
+use crate::state::{
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED, State,
+};
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
 use ringway_image::Journal;
+use ringway_nbd_client::Counts;
 use std::any::Any;
 use std::fs::File;
 use std::sync::Arc;
@@ -25,6 +28,8 @@ impl Disk {
         keeper: Box<dyn Any + Send + Sync>,
     ) -> Result<(), MappingError> {
         let state = State::map(file, keeper)?;
+        let counts =
+            self.remote.is_some().then(|| Counts::map(file, STATE_EXPORT_AT)).transpose()?;
         let left = state.word().fetch_and(!STATE_FLUSHING, SeqCst);
         let failed = left & STATE_FLUSH_FAILED != 0;
         if failed {
@@ -43,6 +48,9 @@ impl Disk {
         self.flush_failed.store(failed, SeqCst);
         self.failure_inherited.store(failed, SeqCst);
         self.state = Some(state);
+        if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {
+            remote.keep_counts(counts, || self.server_may_have_lost());
+        }
         let mut active = self.active();
         if active.unmapped.is_some() {
             let file = file.try_clone().ok().map(Arc::new);
@@ -69,6 +77,23 @@ impl Disk {
              not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
              for that guest, until one begins afresh"
         );
+        self.inherit_failure();
+    }
+
+    /// What an earlier process had answered, and its guest not flushed, may be lost with the server of this disk:
+    /// to that guest flushes fail.
+    #[cold]
+    pub fn server_may_have_lost(&self) {
+        tracing::error!(
+            disk = self.name(),
+            "writes that the NBD server had answered to an earlier daemon, and that were not flushed, may be lost: \
+             that daemon was killed, and nobody can tell whether the server was started anew since. Flushes fail \
+             for the guest that it had, until one begins afresh. --cache writethrough leaves nothing to be lost"
+        );
+        self.inherit_failure();
+    }
+
+    fn inherit_failure(&self) {
         self.keep(STATE_FLUSH_FAILED, true);
         self.failure_inherited.store(true, SeqCst);
         self.flush_failed.store(true, SeqCst);
@@ -101,7 +126,7 @@ impl Disk {
 
     /// A flush through the page cache begins or is over.
     pub(crate) fn set_flushing(&self, under_way: bool) {
-        if self.cache != CacheMode::None {
+        if self.cache != CacheMode::None && self.remote.is_none() {
             self.keep(STATE_FLUSHING, under_way);
         }
     }
@@ -129,6 +154,14 @@ impl Disk {
         if guest_ends {
             self.keep(STATE_FLUSH_FAILED, false);
         }
+    }
+
+    /// True if a pause outlives this process, or need not: nothing is written, or no data is left.
+    #[must_use]
+    pub fn can_keep_pause(&self) -> bool {
+        let has_data = self.is_real() || self.remote.is_some();
+        let needs = has_data && !self.geometry.read_only;
+        !needs || self.state.as_ref().is_some_and(State::is_found)
     }
 
     /// Keeps whether it is paused, for whoever serves it next.

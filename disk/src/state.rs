@@ -5,6 +5,7 @@
 //! it. Nothing is known without one, and all else goes on ([ADR
 //! 0016](../../docs/adr/0016-state-beside-the-rings.md)).
 
+use ringway_core::file::FileShape;
 use ringway_core::mem::{Mapping, MappingError};
 use ringway_image::Journal;
 use std::any::Any;
@@ -18,6 +19,10 @@ pub const STATE_BYTES: u64 = 4096;
 /// Bytes of the file of a disk: behind that there is a journal for a disk whose image has tables.
 pub const STATE_FILE_BYTES: u64 = STATE_BYTES + Journal::BYTES;
 
+/// Where it stands in the page of an export of an NBD server what of it is answered and durable: behind what
+/// belongs to whoever looks after the page.
+pub const STATE_EXPORT_AT: u64 = 256;
+
 /// A flush has failed, and its guest goes on.
 pub const STATE_FLUSH_FAILED: u64 = 1;
 /// A flush through the page cache is under way, and nobody knows its outcome.
@@ -28,6 +33,7 @@ pub const STATE_PAUSED: u64 = 4;
 /// The page of one disk: one word, with the bits above.
 pub(crate) struct State {
     mapping: Mapping,
+    file: File,
     /// Goes when nobody has the disk open any more.
     pub(crate) keeper: Box<dyn Any + Send + Sync>,
 }
@@ -44,7 +50,13 @@ impl State {
         file: &File,
         keeper: Box<dyn Any + Send + Sync>,
     ) -> Result<Self, MappingError> {
-        Ok(Self { mapping: Mapping::of_file(file, 0, STATE_BYTES)?, keeper })
+        let mapping = Mapping::of_file(file, 0, STATE_BYTES)?;
+        Ok(Self { mapping, file: file.try_clone()?, keeper })
+    }
+
+    /// True if whoever serves the disk next finds it: nobody has deleted its file.
+    pub(crate) fn is_found(&self) -> bool {
+        !self.mapping.is_lost() && FileShape::of(&self.file).is_ok_and(|shape| shape.links > 0)
     }
 
     pub(crate) fn word(&self) -> &AtomicU64 {

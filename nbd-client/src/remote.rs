@@ -2,13 +2,17 @@
 
 use crate::allocation::{Allocation, AllocationError};
 use crate::connect::Connected;
+use crate::first_flush::flush;
 use crate::handshake::Negotiated;
+use crate::ledger::Counts;
 use crate::shared::{Shared, Wish};
 use crate::supervisor::{Connect, Supervisor, Timeouts};
+use ringway_nbd_words::offers;
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// An export in use. Dropping it ends its connections.
 #[derive(Debug)]
@@ -66,6 +70,35 @@ impl Remote {
             Some(socket) => Allocation::ask(&socket, negotiated).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// From now on what is answered and not flushed is counted in a page that outlives this process. Before an
+    /// engine uses the export.
+    ///
+    /// `lost` is called if writes that an earlier process had answered may be lost; what it keeps of that has to
+    /// be kept when it returns.
+    pub fn keep_counts(&self, counts: Counts, lost: impl FnOnce()) {
+        self.shared.ledger.keep(counts, lost);
+    }
+
+    /// Asks for a flush over its first connection, before an engine uses that, and waits for its end: what an
+    /// earlier process had answered is durable then. False if the server fails it.
+    ///
+    /// # Errors
+    /// What the host says, also of a server that does not answer within `limit`: the connection is of no use then.
+    pub fn flush_first(&self, limit: Duration) -> io::Result<bool> {
+        let first = self.shared.lanes.first().and_then(|lane| lane.unused());
+        first.map_or(Ok(true), |socket| flush(&socket, &self.shared.negotiated, limit))
+    }
+
+    /// True if what was answered is not flushed, and a flush can change that: there is a server, and nothing is
+    /// lost yet.
+    #[must_use]
+    pub fn wants_flush(&self) -> bool {
+        let shared = &self.shared;
+        let offered = shared.negotiated.offers(offers::SEND_FLUSH);
+        let owed = shared.ledger.is_owed() && !shared.ledger.is_lost();
+        offered && owed && !shared.away.load(SeqCst)
     }
 
     /// Starts the thread that has lost connections come back, by `connect`. Requests wait meanwhile, or

@@ -16,6 +16,8 @@ pub(crate) struct Shared {
     pub(crate) ledger: Ledger,
     /// Its owner has gone.
     pub(crate) ended: AtomicBool,
+    /// A connection is lost, and not all are there again.
+    pub(crate) away: AtomicBool,
     /// Its connections, at least one.
     pub(crate) lanes: Box<[Arc<Lane>]>,
     /// How many engines share them, at most as many as there are.
@@ -82,6 +84,7 @@ impl Shared {
             negotiated,
             ledger: Ledger::default(),
             ended: AtomicBool::new(false),
+            away: AtomicBool::new(false),
             lanes: sockets.iter().map(|socket| Arc::new(Lane::new(socket))).collect(),
             engines: AtomicUsize::new(1),
             seats: AtomicUsize::new(0),

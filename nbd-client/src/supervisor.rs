@@ -103,6 +103,7 @@ impl Supervisor {
     /// Connects until it works. `None` once nobody needs it any more.
     fn bring_back(&self, wish: Wish, wishes: &Receiver<Wish>) -> Option<()> {
         let shared = self.shared.upgrade()?;
+        shared.away.store(true, SeqCst);
         tracing::warn!(
             disk = shared.name,
             "the connection to the NBD server is lost: {}. Requests wait for a new one",
@@ -127,6 +128,7 @@ impl Supervisor {
                         .iter()
                         .zip(new.sockets())
                         .for_each(|(lane, new)| lane.connect(new));
+                    shared.away.store(false, SeqCst);
                     // Whoever reads it can rely on it.
                     tracing::info!(
                         disk = shared.name,

@@ -117,13 +117,15 @@ fn f05_a_server_flushes_before_a_cache_is_off_and_at_rest() {
             let asked = std::fs::read_to_string(path.join("asked")).unwrap();
             asked.lines().filter(|line| line.contains(" Flush ")).count()
         };
+        // Row F17: the first request is one.
+        let first = flushes();
         for queue in &mut all {
             guest(&pool, queue, 3, &AtomicU64::new(0));
         }
-        assert_eq!(flushes(), 0);
+        assert_eq!((first, flushes()), (1, 1));
         assert!(ctl(path, &["drain", "s"]).status.success(), "{}", daemon.log());
         let at_rest = flushes();
-        assert!(at_rest > 0, "{queues} queues");
+        assert!(at_rest > first, "{queues} queues");
         device.set_writeback(false).unwrap();
         assert!(flushes() > at_rest, "{queues} queues");
         drop((all, device));
@@ -270,17 +272,96 @@ fn f08_a_daemon_that_is_killed_leaves_what_was_answered() {
     let socket = path.join("n.sock").display().to_string();
     let args = ["-t", "-e", "8", "-f", "raw", "-k", &socket, "disk.img"];
     let Some(_server) = server(path, "qemu-nbd", &args) else { return };
-    let mut daemon = Some(serve(path, &[]));
-    let (flushed, daemon) = meanwhile(path, |answered| {
-        for round in 1..=3 {
-            goes_on(answered, 40 * round);
-            daemon.take().unwrap().kill();
-            daemon = Some(serve(path, &[]));
-            goes_on(answered, 40);
+    // With a cache nobody can tell what the server would have lost if it had been started anew, too.
+    for (cache, survives) in [("writethrough", true), ("writeback", false)] {
+        let args = ["--cache", cache, "--state-dir", "state"];
+        let mut daemon = Some(serve(path, &args));
+        let (flushed, daemon) = meanwhile(path, |answered| {
+            for round in 1..=3 {
+                goes_on(answered, 40 * round);
+                daemon.take().unwrap().kill();
+                daemon = Some(serve(path, &args));
+                goes_on(answered, 40);
+            }
+            daemon
+        });
+        let log = daemon.unwrap().log();
+        assert_eq!(flushed, survives, "{cache}: {log}");
+        assert_eq!(log.contains("were not flushed, may be lost"), !survives, "{log}");
+    }
+}
+
+/// A server that has lost all that it was not told to flush when it is started anew, while no daemon is there.
+#[test]
+fn f17_a_daemon_that_ends_has_its_server_flush_and_one_that_is_killed_leaves_a_mark() {
+    for (killed, more) in
+        [(false, &[][..]), (true, &[]), (false, &["--isolate"]), (true, &["--sandbox", "off"])]
+    {
+        let dir = folder();
+        let path = dir.path();
+        let flushes = || {
+            let asked = std::fs::read_to_string(path.join("asked")).unwrap();
+            asked.lines().filter(|line| line.contains(" Flush ")).count()
+        };
+        let start = || nbdkit(path, &["--filter=log", "memory", "8M", "logfile=asked"]);
+        let args = [&["--queues", "1", "--state-dir", "state"], more].concat();
+        let Some(server) = start() else { return };
+        let daemon = serve(path, &args);
+        let mut device = connect(path, 1);
+        let mut queue: BlkQueue<()> = device.queue().unwrap();
+        assert!(common::write(&device, &mut queue, 3, 7));
+        assert_eq!(flushes(), 1, "the first request is one");
+        if killed {
+            daemon.kill();
+        } else {
+            daemon.stop();
+            assert!(flushes() > 1, "{more:?}: none was sent at the end");
         }
-        daemon
-    });
-    assert!(flushed, "{}", daemon.unwrap().log());
+        drop(server);
+        let _server = start();
+        let daemon = serve(path, &args);
+        let flush = |queue: &mut BlkQueue<()>| {
+            queue.flush(()).unwrap();
+            common::finish(queue).0
+        };
+        assert_eq!(flush(&mut queue), !killed, "{more:?}: {}", daemon.log());
+        // Whoever begins afresh was answered nothing.
+        drop((queue, device));
+        let mut device = connect(path, 1);
+        let mut queue: BlkQueue<()> = device.queue().unwrap();
+        assert!(flush(&mut queue), "{more:?}: {}", daemon.log());
+        drop((queue, device));
+        daemon.stop();
+        let left = std::fs::read_dir(path.join("state")).unwrap().count();
+        assert_eq!(left, 0, "{more:?}: nothing is owed");
+    }
+}
+
+#[test]
+fn f17_a_pause_of_an_export_is_kept_or_refused() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let Some(_server) = nbdkit(path, &["file", "disk.img"]) else { return };
+    let args = ["--state-dir", "state", "--control", "ctl"];
+    let daemon = serve(path, &args);
+    let said = ctl(path, &["pause", "s"]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    daemon.kill();
+    let daemon = serve(path, &args);
+    assert!(
+        daemon.log().contains("paused, as it was when it was served before"),
+        "{}",
+        daemon.log()
+    );
+    assert!(ctl(path, &["resume", "s"]).status.success());
+    // Somebody takes the folder away.
+    std::fs::remove_dir_all(path.join("state")).unwrap();
+    let said = ctl(path, &["pause", "s"]);
+    assert!(!said.status.success());
+    assert!(text(&said.stderr).contains("would not outlive this daemon"), "{}", text(&said.stderr));
+    assert!(!text(&ctl(path, &["list"]).stdout).contains("paused"));
+    daemon.stop();
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn c15_a_paused_disk_is_paused_in_the_next_daemon() {
     }
 }
 
-/// What cannot be kept is said when the disk is opened, not lost when it is to be kept.
+/// What cannot be kept is said when the disk is opened, and a pause that would be forgotten is refused.
 #[test]
 fn c15_a_state_folder_without_room_is_told() {
     let dir = folder();
@@ -80,7 +80,11 @@ fn c15_a_state_folder_without_room_is_told() {
         let daemon = serve(dir, sandbox);
         let log = daemon.log();
         assert!(log.contains("a pause will not outlive this daemon"), "{log}");
-        ctl(dir, &["pause", "0"]);
+        let pause = ["ctl", "--control", "c", "pause", "0"];
+        let said = ringway().args(pause).current_dir(dir).output().unwrap();
+        let why = String::from_utf8_lossy(&said.stderr);
+        assert!(!said.status.success() && why.contains("would not outlive"), "{why}");
+        assert!(!ctl(dir, &["list", "--json"]).contains("\"paused\""));
         daemon.stop();
     }
     filler.set_len(0).unwrap();

@@ -348,10 +348,18 @@ impl Disks {
         list.iter().for_each(|served| served.stop());
         isolated.iter().for_each(|disk| disk.stop());
         let mut outcome = Ok(());
-        for served in list {
+        for served in &list {
             if let Some(Err(error)) = served.join() {
                 outcome = outcome.and(Err(error));
             }
+        }
+        // Beside each other: a server that does not answer takes its time.
+        std::thread::scope(|scope| {
+            for served in list.iter().filter(|served| served.export.disk().remote().is_some()) {
+                scope.spawn(|| served.flush_server());
+            }
+        });
+        for served in list {
             let removed = self.removed.load(SeqCst);
             // Its clone may be another daemon's, or about to be.
             let ours = removed && served.export.end_image();

@@ -137,13 +137,16 @@ impl Host {
         let (helper, path) = match (&self.helper, &options.source) {
             (Some(helper), Source::Path(path)) => (helper, path),
             (Some(helper), Source::Nbd(_)) => {
-                let disk = helper.open(&options, false)?.disk;
+                let mut disk = helper.open(&options, false)?.disk;
+                self.make_ours(&mut disk)?;
+                remote::begin(&disk, spec)?;
                 return Ok(OpenDisk { disk, new: None, clone: None });
             }
             _ => {
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
+                remote::begin(&disk, spec)?;
                 let new = new.map(|file| NewImage(Made::Here(file)));
                 return Ok(OpenDisk { disk, new, clone });
             }
@@ -186,17 +189,26 @@ impl Host {
 
     /// Has what must outlive the daemon kept, now that the image is ours.
     fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
-        if !self.keeps_state || !disk.is_real() || disk.geometry().read_only {
+        let has_data = disk.is_real() || disk.remote().is_some();
+        if !self.keeps_state || !has_data || disk.geometry().read_only {
             return Ok(());
         }
+        let export = disk.remote().is_some().then(|| disk.name().to_owned());
         match (&self.helper, &self.state_dir) {
+            (Some(helper), _) if let Some(name) = &export => {
+                let (file, keeper) = helper.state_of_export(name)?;
+                disk.keep_state(&file, Box::new(keeper))?;
+            }
             (Some(helper), _) => {
                 let (file, keeper) = helper.state(&disk.file())?;
                 disk.keep_state(&file, Box::new(keeper))?;
                 disk.defer_entries();
             }
             (None, Some(dir)) => {
-                let keeper = StateKeeper::here(dir, &disk.file())?;
+                let keeper = match &export {
+                    Some(name) => StateKeeper::of_export(dir, name.as_bytes())?,
+                    None => StateKeeper::here(dir, &disk.file())?,
+                };
                 let file = keeper.file().try_clone()?;
                 disk.keep_state(&file, Box::new(Mutex::new(keeper)))?;
             }

@@ -142,6 +142,23 @@ impl Served {
         lock(&self.clone).is_some()
     }
 
+    /// Has the server of its disk flush what it has answered, as a host does with a file by itself: with the
+    /// connection goes the last word of whether it is still there. Nobody is served any more.
+    pub(super) fn flush_server(&self) {
+        let disk = self.export.disk();
+        // A server that is away, or does not finish what is in flight, is not waited for once more.
+        let wants = disk.remote().is_some_and(|remote| remote.wants_flush());
+        if !wants || !self.export.is_clear() {
+            return;
+        }
+        if let Err(error) = self.export.sync() {
+            tracing::warn!(
+                disk = self.name(),
+                "what the NBD server has answered and not flushed may be lost with it: {error}"
+            );
+        }
+    }
+
     /// Its image stays, whatever was said of it, unless the disk is `removed`, its image was ours until then,
     /// and it is ephemeral: if its guest has left, it is somebody else's.
     pub(super) fn end_clone(&self, removed: bool) {

@@ -85,6 +85,12 @@ pub trait Offered: Send + Sync {
     /// [`ChangeError`].
     fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError>;
 
+    /// As [`Export::sync`].
+    ///
+    /// # Errors
+    /// As there.
+    fn sync(&self) -> io::Result<()>;
+
     /// As [`Export::set_limits`].
     fn set_limits(&self, limits: Vec<Arc<Member>>);
 }
@@ -148,6 +154,10 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
 
     fn at_rest(&self, act: &mut dyn FnMut()) -> Result<Duration, ChangeError> {
         self.at_rest(act)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync()
     }
 
     fn set_limits(&self, limits: Vec<Arc<Member>>) {

@@ -103,8 +103,12 @@ fn steps() -> Vec<Step> {
 impl State {
     fn ledger<T>(&mut self, lane: usize, mistake: Mistake, act: impl FnOnce(&Ledger) -> T) -> T {
         let count = &mut self.counts[if mistake == Mistake::CountsAlone { lane } else { 0 }];
-        let ledger =
-            Ledger { written: count.0.into(), flushed: count.1.into(), lost: count.2.into() };
+        let ledger = Ledger {
+            written: count.0.into(),
+            flushed: count.1.into(),
+            lost: count.2.into(),
+            ..Ledger::default()
+        };
         let told = act(&ledger);
         *count =
             (ledger.written.into_inner(), ledger.flushed.into_inner(), ledger.lost.into_inner());

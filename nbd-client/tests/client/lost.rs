@@ -3,8 +3,9 @@
 use crate::rig::Rig;
 use crate::server::{Asked, FACTS, Facts, Server};
 use ringway_aio::IoOp;
-use ringway_nbd_client::Timeouts;
-use ringway_nbd_words::{command, offers};
+use ringway_nbd_client::{Counts, Remote, Timeouts};
+use ringway_nbd_words::{chunk, command, offers};
+use std::fs::File;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -134,6 +135,86 @@ fn f05_a_flush_that_was_under_way_does_not_hide_what_was_lost() {
     let mut rig = Rig::new(&server.path, Timeouts::default());
     assert_eq!(rig.write(0, &[1; 512]), 512);
     assert_eq!(rig.flush(), -libc::EIO);
+}
+
+/// A page as a daemon's state folder has it.
+fn page() -> File {
+    let page = tempfile::tempfile().unwrap();
+    page.set_len(Counts::BYTES).unwrap();
+    page
+}
+
+/// Each process of a guest's disk, one after the other, finds what the one before has left in the page.
+#[test]
+fn f17_a_process_that_ends_leaves_what_it_had_answered_to_the_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(dir.path(), |_| FACTS, |_, conn| conn.serve());
+    let page = page();
+    let mut told = Vec::new();
+    for flushes in [false, true, true] {
+        let mut lost = false;
+        let keep = |remote: &Remote| {
+            remote.keep_counts(Counts::map(&page, 0).unwrap(), || lost = true);
+            assert!(!remote.wants_flush());
+        };
+        let mut rig = Rig::kept(&server.path, keep);
+        told.push(lost);
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+        assert!(rig.remote.wants_flush());
+        if flushes {
+            assert_eq!(rig.flush(), 0);
+            assert!(!rig.remote.wants_flush());
+        }
+    }
+    assert_eq!(told, [false, true, false]);
+}
+
+/// Nothing else is asked before: what an earlier process had answered, wherever it counted that, is durable.
+#[test]
+fn f17_the_first_request_of_a_process_is_a_flush() {
+    let limit = Duration::from_secs(60);
+    for (structured, fails) in [(true, false), (false, false), (true, true), (false, true)] {
+        let (sender, asked) = channel();
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(
+            dir.path(),
+            move |_| Facts { structured, ..FACTS },
+            move |_, conn| {
+                let first = conn.asked()?;
+                sender.send(first.kind).unwrap();
+                match (fails, structured) {
+                    (true, true) => {
+                        conn.chunk(true, chunk::ERROR, first.cookie, &[0, 0, 0, 5, 0, 0])?
+                    }
+                    (true, false) => conn.simple(first.cookie, 5)?,
+                    _ => conn.carry_out(&first)?,
+                }
+                conn.serve()
+            },
+        );
+        let mut rig = Rig::kept(&server.path, |remote| {
+            assert_eq!(remote.flush_first(limit).unwrap(), !fails);
+        });
+        assert_eq!(asked.recv().unwrap(), command::FLUSH);
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+    }
+    // A server without a flush is asked for none, and one that says nothing is given up.
+    let dir = tempfile::tempdir().unwrap();
+    let flags = FACTS.flags & !offers::SEND_FLUSH;
+    let without =
+        Server::start(dir.path(), move |_| Facts { flags, ..FACTS }, |_, conn| conn.serve());
+    let mut rig = Rig::kept(&without.path, |remote| assert!(remote.flush_first(limit).unwrap()));
+    assert_eq!(rig.write(0, &[1; 512]), 512);
+    let dir = tempfile::tempdir().unwrap();
+    let silent = Server::start(
+        dir.path(),
+        |_| FACTS,
+        |_, conn| std::io::copy(&mut conn.stream, &mut std::io::sink()).map(drop),
+    );
+    Rig::kept(&silent.path, |remote| {
+        let error = remote.flush_first(Duration::from_millis(100)).unwrap_err();
+        assert!(error.to_string().contains("response-timeout: 0.1 s"), "{error}");
+    });
 }
 
 #[test]

@@ -40,6 +40,14 @@ impl Rig {
         (Self::of(remote, connected.socket), allocation)
     }
 
+    /// After something is done with the export before an engine uses it.
+    pub(crate) fn kept(path: &Path, before: impl FnOnce(&Remote)) -> Self {
+        let connected = connect(&target(path)).unwrap();
+        let remote = Arc::new(Remote::new("test", &connected));
+        before(&remote);
+        Self::of(remote, connected.socket)
+    }
+
     /// Engines that share up to `most` connections, one after the other.
     pub(crate) fn several(path: &Path, most: u16, engines: usize) -> Vec<Self> {
         Self::several_within(path, most, engines, Timeouts::default())

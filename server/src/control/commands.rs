@@ -81,7 +81,7 @@ fn handle(disks: &Disks, request: ControlRequest) -> Outcome {
         ControlRequest::Resize(asked) => resize(disks, asked),
         ControlRequest::Limit(asked) => limit(disks, *asked),
         ControlRequest::Drain(disk) => change(disks, disk, |disk| disk.drain()),
-        ControlRequest::Pause(disk) => change(disks, disk, |disk| disk.pause()),
+        ControlRequest::Pause(disk) => pause(disks, disk),
         ControlRequest::Resume(disk) => change(disks, disk, |disk| disk.resume()),
         ControlRequest::Retry(asked) => retry(disks, asked),
         ControlRequest::Snapshot(asked) => snapshot(disks, &asked),
@@ -342,6 +342,19 @@ fn limit(disks: &Disks, asked: Limit) -> Outcome {
         disks.events.tell(Some((id, &image)), Happened::LimitsChanged { limits, limit_group });
     }
     answer(Limited { id: Some(id), image: Some(image), group, limits, removed: false })
+}
+
+/// Pauses a disk if that is kept: who copies what lies below must not find it written to because a service manager
+/// has started the daemon anew.
+fn pause(disks: &Disks, One { disk }: One) -> Outcome {
+    let served = find_here(disks, &disk)?;
+    let disk_here = served.export.disk();
+    if !disk_here.can_keep_pause() {
+        let why = "a pause would not outlive this daemon, so it is not paused: the file in the state folder that \
+                   would keep it is missing. Start the daemon anew, with a folder that stays (--state-dir)";
+        return Err(Problem::new(ProblemKind::Failed, format!("{}: {why}", disk_here.name())));
+    }
+    change(disks, One { disk }, |disk| disk.pause())
 }
 
 fn change(

@@ -29,6 +29,7 @@ impl Disks {
         served.stop();
         drop(files_change);
         let outcome = served.join().unwrap_or(Ok(()));
+        served.flush_server();
         self.forget(&served);
         let Departure { clear, held } = watch.end([&*served]);
         tracing::info!(disk = served.name(), id = served.id, "disk removed");

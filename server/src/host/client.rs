@@ -77,10 +77,23 @@ impl Client {
 
     /// The state of a disk, and who has the helper let it go.
     pub(super) fn state(self: &Arc<Self>, image: &File) -> anyhow::Result<(File, HelpersState)> {
-        let request = HelperRequest::State;
-        let (HelperAnswer::State { number }, Some(file)) =
-            self.ask_with(&request, Some(image.as_fd()))?
-        else {
+        self.states(&HelperRequest::State, Some(image.as_fd()))
+    }
+
+    /// The same of an export that the helper has connected to.
+    pub(super) fn state_of_export(
+        self: &Arc<Self>,
+        name: &str,
+    ) -> anyhow::Result<(File, HelpersState)> {
+        self.states(&HelperRequest::StateOfExport { name: Path::new(name).into() }, None)
+    }
+
+    fn states(
+        self: &Arc<Self>,
+        request: &HelperRequest,
+        image: Option<BorrowedFd<'_>>,
+    ) -> anyhow::Result<(File, HelpersState)> {
+        let (HelperAnswer::State { number }, Some(file)) = self.ask_with(request, image)? else {
             bail!(OUT_OF_TURN);
         };
         Ok((file.into(), HelpersState { helper: Arc::clone(self), number }))

@@ -188,11 +188,21 @@ impl Helper {
         self.may(&request)?;
         match request {
             HelperRequest::Open(wanted) => {
+                self.remotes.extend(wanted.remote().map(<[u8]>::to_vec));
                 let (ours, its) = line()?;
                 self.open(*wanted, ours)?;
                 Ok((HelperAnswer::Wait, Some(its)))
             }
             HelperRequest::State => self.state(fd),
+            HelperRequest::StateOfExport { name } => {
+                let Some(dir) = &self.duties.state_dir else {
+                    bail!("this daemon keeps no state of its disks");
+                };
+                if !self.remotes.contains(&name.0) {
+                    bail!("this daemon has no such export");
+                }
+                self.keep(StateKeeper::of_export(dir, &name.0)?)
+            }
             HelperRequest::Stateless { number } => {
                 let keeper = lock(&self.things).states.remove(&number);
                 // An image that could not be put in order may be by now.
@@ -319,7 +329,11 @@ impl Helper {
         let (Some(dir), Some(image)) = (&self.duties.state_dir, image) else {
             bail!("this daemon keeps no state of its disks");
         };
-        let keeper = StateKeeper::beside(dir, image.into())?;
+        self.keep(StateKeeper::beside(dir, image.into())?)
+    }
+
+    /// Looks after it from now on.
+    fn keep(&self, keeper: StateKeeper) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
         let file = keeper.file().try_clone()?;
         let mut things = lock(&self.things);
         things.next += 1;

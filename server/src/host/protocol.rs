@@ -32,6 +32,8 @@ pub(super) enum HelperRequest {
     Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
     /// Look after what outlives the daemon of a disk, whose image comes with it.
     State,
+    /// The same for an export that the daemon has.
+    StateOfExport { name: Name },
     /// Look after it no more.
     Stateless { number: u64 },
     /// The disk is about to be served from the image that comes with this.

@@ -1,7 +1,7 @@
 //! Disks that are elsewhere: connections to servers, made anew, and images of Ceph clusters.
 
 use super::Host;
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use ringway_control::config::DiskSpec;
 use ringway_disk::open::ClusterDisk;
 use ringway_disk::{Disk, Source};
@@ -47,6 +47,22 @@ impl Host {
         let timeouts = Timeouts { give_up: spec.reconnect_timeout, silence };
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
+}
+
+/// Has what earlier daemons had answered made durable, before anything else is asked of a server: one that is
+/// started anew later has not lost it then.
+///
+/// # Errors
+/// That the server does not answer in time, or does not keep to the protocol.
+pub(super) fn begin(disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
+    let Some(remote) = disk.remote().filter(|_| !disk.geometry().read_only) else { return Ok(()) };
+    let limit = spec.response_timeout.unwrap_or(Timeouts::default().silence);
+    let cannot = |error| anyhow!("{}: its first flush: {error}", disk.name());
+    if !remote.flush_first(limit).map_err(cannot)? {
+        tracing::error!(disk = disk.name(), "the NBD server fails the first flush");
+        disk.server_may_have_lost();
+    }
+    Ok(())
 }
 
 /// Tells of connections that were asked for and cannot be had.

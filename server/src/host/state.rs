@@ -10,9 +10,11 @@ use super::state_name::{ImageStat, Left, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{
-    STATE_BYTES, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED,
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING,
+    STATE_PAUSED,
 };
 use ringway_image::{Journal, is_journal_of, learn_boot, replay};
+use ringway_nbd_client::Counts;
 use ringway_terminal::reasons::in_full;
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, chmod, flock, linkat,
@@ -138,6 +140,8 @@ pub(super) struct StateKeeper {
     state: Arc<File>,
     page: Mapping,
     journal: Option<Journal>,
+    /// What of an export is answered and durable, if it is one.
+    counts: Option<Counts>,
     /// Its image, and while that is being put on top of another one both of them, the new one last.
     images: Vec<Kept>,
 }
@@ -187,12 +191,35 @@ impl StateKeeper {
         Self::new(dir, Kept::beside(image)?)
     }
 
+    /// Of an export, whoever serves it: there is no file that anybody could be a witness of.
+    ///
+    /// Nor is there a lock that keeps a successor away until the helper of a daemon that was killed is through. So the
+    /// file itself is locked by all who use it, and taken away by the last one only.
+    pub(super) fn of_export(dir: &StateDir, name: &[u8]) -> anyhow::Result<Self> {
+        let name = StateName::of_export(name);
+        let state = loop {
+            let state = dir.file(name)?;
+            flock(&state, FlockOperation::LockShared)?;
+            // The last one may have taken it away meanwhile.
+            if state.metadata()?.nlink() > 0 {
+                break state;
+            }
+        };
+        Self::of_file(dir, state, Kept { name, image: None, witness: None, stat: None })
+    }
+
     fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
-        let (folder, state) = (Arc::clone(&dir.0), dir.file(kept.name)?);
+        Self::of_file(dir, dir.file(kept.name)?, kept)
+    }
+
+    fn of_file(dir: &StateDir, state: File, kept: Kept) -> anyhow::Result<Self> {
+        let folder = Arc::clone(&dir.0);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
         let state = Arc::new(state);
         let journal = Journal::map(Arc::clone(&state), STATE_BYTES).ok();
-        let keeper = Self { folder, state, page, journal, images: vec![kept] };
+        let is_export = matches!(kept.name, StateName::Export(_));
+        let counts = is_export.then(|| Counts::map(&state, STATE_EXPORT_AT)).transpose()?;
+        let keeper = Self { folder, state, page, journal, counts, images: vec![kept] };
         keeper.doubt();
         Ok(keeper)
     }
@@ -340,8 +367,13 @@ impl StateKeeper {
 /// Nothing is left to be kept: neither is the file.
 impl Drop for StateKeeper {
     fn drop(&mut self) {
-        let used = self.journal.as_ref().is_some_and(Journal::is_used);
-        if self.word().load(SeqCst) == 0 && !used {
+        let used = self.journal.as_ref().is_some_and(Journal::is_used)
+            || self.counts.as_ref().is_some_and(Counts::may_be_lost);
+        let alone = || {
+            let exclusive = FlockOperation::NonBlockingLockExclusive;
+            self.counts.is_none() || flock(&*self.state, exclusive).is_ok()
+        };
+        if self.word().load(SeqCst) == 0 && !used && alone() {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }
@@ -395,6 +427,35 @@ mod tests {
         assert_eq!(files(), 1);
         let keeper = StateKeeper::here(&dir, &image).unwrap();
         assert_eq!(keeper.word().swap(0, SeqCst), STATE_FLUSH_FAILED);
+        drop(keeper);
+        assert_eq!(files(), 0);
+    }
+
+    #[test]
+    fn f17_what_an_export_owes_is_there_as_long_as_it_may_be_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let dir = dir(&path);
+        let files = || std::fs::read_dir(&path).unwrap().count();
+        let of = |name: &str| StateKeeper::of_export(&dir, name.as_bytes()).unwrap();
+        let written = |keeper: &StateKeeper| keeper.word_at(STATE_EXPORT_AT as usize).load(SeqCst);
+        let keeper = of("nbd:unix:/n.sock");
+        keeper.word_at(STATE_EXPORT_AT as usize).store(3, SeqCst);
+        drop(keeper);
+        assert_eq!(files(), 1);
+        let other = of("nbd:unix:/n.sock:other");
+        assert_eq!((files(), written(&other)), (2, 0));
+        drop(other);
+        let keeper = of("nbd:unix:/n.sock");
+        assert_eq!((files(), written(&keeper)), (1, 3));
+        // A successor uses it already.
+        let successor = of("nbd:unix:/n.sock");
+        keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
+        drop(keeper);
+        assert_eq!(files(), 1);
+        let keeper = successor;
+        // All of it was flushed.
+        keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
         drop(keeper);
         assert_eq!(files(), 0);
     }

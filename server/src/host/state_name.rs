@@ -1,5 +1,7 @@
 //! Of which image a state is, and whether that is still the same one.
 //!
+//! An export of an NBD server is known by its name: where its server is, and what that calls it.
+//!
 //! Numbers of files are given again, so the time of its birth belongs to an image's name. Some file systems
 //! tell none (NFS and FUSE before they could, ext4 with small inodes). There a new image may have the name
 //! of one that was deleted, and is told from it by how that one was left.
@@ -11,19 +13,23 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// Numbers only, so that it can name nothing else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct StateName {
-    block_device: bool,
-    device: u64,
-    inode: u64,
-    /// When the file was made, in nanoseconds; 0 if nobody tells.
-    born: i128,
+pub(super) enum StateName {
+    Image {
+        device: u64,
+        inode: u64,
+        /// When the file was made, in nanoseconds; 0 if nobody tells.
+        born: i128,
+    },
+    Device(u64),
+    /// The hash of its name.
+    Export(u128),
 }
 
 impl StateName {
     pub(super) fn of(image: &File) -> anyhow::Result<Self> {
         let meta = image.metadata()?;
         if meta.file_type().is_block_device() {
-            return Ok(Self { block_device: true, device: meta.rdev(), inode: 0, born: 0 });
+            return Ok(Self::Device(meta.rdev()));
         }
         let stat = statx(image, c"", AtFlags::EMPTY_PATH, StatxFlags::BTIME)?;
         let born = match stat.stx_mask & StatxFlags::BTIME.bits() {
@@ -33,19 +39,31 @@ impl StateName {
                     + i128::from(stat.stx_btime.tv_nsec)
             }
         };
-        Ok(Self { block_device: false, device: meta.dev(), inode: meta.ino(), born })
+        Ok(Self::Image { device: meta.dev(), inode: meta.ino(), born })
+    }
+
+    /// That of an export, by what its user calls it.
+    pub(super) fn of_export(name: &[u8]) -> Self {
+        // FNV-1a: the same in every release. Who names exports is who names images, so nobody is kept from
+        // naming two of them alike.
+        Self::Export(name.iter().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, |hash, &byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+        }))
     }
 
     /// Another image may get the same name.
     pub(super) fn is_ambiguous(&self) -> bool {
-        !self.block_device && self.born == 0
+        matches!(self, Self::Image { born: 0, .. })
     }
 }
 
 impl std::fmt::Display for StateName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kind = if self.block_device { "device" } else { "image" };
-        write!(f, "{kind}-{:x}-{:x}-{:x}", self.device, self.inode, self.born)
+        match self {
+            Self::Image { device, inode, born } => write!(f, "image-{device:x}-{inode:x}-{born:x}"),
+            Self::Device(number) => write!(f, "device-{number:x}-0-0"),
+            Self::Export(hash) => write!(f, "export-{hash:032x}"),
+        }
     }
 }
 
