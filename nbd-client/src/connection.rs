@@ -382,6 +382,16 @@ impl Connection {
         Ok(())
     }
 
+    /// The export is given up: nothing more is sent, what is not answered fails, and so does all that comes.
+    #[cold]
+    pub(crate) fn end(&mut self, table: &mut Table<'_>) -> Result<(), Loss> {
+        // A connection that has just come is closed again.
+        drop(self.lane.take_mail());
+        self.failing = true;
+        fail(table, &mut self.sending, -libc::ENOTCONN, |_| true);
+        if self.socket.is_some() { Err(Loss::Ended) } else { Ok(()) }
+    }
+
     /// Nothing more is sent, and once all that was sent is answered the connection is given up.
     fn retreat(&mut self) -> Result<(), Loss> {
         self.retreating = self.in_flight > 0;

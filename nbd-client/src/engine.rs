@@ -135,7 +135,10 @@ impl Nbd {
     #[cold]
     fn hear_supervisor(&mut self, at: usize) {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
-        if connection.shared.ended.load(SeqCst) && connection.users == 0 {
+        if connection.shared.ended.load(SeqCst) {
+            if connection.users > 0 {
+                return self.with(at, Connection::end);
+            }
             if let Some(fd) = connection.fd() {
                 self.bells.unwatch(fd);
             }

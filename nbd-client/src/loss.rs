@@ -18,6 +18,8 @@ pub(crate) enum Loss {
     Memory,
     /// Another connection of the export is lost.
     Other,
+    /// Its owner has given up the export.
+    Ended,
 }
 
 impl fmt::Display for Loss {
@@ -30,6 +32,7 @@ impl fmt::Display for Loss {
                 write!(f, "the server does not keep to the protocol: {what}")
             }
             Self::Other => f.write_str("another one to the same export is lost"),
+            Self::Ended => f.write_str("the disk is removed"),
             Self::Memory => f.write_str("a guest's memory has vanished amid a request"),
         }
     }

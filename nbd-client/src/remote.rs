@@ -12,13 +12,15 @@ use std::io;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// An export in use. Dropping it ends its connections.
 #[derive(Debug)]
 pub struct Remote {
     shared: Arc<Shared>,
     wishes: Mutex<Option<Receiver<Wish>>>,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Remote {
@@ -29,7 +31,7 @@ impl Remote {
         let (wish, wishes) = channel();
         let sockets: Vec<_> = connected.sockets().cloned().collect();
         let shared = Shared::new(name, connected.negotiated, &sockets, wish);
-        Self { shared, wishes: Mutex::new(Some(wishes)) }
+        Self { shared, wishes: Mutex::new(Some(wishes)), supervisor: Mutex::default() }
     }
 
     /// What was agreed upon.
@@ -112,14 +114,34 @@ impl Remote {
         let Some(wishes) = wishes.take() else { return Ok(()) };
         let shared = Arc::downgrade(&self.shared);
         let supervisor = Supervisor { shared, connect, timeouts };
-        std::thread::Builder::new().name("nbd".into()).spawn(move || supervisor.run(&wishes))?;
+        let thread = std::thread::Builder::new().name("nbd".into());
+        let thread = thread.spawn(move || supervisor.run(&wishes))?;
+        *self.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
         Ok(())
+    }
+
+    /// Gives the export up: nothing more is sent, and what is not answered fails (`ENOTCONN`). What the server has
+    /// been sent it may still do.
+    pub fn end(&self) {
+        self.shared.ended.store(true, SeqCst);
+        self.shared.lanes.iter().for_each(|lane| lane.ring());
+    }
+
+    /// Waits until the server has closed the connections of an export that was given up with requests in flight,
+    /// for `patience` at most: by then it has taken all that it was sent.
+    pub fn await_end(&self, patience: Duration) {
+        let begun = Instant::now();
+        let supervisor = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(supervisor) = &*supervisor else { return };
+        while !supervisor.is_finished() && begun.elapsed() < patience {
+            // Nobody unparks this thread.
+            std::thread::park_timeout(Duration::from_millis(1));
+        }
     }
 }
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.shared.ended.store(true, SeqCst);
-        self.shared.lanes.iter().for_each(|lane| lane.ring());
+        self.end();
     }
 }

@@ -104,16 +104,21 @@ impl Supervisor {
     fn bring_back(&self, wish: Wish, wishes: &Receiver<Wish>) -> Option<()> {
         let shared = self.shared.upgrade()?;
         shared.away.store(true, SeqCst);
-        tracing::warn!(
-            disk = shared.name,
-            "the connection to the NBD server is lost: {}. Requests wait for a new one",
-            wish.why
-        );
-        tell_if_lost(&shared.name, &wish);
+        if !shared.ended.load(SeqCst) {
+            tracing::warn!(
+                disk = shared.name,
+                "the connection to the NBD server is lost: {}. Requests wait for a new one",
+                wish.why
+            );
+            tell_if_lost(&shared.name, &wish);
+        }
         let mut outage = Outage { begun: Instant::now(), most: self.timeouts.give_up };
         let old = self.gather(shared, wish, wishes, &mut outage)?;
         wait_until_closed(&old);
         drop(old);
+        if self.shared.upgrade()?.ended.load(SeqCst) {
+            return None;
+        }
         let (mut pause, mut logged) = (PAUSE.0, String::new());
         loop {
             let tried = (self.connect)();

@@ -697,3 +697,51 @@ fn f13_all_addresses_of_a_host_are_tried() {
     let message = text(&run(command).stderr);
     assert!(message.contains("localhost:1 (tried: 127.0.0.1, ::1)"), "{message}");
 }
+
+/// The server is away with a write unanswered when the disk is removed. Whoever uses the export next, in the same
+/// daemon, has it alone.
+#[test]
+fn f19_a_removed_disk_does_not_come_back_to_its_server() {
+    let dir = folder();
+    let path = dir.path();
+    image(path);
+    let slow = ["--filter=log", "--filter=delay", "file", "disk.img"];
+    let first = nbdkit(path, &[&slow[..], &["delay-write=3600", "logfile=asked"]].concat());
+    let Some(first) = first else { return };
+    let daemon = serve(path, &["--control", "ctl"]);
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    let mut buffer = device.pool().alloc(512).unwrap();
+    buffer.fill(7);
+    queue.write(0, buffer, ()).unwrap();
+    queue.submit().unwrap();
+    let writes = |log: &str| {
+        let asked = std::fs::read_to_string(path.join(log)).unwrap_or_default();
+        asked.lines().filter(|line| line.contains(" Write ")).count()
+    };
+    until("the write is sent", || writes("asked") == 1);
+    drop(first);
+    // Its guest goes as well, and the disk then has its time for what is in flight.
+    drop((queue, device));
+    ctl(path, &["remove", "s"]);
+    let tasks = || std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let is_supervisor = |task: std::io::Result<std::fs::DirEntry>| {
+        let name = task.and_then(|task| std::fs::read_to_string(task.path().join("comm")));
+        name.is_ok_and(|name| name == "nbd\n")
+    };
+    until("nobody connects any more", || !tasks().any(is_supervisor));
+    let _server = nbdkit(path, &["--filter=log", "file", "disk.img", "logfile=again"]);
+    std::fs::create_dir(path.join("next")).unwrap();
+    let export = format!("nbd:unix:{}/n.sock", path.display());
+    let added = ctl(path, &["add", &export, "--socket", "next/s", "--queues", "1"]);
+    assert!(added.status.success(), "{}", text(&added.stderr));
+    let mut device = connect(&path.join("next"), 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(common::write(&device, &mut queue, 0, 9));
+    queue.flush(()).unwrap();
+    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    assert_eq!(common::read(&device, &mut queue, 0), [9; 512]);
+    drop((queue, device));
+    daemon.stop();
+    assert_eq!(writes("again"), 1);
+}

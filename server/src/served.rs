@@ -19,6 +19,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long a server may take to close connections that have requests in flight.
+const SERVER_CLOSES: Duration = Duration::from_secs(6);
 
 /// A disk on offer, with the transport it is offered over.
 pub(crate) enum Exported {
@@ -156,6 +160,16 @@ impl Served {
                 disk = self.name(),
                 "what the NBD server has answered and not flushed may be lost with it: {error}"
             );
+        }
+    }
+
+    /// Has nothing more be sent to the server of its disk, whatever is unanswered: others may use the export next.
+    pub(super) fn end_server(&self) {
+        let Some(remote) = self.export.disk().remote() else { return };
+        let in_flight = !self.export.is_clear();
+        remote.end();
+        if in_flight {
+            remote.await_end(SERVER_CLOSES);
         }
     }
 

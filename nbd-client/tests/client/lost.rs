@@ -250,6 +250,62 @@ fn f06_after_a_while_requests_fail_until_there_is_a_server_again() {
     assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
 }
 
+/// A disk that is removed while its server is silent, or away.
+#[test]
+fn f19_an_export_that_is_given_up_sends_nothing_any_more() {
+    for away in [false, true] {
+        let (sender, asked) = channel();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("server.sock");
+        let other = path.with_extension("away");
+        let (from, to) = (path.clone(), other.clone());
+        let server = Server::start(
+            dir.path(),
+            |_| FACTS,
+            move |number, conn| {
+                loop {
+                    let asked = conn.asked()?;
+                    sender.send(number).unwrap();
+                    if number == 0 && away {
+                        std::fs::rename(&from, &to)?;
+                        return Ok(());
+                    }
+                    if number > 0 {
+                        conn.carry_out(&asked)?;
+                    }
+                }
+            },
+        );
+        let mut rig = Rig::new(&server.path, Timeouts::default());
+        rig.queue(IoOp::Write, 0, 512, &[1; 512]);
+        rig.queue(IoOp::Read, 512, 512, &[]);
+        rig.submit();
+        assert_eq!(asked.recv().unwrap(), 0);
+        if away {
+            let begun = std::time::Instant::now();
+            while !other.exists() {
+                assert!(begun.elapsed() < Duration::from_secs(60), "the server never goes");
+                assert_eq!(rig.reap_soon(), []);
+            }
+        }
+        rig.remote.end();
+        assert_eq!(rig.reap(2), [(0, -libc::ENOTCONN), (1, -libc::ENOTCONN)]);
+        // Whoever waits for that can rely on it: nobody connects any more.
+        rig.remote.await_end(Duration::from_secs(60));
+        if away {
+            std::fs::rename(&other, &path).unwrap();
+        }
+        assert_eq!(rig.write(0, &[2; 512]), -libc::ENOTCONN);
+        assert_eq!(rig.flush(), -libc::ENOTCONN);
+        // Another disk of the same export is served.
+        let mut next = Rig::new(&server.path, Timeouts::default());
+        assert_eq!(next.write(0, &[3; 512]), 512);
+        assert_eq!(rig.write(0, &[2; 512]), -libc::ENOTCONN);
+        assert_eq!(next.read(0, 512).unwrap(), [3; 512]);
+        assert!(asked.try_iter().all(|number| number <= 1), "the old one came back");
+    }
+}
+
 #[test]
 fn f07_another_export_is_not_taken_for_the_same() {
     for other in [Facts { bytes: 1 << 19, ..FACTS }, Facts { flags: FACTS.flags | 2, ..FACTS }] {

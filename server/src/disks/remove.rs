@@ -32,6 +32,7 @@ impl Disks {
         served.flush_server();
         self.forget(&served);
         let Departure { clear, held } = watch.end([&*served]);
+        served.end_server();
         tracing::info!(disk = served.name(), id = served.id, "disk removed");
         let removed = Happened::Removed { drained: clear, held };
         self.events.tell(Some((served.id, served.name())), removed);
