@@ -28,6 +28,18 @@ pub struct Connected {
     pub others: Vec<Arc<File>>,
     /// What was agreed upon, the same for all.
     pub negotiated: Negotiated,
+    /// What the server calls the export, if it tells.
+    pub export: Option<String>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct One {
+    socket: File,
+    negotiated: Negotiated,
+    export: Option<String>,
+    /// Which of its host's addresses has taken it.
+    at: Option<SocketAddr>,
 }
 
 impl Connected {
@@ -79,8 +91,9 @@ pub fn connect(target: &Target) -> Result<Connected, ConnectError> {
         host: target.host().map_or("", |(host, _)| host).to_owned(),
         source,
     })?;
-    let (socket, negotiated, at) = connect_one(&target.at(&addresses))?;
-    let mut connected = Connected { socket: Arc::new(socket), others: Vec::new(), negotiated };
+    let One { socket, negotiated, export, at } = connect_one(&target.at(&addresses))?;
+    let (socket, others) = (Arc::new(socket), Vec::new());
+    let mut connected = Connected { socket, others, negotiated, export };
     if negotiated.offers(offers::CAN_MULTI_CONN) {
         // What a host's other addresses lead to may be another server.
         let target = target.at(at.as_slice());
@@ -99,8 +112,8 @@ fn add_others(connected: &mut Connected, target: &Target, first: Duration) {
     let same = Negotiated { block_status: None, ..connected.negotiated };
     for _ in 1..target.connections.most {
         match connect_one(&target) {
-            Ok((socket, negotiated, _)) if negotiated == same => {
-                connected.others.push(Arc::new(socket));
+            Ok(one) if (one.negotiated, &one.export) == (same, &connected.export) => {
+                connected.others.push(Arc::new(one.socket));
             }
             // Fewer are no failure; who needs as many as before looks at their number.
             _ => break,
@@ -108,8 +121,7 @@ fn add_others(connected: &mut Connected, target: &Target, first: Duration) {
     }
 }
 
-/// One connection, and which of the addresses has taken it.
-fn connect_one(target: &Target) -> Result<(File, Negotiated, Option<SocketAddr>), ConnectError> {
+fn connect_one(target: &Target) -> Result<One, ConnectError> {
     let tls = target.tls.as_ref().map(begin).transpose()?;
     let limit = target.connect_timeout;
     let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
@@ -127,14 +139,14 @@ fn connect_one(target: &Target) -> Result<(File, Negotiated, Option<SocketAddr>)
     };
     let mut stream = Patient { socket: File::from(socket), deadline: Deadline::to_connect(limit) };
     greet(&mut stream)?;
-    let (socket, negotiated) = match (&target.tls, tls) {
+    let (socket, (negotiated, export)) = match (&target.tls, tls) {
         (Some(words), Some(tls)) => within_tls(stream, tls, words, target)?,
         _ => {
-            let negotiated = agree(&mut stream, &target.export, target.block_status)?;
-            (stream.socket, negotiated)
+            let agreed = agree(&mut stream, &target.export, target.block_status)?;
+            (stream.socket, agreed)
         }
     };
-    Ok((socket, negotiated, at))
+    Ok(One { socket, negotiated, export, at })
 }
 
 /// The same within TLS, which from then on a thread carries that has the network's socket.
@@ -143,11 +155,11 @@ fn within_tls(
     mut tls: ClientConnection,
     words: &Tls,
     target: &Target,
-) -> Result<(File, Negotiated), ConnectError> {
+) -> Result<(File, (Negotiated, Option<String>)), ConnectError> {
     start_tls(&mut stream)?;
     shake_hands(&mut tls, &mut stream, words)?;
     let mut within = Stream::new(&mut tls, &mut stream);
-    let negotiated = match agree(&mut within, &target.export, target.block_status) {
+    let agreed = match agree(&mut within, &target.export, target.block_status) {
         // A server judges its client when that thinks that TLS is agreed upon.
         Err(HandshakeError::Io(error)) => {
             return Err(TlsError::Refused(in_words(&error, words)).into());
@@ -157,7 +169,7 @@ fn within_tls(
     let failed = |source| ConnectError::Socket { address: target.address.to_string(), source };
     let (tls, socket) = (Box::new(Connection::Client(tls)), stream.socket.into());
     let (plain, _) = ringway_nbd_tls::start(tls, socket, Peer::Server).map_err(failed)?;
-    Ok((plain.into(), negotiated))
+    Ok((plain.into(), agreed))
 }
 
 /// Connects to the first of these addresses that takes it. Each has its share of the time.

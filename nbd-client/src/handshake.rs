@@ -125,7 +125,8 @@ pub(crate) fn start_tls(stream: &mut (impl Read + Write)) -> Result<(), Handshak
     }
 }
 
-/// Agrees upon an export, and upon block status if `block_status` says so and the server has it.
+/// Agrees upon an export, and upon block status if `block_status` says so and the server has it. Also what the
+/// server calls the export, if it tells: that need not be what it was asked for.
 ///
 /// # Errors
 /// [`HandshakeError`]; the connection is of no use then.
@@ -133,11 +134,11 @@ pub(crate) fn agree(
     stream: &mut (impl Read + Write),
     export: &str,
     block_status: bool,
-) -> Result<Negotiated, HandshakeError> {
+) -> Result<(Negotiated, Option<String>), HandshakeError> {
     let structured = offer(stream, option::STRUCTURED_REPLY)?;
     let context = if block_status && structured { set_meta_context(stream, export)? } else { None };
-    let negotiated = go(stream, export, structured)?;
-    Ok(Negotiated { block_status: context, ..negotiated })
+    let (negotiated, name) = go(stream, export, structured)?;
+    Ok((Negotiated { block_status: context, ..negotiated }, name))
 }
 
 /// Selects `base:allocation`. Its number, or `None` from a server that has nothing to tell.
@@ -189,20 +190,21 @@ fn go(
     stream: &mut (impl Read + Write),
     export: &str,
     structured: bool,
-) -> Result<Negotiated, HandshakeError> {
+) -> Result<(Negotiated, Option<String>), HandshakeError> {
     let name = u32::try_from(export.len()).map_err(|_| Malformed("the name is too long"))?;
     let mut data = name.to_be_bytes().to_vec();
     data.extend_from_slice(export.as_bytes());
-    data.extend_from_slice(&1u16.to_be_bytes());
+    data.extend_from_slice(&2u16.to_be_bytes());
+    data.extend_from_slice(&info::NAME.to_be_bytes());
     data.extend_from_slice(&info::BLOCK_SIZE.to_be_bytes());
     ask(stream, option::GO, &data)?;
-    let (mut shape, mut blocks) = (None, (1, 4096, PAYLOAD_MAX));
+    let (mut shape, mut blocks, mut called) = (None, (1, 4096, PAYLOAD_MAX), None);
     for _ in 0..ANSWERS_MAX {
         let (kind, data) = take(stream, option::GO)?;
         match kind {
             answer::ACK => {
                 let (bytes, flags) = shape.ok_or(Malformed("it does not say how large it is"))?;
-                return judge(bytes, flags, blocks, structured);
+                return Ok((judge(bytes, flags, blocks, structured)?, called));
             }
             answer::INFO => match (number(&data, 0, 2), data.len()) {
                 (Some(kind), 12) if kind == u64::from(info::EXPORT) => {
@@ -212,6 +214,9 @@ fn go(
                 (Some(kind), 14) if kind == u64::from(info::BLOCK_SIZE) => {
                     let at = |at| u32::try_from(number(&data, at, 4).unwrap_or(0)).unwrap_or(0);
                     blocks = (at(2), at(6), at(10));
+                }
+                (Some(kind), _) if kind == u64::from(info::NAME) => {
+                    called = Some(String::from_utf8_lossy(&data[2..]).into_owned());
                 }
                 (Some(kind), _)
                     if kind != u64::from(info::EXPORT) && kind != u64::from(info::BLOCK_SIZE) => {}
@@ -329,7 +334,9 @@ fn said(data: &[u8]) -> String {
     if text.is_empty() { text } else { format!(": {text}") }
 }
 
-fn printable(bytes: &[u8]) -> String {
+/// What a server says, for people: not too long, and nothing that a terminal obeys.
+pub(crate) fn printable(bytes: impl AsRef<[u8]>) -> String {
+    let bytes = bytes.as_ref();
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(200)]);
     text.chars().filter(|letter| !letter.is_control()).collect()
 }

@@ -29,8 +29,7 @@ impl Remote {
     #[must_use]
     pub fn new(name: &str, connected: &Connected) -> Self {
         let (wish, wishes) = channel();
-        let sockets: Vec<_> = connected.sockets().cloned().collect();
-        let shared = Shared::new(name, connected.negotiated, &sockets, wish);
+        let shared = Shared::new(name, connected, wish);
         Self { shared, wishes: Mutex::new(Some(wishes)), supervisor: Mutex::default() }
     }
 
@@ -51,7 +50,8 @@ impl Remote {
     pub fn unused(&self) -> Option<Connected> {
         let mut sockets = self.shared.lanes.iter().map(|lane| lane.unused());
         let (socket, others) = (sockets.next()??, sockets.collect::<Option<_>>()?);
-        Some(Connected { socket, others, negotiated: self.shared.negotiated })
+        let (negotiated, export) = (self.shared.negotiated, self.shared.export.clone());
+        Some(Connected { socket, others, negotiated, export })
     }
 
     /// So many engines share the connections, at most as many as there are: each gets its part. One,

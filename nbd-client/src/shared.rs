@@ -1,5 +1,6 @@
 //! What engines, supervisor and owner of an export share.
 
+use crate::connect::Connected;
 use crate::handshake::Negotiated;
 use crate::ledger::Ledger;
 use ringway_aio::bells::Waker;
@@ -13,6 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub(crate) struct Shared {
     pub(crate) name: String,
     pub(crate) negotiated: Negotiated,
+    /// What the server calls it, if it tells.
+    pub(crate) export: Option<String>,
     pub(crate) ledger: Ledger,
     /// Its owner has gone.
     pub(crate) ended: AtomicBool,
@@ -73,15 +76,12 @@ static EXPORTS: Mutex<Vec<(Weak<File>, Weak<Shared>)>> = Mutex::new(Vec::new());
 
 impl Shared {
     /// An export with these connections, by the first of which engines know it.
-    pub(crate) fn new(
-        name: &str,
-        negotiated: Negotiated,
-        sockets: &[Arc<File>],
-        wish: Sender<Wish>,
-    ) -> Arc<Self> {
+    pub(crate) fn new(name: &str, connected: &Connected, wish: Sender<Wish>) -> Arc<Self> {
+        let sockets: Vec<_> = connected.sockets().collect();
         let shared = Arc::new(Self {
             name: name.to_owned(),
-            negotiated,
+            negotiated: connected.negotiated,
+            export: connected.export.clone(),
             ledger: Ledger::default(),
             ended: AtomicBool::new(false),
             away: AtomicBool::new(false),
@@ -92,8 +92,7 @@ impl Shared {
         });
         let mut exports = lock(&EXPORTS);
         exports.retain(|(_, shared)| shared.strong_count() > 0);
-        let first = sockets.first().map(Arc::downgrade).unwrap_or_default();
-        exports.push((first, Arc::downgrade(&shared)));
+        exports.push((Arc::downgrade(&connected.socket), Arc::downgrade(&shared)));
         shared
     }
 

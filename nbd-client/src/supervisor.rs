@@ -16,7 +16,7 @@
 //! (`ledger.rs`; `ledger/model.rs` is a search for orders of events in which it is not).
 
 use crate::connect::{Connected, wait_until_closed};
-use crate::handshake::Negotiated;
+use crate::handshake::{Negotiated, printable};
 use crate::shared::{Lane, Mail, Shared, Wish};
 use ringway_nbd_words::offers;
 use std::error::Error;
@@ -266,6 +266,19 @@ fn check(shared: &Shared, new: &Connected) -> Result<(), Box<dyn Error + Send + 
         return Err(format!(
             "the export {what} than before ({} bytes, flags {:#x}; now {}, {:#x}): serve the disk anew",
             was.bytes, was.flags, is.bytes, is.flags
+        )
+        .into());
+    }
+    // It may have been asked for what it gives to who names nothing.
+    if let Some(was) = &shared.export
+        && new.export.as_ref() != Some(was)
+    {
+        let is = new.export.as_ref().map(|is| format!("gives the export '{}' now", printable(is)));
+        return Err(format!(
+            "the server {}, and this disk is its export '{}': have it give that again, or serve the disk anew with \
+             the name of the export that is meant",
+            is.as_deref().unwrap_or("does not say any more which export it gives"),
+            printable(was)
         )
         .into());
     }

@@ -387,6 +387,12 @@ nbd = '127.0.0.1:0'
         ["two", "d.img"]
     );
     assert!(socket.exists());
+    // Row D18: who names nothing does not get another disk instead, and gets this one when it is back.
+    assert!(!stock(dir, "nbdinfo", &[&uri("")]).unwrap().status.success());
+    let added = ctl(&["add", "a.img", "--format", "raw", "--nbd", "unix:n.sock"]);
+    assert!(added.status.success(), "{}", text(&added.stderr));
+    well(dir, "nbdcopy", &[&uri(""), "back.img"]);
+    assert!(std::fs::read(dir.join("back.img")).unwrap() == [1; MIB]);
     daemon.stop();
     assert!(!socket.exists());
 }

@@ -745,3 +745,49 @@ fn f19_a_removed_disk_does_not_come_back_to_its_server() {
     daemon.stop();
     assert_eq!(writes("again"), 1);
 }
+
+/// A server of two disks of one size, started anew with them in another order: who names none gets another one.
+#[test]
+fn f20_neither_guest_nor_copy_goes_on_with_another_disk() {
+    let dir = folder();
+    let path = dir.path();
+    for (name, byte) in [("vm1.img", 1), ("vm2.img", 2)] {
+        std::fs::write(path.join(name), vec![byte; 8 << 20]).unwrap();
+    }
+    let limit = ["--format", "raw", "--bps", "2M", "--listen", "unix:n.sock"];
+    let start = |disks: [&'static str; 2]| {
+        server(path, "ringway", &[&["nbd"], &disks[..], &limit].concat())
+    };
+    let first = start(["vm1.img", "vm2.img"]);
+    let daemon = serve(path, &[]);
+    let mut device = connect(path, 1);
+    let mut queue: BlkQueue<()> = device.queue().unwrap();
+    assert!(common::write(&device, &mut queue, 3, 7));
+    queue.flush(()).unwrap();
+    assert!(common::finish(&mut queue).0);
+    let export = format!("nbd:unix:{}/n.sock", path.display());
+    let mut copy = ringway();
+    copy.args(["copy", &export, "backup.img"]).current_dir(path);
+    let copy = std::thread::spawn(move || run(copy));
+    let begun = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().to_string_lossy().contains("backup.img")
+    };
+    until("the copy has begun", || std::fs::read_dir(path).unwrap().any(begun));
+    drop(first);
+    let other = start(["vm2.img", "vm1.img"]);
+    let mut buffer = device.pool().alloc(512).unwrap();
+    buffer.fill(8);
+    queue.write(4 * 512, buffer, ()).unwrap();
+    queue.submit().unwrap();
+    until("that is told", || daemon.log().contains("gives the export 'vm2.img' now"));
+    let copied = copy.join().unwrap();
+    assert!(!copied.status.success(), "{}", text(&copied.stdout));
+    drop(other);
+    let _first = start(["vm1.img", "vm2.img"]);
+    assert!(common::finish(&mut queue).0, "{}", daemon.log());
+    drop((queue, device));
+    daemon.stop();
+    let vm1 = std::fs::read(path.join("vm1.img")).unwrap();
+    assert_eq!((vm1[3 * 512], vm1[4 * 512], vm1[5 * 512]), (7, 8, 1));
+    assert!(std::fs::read(path.join("vm2.img")).unwrap().iter().all(|&byte| byte == 2));
+}

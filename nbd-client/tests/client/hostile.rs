@@ -42,7 +42,7 @@ fn go(kind: u32, data: Vec<u8>) -> impl Fn(&mut UnixStream) -> io::Result<()> + 
         stream.write_all(&hello(IHAVEOPT, 3))?;
         take::<20>(stream)?;
         reply(stream, option::STRUCTURED_REPLY, answer::ACK, &[])?;
-        take::<24>(stream)?;
+        take::<26>(stream)?;
         reply(stream, option::GO, kind, &data)?;
         reply(stream, option::GO, answer::ACK, &[])
     }
@@ -97,7 +97,7 @@ fn f01_a_handshake_that_has_no_end_is_given_up_after_the_limit() {
         stream.write_all(&hello(IHAVEOPT, 3))?;
         take::<20>(stream)?;
         reply(stream, option::STRUCTURED_REPLY, answer::ACK, &[])?;
-        take::<24>(stream)?;
+        take::<26>(stream)?;
         loop {
             stream.write_all(&reply_bytes(option::GO, answer::INFO, &[0; 4096])[..20])?;
             for _ in 0..4096 {
@@ -124,7 +124,7 @@ fn f01_an_export_that_is_not_there_is_told_with_those_that_are() {
         stream.write_all(&hello(IHAVEOPT, 3))?;
         take::<20>(stream)?;
         reply(stream, option::STRUCTURED_REPLY, answer::ERR_UNSUP, &[])?;
-        take::<24>(stream)?;
+        take::<26>(stream)?;
         reply(stream, option::GO, answer::ERR_UNKNOWN, b"no")?;
         take::<16>(stream)?;
         for name in ["a", "b c"] {

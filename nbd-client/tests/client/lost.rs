@@ -250,6 +250,38 @@ fn f06_after_a_while_requests_fail_until_there_is_a_server_again() {
     assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
 }
 
+/// Size and abilities are the same: who named no export would go on with another disk.
+#[test]
+fn f20_an_export_of_another_name_is_not_taken_for_the_same() {
+    let called = |name| Facts { name, ..FACTS };
+    // What is told later, and was not at first, cannot be compared.
+    for (was, others) in
+        [(Some("vm1"), [Some("vm2"), None, Some("vm11")]), (None, [Some("vm2"); 3])]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(
+            dir.path(),
+            move |number| match number {
+                1..4 => called(others[number - 1]),
+                _ => called(was),
+            },
+            move |number, conn| match number {
+                0 => conn.asked().map(drop),
+                1..4 if was.is_some() => {
+                    // Nobody asks it anything.
+                    let asked = conn.asked();
+                    assert!(asked.is_err(), "{asked:?}");
+                    Ok(())
+                }
+                _ => conn.serve(),
+            },
+        );
+        let mut rig = Rig::new(&server.path, Timeouts::default());
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+        assert_eq!(server.disk.lock().unwrap()[..512], [1; 512]);
+    }
+}
+
 /// A disk that is removed while its server is silent, or away.
 #[test]
 fn f19_an_export_that_is_given_up_sends_nothing_any_more() {

@@ -25,10 +25,12 @@ pub(crate) struct Facts {
     pub(crate) blocks: Option<[u32; 3]>,
     /// What it calls `base:allocation`, if it has it.
     pub(crate) context: Option<u32>,
+    /// What it calls its export, if it tells.
+    pub(crate) name: Option<&'static str>,
 }
 
 pub(crate) const FACTS: Facts =
-    Facts { bytes: 1 << 20, flags: ALL, structured: true, blocks: None, context: None };
+    Facts { bytes: 1 << 20, flags: ALL, structured: true, blocks: None, context: None, name: None };
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +109,11 @@ pub(crate) fn greet(stream: &mut UnixStream, facts: Facts) -> io::Result<()> {
                 export.extend(facts.bytes.to_be_bytes());
                 export.extend(facts.flags.to_be_bytes());
                 reply(stream, option, answer::INFO, &export)?;
+                if let Some(name) = facts.name {
+                    assert!(data.ends_with(b"\0\x02\0\x01\0\x03"), "it asks for it: {data:?}");
+                    let name = [&info::NAME.to_be_bytes()[..], name.as_bytes()].concat();
+                    reply(stream, option, answer::INFO, &name)?;
+                }
                 if let Some(blocks) = facts.blocks {
                     let mut sizes = info::BLOCK_SIZE.to_be_bytes().to_vec();
                     blocks.iter().for_each(|block| sizes.extend(block.to_be_bytes()));

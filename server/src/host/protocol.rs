@@ -281,6 +281,8 @@ pub(super) struct Found {
     /// What was agreed upon with a server, if the file is a connection to one.
     #[serde(with = "facts_message::remote")]
     remote: Option<Negotiated>,
+    /// What the server calls its export.
+    export: Option<String>,
     connections: usize,
     /// What an NVMe namespace is, if the file is one; its block device comes last of all files.
     #[serde(with = "facts_message::nvme")]
@@ -300,6 +302,7 @@ impl Found {
             files.push(Arc::new(namespace.block.try_clone()?));
         }
         let remote = parts.remote.as_ref().map(|remote| remote.negotiated);
+        let export = parts.remote.as_ref().and_then(|remote| remote.export.clone());
         let connections = parts.remote.map_or(Vec::new(), |remote| remote.others);
         let found = Self {
             connections: connections.len(),
@@ -324,6 +327,7 @@ impl Found {
             policy: parts.path.name().into(),
             image,
             remote,
+            export,
             nvme: parts.nvme.map(|namespace| namespace.facts),
         };
         files.extend(connections);
@@ -340,7 +344,7 @@ impl Found {
         let file = Arc::new(File::from(file));
         ensure!(others.len() == self.others(), "files are missing");
         let sockets = others.split_off(others.len() - self.connections);
-        let remote = self.remote.map(|facts| connected(facts, &file, sockets));
+        let remote = self.remote.map(|facts| connected(facts, self.export, &file, sockets));
         let nvme = self.nvme.map(|facts| {
             ensure!((9..=16).contains(&facts.block_shift), "odd blocks of a namespace");
             let block = others.pop().context("the block device of a namespace is missing")?;

@@ -33,9 +33,10 @@ impl RemoteMessage {
 /// Connections that the helper has made.
 pub(super) fn connected(
     negotiated: Negotiated,
+    export: Option<String>,
     first: &Arc<File>,
     others: Vec<OwnedFd>,
 ) -> Connected {
     let others = others.into_iter().map(|socket| Arc::new(File::from(socket))).collect();
-    Connected { socket: Arc::clone(first), others, negotiated }
+    Connected { socket: Arc::clone(first), others, negotiated, export }
 }

@@ -5,6 +5,7 @@
 //!
 //! let offers = [Offer {
 //!     name: "disk".into(),
+//!     nameless: true,
 //!     description: String::new(),
 //!     bytes: 1 << 20,
 //!     preferred_block: 4096,

@@ -6,8 +6,10 @@ use ringway_core::Geometry;
 /// A disk as a client can choose it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its name. A client that names none gets the first offer.
+    /// Its name.
     pub name: String,
+    /// A client that names none gets it.
+    pub nameless: bool,
     /// What people read in lists; empty for nothing.
     pub description: String,
     /// Its size in bytes.
@@ -21,11 +23,12 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// A disk of this shape.
+    /// A disk of this shape, for clients that name it.
     #[must_use]
     pub fn new(name: &str, description: &str, geometry: &Geometry) -> Self {
         Self {
             name: name.to_owned(),
+            nameless: false,
             description: description.to_owned(),
             bytes: geometry.capacity,
             preferred_block: preferred_block(geometry),

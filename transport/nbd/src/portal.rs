@@ -57,6 +57,9 @@ pub struct Portal {
     /// TLS, and whether clients need it.
     pub(crate) tls: Option<(Tls, bool)>,
     rooms: Mutex<Vec<Arc<Room>>>,
+    /// The name of the disk that clients get who name none. It stays with that one: who connects again, after it
+    /// has gone, must not go on with another disk.
+    nameless: OnceLock<String>,
     /// Streams of clients that are in their handshakes, and since when; the oldest first.
     shaking: Mutex<VecDeque<(Arc<OwnedFd>, Instant)>>,
 }
@@ -114,7 +117,13 @@ impl Portal {
     /// With nothing behind it yet.
     #[must_use]
     pub fn new(listener: Listener) -> Self {
-        Self { listener, tls: None, rooms: Mutex::default(), shaking: Mutex::default() }
+        Self {
+            listener,
+            tls: None,
+            rooms: Mutex::default(),
+            nameless: OnceLock::new(),
+            shaking: Mutex::default(),
+        }
     }
 
     /// Clients may use TLS, and have to if it is `required`.
@@ -130,7 +139,8 @@ impl Portal {
         matches!(self.tls, Some((_, true)))
     }
 
-    /// A place for the disk `name`. Clients that name none get the one whose place is the oldest.
+    /// A place for the disk `name`. Clients that name none get the one that was the first here, and nobody once it
+    /// has gone, until there is one of its name again.
     ///
     /// # Errors
     /// That there is one of this name, or what the host says to a descriptor.
@@ -140,6 +150,7 @@ impl Portal {
             return Err(io::Error::other(NameTaken(name.to_owned())));
         }
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        self.nameless.get_or_init(|| name.to_owned());
         let (name, disk) = (name.to_owned(), OnceLock::new());
         let room = Arc::new(Room { name, disk, waiting: Mutex::default(), bell });
         rooms.push(Arc::clone(&room));
@@ -151,7 +162,8 @@ impl Portal {
         let rooms = lock(&self.rooms);
         let offer = |room: &Arc<Room>| {
             let offer = Offer::new(&room.name, "", &room.disk.get()?.geometry());
-            Some((offer, Arc::clone(room)))
+            let nameless = self.nameless.get() == Some(&room.name);
+            Some((Offer { nameless, ..offer }, Arc::clone(room)))
         };
         rooms.iter().filter_map(offer).collect()
     }

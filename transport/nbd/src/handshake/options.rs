@@ -99,11 +99,13 @@ impl Handshake<'_> {
         Next::Begin(Negotiated { export, replies: self.replies, block_status })
     }
 
-    /// A client that names none gets the first.
+    /// The disk that a client means.
     fn find(&self, name: &[u8]) -> Option<(usize, &Offer)> {
-        let named = self.offers.iter().position(|offer| offer.name.as_bytes() == name);
-        let at = named.or_else(|| name.is_empty().then_some(0))?;
-        self.offers.get(at).map(|offer| (at, offer))
+        let find = |means: &dyn Fn(&Offer) -> bool| {
+            self.offers.iter().enumerate().find(|(_, offer)| means(offer))
+        };
+        let named = find(&|offer| offer.name.as_bytes() == name);
+        named.or_else(|| find(&|offer| name.is_empty() && offer.nameless))
     }
 
     fn export_name(&self, name: &[u8], out: &mut Vec<u8>) -> Result<Next, HandshakeError> {

@@ -6,13 +6,17 @@ use crate::protocol::{answer, option};
 fn offers() -> Vec<Offer> {
     let offer = Offer {
         name: "one".into(),
+        nameless: true,
         description: "the first".into(),
         bytes: 1 << 30,
         preferred_block: 4096,
         read_only: false,
         trims: true,
     };
-    vec![offer.clone(), Offer { name: "two".into(), bytes: 512, read_only: true, ..offer }]
+    vec![
+        offer.clone(),
+        Offer { name: "two".into(), nameless: false, bytes: 512, read_only: true, ..offer },
+    ]
 }
 
 /// Says all of `said` and gives back what was answered, and how it went on.
@@ -83,6 +87,22 @@ fn who_names_nothing_gets_the_first_and_who_names_another_nothing() {
         let (out, next) = say(&mut handshake, &asked(option, b"\0\0\0\x04nine\0\0"));
         assert_eq!((kinds(&out, option), next), (vec![answer::ERR_UNKNOWN], Ok(Next::More)));
     }
+}
+
+#[test]
+fn d18_who_names_nothing_gets_no_other_disk_than_before() {
+    let others = &offers()[1..];
+    for option in [option::INFO, option::GO] {
+        let (out, next) = say(&mut begun(others), &asked(option, &[0; 6]));
+        assert_eq!((kinds(&out, option), next), (vec![answer::ERR_UNKNOWN], Ok(Next::More)));
+    }
+    let (out, next) = say(&mut begun(others), &asked(option::EXPORT_NAME, b""));
+    assert_eq!((out.len(), next), (0, Err(HandshakeError::NoSuchExport)));
+    let mut handshake = begun(others);
+    say(&mut handshake, &asked(option::STRUCTURED_REPLY, b"")).1.unwrap();
+    let set = option::SET_META_CONTEXT;
+    let (out, _) = say(&mut handshake, &asked(set, b"\0\0\0\0\0\0\0\x01\0\0\0\x0fbase:allocation"));
+    assert_eq!(kinds(&out, set), [answer::ERR_UNKNOWN]);
 }
 
 #[test]
