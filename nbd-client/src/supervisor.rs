@@ -16,7 +16,7 @@
 //! (`ledger.rs`; `ledger/model.rs` is a search for orders of events in which it is not).
 
 use crate::connect::{Connected, wait_until_closed};
-use crate::handshake::{Negotiated, printable};
+use crate::handshake::printable;
 use crate::shared::{Lane, Mail, Shared, Wish};
 use ringway_nbd_words::offers;
 use std::error::Error;
@@ -28,6 +28,10 @@ use std::time::{Duration, Instant};
 
 /// The shortest and longest time between two attempts to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// What guests use of an export, if it offers that when they begin.
+const USED: u16 =
+    offers::SEND_FLUSH | offers::SEND_FUA | offers::SEND_TRIM | offers::SEND_WRITE_ZEROES;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -250,22 +254,35 @@ fn tell_if_lost(name: &str, wish: &Wish) {
     }
 }
 
-/// Whether it is the same export as before, as far as its guest can tell, with as many connections.
+/// Whether it is the same export as before, as far as its guest can tell, with as many connections. What was used
+/// of the server has to be there; it may offer more by now.
 fn check(shared: &Shared, new: &Connected) -> Result<(), Box<dyn Error + Send + Sync>> {
     let lanes = shared.lanes.len();
-    // What was asked before the disk was used is not asked again, and one connection is one of many.
-    let several = if lanes == 1 { offers::CAN_MULTI_CONN } else { 0 };
-    let known = |facts: Negotiated| Negotiated {
-        block_status: None,
-        flags: facts.flags & !several,
-        ..facts
-    };
-    let (was, is) = (known(shared.negotiated), known(new.negotiated));
-    if was != is {
-        let what = if was.bytes == is.bytes { "offers other things" } else { "has another size" };
+    let (was, is) = (shared.negotiated, new.negotiated);
+    if was.bytes != is.bytes {
+        let (was, is) = (was.bytes, is.bytes);
         return Err(format!(
-            "the export {what} than before ({} bytes, flags {:#x}; now {}, {:#x}): serve the disk anew",
-            was.bytes, was.flags, is.bytes, is.flags
+            "the export has another size than before ({was} bytes, now {is}): serve the disk anew"
+        )
+        .into());
+    }
+    let several = if lanes > 1 { offers::CAN_MULTI_CONN } else { 0 };
+    let used = was.flags & (USED | several);
+    // A disk that is not written loses nothing by it.
+    let closed = is.flags & !was.flags & offers::READ_ONLY;
+    let takes = is.min_block <= was.min_block && is.max_block >= was.max_block;
+    if is.flags & used != used || closed != 0 || !takes || was.structured != is.structured {
+        return Err(format!(
+            "the export lacks what is used of it (it had flags {:#x}, blocks of {} to {} bytes, structured replies: \
+             {}; now {:#x}, {} to {}, {}): serve the disk anew",
+            was.flags,
+            was.min_block,
+            was.max_block,
+            was.structured,
+            is.flags,
+            is.min_block,
+            is.max_block,
+            is.structured
         )
         .into());
     }

@@ -250,6 +250,48 @@ fn f06_after_a_while_requests_fail_until_there_is_a_server_again() {
     assert_eq!(rig.read(0, 512).unwrap(), [1; 512]);
 }
 
+/// What was used of a server has to be there, and what it can do besides may change, as when it is upgraded.
+#[test]
+fn f07_a_server_that_offers_more_is_the_same_and_one_that_offers_less_is_not() {
+    let more = [
+        Facts { flags: FACTS.flags | offers::SEND_CACHE | offers::SEND_DF, ..FACTS },
+        Facts { flags: FACTS.flags | offers::CAN_MULTI_CONN, ..FACTS },
+        Facts { blocks: Some([1, 65536, 64 << 20]), ..FACTS },
+    ];
+    let less = [
+        Facts { flags: FACTS.flags & !offers::SEND_FLUSH, ..FACTS },
+        Facts { flags: FACTS.flags & !offers::SEND_FUA, ..FACTS },
+        Facts { flags: FACTS.flags & !offers::SEND_TRIM, ..FACTS },
+        Facts { flags: FACTS.flags & !offers::SEND_WRITE_ZEROES, ..FACTS },
+        Facts { blocks: Some([512, 512, 32 << 20]), ..FACTS },
+        Facts { blocks: Some([1, 4096, 65536]), ..FACTS },
+        Facts { structured: false, ..FACTS },
+    ];
+    let all = more.map(|facts| (facts, true)).into_iter().chain(less.map(|facts| (facts, false)));
+    for (other, same) in all {
+        let (sender, asked) = channel();
+        let dir = tempfile::tempdir().unwrap();
+        let server = Server::start(
+            dir.path(),
+            move |number| if number == 1 { other } else { FACTS },
+            move |number, conn| {
+                if number == 0 {
+                    return conn.asked().map(drop);
+                }
+                loop {
+                    let asked = conn.asked()?;
+                    sender.send(number).unwrap();
+                    conn.carry_out(&asked)?;
+                }
+            },
+        );
+        let mut rig = Rig::new(&server.path, Timeouts::default());
+        assert_eq!(rig.write(0, &[1; 512]), 512);
+        let wanted = if same { 1 } else { 2 };
+        assert_eq!(asked.recv().unwrap(), wanted, "{:#x} {:?}", other.flags, other.blocks);
+    }
+}
+
 /// Size and abilities are the same: who named no export would go on with another disk.
 #[test]
 fn f20_an_export_of_another_name_is_not_taken_for_the_same() {
