@@ -283,6 +283,9 @@ impl Connection {
     #[inline]
     fn done(&mut self, table: &mut Table<'_>, slot: u32, error: u32) {
         self.in_flight -= 1;
+        if !self.lane.answered.load(Relaxed) {
+            self.lane.answered.store(true, Relaxed);
+        }
         if error == 0 && !self.is_complete(table, slot) {
             return;
         }
@@ -357,8 +360,8 @@ impl Connection {
             fail(table, &mut self.sending, -libc::EIO, |operation| operation.op == IoOp::Sync);
         }
         self.lane.waits.store(false, Relaxed);
-        let why = loss.to_string();
-        self.shared.ask(Wish { lane: self.index, why, old: socket, lost });
+        let (why, waiting) = (loss.to_string(), !self.sending.is_empty());
+        self.shared.ask(Wish { lane: self.index, why, old: socket, lost, waiting });
     }
 
     /// Takes what the supervisor says.
@@ -408,6 +411,6 @@ impl Drop for Connection {
             return;
         };
         let why = "its worker has ended".to_owned();
-        self.shared.ask(Wish { lane: self.index, why, old, lost: false });
+        self.shared.ask(Wish { lane: self.index, why, old, lost: false, waiting: false });
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Lane {
     pub(crate) progress: AtomicU64,
     /// Requests have been sent that are not answered.
     pub(crate) waits: AtomicBool,
+    /// The server has answered a request since this was cleared.
+    pub(crate) answered: AtomicBool,
     socket: Mutex<Weak<File>>,
     mail: Mutex<Option<Mail>>,
     waker: Mutex<Option<Waker>>,
@@ -69,6 +71,8 @@ pub(crate) struct Wish {
     pub(crate) old: Arc<File>,
     /// What was answered and not flushed may be lost with it, for the first time.
     pub(crate) lost: bool,
+    /// Requests wait for another one.
+    pub(crate) waiting: bool,
 }
 
 /// First sockets of exports in use, so that an engine that gets one knows which export it is.
@@ -134,6 +138,7 @@ impl Lane {
             arrived: AtomicBool::new(true),
             progress: AtomicU64::new(0),
             waits: AtomicBool::new(false),
+            answered: AtomicBool::new(false),
             socket: Mutex::new(Arc::downgrade(socket)),
             mail: Mutex::new(Some(Mail::Connected(Arc::clone(socket)))),
             waker: Mutex::default(),

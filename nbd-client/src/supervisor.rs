@@ -29,6 +29,9 @@ use std::time::{Duration, Instant};
 /// The shortest and longest time between two attempts to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// A connection that has lived for so long without a question has not been ended for what was asked.
+const RESTS: Duration = Duration::from_secs(10);
+
 /// What guests use of an export, if it offers that when they begin.
 const USED: u16 =
     offers::SEND_FLUSH | offers::SEND_FUA | offers::SEND_TRIM | offers::SEND_WRITE_ZEROES;
@@ -62,11 +65,11 @@ pub(crate) struct Supervisor {
 impl Supervisor {
     /// Until the export is needed no more.
     pub(crate) fn run(&self, wishes: &Receiver<Wish>) {
-        let mut seen = None;
+        let (mut seen, mut outage) = (None, None);
         loop {
             match wishes.recv_timeout(self.timeouts.silence) {
                 Ok(wish) => {
-                    if self.bring_back(wish, wishes).is_none() {
+                    if self.bring_back(wish, wishes, &mut outage).is_none() {
                         return;
                     }
                     seen = None;
@@ -105,26 +108,45 @@ impl Supervisor {
     }
 
     /// Connects until it works. `None` once nobody needs it any more.
-    fn bring_back(&self, wish: Wish, wishes: &Receiver<Wish>) -> Option<()> {
+    ///
+    /// A server that takes connections and ends them without an answer is away: that is one outage with the one
+    /// before, unless nobody has asked it anything for a while.
+    fn bring_back(
+        &self,
+        wish: Wish,
+        wishes: &Receiver<Wish>,
+        last: &mut Option<Outage>,
+    ) -> Option<()> {
         let shared = self.shared.upgrade()?;
         shared.away.store(true, SeqCst);
+        let answered = |lane: &Arc<Lane>| lane.answered.swap(false, Relaxed);
+        // All of them are asked.
+        let answers = shared.lanes.iter().filter(|lane| answered(lane)).count();
+        let is_one =
+            |last: &&mut Outage| answers == 0 && (wish.waiting || last.connected.elapsed() < RESTS);
+        let (outage, goes_on) = match last.as_mut().filter(is_one) {
+            Some(_) => (last.as_mut()?, true),
+            None => (last.insert(Outage::begin(self.timeouts.give_up)), false),
+        };
         if !shared.ended.load(SeqCst) {
-            tracing::warn!(
-                disk = shared.name,
-                "the connection to the NBD server is lost: {}. Requests wait for a new one",
-                wish.why
-            );
+            outage.tell(&shared.name, &wish.why, goes_on);
             tell_if_lost(&shared.name, &wish);
         }
-        let mut outage = Outage { begun: Instant::now(), most: self.timeouts.give_up };
-        let old = self.gather(shared, wish, wishes, &mut outage)?;
+        let lanes: Vec<_> = shared.lanes.iter().map(Arc::clone).collect();
+        let name = shared.name.clone();
+        let old = self.gather(shared, wish, wishes, outage)?;
         wait_until_closed(&old);
         drop(old);
-        if self.shared.upgrade()?.ended.load(SeqCst) {
-            return None;
+        // Answers that were still on their way count for what was.
+        lanes.iter().for_each(|lane| lane.answered.store(false, Relaxed));
+        if goes_on {
+            outage.fail_if_over(&name, &lanes);
+            outage.rest();
         }
-        let (mut pause, mut logged) = (PAUSE.0, String::new());
         loop {
+            if self.shared.upgrade()?.ended.load(SeqCst) {
+                return None;
+            }
             let tried = (self.connect)();
             let shared = self.shared.upgrade()?;
             if shared.ended.load(SeqCst) {
@@ -132,33 +154,18 @@ impl Supervisor {
             }
             let error = match tried.and_then(|new| check(&shared, &new).map(|()| new)) {
                 Ok(new) => {
-                    shared
-                        .lanes
-                        .iter()
-                        .zip(new.sockets())
-                        .for_each(|(lane, new)| lane.connect(new));
+                    let lanes = shared.lanes.iter().zip(new.sockets());
+                    lanes.for_each(|(lane, new)| lane.connect(new));
                     shared.away.store(false, SeqCst);
-                    // Whoever reads it can rely on it.
-                    tracing::info!(
-                        disk = shared.name,
-                        "connected to the NBD server again after {:.1} s",
-                        outage.begun.elapsed().as_secs_f32()
-                    );
+                    outage.tell_end(&shared.name);
                     return Some(());
                 }
                 Err(error) => error,
             };
-            // A server that is there again may have another reason than one that was not.
-            let reason = error.to_string();
-            if logged != reason {
-                tracing::warn!(disk = shared.name, "not connected yet: {reason}");
-                logged = reason;
-            }
+            outage.tell_reason(&shared.name, &error.to_string());
             outage.fail_if_over(&shared.name, &shared.lanes);
             drop(shared);
-            // Nobody unparks this thread.
-            std::thread::park_timeout(pause);
-            pause = (pause * 2).min(PAUSE.1);
+            outage.rest();
         }
     }
 
@@ -181,9 +188,9 @@ impl Supervisor {
         // The last one that has it is an engine, or its owner: without them no wish comes.
         drop(shared);
         // For all of them together: else a guest would wait once more for each.
-        let mut end = outage.begun + self.timeouts.silence;
+        let mut end = Instant::now() + self.timeouts.silence;
         while old.iter().any(Option::is_none) {
-            let next = outage.over().map_or(end, |over| over.min(end));
+            let next = outage.over().filter(|_| !outage.failing).map_or(end, |over| over.min(end));
             match wishes.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(wish) => {
                     tell_if_lost(&name, &wish);
@@ -215,31 +222,93 @@ impl Supervisor {
     }
 }
 
-/// A time without a connection.
+/// A time without an answer: it ends with the first one that comes by a new connection.
 struct Outage {
     begun: Instant,
-    /// How long it may be; `None` once requests fail, or if they never do.
+    /// How long it may be before requests fail; `None` if they never do.
     most: Option<Duration>,
+    /// That requests fail is told.
+    failing: bool,
+    /// How long to wait before the next attempt.
+    pause: Duration,
+    /// Why there was no connection, when that was told last.
+    reason: String,
+    /// How often a connection has come, and gone without an answer.
+    flaps: u32,
+    /// When the last one came.
+    connected: Instant,
 }
 
 impl Outage {
+    fn begin(most: Option<Duration>) -> Self {
+        let (begun, pause) = (Instant::now(), PAUSE.0);
+        let (reason, connected) = (String::new(), begun);
+        Self { begun, most, failing: false, pause, reason, flaps: 0, connected }
+    }
+
+    fn tell(&mut self, name: &str, why: &str, goes_on: bool) {
+        self.flaps += u32::from(goes_on);
+        match self.flaps {
+            0 => tracing::warn!(
+                disk = name,
+                "the connection to the NBD server is lost: {why}. Requests wait for a new one"
+            ),
+            1 => tracing::warn!(
+                disk = name,
+                "the NBD server has taken a connection and ended it without an answer ({why}). It is tried on, \
+                 more and more seldom, and that is not told again until it has answered"
+            ),
+            _ => tracing::debug!(disk = name, "the connection is lost again: {why}"),
+        }
+    }
+
+    fn tell_reason(&mut self, name: &str, reason: &str) {
+        // A server that is there again may have another reason than one that was not.
+        if self.reason != reason {
+            tracing::warn!(disk = name, "not connected yet: {reason}");
+            reason.clone_into(&mut self.reason);
+        }
+    }
+
+    /// There is a connection.
+    fn tell_end(&mut self, name: &str) {
+        self.connected = Instant::now();
+        let seconds = self.begun.elapsed().as_secs_f32();
+        match self.flaps {
+            // Whoever reads it can rely on it.
+            0 => tracing::info!(
+                disk = name,
+                "connected to the NBD server again after {seconds:.1} s"
+            ),
+            _ => tracing::debug!(disk = name, "connected to the NBD server once more"),
+        }
+    }
+
+    /// Waits until the next attempt is due.
+    fn rest(&mut self) {
+        // Nobody unparks this thread.
+        std::thread::park_timeout(self.pause);
+        self.pause = (self.pause * 2).min(PAUSE.1);
+    }
+
     /// When requests fail.
     fn over(&self) -> Option<Instant> {
         self.most.map(|most| self.begun + most)
     }
 
-    /// Has requests fail if it is too long, once.
+    /// Has requests fail if it is too long.
     fn fail_if_over(&mut self, name: &str, lanes: &[Arc<Lane>]) {
         if self.over().is_none_or(|over| Instant::now() < over) {
             return;
         }
-        self.most = None;
-        tracing::error!(
-            disk = name,
-            "no connection to the NBD server for {} s (reconnect-timeout): requests fail until there is \
-             one",
-            self.begun.elapsed().as_secs()
-        );
+        // Also if it was told: what has come since may have been sent to a server that ends it all.
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::error!(
+                disk = name,
+                "no answer of the NBD server for {} s (reconnect-timeout): requests fail until there is one",
+                self.begun.elapsed().as_secs()
+            );
+        }
         lanes.iter().for_each(|lane| lane.deliver(Mail::GaveUp));
     }
 }

@@ -9,7 +9,7 @@ use ringway_nbd_words::{command, offers};
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -166,5 +166,42 @@ fn f15_connections_that_end_one_after_the_other_have_one_limit_together() {
     while !cut.load(SeqCst) {
         assert!(begun.elapsed() < Duration::from_secs(20), "all were waited for");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A server that shakes hands and ends each connection at its first request, or at once.
+#[test]
+fn f21_a_server_that_takes_connections_and_drops_them_is_away() {
+    for at_once in [false, true] {
+        let count = Arc::new(AtomicUsize::new(0));
+        let dir = tempfile::tempdir().unwrap();
+        let (counts, drops) = (Arc::clone(&count), Arc::new(AtomicBool::new(true)));
+        let dropping = Arc::clone(&drops);
+        let server = Server::start(
+            dir.path(),
+            |_| FACTS,
+            move |number, conn| {
+                counts.fetch_add(1, SeqCst);
+                if !dropping.load(SeqCst) {
+                    return conn.serve();
+                }
+                if number == 0 || !at_once { conn.asked().map(drop) } else { Ok(()) }
+            },
+        );
+        let give_up = Some(Duration::from_secs(1));
+        let mut rig = Rig::new(&server.path, Timeouts { give_up, ..Timeouts::default() });
+        // The time counts from the last answer, whatever connects in between.
+        assert_eq!(rig.read(0, 512), Err(libc::ENOTCONN));
+        assert_eq!(rig.write(0, &[1; 512]), -libc::ENOTCONN);
+        // 50 ms, then twice as long each time: six connections in some seconds.
+        let tried = count.load(SeqCst);
+        assert!(tried < 50, "{tried} connections");
+        drops.store(false, SeqCst);
+        let begun = Instant::now();
+        while rig.write(0, &[2; 512]) != 512 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it never comes back");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(rig.read(0, 512).unwrap(), [2; 512]);
     }
 }
