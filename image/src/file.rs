@@ -154,7 +154,8 @@ impl BlockFile {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV) => break,
+                // EINVAL: the device has larger sectors.
+                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENODEV | libc::EINVAL) => break,
                 _ => return Err(io::Error::last_os_error()),
             }
         }
@@ -244,5 +245,26 @@ mod tests {
             assert_eq!(read, there);
             assert!(found[..read] == model[at..at + there], "{at} {len}");
         }
+    }
+
+    /// A device gives back whole sectors only, and clusters may be smaller.
+    #[test]
+    fn c46_less_than_a_sector_of_a_device_reads_as_zeroes_afterwards() {
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let device = match ringway_testkit::LoopDevice::new(folder.path(), 1 << 20, 4096) {
+            Ok(device) => device,
+            Err(lack) => return lack.skip(),
+        };
+        let file = File::options().read(true).write(true).open(device.path()).unwrap();
+        let file = BlockFile::new(Arc::new(file), 1);
+        let mut model = vec![0xff; 1 << 16];
+        file.write_at(&model, 0).unwrap();
+        for (at, len) in [(512, 512), (4096, 4096), (10_240, 20_480), (40_448, 512)] {
+            file.punch(at as u64, len as u64).unwrap();
+            model[at..at + len].fill(0);
+        }
+        let mut found = vec![0xee; 1 << 16];
+        assert_eq!(file.read_at(&mut found, 0).unwrap(), found.len());
+        assert!(found == model);
     }
 }

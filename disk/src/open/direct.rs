@@ -11,14 +11,16 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 /// Turns direct I/O on for the files of an image: for its first, or it is an error, and for those that
-/// are only read where their file systems have it. Gives what these take.
+/// are only read where their file systems have it, in blocks no larger than clusters of the first: that is
+/// written in blocks that all of them take. Gives what these take.
 pub(super) fn turn_on(path: &Path, layers: &[Layer]) -> Result<Alignment, OpenError> {
     let fail = |why: String| OpenError::NoDirect { path: path.into(), why };
     let mut all = Alignment { memory: 1, offset: 1 };
+    let top = layers.first().map_or(u64::MAX, cluster_of);
     for (nth, layer) in layers.iter().enumerate() {
-        let (mut cluster, mut files) = (u64::MAX, vec![&layer.file]);
-        if let LayerFormat::Qcow2 { shape, data } = &layer.format {
-            cluster = 1 << shape.cluster_bits;
+        let cluster = cluster_of(layer).min(top);
+        let mut files = vec![&layer.file];
+        if let LayerFormat::Qcow2 { data, .. } = &layer.format {
             files.extend(data.iter().map(|(data, _)| data));
         }
         for file in files {
@@ -39,6 +41,14 @@ pub(super) fn turn_on(path: &Path, layers: &[Layer]) -> Result<Alignment, OpenEr
     Ok(all)
 }
 
+/// Bytes of a cluster: a raw image has none.
+fn cluster_of(layer: &Layer) -> u64 {
+    match &layer.format {
+        LayerFormat::Raw => u64::MAX,
+        LayerFormat::Qcow2 { shape, .. } => 1 << shape.cluster_bits,
+    }
+}
+
 fn turn_on_one(file: &File) -> Result<Alignment, String> {
     set_direct(file, true).map_err(|_| "its file system does not offer it".to_owned())?;
     let meta = file.metadata().map_err(|error| error.to_string())?;
@@ -48,9 +58,9 @@ fn turn_on_one(file: &File) -> Result<Alignment, String> {
 
 /// Where clusters begin anywhere in a block, neighbours would be in one.
 fn judge(found: Alignment, cluster: u64) -> Result<Alignment, String> {
-    if cluster < u64::from(found.offset) {
-        let offset = found.offset;
-        return Err(format!("its clusters have {cluster} bytes, and blocks {offset} here"));
+    let block = found.offset.max(found.memory);
+    if cluster < u64::from(block) {
+        return Err(format!("clusters have {cluster} bytes, and blocks {block} here"));
     }
     Ok(found)
 }

@@ -7,7 +7,7 @@ mod locks;
 use super::{Created, ForeignFormat, OpenError, OpenOptions, Source, open};
 use crate::choices::{CacheMode, EngineKind};
 use crate::disk::Disk;
-use ringway_testkit::{LoopDevice, Need, skip};
+use ringway_testkit::{LoopDevice, Mounted, Need, skip};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;

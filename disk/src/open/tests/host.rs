@@ -126,3 +126,48 @@ fn a_device_of_larger_blocks() {
     drop(mount);
     drop(opens(&small));
 }
+
+// ---- files of different blocks in one chain ----
+
+/// What is written to the image is read, modified and written in blocks that all files of its chain take: none
+/// is larger than a cluster, whose neighbour may be anybody's.
+#[test]
+fn c46_no_file_of_a_chain_asks_for_blocks_larger_than_clusters_of_the_first() {
+    let folder = folder();
+    let device = match LoopDevice::new(folder.path(), 64 * MIB, 4096) {
+        Ok(device) => device,
+        Err(lack) => return lack.skip(),
+    };
+    let made = Command::new("mkfs.ext4").args(["-q", "-b", "4096"]).arg(device.path()).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return skip(Need::Mount, "mkfs.ext4 fails");
+    }
+    let at = folder.path().join("large");
+    let large = match Mounted::new(at, &["-t", "ext4", &device.path().to_string_lossy()]) {
+        Ok(large) => large,
+        Err(lack) => return lack.skip(),
+    };
+    let small = folder.path().join("small");
+    let small = match Mounted::on_file(small, "ext4", &["-q"], 64 << 20) {
+        Ok(small) => small,
+        Err(lack) => return lack.skip(),
+    };
+    let base = large.path().join("base.raw");
+    File::create(&base).unwrap().set_len(MIB).unwrap();
+    for (cluster_bits, block) in [(9, 512), (11, 512), (12, 4096), (16, 4096)] {
+        let path = small.path().join(format!("{cluster_bits}.qcow2"));
+        let new = ringway_image::NewImage {
+            virtual_size: MIB,
+            cluster_bits,
+            backing: Some((&base, ringway_image::Format::Raw)),
+        };
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        new.write(&file).unwrap();
+        let mut options = OpenOptions { cache: Some(CacheMode::None), ..options(&path) };
+        options.qcow2 =
+            Some(crate::Qcow2 { backing_root: Some("/".into()), ..crate::Qcow2::default() });
+        let disk = opens(&options);
+        let found = disk.alignment();
+        assert_eq!(found.offset.max(found.memory), block, "clusters of 1 << {cluster_bits}");
+    }
+}
