@@ -21,8 +21,8 @@ pub(crate) struct Base {
     pub(crate) files: Vec<Arc<File>>,
     /// The chain itself, for an image that is to be based on all of it.
     pub(crate) chain: Vec<Layer>,
-    /// Their bytes.
-    ends: Vec<u64>,
+    /// What is missing of the first of them that lacks its end, in words.
+    pub(crate) missing: Option<String>,
     stack: Mutex<Stack>,
 }
 
@@ -36,12 +36,12 @@ impl Base {
     /// Reads what is needed to begin with, for images with clusters of 2 to the power of
     /// `cluster_bits` bytes. Nothing below what holds the whole disk is needed.
     fn open(chain: Vec<Layer>, cluster_bits: u32, unit: u32) -> io::Result<Self> {
-        let (mut open, mut files, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut open, mut files, mut missing) = (Vec::new(), Vec::new(), None);
         for layer in chain.iter().cloned() {
             let file = u8::try_from(files.len()).map_err(io::Error::other)?;
             let (layer, data) = Open::new(layer, file, unit)?;
             files.push(data);
-            ends.push(layer.end);
+            missing = missing.or_else(|| layer.missing.clone());
             open.push(layer);
         }
         let bytes = open.first().map_or(0, |top: &Open| top.bytes);
@@ -54,7 +54,7 @@ impl Base {
         };
         let bits = open.first().and_then(|top| top.tables.as_ref()).map_or(most, l2_bits);
         let units = Units::new(&table, bits.min(most))?;
-        Ok(Self { table, files, chain, ends, stack: Mutex::new(Stack { open, units }) })
+        Ok(Self { table, files, chain, missing, stack: Mutex::new(Stack { open, units }) })
     }
 
     /// What is behind the lock is whole at any time.
@@ -72,11 +72,6 @@ impl Base {
         self.stack().open.first().map_or(0, |top| top.bytes)
     }
 
-    /// Bytes of a file, by its number above.
-    pub(crate) fn end(&self, file: u8) -> u64 {
-        self.ends.get(usize::from(file).wrapping_sub(1)).copied().unwrap_or(0)
-    }
-
     /// Has the table say where a cluster is, and its neighbours.
     pub(crate) fn load(&self, cluster: u64) {
         let mut stack = self.stack();
@@ -84,7 +79,7 @@ impl Base {
         let size = self.table.cluster();
         for cluster in clusters {
             let find = |at, len| stack.find(at, len);
-            let found = piece(find, |file| self.end(file), cluster * size, size);
+            let found = piece(find, cluster * size, size);
             self.table.publish(cluster, word(found));
         }
     }

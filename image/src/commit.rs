@@ -147,6 +147,9 @@ impl Commit {
     ) -> io::Result<Self> {
         let size = size_of(&middle);
         let (middle, data) = Open::new(middle, 0, unit)?;
+        if let Some(missing) = &middle.missing {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, missing.clone()));
+        }
         let file = BlockFile::new(data, unit);
         let Some(first) = base.first_mut() else { return Err(corrupt()) };
         *first = fresh(first, unit)?;
@@ -218,7 +221,7 @@ impl Commit {
             }
             Some(Found::Data { offset, .. }) => {
                 let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
-                self.file.read_or_zero(&mut bytes, offset)?;
+                self.file.read_whole(&mut bytes, offset)?;
                 bytes
             }
             Some(Found::Packed(packed, within)) => {

@@ -1,6 +1,7 @@
 //! Reads and writes at places of a file, by the calls that a sandboxed thread may make.
 
 use crate::aligned::Aligned;
+use crate::missing;
 use crate::read_at::ReadAt;
 use std::fs::File;
 use std::io;
@@ -79,6 +80,24 @@ impl BlockFile {
             }
         }
         Ok(done)
+    }
+
+    /// Fills `buffer` with what the file had when it was opened, or has got since.
+    ///
+    /// # Errors
+    /// What the host says, or that the file ends before that by now.
+    pub(crate) fn read_whole(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        if self.read_at(buffer, at)? == buffer.len() { Ok(()) } else { Err(missing::error()) }
+    }
+
+    /// Fills `buffer` with a table, whose end the file may lack: that reads as zeroes.
+    ///
+    /// # Errors
+    /// What the host says, or that the file ends before the table.
+    pub(crate) fn read_table(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        let read = self.read_at(buffer, at)?;
+        buffer[read..].fill(0);
+        if read > 0 { Ok(()) } else { Err(missing::error()) }
     }
 
     /// Fills `buffer`; what lies behind the end of the file reads as zeroes.
@@ -176,6 +195,14 @@ impl BlockFile {
     /// What the host says.
     pub(crate) fn sync_data(&self) -> io::Result<()> {
         self.file.sync_data()
+    }
+
+    /// Bytes of the file, if it is no device.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(crate) fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
     }
 
     /// Gives the file another length.

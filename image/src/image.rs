@@ -151,6 +151,20 @@ impl Image {
         let chain = top.into_iter().chain(shared).collect();
         let (mut writer, mut entries, mailbox) = (None, None, Mailbox::default());
         let mut metadata = Metadata::default();
+        match layers.missing() {
+            Some(missing) if usage.read_only => {
+                tracing::warn!("{missing}. Reads of what is lost are errors");
+            }
+            Some(missing) => {
+                let text = format!(
+                    "{missing}. Nothing is written to it, which would make zeroes of what is lost. Put a whole copy \
+                     in its place, or copy the rest (`ringway copy --salvage`), or serve it with --read-only: reads \
+                     of what is lost are errors then"
+                );
+                return Err(io::Error::new(io::ErrorKind::InvalidData, text));
+            }
+            None => {}
+        }
         if !usage.read_only {
             let end = whole_clusters(&mut layers, grows)?;
             whole_data_file(&mut layers)?;

@@ -113,7 +113,7 @@ impl Tables {
                 return Err(corrupt());
             }
             let mut bytes = vec![0; 1 << self.shape.cluster_bits];
-            self.file.read_or_zero(&mut bytes, offset)?;
+            self.file.read_table(&mut bytes, offset)?;
             let mut table: Box<[u64]> = words(&bytes).collect();
             let first = (index as u64) << self.shape.l2_bits();
             for (cluster, word) in self.deferred.range(first..first + table.len() as u64) {

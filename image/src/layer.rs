@@ -7,6 +7,7 @@ use crate::header::Header;
 use crate::journal::is_of_this_boot;
 use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
+use crate::missing::{self, Missing};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -140,6 +141,8 @@ pub(crate) struct Open {
     pub(crate) end: u64,
     /// None: raw.
     pub(crate) tables: Option<Tables>,
+    /// What is missing of it, in words.
+    pub(crate) missing: Option<String>,
 }
 
 impl Open {
@@ -149,7 +152,7 @@ impl Open {
     /// # Errors
     /// What the host says, or what is wrong with it.
     pub(crate) fn new(layer: Layer, file: u8, unit: u32) -> io::Result<(Self, Arc<File>)> {
-        let (mut data, mut end) = (Arc::clone(&layer.file), layer.file_bytes);
+        let (mut data, mut end, mut missing) = (Arc::clone(&layer.file), layer.file_bytes, None);
         let (bytes, tables) = match layer.format {
             LayerFormat::Raw => (end, None),
             LayerFormat::Qcow2 { shape, data: other } => {
@@ -160,13 +163,17 @@ impl Open {
                          its --state-dir, and not in the image. Serve it once with that folder"
                     );
                 }
+                let data_end = other.as_ref().map(|(_, end)| *end);
                 if let Some(other) = other {
                     (data, end) = other;
                 }
-                (shape.size, Some(Tables::open(BlockFile::new(layer.file, unit), shape)?))
+                let blocks = BlockFile::new(layer.file, unit);
+                missing = Missing::of(&blocks, &shape, layer.file_bytes, data_end)?
+                    .map(|missing| format!("{}: {missing}", layer.name.display()));
+                (shape.size, Some(Tables::open(blocks, shape)?))
             }
         };
-        Ok((Self { bytes, file, end, tables }, data))
+        Ok((Self { bytes, file, end, tables, missing }, data))
     }
 
     /// Where the beginning of a range is, of which `len` becomes what is known; `None` if it is where
@@ -186,7 +193,14 @@ impl Open {
         Ok(match tables.entry(at / size)? {
             Entry::Unallocated => None,
             Entry::Zero { .. } => Some(Found::Zero),
+            // Nothing was written there: the file has lost its end.
+            Entry::Data { host, .. } | Entry::Compressed { host, .. } if host >= self.end => {
+                return Err(missing::error());
+            }
+            // The last cluster of a file may lack its end, which reads as zeroes.
+            Entry::Data { host, .. } if host + within >= self.end => Some(Found::Zero),
             Entry::Data { host, .. } => {
+                *len = (*len).min(self.end - (host + within));
                 Some(Found::Data { file: self.file, offset: host + within })
             }
             Entry::Compressed { host, bytes } => {
@@ -199,11 +213,9 @@ impl Open {
     }
 }
 
-/// A range in one piece: zeroes, or wholly within one file. `find` says where the beginning of a range
-/// is, `end` how many bytes a file has.
+/// A range in one piece: zeroes, or wholly within one file. `find` says where the beginning of a range is.
 pub(crate) fn piece(
     mut find: impl FnMut(u64, u64) -> io::Result<(Found, u64)>,
-    end: impl Fn(u8) -> u64,
     at: u64,
     len: u64,
 ) -> io::Result<Option<Found>> {
@@ -224,8 +236,6 @@ pub(crate) fn piece(
         known += more;
     }
     Ok(match first {
-        // What lies behind the end of a file reads as zeroes, which an operation would not.
-        Found::Data { file, offset } if end(file) < offset.saturating_add(len) => None,
         Found::Packed(..) => None,
         first => Some(first),
     })

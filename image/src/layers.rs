@@ -71,6 +71,12 @@ impl Layers {
         self.base.is_some()
     }
 
+    /// What is missing of its files, in words: of the first of them that lacks its end.
+    pub(crate) fn missing(&self) -> Option<&str> {
+        let of_base = || self.base.as_ref().and_then(|base| base.missing.as_deref());
+        self.top.missing.as_deref().or_else(of_base)
+    }
+
     /// The tables of the top.
     pub(crate) fn top(&mut self) -> &mut Tables {
         self.top.tables.as_mut().expect("the top is qcow2")
@@ -134,13 +140,7 @@ impl Layers {
     /// A range in one piece: zeroes, or wholly within one file.
     pub(crate) fn piece(&mut self, at: u64, len: u64) -> io::Result<Option<Found>> {
         let (top, base) = (&mut self.top, self.base.as_deref());
-        let (data, data_end) = (self.data, top.end);
-        let end = |file| match base {
-            _ if file == data => data_end,
-            Some(base) => base.end(file),
-            None => 0,
-        };
-        piece(|at, len| find(top, base, at, len), end, at, len)
+        piece(|at, len| find(top, base, at, len), at, len)
     }
 
     /// True if a range reads as zeroes because nothing holds it.
@@ -183,7 +183,7 @@ impl Layers {
             match found {
                 Found::Zero => into.fill(0),
                 Found::Data { file, offset } => {
-                    self.blocks[usize::from(file)].read_or_zero(into, offset)?;
+                    self.blocks[usize::from(file)].read_whole(into, offset)?;
                 }
                 Found::Packed(packed, within) => {
                     let file = &self.blocks[usize::from(packed.file)];

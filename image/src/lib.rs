@@ -70,6 +70,7 @@ mod layers;
 mod layout;
 mod locate;
 mod map;
+mod missing;
 mod printable;
 mod read_at;
 mod reader;

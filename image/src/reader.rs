@@ -1,10 +1,12 @@
 //! Reading all of a disk, without serving it: where its data are, and what they are.
 
 use crate::base::Bases;
-use crate::layer::{Found, Layer};
+use crate::layer::{Found, Layer, LayerFormat};
 use crate::layers::Layers;
+use crate::missing;
 use rustix::fs::{SeekFrom, seek};
 use std::io;
+use std::ops::Range;
 
 /// What a place of a disk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,10 @@ pub struct Reader {
     size: u64,
     /// What was asked last of a file.
     known: Option<KnownExtent>,
+    /// Bytes of the smallest clusters of the chain.
+    step: u64,
+    /// What is lost reads as zeroes.
+    salvages: bool,
 }
 
 impl Reader {
@@ -38,9 +44,46 @@ impl Reader {
     /// # Errors
     /// What the host says, or what is wrong with the metadata.
     pub fn open(chain: Vec<Layer>) -> io::Result<Self> {
+        let clusters = chain.iter().filter_map(|layer| match &layer.format {
+            LayerFormat::Raw => None,
+            LayerFormat::Qcow2 { shape, .. } => Some(shape.cluster()),
+        });
+        let step = clusters.min().unwrap_or(512);
         let mut layers = Layers::open(chain, &Bases::default(), 1)?;
         let size = layers.top().shape.size;
-        Ok(Self { layers, size, known: None })
+        Ok(Self { layers, size, known: None, step, salvages: false })
+    }
+
+    /// Ranges of the disk that are lost, because a file of the chain lacks its end: reading them is an error.
+    ///
+    /// # Errors
+    /// What the host says, or EIO where the metadata make no sense.
+    pub fn lost(&mut self) -> io::Result<Vec<Range<u64>>> {
+        let (mut lost, mut at): (Vec<Range<u64>>, _) = (Vec::new(), 0);
+        if self.layers.missing().is_none() {
+            return Ok(lost);
+        }
+        while at < self.size {
+            let end = match self.layers.find(at, self.size - at) {
+                Ok((_, len)) => at + len,
+                Err(error) if missing::is_that(&error) => {
+                    let end = ((at / self.step + 1) * self.step).min(self.size);
+                    match lost.last_mut() {
+                        Some(last) if last.end == at => last.end = end,
+                        _ => lost.push(at..end),
+                    }
+                    end
+                }
+                Err(error) => return Err(error),
+            };
+            at = end;
+        }
+        Ok(lost)
+    }
+
+    /// What is lost ([`Reader::lost`]) reads as zeroes from now on.
+    pub fn salvage(&mut self) {
+        self.salvages = true;
     }
 
     /// Bytes of the disk.
@@ -54,7 +97,17 @@ impl Reader {
     /// # Errors
     /// What the host says, or EIO where the metadata make no sense.
     pub fn read(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-        self.layers.read(at, buffer)
+        match self.layers.read(at, buffer) {
+            Err(error) if self.salvages && missing::is_that(&error) => {}
+            result => return result,
+        }
+        for (sector, at) in buffer.chunks_mut(512).zip((at..).step_by(512)) {
+            match self.layers.read(at, sector) {
+                Err(error) if missing::is_that(&error) => sector.fill(0),
+                result => result?,
+            }
+        }
+        Ok(())
     }
 
     /// The first byte from `at` on that may be something else than zero; `None` if there is none. As
@@ -89,7 +142,13 @@ impl Reader {
 
     /// What begins at a place, and at least how far it goes.
     fn kind_at(&mut self, at: u64) -> io::Result<(ExtentKind, u64)> {
-        let (found, len) = self.layers.find(at, self.size - at)?;
+        let (found, len) = match self.layers.find(at, self.size - at) {
+            // Reading tells what is so.
+            Err(error) if missing::is_that(&error) => {
+                return Ok((ExtentKind::Data, self.step - at % self.step));
+            }
+            found => found?,
+        };
         let (file, offset) = match found {
             Found::Zero => return Ok((ExtentKind::Zero, len)),
             Found::Packed(..) => return Ok((ExtentKind::Data, len)),
@@ -114,8 +173,12 @@ impl Reader {
                 let hole = seek(from, SeekFrom::Hole(offset)).unwrap_or(u64::MAX);
                 known(ExtentKind::Data, hole.max(offset + 1))
             }
-            // Nothing but a hole, or the end: what lies behind it reads as zeroes.
-            Err(rustix::io::Errno::NXIO) => known(ExtentKind::Zero, u64::MAX),
+            // Nothing but a hole up to the end. If the file has become shorter, reading tells.
+            Err(rustix::io::Errno::NXIO) => {
+                let end = seek(from, SeekFrom::End(0))?;
+                let kind = if end > offset { ExtentKind::Zero } else { ExtentKind::Data };
+                known(kind, end.max(offset + 1))
+            }
             Err(rustix::io::Errno::INVAL | rustix::io::Errno::OPNOTSUPP) => {
                 known(ExtentKind::Data, u64::MAX)
             }

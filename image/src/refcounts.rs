@@ -8,6 +8,7 @@ mod metadata;
 use crate::file::BlockFile;
 use crate::kept::Kept;
 use crate::layout::{OFFSET, Shape, corrupt, words};
+use crate::missing;
 use counts::{count, set_count};
 pub(crate) use metadata::Metadata;
 use std::io;
@@ -17,6 +18,32 @@ const CACHE: u64 = 1 << 20;
 
 /// The most entries of a refcount table: QEMU makes none of more than 8 MiB.
 const TABLE_MAX: u64 = 1 << 20;
+
+/// Where the last cluster begins that is counted in a file of `end` bytes; `None` if the file ends before some of
+/// the counts.
+///
+/// # Errors
+/// What reading says.
+pub(crate) fn last_counted(file: &BlockFile, shape: &Shape, end: u64) -> io::Result<Option<u64>> {
+    let bytes = u64::from(shape.refcount_table_clusters) << shape.cluster_bits;
+    let mut table = vec![0; usize::try_from(bytes).map_err(io::Error::other)?];
+    file.read_or_zero(&mut table, shape.refcount_table_offset)?;
+    let blocks = words(&table).map(|word| word & OFFSET).enumerate();
+    let blocks: Vec<(usize, u64)> = blocks.filter(|(_, offset)| *offset != 0).collect();
+    if blocks.iter().any(|(_, offset)| *offset >= end) {
+        return Ok(None);
+    }
+    let (order, mut block) = (shape.refcount_order, vec![0; 1 << shape.cluster_bits]);
+    let per_block = (block.len() * 8) >> order;
+    for (index, offset) in blocks.into_iter().rev() {
+        file.read_table(&mut block, offset)?;
+        let last = (0..per_block).rfind(|within| count(&block, order, *within) != 0);
+        if let Some(within) = last {
+            return Ok(Some(((index * per_block + within) as u64) << shape.cluster_bits));
+        }
+    }
+    Ok(Some(0))
+}
 
 /// The refcounts of a file.
 #[derive(Debug)]
@@ -138,7 +165,7 @@ impl Refcounts {
                 return Err(corrupt());
             }
             let mut block = vec![0; 1 << self.shape.cluster_bits].into_boxed_slice();
-            self.file.read_or_zero(&mut block, offset)?;
+            self.file.read_table(&mut block, offset)?;
             self.kept.keep(index, block);
         }
         Ok(self.kept.get(index))
@@ -304,6 +331,10 @@ impl Refcounts {
         if end > self.end {
             if !self.grows {
                 return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            }
+            if self.file.len()? < self.end {
+                tracing::error!("its file has become shorter: nothing is allocated any more");
+                return Err(missing::error());
             }
             self.file.set_len(end)?;
             self.end = end;

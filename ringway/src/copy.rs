@@ -65,7 +65,11 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
                 ringway_terminal::output::print(&(text + "\n"))
                     .context("the copy is complete, but")?;
             }
-            Ok(ExitCode::SUCCESS)
+            let is_whole = match &copy.ends[SRC] {
+                End::Image(image) => image.source.as_ref().is_none_or(|from| from.lost.is_empty()),
+                _ => true,
+            };
+            Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(4) })
         }
         Outcome::Differs(at) => {
             ringway_terminal::logging::complain(&anyhow::anyhow!(

@@ -219,3 +219,38 @@ fn a_check_tells_leaks_from_errors_and_repairs_leaks_only() {
     says(dir, &["check", "gone.qcow2"], 1, &["gone.qcow2: there is no such file. Check the path"]);
     says(dir, &["check", "--repair", "all", "disk.qcow2"], 2, &["leaks"]);
 }
+
+#[test]
+fn c45_what_is_lost_is_named_and_the_rest_can_be_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("raw"), vec![0x77; 2 << 20]).unwrap();
+    let copy = ["copy", "--quiet", "--reflink", "never", "raw", "a.qcow2"];
+    says(dir, &copy, 0, &[]);
+    let image = std::fs::File::options().write(true).open(dir.join("a.qcow2")).unwrap();
+    let end = image.metadata().unwrap().len() - (1 << 20);
+    image.set_len(end).unwrap();
+    says(dir, &["create", "--quiet", "top.qcow2", "--backing", "a.qcow2"], 0, &[]);
+    for name in ["a.qcow2", "top.qcow2"] {
+        let serve = ["serve", name, "--format", "qcow2", "--socket", "s.sock"];
+        says(dir, &serve, 1, &["a.qcow2", "1048576 bytes of the disk are lost", "--read-only"]);
+        assert_eq!(image.metadata().unwrap().len(), end, "nothing is changed");
+        let read_only = Daemon::serve(dir, &[&serve[1..], &["--read-only"]].concat());
+        assert!(read_only.log().contains("1048576 bytes of the disk are lost"));
+        drop(read_only);
+        let copy = ["copy", "--from-format", "qcow2", name, "b"];
+        says(dir, &copy, 1, &["1048576 bytes of the disk are lost", "..", "--salvage"]);
+        assert!(!dir.join("b").exists());
+        says(
+            dir,
+            &[&copy[..], &["--salvage"]].concat(),
+            4,
+            &["1048576 bytes of the disk are lost"],
+        );
+        let content = std::fs::read(dir.join("b")).unwrap();
+        let there = content.iter().filter(|byte| **byte == 0x77).count();
+        assert_eq!((content.len(), there), (2 << 20, 1 << 20));
+        assert!(content.iter().all(|byte| matches!(byte, 0 | 0x77)));
+        std::fs::remove_file(dir.join("b")).unwrap();
+    }
+}

@@ -103,7 +103,7 @@ impl ClusterWrite {
             let bytes = &mut whole[begin..piece.end];
             match piece.from {
                 None => bytes.fill(0),
-                Some((file, at)) => files[usize::from(file)].read_or_zero(bytes, at)?,
+                Some((file, at)) => files[usize::from(file)].read_whole(bytes, at)?,
             }
             begin = piece.end;
         }

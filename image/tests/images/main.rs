@@ -12,6 +12,7 @@ mod journal;
 mod kills;
 mod matrix;
 mod merge_cuts;
+mod missing;
 mod power_cuts;
 mod qemu;
 mod record;

@@ -29,7 +29,7 @@ other copy that is unfinished there is a journal beside DST (DST.ringway-copy).
 When the exit status is 0, DST is complete and durable, the journal is gone.
 After 1 and 128+N the copy can go on with --resume, unless DST is qcow2.
 Exit status: 0 copied, 1 failed, 2 wrong usage, 3 DST differs from SRC,
-128+N ended by signal N.";
+4 copied but for what is lost (--salvage), 128+N ended by signal N.";
 
 /// The options of `ringway copy`.
 #[derive(Debug, Args)]
@@ -75,6 +75,10 @@ pub(crate) struct CopyArgs {
     /// For --resume from what is no file, whose changes cannot be seen: SRC was not written since.
     #[arg(long, requires = "resume")]
     pub(super) source_unchanged: bool,
+    /// Copy a qcow2 image whose end is missing, or that of one that it is based on: what is lost is named,
+    /// and zeroes in DST.
+    #[arg(long, help_heading = "Formats")]
+    pub(super) salvage: bool,
     /// Afterwards read DST back and compare it with SRC.
     #[arg(long)]
     pub(super) verify: bool,

@@ -10,6 +10,7 @@ use ringway_image::{Filler, Layer, Reader};
 use rustix::event::{EventfdFlags, eventfd};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -62,6 +63,9 @@ pub(super) struct Source {
     pub(super) top: Arc<File>,
     /// Bytes of disk.
     pub(super) bytes: u64,
+    /// What of that is lost, because a file lacks its end: zeroes, if that is as it should be.
+    pub(super) lost: Vec<Range<u64>>,
+    salvages: bool,
 }
 
 impl Source {
@@ -72,20 +76,21 @@ impl Source {
 }
 
 impl ImageEnd {
-    /// An end that is read; of each file of the chain there is at most one lock, which stays.
+    /// An end that is read; of each file of the chain there is at most one lock, which stays. What is lost of it
+    /// is zeroes if `salvages`, else an error.
     ///
     /// # Errors
     /// What is wrong with the tables, or what the host says.
-    pub(super) fn of_chain(layers: Vec<Layer>) -> anyhow::Result<Self> {
+    pub(super) fn of_chain(layers: Vec<Layer>, salvages: bool) -> anyhow::Result<Self> {
         let top = layers.first().map(|layer| Arc::clone(&layer.file)).context("no image")?;
-        let (mut work, mut bytes) = (Vec::new(), 0);
-        for _ in 0..threads() {
-            let reader = Reader::open(layers.clone())?;
-            bytes = reader.size();
-            work.push(Work::Read(Box::new(reader)));
+        let mut first = reader(&layers, salvages)?;
+        let (bytes, lost) = (first.size(), first.lost()?);
+        let mut work = vec![Work::Read(Box::new(first))];
+        for _ in 1..threads() {
+            work.push(Work::Read(Box::new(reader(&layers, salvages)?)));
         }
         let mut end = Self::start(work)?;
-        end.source = Some(Source { layers, top, bytes });
+        end.source = Some(Source { layers, top, bytes, lost, salvages });
         Ok(end)
     }
 
@@ -179,7 +184,8 @@ impl ImageEnd {
     /// # Errors
     /// What reading says.
     pub(super) fn reader(&self) -> io::Result<Option<Reader>> {
-        self.source.as_ref().map(|source| Reader::open(source.layers.clone())).transpose()
+        let source = self.source.as_ref();
+        source.map(|source| reader(&source.layers, source.salvages)).transpose()
     }
 }
 
@@ -191,6 +197,14 @@ impl Drop for ImageEnd {
             let _ = thread.join();
         }
     }
+}
+
+fn reader(layers: &[Layer], salvages: bool) -> io::Result<Reader> {
+    let mut reader = Reader::open(layers.to_vec())?;
+    if salvages {
+        reader.salvage();
+    }
+    Ok(reader)
 }
 
 fn threads() -> usize {

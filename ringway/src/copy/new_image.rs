@@ -93,7 +93,7 @@ impl NewImage {
             read_only: true,
         };
         let chain = Chain::open(top, None, &mut |_, _, _| Ok(()))?;
-        Ok(End::Image(Box::new(ImageEnd::of_chain(Layer::of_chain(chain)?)?)))
+        Ok(End::Image(Box::new(ImageEnd::of_chain(Layer::of_chain(chain)?, false)?)))
     }
 
     /// Gives it its name.
@@ -123,7 +123,23 @@ pub(super) fn open_chain(args: &CopyArgs, file: &File) -> anyhow::Result<End> {
     let chain = Chain::open(top, args.backing_root.as_deref(), &mut lock)?;
     nothing_waits(&chain)?;
     let layers = Layer::of_chain(chain)?;
-    let end = ImageEnd::of_chain(layers);
-    let end = end.with_context(|| format!("{}: cannot be read", printable(path)))?;
+    let cannot = || format!("{}: cannot be read", printable(path));
+    let end = ImageEnd::of_chain(layers, args.salvage).with_context(cannot)?;
+    let lost = end.source.as_ref().map_or(&[][..], |source| &source.lost);
+    if !lost.is_empty() {
+        let bytes: u64 = lost.iter().map(|range| range.end - range.start).sum();
+        let ranges = lost.iter().map(|range| format!("{}..{}", range.start, range.end));
+        let text = format!(
+            "{}: the end of a file of its chain is missing: {bytes} bytes of the disk are lost, {}",
+            printable(path),
+            ranges.collect::<Vec<_>>().join(", ")
+        );
+        if !args.salvage {
+            bail!(
+                "{text}. With --salvage the rest is copied, and what is lost is zeroes in the copy"
+            );
+        }
+        eprintln!("{text}: zeroes in the copy");
+    }
     Ok(End::Image(Box::new(end)))
 }
