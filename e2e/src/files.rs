@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use ringway_testkit::{Lack, Need};
 
 /// What a guest is started from.
 #[derive(Debug)]
@@ -36,6 +37,26 @@ fn build_guest() -> Result<GuestFiles> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(GuestFiles { kernel: out.join("vmlinuz"), initrd: out.join("initrd.cpio") })
+}
+
+/// The folder of a newer QEMU's programs, which `newer-qemu/unpack.sh` puts below the target directory the
+/// first time. Why there is none, if it cannot.
+pub fn newer_qemu() -> Result<&'static Path, Lack> {
+    static FOUND: OnceLock<Result<PathBuf, Lack>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| {
+        let lack = |why: String| Lack::new(Need::NewerQemu, why);
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("newer-qemu/unpack.sh");
+        let dir = target_dir().join("newer-qemu");
+        let output = Command::new(&script).arg(&dir).stdin(Stdio::null()).output();
+        let output = output.map_err(|error| lack(format!("{}: {error}", script.display())))?;
+        if output.status.success() {
+            return Ok(dir.join("bin"));
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        Err(lack(format!("Debian 13's QEMU cannot be unpacked ({}): {last}", output.status)))
+    });
+    found.as_ref().map(PathBuf::as_path).map_err(Clone::clone)
 }
 
 /// Cargo's directory of this build, where `ringway` is: test programs are in `deps` below it.

@@ -25,7 +25,7 @@
 //! - `RINGWAY_GUEST_CACHE`, `RINGWAY_GUEST_KERNEL`: see `guest/build.sh`.
 
 use crate::files;
-pub use crate::files::{GuestFiles, guest_files, target_dir};
+pub use crate::files::{GuestFiles, guest_files, newer_qemu, target_dir};
 use ringway_testkit::{Need, skip};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -334,6 +334,7 @@ pub struct Guest {
     kernel_args: Vec<String>,
     from_disk: bool,
     limit: Duration,
+    qemu: Option<PathBuf>,
 }
 
 impl Guest {
@@ -350,6 +351,7 @@ impl Guest {
             kernel_args: Vec::new(),
             from_disk: false,
             limit: Duration::from_secs(300),
+            qemu: None,
         }
     }
 
@@ -411,21 +413,31 @@ impl Guest {
         self
     }
 
+    /// Runs in this QEMU instead of the machine's.
+    pub fn qemu(mut self, program: &Path) -> Self {
+        self.qemu = Some(program.to_owned());
+        self
+    }
+
     /// Builds the guest if needed, waits for other guests to end, and starts QEMU.  The guest
     /// dies with the calling thread.
     pub fn boot(self) -> Result<Running> {
-        let qemu = qemu()?;
-        let files = guest_files()?;
-        Running::start(self.command(qemu, files), self.name, self.limit)
+        let command = self.command(guest_files()?)?;
+        Running::start(command, self.name, self.limit)
     }
 
     /// As [`Guest::boot`], beside the guest whose turn it is: for the destination of a migration.
     pub fn boot_beside(self, _whose_turn: &Running) -> Result<Running> {
-        let (qemu, files) = (qemu()?, guest_files()?);
-        Running::start_now(self.command(qemu, files), self.name, self.limit, None)
+        let command = self.command(guest_files()?)?;
+        Running::start_now(command, self.name, self.limit, None)
     }
 
-    fn command(&self, qemu: &Qemu, files: &GuestFiles) -> Command {
+    fn command(&self, files: &GuestFiles) -> Result<Command> {
+        let other = self.qemu.as_ref().map(|program| Qemu::at(program.into())).transpose()?;
+        let qemu: &Qemu = match &other {
+            Some(other) => other,
+            None => qemu()?,
+        };
         let memory = self.memory_mib;
         let mut command = Command::new(&qemu.program);
         command.args("-accel tcg,thread=multi -cpu max -nodefaults -no-user-config".split(' '));
@@ -467,7 +479,7 @@ impl Guest {
             command.arg("-append").arg(self.kernel_line());
         }
         command.args(&self.qemu_args);
-        command
+        Ok(command)
     }
 
     /// What the kernel is told.
@@ -757,6 +769,19 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
+    fn at(program: OsString) -> Result<Self> {
+        let output = Command::new(&program).arg("--version").output().with_context(|| {
+            format!(
+                "start {}: guest tests need QEMU (Debian: qemu-system-x86); \
+                 RINGWAY_SKIP_GUEST=reason leaves them out",
+                program.display()
+            )
+        })?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = parse_version(&text).with_context(|| format!("no version in {text:?}"))?;
+        Ok(Self { program, version })
+    }
+
     /// One second between attempts; milliseconds since 9.2, where the older word is deprecated.
     fn reconnect_option(&self) -> &'static str {
         if self.version >= (9, 2) { ",reconnect-ms=1000" } else { ",reconnect=1" }
@@ -765,22 +790,11 @@ impl Qemu {
 
 pub(crate) fn qemu() -> Result<&'static Qemu> {
     static QEMU: OnceLock<Result<Qemu, String>> = OnceLock::new();
-    let found = QEMU.get_or_init(|| find_qemu().map_err(|error| format!("{error:#}")));
+    let found = QEMU.get_or_init(|| {
+        let program = std::env::var_os("RINGWAY_QEMU").unwrap_or("qemu-system-x86_64".into());
+        Qemu::at(program).map_err(|error| format!("{error:#}"))
+    });
     found.as_ref().map_err(|error| anyhow!("{error}"))
-}
-
-fn find_qemu() -> Result<Qemu> {
-    let program = std::env::var_os("RINGWAY_QEMU").unwrap_or("qemu-system-x86_64".into());
-    let output = Command::new(&program).arg("--version").output().with_context(|| {
-        format!(
-            "start {}: guest tests need QEMU (Debian: qemu-system-x86); \
-             RINGWAY_SKIP_GUEST=reason leaves them out",
-            program.display()
-        )
-    })?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = parse_version(&text).with_context(|| format!("no version in {text:?}"))?;
-    Ok(Qemu { program, version })
 }
 
 /// "QEMU emulator version 7.2.22 (Debian …)" → (7, 2)

@@ -46,6 +46,8 @@ pub enum Need {
     Groff,
     /// QEMU's programs: qemu-system-x86_64, qemu-img, qemu-io.
     Qemu,
+    /// A newer QEMU than the machine's, unpacked below the target directory.
+    NewerQemu,
     /// qemu-storage-daemon.
     StorageDaemon,
     /// systemd-analyze and systemd-socket-activate.
@@ -95,6 +97,7 @@ impl Need {
             Self::MemoryCgroup => "memory-cgroup",
             Self::Groff => "groff",
             Self::Qemu => "qemu",
+            Self::NewerQemu => "newer-qemu",
             Self::StorageDaemon => "storage-daemon",
             Self::Systemd => "systemd",
             Self::DebianPackage => "debian-package",

@@ -19,8 +19,6 @@ pub(super) enum StartError {
     NotShared(&'static str),
     #[error(transparent)]
     Ring(#[from] InflightError),
-    #[error("the inflight region holds {queues} queues of {entries} descriptors, and not this one")]
-    NoPart { queues: u16, entries: u16 },
     #[error(
         "the {0} is scattered: its I/O virtual addresses adjoin, the memory behind them does not. \
          A smaller queue fits in one page (QEMU: queue-size=128)"

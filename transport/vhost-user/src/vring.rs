@@ -23,8 +23,8 @@ pub(super) struct Vring {
     pub(super) enabled: bool,
     /// Guest address under which writes to the used ring are logged, if they are.
     pub(super) log_at: Option<u64>,
-    /// It was drained and stopped: its record, if there is one, says that nothing is in flight.
-    pub(super) drained: bool,
+    /// The record of the queue that was stopped, if it says that nothing is in flight.
+    pub(super) drained: Option<QueueInflight>,
     /// It has run in this connection: what it goes on with is this connection's own.
     pub(super) has_run: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
@@ -80,8 +80,9 @@ impl Vring {
     pub(super) fn take_back(&mut self, queue: Queue) {
         self.worker_queue = None;
         self.base = Some(queue.base());
-        self.drained = queue.is_drained();
-        let (kick, call) = queue.into_fds();
+        let drained = queue.is_drained();
+        let (kick, call, record) = queue.into_parts();
+        self.drained = record.filter(|_| drained);
         self.kick = Some(kick);
         self.call = call;
     }

@@ -25,6 +25,8 @@ const WRITE: u16 = 2;
 const SIZE: u16 = 64;
 /// The beginning of a record from `version` on: version 1, entries.
 const MADE: [u8; 4] = [1, 0, 64, 0];
+/// The largest rings that these back-ends accept.
+const RINGS: u16 = 1024;
 const SOON: Duration = Duration::from_secs(20);
 
 fn rig() -> (Rig, TempDir) {
@@ -78,16 +80,17 @@ fn put_write(guest: &RawGuest, number: u16, sector: u64, byte: u8) {
 }
 
 #[test]
-fn a_region_is_made_sealed_and_as_large_as_asked_for() {
+fn b35_a_region_is_made_sealed_with_room_for_the_largest_rings() {
     let (mut rig, _folder) = rig();
     let guest = RawGuest::connect(rig.connect(), BASIC);
-    for (queues, size) in [(1, 1), (2, 64), (2, 100), (1, 32768)] {
+    for (queues, size) in [(1, 1), (2, 64), (2, 100), (2, 1024), (2, 1025), (1, 32768)] {
         let (bytes, fd) = guest.client.get_inflight(queues, size).unwrap();
         let file = File::from(fd);
         assert_eq!(file.metadata().unwrap().len(), bytes);
-        assert!(bytes >= u64::from(queues) * inflight_bytes(true, size) as u64);
-        // And a note behind them.
-        assert!(bytes < 64 + u64::from(queues) * (64 + 64 + 32 * u64::from(size)));
+        let parts = |size| u64::from(queues) * inflight_bytes(true, size) as u64;
+        // With a word behind them, and the same for the largest ring that is accepted.
+        let larger = if size < RINGS { parts(RINGS) + 64 } else { 0 };
+        assert_eq!(bytes, parts(size) + 64 + larger);
         assert!(file.set_len(0).is_err() && file.set_len(2 * bytes).is_err(), "not sealed");
         assert_eq!(version(&file, 0), 0, "it says that it is new");
     }
@@ -114,7 +117,6 @@ fn b04_sizes_of_a_region_are_judged() {
         (need, 0, 3, SIZE),
         (need, 0, u16::MAX, u16::MAX),
         (need, 0, 2, 0),
-        (need - 1, 0, 2, SIZE),
         (0, 0, 2, SIZE),
         (need, 1, 2, SIZE),
         (need, 1 << 20, 2, SIZE),
@@ -132,17 +134,143 @@ fn b04_sizes_of_a_region_are_judged() {
     assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
     let payload = inflight_payload(need, 0, 2, SIZE);
     assert!(guest.client.set_inflight(&payload, memory(need).as_fd()).unwrap());
-    // For smaller queues than these; the connection lives and may give another one.
-    let payload = inflight_payload(1 << 16, 0, 2, SIZE / 2);
-    assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
     guest.size = SIZE;
-    assert!(!guest.start_queue(0).unwrap());
     let payload = inflight_payload(1 << 16, 0, 1, SIZE);
     assert!(guest.client.set_inflight(&payload, room.as_fd()).unwrap());
     assert!(guest.start_queue(0).unwrap());
     assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513));
     assert!(!guest.client.set_inflight(&payload, room.as_fd()).unwrap(), "a queue runs");
-    assert!(!guest.start_queue(1).unwrap(), "the region is for one queue");
+}
+
+/// Regions of earlier versions, and of front-ends that say what they like: the queues that have no room
+/// there are served all the same, and nothing is written elsewhere.
+#[test]
+fn b35_a_region_that_is_too_small_costs_the_record_and_not_the_disk() {
+    for format in [0, F_PACKED] {
+        let (mut rig, _folder) = rig();
+        let packed = format == F_PACKED;
+        let need = |queues: u64, size| queues * inflight_bytes(packed, size) as u64;
+        for (bytes, queues, size, recorded) in [
+            (need(2, 32), 2, 32, 0),
+            (need(2, 32) + 64, 2, 32, 0),
+            (2 * inflight_bytes(true, 32) as u64 + 64, 2, 32, 0),
+            (need(1, SIZE), 1, SIZE, 1),
+            (need(2, SIZE) - 1, 2, SIZE, 1),
+            (need(2, SIZE), 2, SIZE, 2),
+            (64, 2, SIZE, 0),
+        ] {
+            let case = format!("packed: {packed}, {bytes} bytes for {queues} of {size}");
+            let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+            guest.size = SIZE;
+            let file = File::from(memory(bytes));
+            let payload = inflight_payload(bytes, 0, queues, size);
+            assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap(), "{case}");
+            for queue in 0..2 {
+                assert!(guest.start_queue(queue).unwrap(), "{case}");
+                for sector in 0..70 {
+                    assert_eq!(guest.simple(queue, IN, sector, DATA, 512), (OK, 513), "{case}");
+                }
+            }
+            let mut content = vec![0; usize::try_from(bytes).unwrap()];
+            file.read_exact_at(&mut content, 0).unwrap();
+            let parts = (0..2).map(|queue| queue * inflight_bytes(packed, SIZE));
+            let made = parts.filter(|&at| content.get(at + 8..at + 12) == Some(&MADE)).count();
+            assert_eq!(made, recorded, "{case}");
+            // But for the word about the write cache, where that has room.
+            content.truncate(2 * inflight_bytes(true, size));
+            assert!(recorded > 0 || content.iter().all(|&byte| byte == 0), "{case}");
+            let end = guest.base(1);
+            assert_eq!(guest.stop_queue(1).unwrap(), end, "{case}");
+            assert!(guest.start_queue(1).unwrap(), "{case}");
+            assert_eq!(guest.simple(1, IN, 0, DATA, 512), (OK, 513), "{case}");
+        }
+    }
+}
+
+/// Offers a write on queue 0, and makes the record at `at`, for `entries`, that of a daemon which had taken
+/// it and nothing else.
+fn leave_write(guest: &mut RawGuest, file: &File, at: u64, entries: u16, packed: bool) {
+    put_write(guest, 0, 5, 1);
+    guest.offer_quietly(0, 0);
+    let put = |offset: usize, bytes: &[u8]| file.write_all_at(bytes, at + offset as u64).unwrap();
+    put(0, &vec![0; inflight_bytes(packed, entries)]);
+    put(8, &[1, 0]);
+    put(10, &entries.to_le_bytes());
+    if !packed {
+        return put(16, &[1]);
+    }
+    // QueueRegionPacked: free_head, old_free_head, used_idx, old_used_idx, both wrap counters.
+    put(12, &[3, 0, 3, 0, 0, 0, 0, 0, 1, 1]);
+    for entry in 0..entries {
+        put(32 + 32 * usize::from(entry) + 2, &(entry + 1).to_le_bytes());
+    }
+    let desc = [(DATA, 16u32, 1u16), (DATA + 512, 512, 1), (DATA + 16, 1, 2)];
+    for (entry, (addr, len, flags)) in desc.into_iter().enumerate() {
+        // DescStatePacked: flags and len, addr.
+        put(32 + 32 * entry + 18, &flags.to_le_bytes());
+        put(32 + 32 * entry + 20, &len.to_le_bytes());
+        put(32 + 32 * entry + 24, &addr.to_le_bytes());
+    }
+    // The first one: inflight, last, num.
+    put(32, &[1]);
+    put(32 + 4, &[2, 0, 3, 0]);
+}
+
+/// QEMU 10 asks for a region with the property `queue-size`, and has rings of another size. What one daemon
+/// leaves in flight the next one carries out, also if that accepts other rings, and the front-end asks
+/// with another number by then. Rings that are not larger than what was asked for are where earlier
+/// versions have them, as is the word about the write cache.
+#[test]
+fn b35_rings_larger_than_the_region_was_asked_for_are_recorded() {
+    for format in [0, F_PACKED] {
+        for (asked, ring, repeated, accepted) in [
+            (128, 256, 128, 1024),
+            (128, 1024, 128, 4096),
+            (64, 1024, 1024, 1024),
+            (128, 512, 64, 512),
+            (128, 128, 128, 2048),
+            (256, 16, 256, 256),
+            (1024, 1024, 1024, 2048),
+        ] {
+            let case = format!("format {format:#x}: asked {asked}, ring {ring}");
+            let (mut rig, _folder) = self::rig();
+            let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+            guest.size = ring;
+            let (bytes, fd) = guest.client.get_inflight(2, asked).unwrap();
+            let region = File::from(fd);
+            let payload = inflight_payload(bytes, 0, 2, asked);
+            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
+            for queue in 0..2 {
+                assert!(guest.start_queue(queue).unwrap(), "{case}");
+                assert_eq!(guest.simple(queue, IN, 7, DATA, 512), (OK, 513), "{case}");
+            }
+            let of_parts = |size| inflight_bytes(format == F_PACKED, size) as u64;
+            let first = 2 * inflight_bytes(true, asked) as u64;
+            let (begin, size) = if ring > asked { (first + 64, RINGS) } else { (0, asked) };
+            for at in [begin, begin + of_parts(size)] {
+                let [a, b] = size.to_le_bytes();
+                assert_eq!(peek(&region, at + 8), [1, 0, a, b], "{case}");
+            }
+            assert_eq!(peek::<6>(&region, first), *b"RWcach", "{case}");
+            // It dies: nothing is said of where its queues are. The record of the second one is that of a
+            // daemon that had taken a write.
+            drop(guest);
+            drop(rig);
+            let folder = tempfile::tempdir().unwrap();
+            let path = image(folder.path(), 16 << 20);
+            let mut options = RigOptions::buffered(&path, EngineKind::Threads).queues(2, 1);
+            options.queue_size = accepted;
+            let mut rig = Rig::start(&options);
+            let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+            guest.size = ring;
+            leave_write(&mut guest, &region, begin, size, format == F_PACKED);
+            let payload = inflight_payload(bytes, 0, 2, repeated);
+            assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap(), "{case}");
+            assert!(guest.start_queue(0).unwrap(), "{case}");
+            assert!(guest.next_used(0, SOON).is_some(), "{case}: it was recorded");
+            assert_eq!(guest.peek(DATA + 16, 1), [OK], "{case}");
+        }
+    }
 }
 
 #[test]
@@ -318,6 +446,8 @@ fn c06_a_cache_is_switched_off_before_features_are_negotiated() {
     assert!(!cache_is_on(&guest));
     assert_eq!(durable(&rig, &mut guest, 512), 512);
     set_cache(&guest, true);
+    // Workers hear of it after the answer.
+    assert!(cache_is_on(&guest));
     assert_eq!(durable(&rig, &mut guest, 512), 0);
 }
 
@@ -328,7 +458,8 @@ fn c06_what_the_region_says_of_the_write_cache_counts() {
     for format in [0, F_PACKED] {
         let (mut rig, _folder) = rig();
         let (mut guest, region) = tracked(&mut rig, format | WCE, SIZE);
-        let end = region.metadata().unwrap().len() - 64;
+        let end = 2 * inflight_bytes(true, SIZE) as u64;
+        let bytes = region.metadata().unwrap().len();
         // Nobody had told it anything.
         assert!(!cache_is_on(&guest));
         for on in [true, false, true, false] {
@@ -354,7 +485,7 @@ fn c06_what_the_region_says_of_the_write_cache_counts() {
             region.write_all_at(&note, end).unwrap();
             let mut guest = RawGuest::connect(rig.connect(), BASIC | format | WCE);
             guest.size = SIZE;
-            let payload = inflight_payload(end + 64, 0, 2, SIZE);
+            let payload = inflight_payload(bytes, 0, 2, SIZE);
             assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
             assert!(guest.start_queue(0).unwrap());
             assert_eq!(durable(&rig, &mut guest, 1024), if on { 0 } else { 1024 }, "{note:?}");

@@ -109,9 +109,9 @@ impl Queue {
         }
     }
 
-    /// Gives the eventfds back.
-    pub(crate) fn into_fds(self) -> (OwnedFd, Option<PeerEventfd>) {
-        (self.kick, self.call)
+    /// Gives back the eventfds, and its record if it has one.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Option<PeerEventfd>, Option<QueueInflight>) {
+        (self.kick, self.call, self.inflight)
     }
 }
 

@@ -3,11 +3,10 @@
 use super::{Answer, Refusal, Session};
 use crate::inflight::{Inflight, QueueInflight};
 use crate::message::Message;
-use crate::start::StartError;
 use crate::vring::Vring;
 use ringway_core::kill_point;
-use ringway_ring::virtio_blk::VIRTIO_F_RING_PACKED;
 use ringway_ring::virtqueue::Format;
+use tracing::warn;
 
 impl Session {
     /// Makes a region. It is the front-end's: this back-end only uses one that comes back.
@@ -27,28 +26,39 @@ impl Session {
         self.start_ready()
     }
 
-    /// The part of the region that belongs to queue `at`, if there is a region.
-    pub(super) fn part_of(
-        &self,
-        at: usize,
-        format: Format,
-    ) -> Result<Option<QueueInflight>, StartError> {
-        let Some(inflight) = &self.inflight else { return Ok(None) };
-        inflight.part(at, format.packed).map(Some)
+    /// The part of the region that belongs to queue `at`, if there is a region. One that is too small, as
+    /// those of earlier versions are for QEMU 10, does not cost the guest its disk.
+    pub(super) fn part_of(&mut self, at: usize, format: Format) -> Option<QueueInflight> {
+        let region = self.inflight.as_mut()?;
+        let part = region.part(at, format);
+        if part.is_none()
+            && !std::mem::replace(&mut region.said_small, true)
+            && let Some(pass) = self.export.limits().offered.pass()
+        {
+            let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+            warn!(
+                disk,
+                queue = at,
+                suppressed,
+                "the front-end's region for requests in flight has no room for this queue of {} \
+                 descriptors: it is served, and not recorded. If the daemon is killed, requests in \
+                 flight are lost and their guest waits for them for ever; an ordinary stop loses none. \
+                 A reset of the guest gives it a region that is large enough",
+                format.size
+            );
+        }
+        part
     }
 
     /// The front-end knows where a queue has stopped, and may begin anew anywhere. Until it knew,
     /// the record was the only one to say it.
     pub(super) fn forget_inflight(&mut self, index: u32) {
-        let (at, packed) = (index as usize, self.has(VIRTIO_F_RING_PACKED));
-        if let Some(inflight) = &self.inflight
-            && let Some(vring) = self.vrings.get_mut(at)
+        if let Some(vring) = self.vrings.get_mut(index as usize)
             && !vring.is_running()
-            && std::mem::take(&mut vring.drained)
-            && let Ok(part) = inflight.part(at, packed)
+            && let Some(record) = vring.drained.take()
         {
             kill_point!(BaseAnswered);
-            part.renew(packed);
+            record.renew();
         }
     }
 }

@@ -189,10 +189,9 @@ impl Session {
             // Translations of the ring are missing: it starts when they have come.
             let Some(areas) = areas else { continue };
             let log = self.queue_log(at)?;
-            let made = self.part_of(at, format).and_then(|part| {
-                // SAFETY: `areas` were just resolved in `map`.
-                unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) }
-            });
+            let part = self.part_of(at, format);
+            // SAFETY: `areas` were just resolved in `map`.
+            let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) };
             let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
             if self.iommu.is_some() {
                 queue.put_behind_iommu(Arc::clone(&self.inbox), at);
