@@ -4,6 +4,7 @@
 //! page 0   the mark, how many entries there are, in which boot of the host they were written, an entry
 //!          that the file has
 //! page 1…  entries, in the order in which they were made: which cluster of the disk, its word in L2
+//! behind   clusters that are counted and that no table names (`loose.rs`)
 //! ```
 //!
 //! What is stored in the mapping is there after SIGKILL, without a system call. It means nothing after the host
@@ -15,8 +16,10 @@
 //! too, and may be put back in place. So the mark is another one whenever reference counts change, and an entry of
 //! the last write to the tables is remembered: tables that do not have it are older.
 
+mod loose;
 mod replay;
 
+pub(crate) use loose::{LOOSE, LooseClusters};
 pub(crate) use replay::set_mark;
 pub use replay::{Replayed, is_journal_of, replay};
 use ringway_core::mem::{Mapping, MappingError};
@@ -34,6 +37,7 @@ pub(crate) const CAPACITY: usize = 4096;
 
 const HEAD: usize = 4096;
 const ENTRY: usize = 16;
+const LOOSE_AT: usize = HEAD + CAPACITY * ENTRY;
 
 /// Words of the first page.
 const MARK: usize = 0;
@@ -73,7 +77,7 @@ impl fmt::Debug for Journal {
 
 impl Journal {
     /// Bytes of the file that it takes.
-    pub const BYTES: u64 = (HEAD + CAPACITY * ENTRY) as u64;
+    pub const BYTES: u64 = (LOOSE_AT + LOOSE * ENTRY) as u64;
 
     /// Maps [`Journal::BYTES`] bytes of `file` from `offset` on, a multiple of 4096. The file has them, as
     /// they were left or zeroes. Nobody else writes there.
@@ -145,6 +149,7 @@ impl Journal {
     /// [`Journal::end_of`] knows it by.
     pub(crate) fn begin(&self) -> u64 {
         self.clear();
+        (0..LOOSE).for_each(|place| self.clear_loose(place));
         let mark = MARKED | boot_bits(self.boot) | random() & NUMBER;
         self.word(BOOT).store(self.boot, Release);
         self.word(NEXT_MARK).store(0, Release);
@@ -234,6 +239,31 @@ impl Journal {
             _ => return None,
         };
         Some((self.word(at).load(Relaxed), self.word(at + 8).load(Relaxed)))
+    }
+
+    /// Puts a cluster into the list of those that no table names; `user` is the cluster of the disk whose entry may
+    /// lead there.
+    fn set_loose(&self, place: usize, cluster: u64, user: Option<u64>) {
+        let at = LOOSE_AT + place * ENTRY;
+        // First: without its user, it would seem that no entry may.
+        self.word(at + 8).store(user.map_or(0, |user| user + 1), Release);
+        self.word(at).store(cluster, Release);
+    }
+
+    /// Takes one off that list.
+    fn clear_loose(&self, place: usize) {
+        self.word(LOOSE_AT + place * ENTRY).store(0, Release);
+    }
+
+    /// Clusters of the file that may be counted though no table names them, each with the cluster of the disk whose
+    /// entry may lead there.
+    pub(crate) fn loose(&self) -> Vec<(u64, Option<u64>)> {
+        let place = |place| {
+            let at = LOOSE_AT + place * ENTRY;
+            let user = self.word(at + 8).load(Acquire);
+            (self.word(at).load(Acquire), user.checked_sub(1))
+        };
+        (0..LOOSE).map(place).filter(|(cluster, _)| *cluster != 0).collect()
     }
 
     /// What it holds, in the order in which it was made.

@@ -6,6 +6,7 @@ mod counts;
 mod metadata;
 
 use crate::file::BlockFile;
+use crate::journal::LooseClusters;
 use crate::kept::Kept;
 use crate::layout::{OFFSET, Shape, corrupt, words};
 use crate::missing;
@@ -65,6 +66,8 @@ pub(crate) struct Refcounts {
     grows: bool,
     /// What the refcounts must not call free, by cluster.
     pub(crate) metadata: Metadata,
+    /// Those that are counted though no table names them, for whoever comes after a kill.
+    pub(crate) loose: LooseClusters,
     /// Sync where order matters.
     pub(crate) barriers: bool,
     /// A sync failed: nobody knows what the file holds, and the host tells nobody else.
@@ -128,6 +131,7 @@ impl Refcounts {
             end,
             grows,
             metadata,
+            loose: LooseClusters::default(),
             barriers: true,
             sync_failed: false,
         })
@@ -149,7 +153,7 @@ impl Refcounts {
         ((cluster / self.per_block()) as usize, (cluster % self.per_block()) as usize)
     }
 
-    fn sync(&mut self) -> io::Result<()> {
+    pub(crate) fn sync(&mut self) -> io::Result<()> {
         let synced = if self.barriers { self.file.sync_data() } else { Ok(()) };
         synced.inspect_err(|_| self.sync_failed = true)
     }
@@ -218,11 +222,40 @@ impl Refcounts {
             };
             set_count(block, order, within, less);
             self.write_block(index, within, within + 1)?;
+            self.loose.remove(cluster);
             if less == 0 {
                 self.cursor = self.cursor.min(cluster);
                 let size = self.shape.cluster();
                 // Only space: what is free may hold anything.
                 let _ = self.file.punch(cluster << self.shape.cluster_bits, size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts these clusters no more, which were counted once, in ascending order, and which no table has named
+    /// durably since. Their space goes back to the host.
+    ///
+    /// # Errors
+    /// What the host says; the rest of them keep their counts.
+    pub(crate) fn free(&mut self, clusters: &[u64]) -> io::Result<()> {
+        let (order, bits, per_block) =
+            (self.shape.refcount_order, self.shape.cluster_bits, self.per_block());
+        for of_block in clusters.chunk_by(|one, next| one / per_block == next / per_block) {
+            let (Some(&first), Some(&last)) = (of_block.first(), of_block.last()) else { continue };
+            let ((index, from), (_, to)) = (self.split(first), self.split(last));
+            let Some(block) = self.block(index)? else { return Err(corrupt()) };
+            for cluster in of_block {
+                // Less than a block has.
+                #[allow(clippy::cast_possible_truncation)]
+                set_count(block, order, (cluster % per_block) as usize, 0);
+            }
+            self.write_block(index, from, to + 1)?;
+            self.cursor = self.cursor.min(first);
+            of_block.iter().for_each(|cluster| self.loose.remove(*cluster));
+            for run in of_block.chunk_by(|one, next| one + 1 == *next) {
+                // Only space: what is free may hold anything.
+                let _ = self.file.punch(run[0] << bits, (run.len() as u64) << bits);
             }
         }
         Ok(())
@@ -297,6 +330,7 @@ impl Refcounts {
         }
         if let (Some(first_got), Some(last)) = (got.get(begun), got.last()) {
             let (from, to) = (self.split(*first_got).1, self.split(*last).1 + 1);
+            self.loose.take_ahead(&got[begun..]);
             if let Err(error) = self.write_block(index, from, to) {
                 got.truncate(begun);
                 return Err(error);

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The most that is reserved ahead, in bytes: what a kill may leave as a leak.
+/// The most that is reserved ahead, in bytes: what a kill may leave as a leak, until the image is opened again.
 const RESERVE_BYTES: u64 = 64 << 20;
 
 /// The most room that is found ahead in the file system, in bytes, where that is a gain: each image may have it.
@@ -197,6 +197,7 @@ impl Writer {
     fn allocate(&mut self, map: &mut Map) -> io::Result<u64> {
         if self.reserve.is_empty() {
             let most = (RESERVE_BYTES / map.cluster()).clamp(8, 1024);
+            self.begin_mark(map)?;
             self.renew_mark(map)?;
             let got = self.refcounts.reserve(self.reserve_next)?;
             map.layers.set_top_end(self.refcounts.end());
@@ -237,6 +238,7 @@ impl Writer {
         }
         let pending = sorted(pending);
         let words = words(map, &pending);
+        self.name_loose(map, &pending);
         if let Err(error) = self.write_tables(map, &l1, &words) {
             for &(index, before) in l1.iter().rev() {
                 map.layers.top().set_l1(index, before);
@@ -251,15 +253,35 @@ impl Writer {
     /// Has whoever looks for these clusters find them where they are now.
     fn publish(&mut self, map: &mut Map, l1: &[(usize, u64)], pending: Vec<(u64, Pending)>) {
         let (size, data) = (map.cluster(), map.layers.data);
+        for (index, _) in l1 {
+            let table = (map.layers.top().l1(*index) & OFFSET) / size;
+            self.refcounts.loose.remove(table);
+        }
         let tables = l1.iter().map(|(_, before)| (before & OFFSET) / size);
         self.free_tables(tables.filter(|&at| at > 0).collect());
         for (cluster, Pending { host, old }) in pending {
             let word = host.map_or(Word::ZERO, |host| Word::data(data, host, true));
             map.publish(cluster, word);
+            host.into_iter().for_each(|host| self.refcounts.loose.remove(host / size));
             match old {
                 // Nobody counts what is in a data file.
                 _ if data != 0 => {}
                 old => self.free(old.clusters(size)),
+            }
+        }
+    }
+
+    /// Has whoever comes after a kill know which clusters entries are about to lead to, and which no more. What
+    /// others may have, too, is left out: a snapshot, or the rest of compressed data.
+    fn name_loose(&mut self, map: &mut Map, pending: &[(u64, Pending)]) {
+        if map.layers.has_data_file() {
+            return;
+        }
+        let (size, loose) = (map.cluster(), &mut self.refcounts.loose);
+        for (cluster, Pending { host, old }) in pending {
+            host.into_iter().for_each(|host| loose.set_user(host / size, *cluster));
+            if let Entry::Data { host, copied: true } = old {
+                loose.free(host / size, *cluster);
             }
         }
     }

@@ -23,8 +23,8 @@ pub enum Replayed {
     Lost,
 }
 
-/// Puts what a killed process had answered and not written to the tables of `file` there, and takes its mark
-/// away. The lock of the image has to be ours, and nothing known of its tables. Without a journal it is only found
+/// Puts what a killed process had answered and not written to the tables of `file` there, gives back clusters that it
+/// had counted and that no table names, and takes its mark away. The lock of the image has to be ours, and nothing known of its tables. Without a journal it is only found
 /// out whether there was one. The file has so many `bytes`, and I/O is in multiples of `unit`. `lost` is called before
 /// that something may be lost is forgotten here. It may be killed, and begins again then.
 ///
@@ -82,17 +82,14 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
     // The latest of each cluster, in their order on the disk.
     let entries = journal.entries();
     let words: BTreeMap<u64, u64> = entries.iter().copied().collect();
-    let last = journal.last_written();
-    if words.is_empty() && last.is_none() {
-        return Ok(Replayed::Nothing);
-    }
+    let (last, loose) = (journal.last_written(), journal.loose());
     let mut tables = Tables::open(file.clone(), shape)?;
     if let Some(last) = last
         && !has_last_written(&mut tables, last, &entries)?
     {
         return Ok(Replayed::Lost);
     }
-    if words.is_empty() {
+    if words.is_empty() && loose.is_empty() {
         return Ok(Replayed::Nothing);
     }
     let offsets: Vec<u64> = tables.l2_offsets().collect();
@@ -105,11 +102,55 @@ fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Res
             return Ok(Replayed::Lost);
         }
     }
-    // What they lead to has to be durable before they are. The host tells once that it is not.
-    file.sync_data().inspect_err(|_| journal.end())?;
     let words: Vec<(u64, u64)> = words.into_iter().collect();
-    tables.write_all(&words)?;
-    Ok(Replayed::Entries(words.len()))
+    if !words.is_empty() {
+        // What they lead to has to be durable before they are. The host tells once that it is not.
+        file.sync_data().inspect_err(|_| journal.end())?;
+        tables.write_all(&words)?;
+    }
+    if let Err(error) = give_back(&mut tables, &mut refcounts, loose) {
+        if refcounts.sync_failed {
+            journal.end();
+            return Err(error);
+        }
+        tracing::warn!("clusters that are not used could not be given back: {error}");
+    }
+    Ok(if words.is_empty() { Replayed::Nothing } else { Replayed::Entries(words.len()) })
+}
+
+/// Gives back those of these clusters that are counted once, though no table names them: none but the entry of its user
+/// ever led there, since it was counted.
+fn give_back(
+    tables: &mut Tables,
+    refcounts: &mut Refcounts,
+    mut loose: Vec<(u64, Option<u64>)>,
+) -> io::Result<()> {
+    let shape = tables.shape;
+    let clusters = shape.size.div_ceil(shape.cluster());
+    // Each table is read once.
+    loose.sort_unstable_by_key(|(cluster, user)| (*user, *cluster));
+    let (mut unused, mut was_used) = (Vec::new(), false);
+    for (cluster, user) in loose {
+        if refcounts.metadata.contains(cluster) || refcounts.count(cluster)? != 1 {
+            continue;
+        }
+        if let Some(user) = user {
+            let named =
+                user >= clusters || tables.word(user)? & OFFSET == cluster << shape.cluster_bits;
+            if named {
+                continue;
+            }
+            was_used = true;
+        }
+        unused.push(cluster);
+    }
+    if was_used {
+        // That no entry leads there has to be durable before others get it.
+        refcounts.sync()?;
+    }
+    unused.sort_unstable();
+    unused.dedup();
+    refcounts.free(&unused)
 }
 
 /// Whether the tables have the entry that was written last. If they do not, the file has older contents, which

@@ -33,6 +33,8 @@ impl Writer {
         }
         let pending = sorted(std::mem::take(&mut self.pending));
         let words = words(map, &pending);
+        self.begin_mark(map)?;
+        self.name_loose(map, &pending);
         self.defer(map, &words)?;
         self.publish(map, &[], pending);
         Ok(())
@@ -44,11 +46,6 @@ impl Writer {
             self.write_deferred(map)?;
         }
         let tables = map.layers.top();
-        if self.mark.load(SeqCst) == 0 {
-            let (file, mark) = (tables.file.clone(), journal.begin());
-            set_mark(&file, &mut tables.shape, mark).inspect_err(|_| journal.end())?;
-            self.mark.store(mark, SeqCst);
-        }
         if !journal.append(words) {
             return Err(corrupt());
         }
@@ -73,6 +70,23 @@ impl Writer {
             return Err(corrupt());
         }
         self.write_tables(map, &[], &[])
+    }
+
+    /// Has the header name the journal, if there is one to be used and it does not yet.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub(super) fn begin_mark(&mut self, map: &mut Map) -> io::Result<()> {
+        let Some(journal) = self.journal.clone().filter(|_| self.defers) else { return Ok(()) };
+        if self.mark.load(SeqCst) != 0 {
+            return Ok(());
+        }
+        let tables = map.layers.top();
+        let (file, mark) = (tables.file.clone(), journal.begin());
+        set_mark(&file, &mut tables.shape, mark).inspect_err(|_| journal.end())?;
+        self.refcounts.loose.begin(&journal);
+        self.mark.store(mark, SeqCst);
+        Ok(())
     }
 
     /// The journal, if the header names it.
@@ -141,8 +155,24 @@ impl Writer {
             set_mark(&file, &mut tables.shape, 0)?;
             self.end_journal();
             self.mark.store(0, SeqCst);
+            // Nobody knows of those any more that are taken ahead: a kill would lose them.
+            self.refcounts.loose.end();
+            self.free_reserve();
         }
         written
+    }
+
+    /// Counts the clusters no more that were taken ahead.
+    fn free_reserve(&mut self) {
+        if self.is_broken() {
+            return;
+        }
+        let mut unused: Vec<u64> = std::mem::take(&mut self.reserve).into();
+        self.reserve_ready = 0;
+        unused.sort_unstable();
+        if let Err(error) = self.refcounts.free(&unused) {
+            tracing::warn!("clusters that are not used could not be given back: {error}");
+        }
     }
 
     /// The journal holds nothing of this image any more. It may hold entries of another one by now.

@@ -7,6 +7,7 @@ use crate::qemu;
 use crate::record::{Event, Record, fail_next_sync};
 use ringway_core::Op;
 use ringway_image::{Format, NewImage, Replayed};
+use ringway_testkit::Rng;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -409,4 +410,87 @@ fn c44_entries_are_not_put_into_older_contents() {
             checked(&path).unwrap_or_else(|error| panic!("{what}: {error}"));
         }
     }
+}
+
+/// What a process has counted and not used, or freed and not given back, is lost with no kill, and not taken from
+/// whoever uses it.
+#[test]
+fn c47_kills_cost_no_space() {
+    let (_folder, path, file, at) = overlay();
+    let mut rng = Rng::for_test("kills_cost_no_space");
+    let mut model = [0xba; 64];
+    for round in 0..60_u8 {
+        let unit = if round % 2 == 0 { 1 } else { 512 };
+        let (mut disk, replayed) = TestDisk::open_with_journal(&path, unit, &at);
+        assert_ne!(replayed, Replayed::Lost);
+        assert_eq!(checked(&path).unwrap().leaks, 0, "round {round}: {replayed:?}");
+        let mut has_freed = false;
+        for _ in 0..rng.below(8) {
+            let cluster = rng.below(64);
+            let byte = &mut model[usize::try_from(cluster).unwrap()];
+            match rng.below(8) {
+                0..4 => {
+                    *byte = round + 1;
+                    disk.write(cluster * CLUSTER, &[*byte; CLUSTER as usize]);
+                }
+                4..6 => {
+                    *byte = 0;
+                    discard(&mut disk, cluster..cluster + 1);
+                    has_freed = true;
+                }
+                6 => disk.flush(),
+                // What was freed is given back once no queue uses it, half a second later.
+                _ if has_freed => {}
+                _ => disk.image.leave_journal().unwrap(),
+            }
+        }
+        kill(disk);
+    }
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    let found: Vec<u8> = (0..64).map(|cluster| disk.read(cluster * CLUSTER, 1)[0]).collect();
+    assert_eq!(found, model);
+    drop(disk);
+    assert_eq!(checked(&path).unwrap().leaks, 0);
+    // The disk, its metadata, and what one process takes ahead, and frees.
+    let clusters = file.metadata().unwrap().len() / CLUSTER;
+    assert!(clusters <= 64 + 5 + 32, "{clusters} clusters");
+}
+
+/// It is believed of the image alone that the header names, and of no cluster that a table names.
+#[test]
+fn c47_what_a_table_names_is_not_given_back() {
+    let (_folder, path, _file, at) = overlay();
+    let (mut disk, _) = TestDisk::open_with_journal(&path, 1, &at);
+    (0..3).for_each(|cluster| disk.write(cluster * CLUSTER, &[1; 512]));
+    disk.flush();
+    kill(disk);
+    // The first write makes the L2 table at 4, and has its data at 5; 8 to 11 are taken ahead.
+    let list = File::options().read(true).write(true).open(&at).unwrap();
+    let place = 4096 + 4096 * 16;
+    let mut there = [0; 4096 * 16];
+    list.read_exact_at(&mut there, place).unwrap();
+    let words = there
+        .as_chunks::<16>()
+        .0
+        .iter()
+        .map(|slot| u64::from_ne_bytes(*slot.first_chunk().unwrap()));
+    let mut named: Vec<u64> = words.filter(|cluster| *cluster != 0).collect();
+    named.sort_unstable();
+    assert_eq!(named, [8, 9, 10, 11]);
+    // A table, data that an entry names, the same beyond the disk, beyond the file, what is free, and twice the same.
+    let wrong =
+        [(4, 0), (3, 0), (0, 0), (1, 5), (6, 2), (7, 99), (1 << 40, 0), (40, 0), (8, 0), (8, 7)];
+    let slots: Vec<u8> = wrong
+        .iter()
+        .flat_map(|(cluster, user)| [*cluster, *user].map(u64::to_ne_bytes))
+        .flatten()
+        .collect();
+    list.write_all_at(&slots, place + 3000 * 16).unwrap();
+    let (mut disk, replayed) = TestDisk::open_with_journal(&path, 1, &at);
+    assert_eq!(replayed, Replayed::Nothing);
+    assert_eq!(checked(&path).unwrap().leaks, 0);
+    (10..30).for_each(|cluster| disk.write(cluster * CLUSTER, &[2; 512]));
+    assert_eq!([0, 1, 2].map(|cluster| disk.read(cluster * CLUSTER, 1)[0]), [1; 3]);
+    drop(disk);
+    checked(&path).unwrap();
 }

@@ -93,7 +93,8 @@ fn one_kill(rng: &mut Rng, backed: bool) {
     answered += lines.count();
     qemu::check(&path, true);
     let left = if has_journal(seed) { finish(&path) } else { Replayed::Nothing };
-    qemu::check(&path, true);
+    // More small clusters may be freed at a time than the list has room for; and what a snapshot has, too, is not in it.
+    qemu::check(&path, cluster == "512" || backed || !has_journal(seed));
     println!(
         "cluster {cluster}, backed {backed}, seed {seed}: killed after {answered} answers, {left:?}"
     );

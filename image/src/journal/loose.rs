@@ -1,0 +1,97 @@
+//! Clusters of an image that are counted, and that no table names: taken ahead, or freed and not given back yet. A
+//! killed process loses them, unless whoever serves the image next knows them.
+//!
+//! Each is in the list before it is counted, or before the entry changes that named it; and it is there until a
+//! table names it, or it is counted no more. Of one that an entry may lead to, or did, it is said which: so who reads
+//! the list can look.
+
+use super::Journal;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// The most of them. Those for which there is no room are lost with a kill.
+pub(crate) const LOOSE: usize = 4096;
+
+/// So many of them are left to those that are taken ahead.
+const AHEAD: usize = 1536;
+
+/// One of them.
+#[derive(Debug)]
+struct Loose {
+    /// Where in the list it is.
+    place: Option<usize>,
+    /// The cluster of the disk whose entry may lead there.
+    user: Option<u64>,
+}
+
+/// Those of one image, and the list while it has a journal.
+#[derive(Debug, Default)]
+pub(crate) struct LooseClusters {
+    journal: Option<Arc<Journal>>,
+    /// It has had a journal.
+    is_kept: bool,
+    clusters: HashMap<u64, Loose>,
+    unused: Vec<usize>,
+}
+
+impl LooseClusters {
+    /// The list, which is empty, is that of this image from now on.
+    pub(crate) fn begin(&mut self, journal: &Arc<Journal>) {
+        self.unused = (0..LOOSE).rev().collect();
+        for (cluster, loose) in &mut self.clusters {
+            loose.place = self.unused.pop();
+            if let Some(place) = loose.place {
+                journal.set_loose(place, *cluster, loose.user);
+            }
+        }
+        (self.journal, self.is_kept) = (Some(Arc::clone(journal)), true);
+    }
+
+    /// It is the list of another image from now on, or of none.
+    pub(crate) fn end(&mut self) {
+        self.journal = None;
+        self.unused.clear();
+        self.clusters.values_mut().for_each(|loose| loose.place = None);
+    }
+
+    /// These are about to be counted.
+    pub(crate) fn take_ahead(&mut self, clusters: &[u64]) {
+        clusters.iter().for_each(|cluster| self.add(*cluster, None));
+    }
+
+    /// The entry of `user`, a cluster of the disk, may lead to this one, if it was taken ahead.
+    pub(crate) fn set_user(&mut self, cluster: u64, user: u64) {
+        if self.clusters.contains_key(&cluster) {
+            self.add(cluster, Some(user));
+        }
+    }
+
+    /// The entry of `user` leads to this one, and is about to lead elsewhere.
+    pub(crate) fn free(&mut self, cluster: u64, user: u64) {
+        if self.clusters.len() < LOOSE - AHEAD {
+            self.add(cluster, Some(user));
+        }
+    }
+
+    /// A table names it, or it is counted no more.
+    pub(crate) fn remove(&mut self, cluster: u64) {
+        let place = self.clusters.remove(&cluster).and_then(|loose| loose.place);
+        if let (Some(place), Some(journal)) = (place, &self.journal) {
+            journal.clear_loose(place);
+            self.unused.push(place);
+        }
+    }
+
+    fn add(&mut self, cluster: u64, user: Option<u64>) {
+        if !self.is_kept || self.clusters.len() >= LOOSE {
+            return;
+        }
+        let unused = &mut self.unused;
+        let new = || Loose { place: unused.pop(), user };
+        let loose = self.clusters.entry(cluster).or_insert_with(new);
+        loose.user = user;
+        if let (Some(place), Some(journal)) = (loose.place, &self.journal) {
+            journal.set_loose(place, cluster, user);
+        }
+    }
+}
