@@ -7,10 +7,9 @@
 use crate::disk::Disk;
 use crate::flatten::Replaced;
 use crate::open::{LockError, raise_lock, share_lock};
-use ringway_image::{Bases, Commit, Image, Layer, LayerFormat};
+use ringway_image::{Bases, Commit, Image, Layer, LayerFormat, identity};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 /// Why nothing is merged into what a disk is based on.
@@ -89,7 +88,7 @@ impl LockedBase {
     /// [`NotLocked`]; it is locked for reading then, as it was.
     pub fn new(read: Arc<File>, writable: File, bases: &Bases) -> Result<Self, NotLocked> {
         let (one, other) = (read.metadata()?, writable.metadata()?);
-        if (one.dev(), one.ino()) != (other.dev(), other.ino()) {
+        if identity(&one) != identity(&other) {
             return Err(NotLocked::Other);
         }
         raise_lock(&read).map_err(NotLocked::InUse)?;

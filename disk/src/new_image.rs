@@ -4,7 +4,7 @@ use crate::open::ForeignFormat;
 use ringway_image::{Format, Header, Refused};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 use tempfile::NamedTempFile;
 
@@ -17,8 +17,6 @@ pub struct Backing {
     pub format: Format,
     /// Bytes of disk.
     pub virtual_size: u64,
-    /// Its device and inode.
-    pub identity: (u64, u64),
 }
 
 /// Why no image is based on a file.
@@ -100,8 +98,7 @@ impl Backing {
                 header.virtual_size
             }
         };
-        let identity = (meta.dev(), meta.ino());
-        Ok(Self { path: path.into(), format, virtual_size, identity })
+        Ok(Self { path: path.into(), format, virtual_size })
     }
 
     /// Its name in an image of `folder`, which has no links: relative to that if its owner names it so.
@@ -210,8 +207,7 @@ mod tests {
         let ups: PathBuf = here.components().skip(1).map(|_| "..").collect();
         let from_here = |path: &Path| ups.join(path.strip_prefix("/").unwrap());
         let named = |path: &Path, folder: &Path| {
-            let (format, identity) = (Format::Raw, (0, 0));
-            let backing = Backing { path: path.into(), format, virtual_size: 0, identity };
+            let backing = Backing { path: path.into(), format: Format::Raw, virtual_size: 0 };
             backing.name_in(folder).unwrap()
         };
         let cases = [

@@ -6,7 +6,7 @@
 
 use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -125,15 +125,20 @@ pub(crate) fn open_said(path: &Path) -> Result<(File, Identity, PathBuf), NotOpe
 
 /// What a name leads to, if it leads anywhere. Opens nothing.
 pub(crate) fn identity_of(path: &Path) -> Option<Identity> {
-    let meta = path.metadata().ok()?;
-    Some(match meta.file_type().is_block_device() {
-        true => (true, meta.rdev(), 0),
-        false => (false, meta.dev(), meta.ino()),
-    })
+    path.metadata().ok().map(|meta| identity(&meta))
 }
 
 /// A file's device and inode, or a block device's number: the same for whatever name it has.
-pub(crate) type Identity = (bool, u64, u64);
+pub type Identity = (bool, u64, u64);
+
+/// What a file is, whatever its name.
+#[must_use]
+pub fn identity(meta: &Metadata) -> Identity {
+    match meta.file_type().is_block_device() {
+        true => (true, meta.rdev(), 0),
+        false => (false, meta.dev(), meta.ino()),
+    }
+}
 
 /// Refuses what is neither a regular file nor a block device.
 pub(crate) fn judge_kind(file: impl AsFd) -> Result<Identity, NotOpened> {

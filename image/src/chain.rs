@@ -4,6 +4,7 @@
 //! have written these. So a name is followed within a folder that the owner of the image has chosen,
 //! and a format is what a header says, never what a file looks like.
 
+mod based;
 mod error;
 
 use crate::beneath::{Identity, NotOpened, Root, identity_of, judge_kind, open_said};
@@ -11,6 +12,7 @@ use crate::format::Format;
 use crate::header::{BackingName, DataFileName, Header};
 use crate::printable::printable;
 use crate::refused::Refused;
+pub use based::is_based_on;
 pub use error::{CHAIN_MAX, ChainError, LinkFault, LinkKind};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -128,6 +130,10 @@ impl Chain {
         match (opener.said, &files[..]) {
             (Some(said), [top, _, ..]) => {
                 Err(ChainError::NotBased { name: top.name.clone(), base: said.name })
+            }
+            // Names that were swapped: it would be written beneath what is based on it.
+            (Some(said), [top]) if is_based_on(&said.name, said.format, &top.name) => {
+                Err(ChainError::Swapped { name: top.name.clone(), base: said.name })
             }
             _ => Ok(Self { files }),
         }

@@ -84,9 +84,10 @@ mod writer;
 
 pub use ask::{Answer, Ask, Pulled};
 pub use base::Bases;
+pub use beneath::{Identity, identity};
 pub use builder::{Builder, Filler};
 pub use chain::{
-    CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top,
+    CHAIN_MAX, Chain, ChainError, DataFile, ImageFile, LinkFault, LinkKind, Lock, Top, is_based_on,
 };
 pub use check::{CheckOptions, Findings, check, repair_leaks};
 pub use client::{ImageClient, ThreadLost};

@@ -10,7 +10,7 @@ use ringway_control::config::Format as Said;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_disk::{Backing, BackingError, NewFile, is_named_qcow2};
-use ringway_image::{CLUSTER_BITS_DEFAULT, Format, NewImage, printable};
+use ringway_image::{CLUSTER_BITS_DEFAULT, Format, NewImage, is_based_on, printable};
 use ringway_terminal::{logging, output};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -101,8 +101,16 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
         anyhow::Ok((name, backing.format))
     };
     let based_on = backing.as_ref().map(named).transpose()?;
-    let identity = backing.as_ref().map(|backing| backing.identity);
-    new_file::spare(&args.image, &target, args.force, identity)?;
+    if let Some(Backing { path, format, .. }) = &backing {
+        // Also while there is no such file: the name would lead to the new one.
+        ensure!(
+            !is_based_on(path, *format, &target),
+            "{name}: {} is this image, or is based on it: an image cannot be based on itself. Are the two \
+             names swapped?",
+            printable(path)
+        );
+    }
+    new_file::spare(&args.image, &target, args.force)?;
     let cannot = || format!("{name}: cannot make it");
     // Nobody but its owner may read it, as with `serve --size`.
     let new = NewFile::begin(&target, 0o600).with_context(cannot)?;

@@ -8,11 +8,7 @@ use ringway_disk::{LockError, lock_image};
 use ringway_image::{CLUSTER_BITS, printable};
 use std::fs::File;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-
-/// Device and inode.
-pub(crate) type Identity = (u64, u64);
 
 /// Why the image at `path` could not be opened, in the same words of all commands.
 #[cold]
@@ -57,12 +53,7 @@ pub(crate) fn place(image: &Path) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// Why it is not overwritten.
-pub(crate) fn spare(
-    image: &Path,
-    target: &Path,
-    force: bool,
-    backing: Option<Identity>,
-) -> anyhow::Result<()> {
+pub(crate) fn spare(image: &Path, target: &Path, force: bool) -> anyhow::Result<()> {
     let name = printable(image);
     let context = || format!("{name}: cannot look at it");
     let meta = match target.symlink_metadata() {
@@ -72,7 +63,6 @@ pub(crate) fn spare(
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
     ensure!(force, "{name}: it is there already. Overwrite it with --force");
-    ensure!(backing != Some((meta.dev(), meta.ino())), "{name}: it cannot be based on itself");
     let file = File::open(target).with_context(context)?;
     match lock_image(&file, false) {
         Ok(()) => Ok(()),

@@ -358,3 +358,59 @@ fn room_for_first_writes_is_found_ahead_with_direct_io_and_given_back() {
         whole(dir, &image);
     }
 }
+
+/// The names of an image and of its base, swapped: whoever would write, replace or delete the base of others is
+/// refused.
+#[test]
+fn c49_an_image_is_not_put_on_top_of_one_that_is_based_on_it() {
+    let dir = base();
+    let dir = dir.path();
+    let create = |args: &[&str]| {
+        let mut command = ringway();
+        command.arg("create").args(args).current_dir(dir);
+        run(command)
+    };
+    let made = |args: &[&str]| {
+        let output = create(args);
+        assert!(output.status.success(), "{args:?}: {}", text(&output.stderr));
+    };
+    made(&["golden.qcow2", "--size", "8M"]);
+    made(&["middle.qcow2", "--backing", "golden.qcow2"]);
+    made(&["clones/vm7.qcow2", "--backing", "middle.qcow2"]);
+    made(&["gone.qcow2", "--size", "8M"]);
+    made(&["dangling.qcow2", "--backing", "gone.qcow2"]);
+    std::fs::remove_file(dir.join("gone.qcow2")).unwrap();
+    std::fs::hard_link(dir.join("golden.qcow2"), dir.join("other-name.qcow2")).unwrap();
+    let before = std::fs::read(dir.join("golden.qcow2")).unwrap();
+    let unchanged = || assert_eq!(std::fs::read(dir.join("golden.qcow2")).unwrap(), before);
+    for (image, base) in [
+        ("golden.qcow2", "clones/vm7.qcow2"),
+        ("golden.qcow2", "middle.qcow2"),
+        ("other-name.qcow2", "clones/vm7.qcow2"),
+        ("golden.qcow2", "golden.qcow2"),
+        ("gone.qcow2", "dangling.qcow2"),
+    ] {
+        let output = create(&[image, "--backing", base, "--force"]);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{image} {base}");
+        assert!(said.contains("cannot be based on itself"), "{image} {base}: {said}");
+        unchanged();
+        let mut command = ringway();
+        command.args(["serve", "--control", "ctl"]).current_dir(dir);
+        let daemon = Daemon::start(command);
+        let mut command = ringway();
+        command.args(["ctl", "--control", "ctl", "add", image, "--base", base]);
+        command.args(["--ephemeral", "--socket", "s"]).current_dir(dir);
+        let output = run(command);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{image} {base}: it is served");
+        assert!(said.contains("on itself"), "{image} {base}: {said}");
+        daemon.stop();
+        unchanged();
+        assert!(!dir.join("gone.qcow2").exists());
+    }
+    // What is based on it is served as before.
+    let daemon =
+        Daemon::serve(dir, &["clones/vm7.qcow2", "--base", "middle.qcow2", "--socket", "s"]);
+    daemon.stop();
+}

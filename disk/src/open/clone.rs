@@ -2,7 +2,7 @@
 
 use super::OpenError;
 use crate::new_image::{Backing, NewFile};
-use ringway_image::{CLUSTER_BITS_DEFAULT, CreateError, NewImage};
+use ringway_image::{CLUSTER_BITS_DEFAULT, ChainError, CreateError, NewImage, is_based_on};
 use std::io;
 use std::path::Path;
 
@@ -13,6 +13,10 @@ pub(super) fn make_clone(
     backing: &Backing,
     size: Option<u64>,
 ) -> Result<bool, OpenError> {
+    if is_based_on(&backing.path, backing.format, path) {
+        let (name, base) = (path.to_owned(), backing.path.clone());
+        return Err(ChainError::Swapped { name, base }.into());
+    }
     let base = |source| OpenError::Base { base: backing.path.clone(), source };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder =

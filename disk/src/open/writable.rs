@@ -1,5 +1,6 @@
 //! A file that is only read, opened for writing as well.
 
+use ringway_image::identity;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, openat};
 use rustix::io::Errno;
 use std::fs::{File, Metadata};
@@ -79,6 +80,5 @@ pub fn reopen_for_writing(
 }
 
 fn leads_to(path: &Path, here: &Metadata) -> io::Result<bool> {
-    let there = path.metadata()?;
-    Ok((there.dev(), there.ino()) == (here.dev(), here.ino()))
+    Ok(identity(&path.metadata()?) == identity(here))
 }

@@ -63,6 +63,19 @@ pub enum ChainError {
         /// What it is to be based on.
         base: PathBuf,
     },
+    /// What an image is to be based on is based on it.
+    #[error(
+        "{}: {} is this image, or is based on it: an image cannot be based on itself. Are the two names \
+         swapped?",
+        printable(name),
+        printable(base)
+    )]
+    Swapped {
+        /// The image.
+        name: PathBuf,
+        /// What it is to be based on.
+        base: PathBuf,
+    },
     /// The folder that bounds the chain.
     #[error("{}: names of backing files cannot be looked up in this folder: {source}", folder.display())]
     Root {

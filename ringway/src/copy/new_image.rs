@@ -4,7 +4,7 @@
 use super::args::{CompressArg, CopyArgs};
 use super::end::End;
 use super::image::ImageEnd;
-use crate::new_file::{self, Identity};
+use crate::new_file;
 use crate::waiting::nothing_waits;
 use anyhow::{Context, bail};
 use ringway_disk::NewFile;
@@ -49,7 +49,7 @@ impl NewImage {
             );
         }
         let target = new_file::place(to.path())?;
-        new_file::spare(to.path(), &target, args.force, None::<Identity>)?;
+        new_file::spare(to.path(), &target, args.force)?;
         Ok(())
     }
 
