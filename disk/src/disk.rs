@@ -6,7 +6,7 @@ use crate::choices::{Alignment, CacheMode, EngineKind};
 use crate::clock::Clock;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
-use crate::locks::RangeLocks;
+use crate::locks::{LateWrites, RangeLocks};
 use crate::state::State;
 use ringway_aio::nvme::Namespace;
 use ringway_core::{ByteRange, Geometry};
@@ -32,6 +32,8 @@ pub struct Disk {
     pub(crate) erase_block: u32,
     pub(crate) geometry: Geometry,
     pub(crate) capacity: AtomicU64,
+    /// Where requests may end without another look: the capacity, or 0 while a write is late.
+    pub(crate) open_to: AtomicU64,
     pub(crate) serial: [u8; 20],
     pub(crate) cache: CacheMode,
     pub(crate) cache_why: String,
@@ -52,6 +54,7 @@ pub struct Disk {
     /// A sync of a cached disk is under way; there is one at a time.
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,
+    pub(crate) late: LateWrites,
     pub(crate) policy: SharedPolicy,
     /// Its own limits and those of its group.
     pub(crate) limits: Mutex<Vec<Arc<Member>>>,

@@ -62,6 +62,7 @@ mod flatten;
 mod held;
 mod holding;
 mod incidents;
+mod late;
 mod locks;
 mod mapped;
 mod memory_file;

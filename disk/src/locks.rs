@@ -1,9 +1,11 @@
-//! Keeps a read-modify-write apart from writes to the same blocks.
+//! Ranges of a disk that others keep out of.
 //!
-//! Only disks whose file takes larger pieces than a guest's sector ever lock: the rare path.
+//! [`RangeLocks`] keep a read-modify-write apart from writes to the same blocks. Only disks whose file takes larger
+//! pieces than a guest's sector ever lock: the rare path. [`LateWrites`] are those that outlive their connection, or may
+//! (`late.rs`).
 
 use ringway_core::ByteRange;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ranges being written, of all queues of a disk.
 #[derive(Debug, Default)]
@@ -37,6 +39,32 @@ impl RangeLocks {
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         self.0.lock().unwrap().len()
+    }
+}
+
+/// Writes that are late, and requests that outlive their connections, of all queues of a disk.
+#[derive(Debug, Default)]
+pub(crate) struct LateWrites(Mutex<Late>);
+
+/// What is known of them.
+#[derive(Debug, Default)]
+pub(crate) struct Late {
+    /// What each late write may touch.
+    pub(crate) ranges: Vec<ByteRange>,
+    /// In flight of queues that stop.
+    pub(crate) outliving: Outliving,
+}
+
+/// Requests in flight of queues that stop.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outliving {
+    pub(crate) requests: usize,
+    pub(crate) bytes: u64,
+}
+
+impl LateWrites {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Late> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::clock::Clock;
 use crate::disk::Disk;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
-use crate::locks::RangeLocks;
+use crate::locks::{LateWrites, RangeLocks};
 use crate::open::{LockError, lock_image, unlock_image};
 use crate::unmapped::Unmapped;
 use ringway_aio::nvme::Namespace;
@@ -124,6 +124,8 @@ impl From<Parts> for Disk {
             incoming: parts.incoming,
             erase_block: parts.erase_block,
             capacity: AtomicU64::new(parts.geometry.capacity),
+            open_to: AtomicU64::new(parts.geometry.capacity),
+            late: LateWrites::default(),
             geometry: parts.geometry,
             serial: parts.serial,
             cache: parts.cache,

@@ -24,6 +24,7 @@
 //!   what went wrong;
 //! - `queue/bounce.rs`: memory that the file takes in the place of the guest's;
 //! - `queue/hold.rs`: requests that are held because the disk has failed them;
+//! - `queue/late.rs`: writes that outlive their connection, and requests that wait for such;
 //! - `queue/mapped.rs`, `queue/slow_path/mapped.rs`: disks whose image says where their clusters are;
 //! - `queue/overdue.rs`: what has been in flight for too long.
 
@@ -34,6 +35,7 @@ mod dispatch;
 mod held;
 mod hold;
 mod issue;
+mod late;
 mod mapped;
 mod merge;
 mod overdue;
@@ -43,6 +45,7 @@ mod slots;
 mod slow_path;
 mod watcher;
 
+use crate::locks::Outliving;
 use issue::Issuer;
 pub use overdue::{Oldest, Overdue};
 use ringway_aio::Engine;
@@ -51,6 +54,7 @@ use ringway_scheduler::Scheduler;
 pub use slots::Finished;
 use slots::{Slots, Stage};
 use slow_path::SlowPath;
+use std::sync::atomic::Ordering::Relaxed;
 pub use watcher::Watcher;
 
 /// Slots for the requests of one ring on one worker.
@@ -70,6 +74,8 @@ pub struct DiskQueue<C> {
     slow: SlowPath,
     /// None if the mode is bio.
     scheduler: Option<Box<Scheduler>>,
+    /// What it had in flight when it was to stop.
+    outliving: Outliving,
 }
 
 impl<C> DiskQueue<C> {
@@ -114,15 +120,35 @@ impl<C> DiskQueue<C> {
         let slot = self.slots.get_mut(tag);
         slot.context = Some(context);
         slot.done = 0;
-        if let Err(status) = self.issuer.disk.authorise(&slot.request) {
-            return self.refuse(tag, status);
+        let disk = &self.issuer.disk;
+        if disk.judge(&slot.request, disk.open_to.load(Relaxed)).is_err() {
+            return self.start_barred(engine, tag);
         }
+        self.begin(engine, tag);
+    }
+
+    #[inline(always)]
+    fn begin<E: Engine>(&mut self, engine: &mut E, tag: u16) {
+        let slot = self.slots.get_mut(tag);
         let fast = self.fast & 1 << slot.request.op as u8 != 0;
         if fast && self.issuer.takes_directly(&slot.request) {
             slot.stage = Stage::Whole;
             self.issuer.issue_whole(engine, tag, &slot.request);
         } else {
             self.start_slow(engine, tag);
+        }
+    }
+
+    /// Begins a request that must not be carried out, or not now, or while some write is late.
+    #[cold]
+    fn start_barred<E: Engine>(&mut self, engine: &mut E, tag: u16) {
+        let (disk, request) = (&self.issuer.disk, &self.slots.get(tag).request);
+        match disk.authorise(request) {
+            Err(status) => self.refuse(tag, status),
+            Ok(()) if disk.is_late(self.issuer.touched(request.range)) => {
+                self.slow.await_late(&mut self.slots, tag)
+            }
+            Ok(()) => self.begin(engine, tag),
         }
     }
 

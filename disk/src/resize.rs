@@ -117,7 +117,7 @@ impl Disk {
     /// From now on requests may go up to `bytes`, which [`Disk::next_size`] has allowed. The file
     /// must hold as much.
     pub fn set_capacity(&self, bytes: u64) {
-        self.capacity.store(bytes, Relaxed);
+        self.store_capacity(bytes);
         // What was added may be a hole.
         self.find_holes();
     }

@@ -54,8 +54,9 @@ pub struct Export<Q> {
     /// Where this disk's queue 0 goes; the others follow round robin.
     first_worker: usize,
     drain_max: Duration,
-    /// Queues of connections that ended while the disk was stuck. Nobody else is served before
-    /// these have come back: their writes could land on top of later ones (hazard C10).
+    /// Queues of connections that ended while the disk was stuck. They count until they have come back. What
+    /// overlaps a write of theirs waits (`ringway_disk`, `late.rs`); where they have a guest's memory,
+    /// nobody else is served before.
     fenced: Mutex<Vec<Receiver<Stopped<Q>>>>,
     /// A worker of its queues has failed, or a session in the middle of stopping them: nobody knows
     /// whether what they had in flight is over.
@@ -190,6 +191,12 @@ impl<Q: QueueLifecycle> Export<Q> {
     /// What was in flight for this disk is known no more: it serves nobody from now on (hazard E5).
     pub fn fail(&self) {
         self.failed.store(true, SeqCst);
+    }
+
+    /// True if it serves nobody any more ([`Export::fail`]).
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(SeqCst)
     }
 
     /// True once all queues of earlier connections have come back; never again after a worker has

@@ -88,7 +88,7 @@ impl StallingStore {
     pub fn engine(&self) -> Stalling {
         Stalling {
             store: self.clone(),
-            limits: Limits::new("stalling", 256),
+            limits: Limits::new("stalling", 1024),
             files: Files::new(),
             bells: Bells::new().expect("descriptors"),
             stalled: Vec::new(),

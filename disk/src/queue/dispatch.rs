@@ -1,7 +1,7 @@
 //! What a step of a request needs: its slot, the way to the disk, the engine.
 
 use super::issue::Issuer;
-use super::slots::Slots;
+use super::slots::{Sighting, Slot, Slots, SlowSlot, Stage};
 use ringway_aio::Engine;
 use ringway_core::Status;
 
@@ -26,6 +26,15 @@ impl<C, E: Engine> Dispatch<'_, C, E> {
         self.slots.push_late(finished);
     }
 
+    /// A request is over, or not with storage any more: nobody has to wait for it.
+    #[inline]
+    pub(crate) fn leave_late(&mut self, tag: u16) {
+        let (_, slow) = self.slots.both(tag);
+        if let Some(range) = slow.late.take() {
+            self.issuer.disk.end_late(range);
+        }
+    }
+
     /// The disk failed a request, where it has got to.
     #[cold]
     pub(crate) fn note_failure(&self, tag: u16, errno: Option<i32>) {
@@ -33,4 +42,25 @@ impl<C, E: Engine> Dispatch<'_, C, E> {
         let offset = slot.request.range.offset() + slot.done;
         self.issuer.disk.incidents.failed(slot.request.op, errno, offset);
     }
+}
+
+/// Others wait for this request from now on, if it is a write that storage may have.
+#[cold]
+pub(crate) fn mark_late<C>(issuer: &Issuer, slot: &mut Slot<C>, slow: &mut SlowSlot) {
+    let whole = slot.stage == Stage::Whole;
+    // A slot on the fast path has no slow part.
+    let parked = !whole && slow.held.is_some_and(|held| !held.tried);
+    let request = &slot.request;
+    let writes = request.op.changes_disk() && !request.range.is_empty();
+    if !writes || parked || slot.stage == Stage::Late || slow.late.is_some() {
+        return;
+    }
+    if whole {
+        // Its end is to be noticed.
+        slot.stage = Stage::Watched;
+        slow.seen = Sighting::default();
+    }
+    let range = issuer.touched(request.range);
+    slow.late = Some(range);
+    issuer.disk.begin_late(range);
 }

@@ -21,10 +21,16 @@ impl Disk {
     /// The answer for the guest.
     #[inline]
     pub fn authorise(&self, request: &Request) -> Result<(), Status> {
+        self.judge(request, self.capacity.load(Relaxed))
+    }
+
+    /// As [`Disk::authorise`], for a disk that ends at `end`.
+    #[inline]
+    pub(crate) fn judge(&self, request: &Request, end: u64) -> Result<(), Status> {
         if self.geometry.read_only && request.op.changes_disk() {
             return Err(Status::IoError);
         }
-        if request.range.end() > self.capacity.load(Relaxed) {
+        if request.range.end() > end {
             return Err(Status::IoError);
         }
         if request.op == Op::Discard && !self.geometry.discard {
@@ -85,6 +91,14 @@ impl Issuer {
         let (memory, offset) = (self.disk.alignment.memory, self.disk.alignment.offset);
         let (memory, offset) = (memory as usize - 1, offset as usize - 1);
         segments.as_slice().iter().all(|s| s.base as usize & memory == 0 && s.len & offset == 0)
+    }
+
+    /// What an operation for `range` may touch: whole blocks through bounce pages, whole clusters by the thread of
+    /// an image.
+    pub(crate) fn touched(&self, range: ByteRange) -> ByteRange {
+        let cluster = self.image.as_ref().map_or(0, |image| image.cluster());
+        let unit = cluster.max(self.disk.alignment.offset.into());
+        range.widened(unit).unwrap_or(range)
     }
 
     /// Read or write, the latter durable if it has to be.

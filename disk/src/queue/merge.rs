@@ -88,6 +88,7 @@ impl<C, E: Engine> Owner for DiskOwner<'_, C, E> {
     }
 
     fn finish(&mut self, slot: u16) {
+        self.dispatch.leave_late(slot);
         let finished = self.dispatch.slots.retire(slot, Status::Ok);
         match self.answer {
             None => self.answer = Some(finished),

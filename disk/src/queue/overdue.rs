@@ -14,7 +14,9 @@ impl<C> DiskQueue<C> {
     /// forward, always the same one. Takes time by the depth of the queue; call it every few seconds.
     #[cold]
     pub fn scan_overdue(&mut self, now_ns: u64, limit_ns: u64) -> Overdue {
-        scan(&mut self.slots, now_ns, limit_ns)
+        let found = scan(&mut self.slots, now_ns, limit_ns);
+        self.mark_old(now_ns);
+        found
     }
 }
 

@@ -7,6 +7,7 @@ use super::watcher::Watcher;
 use super::{DiskQueue, merge};
 use crate::choices::CacheMode;
 use crate::disk::Disk;
+use crate::locks::Outliving;
 use crate::stats::DiskStats;
 use ringway_aio::{FileId, Limits};
 use ringway_core::mem::HostRange;
@@ -35,7 +36,8 @@ impl<C> DiskQueue<C> {
             Limits { max_segments: limits.max_segments.min(SEGMENTS_MAX), ..issuer.limits.clone() };
         let scheduler = merge::scheduler(&issuer.disk, &most, depth);
         let slots = Slots::new(depth, SEGMENTS_MAX)?;
-        let mut queue = Self { fast: 0, slots, issuer, slow, scheduler };
+        let outliving = Outliving::default();
+        let mut queue = Self { fast: 0, slots, issuer, slow, scheduler, outliving };
         queue.choose_fast();
         Ok(queue)
     }

@@ -10,7 +10,7 @@ use crate::stats::DiskStats;
 use ringway_core::{Op, Request, Status, TagList};
 pub(crate) use setup::touches;
 pub(crate) use slow_slot::Sighting;
-use slow_slot::SlowSlot;
+pub(crate) use slow_slot::SlowSlot;
 use std::collections::VecDeque;
 
 /// A request that is done.
@@ -63,6 +63,8 @@ pub(crate) enum Stage {
     ModifyRead,
     /// A hole is punched, a range zeroed or discarded.
     Erase,
+    /// It waits for a late write that it overlaps; nothing is done yet.
+    Late,
     /// What was done is made durable.
     Sync,
     /// The image's thread does a part of the request.

@@ -13,6 +13,7 @@
 
 pub(crate) mod finish;
 mod hold;
+mod late;
 mod mapped;
 
 use super::bounce::{Bounce, beginning_of, rest_of};
@@ -33,10 +34,15 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 ///
 /// # Invariants
 /// 1. `waiting` holds tags of slots in flight that have no operation with the engine or in its
-///    backlog: they wait for pages, for a lock of the disk's ranges, or for another queue's sync.
+///    backlog: they wait for pages, for a lock of the disk's ranges, for a late write, or for another
+///    queue's sync.
 #[derive(Debug)]
 pub(crate) struct SlowPath {
     waiting: VecDeque<u16>,
+    /// Those of them that wait for late writes.
+    awaiting_late: usize,
+    /// Its queue stops: what it gives to storage from now on is late.
+    pub(crate) outlives: bool,
     bounce: Bounce,
     detours: DetourWatch,
     pub(crate) held: Held,
@@ -55,6 +61,8 @@ impl SlowPath {
     pub(crate) fn new(disk: &Disk, depth: u16) -> io::Result<Self> {
         Ok(Self {
             waiting: VecDeque::with_capacity(depth.into()),
+            awaiting_late: 0,
+            outlives: false,
             bounce: Bounce::new()?,
             detours: DetourWatch::default(),
             held: Held::new(depth),
@@ -141,6 +149,9 @@ impl SlowPath {
 
     /// Takes the next step of a request, or lets it wait.
     fn advance<C, E: Engine>(&mut self, d: &mut Dispatch<'_, C, E>, tag: u16) {
+        if d.slots.get(tag).stage == Stage::Late {
+            return self.end_wait_for_late(d, tag);
+        }
         if !self.lock(d, tag) {
             self.waiting.push_back(tag);
             return;
@@ -293,6 +304,7 @@ impl SlowPath {
         status: Status,
     ) -> Finished<C> {
         self.bounce.release(d, tag);
+        d.leave_late(tag);
         let disk = &d.issuer.disk;
         let (_, slow) = d.slots.both(tag);
         if std::mem::take(&mut slow.syncing) {

@@ -249,7 +249,10 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// Waits until nothing of connections that have ended is in flight.
-    fn await_clear(&self) -> Result<(), ChangeError> {
+    ///
+    /// # Errors
+    /// [`ChangeError::LeftInFlight`], after [`Export::drain_max`].
+    pub fn await_clear(&self) -> Result<(), ChangeError> {
         let begun = Instant::now();
         while !self.is_clear() {
             if begun.elapsed() >= self.drain_max {

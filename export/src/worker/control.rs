@@ -91,6 +91,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             } else if !queue.ring.can_leave() {
                 queue.disk.hold_no_more(&mut self.engine);
             }
+            queue.disk.outlive();
             self.waiting.push(Waiting::Stop { queue: id.0, reply });
             self.activate(id.0);
         }

@@ -111,6 +111,17 @@ impl NbdRig {
         self.pool.handles().iter().map(|worker| worker.stats().expect("a worker")).collect()
     }
 
+    /// Has every worker look for what is overdue, by a clock of the test's own, in nanoseconds.
+    ///
+    /// # Panics
+    /// If a worker ended.
+    pub fn inspect(&self, now_ns: u64) {
+        for worker in self.pool.handles() {
+            let asked = worker.ask_inspect(now_ns, u64::MAX, None).expect("a worker");
+            asked.recv().expect("a worker");
+        }
+    }
+
     /// Waits until so many connections have a queue.
     ///
     /// # Panics

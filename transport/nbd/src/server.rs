@@ -59,6 +59,16 @@ impl<'a> Server<'a> {
     pub fn serve(&self, reservation: &Reservation, stop: BorrowedFd<'_>) -> io::Result<()> {
         let Reservation { portal, room } = reservation;
         room.open(self.export.disk());
+        self.accept_all(portal, room, stop)?;
+        if !self.export.has_failed() {
+            // What clients have left behind that have gone counts, too. That it does not end is seen by whoever
+            // asks whether the export is clear.
+            let _ = self.export.await_clear();
+        }
+        Ok(())
+    }
+
+    fn accept_all(&self, portal: &Portal, room: &Room, stop: BorrowedFd<'_>) -> io::Result<()> {
         std::thread::scope(|scope| {
             loop {
                 let fds = [stop, portal.listener.as_fd(), room.bell()];

@@ -17,12 +17,16 @@ pub(crate) use shake::shake_hands;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// How long a client that is about to be left may take for the answers it is owed.
 const FAREWELL: Duration = Duration::from_secs(2);
+
+/// How long the connection of a client that has gone stays, so that what storage answers soon leaves nothing
+/// behind.
+const LEAVE_AFTER: Duration = Duration::from_millis(100);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +44,8 @@ pub enum Ended {
 pub(crate) enum Refusal {
     #[error("the disk does not finish what is in flight")]
     Stuck,
-    #[error("requests of an earlier connection are still in flight: their writes could land later")]
-    Fenced,
+    #[error("a worker of this disk has failed: what was in flight is not known")]
+    Failed,
     #[error("the worker refuses it: {0}")]
     Worker(io::Error),
 }
@@ -67,6 +71,8 @@ pub(crate) struct Session<'a> {
     place: QueuePlace,
     replies: Replies,
     tells: Tells,
+    /// The client has gone, and its requests with it.
+    deserted: bool,
 }
 
 /// What a connection may ask of a disk.
@@ -104,7 +110,8 @@ impl<'a> Session<'a> {
         export.enter(Arc::clone(&inbox));
         let place = QueuePlace::Here(Box::new(queue));
         let replies = negotiated.replies;
-        Ok(Self { export, at, stop, inbox, desk, place, replies, tells })
+        let deserted = false;
+        Ok(Self { export, at, stop, inbox, desk, place, replies, tells, deserted })
     }
 
     /// Serves it until it ends.
@@ -114,7 +121,7 @@ impl<'a> Session<'a> {
             Ok(()) => self.serve(),
             Err(refusal) => (Ended::ByPeer, Some(refusal.to_string())),
         };
-        let stopped = self.stop();
+        let stopped = if self.deserted { self.leave() } else { self.stop() };
         if stopped.is_ok()
             && let QueuePlace::Here(queue) = &mut self.place
         {
@@ -167,7 +174,10 @@ impl<'a> Session<'a> {
             }
             if closed {
                 match self.hang_up() {
-                    Ok(true) => return (Ended::ByPeer, None),
+                    Ok(true) => {
+                        self.deserted = true;
+                        return (Ended::ByPeer, None);
+                    }
                     Ok(false) => said_so = true,
                     Err(error) => return (Ended::ByPeer, Some(error.to_string())),
                 }
@@ -223,8 +233,8 @@ impl<'a> Session<'a> {
             // It starts when the disk is resumed.
             return Ok(());
         }
-        if !self.export.is_clear() {
-            return Err(Refusal::Fenced);
+        if self.export.has_failed() {
+            return Err(Refusal::Failed);
         }
         let mut queue = match std::mem::replace(&mut self.place, QueuePlace::Lost) {
             QueuePlace::Here(queue) => queue,
@@ -258,12 +268,43 @@ impl<'a> Session<'a> {
                 Ok(())
             }
             Ok(None) => {
-                // It stays with its worker, with all its memory, until the disk answers; nobody is
-                // served before that.
+                // It stays with its worker, with all its memory, until the disk answers.
                 self.export.fence(vec![promise]);
                 Err(Refusal::Stuck)
             }
             Err(error) => Err(Refusal::Worker(error)),
+        }
+    }
+}
+
+impl Session<'_> {
+    /// Stops the queue of a client that has gone. What storage has of it stays with its worker, and counts as in
+    /// flight. The client may come back at once, in this very place if not too much is left behind.
+    fn leave(&mut self) -> Result<(), Refusal> {
+        let QueuePlace::Running(id) = self.place else { return Ok(()) };
+        self.place = QueuePlace::Lost;
+        self.export.stopping(self.at, id);
+        let worker = self.export.worker(self.at);
+        let promise = worker.stop(id).map_err(Refusal::Worker)?;
+        // Commands are carried out in their order: what overlaps its writes waits from now on.
+        worker.edit(id, |_| ()).map_err(Refusal::Worker)?;
+        loop {
+            match promise.recv_timeout(LEAVE_AFTER) {
+                Ok(stopped) => {
+                    self.export.stopped(&stopped);
+                    self.place = QueuePlace::Here(Box::new(stopped.ring));
+                    return Ok(());
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Refusal::Worker(io::Error::other("the worker has ended")));
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if self.export.disk().may_outlive() || is_rung(self.stop) {
+                        self.export.fence(vec![promise]);
+                        return Ok(());
+                    }
+                }
+            }
         }
     }
 }

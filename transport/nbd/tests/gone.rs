@@ -14,8 +14,13 @@ const BYTES: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn rig(store: &StallingStore, drain_max: Duration) -> NbdRig {
+    rig_of(store, drain_max, (4, 1))
+}
+
+/// With so many places, and so many workers.
+fn rig_of(store: &StallingStore, drain_max: Duration, (places, workers): (u16, usize)) -> NbdRig {
     let source = Source::Null { bytes: BYTES as u64, latency_us: 0 };
-    let mut options = RigOptions::new(source, EngineKind::Null).queues(4, 1);
+    let mut options = RigOptions::new(source, EngineKind::Null).queues(places, workers);
     options.drain_max = drain_max;
     let disk = CustomDisk::new(BYTES as u64).open(None).unwrap();
     NbdRig::stalling(store, disk, &options)
@@ -168,4 +173,127 @@ fn c52_drain_and_pause_wait_for_writes_of_ended_connections() {
     assert_eq!(store.byte(0), 2);
     export.drain().unwrap();
     export.resume().unwrap();
+}
+
+/// A client whose write of 2 at block 0 stalls, and which is gone.
+fn leave_a_write(rig: &NbdRig, store: &StallingStore) {
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    drop(client);
+    nobody_is_connected(rig);
+}
+
+/// Nothing is told of it yet, and a request that was asked for later has its reply.
+fn waits(client: &mut Client, cookie: u64) {
+    client.ask(c::FLUSH, 0, 1000 + cookie, (0, 0), &[]);
+    assert_eq!(client.reply().expect("an answer").cookie, 1000 + cookie, "{cookie} does not wait");
+}
+
+#[test]
+fn c53_what_overlaps_a_write_of_an_ended_connection_waits_for_it() {
+    for workers in [1, 2] {
+        let store = StallingStore::new(BYTES);
+        let rig = rig_of(&store, PATIENCE, (4, workers));
+        leave_a_write(&rig, &store);
+        // The next connection is on another worker, if there is one.
+        let _same = (workers > 1).then(|| client_of(&rig));
+        let mut next = Client::new(rig.connect(), SIMPLE);
+        next.ask(c::WRITE, 0, 1, (0, 512), &[3; 512]);
+        waits(&mut next, 1);
+        next.ask(c::READ, 0, 2, (0, 4096), &[]);
+        waits(&mut next, 2);
+        next.ask(c::WRITE_ZEROES, 0, 3, (0, 1024), &[]);
+        waits(&mut next, 3);
+        // Nothing else does.
+        assert_eq!(next.call(c::WRITE, 0, (512, 512), &[4; 512]).error, 0);
+        assert_eq!(next.call(c::READ, 0, (512, 512), &[]).data, [4; 512]);
+        assert_eq!((store.asked(3), store.byte(0)), (0, 0));
+        store.stall(None);
+        let mut done: Vec<_> = (0..3).map(|_| next.reply().expect("an answer").cookie).collect();
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3]);
+        assert_eq!(next.call(c::WRITE, 0, (0, 512), &[5; 512]).error, 0);
+        assert_eq!((store.byte(0), rig.export().is_clear()), (5, true));
+    }
+}
+
+/// A client that comes back before anybody knows that it had gone, as after a cut cable.
+#[test]
+fn c53_what_overlaps_an_old_write_waits_for_it_whoever_asked_for_that() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, PATIENCE);
+    store.stall(Some(2));
+    let mut client = Client::new(rig.connect(), SIMPLE);
+    client.ask(c::WRITE, 0, 1, (0, 512), &[2; 512]);
+    store.wait_stalled(1);
+    // While it is young its client decides what overlaps it.
+    rig.inspect(1);
+    rig.inspect(999_999_999);
+    let mut next = Client::new(rig.connect(), SIMPLE);
+    assert_eq!(next.call(c::WRITE, 0, (0, 512), &[3; 512]).error, 0);
+    rig.inspect(1_000_000_001);
+    next.ask(c::WRITE, 0, 1, (0, 512), &[4; 512]);
+    waits(&mut next, 1);
+    assert_eq!(next.call(c::WRITE, 0, (512, 512), &[5; 512]).error, 0);
+    store.stall(None);
+    assert_eq!(next.reply().expect("an answer").cookie, 1);
+    assert_eq!(client.reply().expect("an answer").error, 0);
+    assert_eq!(store.byte(0), 4);
+}
+
+/// What waits for a late write is not with storage: it goes with its own connection.
+#[test]
+fn c53_what_waits_for_a_late_write_goes_with_its_connection() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig(&store, PATIENCE);
+    leave_a_write(&rig, &store);
+    let mut second = Client::new(rig.connect(), SIMPLE);
+    second.ask(c::WRITE, 0, 1, (0, 512), &[3; 512]);
+    waits(&mut second, 1);
+    drop(second);
+    nobody_is_connected(&rig);
+    let mut third = Client::new(rig.connect(), SIMPLE);
+    third.ask(c::WRITE, 0, 1, (0, 512), &[4; 512]);
+    waits(&mut third, 1);
+    store.stall(None);
+    assert_eq!(third.reply().expect("an answer").error, 0);
+    assert_eq!((store.byte(0), store.asked(3)), (4, 0));
+}
+
+/// The next client that has a place.
+fn client_of(rig: &NbdRig) -> Client {
+    let begun = Instant::now();
+    loop {
+        let mut client = Client::new(rig.connect(), SIMPLE);
+        client.ask(c::READ, 0, 1, (524_288, 512), &[]);
+        if client.reply().is_some() {
+            return client;
+        }
+        assert!(begun.elapsed() < PATIENCE, "no place is free");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The only place is free again although storage does not answer, unless too much was left behind already.
+#[test]
+fn c53_no_more_than_a_bounded_number_of_requests_outlive_their_connections() {
+    let store = StallingStore::new(BYTES);
+    let rig = rig_of(&store, PATIENCE, (1, 1));
+    store.stall(Some(2));
+    for round in 0..3 {
+        let mut client = client_of(&rig);
+        for write in 100 * round..100 * (round + 1) {
+            client.ask(c::WRITE, 0, write, (512 * write, 512), &[2; 512]);
+        }
+        store.wait_stalled(100 * (usize::try_from(round).unwrap() + 1));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let mut next = Client::new(rig.connect(), SIMPLE);
+    next.ask(c::READ, 0, 1, (524_288, 512), &[]);
+    assert_eq!(next.reply(), CLOSED, "300 requests have outlived their connections");
+    store.stall(None);
+    drop(client_of(&rig));
+    until("all are over", || rig.export().is_clear());
 }

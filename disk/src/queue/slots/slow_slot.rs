@@ -32,6 +32,8 @@ pub(crate) struct SlowSlot {
     pub(crate) run: Option<RunId>,
     /// The disk has failed it, and it is held, or tried again.
     pub(crate) held: Option<HeldSlot>,
+    /// Others wait for it, because it touches this range and is late.
+    pub(crate) late: Option<ByteRange>,
     /// Since when it has been seen in flight. Means nothing at [`Stage::Whole`].
     pub(crate) seen: Sighting,
 }
@@ -61,6 +63,7 @@ impl SlowSlot {
             syncing: false,
             run: None,
             held: None,
+            late: None,
             seen: Sighting::default(),
         }
     }

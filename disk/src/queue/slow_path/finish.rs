@@ -26,6 +26,7 @@ impl SlowPath {
         if slot.stage.is_request() {
             if i64::from(result) == slot.request.range.len().cast_signed() {
                 self.leave_place(d, tag);
+                d.leave_late(tag);
                 return Some(d.slots.retire(tag, Status::Ok));
             }
             leave_whole(d, tag);

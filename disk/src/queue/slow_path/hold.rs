@@ -42,6 +42,10 @@ impl SlowPath {
             return false;
         }
         kill_point!(Holding);
+        // Storage does not have it any more.
+        if let Some(range) = slow.late.take() {
+            disk.end_late(range);
+        }
         let held = HeldSlot { since_ns, errno, tried: false };
         slow.held = Some(held);
         if let Some(range) = slow.lock.take() {
@@ -144,6 +148,7 @@ impl SlowPath {
         while let Some(tag) = self.held.parked.pop_front().or_else(|| self.waiting.pop_front()) {
             self.answer(d, tag, Status::IoError);
         }
+        self.awaiting_late = 0;
     }
 
     /// The disk may have another size by now, which would have been looked at when it began.

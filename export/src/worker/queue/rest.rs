@@ -9,6 +9,9 @@ use std::time::Duration;
 /// being written by another one.
 const DEFERRED_SLEEP: Duration = Duration::from_micros(50);
 
+/// The same while all of them wait for late writes.
+const LATE_SLEEP: Duration = Duration::from_millis(2);
+
 impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// How many requests the disk has to do for it.
     pub(in crate::worker) fn at_work(&self) -> usize {
@@ -43,7 +46,8 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
     #[inline]
     pub(in crate::worker) fn wake_in(&mut self) -> Option<Duration> {
         if self.disk.has_deferred() {
-            return Some(DEFERRED_SLEEP);
+            let late = self.disk.awaits_late_only();
+            return Some(if late { LATE_SLEEP } else { DEFERRED_SLEEP });
         }
         let limit = if self.gate.is_some() { self.throttled_for() } else { None };
         match (limit, self.disk.wake_in()) {

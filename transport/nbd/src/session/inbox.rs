@@ -15,6 +15,13 @@ fn end_of(broken: &Broken) -> Option<String> {
     }
 }
 
+/// True if the client is gone by that, and had not said that it would go.
+fn is_desertion(broken: &Broken) -> bool {
+    let Broken::Rule(rule) = broken else { return false };
+    let end = rule.downcast_ref::<ConnectionEnd>();
+    matches!(end, Some(ConnectionEnd::Closed | ConnectionEnd::Lost(_)))
+}
+
 impl Session<'_> {
     /// Handles alarms and commands; how the session ends, if it does.
     pub(super) fn handle_inbox(&mut self) -> Option<(Ended, Option<String>)> {
@@ -24,6 +31,7 @@ impl Session<'_> {
             match alarm {
                 Alarm::Broken(broken) => {
                     let why = end_of(&broken);
+                    self.deserted = is_desertion(&broken);
                     if let Some(why) = why.clone() {
                         self.export.notice(Notice::Broken { queue, why });
                     }
