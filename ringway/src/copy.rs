@@ -27,7 +27,7 @@ use crate::io::target::Target;
 use anyhow::{Context, bail};
 use args::{CopyArgs, Prealloc};
 use end::{DIRECT, End};
-use flow::{Counters, Course, DST, Flow, Halt, Mode};
+use flow::{Counters, Course, DST, Ended, Flow, Halt, Mode};
 use guard::{discard_if_new, is_same, journal_path, may_write, mode_of};
 use journal::{Identity, Journal, Story};
 use new_image::NewImage;
@@ -236,11 +236,11 @@ impl Copy {
             }
         };
         let from = shared.as_ref().map_or(0, |shared| shared.to).max(self.start);
-        let (done, counters, halt) = match shared {
-            Some(Shared { end: share::End::Stopped, .. }) => {
-                (from, Counters::default(), Some(Halt::Stopped))
-            }
-            _ if from == bytes => (from, Counters::default(), None),
+        let without_flow =
+            |halt| Ended { done: from, counters: Counters::default(), halt, may_sync: true };
+        let Ended { done, counters, halt, may_sync } = match shared {
+            Some(Shared { end: share::End::Stopped, .. }) => without_flow(Some(Halt::Stopped)),
+            _ if from == bytes => without_flow(None),
             _ => self.flow(args, signal, self.mode, "copy", from)?,
         };
         match halt {
@@ -250,7 +250,7 @@ impl Copy {
                 return Ok(Outcome::Stopped(line));
             }
             Some(halt) => {
-                let durable = done > 0 && self.sync(args).is_ok();
+                let durable = done > 0 && may_sync && self.sync(args).is_ok();
                 if durable && let Some(journal) = &mut self.journal {
                     journal.note(done)?;
                 }
@@ -287,7 +287,7 @@ impl Copy {
         mode: Mode,
         name: &'static str,
         start: u64,
-    ) -> anyhow::Result<(u64, Counters, Option<Halt>)> {
+    ) -> anyhow::Result<Ended> {
         let course = Course {
             mode,
             start,

@@ -507,3 +507,61 @@ fn block_devices_are_written_in_place() {
     let (a, b) = (std::fs::read(a).unwrap(), std::fs::read(b).unwrap());
     assert!(b[..a.len()] == a[..] && b.len() == 24 << 20);
 }
+
+/// A copy whose writes to the page cache are lost by the first fdatasync of `b`, which fails; as the kernel
+/// reports such a loss, the next one succeeds.
+fn copy_that_loses_a_sync(dir: &Path, args: &[&str]) -> Command {
+    let source = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+int fdatasync(int fd) {
+    static int failed;
+    int (*real)(int) = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+    char path[64], name[256] = "";
+    struct stat now;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(path, name, 255);
+    if (failed || len < 2 || strcmp(name + len - 2, "/b")) return real(fd);
+    failed = 1;
+    fstat(fd, &now);
+    fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, now.st_size);
+    errno = EIO;
+    return -1;
+}
+"#;
+    std::fs::write(dir.join("shim.c"), source).unwrap();
+    let built = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o", "shim.so", "shim.c", "-ldl"])
+        .current_dir(dir)
+        .status();
+    assert!(built.unwrap().success());
+    let mut command = ringway();
+    command.args(["copy", "--engine", "threads"]).args(args).current_dir(dir);
+    command.env("LD_PRELOAD", dir.join("shim.so"));
+    command
+}
+
+#[test]
+fn c54_a_sync_that_failed_is_not_made_good_by_another_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
+    image(&a, 48 * MIB, 5);
+    // So slow that a checkpoint falls into the copy.
+    let slow = Daemon::serve(path, &["a", "--read-only", "--bps-read", "6M", "--socket", "s"]);
+    let output = run(copy_that_loses_a_sync(path, &["s", "b"]));
+    slow.stop();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("durable") && error.contains("(0 %)"), "{error}");
+    let fast = Daemon::serve(path, &["a", "--read-only", "--socket", "s"]);
+    let said = copies(path, &["--resume", "--source-unchanged", "s", "b"]);
+    assert!(!said.contains("resumed at"), "{said}");
+    fast.stop();
+    same(&a, &b);
+}

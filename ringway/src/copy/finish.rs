@@ -18,8 +18,7 @@ impl Copy {
         args: &CopyArgs,
         signal: &AtomicUsize,
     ) -> anyhow::Result<Option<Outcome>> {
-        let (_, _, halt) = self.flow(args, signal, Mode::Compare, "verify", 0)?;
-        match halt {
+        match self.flow(args, signal, Mode::Compare, "verify", 0)?.halt {
             None => {}
             Some(Halt::Differs(at)) => {
                 // What is there is not to be trusted when it is resumed.

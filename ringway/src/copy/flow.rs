@@ -51,6 +51,19 @@ pub(super) enum Halt {
     Failed(anyhow::Error),
 }
 
+/// How a flow ended.
+#[derive(Debug)]
+pub(super) struct Ended {
+    /// Everything before this byte is done, though not yet durable.
+    pub(super) done: u64,
+    pub(super) counters: Counters,
+    /// Why, if early.
+    pub(super) halt: Option<Halt>,
+    /// False if a sync of the destination has failed or was not answered: what was lost is reported
+    /// once, so that a later one that succeeds says nothing of it.
+    pub(super) may_sync: bool,
+}
+
 /// A request has failed, and nobody has said yet why: a reason takes its place.
 #[derive(Debug, thiserror::Error)]
 #[error("a request failed")]
@@ -87,6 +100,8 @@ pub(super) struct Flow<'a> {
     halt: Option<Halt>,
     syncing: Option<u64>,
     synced_at: Instant,
+    /// A sync of the destination has failed.
+    sync_failed: bool,
     /// An engine or a queue is beyond use.
     dead: bool,
     _own: Vec<Mapping>,
@@ -159,14 +174,14 @@ impl<'a> Flow<'a> {
             halt: None,
             syncing: None,
             synced_at: Instant::now(),
+            sync_failed: false,
             dead: false,
             _own: own,
         })
     }
 
-    /// Carries it out. What was done is returned along with why it ended, if early: everything
-    /// before the first number is done, though not yet durable.
-    pub(super) fn run(mut self, watcher: &mut dyn Watcher) -> (u64, Counters, Option<Halt>) {
+    /// Carries it out, to its end or until it has to end early.
+    pub(super) fn run(mut self, watcher: &mut dyn Watcher) -> Ended {
         loop {
             if let Err(error) = self.turn(watcher) {
                 self.fail(error);
@@ -180,7 +195,12 @@ impl<'a> Flow<'a> {
                 break;
             }
         }
-        (self.mark(), self.counters, self.halt.take())
+        Ended {
+            done: self.mark(),
+            counters: self.counters,
+            halt: self.halt.take(),
+            may_sync: !self.sync_failed && self.syncing.is_none(),
+        }
     }
 
     /// Everything before this is done.

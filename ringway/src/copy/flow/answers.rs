@@ -61,6 +61,7 @@ impl Flow<'_> {
         let host = io::Error::from_raw_os_error;
         if ticket == Ticket::SYNC {
             let done = self.syncing.take();
+            self.sync_failed |= result.is_err();
             result.map_err(host).context("the destination cannot be made durable")?;
             return done.map_or(Ok(()), |done| watcher.durable(done));
         }
@@ -100,6 +101,7 @@ impl Flow<'_> {
         if ticket == Ticket::SYNC {
             let done = self.syncing.take();
             if status != Status::Ok {
+                self.sync_failed = true;
                 bail!("the destination cannot be made durable: its server fails the flush");
             }
             return done.map_or(Ok(()), |done| watcher.durable(done));
