@@ -108,7 +108,7 @@ fn measure_and_tell(
     }
     if let Some(path) = page {
         let text = html::report(&load, &all)?;
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        html::write(path, &text)?;
         if !log.quiet && !show.json {
             output::print(&format!("report: {}\n", path.display()))?;
         }

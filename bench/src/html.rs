@@ -9,9 +9,12 @@ use crate::measured::Measured;
 use crate::outcome::Outcome;
 use crate::summary;
 use crate::{usage, versus};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use page::Page;
 use ringway_terminal::short::{self, count};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 const DISTRIBUTION: &str =
@@ -52,10 +55,45 @@ pub(crate) fn report(load: &Load, all: &[Measured]) -> Result<String> {
 }
 
 /// Makes sure that a file can be written, before anything is measured.
+///
+/// # Errors
+/// What the host says; that it holds something that is no page, as a target does.
 pub(crate) fn create(path: &Path) -> Result<&Path> {
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    file.with_context(|| format!("--html {}: cannot write it", path.display()))?;
-    Ok(path)
+    open(path).map(|_| path)
+}
+
+/// Writes a page, in the place of another one.
+///
+/// # Errors
+/// As [`create`].
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    let mut file = open(path)?;
+    let regular = file.metadata().is_ok_and(|meta| meta.is_file());
+    let emptied = if regular { file.set_len(0) } else { Ok(()) };
+    emptied
+        .and_then(|()| file.write_all(text.as_bytes()))
+        .with_context(|| format!("--html {}: cannot write it", path.display()))
+}
+
+fn open(path: &Path) -> Result<File> {
+    let name = path.display();
+    let cannot = || format!("--html {name}: cannot write it");
+    let is_regular = path.metadata().is_ok_and(|meta| meta.is_file());
+    // A pipe or a terminal has nothing to read.
+    let mut options = File::options();
+    let file =
+        options.create(true).append(true).read(is_regular).open(path).with_context(cannot)?;
+    let kind = file.metadata().with_context(cannot)?.file_type();
+    let mut head = Vec::new();
+    if is_regular {
+        let len = page::HEAD.len() as u64;
+        (&file).take(len).read_to_end(&mut head).with_context(cannot)?;
+    }
+    ensure!(
+        !kind.is_block_device() && (head.is_empty() || head == page::HEAD.as_bytes()),
+        "--html {name}: it is there, and it is no page of HTML: it is not overwritten. Name another file"
+    );
+    Ok(file)
 }
 
 /// Who measured, where.

@@ -154,7 +154,7 @@ pub fn run(args: &OriginsArgs, log: &LogArgs, signal: &AtomicUsize) -> Result<()
     }
     if let Some(path) = page {
         let text = report(&findings);
-        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        html::write(path, &text)?;
     }
     Ok(())
 }

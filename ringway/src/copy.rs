@@ -128,9 +128,13 @@ impl Copy {
         if guard::makes_image(args)? {
             return Self::to_image(args, source, quiet);
         }
-        let path = journal_path(args);
-        let story = path.as_deref().map(Journal::read).transpose();
-        let story = if args.force { None } else { story?.flatten() };
+        let path = journal_path(args)?;
+        let left = path.as_deref().map(Journal::read).transpose()?.flatten();
+        if let (Some(path), Some(left)) = (&path, &left) {
+            guard::is_own_story(args, path, left)?;
+        }
+        let replace = left.is_some();
+        let story = left.filter(|_| !args.force);
         let there = match to {
             Target::VhostUser(_) | Target::Elsewhere(..) => true,
             Target::Path(path) => path.symlink_metadata().is_ok(),
@@ -139,7 +143,7 @@ impl Copy {
         let story = story.filter(|_| there);
         let prealloc = guard::space(args, story.as_ref())?;
         // Before it is touched, know that the source fits.
-        let destination = open::destination(args, buffers, mode_of(&source))?;
+        let destination = open::destination(args, buffers, there, mode_of(&source))?;
         let regular = destination.identity.kind == "file";
         let is_zero = args.target_is_zero || destination.end.is_known_to_be_empty();
         let (bytes, room) = (source.identity.bytes, destination.identity.bytes);
@@ -149,19 +153,20 @@ impl Copy {
         let start = guard::start_of(to, story.as_ref(), &destination, bytes)?;
         // The journal is durable before anything else changes.
         let identities = [&source.identity, &destination.identity];
-        let journal = match journal_of(path.as_deref(), story.as_ref(), identities, prealloc) {
-            Err(error) if regular => {
-                discard_if_new(to, there);
-                return Err(error);
-            }
-            Err(error) => {
-                if !quiet {
-                    eprintln!("without a journal the copy cannot be resumed: {error:#}");
+        let journal =
+            match journal_of(path.as_deref(), story.as_ref(), identities, prealloc, replace) {
+                Err(error) if regular => {
+                    discard_if_new(to, there);
+                    return Err(error);
                 }
-                None
-            }
-            Ok(journal) => journal,
-        };
+                Err(error) => {
+                    if !quiet {
+                        eprintln!("without a journal the copy cannot be resumed: {error:#}");
+                    }
+                    None
+                }
+                Ok(journal) => journal,
+            };
         let mut ends = [source.end, destination.end];
         if let End::File(file) = &mut ends[DST] {
             file.keep_space(prealloc);
@@ -195,7 +200,6 @@ impl Copy {
     /// A copy to a new qcow2 image.
     fn to_image(args: &CopyArgs, source: Opened, quiet: bool) -> anyhow::Result<Self> {
         let mode = mode_of(&source);
-        NewImage::prepare(args)?;
         let (image, end) = NewImage::begin(args, source.identity.bytes, mode)?;
         let ends = [source.end, end];
         let cluster = usize::try_from(image.cluster)?;
@@ -275,7 +279,7 @@ impl Copy {
         }
         let summary = Box::new(self.summary(args, from, &counters, took));
         if let Some(image) = self.image.take() {
-            image.name(args.force)?;
+            image.name()?;
         }
         Ok(Outcome::Done(summary))
     }
@@ -312,11 +316,14 @@ fn journal_of(
     story: Option<&Story>,
     [source, destination]: [&Identity; 2],
     prealloc: Prealloc,
+    replace: bool,
 ) -> anyhow::Result<Option<Journal>> {
     match (path, story) {
         (None, _) => Ok(None),
         (Some(path), Some(story)) => Journal::resume(path, story).map(Some),
-        (Some(path), None) => Journal::begin(path, source, destination, prealloc).map(Some),
+        (Some(path), None) => {
+            Journal::begin(path, source, destination, prealloc, replace).map(Some)
+        }
     }
 }
 

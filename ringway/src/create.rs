@@ -110,7 +110,8 @@ pub(crate) fn run(args: &CreateArgs, log: &LogArgs) -> anyhow::Result<ExitCode> 
             printable(path)
         );
     }
-    new_file::spare(&args.image, &target, args.force)?;
+    // Locked until its name leads to the new one.
+    let _old = new_file::spare(&args.image, &target, args.force)?;
     let cannot = || format!("{name}: cannot make it");
     // Nobody but its owner may read it, as with `serve --size`.
     let new = NewFile::begin(&target, 0o600).with_context(cannot)?;

@@ -6,9 +6,15 @@ use ringway_control::config::missing_folder;
 use ringway_control::size::{NotASize, Size};
 use ringway_disk::{LockError, lock_image};
 use ringway_image::{CLUSTER_BITS, printable};
-use std::fs::File;
+use rustix::fs::XattrFlags;
+use std::ffi::CString;
+use std::fs::{File, Metadata, Permissions};
 use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
+
+/// Bytes of all extended attributes of a file, by their names, and of one of them: the kernel's limit.
+const XATTRS_MAX: usize = 64 << 10;
 
 /// Why the image at `path` could not be opened, in the same words of all commands.
 #[cold]
@@ -49,29 +55,73 @@ pub(crate) fn place(image: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder.join(last))
 }
 
-/// Refuses to overwrite what was not meant, or what is in use.
+/// Refuses to overwrite what was not meant, or what is in use. What may be overwritten stays locked until
+/// what is returned is dropped: nobody begins to use what is about to lose its name.
 ///
 /// # Errors
 /// Why it is not overwritten.
-pub(crate) fn spare(image: &Path, target: &Path, force: bool) -> anyhow::Result<()> {
+pub(crate) fn spare(image: &Path, target: &Path, force: bool) -> anyhow::Result<Option<File>> {
     let name = printable(image);
     let context = || format!("{name}: cannot look at it");
     let meta = match target.symlink_metadata() {
         Ok(meta) => meta,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(context),
     };
     ensure!(meta.is_file(), "{name}: it is there, and it is no file: it is not overwritten");
     ensure!(force, "{name}: it is there already. Overwrite it with --force");
     let file = File::open(target).with_context(context)?;
     match lock_image(&file, false) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(Some(file)),
         Err(LockError::Host(error)) => {
             tracing::warn!("cannot lock {name}: {error}");
-            Ok(())
+            Ok(Some(file))
         }
         Err(error) => {
             bail!("{name}: it is in use by {}: it is not overwritten", error.holder(&file))
         }
     }
+}
+
+/// Gives a new file what belongs to the one whose place it takes: owner, group, mode, access control lists and
+/// other attributes. Before anything is written to it.
+///
+/// # Errors
+/// That `old` has other names, which would go on naming what was to be overwritten; what the host says.
+pub(crate) fn take_after(new: &File, old: &File) -> anyhow::Result<()> {
+    let (meta, now) = (old.metadata()?, new.metadata()?);
+    ensure!(
+        meta.nlink() == 1,
+        "it has {} names (hard links), and the others would keep what is there: remove it first, or copy to \
+         another name",
+        meta.nlink()
+    );
+    let owner = |meta: &Metadata| (meta.uid(), meta.gid());
+    if owner(&meta) != owner(&now) {
+        let (uid, gid) = owner(&meta);
+        fchown(new, Some(uid), Some(gid)).with_context(|| {
+            format!(
+                "its owner (user {uid}, group {gid}) cannot be kept: remove it first, if it is to be yours"
+            )
+        })?;
+    }
+    let mut names = vec![0; XATTRS_MAX];
+    let len = rustix::fs::flistxattr(old, &mut names[..]).unwrap_or(0);
+    let mut value = vec![0; XATTRS_MAX];
+    for name in names[..len].split(|&byte| byte == 0).filter(|name| !name.is_empty()) {
+        let name = CString::new(name)?;
+        let copied = rustix::fs::fgetxattr(old, &*name, &mut value[..])
+            .and_then(|len| rustix::fs::fsetxattr(new, &*name, &value[..len], XattrFlags::empty()));
+        // Labels and the like are the host's to give.
+        let of_the_owner =
+            [&b"user."[..], b"system."].iter().any(|s| name.to_bytes().starts_with(s));
+        if of_the_owner {
+            copied.with_context(|| {
+                format!("its attribute {} cannot be kept", name.to_string_lossy())
+            })?;
+        }
+    }
+    // Last: to change an owner or a list may change it.
+    new.set_permissions(Permissions::from_mode(meta.mode() & 0o7777))?;
+    Ok(())
 }

@@ -519,3 +519,24 @@ fn requests_are_merged_in_the_front_end_on_request_and_counted() {
     std::fs::write(dir.path().join("a"), [1; 1 << 20]).unwrap();
     refused(dir.path(), &["a", "--path", "request"], 1, &["without a front-end", "--path"]);
 }
+
+/// The report takes the place of another report, and of nothing else.
+#[test]
+fn c55_a_report_takes_the_place_of_no_target() {
+    let dir = folder();
+    let before = snapshot(dir.path());
+    for target in ["disk.img", "null:1G"] {
+        let args = [target, "--runtime", "50ms", "--html", "disk.img"];
+        let output = bench(dir.path(), &args);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+        assert!(text(&output.stderr).contains("no page"), "{}", text(&output.stderr));
+        assert_eq!(snapshot(dir.path()), before);
+    }
+    let made = ["new.img", "--size", "1M", "--runtime", "50ms", "--html", "new.img"];
+    assert_eq!(bench(dir.path(), &made).status.code(), Some(1));
+    assert!(!std::fs::read(dir.path().join("new.img")).unwrap().starts_with(b"<"));
+    for _ in 0..2 {
+        let args = ["null:1G", "--runtime", "50ms", "--html", "p.html"];
+        assert_eq!(bench(dir.path(), &args).status.code(), Some(0));
+    }
+}

@@ -302,24 +302,24 @@ fn an_interrupted_copy_goes_on_where_it_was() {
 }
 
 /// Killed while the journal is being written: it has no name yet, so nothing can be resumed; what is left
-/// of it keeps nobody from beginning anew, and goes then.
+/// of it keeps nobody from beginning anew.
 #[test]
 fn a_copy_that_is_killed_before_its_journal_is_there_can_begin_anew() {
     let dir = tempfile::tempdir().unwrap();
     let (path, a, b) = (dir.path(), dir.path().join("a"), dir.path().join("b"));
     image(&a, 4 * MIB, 5);
-    let fresh = path.join("b.ringway-copy.new");
+    let fresh = || common::names(path).iter().any(|name| name.starts_with(".ringway-copy-"));
     let struck = (0..500).any(|_| {
         let _ = std::fs::remove_file(&b);
         let mut command = ringway();
         command.args(["copy", "a", "b"]).current_dir(path);
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        while !fresh.exists() && child.try_wait().unwrap().is_none() {
+        while !fresh() && child.try_wait().unwrap().is_none() {
             std::hint::spin_loop();
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        let struck = fresh.exists() && !journal(&b).exists();
+        let struck = fresh() && !journal(&b).exists();
         if !struck {
             let _ = std::fs::remove_file(journal(&b));
         }
@@ -328,14 +328,13 @@ fn a_copy_that_is_killed_before_its_journal_is_there_can_begin_anew() {
     println!("struck: {struck}");
     if !struck {
         // This file system is too quick: what such a kill leaves.
-        std::fs::write(&fresh, "{\"for").unwrap();
         std::fs::write(&b, "").unwrap();
     }
     refuses(path, &["--resume", "a", "b"], 1, "--force");
     refuses(path, &["a", "b"], 1, "--force");
     copies(path, &["--force", "--verify", "a", "b"]);
     same(&a, &b);
-    assert!(!fresh.exists() && !journal(&b).exists(), "something is left");
+    assert!(!journal(&b).exists(), "something is left");
 }
 
 /// Leaves an unfinished copy of `a` at `b`, 16 MiB of it durable as its journal says, the rest noise
@@ -564,4 +563,94 @@ fn c54_a_sync_that_failed_is_not_made_good_by_another_one() {
     assert!(!said.contains("resumed at"), "{said}");
     fast.stop();
     same(&a, &b);
+}
+
+/// Nothing but a journal of the same destination is taken for one, whatever is forced.
+#[test]
+fn c55_a_journal_takes_the_place_of_nothing_else() {
+    let (dir, a, b) = folder();
+    let path = dir.path();
+    let precious = path.join("precious");
+    std::fs::write(&precious, "precious").unwrap();
+    let before = std::fs::read(&a).unwrap();
+    for to in ["b", "./b"] {
+        refuses(path, &["a", "b", "--journal", to], 1, "which is copied");
+    }
+    refuses(path, &["--force", "a", "b", "--journal", "a"], 1, "which is copied");
+    refuses(path, &["--force", "a", "b", "--journal", "precious"], 1, "no journal");
+    std::fs::write(journal(&b), "precious").unwrap();
+    refuses(path, &["--force", "a", "b"], 1, "no journal");
+    assert_eq!(common::names(path), ["a", "b.ringway-copy", "precious"]);
+    std::fs::remove_file(journal(&b)).unwrap();
+    // Links that somebody has put where a journal is going to be.
+    for name in ["b.ringway-copy.new", "b.ringway-copy"] {
+        std::os::unix::fs::symlink("precious", path.join(name)).unwrap();
+        let output = copy(path, &["a", "b"]);
+        assert_eq!(output.status.success(), name.ends_with("new"), "{}", text(&output.stderr));
+        std::fs::remove_file(path.join(name)).unwrap();
+        let _ = std::fs::remove_file(&b);
+    }
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+    assert!(std::fs::read(&a).unwrap() == before);
+    // The journal of another copy: without it that one would look complete.
+    image(&path.join("big"), 256 * MIB, 5);
+    assert_eq!(interrupt(path, &["--in-flight", "1", "big", "b"], libc::SIGKILL), None);
+    let other = journal(&b);
+    let other = other.to_str().unwrap();
+    refuses(path, &["--force", "a", "c", "--journal", other], 1, "unfinished copy to");
+    copies(path, &["--resume", "big", "b"]);
+    same(&path.join("big"), &b);
+}
+
+/// An image that is overwritten is nobody else's from the first look to the moment its name leads to the new one.
+#[test]
+fn c55_nobody_begins_to_use_an_image_that_is_being_overwritten() {
+    let (dir, a, _) = folder();
+    let path = dir.path();
+    let create = || common::says(path, &["create", "vm.qcow2", "--size", "32M", "--force"], 0, &[]);
+    create();
+    let slow = Daemon::serve(path, &["a", "--read-only", "--bps-read", "4M", "--socket", "s"]);
+    let mut command = ringway();
+    command.args(["copy", "--force", "s", "vm.qcow2"]).current_dir(path).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    let begun = || common::names(path).iter().any(|name| name.starts_with(".ringway-create-"));
+    common::guest::wait_for("the copy has begun", begun);
+    let guest = ["io", "--format", "qcow2", "vm.qcow2", "-c", "write -P 0x77 0 1M"];
+    common::says(path, &guest, 1, &["in use"]);
+    assert_eq!(wait(&mut child, PATIENCE).expect("it ends").code(), Some(0));
+    slow.stop();
+    copies(path, &["--from-format", "qcow2", "vm.qcow2", "b"]);
+    same(&a, &path.join("b"));
+}
+
+#[test]
+fn c55_an_image_that_is_overwritten_keeps_owner_and_mode() {
+    let (dir, a, _) = folder();
+    let path = dir.path();
+    let image = path.join("vm.qcow2");
+    copies(path, &["a", "vm.qcow2"]);
+    std::fs::set_permissions(&image, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    let named = rustix::fs::XattrFlags::empty();
+    let has_attributes = rustix::fs::setxattr(&image, "user.tenant", b"seven", named).is_ok();
+    let is_root = std::os::unix::fs::chown(&image, Some(107), Some(108)).is_ok();
+    let before = image.metadata().unwrap();
+    copies(path, &["--force", "a", "vm.qcow2"]);
+    let after = image.metadata().unwrap();
+    assert_ne!(before.ino(), after.ino(), "a new file");
+    let facts = |meta: &std::fs::Metadata| (meta.mode(), meta.uid(), meta.gid());
+    assert_eq!(facts(&before), facts(&after));
+    if has_attributes {
+        let mut value = [0; 16];
+        let len = rustix::fs::getxattr(&image, "user.tenant", &mut value[..]).unwrap();
+        assert_eq!(&value[..len], b"seven");
+    }
+    if !is_root {
+        skip(Need::Root, "owners");
+    }
+    std::fs::hard_link(&image, path.join("other")).unwrap();
+    let kept = std::fs::read(&image).unwrap();
+    refuses(path, &["--force", "a", "vm.qcow2"], 1, "2 names");
+    assert!(std::fs::read(&image).unwrap() == kept);
+    assert_eq!(common::names(path), ["a", "other", "vm.qcow2"]);
+    drop(a);
 }

@@ -4,6 +4,9 @@ use std::fmt::Write as _;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
+/// How a page begins.
+pub(crate) const HEAD: &str = "<!doctype html>";
+
 /// A page being written.
 pub(crate) struct Page {
     head: String,
@@ -164,7 +167,7 @@ impl Page {
             format!("<div class=\"cards\">\n{cards}</div>\n")
         };
         format!(
-            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+            "{HEAD}\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n{head}{cards}\
              <div class=\"grid\">\n{body}</div>\n<footer>{foot}</footer>\n</main>\n</body>\n</html>\n"
         )

@@ -5,6 +5,7 @@ use super::end::End;
 use super::journal::{Identity, Story, with_suffix};
 use super::open::Opened;
 use crate::io::target::Target;
+use crate::new_file;
 use anyhow::{Context, Error, bail};
 use ringway_control::config::Format;
 use ringway_disk::{ForeignFormat, Source};
@@ -234,13 +235,49 @@ pub(super) fn is_same(one: &Target, other: &Target) -> bool {
     key(one).is_some_and(|one| key(other) == Some(one))
 }
 
-pub(super) fn journal_path(args: &CopyArgs) -> Option<PathBuf> {
+/// Where the journal is.
+///
+/// # Errors
+/// That it would be one of the two ends.
+pub(super) fn journal_path(args: &CopyArgs) -> anyhow::Result<Option<PathBuf>> {
     let to = args.destination.path();
-    match &args.journal {
-        Some(path) => Some(path.clone()),
-        None if is_block_device(to) || args.destination.source().is_some() => None,
-        None => Some(with_suffix(to, ".ringway-copy")),
+    let Some(path) = &args.journal else {
+        let without = is_block_device(to) || args.destination.source().is_some();
+        return Ok((!without).then(|| with_suffix(to, ".ringway-copy")));
+    };
+    let journal = Target::Path(path.clone());
+    for end in [&args.source, &args.destination] {
+        if is_same(&journal, end) || known_path(&journal) == known_path(end) {
+            bail!("--journal {} is {end}, which is copied: name another file", path.display());
+        }
     }
+    Ok(Some(path.clone()))
+}
+
+/// As a journal says where a disk is, whether or not it is there.
+fn known_path(target: &Target) -> PathBuf {
+    let path = target.path();
+    match target {
+        Target::Path(_) => new_file::place(path).unwrap_or_else(|_| path.into()),
+        Target::VhostUser(_) => std::path::absolute(path).unwrap_or_else(|_| path.into()),
+        Target::Elsewhere(..) => path.into(),
+    }
+}
+
+/// Refuses a journal of an unfinished copy to something else, which would look complete without it.
+pub(super) fn is_own_story(args: &CopyArgs, journal: &Path, story: &Story) -> anyhow::Result<()> {
+    let (to, of) = (&args.destination, &story.destination);
+    let inode = to.path().metadata().ok().filter(Metadata::is_file);
+    let is_inode = inode.is_some_and(|meta| (meta.dev(), meta.ino()) == (of.device, of.inode));
+    if !is_inode && known_path(to) != of.path {
+        bail!(
+            "{} is the journal of an unfinished copy to {}, which would look complete without it: name \
+             another one with --journal",
+            journal.display(),
+            of.path.display()
+        );
+    }
+    Ok(())
 }
 
 /// A new file is for whom the source is; what is no file is for its owner.

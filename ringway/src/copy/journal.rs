@@ -15,18 +15,23 @@ use super::args::Prealloc;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use tempfile::{NamedTempFile, PersistError};
 
 const FORMAT: &str = "ringway copy 1";
+
+/// Bytes of a line, at most: two paths as numbers, and a little more.
+const LINE_MAX: u64 = 64 << 10;
 
 /// By what a disk is known again. A file that was written has another time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     /// `file`, `block device`, `vhost-user`, `NBD export` or `RBD image`.
     pub(super) kind: String,
-    /// Where it was; for people.
+    /// Where it was.
+    #[serde(with = "any_path")]
     pub(super) path: PathBuf,
     pub(super) bytes: u64,
     /// Device and inode of a file, number of a block device.
@@ -55,6 +60,35 @@ impl Identity {
     /// Whether a change of it can be seen.
     pub(super) fn tells_changes(&self) -> bool {
         self.changed.is_some()
+    }
+}
+
+/// Paths are text where they can be, else the bytes that they have.
+mod any_path {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::ffi::OsString;
+    use std::os::unix::ffi::{OsStrExt, OsStringExt};
+    use std::path::{Path, PathBuf};
+
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Said {
+        Text(PathBuf),
+        Bytes(Vec<u8>),
+    }
+
+    pub(super) fn serialize<S: Serializer>(path: &Path, to: S) -> Result<S::Ok, S::Error> {
+        match path.to_str() {
+            Some(text) => text.serialize(to),
+            None => path.as_os_str().as_bytes().serialize(to),
+        }
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<PathBuf, D::Error> {
+        Ok(match Said::deserialize(from)? {
+            Said::Text(path) => path,
+            Said::Bytes(bytes) => OsString::from_vec(bytes).into(),
+        })
     }
 }
 
@@ -94,59 +128,61 @@ impl Journal {
     /// Reads the journal at `path`; `None` if there is none.
     ///
     /// # Errors
-    /// One that cannot be read, or is not a journal.
+    /// One that cannot be read, or is not a journal: what is there is somebody's, and stays.
     pub(super) fn read(path: &Path) -> anyhow::Result<Option<Story>> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
+        let name = path.display();
+        // Of a pipe nobody waits for the other end.
+        let mut options = OpenOptions::new();
+        let file = match options.read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot read {}", path.display()));
-            }
+            Err(error) => return Err(error).with_context(|| format!("cannot read {name}")),
         };
-        let mut lines = text.split_inclusive('\n').map_while(unseal);
-        let header = lines.next().and_then(|line| serde_json::from_str::<Header>(line).ok());
+        let mut lines = BufReader::new(file);
+        let header = next_line(&mut lines).with_context(|| format!("cannot read {name}"))?;
+        let header = header.and_then(|line| serde_json::from_str::<Header>(&line).ok());
         let Some(header) = header.filter(|header| header.format == FORMAT) else {
             bail!(
-                "{} is no journal of this program, or damaged: begin anew with --force",
-                path.display()
+                "{name} is no journal of this program, or damaged: it is not overwritten. Remove it, or \
+                 name another one with --journal"
             );
         };
+        let lines = std::iter::from_fn(|| next_line(&mut lines).ok().flatten());
         // The last line that is whole; one that was cut short by a crash says nothing.
-        let marks = lines.map_while(|line| serde_json::from_str::<Progress>(line).ok());
+        let marks = lines.map_while(|line| serde_json::from_str::<Progress>(&line).ok());
         let done = marks.last().map_or(0, |mark| mark.done);
         let Header { source, destination, prealloc, .. } = header;
         Ok(Some(Story { source, destination, prealloc, done }))
     }
 
-    /// Begins a journal, durable when this returns, in the place of any other.
+    /// Begins a journal, durable when this returns; in the place of another one only if there was one
+    /// when it was read (`replace`).
     ///
     /// # Errors
-    /// What the host says.
+    /// What the host says, or that somebody has put a file there meanwhile.
     pub(super) fn begin(
         path: &Path,
         source: &Identity,
         to: &Identity,
         prealloc: Prealloc,
+        replace: bool,
     ) -> anyhow::Result<Self> {
-        // Not truncated in place: at every moment there is a whole one, the old or the new.
-        let fresh = with_suffix(path, ".new");
         let make = || {
-            let mut options = OpenOptions::new();
-            let mut file =
-                options.write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+            // Not truncated in place: at every moment there is a whole one, the old or the new. Its name
+            // until then is nobody's: in a folder of somebody else a name that is known may be a link.
+            let mut fresh =
+                tempfile::Builder::new().prefix(".ringway-copy-").tempfile_in(folder_of(path))?;
             let (source, destination) = (source.clone(), to.clone());
             let header = Header { format: FORMAT.into(), source, destination, prealloc };
-            file.write_all(seal(&header)?.as_bytes())?;
-            file.sync_all()?;
-            std::fs::rename(&fresh, path)?;
+            fresh.write_all(seal(&header)?.as_bytes())?;
+            fresh.as_file().sync_all()?;
+            let named = if replace { fresh.persist(path) } else { named_anew(fresh, path) };
+            let file = named.map_err(|error| error.error)?;
             sync_folder(path)?;
             Ok::<_, io::Error>(file)
         };
-        let file = make().inspect_err(|_| {
-            // Best effort: the error is worth more.
-            let _ = std::fs::remove_file(&fresh);
-        });
-        let file = file.with_context(|| format!("cannot write the journal {}", path.display()))?;
+        let file =
+            make().with_context(|| format!("cannot write the journal {}", path.display()))?;
         Ok(Self { path: path.into(), file })
     }
 
@@ -156,7 +192,8 @@ impl Journal {
     /// What the host says.
     pub(super) fn resume(path: &Path, story: &Story) -> anyhow::Result<Self> {
         // Begun anew, so that nothing follows half a line.
-        let mut journal = Self::begin(path, &story.source, &story.destination, story.prealloc)?;
+        let Story { source, destination, prealloc, .. } = story;
+        let mut journal = Self::begin(path, source, destination, *prealloc, true)?;
         journal.note(story.done)?;
         Ok(journal)
     }
@@ -176,12 +213,17 @@ impl Journal {
         write().with_context(|| format!("cannot write the journal {name}"))
     }
 
-    /// Removes the journal: the destination is complete and durable.
+    /// Removes the journal: the destination is complete and durable. What somebody has put in its place
+    /// stays.
     ///
     /// # Errors
     /// What the host says.
     pub(super) fn remove(self) -> anyhow::Result<()> {
         let remove = || {
+            let (there, own) = (self.path.symlink_metadata()?, self.file.metadata()?);
+            if (there.dev(), there.ino()) != (own.dev(), own.ino()) {
+                return Ok(());
+            }
             std::fs::remove_file(&self.path)?;
             sync_folder(&self.path)
         };
@@ -198,8 +240,31 @@ pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 /// Makes what names `path` durable.
 pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(folder_of(path))?.sync_all()
+}
+
+fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Gives a file a name that nobody has.
+fn named_anew(fresh: NamedTempFile, path: &Path) -> Result<File, PersistError> {
+    match fresh.persist_noclobber(path) {
+        // A file system that cannot do so: it was not there a moment ago.
+        Err(error) if error.error.kind() != io::ErrorKind::AlreadyExists => {
+            error.file.persist(path)
+        }
+        named => named,
+    }
+}
+
+/// The JSON of the next line, if that is whole.
+fn next_line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
+    let mut line = Vec::new();
+    lines.take(LINE_MAX).read_until(b'\n', &mut line)?;
+    let line = std::str::from_utf8(&line).ok().and_then(unseal);
+    Ok(line.map(str::to_owned))
 }
 
 fn seal(line: &impl Serialize) -> io::Result<String> {
@@ -224,6 +289,7 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::ffi::OsStringExt;
 
     fn identity(bytes: u64) -> Identity {
         Identity {
@@ -243,7 +309,7 @@ mod tests {
         let path = dir.path().join("j");
         assert!(Journal::read(&path).unwrap().is_none());
         let mut journal =
-            Journal::begin(&path, &identity(5), &identity(6), Prealloc::Falloc).unwrap();
+            Journal::begin(&path, &identity(5), &identity(6), Prealloc::Falloc, false).unwrap();
         assert_eq!(Journal::read(&path).unwrap().unwrap().done, 0);
         journal.note(4096).unwrap();
         journal.note(1 << 40).unwrap();
@@ -256,7 +322,7 @@ mod tests {
             std::fs::write(&path, &whole[..len]).unwrap();
             match Journal::read(&path) {
                 Ok(story) => assert!([0, 4096].contains(&story.unwrap().done), "{len}"),
-                Err(error) => assert!(error.to_string().contains("--force"), "{error}"),
+                Err(error) => assert!(error.to_string().contains("no journal"), "{error}"),
             }
         }
         // A changed byte ends it there.
@@ -275,5 +341,35 @@ mod tests {
         assert_eq!(Journal::read(&path).unwrap().unwrap().done, 8192);
         journal.remove().unwrap();
         assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn a_path_that_is_no_text_is_known_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        let odd = Identity {
+            path: std::ffi::OsString::from_vec(b"/caf\xe9.img".to_vec()).into(),
+            ..identity(5)
+        };
+        let begun = Journal::begin(&path, &odd, &identity(6), Prealloc::Off, false);
+        drop(begun.unwrap());
+        assert_eq!(Journal::read(&path).unwrap().unwrap().source, odd);
+    }
+
+    #[test]
+    fn a_journal_takes_no_name_that_somebody_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("j");
+        std::fs::write(&path, "mine").unwrap();
+        let refused = Journal::begin(&path, &identity(5), &identity(6), Prealloc::Off, false);
+        assert!(refused.is_err());
+        std::fs::remove_file(&path).unwrap();
+        let begun =
+            Journal::begin(&path, &identity(5), &identity(6), Prealloc::Off, false).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "mine").unwrap();
+        begun.remove().unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
     }
 }

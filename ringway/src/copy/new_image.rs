@@ -18,6 +18,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct NewImage {
     file: NewFile,
+    /// What it takes the place of, locked until then.
+    old: Option<File>,
     builder: Option<Builder>,
     /// Bytes of a cluster.
     pub(super) cluster: u64,
@@ -28,11 +30,11 @@ pub(super) struct NewImage {
 }
 
 impl NewImage {
-    /// Refuses what options cannot mean for it, and what must not be overwritten.
+    /// Refuses what options cannot mean for it.
     ///
     /// # Errors
-    /// What is wrong; nothing was made.
-    pub(super) fn prepare(args: &CopyArgs) -> anyhow::Result<()> {
+    /// What is wrong.
+    fn prepare(args: &CopyArgs) -> anyhow::Result<()> {
         let to = &args.destination;
         let options = [
             (args.resume, "--resume"),
@@ -48,20 +50,23 @@ impl NewImage {
                  again without {option}"
             );
         }
-        let target = new_file::place(to.path())?;
-        new_file::spare(to.path(), &target, args.force)?;
         Ok(())
     }
 
     /// Begins an image for `bytes` bytes of disk, and the end that fills it.
     ///
     /// # Errors
-    /// What the host says; nothing is left.
+    /// What options cannot mean for it; what must not be overwritten; what the host says. Nothing is left.
     pub(super) fn begin(args: &CopyArgs, bytes: u64, mode: u32) -> anyhow::Result<(Self, End)> {
+        Self::prepare(args)?;
         let to = &args.destination;
         let cannot = || format!("cannot make {to}");
         let target = new_file::place(to.path())?;
+        let old = new_file::spare(to.path(), &target, args.force)?;
         let file = NewFile::begin(&target, mode).with_context(cannot)?;
+        if let Some(old) = &old {
+            new_file::take_after(file.file(), old).with_context(|| to.to_string())?;
+        }
         let cluster_bits = args.cluster_size.unwrap_or(CLUSTER_BITS_DEFAULT);
         let compression = args.compress.map(|kind| match kind {
             CompressArg::Zlib => Compression::Zlib,
@@ -73,7 +78,7 @@ impl NewImage {
         let end = ImageEnd::of_new(|| builder.filler())?;
         let compressed = compression.is_some();
         let cluster = 1 << cluster_bits;
-        let new = Self { file, builder: Some(builder), cluster, compressed, file_bytes: 0 };
+        let new = Self { file, old, builder: Some(builder), cluster, compressed, file_bytes: 0 };
         Ok((new, End::Image(Box::new(end))))
     }
 
@@ -96,12 +101,12 @@ impl NewImage {
         Ok(End::Image(Box::new(ImageEnd::of_chain(Layer::of_chain(chain)?, false)?)))
     }
 
-    /// Gives it its name.
+    /// Gives it its name, which nobody else has taken meanwhile.
     ///
     /// # Errors
     /// What the host says, or that somebody has made such a file meanwhile.
-    pub(super) fn name(self, force: bool) -> anyhow::Result<()> {
-        self.file.finish(force).context("cannot give it its name")
+    pub(super) fn name(self) -> anyhow::Result<()> {
+        self.file.finish(self.old.is_some()).context("cannot give it its name")
     }
 }
 

@@ -85,11 +85,16 @@ pub(super) fn identity_of_image(path: &Path, image: &ImageEnd) -> anyhow::Result
     Ok(Identity { kind: "qcow2 image".into(), bytes: source.bytes, changed, ..of_file })
 }
 
-/// Opens the destination; a file that is not there yet is made, empty, with the mode `mode`.
+/// Opens the destination; a file that is not `there` yet is made, empty, with the mode `mode`.
 ///
 /// # Errors
 /// What keeps it from being written, in words for the user.
-pub(super) fn destination(args: &CopyArgs, buffers: Buffers, mode: u32) -> anyhow::Result<Opened> {
+pub(super) fn destination(
+    args: &CopyArgs,
+    buffers: Buffers,
+    there: bool,
+    mode: u32,
+) -> anyhow::Result<Opened> {
     let target = &args.destination;
     match target {
         Target::VhostUser(socket) => writable(disk_end(Served::at(socket)?, buffers)?, || {
@@ -102,17 +107,17 @@ pub(super) fn destination(args: &CopyArgs, buffers: Buffers, mode: u32) -> anyho
         Target::Path(path) => {
             let mut options = OpenOptions::new();
             options.read(true).write(true);
-            let file = match path.metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    open(path, options.clone().create_new(true).mode(mode))?
+            let meta = path.metadata();
+            let missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
+            // What was not there when that was asked, nobody has said that it may be overwritten.
+            let file = if !there || meta.as_ref().is_err_and(missing) {
+                open(path, options.clone().create_new(true).mode(mode))?
+            } else {
+                // A block device that is mounted must not be written.
+                if meta.is_ok_and(|meta| meta.file_type().is_block_device()) {
+                    options.custom_flags(libc::O_EXCL);
                 }
-                meta => {
-                    // A block device that is mounted must not be written.
-                    if meta.is_ok_and(|meta| meta.file_type().is_block_device()) {
-                        options.custom_flags(libc::O_EXCL);
-                    }
-                    open(path, &options)?
-                }
+                open(path, &options)?
             };
             lock(path, &file, false)?;
             options.custom_flags(0);
