@@ -17,7 +17,6 @@ use ringway_control::log::LogArgs;
 use ringway_control::log::LogLevel;
 use ringway_terminal::logging;
 use ringway_terminal::output;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::cell::Cell;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -33,7 +32,7 @@ pub fn run(args: BenchArgs, log: &LogArgs, command: &mut Command) -> Result<Exit
     logging::start(log, None, Some(LogLevel::Warn));
     let signal = Arc::new(AtomicUsize::new(0));
     let asked = Arc::new(AtomicBool::new(false));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in ringway_terminal::signals::that_end() {
         let as_usize = usize::try_from(number)?;
         // The first one asks, the second one does not.
         signal_hook::flag::register_conditional_shutdown(number, 128 + number, asked.clone())?;

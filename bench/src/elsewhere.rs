@@ -15,6 +15,10 @@ use std::time::Duration;
 /// How long a tool waits for a server to come back. Its requests fail then.
 const GIVE_UP: Duration = Duration::from_secs(30);
 
+/// How long a server may answer nothing at all: a disk may take minutes to flush, and a flush that is
+/// repeated on a new connection begins anew. A host that is gone is noticed by TCP.
+const SILENCE: Duration = Duration::from_secs(3600);
+
 /// Who tells where a disk has data.
 #[derive(Clone, Debug)]
 pub enum Allocation {
@@ -57,7 +61,7 @@ pub fn open(source: &Source, ceph: &CephArgs, read_only: bool) -> Result<Disk> {
     if let (Source::Nbd(target), Some(remote)) = (source, disk.remote()) {
         let there = u16::try_from(remote.connections()).unwrap_or(u16::MAX);
         let target = target.with_connections(Connections::asked(there));
-        let timeouts = Timeouts { give_up: Some(GIVE_UP), ..Timeouts::default() };
+        let timeouts = Timeouts { give_up: Some(GIVE_UP), silence: SILENCE };
         let again = move || Ok(connect(&target)?);
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")?;
     }

@@ -38,6 +38,7 @@ use ringway_terminal::logging;
 use share::Shared;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 pub(crate) use watch::bar;
@@ -53,9 +54,11 @@ const CHUNK: usize = 1 << 20;
 pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     // A daemon's coming and going is no news where a disk is served to this process alone.
     logging::start(log, None, Some(LogLevel::Warn));
-    let signal = interrupt::listen()?;
     let mut copy = Copy::prepare(args, log.quiet)?;
-    match copy.carry_out(args, &signal)? {
+    let signal = Arc::clone(&copy.signal);
+    let outcome = copy.carry_out(args, &signal);
+    copy.end();
+    match outcome? {
         Outcome::Done(summary) => {
             let text = match (args.json, log.quiet) {
                 (true, _) => Some(serde_json::to_string_pretty(&summary)?),
@@ -97,6 +100,8 @@ enum Outcome {
 /// A copy, ends opened.
 struct Copy {
     ends: [End; 2],
+    /// Not 0 once the program is to end.
+    signal: Arc<AtomicUsize>,
     source: Identity,
     journal: Option<Journal>,
     /// A destination that is a new qcow2 image.
@@ -122,7 +127,10 @@ impl Copy {
             bail!("{from} and {to} are the same: nothing to copy");
         }
         guard::are_disks(args)?;
-        let buffers = Buffers { slots: args.in_flight.into(), chunk: CHUNK };
+        // Whole clusters, if they are compressed.
+        let cluster_bits = args.cluster_size.filter(|_| args.compress.is_some()).unwrap_or(0);
+        let chunk = CHUNK.max(1 << cluster_bits);
+        let buffers = Buffers { slots: args.in_flight.into(), chunk };
         let source = open::source(args, buffers)?;
         guard::is_raw(args, &source)?;
         if guard::makes_image(args)? {
@@ -144,6 +152,7 @@ impl Copy {
         let prealloc = guard::space(args, story.as_ref())?;
         // Before it is touched, know that the source fits.
         let destination = open::destination(args, buffers, there, mode_of(&source))?;
+        let signal = interrupt::listen()?;
         let regular = destination.identity.kind == "file";
         let is_zero = args.target_is_zero || destination.end.is_known_to_be_empty();
         let (bytes, room) = (source.identity.bytes, destination.identity.bytes);
@@ -183,6 +192,7 @@ impl Copy {
         let (image, unit) = (None, zero::UNIT);
         Ok(Self {
             ends,
+            signal,
             source,
             journal,
             image,
@@ -199,7 +209,7 @@ impl Copy {
 
     /// A copy to a new qcow2 image.
     fn to_image(args: &CopyArgs, source: Opened, quiet: bool) -> anyhow::Result<Self> {
-        let mode = mode_of(&source);
+        let (signal, mode) = (interrupt::listen()?, mode_of(&source));
         let (image, end) = NewImage::begin(args, source.identity.bytes, mode)?;
         let ends = [source.end, end];
         let cluster = usize::try_from(image.cluster)?;
@@ -208,6 +218,7 @@ impl Copy {
             // Whole clusters, if they are compressed.
             chunk: chunk_of(&ends).next_multiple_of(unit),
             ends,
+            signal,
             source: source.identity,
             journal: None,
             image: Some(image),
@@ -254,7 +265,7 @@ impl Copy {
                 return Ok(Outcome::Stopped(line));
             }
             Some(halt) => {
-                let durable = done > 0 && may_sync && self.sync(args).is_ok();
+                let durable = done > 0 && may_sync && self.sync(args, signal).is_ok();
                 if durable && let Some(journal) = &mut self.journal {
                     journal.note(done)?;
                 }
@@ -266,7 +277,15 @@ impl Copy {
             }
             None => {}
         }
-        self.sync(args)?;
+        match self.sync(args, signal) {
+            Ok(()) => {}
+            // A server that did not answer the flush in time.
+            Err(_) if signal.load(Relaxed) != 0 && self.ends[DST].awaits_server() => {
+                let unfinished = unfinished(self.journal.is_some(), self.start);
+                return Ok(Outcome::Stopped(format!("interrupted; {unfinished}")));
+            }
+            Err(error) => return Err(error),
+        }
         self.check_source(args)?;
         let took = begin.elapsed().as_secs_f64();
         if args.verify
@@ -282,6 +301,14 @@ impl Copy {
             image.name()?;
         }
         Ok(Outcome::Done(summary))
+    }
+
+    /// Lets go of all it has. A server that has not answered is not waited for: the process is about to
+    /// end.
+    fn end(self) {
+        if self.ends.iter().any(End::awaits_server) {
+            std::mem::forget(self.ends);
+        }
     }
 
     fn flow(
@@ -301,10 +328,9 @@ impl Copy {
             unit: self.unit,
         };
         let journal = self.journal.as_mut();
-        let mut watch =
-            Watch { bar: bar(name, start, self.source.bytes, self.quiet), signal, journal };
+        let mut watch = Watch { bar: bar(name, start, self.source.bytes, self.quiet), journal };
         let flow = Flow::new(engine(args.engine)?, &mut self.ends, &course)?;
-        let result = flow.run(&mut watch);
+        let result = flow.run(&mut watch, signal);
         watch.bar.finish_and_clear();
         Ok(result)
     }

@@ -15,7 +15,6 @@ use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_server::{Attach, QemuVersion, attach_lines, disk_line};
 use ringway_terminal::{logging, output, table};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ const SIZE_MIN: u64 = 16 << 20;
 pub(crate) fn run(args: &DemoArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     logging::start(log, None, None);
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in ringway_terminal::signals::that_end() {
         let as_usize = usize::try_from(number)?;
         signal_hook::flag::register_usize(number, Arc::clone(&signal), as_usize)?;
     }

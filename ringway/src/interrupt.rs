@@ -1,6 +1,6 @@
 //! What a command that takes its time hears of signals.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use ringway_terminal::signals;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 /// What the host says.
 pub(crate) fn listen() -> io::Result<Arc<AtomicUsize>> {
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in signals::that_end() {
         let status = 128 + number;
         let asked = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register_conditional_shutdown(number, status, Arc::clone(&asked))?;

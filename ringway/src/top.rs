@@ -28,7 +28,6 @@ use ringway_control::log::LogArgs;
 use ringway_terminal::logging;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -136,7 +135,7 @@ pub(crate) fn run(
     let watch = Watch::start(socket, args.interval).context("cannot start a thread")?;
     let signal = Arc::new(AtomicUsize::new(0));
     // Ctrl-C is a key, as long as the terminal is ours.
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in ringway_terminal::signals::that_end() {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), usize::try_from(number)?)?;
     }
     let terminal = ratatui::try_init().context("cannot take over the terminal: try --once")?;
@@ -178,7 +177,7 @@ fn end_with_the_terminal() {
             Err(_) => return,
         }
     }
-    std::process::exit(128 + SIGHUP);
+    std::process::exit(128 + signal_hook::consts::SIGHUP);
 }
 
 /// How long a key or an answer may wait before it is looked at.

@@ -654,3 +654,150 @@ fn c55_an_image_that_is_overwritten_keeps_owner_and_mode() {
     assert_eq!(common::names(path), ["a", "other", "vm.qcow2"]);
     drop(a);
 }
+
+/// Many zeroings are in flight when the first one of them is refused.
+#[test]
+fn c56_a_device_that_cannot_zero_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    // Of its files the kernel makes devices that have no way to zero.
+    let ram = match Mounted::new(path.join("ram"), &["-t", "ramfs", "none"]) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    image(&path.join("a"), 64 * MIB, 1);
+    let disk = ram.path().join("disk");
+    std::fs::write(&disk, vec![0xee; 64 << 20]).unwrap();
+    let made = Command::new("losetup").args(["-f", "--show"]).arg(&disk).output();
+    let device = made.ok().filter(|made| made.status.success()).map(|made| text(&made.stdout));
+    let mut copied = Vec::new();
+    if let Some(device) = device.as_deref().map(str::trim) {
+        let limit = format!("/sys/block/{}/queue/write_zeroes_max_bytes", &device[5..]);
+        println!("{device} zeroes {} bytes", std::fs::read_to_string(limit).unwrap().trim());
+        for engine in ["auto", "threads"] {
+            copied.push(copy(path, &["--force", "--verify", "--engine", engine, "a", device]));
+        }
+        let _ = Command::new("losetup").args(["-d", device]).status();
+    }
+    drop(ram);
+    if copied.is_empty() {
+        return skip(Need::LoopDevice, "losetup fails");
+    }
+    for output in copied {
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+}
+
+/// A name is any bytes: the journal holds it, too.
+#[test]
+fn c56_a_name_that_is_no_text_is_copied() {
+    use std::os::unix::ffi::OsStringExt;
+    let (dir, a, _) = folder();
+    let odd = |bytes: &[u8]| std::ffi::OsString::from_vec(bytes.to_vec());
+    let (from, to) = (odd(b"caf\xe9.img"), odd(b"d\xe9.img"));
+    std::fs::rename(&a, dir.path().join(&from)).unwrap();
+    for to in [&to, &odd(b"e.img"), &odd(b"f\xe9.qcow2")] {
+        let mut command = ringway();
+        command.arg("copy").args([&from, to]).current_dir(dir.path());
+        let output = run(command);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+    same(&dir.path().join(&from), &dir.path().join(&to));
+}
+
+#[test]
+fn c56_large_clusters_of_a_served_disk_are_compressed() {
+    let (dir, a, b) = folder();
+    let daemon = Daemon::serve(dir.path(), &["a", "--read-only", "--socket", "s"]);
+    copies(dir.path(), &["--compress", "--cluster-size", "2M", "s", "c.qcow2"]);
+    daemon.stop();
+    copies(dir.path(), &["--from-format", "qcow2", "c.qcow2", "b"]);
+    same(&a, &b);
+}
+
+/// Starts a copy from the disk at `s` to `b`, and waits until it has begun.
+fn begin(dir: &Path, ignored: Option<i32>) -> Child {
+    let mut command = ringway();
+    command.args(["copy", "s", "b"]).current_dir(dir).stdout(Stdio::null()).stderr(Stdio::null());
+    // SAFETY: signal may be called between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            if let Some(signal) = ignored {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+            Ok(())
+        });
+    }
+    let child = command.spawn().unwrap();
+    common::guest::wait_for("the copy has begun", || journal(&dir.join("b")).exists());
+    std::thread::sleep(Duration::from_millis(200));
+    child
+}
+
+fn send(child: &Child, signal: i32) {
+    // SAFETY: our own child, not waited for yet.
+    assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) }, 0);
+}
+
+#[test]
+fn c56_a_signal_that_nohup_ignores_ends_nothing() {
+    let (dir, a, b) = folder();
+    let slow = ["a", "--read-only", "--bps-read", "8M", "--socket", "s"];
+    let daemon = Daemon::serve(dir.path(), &slow);
+    let mut child = begin(dir.path(), Some(libc::SIGHUP));
+    send(&child, libc::SIGHUP);
+    assert_eq!(wait(&mut child, PATIENCE).expect("it ends").code(), Some(0));
+    same(&a, &b);
+    std::fs::remove_file(&b).unwrap();
+    let mut child = begin(dir.path(), None);
+    send(&child, libc::SIGHUP);
+    assert_eq!(wait(&mut child, PATIENCE).expect("it ends").code(), Some(128 + libc::SIGHUP));
+    daemon.stop();
+}
+
+/// One signal ends a copy whose server has stopped answering; what is done can be resumed.
+#[test]
+fn c56_a_silent_server_keeps_no_copy_from_ending() {
+    let (dir, a, b) = folder();
+    let slow = ["a", "--read-only", "--bps-read", "4M", "--socket", "s"];
+    let daemon = Daemon::serve(dir.path(), &slow);
+    let mut child = begin(dir.path(), None);
+    daemon.signal(libc::SIGSTOP);
+    std::thread::sleep(Duration::from_millis(300));
+    send(&child, libc::SIGTERM);
+    let ended = wait(&mut child, PATIENCE);
+    if ended.is_none() {
+        child.kill().unwrap();
+    }
+    daemon.signal(libc::SIGCONT);
+    assert_eq!(ended.expect("it ends").code(), Some(128 + libc::SIGTERM));
+    copies(dir.path(), &["--resume", "--source-unchanged", "s", "b"]);
+    daemon.stop();
+    same(&a, &b);
+}
+
+/// A disk behind a cache may take longer than a minute to flush it.
+#[test]
+fn c56_a_flush_may_take_its_time() {
+    let (dir, a, _) = folder();
+    let path = dir.path();
+    let script = "#!/bin/sh
+case \"$1\" in
+open) echo h;; get_size) echo 20975616;; thread_model) echo parallel;;
+can_write|can_flush) exit 0;; can_fua) echo none;; can_multi_conn|can_zero|can_trim|can_extents) exit 3;;
+pread) dd if=d iflag=skip_bytes,count_bytes skip=$4 count=$3 bs=1M status=none;;
+pwrite) dd of=d oflag=seek_bytes seek=$4 bs=1M conv=notrunc status=none iflag=fullblock;;
+flush) sleep 63;;
+*) exit 2;; esac
+";
+    std::fs::write(path.join("disk.sh"), script).unwrap();
+    File::create(path.join("d")).unwrap().set_len(20 * MIB + 4096).unwrap();
+    let words = ["-f", "-U", "n.sock", "sh", "disk.sh"];
+    let Some(_server) = common::nbd::server(path, "nbdkit", &words) else { return };
+    let mut command = ringway();
+    command.args(["copy", "--force", "a", "nbd:unix:n.sock"]).current_dir(path);
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let ended = wait(&mut child, 3 * PATIENCE);
+    assert_eq!(ended.expect("it ends").code(), Some(0));
+    same(&a, &path.join("d"));
+}

@@ -16,4 +16,5 @@ pub mod logging;
 pub mod output;
 pub mod reasons;
 pub mod short;
+pub mod signals;
 pub mod table;

@@ -7,7 +7,7 @@
 use super::args::Prealloc;
 use super::image::ImageEnd;
 pub(super) use super::operation::{Operation, Ticket, Verb};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use ringway_aio::{Engine, FileId, Io, IoMemory, IoOp};
 use ringway_bench::ServedHere;
 use ringway_bench::elsewhere::{Allocated, Allocation};
@@ -17,6 +17,8 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 /// What transfers around the page cache need of offsets, lengths and memory.
 pub(super) const DIRECT: u64 = 4096;
@@ -24,12 +26,24 @@ pub(super) const DIRECT: u64 = 4096;
 /// What became of an operation that was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
-    /// So many bytes are under way.
-    Sent(u64),
+    /// As much of it as the end takes at once is under way, in this way.
+    Sent(Method),
     /// No room now: try again after a completion.
     Full,
     /// Zeroes have to be written.
     CannotZero,
+}
+
+/// How an operation was given. Several are in flight when the first one of them is refused: each that
+/// comes back is judged by the way it went, not by the one that is in use since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// In the only way there is.
+    Only,
+    /// Around the page cache.
+    Direct,
+    Punching,
+    ZeroRange,
 }
 
 /// How a file takes zeroes; each is tried until it is refused.
@@ -82,40 +96,45 @@ impl FileEnd {
 
     /// The descriptor for a transfer: around the page cache if that can be, unless what is asked
     /// for is in it.
-    fn pick(&self, operation: &Operation, memory: *mut u8) -> FileId {
+    fn pick(&self, operation: &Operation, memory: *mut u8) -> (FileId, Method) {
         let (cached, direct) = self.ids.expect("the end is attached");
         let words = operation.offset | operation.len | memory as u64;
         match direct {
             Some(direct) if words.is_multiple_of(DIRECT) => {
                 let read = operation.verb == Verb::Read && self.may_be_cached;
                 if read && is_cached(&self.file, operation.offset, operation.len) {
-                    return cached;
+                    return (cached, Method::Only);
                 }
-                direct
+                (direct, Method::Direct)
             }
-            _ => cached,
+            _ => (cached, Method::Only),
         }
     }
 
-    /// True if the operation is worth giving again in another way.
-    pub(super) fn adapt(&mut self, verb: Verb, errno: i32) -> bool {
-        let retry = matches!(errno, libc::EAGAIN | libc::EINTR);
-        match (verb, errno) {
-            _ if retry => true,
-            (Verb::Zero, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS | libc::ENODEV) => {
-                let next = match self.zero_by {
-                    ZeroBy::Punching => ZeroBy::ZeroRange,
-                    ZeroBy::ZeroRange => ZeroBy::Writing,
-                    ZeroBy::Writing => return false,
-                };
-                self.zero_by = next;
+    /// True if an operation that was given by `method` is worth giving again: in another way, which is
+    /// that of all later ones.
+    pub(super) fn adapt(&mut self, method: Method, errno: i32) -> bool {
+        let refused =
+            matches!(errno, libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS | libc::ENODEV);
+        match method {
+            _ if matches!(errno, libc::EAGAIN | libc::EINTR) => true,
+            Method::Punching if refused => {
+                if self.zero_by == ZeroBy::Punching {
+                    self.zero_by = ZeroBy::ZeroRange;
+                }
                 true
             }
-            (Verb::Read | Verb::Write, libc::EINVAL) => match &mut self.ids {
-                // Less than we ask for is what O_DIRECT needs of some files.
-                Some((_, direct @ Some(_))) => direct.take().is_some(),
-                _ => false,
-            },
+            Method::ZeroRange if refused => {
+                self.zero_by = ZeroBy::Writing;
+                true
+            }
+            // Less than we ask for is what O_DIRECT needs of some files.
+            Method::Direct if errno == libc::EINVAL => {
+                if let Some((_, direct)) = &mut self.ids {
+                    *direct = None;
+                }
+                true
+            }
             _ => false,
         }
     }
@@ -147,6 +166,37 @@ pub(super) struct DiskEnd {
     pub(super) allocation: Option<Allocation>,
     /// Who serves it, if that is this process; ends after `device`.
     _served: Option<ServedHere>,
+}
+
+/// How long what is in flight is waited for once the program is to end: a disk that is slow answers by
+/// then, and who sent the signal does not wait for a server that never will.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How often to look for signals and servers that have gone while nothing completes.
+pub(super) const POLL_EVERY: Duration = Duration::from_millis(100);
+
+/// Knows when servers are waited for no more.
+#[derive(Debug)]
+pub(super) struct Patience<'a> {
+    signal: &'a AtomicUsize,
+    asked: Option<Instant>,
+}
+
+impl<'a> Patience<'a> {
+    /// `signal` is not 0 once the program is to end.
+    pub(super) fn new(signal: &'a AtomicUsize) -> Self {
+        Self { signal, asked: None }
+    }
+
+    /// True once the program is to end.
+    pub(super) fn is_asked(&self) -> bool {
+        self.signal.load(Relaxed) != 0
+    }
+
+    /// True if that was so some time ago.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.is_asked() && self.asked.get_or_insert_with(Instant::now).elapsed() >= GRACE
+    }
 }
 
 /// What a request carries.
@@ -184,13 +234,26 @@ impl DiskEnd {
         self.piece * self.queue.max_buffers().max(1)
     }
 
-    /// Makes all that was written durable; nothing else is in flight.
-    pub(super) fn flush(&mut self) -> anyhow::Result<()> {
+    /// Makes all that was written durable, however long that takes; `signal` is not 0 once the program
+    /// is to end.
+    ///
+    /// # Errors
+    /// A server that fails it, or has gone, or has not answered what it was given before; one that is
+    /// silent, once the program is to end.
+    pub(super) fn flush(&mut self, signal: &AtomicUsize) -> anyhow::Result<()> {
+        ensure!(self.queue.in_flight() == 0, "its server has not answered what it was given");
         if !self.flush {
             return Ok(());
         }
         self.queue.flush(Flight::NONE).map_err(|rejected| rejected.why)?;
-        let done = crate::io::disk::finish(&mut self.queue)?;
+        let mut patience = Patience::new(signal);
+        let done = loop {
+            self.queue.wait(Some(POLL_EVERY))?;
+            if let Some(done) = self.queue.pop()? {
+                break done;
+            }
+            ensure!(!patience.is_over(), "its server does not answer the flush");
+        };
         if done.is_ok() { Ok(()) } else { Err(anyhow!("its server fails the flush")) }
     }
 
@@ -220,7 +283,7 @@ impl DiskEnd {
             _ => self.queue.write_vectored(operation.offset, buffers, flight),
         };
         match queued {
-            Ok(()) => Ok(Given::Sent(len)),
+            Ok(()) => Ok(Given::Sent(Method::Only)),
             Err(Rejected { why, data, .. }) => {
                 give(&mut pieces[first..], data.into_buffers());
                 if why == Refusal::Full { Ok(Given::Full) } else { Err(why.into()) }
@@ -234,7 +297,7 @@ impl DiskEnd {
         let flight = Flight { ticket: operation.ticket, first: 0, len };
         let whole = len.next_multiple_of(512);
         match self.queue.write_zeroes(operation.offset, whole, true, flight) {
-            Ok(()) => Ok(Given::Sent(len)),
+            Ok(()) => Ok(Given::Sent(Method::Only)),
             Err(rejected) if rejected.why == Refusal::Full => Ok(Given::Full),
             Err(rejected) => Err(rejected.why.into()),
         }
@@ -242,7 +305,11 @@ impl DiskEnd {
 
     /// Zeroes that were refused are written from now on; false if nothing else can be tried.
     pub(super) fn adapt(&mut self, verb: Verb, status: Status) -> bool {
-        verb == Verb::Zero && status == Status::Unsupported && self.zeroes.take().is_some()
+        let refused = verb == Verb::Zero && status == Status::Unsupported;
+        if refused {
+            self.zeroes = None;
+        }
+        refused
     }
 }
 
@@ -314,21 +381,19 @@ impl End {
                 let base = memory.base.wrapping_add(operation.at);
                 // SAFETY: passed on to the caller.
                 unsafe { image.give(operation, base)? };
-                return Ok(Given::Sent(operation.len));
+                return Ok(Given::Sent(Method::Only));
             }
             (Self::File(file), _) => file,
         };
         let base = memory.base.wrapping_add(operation.at);
         *segment = Segment { base, len: usize::try_from(operation.len).unwrap_or(usize::MAX) };
-        let (op, id) = match (operation.verb, file.zero_by) {
+        let (cached, _) = file.ids.context("not attached")?;
+        let (op, (id, method)) = match (operation.verb, file.zero_by) {
             (Verb::Read, _) => (IoOp::Read, file.pick(operation, base)),
             (Verb::Write, _) => (IoOp::Write, file.pick(operation, base)),
+            (Verb::Zero, ZeroBy::Punching) => (IoOp::PunchHole, (cached, Method::Punching)),
+            (Verb::Zero, ZeroBy::ZeroRange) => (IoOp::ZeroRange, (cached, Method::ZeroRange)),
             (Verb::Zero, ZeroBy::Writing) => return Ok(Given::CannotZero),
-            (Verb::Zero, by) => {
-                let (cached, _) = file.ids.context("not attached")?;
-                let op = if by == ZeroBy::Punching { IoOp::PunchHole } else { IoOp::ZeroRange };
-                (op, cached)
-            }
         };
         let segments: &[Segment] =
             if operation.verb == Verb::Zero { &[] } else { std::slice::from_ref(segment) };
@@ -336,7 +401,7 @@ impl End {
         let io = Io { tag, op, file: id, offset, len, memory: segments.into() };
         // SAFETY: passed on to the caller; the file is attached, the length is a chunk's.
         match unsafe { engine.queue(&io) } {
-            Ok(()) => Ok(Given::Sent(len)),
+            Ok(()) => Ok(Given::Sent(method)),
             Err(ringway_aio::Full) => Ok(Given::Full),
         }
     }
@@ -360,6 +425,11 @@ impl End {
                 Ok(true)
             }
         }
+    }
+
+    /// True while a server has requests that it has not answered.
+    pub(super) fn awaits_server(&self) -> bool {
+        matches!(self, Self::Disk(disk) if disk.queue.in_flight() > 0)
     }
 
     /// Waits until nobody but the engine and a server touches the memory of operations.

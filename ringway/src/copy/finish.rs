@@ -39,7 +39,7 @@ impl Copy {
     }
 
     /// Makes everything durable: data, and that there is a file at all.
-    pub(super) fn sync(&mut self, args: &CopyArgs) -> anyhow::Result<()> {
+    pub(super) fn sync(&mut self, args: &CopyArgs, signal: &AtomicUsize) -> anyhow::Result<()> {
         let name = &args.destination;
         match &mut self.ends[DST] {
             End::File(file) => {
@@ -50,7 +50,9 @@ impl Copy {
                 }
                 Ok(())
             }
-            End::Disk(disk) => disk.flush().with_context(|| format!("cannot make {name} durable")),
+            End::Disk(disk) => {
+                disk.flush(signal).with_context(|| format!("cannot make {name} durable"))
+            }
             End::Image(_) => {
                 let Some(image) = &mut self.image else { return Ok(()) };
                 self.ends[DST] = image.finish().with_context(|| format!("cannot finish {name}"))?;

@@ -11,7 +11,7 @@ mod mode;
 mod slots;
 mod steps;
 
-use super::end::{End, Given, Operation, Ticket, Verb};
+use super::end::{End, Given, Method, Operation, POLL_EVERY, Patience, Ticket, Verb};
 use super::extents::{Extents, Holes, Item};
 use super::zero::Run;
 use anyhow::{Context, bail};
@@ -22,13 +22,11 @@ use ringway_core::Segment;
 use ringway_core::mem::Mapping;
 use slots::{CopySlot, Transfer, slots_of};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 /// How often what is done so far is made durable and noted.
 const CHECKPOINT: Duration = Duration::from_secs(5);
-
-/// How often to look for signals and servers that have gone while nothing completes.
-const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// How much there was of what, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,8 +69,8 @@ struct RequestFailed;
 
 /// Where the caller hears of progress and decides.
 pub(super) trait Watcher {
-    /// Everything before `done` is finished; true to stop.
-    fn progress(&mut self, done: u64) -> bool;
+    /// Everything before `done` is finished.
+    fn progress(&mut self, done: u64);
     /// Everything before `done` is durable.
     fn durable(&mut self, done: u64) -> anyhow::Result<()>;
 }
@@ -180,8 +178,10 @@ impl<'a> Flow<'a> {
         })
     }
 
-    /// Carries it out, to its end or until it has to end early.
-    pub(super) fn run(mut self, watcher: &mut dyn Watcher) -> Ended {
+    /// Carries it out, to its end or until it has to end early: not before all that is in flight has come
+    /// back, unless a server is silent and the program is to end.
+    pub(super) fn run(mut self, watcher: &mut dyn Watcher, signal: &AtomicUsize) -> Ended {
+        let mut patience = Patience::new(signal);
         loop {
             if let Err(error) = self.turn(watcher) {
                 self.fail(error);
@@ -192,6 +192,12 @@ impl<'a> Flow<'a> {
             }
             let busy = self.free.len() < self.slots.len() || self.syncing.is_some();
             if !busy && (self.halt.is_some() || self.extents.is_done()) {
+                break;
+            }
+            if patience.is_asked() && self.halt.is_none() {
+                self.halt = Some(Halt::Stopped);
+            }
+            if patience.is_over() && self.ends.iter().any(End::awaits_server) {
                 break;
             }
         }
@@ -217,9 +223,7 @@ impl<'a> Flow<'a> {
         if self.harvest(watcher)? == 0 {
             self.sleep().inspect_err(|_| self.dead = true)?;
         }
-        if watcher.progress(self.mark()) && self.halt.is_none() {
-            self.halt = Some(Halt::Stopped);
-        }
+        watcher.progress(self.mark());
         Ok(())
     }
 
@@ -278,7 +282,8 @@ impl<'a> Flow<'a> {
             self.counters.read += len;
         }
         let segment = Box::new(Segment::EMPTY);
-        let part = Transfer { end, verb, offset, len, done: 0, at, repeat: false, segment };
+        let (done, method, repeat) = (0, Method::Only, false);
+        let part = Transfer { end, verb, offset, len, done, method, at, repeat, segment };
         self.slots[slot].parts.push(part);
     }
 
@@ -300,7 +305,8 @@ impl<'a> Flow<'a> {
         let ticket = Ticket { slot: u32::try_from(slot)?, part: u32::try_from(part)? };
         loop {
             let CopySlot { memory, parts, busy, .. } = &mut self.slots[slot];
-            let Transfer { end, verb, offset, len, done, at, repeat, segment } = &mut parts[part];
+            let Transfer { end, verb, offset, len, done, method, at, repeat, segment } =
+                &mut parts[part];
             let (mut left, mut at) = (*len - *done, *at);
             if *repeat {
                 left = left.min(self.chunk as u64);
@@ -315,7 +321,10 @@ impl<'a> Flow<'a> {
                 self.ends[*end].give(&mut *self.engine, &operation, &mut memory[*end], segment)?
             };
             match given {
-                Given::Sent(_) => return Ok(()),
+                Given::Sent(by) => {
+                    *method = by;
+                    return Ok(());
+                }
                 Given::Full => {
                     self.later.push(ticket);
                     return Ok(());

@@ -6,7 +6,6 @@ use super::journal::Journal;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use ringway_aio::{Engine, IoUring, IoUringSetup, Threads, ThreadsSetup};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 pub(super) fn engine(wanted: EngineArg) -> anyhow::Result<Box<dyn Engine>> {
     /// Enough for all parts of all pieces in flight; more of them wait.
@@ -35,14 +34,12 @@ pub(crate) fn bar(name: &'static str, start: u64, bytes: u64, quiet: bool) -> Pr
 
 pub(super) struct Watch<'a> {
     pub(super) bar: ProgressBar,
-    pub(super) signal: &'a AtomicUsize,
     pub(super) journal: Option<&'a mut Journal>,
 }
 
 impl Watcher for Watch<'_> {
-    fn progress(&mut self, done: u64) -> bool {
+    fn progress(&mut self, done: u64) {
         self.bar.set_position(done);
-        self.signal.load(Relaxed) != 0
     }
 
     fn durable(&mut self, done: u64) -> anyhow::Result<()> {

@@ -20,7 +20,6 @@ use anyhow::{Context, bail, ensure};
 use board::Board;
 use http::{Listener, Site};
 use rustix::fs::Mode;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt;
@@ -58,7 +57,7 @@ pub(super) fn serve(serve: Serve, socket: PathBuf, every: Duration) -> anyhow::R
     );
     let (listener, file) = listen(&serve.address)?;
     let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGINT, SIGTERM, SIGHUP] {
+    for number in ringway_terminal::signals::that_end() {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), usize::try_from(number)?)?;
     }
     let board = Arc::new(Mutex::new(Board::new(&socket, every, serve.past)));

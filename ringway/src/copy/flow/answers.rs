@@ -67,13 +67,13 @@ impl Flow<'_> {
         }
         let slot = ticket.slot as usize;
         let part = &self.slots[slot].parts[ticket.part as usize];
-        let (verb, end, left) = (part.verb, part.end, part.len - part.done);
+        let (verb, method, end, left) = (part.verb, part.method, part.end, part.len - part.done);
         let at = part.offset + part.done;
         match result {
             Err(errno) => {
                 if let End::File(file) = &mut self.ends[end]
                     && self.halt.is_none()
-                    && file.adapt(verb, errno)
+                    && file.adapt(method, errno)
                 {
                     return self.send_again(slot, ticket.part as usize);
                 }

@@ -1,7 +1,7 @@
 //! The places for pieces on their way, and their memory.
 
 use super::mode::{DST, Mode, SRC};
-use crate::copy::end::{DIRECT, End, Memory, Verb};
+use crate::copy::end::{DIRECT, End, Memory, Method, Verb};
 use crate::copy::extents::Item;
 use crate::copy::zero::UNIT;
 use anyhow::Context;
@@ -16,6 +16,8 @@ pub(super) struct Transfer {
     pub(super) offset: u64,
     pub(super) len: u64,
     pub(super) done: u64,
+    /// How the rest of it was given last.
+    pub(super) method: Method,
     /// Where in the slot's memory.
     pub(super) at: usize,
     /// Every piece comes from the same memory: zeroes.
