@@ -1,7 +1,7 @@
 //! Internal snapshots of a qcow2 image: their table, read entry by entry.
 
 use crate::fields::{field, wide, wrong};
-use crate::header::Header;
+use crate::header::{Header, l1_entries};
 use crate::read_at::ReadAt;
 use crate::refused::Refused;
 use std::io;
@@ -10,6 +10,8 @@ use std::io;
 const FIXED: usize = 40;
 /// Bytes of the largest table: QEMU's limit.
 const TABLE_BYTES_MAX: u64 = 64 << 20;
+/// Bytes of the extra data of one entry: QEMU's limit.
+const EXTRA_MAX: u32 = 1024;
 /// Bytes of extra data that have a meaning: the size of the VM state, and that of the disk.
 const EXTRA_KNOWN: usize = 16;
 
@@ -33,7 +35,9 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// The snapshots of an image, in the order of their table, and the bytes of that.
+    /// The snapshots of an image, in the order of their table, and the bytes of that. An entry that was
+    /// damaged, or is read from the wrong place because one before it was, is not taken for a snapshot:
+    /// whoever believed that it refers to little would free what it refers to.
     ///
     /// # Errors
     /// The outer one: what reading says. The inner one: a table that cannot be.
@@ -48,6 +52,9 @@ impl Snapshot {
             let at = end.next_multiple_of(8);
             match Self::read(source, header.snapshots_offset + at)? {
                 Ok((snapshot, bytes)) => {
+                    if let Err(refused) = snapshot.judge(header) {
+                        return Ok(Err(refused));
+                    }
                     found.push(snapshot);
                     end = at + bytes;
                 }
@@ -68,8 +75,8 @@ impl Snapshot {
         let short = |at: usize| usize::from(u16::from_be_bytes([fixed[at], fixed[at + 1]]));
         let (id_bytes, name_bytes) = (short(12), short(14));
         let extra_bytes = field(&fixed, 36, "").unwrap_or(0);
-        if u64::from(extra_bytes) > TABLE_BYTES_MAX {
-            let why = "the extra data of a snapshot is larger than a whole table may be";
+        if extra_bytes > EXTRA_MAX {
+            let why = "the extra data of a snapshot has at most 1024 bytes";
             return Ok(Err(wrong("extra_data_size", extra_bytes, why)));
         }
         let mut extra = [0; EXTRA_KNOWN];
@@ -93,5 +100,23 @@ impl Snapshot {
         };
         let bytes = FIXED + extra_bytes as usize + id_bytes + name_bytes;
         Ok(Ok((snapshot, bytes as u64)))
+    }
+
+    /// Refuses what cannot be a snapshot of this image.
+    fn judge(&self, header: &Header) -> Result<(), Refused> {
+        if self.id.is_empty() || self.id.contains('\0') || self.name.contains('\0') {
+            let why = "an entry of the snapshot table has no id, or zeroes in its id or name";
+            return Err(wrong("id_str_size", self.id.len() as u64, why));
+        }
+        // The state of a machine lies behind the disk, and begins with an L2 table of its own.
+        let disk = self.virtual_size.unwrap_or(1);
+        let needed = l1_entries(disk, header.cluster_bits)
+            .saturating_add(l1_entries(self.vm_state_bytes, header.cluster_bits));
+        if u64::from(self.l1_entries) < needed {
+            let why =
+                "the disk of a snapshot, with the state of its machine, needs a larger L1 table";
+            return Err(wrong("l1_size", self.l1_entries, why));
+        }
+        Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! Images of `qemu-img` read here, images made here read by `qemu-img`, and both verdicts compared.
 
 use ringway_image::{
-    CheckOptions, Findings, Format, Header, NewImage, ReadAt, Refused, check, repair_leaks,
+    CheckOptions, Findings, Format, Header, NewImage, ReadAt, Refused, Snapshot, check,
+    repair_leaks,
 };
 use ringway_testkit::{Need, Rng, skip};
 use serde_json::Value;
@@ -301,4 +302,63 @@ fn what_cannot_be_used_is_refused_with_the_reason() {
     let file = File::open(dir.path().join("bitmaps.qcow2")).unwrap();
     let header = Header::read(&file, file.metadata().unwrap().len()).unwrap().unwrap();
     assert_eq!((header.may_read(), header.may_write()), (Ok(()), Err(Refused::Bitmaps(1))));
+}
+
+/// Whoever reads a damaged directory must not take what it leads to for lost space: each single bit of it is
+/// flipped, leaks are repaired, the bit is flipped back; then all that it leads to is still counted.
+#[test]
+fn c57_a_flipped_bit_of_a_directory_frees_nothing() {
+    if !qemu() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("i.qcow2");
+    works(dir.path(), "qemu-img create -f qcow2 -o cluster_size=4k i.qcow2 4M");
+    for round in 0..2 {
+        works(dir.path(), &format!("qemu-io -f qcow2 -c write+{round}M+200k i.qcow2"));
+        works(dir.path(), &format!("qemu-img snapshot -c take{round} i.qcow2"));
+    }
+    works(dir.path(), "qemu-io -f qcow2 -c write+0+2M i.qcow2");
+    works(dir.path(), "qemu-img bitmap --add -f qcow2 -g 512 i.qcow2 first");
+    works(dir.path(), "qemu-img bitmap --add -f qcow2 i.qcow2 second");
+    works(dir.path(), "qemu-io -f qcow2 -c write+3M+100k i.qcow2");
+    let whole = fs::read(&path).unwrap();
+    let header = Header::read(&whole[..], whole.len() as u64).unwrap().unwrap();
+    let (_, table) = Snapshot::read_all(&whole[..], &header, whole.len() as u64).unwrap().unwrap();
+    let bitmaps = header.bitmaps.unwrap();
+    // How many snapshots there are, and where; how many bitmaps, how long their directory is, and where.
+    let at = |needle: [u8; 8]| whole.windows(8).position(|bytes| bytes == needle).unwrap() as u64;
+    let extension = at(bitmaps.directory_bytes.to_be_bytes());
+    let places = [
+        60..72,
+        extension - 8..extension + 16,
+        header.snapshots_offset..header.snapshots_offset + table.next_multiple_of(8),
+        bitmaps.directory_offset..bitmaps.directory_offset + bitmaps.directory_bytes,
+    ];
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let (mut seen, mut unseen) = (0, 0);
+    for (at, bit) in places.into_iter().flatten().flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+        let byte = whole[usize::try_from(at).unwrap()];
+        file.write_all_at(&[byte ^ 1 << bit], at).unwrap();
+        let words = format!("byte {at}, bit {bit}");
+        let read = Header::read(&file, whole.len() as u64).unwrap();
+        let found = read.and_then(|header| {
+            repair_leaks(&file, &header, whole.len() as u64, CheckOptions::default()).unwrap()
+        });
+        match found {
+            Ok(found) if found.errors == 0 => unseen += 1,
+            _ => seen += 1,
+        }
+        file.write_all_at(&[byte], at).unwrap();
+        if fs::read(&path).unwrap() != whole {
+            let found = ours(&path, 8 << 20).unwrap();
+            // The place of a bitmap's table may become that of its own data, which have zeroes, too.
+            let is_place = [0, 32].map(|entry| bitmaps.directory_offset + entry);
+            let is_place = is_place.iter().any(|from| (*from..from + 8).contains(&at));
+            assert!(found.errors == 0 || is_place, "{words}: {found:?}");
+            fs::write(&path, &whole).unwrap();
+        }
+    }
+    println!("{seen} flipped bits are errors, {unseen} are not");
+    assert!(seen > unseen);
 }

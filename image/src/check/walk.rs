@@ -24,6 +24,8 @@ const COPIED: u64 = 1 << 63;
 const COMPRESSED: u64 = 1 << 62;
 /// It reads as zeroes.
 const ZERO: u64 = 1;
+/// An entry of a bitmap's table that has no cluster: all its bits are set.
+const ALL_ONES: u64 = 1;
 /// Bits of an L1 entry that have no meaning.
 const L1_RESERVED: u64 = !(COPIED | OFFSET);
 /// Bits of an L2 entry that have no meaning, if it is not compressed.
@@ -252,6 +254,10 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
     }
 
     fn snapshots(&mut self) -> io::Result<()> {
+        let at = self.header.snapshots_offset;
+        if self.header.snapshots == 0 && at != 0 {
+            self.error(|| format!("there are no snapshots, but a table of them at {at:#x}"));
+        }
         let read = Snapshot::read_all(self.source, self.header, self.file_bytes)?;
         let (snapshots, bytes) = match read {
             Ok(read) => read,
@@ -265,7 +271,8 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
             let (id, at) = (&snapshot.id, snapshot.l1_offset);
             let bytes = u64::from(snapshot.l1_entries) * 8;
             let end = at.checked_add(bytes);
-            if !self.aligned(at)
+            if at == 0 && snapshot.l1_entries > 0
+                || !self.aligned(at)
                 || bytes > L1_BYTES_MAX
                 || end.is_none_or(|end| end > self.file_bytes)
             {
@@ -288,16 +295,15 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
         self.count(at, bitmaps.directory_bytes, || "the directory of bitmaps".into());
         let mut from = 0;
         for number in 0..bitmaps.count {
-            let mut entry = [0; 24];
-            source.read_padded(&mut entry, at + from)?;
-            let table = wide(&entry, 0, "").unwrap_or(0);
-            let entries = u64::from(field(&entry, 8, "").unwrap_or(0));
-            let name = u64::from(u16::from_be_bytes([entry[18], entry[19]]));
-            let extra = u64::from(field(&entry, 20, "").unwrap_or(0));
-            from += (24 + name + extra).next_multiple_of(8);
+            let mut fixed = [0; BitmapEntry::FIXED];
+            source.read_padded(&mut fixed, at + from)?;
+            let entry = BitmapEntry::of(&fixed);
+            from += entry.bytes();
+            let (table, entries) = (entry.table, entry.entries);
             let end = table.checked_add(entries * 8);
             let fits = end.is_some_and(|end| end <= self.file_bytes);
-            if from > bitmaps.directory_bytes || !self.aligned(table) || !fits {
+            let may_be = entry.may_be(self.header) && self.aligned(table) && fits;
+            if from > bitmaps.directory_bytes || !may_be {
                 self.error(|| format!("bitmap {number}: its entry or its table cannot be one"));
                 return Ok(());
             }
@@ -305,13 +311,74 @@ impl<R: ReadAt + ?Sized> Walk<'_, R> {
             for_each_word(source, table, entries, |_, word| {
                 self.step()?;
                 let at = word & OFFSET;
-                if at != 0 {
+                if word & !(OFFSET | ALL_ONES) != 0 || !self.aligned(at) {
+                    self.error(|| format!("bitmap {number}: {word:#x} in its table cannot be"));
+                } else if at != 0 {
                     self.count(at, cluster, || format!("a cluster of bitmap {number}"));
                 }
                 Ok(())
             })?;
         }
+        if from != bitmaps.directory_bytes {
+            let said = bitmaps.directory_bytes;
+            self.error(|| format!("the directory of bitmaps has {from} bytes, not {said}"));
+        }
         Ok(())
+    }
+}
+
+/// An entry of the directory of bitmaps, before its extra data and name.
+struct BitmapEntry {
+    table: u64,
+    /// Of the table.
+    entries: u64,
+    flags: u32,
+    kind: u8,
+    granularity_bits: u8,
+    name_bytes: u16,
+    extra_bytes: u32,
+}
+
+impl BitmapEntry {
+    const FIXED: usize = 24;
+    /// It was not closed: its content means nothing.
+    const IN_USE: u32 = 1;
+    /// Flags that have a meaning: in use, automatic, extra data that may be ignored.
+    const FLAGS: u32 = 7;
+    /// A bitmap of what was written, the only kind.
+    const DIRTY_TRACKING: u8 = 1;
+    /// Bytes of a name: QEMU's limit.
+    const NAME_MAX: u16 = 1023;
+
+    fn of(fixed: &[u8; Self::FIXED]) -> Self {
+        Self {
+            table: wide(fixed, 0, "").unwrap_or(0),
+            entries: u64::from(field(fixed, 8, "").unwrap_or(0)),
+            flags: field(fixed, 12, "").unwrap_or(0),
+            kind: fixed[16],
+            granularity_bits: fixed[17],
+            name_bytes: u16::from_be_bytes([fixed[18], fixed[19]]),
+            extra_bytes: field(fixed, 20, "").unwrap_or(0),
+        }
+    }
+
+    /// With all that belongs to it.
+    fn bytes(&self) -> u64 {
+        let rest = u64::from(self.name_bytes) + u64::from(self.extra_bytes);
+        (Self::FIXED as u64 + rest).next_multiple_of(8)
+    }
+
+    /// False if it was damaged, or is read from the wrong place. A table that is too short for its disk
+    /// would make leaks of what it does not name any more.
+    fn may_be(&self, header: &Header) -> bool {
+        let bits = u128::from(self.entries) << (header.cluster_bits + 3);
+        let covers = bits << self.granularity_bits.min(63) >= u128::from(header.virtual_size);
+        self.flags & !Self::FLAGS == 0
+            && self.kind == Self::DIRTY_TRACKING
+            && self.granularity_bits <= 63
+            && (1..=Self::NAME_MAX).contains(&self.name_bytes)
+            && self.table != 0
+            && (covers || self.flags & Self::IN_USE != 0)
     }
 }
 
