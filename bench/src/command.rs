@@ -9,7 +9,7 @@ use crate::runner::{self, Progress};
 use crate::target::Target;
 use crate::verifier::WrongData;
 use crate::{html, origins, summary};
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Error, Result, bail};
 use clap::Command;
 use clap::error::ErrorKind;
 use indicatif::{HumanCount, ProgressBar, ProgressStyle};
@@ -112,7 +112,13 @@ fn measure_and_tell(
             output::print(&format!("report: {}\n", path.display()))?;
         }
     }
-    Ok(())
+    let nothing = |measured: &&Measured| measured.rounds.iter().any(|round| round.done() == 0);
+    match all.iter().find(nothing) {
+        Some(nothing) if signal.load(Relaxed) == 0 => {
+            bail!("{}: no request was completed in the time that was measured", nothing.name)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Opens a target, measures it, closes it.

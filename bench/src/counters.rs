@@ -11,11 +11,17 @@ const FRAMES_MAX: usize = 240;
 /// Rows of the heat map per factor of two.
 pub(crate) const ROWS_PER_OCTAVE: f64 = 4.0;
 
-/// Requests of one direction. Latencies in nanoseconds, three digits, one entry per request.
+/// Requests of one direction. Latencies in nanoseconds, three digits, one entry per request: of those that
+/// were in flight at the end, too, and of those that were not sent as long as they had waited.
 #[derive(Clone, Debug)]
 pub(crate) struct Side {
+    /// Completed in time, as are `bytes`.
     pub done: u64,
     pub bytes: u64,
+    /// In flight when the time was over.
+    pub late: u64,
+    /// Due by then, and not sent: the target kept all places.
+    pub unsent: u64,
     /// From being due (or the slot being free) to being shown to the target.
     pub slat: Histogram<u64>,
     /// From there to being seen complete.
@@ -27,7 +33,15 @@ pub(crate) struct Side {
 impl Default for Side {
     fn default() -> Self {
         let empty = Histogram::new_with_bounds(1, LATENCY_MAX, 3).expect("the bounds are sound");
-        Self { done: 0, bytes: 0, slat: empty.clone(), clat: empty.clone(), lat: empty }
+        Self {
+            done: 0,
+            bytes: 0,
+            late: 0,
+            unsent: 0,
+            slat: empty.clone(),
+            clat: empty.clone(),
+            lat: empty,
+        }
     }
 }
 
@@ -45,9 +59,23 @@ impl Side {
         self.lat.saturating_record(slat + clat);
     }
 
+    /// Counts one that was due for `waited` nanoseconds and is not sent any more.
+    pub(crate) fn count_unsent(&mut self, waited: u64) {
+        self.unsent += 1;
+        self.slat.saturating_record(waited);
+        self.lat.saturating_record(waited);
+    }
+
+    /// How many there were, completed in time or not.
+    pub(crate) fn all(&self) -> u64 {
+        self.done + self.late + self.unsent
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         self.done += other.done;
         self.bytes += other.bytes;
+        self.late += other.late;
+        self.unsent += other.unsent;
         if other.lat.is_empty() {
             return;
         }
@@ -58,7 +86,7 @@ impl Side {
     }
 
     fn clear(&mut self) {
-        (self.done, self.bytes) = (0, 0);
+        (self.done, self.bytes, self.late, self.unsent) = (0, 0, 0, 0);
         if self.lat.is_empty() {
             return;
         }
@@ -81,7 +109,7 @@ impl Tick {
 
     pub(crate) fn add(&mut self, other: &Self) {
         for (mine, theirs) in self.sides.iter_mut().zip(&other.sides) {
-            if theirs.done > 0 {
+            if theirs.all() > 0 {
                 mine.add(theirs);
             }
         }
@@ -89,6 +117,11 @@ impl Tick {
 
     pub(crate) fn done(&self) -> u64 {
         self.sides.iter().map(|side| side.done).sum()
+    }
+
+    /// All that are in it, completed in time or not.
+    pub(crate) fn all(&self) -> u64 {
+        self.sides.iter().map(Side::all).sum()
     }
 
     pub(crate) fn bytes(&self) -> u64 {

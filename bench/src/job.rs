@@ -226,7 +226,11 @@ impl<P: Backend> Job<'_, P> {
             self.turn_page(now);
         }
         let side = &mut self.tick.sides[usize::from(ask.write)];
-        side.count(ask.len);
+        if now < self.setup.schedule.end_ns {
+            side.count(ask.len);
+        } else {
+            side.late += 1;
+        }
         if self.setup.timed {
             let (queued, shown) = (self.queued[slot as usize], self.shown[slot as usize]);
             side.time(shown.saturating_sub(queued), now.saturating_sub(shown));
@@ -251,7 +255,7 @@ impl<P: Backend> Job<'_, P> {
     }
 
     fn send(&mut self) {
-        if self.tick.done() == 0 {
+        if self.tick.all() == 0 {
             return;
         }
         let next = self.setup.empty.try_recv().unwrap_or_default();

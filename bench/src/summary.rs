@@ -63,6 +63,15 @@ fn single(outcome: &Outcome) -> String {
         let head: Vec<&str> = head.iter().map(String::as_str).collect();
         text.push_str(&table::text(&head, rows));
     }
+    let total = outcome.tick.total();
+    if total.unsent > 0 {
+        let (late, unsent) = (total.late, total.unsent);
+        let _ = writeln!(
+            text,
+            "\n{late} requests were in flight at the end, {unsent} were due and not sent: the target kept all \
+             places. They are in the latencies, not in IOPS."
+        );
+    }
     let _ = writeln!(text, "\n{}\n{}", effort(outcome), outcome.host.words());
     if let Some(travel) = travel(outcome) {
         let _ = writeln!(text, "{travel}");
@@ -149,7 +158,7 @@ fn travel(outcome: &Outcome) -> Option<String> {
 /// Those that anything was done of, and all together if there are both.
 pub(crate) fn sides(outcome: &Outcome) -> Vec<(&'static str, Side)> {
     let [read, write] = &outcome.tick.sides;
-    match (read.done, write.done) {
+    match (read.all(), write.all()) {
         (_, 0) => vec![("read", read.clone())],
         (0, _) => vec![("write", write.clone())],
         _ => vec![("read", read.clone()), ("write", write.clone()), ("both", outcome.tick.total())],
@@ -246,6 +255,8 @@ fn side_json(side: &Side, seconds: f64) -> Value {
     json!({
         "requests": side.done,
         "bytes": side.bytes,
+        "in_flight_at_end": side.late,
+        "unsent": side.unsent,
         "iops": side.done as f64 / seconds,
         "bytes_per_second": side.bytes as f64 / seconds,
         "slat_ns": latency_json(&side.slat),

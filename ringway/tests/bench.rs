@@ -7,8 +7,8 @@ use ringway_testkit::{Need, skip};
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Output;
-use std::time::Instant;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 /// `ringway bench ARGS`, run in `dir`.
 fn bench(dir: &Path, args: &[&str]) -> Output {
@@ -51,20 +51,22 @@ fn consistent(found: &Value) {
         let side = &found[side];
         let requests = number(&side["requests"]);
         all += requests;
+        let (late, unsent) = (number(&side["in_flight_at_end"]), number(&side["unsent"]));
         for kind in ["slat_ns", "clat_ns", "lat_ns"] {
             let kind = &side[kind];
-            if requests == 0 {
-                assert!(kind.is_null());
+            if requests + late + unsent == 0 || kind.is_null() {
+                assert!(kind.is_null() && requests == 0);
                 continue;
             }
             let bins = kind["histogram"].as_array().unwrap();
             let sum: u64 = bins.iter().map(|bin| number(&bin[1])).sum();
-            assert_eq!(sum, requests, "the histogram holds every request");
+            let most = requests + late + unsent;
+            assert!(sum == most || sum == most - unsent, "the histogram holds every request");
             let (p50, p99) = (&kind["percentile"]["50.000000"], &kind["percentile"]["99.000000"]);
             assert!(number(&kind["min"]) <= number(p50) && number(p50) <= number(p99));
             assert!(number(p99) <= number(&kind["max"]));
         }
-        if requests > 0 {
+        if requests > 0 && unsent == 0 {
             let mean = |kind: &str| side[kind]["mean"].as_f64().unwrap();
             let (parts, whole) = (mean("slat_ns") + mean("clat_ns"), mean("lat_ns"));
             assert!((parts - whole).abs() <= whole * 0.01 + 2.0, "{parts} is not {whole}");
@@ -518,6 +520,49 @@ fn requests_are_merged_in_the_front_end_on_request_and_counted() {
     assert!(text(&output.stdout).contains("requests plugged"), "{}", text(&output.stdout));
     std::fs::write(dir.path().join("a"), [1; 1 << 20]).unwrap();
     refused(dir.path(), &["a", "--path", "request"], 1, &["without a front-end", "--path"]);
+}
+
+/// A target that stalls and has not come back when the time is over is slow, not absent.
+#[test]
+fn c58_a_stall_across_the_end_is_in_the_latencies() {
+    let dir = folder();
+    let path = dir.path();
+    for rate in [None, Some("500")] {
+        let daemon = Daemon::serve(path, &["disk.img", "--socket", "s", "--control", "c"]);
+        let mut command = ringway();
+        command.args(["bench", "s", "--iodepth", "4", "--runtime", "5s", "--json"]);
+        command.args(rate.iter().flat_map(|rate| ["--rate-iops", rate])).current_dir(path);
+        let child = command.stdout(Stdio::piped()).spawn().unwrap();
+        common::guest::wait_for("it measures", || {
+            let mut command = ringway();
+            command.args(["ctl", "--control", "c", "--json", "stats"]).current_dir(path);
+            let stats: Value = serde_json::from_slice(&run(command).stdout).unwrap();
+            number(&stats["disks"][0]["in_flight"]) == 4 || rate.is_some()
+        });
+        // Not before the first request, and over the end.
+        std::thread::sleep(Duration::from_secs(1));
+        daemon.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_secs(6));
+        daemon.signal(libc::SIGCONT);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+        consistent(&found);
+        let read = &found["read"];
+        assert_eq!(number(&read["in_flight_at_end"]), 4, "{rate:?}");
+        let max = number(&read["clat_ns"]["max"]);
+        assert!(max > 2_000_000_000, "{rate:?}: {max} ns");
+        assert_eq!(number(&read["unsent"]) > 0, rate.is_some());
+        daemon.stop();
+    }
+}
+
+#[test]
+fn c58_a_measurement_of_nothing_is_no_success() {
+    let dir = folder();
+    let output = bench(dir.path(), &["null:1G,latency=2000ms", "--runtime", "300ms"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("no request was completed"), "{}", text(&output.stderr));
 }
 
 /// The report takes the place of another report, and of nothing else.

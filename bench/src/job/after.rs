@@ -13,11 +13,16 @@ use std::time::{Duration, Instant};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 impl<P: Backend> Job<'_, P> {
-    /// Waits for what is in flight. It is counted only if all requests are to be counted.
+    /// Waits for what is in flight. If it is the time that ends the job, it comes late: a target that
+    /// stalled is seen in the latencies, though it did nothing in that time.
     pub(super) fn drain(&mut self) -> Result<()> {
         let counts = self.setup.budget.is_some();
-        if !counts {
+        let (now, full) = (self.setup.schedule.now(), self.free.is_empty());
+        if now <= self.setup.schedule.begin_ns {
             self.close();
+        } else if !counts {
+            // It may have been stopped.
+            self.setup.schedule.end_ns = self.setup.schedule.end_ns.min(now);
         }
         let deadline = Instant::now() + TIMEOUT;
         while self.in_flight > 0 {
@@ -32,13 +37,32 @@ impl<P: Backend> Job<'_, P> {
                 self.backend.wait(Duration::from_nanos(NAP_NS))?;
             }
         }
-        if counts {
-            if !self.setup.timed {
-                self.last_done = self.setup.schedule.now();
-            }
-            self.close();
+        if counts && !self.setup.timed {
+            self.last_done = self.setup.schedule.now();
         }
+        if !counts && full {
+            self.count_unsent();
+        }
+        self.close();
         Ok(())
+    }
+
+    /// Counts what was due before the end and found all places taken. It would have waited until the target
+    /// answered, at least. Without times, and where each request has its place, nothing is made up.
+    fn count_unsent(&mut self) {
+        let (begin_ns, end_ns) = (self.setup.schedule.begin_ns, self.setup.schedule.end_ns);
+        if !self.setup.timed || self.setup.verifier.is_some() || begin_ns == u64::MAX {
+            return;
+        }
+        while let Some(limit) = &mut self.setup.limit
+            && limit.due() < end_ns
+        {
+            let due = limit.due();
+            let ask = self.setup.pattern.next();
+            limit.spend(ask.len);
+            let waited = self.last_done.max(end_ns).saturating_sub(due);
+            self.tick.sides[usize::from(ask.write)].count_unsent(waited);
+        }
     }
 
     /// Counts no more.
