@@ -257,3 +257,56 @@ fn a_host_without_xen_is_told_of() {
     let error = refused(&OPTIONS);
     assert!(error.contains("--xen-records records: others can write to it"), "{error}");
 }
+
+/// A guest that has its disk already loses it for good if its back-end says that it is closed.
+#[test]
+fn b33_a_disk_that_a_guest_has_is_never_closed_for_want_of_an_image() {
+    let dir = folder();
+    let xen = Toolstack::new(dir.path());
+    let image = dir.path().join("disk.img");
+    let away = dir.path().join("away");
+    // A daemon before this one has served it; its volume comes later than the daemon.
+    std::fs::rename(&image, &away).unwrap();
+    for (guest, state) in [(1, "4"), (2, "2"), (3, "1")] {
+        xen.attach((guest, "a"), XVDA, &image, "w");
+        xen.0.set(&format!("/local/domain/{guest}/device/vbd/{XVDA}/state"), state);
+        xen.0.set(&format!("backend/vbd3/{guest}/{XVDA}/state"), state);
+    }
+    let daemon = Daemon::serve(dir.path(), &OPTIONS);
+    // What nobody has offered is refused; by then the others have been, too.
+    xen.until(&daemon, (3, XVDA), "6");
+    until(&daemon, || daemon.log().matches("has it already").count() == 2);
+    std::thread::sleep(Duration::from_millis(1500));
+    // Not even if it cannot be served once its image is there: there are no rings here.
+    assert_eq!([1, 2].map(|guest| xen.state(guest, XVDA)), ["4", "2"], "{}", daemon.log());
+    assert_eq!(daemon.log().matches("is not served").count(), 3, "{}", daemon.log());
+    // Of two disks with one image one is served.
+    std::fs::rename(&away, &image).unwrap();
+    until(&daemon, || list(dir.path()).contains("\"device\":\"backend/vbd3/"));
+    assert_eq!(xen.state(3, XVDA), "6");
+    assert!(!["5", "6"].contains(&xen.state(1, XVDA).as_str()), "{}", daemon.log());
+    daemon.stop();
+}
+
+#[test]
+fn b33_a_store_has_one_daemon() {
+    let dir = folder();
+    let xen = Toolstack::new(dir.path());
+    let daemon = Daemon::serve(dir.path(), &OPTIONS);
+    std::os::unix::fs::symlink("store", dir.path().join("other")).unwrap();
+    let second = |store: &str, name: &str| {
+        let mut command = ringway();
+        command.args(["serve", "--xen", "--xen-store", store, "--xen-records", "records2"]);
+        command.args(["--xen-name", name, "--control", "ctl2"]).current_dir(dir.path());
+        command
+    };
+    let refused = run(second("other", "vbd3"));
+    let said = text(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("another daemon serves the disks"), "{said}");
+    // Disks of another name are others; what a killed daemon has claimed is free.
+    Daemon::start(second("other", "vbd4")).stop();
+    daemon.kill();
+    Daemon::start(second("store", "vbd3")).stop();
+    drop(xen);
+}

@@ -163,6 +163,8 @@ impl Daemon {
         let isolates = inside.is_none() && plan.isolates();
         let spawner = isolates.then(|| Spawner::fork(account.clone(), log)).transpose()?;
         let host = Host::start(mode, duties)?;
+        // No child has it: it goes with this very process.
+        let claim = plan.xen.as_ref().map(super::xen::claim).transpose()?.flatten();
         let notify = Arc::new(Notify::connect());
         // First, because a disk that is to be made is only made once all else is in place.
         let outside = Outside::listen(&plan.daemon, &plan.origins, &host)?;
@@ -201,7 +203,7 @@ impl Daemon {
         let signals = signals.ok_or_else(|| anyhow!("signals are not listened to"))?;
         let disks = Arc::new(disks);
         let xen = xen.map(|plan| {
-            let toolstack = Toolstack::listen(&disks, &plan)?;
+            let toolstack = Toolstack::listen(&disks, &plan, claim)?;
             anyhow::Ok((plan, toolstack))
         });
         let xen = xen.transpose()?;

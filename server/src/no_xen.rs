@@ -5,6 +5,7 @@ use super::disks::Disks;
 use super::host::Host;
 use anyhow::bail;
 use ringway_control::config::XenPlan;
+use std::fs::File;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -43,10 +44,20 @@ pub(super) fn prepare(_: &XenPlan) -> anyhow::Result<Here> {
     )
 }
 
+/// # Errors
+/// Always.
+pub(super) fn claim(plan: &XenPlan) -> anyhow::Result<Option<File>> {
+    match prepare(plan)? {}
+}
+
 impl Toolstack {
     /// # Errors
     /// Always.
-    pub(super) fn listen(_: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
+    pub(super) fn listen(
+        _: &Arc<Disks>,
+        plan: &Arc<XenPlan>,
+        _: Option<File>,
+    ) -> anyhow::Result<Self> {
         match prepare(plan)? {}
     }
 }

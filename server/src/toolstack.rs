@@ -10,9 +10,10 @@ use anyhow::{Context, anyhow, bail};
 use ringway_control::config::{Attached, DiskArgs, Place, XenPlan};
 use ringway_export::WarningLimit;
 use ringway_terminal::reasons::in_full;
-use ringway_xen_blkback::{Access, Address, Tx, Xenstore};
+use ringway_xen_blkback::{Access, Address, StoreError, Tx, Xenstore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::HashMap;
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,10 +24,18 @@ use std::time::{Duration, Instant};
 /// image for a moment.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How often a disk is tried again after that, if its guest has it already.
+const LATER: Duration = Duration::from_secs(1);
+
+/// How often a disk is tried until it is logged.
+const MOMENT: Duration = Duration::from_millis(100);
+
 const NOT_AT_ALL: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The thread that hears the toolstack. Dropping it ends it.
 pub(super) struct Toolstack {
+    /// Keeps other daemons from the same disks, as long as this process lives.
+    _claim: Option<File>,
     end: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -45,6 +54,8 @@ impl Drop for Toolstack {
 struct Refused {
     since: Instant,
     logged: bool,
+    /// When to try again; `None` once the toolstack was told that it is over.
+    again: Option<Instant>,
 }
 
 /// What the thread knows.
@@ -58,11 +69,15 @@ struct Watch {
 }
 
 impl Toolstack {
-    /// Listens to the store from now on.
+    /// Listens to the store from now on; `claim` is what [`super::xen::claim`] has returned.
     ///
     /// # Errors
     /// That there is none.
-    pub(super) fn listen(disks: &Arc<Disks>, plan: &Arc<XenPlan>) -> anyhow::Result<Self> {
+    pub(super) fn listen(
+        disks: &Arc<Disks>,
+        plan: &Arc<XenPlan>,
+        claim: Option<File>,
+    ) -> anyhow::Result<Self> {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
@@ -82,7 +97,7 @@ impl Toolstack {
                 let _ = watch.begin();
             }
         })?;
-        Ok(Self { end, thread: Some(thread) })
+        Ok(Self { _claim: claim, end, thread: Some(thread) })
     }
 }
 
@@ -102,16 +117,18 @@ impl Watch {
             }
             // Events that came between answers are in no socket any more.
             let timeout = if looked.is_ok() && self.store.has_events() {
-                Some(&NOT_AT_ALL)
+                Some(NOT_AT_ALL)
+            } else if looked.is_err() {
+                Some(AGAIN)
             } else {
-                (looked.is_err() || self.tries_again()).then_some(&AGAIN)
+                self.until_again()
             };
             let store = self.store.fd();
             // A store that is lost would be readable for ever.
             let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             // Interrupted is as good as woken.
-            let _ = poll(&mut polled, timeout);
+            let _ = poll(&mut polled, timeout.as_ref());
             if !polled[0].revents().is_empty() {
                 return;
             }
@@ -125,8 +142,12 @@ impl Watch {
         }
     }
 
-    fn tries_again(&self) -> bool {
-        self.refused.values().any(|refused| !refused.logged)
+    /// How long until a disk is to be tried again.
+    fn until_again(&self) -> Option<Timespec> {
+        let next = self.refused.values().filter_map(|refused| refused.again).min()?;
+        let left = next.saturating_duration_since(Instant::now());
+        // Rounded up: too early is once more for nothing.
+        Timespec::try_from(left + Duration::from_millis(1)).ok()
     }
 
     /// Looks at all there is, and serves what is new.
@@ -141,7 +162,9 @@ impl Watch {
         }
         self.refused.retain(|back, _| there.contains(back));
         for back in there {
-            if self.refused.get(&back).is_some_and(|refused| refused.logged)
+            let now = Instant::now();
+            let is_early = |refused: &Refused| refused.again.is_none_or(|again| now < again);
+            if self.refused.get(&back).is_some_and(is_early)
                 || self.disks.list().iter().any(|served| served.device.as_deref() == Some(&back))
             {
                 continue;
@@ -191,22 +214,55 @@ impl Watch {
         Ok((disk, origin.map(str::to_owned)))
     }
 
-    /// Tells the log and the toolstack, unless it may still work.
+    /// Tells the log and the toolstack, unless it may still work. Only a disk that nobody has offered yet is
+    /// ended: a guest that has one may be served by somebody else, or wait for a successor whose volume is
+    /// not there yet, and would lose it for good.
     fn refuse(&mut self, back: &str, error: &anyhow::Error) {
         let now = Instant::now();
         let refused = self.refused.entry(back.to_owned());
-        let refused = refused.or_insert(Refused { since: now, logged: false });
+        let refused = refused.or_insert(Refused { since: now, logged: false, again: Some(now) });
         if now - refused.since < TIMEOUT {
+            refused.again = Some(now + MOMENT);
             return;
         }
-        refused.logged = true;
+        refused.again = Some(now + LATER);
+        let is_first = !std::mem::replace(&mut refused.logged, true);
         let words = in_full(error);
-        tracing::error!("{back} is not served: {words}");
-        // Where the toolstack looks, and what ends its waiting; best effort.
-        let reason = format!("22 {words}");
-        let _ = self.store.write(Tx::NONE, &format!("error/{back}/error"), &reason);
-        let _ = self.store.write(Tx::NONE, &format!("{back}/state"), "6");
+        match end_if_new(&mut self.store, back, &format!("22 {words}")) {
+            Ok(true) => {
+                refused.again = None;
+                tracing::error!("{back} is not served: {words}");
+            }
+            Ok(false) if is_first => {
+                tracing::error!(
+                    "{back} is not served: {words}. Its guest has it already: trying again"
+                );
+            }
+            Ok(false) => {}
+            Err(error) if is_first => {
+                tracing::error!(
+                    "{back} is not served: {words}. The toolstack is not told: {error}"
+                );
+            }
+            Err(_) => {}
+        }
     }
+}
+
+/// Writes why a disk is not served to where the toolstack looks, and what ends its waiting; false, and nothing
+/// is written, if anybody has offered it.
+fn end_if_new(store: &mut Xenstore, back: &str, reason: &str) -> Result<bool, StoreError> {
+    let key = format!("{back}/state");
+    store.transaction(|store, tx| {
+        // XenbusStateUnknown and XenbusStateInitialising. Without one it was removed meanwhile.
+        let state = store.read(tx, &key)?;
+        if !matches!(state.as_deref().map(str::trim), Some("0" | "1")) {
+            return Ok(false);
+        }
+        store.write(tx, &format!("error/{back}/error"), reason)?;
+        store.write(tx, &key, "6")?;
+        Ok(true)
+    })
 }
 
 /// The image behind the key `params`: a path, perhaps behind its format.

@@ -7,12 +7,14 @@ use ringway_export::Export;
 pub(crate) use ringway_xen_blkback::{
     Access, Address, Here, Named, Queue, RecordName, SessionOptions, session_ioctls, worker_ioctls,
 };
-use ringway_xen_blkback::{Ended, Movement, Session, Xenstore};
+use ringway_xen_blkback::{Ended, Movement, Session, XENSTORES, Xenstore};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::fs::File;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use std::fs::{File, TryLockError};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// How often to try again meanwhile, and whether the store is back.
 pub(super) const AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -53,6 +55,53 @@ pub(super) fn prepare(plan: &XenPlan) -> anyhow::Result<Here> {
         bail!("{}: others can write to it. Give a folder of this user alone", cannot());
     }
     Ok(Here::new(plan.args.xen_store.clone(), folder.into()))
+}
+
+/// How long another daemon may take to end: what it had in flight when it was killed keeps its files open.
+const ENDING: Duration = Duration::from_secs(10);
+
+/// Claims the disks of a store for this process, until what is returned is closed: two daemons would offer
+/// and end the same disks. `None` if there is no store to be seen, or no place to claim it.
+///
+/// # Errors
+/// That another daemon has them.
+pub(super) fn claim(plan: &XenPlan) -> anyhow::Result<Option<File>> {
+    let asked = plan.args.xen_store.as_deref();
+    let usual = asked.is_none().then_some(XENSTORES.map(Path::new)).into_iter().flatten();
+    let Some(store) = asked.into_iter().chain(usual).find_map(|place| place.canonicalize().ok())
+    else {
+        return Ok(None);
+    };
+    // Beside the store, whatever it is called.
+    let mut name = store.clone().into_os_string();
+    name.push(format!(".{}.ringway", plan.args.xen_name));
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = match openat(CWD, &*name, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => File::from(file),
+        Err(error) => {
+            let place = name.display();
+            tracing::warn!(
+                "that another daemon serves the same disks is not seen: {place}: {error}"
+            );
+            return Ok(None);
+        }
+    };
+    let begun = Instant::now();
+    while let Err(error) = file.try_lock() {
+        if let TryLockError::Error(error) = error {
+            return Err(error).with_context(|| format!("--xen: cannot lock {}", name.display()));
+        }
+        if begun.elapsed() > ENDING {
+            bail!(
+                "--xen: another daemon serves the disks of {} in backend/{}: a disk has one back-end. Stop \
+                 it first, or give another --xen-name",
+                store.display(),
+                plan.args.xen_name
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Some(file))
 }
 
 /// Serves one disk until it is removed.

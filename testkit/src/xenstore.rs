@@ -20,6 +20,8 @@ struct Tree {
     texts: BTreeMap<String, Vec<u8>>,
     watches: Vec<(String, String, UnixStream)>,
     transactions: u32,
+    /// Keys that cannot be read, and why.
+    errors: BTreeMap<String, &'static str>,
     /// Ends of transactions that are to fail.
     conflicts: u32,
     /// Transactions that were ended with success.
@@ -98,6 +100,15 @@ impl FakeStore {
         self.tree().ring(path);
     }
 
+    /// From now on a key cannot be read, as the store says by this name; `None`: it can be again.
+    pub fn set_error(&self, path: &str, name: Option<&'static str>) {
+        let errors = &mut self.tree().errors;
+        match name {
+            Some(name) => errors.insert(path.into(), name),
+            None => errors.remove(path),
+        };
+    }
+
     /// The next ends of transactions fail.
     pub fn make_conflicts(&self, count: u32) {
         self.tree().conflicts = count;
@@ -125,7 +136,9 @@ impl FakeStore {
             let path = String::from_utf8(parts[0].to_vec()).unwrap();
             let rest = parts.get(1).copied().unwrap_or_default();
             let mut tree = self.tree();
+            let refused = tree.errors.get(&path).copied().filter(|_| matches!(kind, 1 | 2));
             let answer: Result<Vec<u8>, &str> = match kind {
+                1 | 2 if refused.is_some() => Err(refused.unwrap_or_default()),
                 1 => tree.list(&path),
                 2 => {
                     let own = pending.iter().rev().find(|(other, _)| tx != 0 && *other == path);

@@ -237,11 +237,16 @@ pub(super) fn guest_memory(store: &mut Xenstore, domid: u16) -> Result<Option<u6
     Ok(None)
 }
 
-/// What the store says of a device now.
+/// What the store says of a device now. A store that cannot tell has not said that anything is gone.
+///
+/// # Errors
+/// [`StoreError`].
 pub(super) fn read(store: &mut Xenstore, at: &Address) -> Result<Seen, StoreError> {
-    // What a guest has written may be anything; what is no text says nothing.
+    // What is no text says nothing; what a guest has written may be anything, and it may keep it to itself.
+    let front = format!("{}/state", at.front);
     let mut read = |key: String| match store.read(Tx::NONE, &key) {
-        Err(error) if !error.is_final() => Ok(None),
+        Err(StoreError::NotText(_)) => Ok(None),
+        Err(error) if key == front && error.is("EACCES") => Ok(None),
         said => said,
     };
     let state = |text: Option<String>| text.map_or(State::Unknown, |text| State::parse(&text));
@@ -251,7 +256,7 @@ pub(super) fn read(store: &mut Xenstore, at: &Address) -> Result<Seen, StoreErro
     let present = read(format!("{back}/params"))?.is_some_and(|params| params == at.params);
     let online = read(format!("{back}/online"))?.is_some_and(|word| word.trim() != "0");
     let own = state(read(format!("{back}/state"))?);
-    let front = state(read(format!("{}/state", at.front))?);
+    let front = state(read(front.clone())?);
     Ok(Seen { present, online, back: own, front })
 }
 

@@ -106,4 +106,4 @@ pub use movement::Movement;
 pub use queue::{AdoptError, Queue, QueueSetup, Token};
 pub use record::{Identity, Record, RecordError};
 pub use session::{Ended, Session, SessionOptions};
-pub use xenstore::{Change, Changes, StoreError, Tx, Xenstore};
+pub use xenstore::{Change, Changes, StoreError, Tx, XENSTORES, Xenstore};

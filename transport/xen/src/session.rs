@@ -174,7 +174,7 @@ impl<'a> Session<'a> {
         matches!(poll(&mut polled, Some(&BREATH)), Ok(count) if count > 0)
     }
 
-    fn serve(&mut self) -> Result<Ended, StoreError> {
+    fn serve(&mut self) -> Result<Ended, Refusal> {
         self.store.watch(&self.at.back, "back")?;
         self.store.watch(&format!("{}/state", self.at.front), "front")?;
         loop {
@@ -190,7 +190,7 @@ impl<'a> Session<'a> {
             let timeout = self.store.has_events().then_some(&NOT_AT_ALL);
             match poll(&mut polled, timeout) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(StoreError::Broken(error.into())),
+                Err(error) => return Err(StoreError::Broken(error.into()).into()),
             }
             let [stop, inbox, _] = polled.map(|fd| !fd.revents().is_empty());
             if stop {
@@ -203,7 +203,7 @@ impl<'a> Session<'a> {
     }
 
     /// Does all there is to do; the way the session ended, if it did.
-    fn act(&mut self) -> Result<Option<Ended>, StoreError> {
+    fn act(&mut self) -> Result<Option<Ended>, Refusal> {
         for _ in 0..TURNS_MAX {
             let seen = keys::read(&mut self.store, &self.at)?;
             let has_rings = !self.queues.is_empty();
@@ -287,8 +287,9 @@ impl<'a> Session<'a> {
         self.say(&[], state)
     }
 
-    /// Serves the front-end's rings. If that cannot be, the front-end is told to close.
-    fn connect_or_close(&mut self, adopt: bool) -> Result<(), StoreError> {
+    /// Serves the front-end's rings. If that cannot be, the front-end is told to close, unless it has been
+    /// served before: it would lose its disk for good, and whatever is missing may come.
+    fn connect_or_close(&mut self, adopt: bool) -> Result<(), Refusal> {
         let disk = self.export.disk().name();
         match self.connect(adopt) {
             Ok(keys) => {
@@ -308,13 +309,14 @@ impl<'a> Session<'a> {
                     );
                 }
                 // What was known when it was offered may have changed.
-                self.tell_size(State::Connected)
+                Ok(self.tell_size(State::Connected)?)
             }
             Err(Refusal::Store(error) | Refusal::Keys(KeyError::Store(error)))
                 if error.is_final() =>
             {
-                Err(error)
+                Err(error.into())
             }
+            Err(refusal) if adopt => Err(refusal),
             Err(refusal) => {
                 if let Some(pass) = self.export.limits().refused.pass() {
                     let (domain, suppressed) = (self.at.domid, pass.suppressed);
@@ -323,7 +325,7 @@ impl<'a> Session<'a> {
                 let error = format!("error/{}/error", self.at.back);
                 // Where the toolstack looks; best effort.
                 let _ = self.store.write(Tx::NONE, &error, &format!("22 {refusal}"));
-                self.switch(State::Closing)
+                Ok(self.switch(State::Closing)?)
             }
         }
     }

@@ -13,6 +13,7 @@
 mod place;
 
 use super::access::{Access, Named, need};
+pub use place::XENSTORES;
 pub(super) use place::connect;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::VecDeque;
@@ -75,7 +76,7 @@ impl StoreError {
         matches!(self, Self::NotThere(_) | Self::Broken(_))
     }
 
-    fn is(&self, wanted: &str) -> bool {
+    pub(super) fn is(&self, wanted: &str) -> bool {
         matches!(self, Self::Refused { name, .. } if name == wanted)
     }
 }

@@ -163,3 +163,31 @@ fn says_what_a_disk_can_do() {
     let offered = locked.offered();
     assert!(!offered.flush && !offered.discard && !offered.barrier);
 }
+
+/// A store that cannot tell has not said that a disk is gone.
+#[test]
+fn b33_an_error_of_the_store_is_no_removal() {
+    let fake = FakeStore::default();
+    let mut store = over(&fake);
+    let (back, front) = ("backend/vbd3/7/51712", "/local/domain/7/device/vbd/51712");
+    for (key, value) in
+        [("frontend", front), ("params", "/i"), ("mode", "w"), ("online", "1"), ("state", "4")]
+    {
+        fake.set(&format!("{back}/{key}"), value);
+    }
+    fake.set(&format!("{front}/state"), "4");
+    let at = Address::read(&mut store, back).unwrap().unwrap();
+    assert!(read(&mut store, &at).unwrap().is_connected());
+    let keys = ["params", "online", "state"].map(|key| format!("{back}/{key}"));
+    for key in keys.iter().chain([&format!("{front}/state")]) {
+        for name in ["EIO", "ENOMEM", "EAGAIN", "EBUSY"] {
+            fake.set_error(key, Some(name));
+            assert!(read(&mut store, &at).is_err(), "{key}: {name}");
+            fake.set_error(key, None);
+        }
+        assert!(read(&mut store, &at).unwrap().is_connected(), "{key}");
+    }
+    // Its guest may keep its own state to itself.
+    fake.set_error(&format!("{front}/state"), Some("EACCES"));
+    assert_eq!(read(&mut store, &at).unwrap().front, State::Unknown);
+}

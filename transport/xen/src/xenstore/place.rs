@@ -6,8 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-/// Best first: the daemon itself, then through the kernel.
-const PLACES: [&str; 3] = ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus"];
+/// Where a store may be reached, best first: the daemon itself, then through the kernel.
+pub const XENSTORES: [&str; 3] =
+    ["/run/xenstored/socket", "/var/run/xenstored/socket", "/dev/xen/xenbus"];
 
 /// Connects to the store at `asked`, or wherever it answers.
 ///
@@ -18,7 +19,7 @@ pub(crate) fn connect(asked: Option<&Path>) -> io::Result<OwnedFd> {
         return at(place).map_err(|error| with_place(place, &error));
     }
     let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for place in PLACES.map(Path::new) {
+    for place in XENSTORES.map(Path::new) {
         match at(place) {
             Ok(line) => return Ok(line),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
