@@ -21,6 +21,7 @@ use super::domain::Domain;
 use super::host::{Direction, GrantCopy, Host};
 use super::movement::{Chooser, Transfer};
 use super::persistent::Persistent;
+use super::record::types::RecordLost;
 use super::record::{Kept, Record};
 use flight::{BATCH, DataPlace, Flight, list_copies};
 use ringway_core::mem::Pool;
@@ -268,6 +269,9 @@ impl<H: Host> RequestQueue for Queue<H> {
         if self.ready.is_empty() && self.barrier.is_none() {
             self.stage()?;
         }
+        if self.record.is_lost() {
+            return Err(Broken::rule(RecordLost));
+        }
         let Some(entry) = self.ready.pop_front() else {
             self.effort = 1;
             return Ok(self.pop_barrier(request));
@@ -315,6 +319,10 @@ impl<H: Host> RequestQueue for Queue<H> {
         }
         if self.answered.is_empty() {
             return Ok(());
+        }
+        if self.record.is_lost() {
+            // Which requests these answers belong to was read from it.
+            return Err(io::Error::other(RecordLost));
         }
         let wants_call = self.ring.publish();
         self.free.append(&mut self.answered);

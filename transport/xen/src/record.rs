@@ -124,6 +124,12 @@ impl Record {
         self.mapping.at(HEAD_BYTES + entry * Self::entry_bytes(self.pieces)).cast()
     }
 
+    /// True once a part of it has vanished. Nothing that was read of it since, or is read of it from now on,
+    /// means anything.
+    pub(super) fn is_lost(&self) -> bool {
+        self.mapping.is_lost()
+    }
+
     /// The ring's counters were here when it began. Before anything is taken.
     pub(super) fn set_base(&mut self, base: u32) {
         debug_assert_eq!(self.taken(), 0);
@@ -248,6 +254,9 @@ impl Record {
             // SAFETY: as above. The answer, if there was one, was never seen.
             unsafe { (*at).answer.store(0, Release) };
             found.push((number, entry));
+        }
+        if self.is_lost() {
+            return Err(RecordError::Damaged("its file was cut short, or has no room"));
         }
         if found.len() != owed as usize {
             return Err(RecordError::Damaged("it does not hold what is owed"));

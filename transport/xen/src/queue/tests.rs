@@ -520,3 +520,43 @@ fn a_record_of_other_rings_is_not_taken() {
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     assert!(matches!(Record::open(&path, &identity()), Err(RecordError::Foreign(_))));
 }
+
+/// What a record holds is zeroes once its file is cut short: no answer that was read of it gets to the guest,
+/// and nothing more is taken.
+#[test]
+fn b34_a_lost_record_ends_its_queue() {
+    let dir = tempfile::tempdir().unwrap();
+    for movement in ALL {
+        let path = dir.path().join("record");
+        let mut rig = Rig::kept(movement, Some(&path));
+        (0..2).for_each(|n| drop(rig.ask(Command::Write, 8 * n, &whole(1..2))));
+        let (one, _) = rig.pop().unwrap();
+        std::fs::File::options().write(true).open(&path).unwrap().set_len(0).unwrap();
+        rig.queue.complete(one, Status::Ok, 0);
+        assert!(rig.queue.publish().is_err(), "{movement:?}");
+        assert!(rig.front.pop_response().unwrap().is_none(), "{movement:?}");
+        let broken = rig.queue.pop(&mut Request::with_capacity(1024));
+        let Err(broken) = broken.map(|_| ()) else { panic!("{movement:?}: it goes on") };
+        assert!(broken.to_string().contains("record"), "{broken}");
+    }
+}
+
+#[test]
+fn b34_a_record_has_all_of_its_room() {
+    use ringway_testkit::Mounted;
+    use std::os::unix::fs::MetadataExt;
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = match Mounted::in_memory(dir.path().join("run"), 32 << 10) {
+        Ok(mounted) => mounted,
+        Err(lack) => return lack.skip(),
+    };
+    let path = mounted.path().join("record");
+    let refused = Record::create(&path, &identity());
+    assert!(matches!(refused, Err(RecordError::Host { .. })), "{refused:?}");
+    assert!(!path.exists(), "nothing is left of it");
+    mounted.set_room(1 << 20);
+    let record = Record::create(&path, &identity()).unwrap();
+    let meta = path.metadata().unwrap();
+    assert!(meta.blocks() * 512 >= meta.len(), "{} of {}", meta.blocks() * 512, meta.len());
+    drop(record);
+}

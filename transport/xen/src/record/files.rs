@@ -1,7 +1,7 @@
 //! Files of records: made, found, removed by name in a folder.
 
 use super::types::RecordError;
-use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, openat, unlinkat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
@@ -16,10 +16,11 @@ fn host(path: &Path) -> impl Fn(io::Error) -> RecordError + '_ {
     move |error| RecordError::Host { path: path.into(), error }
 }
 
-/// A new file for this user alone: whoever maps one that was there keeps it.
+/// A new file for this user alone: whoever maps one that was there keeps it. It has all of its room, so that
+/// no store to it fails later for want of a page.
 ///
 /// # Errors
-/// What the host says to it.
+/// What the host says to it; nothing is left then.
 pub(crate) fn make(dir: BorrowedFd<'_>, path: &Path, bytes: u64) -> Result<File, RecordError> {
     // Whoever asks may be in wrong hands.
     if bytes > BYTES_MAX {
@@ -32,8 +33,23 @@ pub(crate) fn make(dir: BorrowedFd<'_>, path: &Path, bytes: u64) -> Result<File,
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat(dir, path, flags, Mode::RUSR | Mode::WUSR);
     let file = File::from(file.map_err(|error| host(path)(error.into()))?);
-    file.set_len(bytes).map_err(host(path))?;
-    Ok(file)
+    match make_room(&file, bytes) {
+        Ok(()) => Ok(file),
+        Err(error) => {
+            remove(dir, path);
+            Err(host(path)(error))
+        }
+    }
+}
+
+fn make_room(file: &File, bytes: u64) -> io::Result<()> {
+    file.set_len(bytes)?;
+    let allocate = || fallocate(file, FallocateFlags::empty(), 0, bytes);
+    match rustix::io::retry_on_intr(allocate) {
+        // Folders of a kind that cannot promise it.
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// What a predecessor has left.

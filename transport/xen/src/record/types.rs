@@ -23,6 +23,11 @@ pub struct Identity {
     pub pages: [u32; 16],
 }
 
+/// A record that was in use has vanished: its content is zeroes from then on.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the record of what is in flight is lost: its file was cut short, or has no room")]
+pub(crate) struct RecordLost;
+
 /// Why a record cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
