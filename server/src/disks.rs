@@ -197,7 +197,7 @@ impl Disks {
         let endpoint =
             Endpoint::open(spec.place, Access { mode, group }, (&self.portals, &self.host))?;
         if let Endpoint::Nbd(clients) = &endpoint {
-            clients.open(&disk);
+            clients.open(&disk, spec.queues);
         }
         let stop = Arc::new(event()?);
         let (busy, place, export) = {

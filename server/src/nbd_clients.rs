@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 /// The addresses at which a daemon serves NBD clients. Several disks may be at one of them.
 #[derive(Default)]
@@ -147,9 +148,14 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     // Connections inherit both: an answer does not wait for more to be sent with it, and a client that
-    // has vanished is noticed some day.
+    // has vanished is noticed within a minute: until then it keeps its place.
     sockopt::set_tcp_nodelay(&listener, true)?;
     sockopt::set_socket_keepalive(&listener, true)?;
+    sockopt::set_tcp_keepidle(&listener, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(&listener, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(&listener, 3)?;
+    // Keeping alive is not asked while something sent has not arrived.
+    sockopt::set_tcp_user_timeout(&listener, 60_000)?;
     Ok(listener)
 }
 
@@ -196,9 +202,9 @@ impl NbdClients {
         Ok(Self { reservation, place, _shared: shared })
     }
 
-    /// Clients can choose the disk from now on: whoever accepts them may be another disk's thread.
-    pub(crate) fn open(&self, disk: &Arc<Disk>) {
-        self.reservation.open(disk);
+    /// So many clients can choose the disk from now on: whoever accepts them may be another disk's thread.
+    pub(crate) fn open(&self, disk: &Arc<Disk>, clients: u16) {
+        self.reservation.open(disk, clients.into());
     }
 
     /// Where that is: a path or an address, or a URI if the disk has a name there.

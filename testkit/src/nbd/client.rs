@@ -81,15 +81,21 @@ impl Client {
     /// If the server does not agree.
     #[must_use]
     pub fn new(stream: UnixStream, mode: Mode) -> Self {
-        Self::try_new(stream, mode).expect("the server agrees")
+        Self::begin(stream, mode).expect("the server agrees")
     }
 
-    /// The same; `None` if the server has ended the connection.
+    /// The same.
+    ///
+    /// # Errors
+    /// What the server says that refuses the export, or that it has ended the connection.
     ///
     /// # Panics
     /// If the server says what makes no sense.
-    #[must_use]
-    fn try_new(stream: UnixStream, mode: Mode) -> Option<Self> {
+    pub fn begin(stream: UnixStream, mode: Mode) -> Result<Self, String> {
+        Self::shake_hands(stream, mode).unwrap_or_else(|| Err("it has ended".into()))
+    }
+
+    fn shake_hands(stream: UnixStream, mode: Mode) -> Option<Result<Self, String>> {
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("a socket");
         let reads = std::collections::HashMap::new();
         let mut client = Self { stream, mode, bytes: 0, flags: 0, reads };
@@ -119,7 +125,10 @@ impl Client {
                     client.flags = u16::from_be_bytes([data[10], data[11]]);
                 }
                 3 => {}
-                1 => return Some(client),
+                1 => return Some(Ok(client)),
+                kind if kind >> 31 == 1 => {
+                    return Some(Err(String::from_utf8_lossy(&data).into_owned()));
+                }
                 other => panic!("an answer {other:#x}: {}", String::from_utf8_lossy(&data)),
             }
         }

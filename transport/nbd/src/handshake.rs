@@ -97,7 +97,10 @@ pub enum HandshakeError {
     /// `NBD_OPT_EXPORT_NAME` cannot be answered with an error.
     #[error("there is no such export")]
     NoSuchExport,
-    /// Nor can it be told so.
+    /// Nor that nobody more is taken.
+    #[error("all connections that the export may have are taken")]
+    NoPlace,
+    /// Nor that it needs TLS.
     #[error("it asks for an export without TLS, which is required here")]
     NoTls,
 }
@@ -120,6 +123,8 @@ pub struct Handshake<'a> {
     /// The disk whose block status was asked for.
     context_of: Option<usize>,
     options: u32,
+    /// What was asked for last.
+    option: u32,
     tls: TlsRule,
 }
 
@@ -134,6 +139,7 @@ impl<'a> Handshake<'a> {
             replies: Replies::Simple,
             context_of: None,
             options: 0,
+            option: 0,
             tls: TlsRule::None,
         }
     }
@@ -203,6 +209,7 @@ impl<'a> Handshake<'a> {
             }
             Reading::OptionData { option, .. } => {
                 self.reading = Reading::OptionHead;
+                self.option = option;
                 self.carry_out(option, bytes, out)
             }
         }

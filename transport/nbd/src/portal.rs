@@ -11,6 +11,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -76,9 +77,11 @@ pub(crate) struct Newcomer {
 /// One disk of a portal.
 pub(crate) struct Room {
     name: String,
-    /// Once it is served.
-    disk: OnceLock<Arc<Disk>>,
-    waiting: Mutex<Vec<Newcomer>>,
+    /// Once it is served, with how many clients it may have.
+    disk: OnceLock<(Arc<Disk>, usize)>,
+    /// How many it has, or is about to have.
+    clients: Arc<AtomicUsize>,
+    waiting: Mutex<Vec<(Newcomer, Place)>>,
     bell: OwnedFd,
 }
 
@@ -86,16 +89,40 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// One of the clients that a disk may have at a time.
+pub(crate) struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
 impl Room {
+    /// How many clients it may have at a time.
+    pub(crate) fn most(&self) -> usize {
+        self.disk.get().map_or(0, |(_, clients)| *clients)
+    }
+
+    /// A place for one more client, if there is one.
+    pub(crate) fn reserve(&self) -> Option<Place> {
+        let most = self.most();
+        let one_more = |clients| (clients < most).then_some(clients + 1);
+        self.clients
+            .fetch_update(SeqCst, SeqCst, one_more)
+            .ok()
+            .map(|_| Place(Arc::clone(&self.clients)))
+    }
+
     /// Leaves a client to its server.
-    pub(crate) fn send(&self, newcomer: Newcomer) {
-        lock(&self.waiting).push(newcomer);
+    pub(crate) fn send(&self, newcomer: Newcomer, place: Place) {
+        lock(&self.waiting).push((newcomer, place));
         // One write can not fill the counter.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
     /// Clients that have chosen it.
-    pub(crate) fn take(&self) -> Vec<Newcomer> {
+    pub(crate) fn take(&self) -> Vec<(Newcomer, Place)> {
         let mut counter = [0; 8];
         // Empty already is as good as emptied.
         let _ = rustix::io::read(&self.bell, &mut counter);
@@ -107,9 +134,9 @@ impl Room {
         self.bell.as_fd()
     }
 
-    /// It is served from now on.
-    pub(crate) fn open(&self, disk: &Arc<Disk>) {
-        let _ = self.disk.set(Arc::clone(disk));
+    /// It is served from now on, to so many clients at a time.
+    pub(crate) fn open(&self, disk: &Arc<Disk>, clients: usize) {
+        let _ = self.disk.set((Arc::clone(disk), clients));
     }
 }
 
@@ -152,7 +179,8 @@ impl Portal {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         self.nameless.get_or_init(|| name.to_owned());
         let (name, disk) = (name.to_owned(), OnceLock::new());
-        let room = Arc::new(Room { name, disk, waiting: Mutex::default(), bell });
+        let (waiting, clients) = (Mutex::default(), Arc::default());
+        let room = Arc::new(Room { name, disk, clients, waiting, bell });
         rooms.push(Arc::clone(&room));
         Ok(Reservation { portal: Arc::clone(self), room })
     }
@@ -161,7 +189,7 @@ impl Portal {
     pub(crate) fn offers(&self) -> Vec<(Offer, Arc<Room>)> {
         let rooms = lock(&self.rooms);
         let offer = |room: &Arc<Room>| {
-            let offer = Offer::new(&room.name, "", &room.disk.get()?.geometry());
+            let offer = Offer::new(&room.name, "", &room.disk.get()?.0.geometry());
             let nameless = self.nameless.get() == Some(&room.name);
             Some((Offer { nameless, ..offer }, Arc::clone(room)))
         };
@@ -212,9 +240,9 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Clients can choose the disk from now on. They wait until it is served.
-    pub fn open(&self, disk: &Arc<Disk>) {
-        self.room.open(disk);
+    /// So many clients at a time can choose the disk from now on. They wait until it is served.
+    pub fn open(&self, disk: &Arc<Disk>, clients: usize) {
+        self.room.open(disk, clients);
     }
 }
 

@@ -58,7 +58,7 @@ impl<'a> Server<'a> {
     /// What the host says to waiting, and that a worker has failed.
     pub fn serve(&self, reservation: &Reservation, stop: BorrowedFd<'_>) -> io::Result<()> {
         let Reservation { portal, room } = reservation;
-        room.open(self.export.disk());
+        room.open(self.export.disk(), self.export.options().queues.into());
         self.accept_all(portal, room, stop)?;
         if !self.export.has_failed() {
             // What clients have left behind that have gone counts, too. That it does not end is seen by whoever
@@ -82,13 +82,14 @@ impl<'a> Server<'a> {
                     return Ok(());
                 }
                 if chosen {
-                    for newcomer in room.take() {
-                        let Some(taken) = Taken::take(&self.taken) else {
-                            let queues = self.export.options().queues;
-                            self.tell_of_refusal(queues.into(), "are connected");
-                            continue;
+                    for (newcomer, place) in room.take() {
+                        // There are as many queues as places, and it has one of these.
+                        let Some(taken) = Taken::take(&self.taken) else { continue };
+                        let task = move || {
+                            self.attend(newcomer, taken, stop);
+                            // After its queue.
+                            drop(place);
                         };
-                        let task = move || self.attend(newcomer, taken, stop);
                         self.spawn(scope, "nbd-client", task);
                     }
                 }
@@ -149,7 +150,15 @@ impl<'a> Server<'a> {
     fn shake(&self, portal: &Portal, shaking: Shaking<'_>, stop: BorrowedFd<'_>) {
         let (offers, rooms): (Vec<Offer>, Vec<Arc<Room>>) = portal.offers().into_iter().unzip();
         let choice = (&offers[..], portal.tls.as_ref());
-        let shaken = shake_hands(shaking.stream.as_fd(), choice, self.handshake_max, stop);
+        let (mut place, limit) = (None, (self.handshake_max, stop));
+        let mut admit = |export: usize| {
+            place = rooms[export].reserve();
+            if place.is_none() {
+                self.tell_of_refusal(rooms[export].most(), "are connected");
+            }
+            place.is_some()
+        };
+        let shaken = shake_hands(shaking.stream.as_fd(), choice, limit, &mut admit);
         let Some(stream) = shaking.end() else { return };
         let (negotiated, tls) = match shaken {
             Ok(Some(shaken)) => shaken,
@@ -165,6 +174,7 @@ impl<'a> Server<'a> {
             }
         };
         let (offer, room) = (offers[negotiated.export].clone(), &rooms[negotiated.export]);
+        let Some(place) = place else { return };
         let (stream, relay) = match tls {
             None => (stream, None),
             Some(tls) => match relay(Box::new((*tls).into()), stream, Peer::Client) {
@@ -172,7 +182,7 @@ impl<'a> Server<'a> {
                 Err(error) => return self.tell_of_no_connection(&error),
             },
         };
-        room.send(Newcomer { stream, negotiated, offer, relay });
+        room.send(Newcomer { stream, negotiated, offer, relay }, place);
     }
 
     fn attend(&self, newcomer: Newcomer, taken: Taken<'_>, stop: BorrowedFd<'_>) {

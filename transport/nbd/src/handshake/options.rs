@@ -99,6 +99,20 @@ impl Handshake<'_> {
         Next::Begin(Negotiated { export, replies: self.replies, block_status })
     }
 
+    /// The export that was agreed upon ([`Next::Begin`]) takes nobody more: what is sent instead of the answer
+    /// is at the end of `out`. The client may choose another one.
+    ///
+    /// # Errors
+    /// [`HandshakeError::NoPlace`] where there is no such answer: the connection ends.
+    pub fn has_no_place(&self, out: &mut Vec<u8>) -> Result<Next, HandshakeError> {
+        if self.option == option::EXPORT_NAME {
+            return Err(HandshakeError::NoPlace);
+        }
+        let why = "all connections that this export may have are taken";
+        refuse(out, self.option, answer::ERR_POLICY, why);
+        Ok(Next::More)
+    }
+
     /// The disk that a client means.
     fn find(&self, name: &[u8]) -> Option<(usize, &Offer)> {
         let find = |means: &dyn Fn(&Offer) -> bool| {

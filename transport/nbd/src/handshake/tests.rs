@@ -106,6 +106,24 @@ fn d18_who_names_nothing_gets_no_other_disk_than_before() {
 }
 
 #[test]
+fn d04_who_has_no_place_is_told_and_may_choose_again() {
+    let offers = offers();
+    let mut handshake = begun(&offers);
+    let one = asked(option::GO, b"\0\0\0\x03one\0\0");
+    assert!(matches!(say(&mut handshake, &one).1, Ok(Next::Begin(_))));
+    let mut out = Vec::new();
+    assert_eq!(handshake.has_no_place(&mut out), Ok(Next::More));
+    assert_eq!(kinds(&out, option::GO), [answer::ERR_POLICY]);
+    let two = asked(option::GO, b"\0\0\0\x03two\0\0");
+    let next = say(&mut handshake, &two).1;
+    assert!(matches!(next, Ok(Next::Begin(Negotiated { export: 1, .. }))), "{next:?}");
+    // There is no such answer to this one.
+    let mut handshake = begun(&offers);
+    say(&mut handshake, &asked(option::EXPORT_NAME, b"one")).1.unwrap();
+    assert_eq!(handshake.has_no_place(&mut out), Err(HandshakeError::NoPlace));
+}
+
+#[test]
 fn export_name_is_answered_with_or_without_zeroes() {
     let offers = offers();
     for (flags, len) in [(1u32, 134), (3, 10)] {

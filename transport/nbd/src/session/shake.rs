@@ -31,15 +31,16 @@ pub(crate) enum ShakeError {
 /// What was agreed upon, and the encryption, if there is one.
 pub(crate) type Shaken = (Negotiated, Option<Box<ServerConnection>>);
 
-/// Agrees with a client, which has `limit` for all of it; nothing if it has said that it goes.
+/// Agrees with a client, which has `limit` for all of it; nothing if it has said that it goes. `admit` says whether
+/// there is a place for it at the export that it chooses.
 ///
 /// # Errors
 /// [`ShakeError`].
 pub(crate) fn shake_hands(
     stream: BorrowedFd<'_>,
     (offers, tls): (&[Offer], Option<&(Tls, bool)>),
-    limit: Duration,
-    stop: BorrowedFd<'_>,
+    (limit, stop): (Duration, BorrowedFd<'_>),
+    admit: &mut dyn FnMut(usize) -> bool,
 ) -> Result<Option<Shaken>, ShakeError> {
     rustix::io::ioctl_fionbio(stream, true).map_err(io::Error::from)?;
     let mut peer = HandshakeStream { stream, stop, begun: Instant::now(), limit, tls: None };
@@ -55,7 +56,14 @@ pub(crate) fn shake_hands(
         bytes.resize(handshake.needs(), 0);
         peer.receive(&mut bytes)?;
         answer.clear();
-        let next = handshake.take(&bytes, &mut answer);
+        let mut next = handshake.take(&bytes, &mut answer);
+        // Said before the client believes that it is connected.
+        if let Ok(Next::Begin(negotiated)) = next
+            && !admit(negotiated.export)
+        {
+            answer.clear();
+            next = handshake.has_no_place(&mut answer);
+        }
         peer.send(&answer)?;
         match next? {
             Next::More => {}
