@@ -24,7 +24,8 @@ pub(crate) struct Portals {
 
 #[derive(Default)]
 struct KnownPlaces {
-    /// Ports that were opened before the sandbox: the address that was asked for, and the one that it is.
+    /// Ports that were opened before the sandbox: the address that was asked for, and the one that it is. They stay
+    /// open, as they cannot be opened again: who comes while no disk is there waits for one.
     ports: Vec<(SocketAddr, SocketAddr, TcpListener)>,
     open: Vec<(NbdAddress, Weak<Shared>)>,
 }
@@ -87,15 +88,14 @@ impl Portals {
                 (Listener::Unix(listener), NbdAddress::Unix(file.path().into()), Some(file))
             }
             NbdAddress::Tcp(wanted) => {
-                let at = known.ports.iter().position(|(asked, ..)| asked == wanted);
-                let Some(at) = at else {
+                let port = known.ports.iter().find(|(asked, ..)| asked == wanted);
+                let Some((_, address, listener)) = port else {
                     bail!(
                         "{said}: no port can be opened while the daemon runs: use one at which it \
                          serves a disk, or a Unix socket"
                     );
                 };
-                let (_, address, listener) = known.ports.remove(at);
-                (Listener::Tcp(listener), NbdAddress::Tcp(address), None)
+                (Listener::Tcp(listener.try_clone()?), NbdAddress::Tcp(*address), None)
             }
         };
         let is_port = matches!(address, NbdAddress::Tcp(_));
