@@ -236,3 +236,241 @@ fn without_a_file_there_is_nothing_to_read() {
     assert_eq!(sockets(dir), ["s"]);
     daemon.stop();
 }
+
+/// The folder of sockets has two names, as /run and /var/run are one; and a socket can have two names itself.
+#[test]
+fn c48_a_disk_stays_whatever_its_socket_and_image_are_called() {
+    for isolate in [false, true] {
+        let dir = folder();
+        let dir = dir.path();
+        std::fs::create_dir(dir.join("run")).unwrap();
+        std::os::unix::fs::symlink("run", dir.join("varrun")).unwrap();
+        std::os::unix::fs::symlink("disk.img", dir.join("link.img")).unwrap();
+        let say = |image: &str, socket: &str| {
+            let group = "[[limit-group]]\nname = 'g'\nlimits = { iops = 500 }\n";
+            let disk = format!("[[disk]]\nimage = '{image}'\nsocket = '{socket}'\nqueues = 1\n");
+            say(dir, &format!("{group}{disk}isolate = {isolate}\nformat = 'raw'\n"));
+        };
+        say("disk.img", "varrun/s");
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        let mut device = Options::new().patience(PATIENCE).connect(dir.join("run/s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        std::fs::hard_link(dir.join("run/s"), dir.join("other")).unwrap();
+        for ((image, socket), byte) in
+            [("disk.img", "run/s"), ("link.img", "varrun/../run/s"), ("disk.img", "other")]
+                .into_iter()
+                .zip(1..)
+        {
+            say(image, socket);
+            let done = ctl(dir, &["reload"]).unwrap();
+            assert_eq!(done["unchanged"], 1, "{isolate} {socket}: {done}");
+            for nothing in ["added", "removed", "left", "failed"] {
+                assert_eq!(done[nothing], json!([]), "{isolate} {socket}: {done}");
+            }
+            assert!(write(&device, &mut queue, 0, byte), "{isolate} {socket}");
+        }
+        // The folder that the file names is another one by now.
+        say("disk.img", "varrun/s");
+        assert_eq!(ctl(dir, &["reload"]).unwrap()["unchanged"], 1);
+        std::fs::create_dir(dir.join("new")).unwrap();
+        std::fs::remove_file(dir.join("varrun")).unwrap();
+        std::os::unix::fs::symlink("new", dir.join("varrun")).unwrap();
+        let done = ctl(dir, &["reload"]).unwrap();
+        assert_eq!((&done["unchanged"], &done["removed"]), (&json!(1), &json!([])), "{isolate}");
+        assert!(write(&device, &mut queue, 0, 9), "{isolate}");
+        // A folder that cannot be looked up may be any.
+        say("disk.img", "gone/s");
+        let error = ctl(dir, &["reload"]).unwrap_err();
+        assert!(error.contains("gone/s: its folder cannot be looked up"), "{error}");
+        assert_eq!(sockets(dir), ["s"]);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn c48_an_ephemeral_clone_stays_with_a_disk_that_is_called_otherwise() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::create_dir(dir.join("run")).unwrap();
+    std::os::unix::fs::symlink("run", dir.join("varrun")).unwrap();
+    let say = |socket: &str, isolate: bool| {
+        let disk = "image = 'vm.qcow2'\nbase = 'disk.img'\nbase-format = 'raw'\nephemeral = true\n";
+        say(
+            dir,
+            &format!("[[disk]]\n{disk}queues = 1\nisolate = {isolate}\nsocket = '{socket}'\n"),
+        );
+    };
+    for isolate in [false, true] {
+        say("varrun/s", isolate);
+        let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+        let mut device = Options::new().patience(PATIENCE).connect(dir.join("run/s")).unwrap();
+        let mut queue = device.queue().unwrap();
+        assert!(write(&device, &mut queue, 7, 5));
+        say("run/s", isolate);
+        assert_eq!(ctl(dir, &["reload"]).unwrap()["removed"], json!([]), "{isolate}");
+        assert!(write(&device, &mut queue, 8, 5), "{isolate}");
+        let inode = |name: &str| {
+            std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(dir.join(name)).unwrap())
+        };
+        let image = inode("vm.qcow2");
+        // It goes on at another place, with all that its guest has written.
+        say("run/t", isolate);
+        let done = ctl(dir, &["reload"]).unwrap();
+        assert_eq!((&done["removed"], &done["failed"]), (&done["added"], &json!([])), "{isolate}");
+        assert_eq!((sockets(dir), inode("vm.qcow2")), (vec!["t".to_owned()], image), "{isolate}");
+        // Named no more, it goes.
+        std::fs::write(dir.join("c.toml"), "control = 'ctl'\n").unwrap();
+        assert_eq!(ctl(dir, &["reload"]).unwrap()["removed"].as_array().unwrap().len(), 1);
+        assert!(!dir.join("vm.qcow2").exists(), "{isolate}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn c48_exports_at_one_socket_are_known_whatever_it_is_called() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::create_dir(dir.join("run")).unwrap();
+    std::os::unix::fs::symlink("run", dir.join("varrun")).unwrap();
+    let say = |at: [&str; 2]| {
+        let disk = |size, at, name| {
+            format!("[[disk]]\nimage = 'null:{size}G'\nnbd = 'unix:{at}'\nexport = '{name}'\n")
+        };
+        say(dir, &[disk(1, at[0], "a"), disk(2, at[1], "b")].concat());
+    };
+    say(["varrun/n", "run/n"]);
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    say(["run/n", "varrun/n"]);
+    let done = ctl(dir, &["reload"]).unwrap();
+    assert_eq!((&done["unchanged"], &done["removed"]), (&json!(2), &json!([])), "{done}");
+    daemon.stop();
+}
+
+#[test]
+fn e30_a_file_that_cannot_be_had_leaves_nothing_behind() {
+    let dir = folder();
+    let dir = dir.path();
+    say(dir, &format!("{ONE}isolate = true\n"));
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    let made = "[[disk]]\nimage = 'made.img'\nsize = '1M'\nsocket = 'm'\n";
+    let clone =
+        "[[disk]]\nimage = 'c.qcow2'\nbase = 'base.img'\nbase-format = 'raw'\nsocket = 'c'\n";
+    std::fs::write(dir.join("base.img"), [0; 4096]).unwrap();
+    let wrong = "[[disk]]\nimage = 'no/such.img'\nsize = '1M'\nsocket = 'w'\n";
+    let group = |name: &str| format!("[[limit-group]]\nname = '{name}'\nlimits = {{ iops = 7 }}\n");
+    let long = group(&"z".repeat(300));
+    for (isolate, groups, disks) in [
+        ("", group("g"), [made, clone, wrong].concat()),
+        ("isolate = true\n", group("g"), [made, clone, wrong].concat()),
+        ("", group("g") + &long, String::new()),
+    ] {
+        let disks = disks.replace("[[disk]]\n", &format!("[[disk]]\n{isolate}"));
+        say(dir, &format!("{groups}{ONE}isolate = true\n{disks}"));
+        ctl(dir, &["reload"]).unwrap_err();
+        let list = ctl(dir, &["list"]).unwrap();
+        assert_eq!(list["limit_groups"], json!([]), "{isolate}{groups}");
+        assert_eq!(sockets(dir), ["s"]);
+        for name in ["made.img", "c.qcow2", "m", "c", "w"] {
+            assert!(!dir.join(name).exists(), "{isolate}{name}");
+        }
+    }
+    daemon.stop();
+}
+
+#[test]
+fn e30_what_has_failed_is_tried_again_by_the_next_reload() {
+    let dir = folder();
+    let dir = dir.path();
+    let apart = format!("{ONE}isolate = true\n");
+    say(dir, &apart);
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    let disk = || ctl(dir, &["list"]).unwrap()["disks"][0].clone();
+    let wait_for = |state: &str| {
+        let begun = Instant::now();
+        while disk()["state"] != state {
+            assert!(begun.elapsed() < PATIENCE, "{}", disk());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    // Its process cannot be started again for now.
+    std::fs::rename(dir.join("disk.img"), dir.join("away.img")).unwrap();
+    let process = i32::try_from(disk()["process"].as_i64().unwrap()).unwrap();
+    // SAFETY: no memory is involved.
+    unsafe { libc::kill(process, libc::SIGKILL) };
+    wait_for("restarting");
+    say(dir, &format!("{apart}limits = {{ iops = 7 }}\n"));
+    let done = ctl(dir, &["reload"]).unwrap();
+    assert_eq!(done["failed"][0]["image"], "disk.img", "{done}");
+    std::fs::rename(dir.join("away.img"), dir.join("disk.img")).unwrap();
+    wait_for("serving");
+    let done = ctl(dir, &["reload"]).unwrap();
+    assert_eq!(done["limited"], json!(["disk.img"]), "{done}");
+    assert_eq!(disk()["limits"], json!({"iops": 7}));
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["unchanged"], 1);
+    daemon.stop();
+}
+
+/// The group of a disk is taken away at any moment while the disk is added.
+#[test]
+fn e30_a_disk_that_cannot_be_added_is_not_listed() {
+    let dir = folder();
+    let dir = dir.path();
+    let daemon = Daemon::serve(dir, &["--control", "ctl"]);
+    let line = || std::os::unix::net::UnixStream::connect(dir.join("ctl")).unwrap();
+    let ask = |line: &mut std::os::unix::net::UnixStream, request: Value| -> Value {
+        use std::io::{BufRead, BufReader, Write};
+        line.write_all(format!("{request}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(&*line).read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    };
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut line = line();
+            let (create, remove) = (
+                json!({"command": "limit", "group": "g", "create": true, "limits": {"iops": 9}}),
+                json!({"command": "limit", "group": "g", "remove": true}),
+            );
+            while !over.load(std::sync::atomic::Ordering::SeqCst) {
+                ask(&mut line, create.clone());
+                ask(&mut line, remove.clone());
+            }
+        });
+        let mut line = line();
+        let socket = dir.join("v").canonicalize().unwrap_or(dir.join("v"));
+        let disk = json!({"image": "null:1G", "socket": socket, "limit-group": "g", "queues": 1});
+        let add = json!({"command": "add", "disk": disk});
+        let listed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..100 {
+                let added = ask(&mut line, add.clone());
+                match added["ok"].as_bool().unwrap() {
+                    true => {
+                        let remove = json!({"command": "remove", "disk": added["answer"]["id"]});
+                        assert_eq!(ask(&mut line, remove)["ok"], true);
+                    }
+                    false => {
+                        let list = ask(&mut line, json!({"command": "list"}));
+                        assert_eq!(list["answer"]["disks"], json!([]), "{added}");
+                    }
+                }
+            }
+        }));
+        over.store(true, std::sync::atomic::Ordering::SeqCst);
+        listed.unwrap();
+    });
+    daemon.stop();
+}
+
+#[test]
+fn a_group_of_a_file_may_be_called_none() {
+    let dir = folder();
+    let dir = dir.path();
+    let group = "[[limit-group]]\nname = 'none'\nlimits = { iops = 5 }\n";
+    say(dir, &format!("{group}{ONE}limit-group = 'none'\n"));
+    let daemon = Daemon::serve(dir, &["--config", "c.toml"]);
+    say(dir, &format!("{group}{ONE}limit-group = 'none'\nlimits = {{ bps = 4096000 }}\n"));
+    assert_eq!(ctl(dir, &["reload"]).unwrap()["limited"], json!(["disk.img"]));
+    assert_eq!(ctl(dir, &["list"]).unwrap()["disks"][0]["limit_group"], "none");
+    daemon.stop();
+}

@@ -1,7 +1,7 @@
 //! What the configuration file said when it was read last.
 
 use anyhow::bail;
-use ringway_control::config::{DiskSpec, LimitArgs, Place, Plan, XenPlan};
+use ringway_control::config::{DiskSpec, LimitArgs, Location, Place, Plan, XenPlan};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -10,6 +10,40 @@ use std::sync::Mutex;
 
 /// The words of a table, by name.
 pub(crate) type Words = Map<String, Value>;
+
+/// Words whose values are paths: two that lead to one place say the same.
+const PATHS: [&str; 9] = [
+    "backing-root",
+    "base",
+    "ceph-conf",
+    "control",
+    "socket",
+    "state-dir",
+    "tls-ca",
+    "tls-cert",
+    "tls-key",
+];
+
+/// The words that a disk is served by.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskWords {
+    pub(crate) words: Words,
+    /// Where it is, as it was spelled.
+    pub(crate) place: Option<PathBuf>,
+    /// The configuration file has named it: if it does so no more, the disk is removed.
+    pub(crate) in_file: bool,
+}
+
+impl DiskWords {
+    pub(crate) fn of(spec: &DiskSpec, in_file: bool) -> Self {
+        Self { words: words(&spec.words), place: spelled_place(spec), in_file }
+    }
+
+    /// These words say from now on what they say in `now`.
+    pub(crate) fn adopt(&mut self, names: &[&str], now: &Words) {
+        adopt(&mut self.words, names.iter().copied(), now);
+    }
+}
 
 /// The configuration file of a daemon.
 #[derive(Debug)]
@@ -22,13 +56,11 @@ pub(crate) struct Configured {
     pub(crate) said: Mutex<Said>,
 }
 
-/// What a file says.
+/// What a file says, as far as it was taken over; what it says of a disk is kept with the disk.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Said {
     /// Of the daemon as a whole.
     pub(crate) daemon: Words,
-    /// Of each disk, by its socket.
-    pub(crate) disks: BTreeMap<PathBuf, Words>,
     /// Of groups that share limits, by name.
     pub(crate) limit_groups: BTreeMap<String, LimitArgs>,
     /// Of what a toolstack attaches.
@@ -71,61 +103,55 @@ impl Said {
             daemon.extend(inner);
         }
         daemon.extend(words(&plan.nbd));
-        daemon.insert("log_format".into(), json!(plan.log_format));
-        daemon.insert("log_level".into(), json!(plan.log_level));
-        let disks = plan.disks.iter().filter_map(|disk| Some((socket(disk)?, words(&disk.words))));
+        daemon.insert("log-format".into(), json!(plan.log_format));
+        daemon.insert("log-level".into(), json!(plan.log_level));
         let groups = plan.limit_groups.iter().map(|group| (group.name.clone(), group.limits));
         let xen = plan.xen.as_ref().map(XenPlan::said);
-        Self { daemon, disks: disks.collect(), limit_groups: groups.collect(), xen }
+        Self { daemon, limit_groups: groups.collect(), xen }
     }
 }
 
-impl Said {
-    /// Has these words be as they were, of the daemon or of a disk, which have not taken them over: the next file is
-    /// compared with what runs.
-    pub(crate) fn keep(&mut self, before: Self, stays: &[(Option<PathBuf>, Vec<String>)]) {
-        for (disk, names) in stays {
-            let (now, was) = match disk {
-                None => (Some(&mut self.daemon), Some(&before.daemon)),
-                Some(path) => (self.disks.get_mut(path), before.disks.get(path)),
-            };
-            let (Some(now), Some(was)) = (now, was) else { continue };
-            for name in names {
-                let is = |key: &&String| key.replace('_', "-") == *name;
-                let Some(key) = was.keys().chain(now.keys()).find(is).cloned() else { continue };
-                match was.get(&key) {
-                    Some(value) => now.insert(key, value.clone()),
-                    None => now.remove(&key),
-                };
-            }
-        }
-        let xen = |(disk, names): &(Option<PathBuf>, Vec<String>)| {
-            disk.is_none() && names.iter().any(|name| name == "xen")
-        };
-        if stays.iter().any(xen) {
-            self.xen = before.xen;
-        }
-    }
-}
-
-/// Where a disk of a file is served: what is its alone.
-pub(crate) fn socket(disk: &DiskSpec) -> Option<PathBuf> {
+/// Where a disk is served, as it was spelled.
+pub(crate) fn spelled_place(disk: &DiskSpec) -> Option<PathBuf> {
     match &disk.place {
         Place::Nbd(place) => Some(place.key()),
         _ => disk.words.socket.clone(),
     }
 }
 
+fn adopt<'a>(words: &mut Words, names: impl Iterator<Item = &'a str>, now: &Words) {
+    for name in names {
+        match now.get(name) {
+            Some(value) => words.insert(name.to_owned(), value.clone()),
+            None => words.remove(name),
+        };
+    }
+}
+
 fn words(of: &impl Serialize) -> Words {
     match serde_json::to_value(of) {
-        Ok(Value::Object(words)) => words,
+        Ok(Value::Object(words)) => {
+            words.into_iter().map(|(name, value)| (name.replace('_', "-"), value)).collect()
+        }
         _ => Words::new(),
     }
 }
 
-/// The names of the words that differ.
-pub(crate) fn differences(before: &Words, now: &Words) -> Vec<String> {
+/// The names of the words that differ; `locate` looks paths up.
+pub(crate) fn differences(
+    before: &Words,
+    now: &Words,
+    locate: impl Fn(&Path) -> Location,
+) -> Vec<String> {
     let names = before.keys().chain(now.keys().filter(|name| !before.contains_key(*name)));
-    let differ = |name: &&String| before.get(*name) != now.get(*name);
-    names.filter(differ).map(|name| name.replace('_', "-")).collect()
+    let differ = |name: &&String| {
+        let (before, now) = (before.get(*name), now.get(*name));
+        let (Some(Value::String(one)), Some(Value::String(other))) = (before, now) else {
+            return before != now;
+        };
+        let is_path = PATHS.contains(&name.as_str());
+        one != other
+            && !(is_path && locate(Path::new(one)).is_same_place(&locate(Path::new(other))))
+    };
+    names.filter(differ).cloned().collect()
 }

@@ -229,7 +229,7 @@ impl Daemon {
 
     /// What NBD clients connect to.
     pub(crate) fn nbd(&self) -> Vec<String> {
-        self.disks.portals.uris(&self.nbd)
+        self.disks.portals.uris(&self.nbd, &self.disks.host)
     }
 
     /// Where its metrics are served.

@@ -1,5 +1,6 @@
 //! The disks that a daemon serves, and the workers they share. Disks come and go while it runs.
 
+mod add;
 mod apart;
 mod commit;
 mod files_change;
@@ -13,10 +14,10 @@ mod snapshot;
 mod workers;
 
 use super::bell::{Bell, event};
-use super::configured::Configured;
+use super::configured::{Configured, DiskWords};
 use super::endpoint::Endpoint;
 use super::events::Events;
-use super::host::{EphemeralClone, Host, NewImage, OpenDisk};
+use super::host::{EphemeralClone, Host, NewImage};
 use super::incidents::Incidents;
 use super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::limits::LimitGroups;
@@ -32,7 +33,7 @@ pub(crate) use files_change::ChangeOfFiles;
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, open_clusters, prepare_cluster, wait_for_all, with_origin};
-use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, Place, XenPlan, cpus};
+use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, XenPlan, cpus};
 use ringway_control::protocol::Happened;
 use ringway_core::kill_point;
 use ringway_disk::Disk;
@@ -179,6 +180,9 @@ impl Disks {
             disks.prepare(disk, spec, own).map_err(|error| with_origin(&origin, error))
         };
         let ready = opened.into_iter().zip(ids).map(prepare).collect::<anyhow::Result<_>>()?;
+        if disks.configured.is_some() {
+            disks.all().iter().for_each(|disk| lock(disk.words()).in_file = true);
+        }
         kill_point!(Listening);
         Ok((disks, ready, new_images))
     }
@@ -187,7 +191,8 @@ impl Disks {
     fn prepare(&self, disk: Arc<Disk>, spec: DiskSpec, (id, clone): Own) -> anyhow::Result<Ready> {
         disk.set_error_policy(spec.errors);
         self.host.supervise(&disk, &spec)?;
-        let claim = spec.claim(|path| self.host.locate(path));
+        let (mut claim, words) =
+            (spec.claim(|path| self.host.locate(path)), DiskWords::of(&spec, false));
         let options = ExportOptions { queues: spec.queues, queue_size: spec.queue_size };
         let image_lock = (self.host.names(&spec.source), spec.lock_wait);
         let rule = spec.access.or(&self.options.each.access);
@@ -196,6 +201,7 @@ impl Disks {
             self.limit_groups.of_new(&spec.words.limits, spec.words.limit_group.as_deref())?;
         let endpoint =
             Endpoint::open(spec.place, Access { mode, group }, (&self.portals, &self.host))?;
+        claim.listens(|path| self.host.locate(path));
         if let Endpoint::Nbd(clients) = &endpoint {
             clients.open(&disk, spec.queues);
         }
@@ -216,6 +222,7 @@ impl Disks {
             id,
             export,
             claim: Mutex::new(claim),
+            words: Mutex::new(words),
             files_change: Mutex::default(),
             job: Mutex::default(),
             socket: endpoint.path().map(Path::to_path_buf),
@@ -240,49 +247,9 @@ impl Disks {
             );
         }
         lock(&self.list).push(Arc::clone(&served));
-        self.settle_limits(&served)?;
+        // Its group may have gone meanwhile.
+        self.settle_limits(&served).inspect_err(|_| self.forget(&served))?;
         Ok(Ready { served, endpoint })
-    }
-
-    /// Opens one more disk and serves it.
-    ///
-    /// # Errors
-    /// One message; nothing was created or changed then.
-    pub(crate) fn add(&self, spec: DiskSpec) -> anyhow::Result<AnyDisk> {
-        self.check_apart(&spec)?;
-        if is_isolated(&spec, &self.options)? {
-            return self.add_isolated(spec).map(AnyDisk::Apart);
-        }
-        if (self.guests == Guests::Nbd) != matches!(spec.place, Place::Nbd(_)) {
-            bail!("a daemon serves NBD clients (--nbd) or virtual machines (--socket), not both");
-        }
-        if self.xen.is_some() != matches!(spec.place, Place::Xen(_)) {
-            bail!(
-                "this daemon serves what the toolstack of Xen attaches (--xen), and nothing else"
-            );
-        }
-        // With --lock-wait this takes its time; the daemon can stop meanwhile.
-        let OpenDisk { disk, new, clone } = self.host.open(&spec)?;
-        let open = lock(&self.open);
-        if !*open {
-            bail!("the daemon is stopping");
-        }
-        // Another one may have come meanwhile.
-        self.check_apart(&spec)?;
-        let (queues, before) = (self.queues_now(disk.engine()), self.count_workers());
-        self.provide(disk.engine(), queues + usize::from(spec.queues))?;
-        self.warn_of_crowd(before);
-        let id = self.next_id.fetch_add(1, SeqCst);
-        let ready = self.prepare(Arc::new(disk), spec, (id, clone))?;
-        let served = Arc::clone(&ready.served);
-        if let Err(error) = self.launch(ready) {
-            self.forget(&served);
-            return Err(error);
-        }
-        new.into_iter().for_each(NewImage::keep);
-        tracing::info!(disk = served.name(), id = served.id, "disk added");
-        self.events.tell(Some((served.id, served.name())), Happened::Added);
-        Ok(AnyDisk::Here(served))
     }
 
     fn forget(&self, served: &Arc<Served>) {
@@ -307,6 +274,12 @@ impl Disks {
     /// The disks, in the order they came.
     pub(crate) fn list(&self) -> Vec<Arc<Served>> {
         lock(&self.list).clone()
+    }
+
+    /// All disks, wherever they are served.
+    pub(crate) fn all(&self) -> Vec<AnyDisk> {
+        let here = self.list().into_iter().map(AnyDisk::Here);
+        here.chain(self.isolated().into_iter().map(AnyDisk::Apart)).collect()
     }
 
     /// Readable when [`Disks::clear_up`] has something to do.

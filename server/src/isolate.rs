@@ -25,6 +25,7 @@ mod protocol;
 mod spawner;
 
 use super::bell::{Bell, event};
+use super::configured::DiskWords;
 use super::departure::Departure;
 use super::events::Events;
 use super::limits::apart_has_no_group;
@@ -34,13 +35,14 @@ use pending::Pending;
 use process::{POLL_EVERY, Process};
 use process_log::ProcessLog;
 use protocol::{ProcessSetup, ToProcess};
-use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Place};
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Location, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened};
 use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -73,6 +75,10 @@ pub(crate) struct Isolated {
     /// It was asked for a snapshot, which changes the names of files, perhaps long after it was said to have
     /// failed.
     renames: AtomicBool,
+    /// Its process was started again, and has made its socket anew.
+    listens_anew: AtomicBool,
+    /// The words it is served by.
+    pub(crate) words: Mutex<DiskWords>,
     /// Its number at the spawner.
     number: u64,
     /// As they were told last.
@@ -152,13 +158,22 @@ impl Starting {
     ///
     /// # Errors
     /// What is wrong with the disk; nothing was created or changed then.
-    pub(crate) fn wait(self, id: u64, claim: Claim, spawner: &Spawner) -> anyhow::Result<Isolated> {
+    pub(crate) fn wait(
+        self,
+        id: u64,
+        locate: impl Fn(&Path) -> Location,
+        spawner: &Spawner,
+    ) -> anyhow::Result<Isolated> {
         let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
+        // Now that its files are there.
+        let claim = self.spec.claim(locate);
         let log = ProcessLog::new(&facts.image);
         Ok(Isolated {
             id,
             claim: Mutex::new(claim),
             renames: AtomicBool::new(false),
+            listens_anew: AtomicBool::new(false),
+            words: Mutex::new(DiskWords::of(&self.spec, false)),
             number: self.number,
             facts: Mutex::new(DiskFacts { id, ..facts }),
             process: Mutex::new(Some(self.process)),
@@ -208,9 +223,11 @@ impl Isolated {
 
     /// It is not to be served after all: what was made for it goes again.
     pub(crate) fn abandon(&self, spawner: &Spawner) {
-        if let Some(process) = lock(&self.process).take() {
-            process.give_up();
-        }
+        let process = lock(&self.process).take();
+        process.iter().for_each(|process| process.give_up());
+        // Closes the line, and the process takes away what it has made.
+        drop(process);
+        let _ = spawner.end_of(self.number, END_MAX);
         spawner.forget(self.number);
     }
 
@@ -261,6 +278,7 @@ impl Isolated {
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
             let limits = lock(&self.limits).map(Box::new);
             self.restarts.fetch_add(1, SeqCst);
+            self.listens_anew.store(true, SeqCst);
             process.go(self.paused.load(SeqCst), limits)?;
             if self.is_leaving() {
                 process.say(&ToProcess::Stop(self.removed.load(SeqCst)))?;

@@ -40,8 +40,8 @@ pub(crate) struct Change<'a> {
     pub(crate) limits: &'a LimitArgs,
     /// All that was said before is lifted first.
     pub(crate) lift: bool,
-    /// Another group, or `none`.
-    pub(crate) group: Option<&'a str>,
+    /// Another group, or no group.
+    pub(crate) group: Option<Option<&'a str>>,
 }
 
 impl Change<'_> {

@@ -2,7 +2,7 @@
 
 use super::host::{Host, SocketFile};
 use anyhow::{Context, anyhow, bail};
-use ringway_control::config::{NbdAddress, NbdPlace, Place, Plan};
+use ringway_control::config::{Location, NbdAddress, NbdPlace, Place, Plan};
 use ringway_disk::Disk;
 use ringway_nbd::{Export, Listener, Portal, Reservation, Server, Tls};
 use ringway_vhost_user::Access;
@@ -27,7 +27,26 @@ struct KnownPlaces {
     /// Ports that were opened before the sandbox: the address that was asked for, and the one that it is. They stay
     /// open, as they cannot be opened again: who comes while no disk is there waits for one.
     ports: Vec<(SocketAddr, SocketAddr, TcpListener)>,
-    open: Vec<(NbdAddress, Weak<Shared>)>,
+    open: Vec<(NbdAddress, Option<Location>, Weak<Shared>)>,
+}
+
+impl KnownPlaces {
+    fn find(&self, said: &NbdAddress, host: &Host) -> Option<Arc<Shared>> {
+        let place = location(said, host);
+        let is_there = |(address, at, _): &&(NbdAddress, Option<Location>, _)| match (at, &place) {
+            (Some(at), Some(place)) => at.is_same_place(place),
+            _ => address == said,
+        };
+        self.open.iter().find(is_there).and_then(|(.., shared)| shared.upgrade())
+    }
+}
+
+/// Where a Unix socket is, whatever it is called.
+fn location(address: &NbdAddress, host: &Host) -> Option<Location> {
+    match address {
+        NbdAddress::Unix(path) => Some(host.locate(path)),
+        NbdAddress::Tcp(_) => None,
+    }
 }
 
 /// An address with clients of several disks.
@@ -72,9 +91,8 @@ impl Portals {
     /// Listens, unless another disk is there already.
     fn at(&self, said: &NbdAddress, access: Access, host: &Host) -> anyhow::Result<Arc<Shared>> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.open.retain(|(_, shared)| shared.strong_count() > 0);
-        let there = known.open.iter().find(|(address, _)| address == said);
-        if let Some(shared) = there.and_then(|(_, shared)| shared.upgrade()) {
+        known.open.retain(|(.., shared)| shared.strong_count() > 0);
+        if let Some(shared) = known.find(said, host) {
             if matches!(said, NbdAddress::Unix(_)) && shared.access != access {
                 bail!("{said}: its disks ask for different socket-modes or socket-groups");
             }
@@ -114,16 +132,16 @@ impl Portals {
         }
         let shared = Shared { portal: Arc::new(portal), address, access, _file: file };
         let shared = Arc::new(shared);
-        known.open.push((said.clone(), Arc::downgrade(&shared)));
+        // Now that the socket is there.
+        known.open.push((said.clone(), location(said, host), Arc::downgrade(&shared)));
         Ok(shared)
     }
 
     /// What clients of these disks connect to, once all are there.
-    pub(crate) fn uris(&self, places: &[NbdPlace]) -> Vec<String> {
+    pub(crate) fn uris(&self, places: &[NbdPlace], host: &Host) -> Vec<String> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let uri = |place: &NbdPlace| {
-            let there = known.open.iter().find(|(address, _)| *address == place.address);
-            let shared = there.and_then(|(_, shared)| shared.upgrade())?;
+            let shared = known.find(&place.address, host)?;
             Some(shared.uri(&place.export))
         };
         places.iter().filter_map(uri).collect()

@@ -5,19 +5,16 @@
 //! First all of the file is judged, then disks are added that are in nobody's way; if one of them
 //! cannot be, those before it go again and nothing has changed. Only then are others removed.
 
-use super::configured::{Configured, Said, differences, socket};
-use super::departure::Departure;
+use super::configured::{Configured, DiskWords, Said, differences, spelled_place};
 use super::disks::{AnyDisk, Disks};
-use super::limits::Change;
-use super::served::{Served, lock};
+use super::limits;
+use super::served::lock;
 use anyhow::{Context, anyhow};
-use ringway_control::config::{DiskSpec, LimitArgs, Location, NbdSecurity, Plan, parse};
+use ringway_control::config::{Claim, DiskSpec, LimitArgs, NbdSecurity, Plan, parse};
 use ringway_control::protocol::{FailedOf, Happened, LeftOf, Reloaded};
-use ringway_disk::ErrorPolicy;
 use ringway_terminal::reasons::in_full;
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, TryLockError};
+use std::path::Path;
+use std::sync::TryLockError;
 
 /// Words that change what a guest may ask for.
 const LIMITS: [&str; 2] = ["limits", "limit-group"];
@@ -28,19 +25,24 @@ const POLICIES: [&str; 4] = ["on-read-error", "on-write-error", "on-enospc", "ho
 #[derive(Default)]
 struct Changes {
     add: Vec<DiskSpec>,
+    /// Those that the file names no more.
     remove: Vec<AnyDisk>,
-    /// Those whose limits are others now.
-    limit: Vec<(AnyDisk, DiskSpec)>,
-    /// Those whose failed requests are treated in another way now.
-    policies: Vec<(Arc<Served>, ErrorPolicy)>,
+    /// Those that it names, with what they have not taken over yet.
+    stay: Vec<Change>,
     /// Groups whose limits are others now, or that are new.
     groups: Vec<(String, LimitArgs)>,
     /// Groups that it names no more.
     groups_gone: Vec<String>,
     unchanged: usize,
     left: Vec<LeftOf>,
-    /// The words of these, by the disk's socket if they are a disk's: what runs says otherwise than the file.
-    stays: Vec<(Option<PathBuf>, Vec<String>)>,
+}
+
+/// What changes of a disk that stays.
+struct Change {
+    disk: AnyDisk,
+    spec: DiskSpec,
+    limits: bool,
+    policies: bool,
 }
 
 /// Reads the file again and does what it says.
@@ -101,87 +103,81 @@ fn carry_out(disks: &Disks, configured: &Configured) -> anyhow::Result<Reloaded>
     // Options of the command line may allow more addresses: those are judged when they are used.
     let security = NbdSecurity { insecure: true, ..NbdSecurity::default() };
     plan.check_nbd(&security).map_err(anyhow::Error::msg)?;
-    // As the file says it, before names are replaced.
-    let now = Said::of(&plan);
     plan.resolve_groups(|name| configured.group(name)).map_err(anyhow::Error::msg)?;
-    let mut changes = compare(disks, &said, &now, plan);
-    let stays = std::mem::take(&mut changes.stays);
-    let done = apply(disks, changes)?;
-    let before = std::mem::replace(&mut *said, now);
-    said.keep(before, &stays);
-    Ok(done)
+    let now = Said::of(&plan);
+    let changes = compare(disks, &said, &now, plan)?;
+    apply(disks, changes, &mut said)
 }
 
-fn compare(disks: &Disks, before: &Said, now: &Said, plan: Plan) -> Changes {
+fn compare(disks: &Disks, before: &Said, now: &Said, plan: Plan) -> anyhow::Result<Changes> {
+    let locate = |path: &Path| disks.host.locate(path);
     let mut changes = Changes::default();
-    let mut daemon = differences(&before.daemon, &now.daemon);
+    let mut daemon = differences(&before.daemon, &now.daemon, locate);
     if before.xen != now.xen {
         daemon.push("xen".into());
     }
     if !daemon.is_empty() {
-        changes.stays.push((None, daemon.clone()));
         changes.left.push(LeftOf { image: None, words: daemon });
     }
     compare_groups(before, now, &mut changes);
-    let mut serving: BTreeMap<PathBuf, AnyDisk> = BTreeMap::new();
-    for path in before.disks.keys().chain(now.disks.keys()) {
-        if let Some(disk) = disks.at(&disks.host.locate(path)) {
-            serving.insert(path.clone(), disk);
+    let all = disks.all().into_iter();
+    let mut served: Vec<_> = all.map(|disk| (disk.claim(&disks.host), disk)).collect();
+    let (mut found, mut others) = (Vec::new(), Vec::new());
+    // What Xen's toolstack attaches has no place in the file.
+    for spec in plan.disks.into_iter().filter(|spec| spelled_place(spec).is_some()) {
+        let claim = spec.claim(locate);
+        match served.iter().position(|(its, _)| its.is_same_place(&claim)) {
+            Some(at) => found.push((served.swap_remove(at), spec, claim)),
+            None => others.push((spec, claim)),
         }
     }
-    for spec in plan.disks {
-        let Some(path) = socket(&spec) else { continue };
-        match (before.disks.get(&path), serving.contains_key(&path)) {
-            // Added by ctl add, and written into the file since.
-            (None, true) => changes.unchanged += 1,
-            (_, false) => changes.add.push(spec),
-            (Some(before), true) => {
-                if let Some(disk) = serving.remove(&path) {
-                    let differ = differences(before, &now.disks[&path]);
-                    changes.compare_disk(differ, disk, spec, path);
-                }
+    for (spec, claim) in others {
+        // The same words lead elsewhere by now, as its folder was a link: the disk is where it was.
+        let is_spelled_so = |(_, disk): &(Claim, AnyDisk)| {
+            let words = lock(disk.words());
+            words.in_file && words.place == spelled_place(&spec)
+        };
+        match served.iter().position(is_spelled_so) {
+            Some(at) => found.push((served.swap_remove(at), spec, claim)),
+            None => {
+                claim.check_folder().map_err(anyhow::Error::msg)?;
+                changes.add.push(spec);
             }
         }
     }
-    let gone = before.disks.keys().filter(|path| !now.disks.contains_key(*path));
-    changes.remove = gone.filter_map(|path| serving.remove(path)).collect();
-    // An image that is made stays: those come last.
-    changes.add.sort_by_key(|spec| spec.create_bytes.is_some() || spec.base.is_some());
-    changes
+    for ((its, disk), spec, claim) in found {
+        let mut differ =
+            differences(&lock(disk.words()).words, &DiskWords::of(&spec, true).words, locate);
+        differ.retain(|word| match word.as_str() {
+            "socket" | "nbd" | "export" => !its.is_same_place(&claim),
+            "image" => !its.is_same_image(&claim),
+            _ => true,
+        });
+        changes.compare_disk(differ, disk, spec);
+    }
+    let goes = |disk: &AnyDisk| lock(disk.words()).in_file && !disk.is_leaving();
+    changes.remove = served.into_iter().map(|(_, disk)| disk).filter(goes).collect();
+    Ok(changes)
 }
 
 impl Changes {
     /// A disk of which the file says these words in another way.
-    fn compare_disk(
-        &mut self,
-        differ: Vec<String>,
-        disk: AnyDisk,
-        spec: DiskSpec,
-        socket: PathBuf,
-    ) {
-        if differ.is_empty() {
-            self.unchanged += 1;
-            return;
-        }
-        let (limits, words): (Vec<_>, Vec<_>) =
-            differ.into_iter().partition(|word| LIMITS.contains(&word.as_str()));
-        let (policies, mut words): (Vec<_>, Vec<_>) =
-            words.into_iter().partition(|word| POLICIES.contains(&word.as_str()));
-        match &disk {
-            AnyDisk::Here(served) if !policies.is_empty() => {
-                self.policies.push((Arc::clone(served), spec.errors));
-            }
-            // Its process was told when it was started.
-            AnyDisk::Apart(_) => words.extend(policies),
-            AnyDisk::Here(_) => {}
-        }
+    fn compare_disk(&mut self, differ: Vec<String>, disk: AnyDisk, spec: DiskSpec) {
+        let is_among = |words: &[&str]| differ.iter().any(|word| words.contains(&word.as_str()));
+        let is_apart = matches!(disk, AnyDisk::Apart(_));
+        // The process of a disk was told when it was started.
+        let (limits, policies) = (is_among(&LIMITS), is_among(&POLICIES) && !is_apart);
+        let unchanged = differ.is_empty();
+        let stays = |word: &String| {
+            let word = word.as_str();
+            !LIMITS.contains(&word) && (is_apart || !POLICIES.contains(&word))
+        };
+        let words: Vec<_> = differ.into_iter().filter(stays).collect();
+        self.unchanged += usize::from(unchanged);
         if !words.is_empty() {
-            self.stays.push((Some(socket), words.clone()));
             self.left.push(LeftOf { image: Some(disk.image()), words });
         }
-        if !limits.is_empty() {
-            self.limit.push((disk, spec));
-        }
+        self.stay.push(Change { disk, spec, limits, policies });
     }
 }
 
@@ -193,41 +189,57 @@ fn compare_groups(before: &Said, now: &Said, changes: &mut Changes) {
     changes.groups_gone = gone.cloned().collect();
 }
 
-fn apply(disks: &Disks, changes: Changes) -> anyhow::Result<Reloaded> {
-    let Changes { add, remove, limit, policies, groups, groups_gone, unchanged, left, .. } =
-        changes;
+fn apply(disks: &Disks, changes: Changes, said: &mut Said) -> anyhow::Result<Reloaded> {
+    let Changes { add, remove, stay, groups, groups_gone, unchanged, left } = changes;
     let mut done = Reloaded { unchanged, left, ..Reloaded::default() };
-    // Groups that are new limit nobody yet.
     let (known, new): (Vec<_>, Vec<_>) =
         groups.into_iter().partition(|(name, _)| disks.limit_groups.has(name));
-    for (name, limits) in &new {
-        disks.limit_group(name, &all(limits, None), true)?;
-        done.limited.push(format!("limit-group {name}"));
-    }
     // One that takes what another one leaves has to wait for that.
+    let claims: Vec<_> = remove.iter().map(|disk| disk.claim(&disks.host)).collect();
     let waits = |spec: &DiskSpec| {
         let claim = spec.claim(|path| disks.host.locate(path));
-        remove.iter().any(|disk| claim.check_apart(&disk.claim(&disks.host)).is_err())
+        claims.iter().any(|other| claim.check_apart(other).is_err())
     };
     let (later, first): (Vec<_>, Vec<_>) = add.into_iter().partition(waits);
-    done.added = add_all(disks, first).inspect_err(|_| {
-        new.iter().for_each(|(name, _)| disks.limit_groups.forget(name));
+    // Up to here, and if this fails, nothing has changed.
+    let added = make_groups(disks, &new).and_then(|()| {
+        let added = add_all(disks, first);
+        added.inspect_err(|_| forget_groups(disks, &new))
     })?;
+    for (name, limits) in new {
+        done.limited.push(format!("limit-group {name}"));
+        said.limit_groups.insert(name, limits);
+    }
+    done.added.extend(added);
     for disk in remove {
-        let image = disk.image();
-        match disks.remove_any(disk) {
+        // Its image goes on at another place: an ephemeral clone stays.
+        let claim = disk.claim(&disks.host);
+        let moves =
+            |spec: &DiskSpec| spec.claim(|path| disks.host.locate(path)).is_same_image(&claim);
+        let (image, removed) = (disk.image(), !later.iter().any(moves));
+        match disks.take(disk, removed) {
             Ok(_) => done.removed.push(image),
             Err(error) => done.failed.push(FailedOf { image, why: in_full(&error) }),
         }
     }
     for spec in later {
         let image = image(&spec);
-        match disks.add(spec) {
+        match add_all(disks, vec![spec]) {
             Ok(_) => done.added.push(image),
             Err(error) => done.failed.push(FailedOf { image, why: in_full(&error) }),
         }
     }
-    change_limits(disks, known, limit, &mut done);
+    for (name, limits) in known {
+        let words = format!("limit-group {name}");
+        match disks.limit_group(&name, &all(&limits, None), false) {
+            Ok(_) => {
+                done.limited.push(words);
+                said.limit_groups.insert(name, limits);
+            }
+            Err(error) => done.failed.push(FailedOf { image: words, why: in_full(&error) }),
+        }
+    }
+    stay.into_iter().for_each(|change| change.apply(disks, &mut done));
     for name in groups_gone {
         let words = format!("limit-group {name}");
         match disks.remove_limit_group(&name) {
@@ -235,98 +247,89 @@ fn apply(disks: &Disks, changes: Changes) -> anyhow::Result<Reloaded> {
             // It may have been removed by hand.
             Err(_) if !disks.limit_groups.has(&name) => {}
             // Or a disk was put into it.
-            Err(error) => done.failed.push(FailedOf { image: words, why: in_full(&error) }),
+            Err(error) => {
+                done.failed.push(FailedOf { image: words, why: in_full(&error) });
+                continue;
+            }
         }
-    }
-    for (served, policy) in policies {
-        served.export.disk().set_error_policy(policy);
-        done.policies.push(served.name().to_owned());
+        said.limit_groups.remove(&name);
     }
     Ok(done)
 }
 
+impl Change {
+    /// The disk has what the file says of it from then on, but for what is `left` or has failed: the next file is
+    /// compared with what holds.
+    fn apply(self, disks: &Disks, done: &mut Reloaded) {
+        let Self { disk, spec, limits, policies } = self;
+        let now = DiskWords::of(&spec, true);
+        lock(disk.words()).in_file = true;
+        if limits {
+            let group = spec.words.limit_group.as_deref();
+            let change = all(&spec.words.limits, Some(group));
+            let changed = match &disk {
+                AnyDisk::Here(served) => disks.limit(served, &change),
+                AnyDisk::Apart(disk) => {
+                    let limited = disks.limit_apart(disk, &change);
+                    limited.map(drop).map_err(|error| anyhow!(error.message))
+                }
+            };
+            match changed {
+                Ok(()) => {
+                    lock(disk.words()).adopt(&LIMITS, &now.words);
+                    done.limited.push(disk.image());
+                }
+                Err(error) => {
+                    done.failed.push(FailedOf { image: disk.image(), why: in_full(&error) });
+                }
+            }
+        }
+        if let (true, AnyDisk::Here(served)) = (policies, &disk) {
+            served.export.disk().set_error_policy(spec.errors);
+            lock(&served.words).adopt(&POLICIES, &now.words);
+            done.policies.push(served.name().to_owned());
+        }
+    }
+}
+
+/// Makes all of these groups, which limit nobody yet, or none.
+fn make_groups(disks: &Disks, new: &[(String, LimitArgs)]) -> anyhow::Result<()> {
+    for (at, (name, limits)) in new.iter().enumerate() {
+        let made = disks.limit_group(name, &all(limits, None), true);
+        made.inspect_err(|_| forget_groups(disks, &new[..at]))?;
+    }
+    Ok(())
+}
+
+fn forget_groups(disks: &Disks, new: &[(String, LimitArgs)]) {
+    new.iter().for_each(|(name, _)| disks.limit_groups.forget(name));
+}
+
 /// Adds all of them, or none: their images.
 fn add_all(disks: &Disks, specs: Vec<DiskSpec>) -> anyhow::Result<Vec<String>> {
-    let (mut added, mut images) = (Vec::new(), Vec::new());
+    let (mut additions, mut images) = (Vec::new(), Vec::new());
     for spec in specs {
-        let (origin, image) = (spec.origin.clone(), image(&spec));
-        match disks.add(spec) {
-            Ok(disk) => {
-                added.push(disk);
-                images.push(image);
-            }
+        let origin = spec.origin.clone();
+        images.push(image(&spec));
+        match disks.open_to_add(spec) {
+            Ok(addition) => additions.push(addition),
             Err(error) => {
-                // Best effort: nobody has had the time to use them.
-                added.into_iter().for_each(|disk| drop(disks.take_back(disk)));
+                disks.abandon(additions);
                 return Err(error.context(origin));
             }
         }
     }
+    let added = disks.serve_all(additions)?;
+    added.iter().for_each(|disk| lock(disk.words()).in_file = true);
     Ok(images)
 }
 
 /// These limits and no others.
-fn all<'a>(limits: &'a LimitArgs, group: Option<&'a str>) -> Change<'a> {
-    Change { limits, lift: true, group }
-}
-
-fn change_limits(
-    disks: &Disks,
-    groups: Vec<(String, LimitArgs)>,
-    limit: Vec<(AnyDisk, DiskSpec)>,
-    done: &mut Reloaded,
-) {
-    let groups = groups.into_iter().map(|(name, limits)| {
-        let changed = disks.limit_group(&name, &all(&limits, None), false).map(drop);
-        (format!("limit-group {name}"), changed)
-    });
-    let limit = limit.into_iter().map(|(disk, spec)| {
-        let group = spec.words.limit_group.as_deref();
-        let change = all(&spec.words.limits, Some(group.unwrap_or("none")));
-        let changed = match &disk {
-            AnyDisk::Here(served) => disks.limit(served, &change),
-            AnyDisk::Apart(disk) => {
-                disks.limit_apart(disk, &change).map(drop).map_err(|error| anyhow!(error.message))
-            }
-        };
-        (disk.image(), changed)
-    });
-    for (image, changed) in groups.chain(limit) {
-        match changed {
-            Ok(()) => done.limited.push(image),
-            Err(error) => done.failed.push(FailedOf { image, why: in_full(&error) }),
-        }
-    }
+fn all<'a>(limits: &'a LimitArgs, group: Option<Option<&'a str>>) -> limits::Change<'a> {
+    limits::Change { limits, lift: true, group }
 }
 
 fn image(spec: &DiskSpec) -> String {
     let image = spec.words.image.as_deref();
     image.map(|image| image.display().to_string()).unwrap_or_default()
-}
-
-impl Disks {
-    /// The disk that is served at this place.
-    fn at(&self, place: &Location) -> Option<AnyDisk> {
-        let here = self.list().into_iter().filter(|served| lock(&served.claim).is_at(place));
-        let apart = self.isolated().into_iter().filter(|disk| disk.claim(&self.host).is_at(place));
-        here.map(AnyDisk::Here).chain(apart.map(AnyDisk::Apart)).next()
-    }
-
-    /// Serves a disk no more that was just added; its image stays.
-    fn take_back(&self, disk: AnyDisk) -> anyhow::Result<Departure> {
-        match disk {
-            AnyDisk::Here(served) => {
-                served.end_clone(false);
-                self.remove(served)
-            }
-            AnyDisk::Apart(disk) => self.take_isolated(&disk, false),
-        }
-    }
-
-    fn remove_any(&self, disk: AnyDisk) -> anyhow::Result<Departure> {
-        match disk {
-            AnyDisk::Here(served) => self.remove(served),
-            AnyDisk::Apart(disk) => self.remove_isolated(&disk),
-        }
-    }
 }

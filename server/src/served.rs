@@ -1,5 +1,6 @@
 //! One disk that a daemon serves.
 
+use super::configured::DiskWords;
 use super::endpoint::Endpoint;
 use super::host::EphemeralClone;
 use super::job::Job;
@@ -56,6 +57,8 @@ pub(crate) struct Served {
     pub(crate) export: Exported,
     /// What it takes for itself, which no other disk may have.
     pub(crate) claim: Mutex<Claim>,
+    /// The words it is served by.
+    pub(crate) words: Mutex<DiskWords>,
     /// Held by whoever changes which files it is served from.
     pub(crate) files_change: Mutex<()>,
     /// What takes its time with these: the latest.

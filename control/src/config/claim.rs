@@ -1,6 +1,6 @@
 //! What a disk takes for itself, which no other disk of the daemon may have.
 
-use super::{DiskSpec, Place};
+use super::{DiskSpec, NbdAddress, NbdPlace, Place};
 use ringway_disk::Source;
 use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
@@ -8,41 +8,71 @@ use std::fs::File;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The image and the socket of a disk.
+/// The image and the socket of a disk, known by what they are and not by what they are called.
 #[derive(Clone, Debug)]
 pub struct Claim {
     origin: String,
-    socket: Option<PathBuf>,
-    image: Option<(PathBuf, Identity)>,
+    place: Option<ClaimedPlace>,
+    image: Option<(PathBuf, FileIdentity)>,
     read_only: bool,
+}
+
+/// Where the front-ends of a disk connect.
+#[derive(Clone, Debug)]
+struct ClaimedPlace {
+    /// A socket file; or a port, which has no file.
+    location: Location,
+    /// Of NBD clients: others may be at the same address, under other names.
+    export: Option<String>,
+    /// For messages.
+    shown: PathBuf,
+}
+
+impl ClaimedPlace {
+    fn of(place: &Place, locate: impl Fn(&Path) -> Location) -> Option<Self> {
+        let (location, export) = match place {
+            Place::Socket(path) | Place::Inherited { path: Some(path), .. } => (locate(path), None),
+            Place::Nbd(NbdPlace { address, export }) => {
+                let location = match address {
+                    NbdAddress::Unix(path) => locate(path),
+                    NbdAddress::Tcp(port) => Location::unknown(Path::new(&port.to_string())),
+                };
+                (location, Some(export.clone()))
+            }
+            Place::Inherited { path: None, .. } | Place::Xen(_) => return None,
+        };
+        let shown = match place {
+            Place::Nbd(place) => place.key(),
+            _ => location.real.clone(),
+        };
+        Some(Self { location, export, shown })
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        let apart = self.export.is_some() && other.export.is_some() && self.export != other.export;
+        self.location.is_same_place(&other.location) && !apart
+    }
 }
 
 impl DiskSpec {
     /// What this disk takes for itself; `locate` looks paths up.
     pub fn claim(&self, locate: impl Fn(&Path) -> Location) -> Claim {
-        let socket = match &self.place {
-            Place::Socket(path) | Place::Inherited { path: Some(path), .. } => {
-                Some(locate(path).real)
-            }
-            // Others may be at the same address, under other names.
-            Place::Nbd(place) => Some(locate(&place.key()).real),
-            Place::Inherited { path: None, .. } | Place::Xen(_) => None,
-        };
         let image = match &self.source {
             Source::Path(path) => Some((path.clone(), locate(path).identity)),
             Source::Nbd(target) => {
                 let export = format!("nbd:{}:{}", target.address, target.export);
-                Some((target.to_string().into(), Identity::Path(export.into())))
+                Some((target.to_string().into(), FileIdentity::Path(export.into())))
             }
             // One cluster after the other may have an image of such a name: who has its lock decides.
             Source::Rbd { target, access } => {
                 let conf = access.conf.as_deref().unwrap_or(Path::new("")).display();
                 let image = format!("{target} {conf}");
-                Some((target.to_string().into(), Identity::Path(image.into())))
+                Some((target.to_string().into(), FileIdentity::Path(image.into())))
             }
             Source::Null { .. } | Source::Sim { .. } => None,
         };
-        Claim { origin: self.origin.clone(), socket, image, read_only: self.read_only }
+        let place = ClaimedPlace::of(&self.place, locate);
+        Claim { origin: self.origin.clone(), place, image, read_only: self.read_only }
     }
 }
 
@@ -52,20 +82,73 @@ impl Claim {
         self.image.as_ref().map(|(path, _)| path.as_path())
     }
 
+    /// True if its image is a file or a device of this host.
+    pub fn has_file(&self) -> bool {
+        let image = self.image.as_ref();
+        image.is_some_and(|(_, identity)| !matches!(identity, FileIdentity::Path(_)))
+    }
+
     /// Another file may have the name of its image by now, and is its image then. What is elsewhere keeps
     /// its name, and so does what cannot be found.
     pub fn follow(&mut self, locate: impl Fn(&Path) -> Location) {
-        if let Some((path, identity @ Identity::File(..))) = &mut self.image
-            && let now @ Identity::File(..) = locate(path).identity
+        if let Some((path, identity @ FileIdentity::File(..))) = &mut self.image
+            && let now @ FileIdentity::File(..) = locate(path).identity
         {
             *identity = now;
+        }
+    }
+
+    /// Its socket file was made just now: from now on it is known by its number, too.
+    pub fn listens(&mut self, locate: impl Fn(&Path) -> Location) {
+        if let Some(place) = &mut self.place
+            && place.location.folder_found
+        {
+            place.location = locate(&place.location.real);
         }
     }
 
     /// True if this is its image or its socket, whatever they are called.
     pub fn is_at(&self, place: &Location) -> bool {
         let image = self.image.as_ref().is_some_and(|(_, image)| *image == place.identity);
-        image || self.socket.as_ref() == Some(&place.real)
+        let is_there = |its: &ClaimedPlace| {
+            its.export.as_deref().unwrap_or_default().is_empty()
+                && its.location.is_same_place(place)
+        };
+        image || self.place.as_ref().is_some_and(is_there)
+    }
+
+    /// True if front-ends of both connect to one place, however that is spelled.
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        let both = self.place.as_ref().zip(other.place.as_ref());
+        both.is_some_and(|(one, other)| one.is_same(other))
+    }
+
+    /// True if both have one image, however that is spelled.
+    pub fn is_same_image(&self, other: &Self) -> bool {
+        let both = self.image.as_ref().zip(other.image.as_ref());
+        both.is_some_and(|((_, one), (_, other))| one == other)
+    }
+
+    /// Refuses a socket in a folder that cannot be looked up: it may be the one of a disk that is served, by
+    /// another name.
+    ///
+    /// # Errors
+    /// The message, with both places.
+    pub fn check_folder(&self) -> Result<(), String> {
+        match &self.place {
+            Some(ClaimedPlace { location, shown, .. })
+                if !location.folder_found && location.real.is_absolute() =>
+            {
+                let lead = if self.origin.is_empty() { "" } else { ": " };
+                Err(format!(
+                    "{}{lead}socket {}: its folder cannot be looked up: make it, or let the daemon's user \
+                     search it and those above it",
+                    self.origin,
+                    shown.display()
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses a socket that `earlier` has, and an image unless both only read it.
@@ -76,8 +159,8 @@ impl Claim {
         // One that is served already has no place in what is read now.
         let served = earlier.origin.is_empty();
         let here = if self.origin.is_empty() { String::new() } else { self.origin.clone() + ": " };
-        if let Some(path) = &self.socket
-            && self.socket == earlier.socket
+        if let Some(place) = &self.place
+            && self.is_same_place(earlier)
         {
             let whose = match &earlier.image {
                 Some((image, _)) if served => {
@@ -88,15 +171,15 @@ impl Claim {
             };
             return Err(format!(
                 "{here}socket {} is taken by {whose}. Give each disk its own",
-                path.display()
+                place.shown.display()
             ));
         }
-        if let (Some((path, image)), Some((_, other))) = (&self.image, &earlier.image)
-            && image == other
+        if let Some((path, _)) = &self.image
+            && self.is_same_image(earlier)
             && !(self.read_only && earlier.read_only)
         {
-            let whose = match &earlier.socket {
-                Some(socket) if served => format!("already, at {}", socket.display()),
+            let whose = match &earlier.place {
+                Some(place) if served => format!("already, at {}", place.shown.display()),
                 None if served => "already".to_owned(),
                 _ => format!("by the disk at {} as well", earlier.origin),
             };
@@ -112,16 +195,19 @@ impl Claim {
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 pub struct Location {
-    identity: Identity,
+    identity: FileIdentity,
     /// The path without links in its folder.
     #[serde(with = "bytes")]
     real: PathBuf,
+    /// Whether that folder could be looked up.
+    folder_found: bool,
 }
 
 impl Location {
     /// Looks it up.
     pub fn of(path: &Path) -> Self {
-        Self { identity: identity(path), real: real(path) }
+        let (real, folder_found) = real(path);
+        Self { identity: identity(path, &real), real, folder_found }
     }
 
     /// True if both lead to one file or device.
@@ -129,26 +215,24 @@ impl Location {
         self.identity == other.identity
     }
 
-    /// True if both are the same path, links in its folder apart.
-    pub(super) fn is_at_path(&self, other: &Self) -> bool {
-        self.real == other.real
+    /// True if both are one file, or one path at which there may be none yet.
+    pub fn is_same_place(&self, other: &Self) -> bool {
+        self.is_same(other) || self.real == other.real
     }
 
     /// True if it leads to what `file` is.
     pub fn leads_to(&self, file: &File) -> bool {
-        // By fstat, as the standard library asks by a call that takes paths as well.
-        let Ok(stat) = rustix::fs::fstat(file) else { return false };
-        let here = if FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice {
-            Identity::Device(stat.st_rdev)
-        } else {
-            Identity::File(stat.st_dev, stat.st_ino)
-        };
-        self.identity == here
+        FileIdentity::of(file).is_ok_and(|here| self.identity == here)
+    }
+
+    /// What it leads to.
+    pub fn identity(&self) -> &FileIdentity {
+        &self.identity
     }
 
     /// Of a path that cannot be looked up.
     pub fn unknown(path: &Path) -> Self {
-        Self { identity: Identity::Path(path.into()), real: path.into() }
+        Self { identity: FileIdentity::Path(path.into()), real: path.into(), folder_found: false }
     }
 }
 
@@ -170,30 +254,49 @@ mod bytes {
 
 /// What makes two images the same one.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-enum Identity {
+pub enum FileIdentity {
     /// A file: file system and inode.
     File(u64, u64),
     /// A block device, whatever its node is called.
     Device(u64),
+    /// A character device.
+    CharacterDevice(u64),
     /// Nothing there yet; or a disk of another server, by its name.
     #[serde(with = "bytes")]
     Path(PathBuf),
 }
 
-fn identity(path: &Path) -> Identity {
-    match path.metadata() {
-        Ok(meta) if meta.file_type().is_block_device() => Identity::Device(meta.rdev()),
-        Ok(meta) => Identity::File(meta.dev(), meta.ino()),
-        Err(_) => Identity::Path(real(path)),
+impl FileIdentity {
+    /// Of a file that is open, whatever has its name by now.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        // By fstat, as the standard library asks by a call that takes paths as well.
+        let stat = rustix::fs::fstat(file)?;
+        Ok(match FileType::from_raw_mode(stat.st_mode) {
+            FileType::BlockDevice => Self::Device(stat.st_rdev),
+            FileType::CharacterDevice => Self::CharacterDevice(stat.st_rdev),
+            _ => Self::File(stat.st_dev, stat.st_ino),
+        })
     }
 }
 
-/// The path without links in its folder.
-fn real(path: &Path) -> PathBuf {
+fn identity(path: &Path, real: &Path) -> FileIdentity {
+    match path.metadata() {
+        Ok(meta) if meta.file_type().is_block_device() => FileIdentity::Device(meta.rdev()),
+        Ok(meta) if meta.file_type().is_char_device() => FileIdentity::CharacterDevice(meta.rdev()),
+        Ok(meta) => FileIdentity::File(meta.dev(), meta.ino()),
+        Err(_) => FileIdentity::Path(real.into()),
+    }
+}
+
+/// The path without links in its folder, and whether that could be looked up.
+fn real(path: &Path) -> (PathBuf, bool) {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.into());
     match (absolute.parent().map(Path::canonicalize), absolute.file_name()) {
-        (Some(Ok(folder)), Some(name)) => folder.join(name),
-        _ => absolute,
+        (Some(Ok(folder)), Some(name)) => (folder.join(name), true),
+        _ => (absolute, false),
     }
 }
 

@@ -25,7 +25,7 @@ mod xen;
 mod xen_args;
 
 pub use ceph::CephArgs;
-pub use claim::{Claim, Location};
+pub use claim::{Claim, FileIdentity, Location};
 pub use cpus::CpuList;
 pub use disk::{Choice, DiskArgs, DiskSpec, Format, Place, XenDevice, cache_modes, engines, paths};
 pub use file::{parse, read};

@@ -348,7 +348,7 @@ impl Plan {
         for (number, (word, path, lead)) in all.iter().enumerate() {
             let place = Location::of(path);
             for (other, earlier, _) in &all[..number] {
-                if word != other && Location::of(earlier).is_at_path(&place) {
+                if word != other && Location::of(earlier).is_same_place(&place) {
                     let path = path.display();
                     return Err(format!(
                         "{lead}{path} is both {other} and {word}: give each its own path"

@@ -290,7 +290,8 @@ fn files_stay(served: &Served, error: &ChangeOfFiles) -> Problem {
 
 fn limit(disks: &Disks, asked: Limit) -> Outcome {
     let group = asked.group.as_deref();
-    let change = Change { limits: &asked.limits, lift: asked.lift, group };
+    let new = group.map(|name| (name != "none").then_some(name));
+    let change = Change { limits: &asked.limits, lift: asked.lift, group: new };
     let wrong = |error| {
         let kind = match group {
             Some(name) if name != "none" && !asked.create && !disks.limit_groups.has(name) => {

@@ -1,19 +1,17 @@
 //! Disks with processes of their own, beside the others.
 
 use super::super::departure::Departure;
-use super::super::isolate::{Isolated, Spawner, Starting};
+use super::super::isolate::{Isolated, Spawner};
 use super::super::served::lock;
 use super::Disks;
-use super::means::wait;
 use anyhow::anyhow;
 use ringway_control::config::{Claim, DiskSpec};
 use ringway_control::protocol::Happened;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 impl Disks {
-    fn spawner(&self) -> anyhow::Result<&Arc<Spawner>> {
+    pub(super) fn spawner(&self) -> anyhow::Result<&Arc<Spawner>> {
         self.spawner.as_ref().ok_or_else(|| {
             anyhow!(
                 "this daemon starts no processes for disks: start it with --isolate, or with \
@@ -63,29 +61,6 @@ impl Disks {
         self.spawner.as_ref().map_or(Ok(()), |spawner| spawner.started())
     }
 
-    pub(super) fn add_isolated(&self, spec: DiskSpec) -> anyhow::Result<Arc<Isolated>> {
-        let spawner = self.spawner()?;
-        let id = self.next_id.fetch_add(1, SeqCst);
-        let turn = usize::try_from(id).unwrap_or_default();
-        let starting = Starting::new(spawner, spec, &self.options, self.log, turn)?;
-        // With --lock-wait this takes its time; the daemon can stop meanwhile.
-        let disk = Arc::new(wait(starting, id, &self.host, spawner)?);
-        let open = lock(&self.open);
-        // Another one may have come meanwhile.
-        let apart = match *open {
-            true => self.check_claim_apart(&disk.claim(&self.host)),
-            false => Err(anyhow!("the daemon is stopping")),
-        };
-        if let Err(error) = apart.and_then(|()| disk.launch(spawner, &self.bell, &self.events)) {
-            disk.abandon(spawner);
-            return Err(error);
-        }
-        lock(&self.isolated).push(Arc::clone(&disk));
-        tracing::info!(disk = disk.image(), id, "disk added");
-        self.events.tell(Some((id, &disk.image())), Happened::Added);
-        Ok(disk)
-    }
-
     /// As [`Disks::remove`], of a disk with a process of its own.
     ///
     /// # Errors
@@ -117,7 +92,7 @@ impl Disks {
         self.check_claim_apart(&spec.claim(|path| self.host.locate(path)))
     }
 
-    fn check_claim_apart(&self, claim: &Claim) -> anyhow::Result<()> {
+    pub(super) fn check_claim_apart(&self, claim: &Claim) -> anyhow::Result<()> {
         let (list, isolated) = (self.list(), self.isolated());
         let here = list.iter().map(|served| lock(&served.claim).clone());
         here.chain(isolated.iter().map(|disk| disk.claim(&self.host)))

@@ -46,8 +46,7 @@ impl Disks {
         let same = own == limits.own;
         let group = match change.group {
             None => limits.group.clone(),
-            Some("none") => None,
-            Some(name) => Some(name.to_owned()),
+            Some(group) => group.map(str::to_owned),
         };
         // What was taken of limits that stay is not forgotten.
         let member = match same {
@@ -74,7 +73,7 @@ impl Disks {
         disk: &Isolated,
         change: &Change<'_>,
     ) -> Result<Value, Problem> {
-        if change.group.is_some_and(|group| group != "none") {
+        if change.group.flatten().is_some() {
             return Err(Problem::new(ProblemKind::Failed, apart_has_no_group(&disk.image())));
         }
         // It knows no other.

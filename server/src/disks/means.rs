@@ -1,6 +1,6 @@
 //! What disks are made with, here or in processes of their own.
 
-use super::super::configured::Configured;
+use super::super::configured::{Configured, DiskWords};
 use super::super::host::Host;
 use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
 use super::super::limits::LimitGroups;
@@ -12,9 +12,10 @@ use ringway_control::config::{Claim, DaemonArgs, DiskSpec, XenPlan};
 use ringway_disk::Disk;
 use ringway_disk::open::ClusterDisk;
 use ringway_terminal::reasons::in_full;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// A disk, wherever it is served.
+#[derive(Clone)]
 pub(crate) enum AnyDisk {
     /// By this process.
     Here(Arc<Served>),
@@ -28,6 +29,30 @@ impl AnyDisk {
         match self {
             Self::Here(served) => lock(&served.claim).clone(),
             Self::Apart(disk) => disk.claim(host),
+        }
+    }
+
+    /// Its number.
+    pub(crate) fn id(&self) -> u64 {
+        match self {
+            Self::Here(served) => served.id,
+            Self::Apart(disk) => disk.id,
+        }
+    }
+
+    /// The words it is served by.
+    pub(crate) fn words(&self) -> &Mutex<DiskWords> {
+        match self {
+            Self::Here(served) => &served.words,
+            Self::Apart(disk) => &disk.words,
+        }
+    }
+
+    /// It was told to go.
+    pub(crate) fn is_leaving(&self) -> bool {
+        match self {
+            Self::Here(served) => served.is_leaving(),
+            Self::Apart(disk) => disk.is_leaving(),
         }
     }
 
@@ -88,20 +113,10 @@ pub(super) fn wait_for_all(
     let Some(spawner) = spawner else { return Ok(Vec::new()) };
     let wait = |(id, starting): (u64, Starting)| {
         let origin = starting.spec().origin.clone();
-        let isolated = wait(starting, id, host, spawner);
+        let isolated = starting.wait(id, |path| host.locate(path), spawner);
         isolated.map(Arc::new).map_err(|error| with_origin(&origin, error))
     };
     list.into_iter().map(wait).collect()
-}
-
-pub(super) fn wait(
-    starting: Starting,
-    id: u64,
-    host: &Host,
-    spawner: &Spawner,
-) -> anyhow::Result<Isolated> {
-    let claim = starting.spec().claim(|path| host.locate(path));
-    starting.wait(id, claim, spawner)
 }
 
 /// Reads what a disk of a Ceph cluster needs of files; `None` if it is none.

@@ -14,6 +14,9 @@ impl Isolated {
         if self.renames.load(SeqCst) {
             claim.follow(|path| host.locate(path));
         }
+        if self.listens_anew.swap(false, SeqCst) {
+            claim.listens(|path| host.locate(path));
+        }
         claim.clone()
     }
 
