@@ -860,3 +860,94 @@ fn e06_a_disk_has_no_more_memory_than_its_own_limit() {
     neighbour.stop();
     daemon.stop();
 }
+
+/// A disk is served, its process dies, and meanwhile the name of its image, or of what that is based on, leads
+/// elsewhere: nothing else is served in its place, and nothing made.
+#[test]
+fn c50_a_process_that_is_started_again_serves_the_same_image_or_none() {
+    type Act = fn(&Path);
+    fn rename(dir: &Path, from: &str, to: &str) {
+        std::fs::rename(dir.join(from), dir.join(to)).unwrap();
+    }
+    fn link(dir: &Path, to: &str) {
+        let _ = std::fs::remove_file(dir.join("link"));
+        std::os::unix::fs::symlink(to, dir.join("link")).unwrap();
+    }
+    let raw: &[&str] = &["made.img", "--format", "raw", "--size", "4M"];
+    let clone: &[&str] = &["c.qcow2", "--base", "base", "--base-format", "raw"];
+    let cases: [(&str, &[&str], Act, Act); 6] = [
+        ("moved", raw, |d| rename(d, "made.img", "away"), |d| rename(d, "away", "made.img")),
+        (
+            "replaced",
+            raw,
+            |d| {
+                rename(d, "made.img", "away");
+                rename(d, "other", "made.img");
+            },
+            |d| rename(d, "away", "made.img"),
+        ),
+        ("linked", &["link", "--format", "raw"], |d| link(d, "other"), |d| link(d, "real")),
+        ("a clone", clone, |d| rename(d, "c.qcow2", "away"), |d| rename(d, "away", "c.qcow2")),
+        (
+            "a base",
+            clone,
+            |d| {
+                rename(d, "base", "away");
+                rename(d, "other", "base");
+            },
+            |d| rename(d, "away", "base"),
+        ),
+        (
+            "a snapshot",
+            clone,
+            |d| {
+                rename(d, "c.qcow2", "away");
+                rename(d, "snap", "c.qcow2");
+            },
+            |d| {
+                rename(d, "c.qcow2", "snap");
+                rename(d, "away", "c.qcow2");
+            },
+        ),
+    ];
+    for (what, image, act, undo) in cases {
+        let dir = folder();
+        let dir = dir.path();
+        for name in ["base", "other", "real"] {
+            std::fs::write(dir.join(name), vec![0; 4 * MIB]).unwrap();
+        }
+        link(dir, "real");
+        let args = [image, &["--socket", "s", "--control", "ctl", "--isolate"]].concat();
+        let daemon = Daemon::serve(dir, &args);
+        let mut device = connect(dir, "s");
+        let mut queue = device.queue().unwrap();
+        if what == "a snapshot" {
+            ctl(dir, &["snapshot", "0", "snap"]).unwrap();
+            // From the new image it is served again.
+            let its = process(dir, 0).unwrap();
+            kill(its, libc::SIGKILL);
+            until("it is not served again", || process(dir, 0).is_some_and(|p| p != its));
+        }
+        assert!(write(&device, &mut queue, 3, 7), "{what}");
+        act(dir);
+        let names = || {
+            let all = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+            let mut all: Vec<_> = all.filter(|name| name != "s").collect();
+            all.sort();
+            all
+        };
+        let before = names();
+        kill(process(dir, 0).unwrap(), libc::SIGKILL);
+        until(&format!("{what}: {}", daemon.log()), || {
+            daemon.log().contains("it cannot be served again yet")
+        });
+        assert!(daemon.log().contains("its name back"), "{what}: {}", daemon.log());
+        assert_eq!(names(), before, "{what}");
+        let list = ctl(dir, &["list"]).unwrap();
+        assert_ne!(list["disks"][0]["state"], "serving", "{what}: {list}");
+        undo(dir);
+        assert!(read(&device, &mut queue, 3).iter().all(|byte| *byte == 7), "{what}");
+        assert!(write(&device, &mut queue, 4, 8), "{what}");
+        daemon.stop();
+    }
+}

@@ -188,6 +188,7 @@ impl Daemon {
             limit_groups,
             configured,
             sampled: inside.as_ref().is_some_and(|inside| inside.sampled),
+            parent: inside.as_ref().map(Inside::mouth),
         };
         let (disks, ready, new_images) =
             Disks::start(plan.disks, plan.daemon, polling, means, enter)?;

@@ -19,7 +19,7 @@ use super::endpoint::Endpoint;
 use super::events::Events;
 use super::host::{EphemeralClone, Host, NewImage};
 use super::incidents::Incidents;
-use super::isolate::{Isolated, LogWords, Spawner, Starting};
+use super::isolate::{Isolated, LogWords, Mouth, Spawner, Starting};
 use super::limits::LimitGroups;
 use super::nbd_clients::Portals;
 use super::paths::Paths;
@@ -82,6 +82,8 @@ pub(crate) struct Disks {
     spawner: Option<Arc<Spawner>>,
     log: LogWords,
     sampled: bool,
+    /// The daemon that has the disk, if this is the process of one.
+    parent: Option<Arc<Mouth>>,
     next_id: AtomicU64,
     /// Limits that some of them share.
     pub(crate) limit_groups: LimitGroups,
@@ -109,8 +111,8 @@ impl Disks {
         means: Means,
         enter: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<(Self, Vec<Ready>, Vec<NewImage>)> {
-        let Means { host, guests, xen, portals, spawner, log, configured, sampled, limit_groups } =
-            means;
+        let Means { host, guests, xen, portals, spawner, log, configured, .. } = means;
+        let Means { sampled, parent, limit_groups, .. } = means;
         let (mut opened, mut ids, mut starting) = (Vec::new(), Vec::new(), Vec::new());
         let (mut new_images, mut turn, next_id) = (Vec::new(), 0, AtomicU64::new(0));
         let mut of_clusters = Vec::new();
@@ -163,6 +165,7 @@ impl Disks {
             spawner,
             log,
             sampled,
+            parent,
             next_id,
             limit_groups,
             engines: Mutex::default(),

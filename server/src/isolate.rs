@@ -16,6 +16,7 @@
 
 mod cgroups;
 mod entry;
+mod files;
 mod inside;
 mod known;
 mod pending;
@@ -49,7 +50,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 pub(crate) use entry::run;
-pub(crate) use inside::Inside;
+pub(crate) use files::ServedFiles;
+pub(crate) use inside::{Inside, Mouth};
 pub(crate) use spawner::Spawner;
 
 /// Seconds to wait for an image, unless the user says so: as for one who was killed. Then for one of a Ceph
@@ -83,6 +85,8 @@ pub(crate) struct Isolated {
     number: u64,
     /// As they were told last.
     facts: Mutex<DiskFacts>,
+    /// What it was served from last: it is served again from nothing else.
+    files: Mutex<ServedFiles>,
     /// The one there is, unless it is being started again.
     process: Mutex<Option<Arc<Process>>>,
     restarts: AtomicU64,
@@ -146,6 +150,7 @@ impl Starting {
             commanded,
             sampled,
             name,
+            files: ServedFiles::default(),
             memory_max,
             log_format,
             log_level,
@@ -164,7 +169,7 @@ impl Starting {
         locate: impl Fn(&Path) -> Location,
         spawner: &Spawner,
     ) -> anyhow::Result<Isolated> {
-        let facts = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
+        let (facts, files) = self.process.ready().inspect_err(|_| spawner.forget(self.number))?;
         // Now that its files are there.
         let claim = self.spec.claim(locate);
         let log = ProcessLog::new(&facts.image);
@@ -176,6 +181,7 @@ impl Starting {
             words: Mutex::new(DiskWords::of(&self.spec, false)),
             number: self.number,
             facts: Mutex::new(DiskFacts { id, ..facts }),
+            files: Mutex::new(files),
             process: Mutex::new(Some(self.process)),
             restarts: AtomicU64::new(0),
             paused: AtomicBool::new(false),
@@ -237,7 +243,8 @@ impl Isolated {
         loop {
             let begun = Instant::now();
             // One that ends without a word leaves none of its predecessor's.
-            let departure = process.hear(|what| self.log.odd(what), tell);
+            let files = |files| *lock(&self.files) = files;
+            let departure = process.hear(|what| self.log.odd(what), tell, files);
             *lock(&self.departure) = departure.unwrap_or_default();
             let pid = process.pid;
             *lock(&self.process) = None;
@@ -268,14 +275,16 @@ impl Isolated {
     }
 
     fn begin_again(&self, spawner: &Spawner) -> anyhow::Result<Arc<Process>> {
-        let process = Arc::new(spawner.again(self.number)?);
+        let files = lock(&self.files).clone();
+        let process = Arc::new(spawner.again(self.number, files)?);
         *lock(&self.process) = Some(Arc::clone(&process));
         let begun = || -> anyhow::Result<()> {
             if self.is_leaving() {
                 bail!("it is being removed");
             }
-            let facts = process.ready()?;
+            let (facts, files) = process.ready()?;
             *lock(&self.facts) = DiskFacts { id: self.id, ..facts };
+            *lock(&self.files) = files;
             let limits = lock(&self.limits).map(Box::new);
             self.restarts.fetch_add(1, SeqCst);
             self.listens_anew.store(true, SeqCst);

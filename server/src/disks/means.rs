@@ -2,7 +2,7 @@
 
 use super::super::configured::{Configured, DiskWords};
 use super::super::host::Host;
-use super::super::isolate::{Isolated, LogWords, Spawner, Starting};
+use super::super::isolate::{Isolated, LogWords, Mouth, Spawner, Starting};
 use super::super::limits::LimitGroups;
 use super::super::nbd_clients::Portals;
 use super::super::served::{Served, lock};
@@ -83,6 +83,8 @@ pub(crate) struct Means {
     pub(crate) configured: Option<Configured>,
     /// Requests are timed although there is no control socket here.
     pub(crate) sampled: bool,
+    /// The daemon that has the disk, if this is the process of one.
+    pub(crate) parent: Option<Arc<Mouth>>,
     /// Limits that some of them share.
     pub(crate) limit_groups: LimitGroups,
 }

@@ -1,5 +1,6 @@
 //! Snapshots of disks that are served.
 
+use super::super::isolate::ServedFiles;
 use super::super::served::{Served, lock};
 use super::{ChangeOfFiles, Disks};
 use anyhow::{Context, anyhow};
@@ -31,6 +32,14 @@ impl Disks {
         _alone: &MutexGuard<'_, ()>,
         name: &Path,
     ) -> Result<Snapshotted, ChangeOfFiles> {
+        let taken = self.put_overlay(served, name);
+        if let Some(parent) = &self.parent {
+            ServedFiles::of(served).into_iter().for_each(|files| parent.files(files));
+        }
+        taken
+    }
+
+    fn put_overlay(&self, served: &Served, name: &Path) -> Result<Snapshotted, ChangeOfFiles> {
         if served.is_ephemeral() {
             return Err(anyhow!(
                 "it is ephemeral: its image is deleted with it, and what that is based on would be left. \
@@ -50,6 +59,11 @@ impl Disks {
         // written until then.
         let without_journal = disk.without_journal().map_err(ChangeError::Sync)?;
         kill_point!(OverlayMade);
+        // Whichever of them has the image's name when this process ends.
+        if let Some(parent) = &self.parent {
+            let files = ServedFiles::of(served).and_then(|files| files.or_on_top(overlay.file()));
+            parent.files(files.context("cannot look at its files")?);
+        }
         overlay.take_name()?;
         kill_point!(OverlayNamed);
         let mut beneath = None;

@@ -73,6 +73,11 @@ impl Host {
 }
 
 impl Overlay<'_> {
+    /// The new image.
+    pub(crate) fn file(&self) -> &std::fs::File {
+        &self.layer.file
+    }
+
     /// What the old image is called from now on, from the root.
     pub(crate) fn snapshot(&self) -> &Path {
         &self.snapshot

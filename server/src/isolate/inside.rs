@@ -1,6 +1,7 @@
 //! The process of one disk, from inside: a daemon with one disk, whose control socket is a line to
 //! the daemon that has it.
 
+use super::files::ServedFiles;
 use super::lock;
 use super::process::{Ear, hear, say};
 use super::protocol::{FromProcess, ToProcess};
@@ -26,29 +27,44 @@ pub(crate) struct Inside {
     pub(crate) commanded: bool,
     /// Whether requests are timed.
     pub(crate) sampled: bool,
+    /// What its disk was served from before.
+    pub(super) files: ServedFiles,
     pub(super) ear: BufReader<Ear>,
     pub(super) mouth: Arc<Mouth>,
 }
 
-pub(super) struct Mouth(pub(super) Mutex<Arc<Connection>>);
+/// What is told to the daemon that has the disk.
+pub(crate) struct Mouth(pub(super) Mutex<Arc<Connection>>);
 
 impl Mouth {
     /// The daemon may have gone, which is heard at the other end of the line.
     pub(super) fn say(&self, message: &FromProcess) {
         let _ = say(&lock(&self.0), message);
     }
+
+    /// The disk is about to be served from these files, or is from now on.
+    pub(crate) fn files(&self, files: ServedFiles) {
+        self.say(&FromProcess::Files(files));
+    }
 }
 
 impl Inside {
+    /// Who is told from which files the disk is served.
+    pub(crate) fn mouth(&self) -> Arc<Mouth> {
+        Arc::clone(&self.mouth)
+    }
+
     /// Says that front-ends can connect, and waits for the word to serve them, or to let them wait.
     ///
     /// # Errors
     /// That there is none: what was made is to go again.
     pub(crate) fn wait_for_go(&mut self, disks: &Disks) -> anyhow::Result<()> {
         let served = disks.list().into_iter().next().context("there is no disk")?;
+        self.files.check(&served)?;
+        let files = ServedFiles::of(&served)?;
         let process = Some(std::process::id());
         let facts = DiskFacts { process, ..facts(&served) };
-        self.mouth.say(&FromProcess::Ready(Box::new(facts)));
+        self.mouth.say(&FromProcess::Ready { facts: Box::new(facts), files });
         match hear(&mut self.ear)? {
             Some(ToProcess::Go { paused, limits }) => {
                 if let Some(limits) = &limits {

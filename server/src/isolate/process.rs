@@ -1,5 +1,6 @@
 //! The daemon's side of one process.
 
+use super::files::ServedFiles;
 use super::lock;
 use super::protocol::{FromProcess, ToProcess};
 use crate::bell::event;
@@ -96,12 +97,12 @@ impl Process {
     }
 
     /// Waits until it could serve.
-    pub(super) fn ready(&self) -> anyhow::Result<DiskFacts> {
+    pub(super) fn ready(&self) -> anyhow::Result<(DiskFacts, ServedFiles)> {
         let message = hear(&mut lock(&self.ear))?;
         match message {
-            Some(FromProcess::Ready(facts)) => {
+            Some(FromProcess::Ready { facts, files }) => {
                 self.ready.store(true, SeqCst);
-                Ok(*facts)
+                Ok((*facts, files))
             }
             Some(FromProcess::Failed(why)) => Err(anyhow!(why)),
             Some(_) => bail!("its process says something else than that it is ready"),
@@ -161,11 +162,12 @@ impl Process {
 
     /// Hears answers until the process has ended or is given up. Gives back what it said of its end.
     /// `odd` is told of what it should not say: it may be in wrong hands; `happened` of what has happened
-    /// to its disk.
+    /// to its disk, `files` from which it is served from now on.
     pub(super) fn hear(
         &self,
         odd: impl Fn(&str),
         happened: impl Fn(Happened),
+        files: impl Fn(ServedFiles),
     ) -> Option<Departure> {
         let mut ear = lock(&self.ear);
         let mut departure = None;
@@ -178,8 +180,9 @@ impl Process {
                     let _ = waits.map(|waits| waits.send(outcome));
                 }
                 Ok(Some(FromProcess::Happened(what))) => happened(what),
+                Ok(Some(FromProcess::Files(now))) => files(now),
                 Ok(Some(FromProcess::Stopped(told))) => departure = Some(told),
-                Ok(Some(FromProcess::Ready(_) | FromProcess::Failed(_))) => {
+                Ok(Some(FromProcess::Ready { .. } | FromProcess::Failed(_))) => {
                     odd("it says twice that it has started")
                 }
                 Err(error) => odd(&in_full(&error)),

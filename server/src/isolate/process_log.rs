@@ -74,7 +74,7 @@ mod tests {
                 its.write_all(nonsense.as_bytes()).unwrap();
                 its.write_all(b"{\"Stopped\":{\"clear\":true,\"held\":2}}\n").unwrap();
             });
-            assert_eq!(process.hear(|what| log.odd(what), drop), Some(ended));
+            assert_eq!(process.hear(|what| log.odd(what), drop, drop), Some(ended));
         };
         let lines = heard(|| (0..3).for_each(|_| live()));
         assert_eq!(lines.len(), 10, "{lines:?}");

@@ -1,6 +1,7 @@
 //! What a daemon and the process of one disk say to each other: a JSON value on each line. Both are
 //! this very program, so nothing here has to last.
 
+use super::files::ServedFiles;
 use crate::departure::Departure;
 use anyhow::Context;
 use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, LimitArgs, Place, Plan};
@@ -23,6 +24,8 @@ pub(super) struct ProcessSetup {
     pub(super) memory_max: Option<Size>,
     /// For its log lines.
     pub(super) name: String,
+    /// What it was served from by the process before.
+    pub(super) files: ServedFiles,
     pub(super) log_format: Option<LogFormat>,
     pub(super) log_level: Option<LogLevel>,
 }
@@ -56,7 +59,12 @@ pub(super) enum ToProcess {
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) enum FromProcess {
     /// Front-ends can connect; they are served once it is told to go.
-    Ready(Box<DiskFacts>),
+    Ready {
+        facts: Box<DiskFacts>,
+        files: ServedFiles,
+    },
+    /// It is about to be served from these, or is from now on.
+    Files(ServedFiles),
     /// The disk cannot be served, and nothing was created or changed.
     Failed(String),
     Answer {

@@ -7,6 +7,7 @@
 //! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
 
 use super::cgroups::{Cgroup, Cgroups};
+use super::files::ServedFiles;
 use super::lock;
 use super::process::{POLL_EVERY, Process};
 use super::protocol::ProcessSetup;
@@ -39,8 +40,8 @@ use std::time::{Duration, Instant};
 enum SpawnerRequest {
     /// Start a process for a new disk.
     Start(Box<ProcessSetup>),
-    /// Start one for a disk whose process has ended.
-    Again { number: u64 },
+    /// Start one for a disk whose process has ended, which serves it from these files and no others.
+    Again { number: u64, files: ServedFiles },
     /// Say how its process has ended, if it has.
     End { number: u64 },
     /// The disk is not served any more.
@@ -140,8 +141,8 @@ impl Spawner {
     }
 
     /// Starts the process of a disk again.
-    pub(super) fn again(&self, number: u64) -> anyhow::Result<Process> {
-        self.begin(&SpawnerRequest::Again { number }).map(|(_, process)| process)
+    pub(super) fn again(&self, number: u64, files: ServedFiles) -> anyhow::Result<Process> {
+        self.begin(&SpawnerRequest::Again { number, files }).map(|(_, process)| process)
     }
 
     fn begin(&self, request: &SpawnerRequest) -> anyhow::Result<(u64, Process)> {
@@ -265,9 +266,10 @@ impl Serving<'_> {
                 self.known.insert(number, KnownDisk { setup: *setup, account, cgroup, child });
                 Ok((SpawnerAnswer::Begun { number, pid }, Some(line)))
             }
-            SpawnerRequest::Again { number } => {
+            SpawnerRequest::Again { number, files } => {
                 let log = self.log;
                 let known = self.get(number)?;
+                known.setup.files = files;
                 if known.child.try_wait()?.is_none() {
                     bail!("process {} has not ended yet", known.child.id());
                 }
