@@ -951,3 +951,35 @@ fn c50_a_process_that_is_started_again_serves_the_same_image_or_none() {
         daemon.stop();
     }
 }
+
+#[test]
+fn e31_a_daemon_ends_after_the_removals_that_are_under_way() {
+    for isolate in ["--isolate=false", "--isolate"] {
+        let dir = folder();
+        let dir = dir.path();
+        let args =
+            ["null:64M,latency=3000ms", "--socket", "s", "--control", "ctl", "--queues", "1"];
+        let args = [&args[..], &[isolate]].concat();
+        let mut daemon = Daemon::serve(dir, &args);
+        std::thread::scope(|scope| {
+            let guest = scope.spawn(|| {
+                let mut device = Options::new().patience(PATIENCE).connect(dir.join("s")).unwrap();
+                let mut queue = device.queue().unwrap();
+                write(&device, &mut queue, 3, 7)
+            });
+            until("the write is not in flight", || {
+                ctl(dir, &["stats"]).unwrap()["disks"][0]["in_flight"] == 1
+            });
+            let removal = scope.spawn(|| ctl(dir, &["remove", "0"]));
+            until("it is not removed", || {
+                ctl(dir, &["list"]).unwrap()["disks"][0]["state"] == "leaving"
+            });
+            daemon.signal(libc::SIGTERM);
+            let (status, _) = daemon.wait();
+            assert_eq!(status.code(), Some(0), "{isolate}: {}", daemon.log());
+            assert!(guest.join().unwrap(), "{isolate}: {}", daemon.log());
+            let removed = removal.join().unwrap();
+            assert_eq!(removed.unwrap()["drained"], true, "{isolate}: {}", daemon.log());
+        });
+    }
+}

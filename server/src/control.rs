@@ -14,6 +14,7 @@ use super::host::{Host, SocketFile};
 use super::service::Service;
 use super::survive::survive;
 use ringway_control::protocol::{Problem, ProblemKind, REQUEST_MAX, Reply, VERSION};
+use ringway_control::request::ControlRequest;
 use ringway_core::panic_point;
 use ringway_export::WarningLimit;
 use ringway_vhost_user::Access;
@@ -205,8 +206,11 @@ fn serve(number: u64, stream: &Connection, disks: &Disks, clients: &Clients) -> 
         }
         clients.set_busy(number, true);
         panic_point!("control-client");
-        let (id, taken) = commands::take(disks, &line);
-        match taken {
+        let (id, request) = ringway_control::request::parse(&line);
+        // The daemon ends once whoever removes a disk has heard how that went.
+        let removes = matches!(request, Ok(ControlRequest::Remove(_)));
+        let _removing = removes.then(|| disks.removals.begin());
+        match commands::take(disks, request) {
             Ok(Taken::Answer(answer)) => {
                 clients.set_busy(number, false);
                 write(stream, id, Ok(answer))?;

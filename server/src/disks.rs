@@ -9,6 +9,7 @@ mod jobs;
 mod launch;
 mod limits;
 mod means;
+mod removals;
 mod remove;
 mod snapshot;
 mod workers;
@@ -33,6 +34,7 @@ pub(crate) use files_change::ChangeOfFiles;
 pub(crate) use limits::limits_of;
 pub(crate) use means::{AnyDisk, Means};
 use means::{is_isolated, open_clusters, prepare_cluster, wait_for_all, with_origin};
+use removals::Removals;
 use ringway_control::config::{CpuList, DaemonArgs, DiskSpec, XenPlan, cpus};
 use ringway_control::protocol::Happened;
 use ringway_core::kill_point;
@@ -91,6 +93,7 @@ pub(crate) struct Disks {
     /// Held while a disk is added; false once none may be added any more.
     open: Mutex<bool>,
     pub(super) removed: AtomicBool,
+    pub(crate) removals: Removals,
     /// Who serves front-ends, once there is a disk for these.
     session_threads: Mutex<Option<SessionThreads>>,
     pub(super) bell: Arc<Bell>,
@@ -171,6 +174,7 @@ impl Disks {
             engines: Mutex::default(),
             open: Mutex::new(true),
             removed: AtomicBool::new(false),
+            removals: Removals::default(),
             session_threads: Mutex::default(),
             bell: Arc::new(Bell::new()?),
             begun: Instant::now(),
@@ -314,13 +318,15 @@ impl Disks {
         Ok(!lock(&self.list).is_empty() || !lock(&self.isolated).is_empty())
     }
 
-    /// Stops all disks at once and waits for them.
+    /// Stops all disks at once and waits for them, and for those that others are removing.
     ///
     /// # Errors
     /// The first that a disk's thread met.
     pub(crate) fn stop_all(&self) -> anyhow::Result<()> {
         *lock(&self.open) = false;
-        let (list, isolated) = (self.list(), self.isolated());
+        let (mut list, mut isolated) = (self.list(), self.isolated());
+        list.retain(|served| !served.leaving.swap(true, SeqCst));
+        isolated.retain(|disk| disk.begin_to_leave());
         list.iter().for_each(|served| served.stop());
         isolated.iter().for_each(|disk| disk.stop());
         let mut outcome = Ok(());
@@ -349,6 +355,7 @@ impl Disks {
         for disk in isolated {
             disk.join();
         }
+        self.removals.wait();
         outcome
     }
 }

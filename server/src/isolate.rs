@@ -332,10 +332,15 @@ impl Isolated {
     /// # Errors
     /// That somebody has.
     pub(crate) fn stop_once(&self, removed: bool) -> anyhow::Result<()> {
-        ensure!(!self.is_leaving(), "it is being removed already");
+        ensure!(self.begin_to_leave(), "it is being removed already");
         self.removed.store(removed, SeqCst);
         self.stop();
         Ok(())
+    }
+
+    /// True for whoever is first, who ends it.
+    pub(crate) fn begin_to_leave(&self) -> bool {
+        !self.leaving.swap(true, SeqCst)
     }
 
     /// Nobody waits for it any more.

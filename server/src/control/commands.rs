@@ -35,13 +35,12 @@ pub(super) enum Taken<'a> {
     Events(Reader<'a>),
 }
 
-/// Carries out one line, or begins to tell events.
+/// Carries out one request, or begins to tell events.
 pub(super) fn take<'a>(
     disks: &'a Disks,
-    line: &[u8],
-) -> (Option<Value>, Result<Taken<'a>, Problem>) {
-    let (id, request) = request::parse(line);
-    let taken = request.and_then(|request| match request {
+    request: Result<ControlRequest, Problem>,
+) -> Result<Taken<'a>, Problem> {
+    request.and_then(|request| match request {
         ControlRequest::Events(Nothing {}) => match disks.events.read() {
             Ok(Some(reader)) => Ok(Taken::Events(reader)),
             Ok(None) => {
@@ -50,8 +49,7 @@ pub(super) fn take<'a>(
             Err(error) => Err(Problem::new(ProblemKind::Failed, error)),
         },
         request => handle(disks, request).map(Taken::Answer),
-    });
-    (id, taken)
+    })
 }
 
 /// Carries out one line. Also gives back the request's `id`, if it has one.

@@ -78,6 +78,7 @@ impl Disks {
         disk: &Arc<Isolated>,
         removed: bool,
     ) -> anyhow::Result<Departure> {
+        let _removing = self.removals.begin();
         disk.stop_once(removed)?;
         let departure = disk.join();
         lock(&self.isolated).retain(|other| !Arc::ptr_eq(other, disk));

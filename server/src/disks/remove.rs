@@ -19,6 +19,7 @@ impl Disks {
     /// # Errors
     /// That somebody else removes it already, or what the host said to its thread.
     pub(crate) fn remove(&self, served: Arc<Served>) -> anyhow::Result<Departure> {
+        let _removing = self.removals.begin();
         if served.leaving.swap(true, SeqCst) {
             bail!("it is being removed already");
         }
