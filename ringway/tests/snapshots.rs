@@ -7,6 +7,9 @@ use common::guest::{Known, STRIDE, content, ctl, done, says, whole, within};
 use common::{Daemon, ringway, run, text};
 use ringway_driver::Options;
 use ringway_testkit::Rng;
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -201,4 +204,56 @@ fn what_cannot_be_a_snapshot_changes_nothing() {
     done(dir, &["snapshot", "s", "newer"]);
     daemon.stop();
     Daemon::serve(dir, &serve("here")).stop();
+}
+
+/// Asks on one connection, without a pause, until the daemon is gone or refuses: how many were answered.
+fn ask_until_the_end(dir: &Path, mut request: impl FnMut(u64) -> Value) -> u64 {
+    let mut line = UnixStream::connect(dir.join("ctl")).unwrap();
+    let mut answers = BufReader::new(line.try_clone().unwrap());
+    for number in 1.. {
+        let mut answer = String::new();
+        let asked = line.write_all(format!("{}\n", request(number)).as_bytes()).is_ok()
+            && answers.read_line(&mut answer).is_ok();
+        if !asked || !answer.contains("\"ok\":true") {
+            return number - 1;
+        }
+    }
+    0
+}
+
+/// The daemon is killed while its disk becomes larger and gets new images at the same time: it is as large as the
+/// last answer said.
+#[test]
+fn c23_a_disk_that_grows_while_a_snapshot_is_taken_does_not_shrink_by_a_kill() {
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let dir = dir.path();
+    let mut rng = Rng::for_test("c23_a_disk_that_grows");
+    for round in 0..24 {
+        for name in names(dir) {
+            let _ = std::fs::remove_file(dir.join(name));
+        }
+        image(dir);
+        let mut daemon = Daemon::serve(dir, &SERVE);
+        let answered = std::thread::scope(|scope| {
+            let grow = scope.spawn(|| {
+                ask_until_the_end(dir, |number| {
+                    let size = format!("{}M", 16 + number);
+                    json!({"command": "resize", "disk": 0, "size": size})
+                })
+            });
+            scope.spawn(|| {
+                ask_until_the_end(dir, |number| {
+                    json!({"command": "snapshot", "disk": 0, "snapshot": format!("s{number}.qcow2")})
+                })
+            });
+            std::thread::sleep(Duration::from_millis(20 + rng.below(130)));
+            daemon.signal(libc::SIGKILL);
+            daemon.wait();
+            16 + grow.join().unwrap()
+        });
+        let daemon = Daemon::serve(dir, &SERVE);
+        let size = done(dir, &["list"])["disks"][0]["size"].as_u64().unwrap() >> 20;
+        daemon.stop();
+        assert!(size >= answered, "round {round}: {size} MiB, and {answered} were answered");
+    }
 }

@@ -231,6 +231,7 @@ impl Disks {
             claim: Mutex::new(claim),
             words: Mutex::new(words),
             files_change: Mutex::default(),
+            resizing: Mutex::default(),
             job: Mutex::default(),
             socket: endpoint.path().map(Path::to_path_buf),
             device: endpoint.device().map(str::to_owned),

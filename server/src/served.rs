@@ -61,6 +61,8 @@ pub(crate) struct Served {
     pub(crate) words: Mutex<DiskWords>,
     /// Held by whoever changes which files it is served from.
     pub(crate) files_change: Mutex<()>,
+    /// Held while it is resized, and while it gets a new image, which has the size that it had before.
+    pub(crate) resizing: Mutex<()>,
     /// What takes its time with these: the latest.
     pub(crate) job: Mutex<Option<Arc<Job>>>,
     /// Its socket file.

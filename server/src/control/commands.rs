@@ -215,6 +215,7 @@ fn resize(disks: &Disks, Resize { disk, size, shrink }: Resize) -> Outcome {
     let served = find_here(disks, &disk)?;
     let image = served.export.disk().name().to_owned();
     let bytes = size.map(|Size(bytes)| bytes);
+    let _resizing = lock(&served.resizing);
     let done = served.export.resize(bytes, shrink).map_err(|e| refused(&image, &e))?;
     tracing::info!(
         disk = image,

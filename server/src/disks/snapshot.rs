@@ -52,6 +52,8 @@ impl Disks {
             return Err(ChangeError::NotLocked.into());
         }
         let path = lock(&served.claim).image().map(Path::to_owned).context("it has no image")?;
+        // The new image is as large as the disk is now, and may be what is served in a moment.
+        let resizing = lock(&served.resizing);
         let mut overlay = self.host.overlay(disk, &path, name)?;
         // Most of what has to be durable is, before anybody waits for it.
         disk.sync().map_err(ChangeError::Sync)?;
@@ -71,6 +73,7 @@ impl Disks {
             served.export.at_rest(&mut || beneath = Some(self.host.put_on_top(&mut overlay)));
         drop(without_journal);
         kill_point!(OverlayOnTop);
+        drop(resizing);
         let snapshot = overlay.snapshot().to_owned();
         // Its names stay, or go.
         drop(overlay);
