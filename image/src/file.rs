@@ -1,8 +1,7 @@
 //! Reads and writes at places of a file, by the calls that a sandboxed thread may make.
 
 use crate::aligned::Aligned;
-use crate::missing;
-use crate::read_at::ReadAt;
+use crate::read_at::{ReadAt, cut_off};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -87,7 +86,7 @@ impl BlockFile {
     /// # Errors
     /// What the host says, or that the file ends before that by now.
     pub(crate) fn read_whole(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
-        if self.read_at(buffer, at)? == buffer.len() { Ok(()) } else { Err(missing::error()) }
+        if self.read_at(buffer, at)? == buffer.len() { Ok(()) } else { Err(cut_off()) }
     }
 
     /// Fills `buffer` with a table, whose end the file may lack: that reads as zeroes.
@@ -97,7 +96,7 @@ impl BlockFile {
     pub(crate) fn read_table(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
         let read = self.read_at(buffer, at)?;
         buffer[read..].fill(0);
-        if read > 0 { Ok(()) } else { Err(missing::error()) }
+        if read > 0 { Ok(()) } else { Err(cut_off()) }
     }
 
     /// Fills `buffer`; what lies behind the end of the file reads as zeroes.

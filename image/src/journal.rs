@@ -19,7 +19,7 @@
 mod loose;
 mod replay;
 
-pub(crate) use loose::{LOOSE, LooseClusters};
+pub(crate) use loose::LooseClusters;
 pub(crate) use replay::set_mark;
 pub use replay::{Replayed, is_journal_of, replay};
 use ringway_core::mem::{Mapping, MappingError};
@@ -34,6 +34,9 @@ use std::sync::{Arc, OnceLock};
 
 /// The most entries.
 pub(crate) const CAPACITY: usize = 4096;
+
+/// The most clusters that no table names. Those for which there is no room are lost with a kill.
+const LOOSE: usize = 4096;
 
 const HEAD: usize = 4096;
 const ENTRY: usize = 16;

@@ -7,7 +7,8 @@ use crate::header::Header;
 use crate::journal::is_of_this_boot;
 use crate::l2::Tables;
 use crate::layout::{Entry, Shape};
-use crate::missing::{self, Missing};
+use crate::missing::Missing;
+use crate::read_at::cut_off;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::path::PathBuf;
@@ -195,7 +196,7 @@ impl Open {
             Entry::Zero { .. } => Some(Found::Zero),
             // Nothing was written there: the file has lost its end.
             Entry::Data { host, .. } | Entry::Compressed { host, .. } if host >= self.end => {
-                return Err(missing::error());
+                return Err(cut_off());
             }
             // The last cluster of a file may lack its end, which reads as zeroes.
             Entry::Data { host, .. } if host + within >= self.end => Some(Found::Zero),

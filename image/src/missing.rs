@@ -18,15 +18,6 @@ use std::ops::Range;
 /// So many ranges are named.
 const RANGES: usize = 4;
 
-/// Something that a table leads to is behind the end of its file, or the file has become shorter.
-pub(crate) fn error() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "its file ends before that")
-}
-
-pub(crate) fn is_that(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::UnexpectedEof
-}
-
 /// What is missing of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Missing {

@@ -4,6 +4,16 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+/// The error of a file that ends before what it is to hold: it lacks its end, or has become shorter.
+pub(crate) fn cut_off() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "its file ends before that")
+}
+
+/// True for [`cut_off`].
+pub(crate) fn is_cut_off(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::UnexpectedEof
+}
+
 /// What headers and tables are read from.
 pub trait ReadAt {
     /// Reads from byte `at` on, as much as there is and fits; 0 at the end.

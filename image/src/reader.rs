@@ -3,7 +3,7 @@
 use crate::base::Bases;
 use crate::layer::{Found, Layer, LayerFormat};
 use crate::layers::Layers;
-use crate::missing;
+use crate::read_at::is_cut_off;
 use rustix::fs::{SeekFrom, seek};
 use std::io;
 use std::ops::Range;
@@ -66,7 +66,7 @@ impl Reader {
         while at < self.size {
             let end = match self.layers.find(at, self.size - at) {
                 Ok((_, len)) => at + len,
-                Err(error) if missing::is_that(&error) => {
+                Err(error) if is_cut_off(&error) => {
                     let end = ((at / self.step + 1) * self.step).min(self.size);
                     match lost.last_mut() {
                         Some(last) if last.end == at => last.end = end,
@@ -98,12 +98,12 @@ impl Reader {
     /// What the host says, or EIO where the metadata make no sense.
     pub fn read(&mut self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
         match self.layers.read(at, buffer) {
-            Err(error) if self.salvages && missing::is_that(&error) => {}
+            Err(error) if self.salvages && is_cut_off(&error) => {}
             result => return result,
         }
         for (sector, at) in buffer.chunks_mut(512).zip((at..).step_by(512)) {
             match self.layers.read(at, sector) {
-                Err(error) if missing::is_that(&error) => sector.fill(0),
+                Err(error) if is_cut_off(&error) => sector.fill(0),
                 result => result?,
             }
         }
@@ -144,7 +144,7 @@ impl Reader {
     fn kind_at(&mut self, at: u64) -> io::Result<(ExtentKind, u64)> {
         let (found, len) = match self.layers.find(at, self.size - at) {
             // Reading tells what is so.
-            Err(error) if missing::is_that(&error) => {
+            Err(error) if is_cut_off(&error) => {
                 return Ok((ExtentKind::Data, self.step - at % self.step));
             }
             found => found?,

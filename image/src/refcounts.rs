@@ -9,7 +9,7 @@ use crate::file::BlockFile;
 use crate::journal::LooseClusters;
 use crate::kept::Kept;
 use crate::layout::{OFFSET, Shape, corrupt, words};
-use crate::missing;
+use crate::read_at::cut_off;
 use counts::{count, set_count};
 pub(crate) use metadata::Metadata;
 use std::io;
@@ -368,7 +368,7 @@ impl Refcounts {
             }
             if self.file.len()? < self.end {
                 tracing::error!("its file has become shorter: nothing is allocated any more");
-                return Err(missing::error());
+                return Err(cut_off());
             }
             self.file.set_len(end)?;
             self.end = end;

@@ -5,12 +5,9 @@
 //! table names it, or it is counted no more. Of one that an entry may lead to, or did, it is said which: so who reads
 //! the list can look.
 
-use super::Journal;
+use super::{Journal, LOOSE};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// The most of them. Those for which there is no room are lost with a kill.
-pub(crate) const LOOSE: usize = 4096;
 
 /// So many of them are left to those that are taken ahead.
 const AHEAD: usize = 1536;
