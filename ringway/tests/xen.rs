@@ -310,3 +310,21 @@ fn b33_a_store_has_one_daemon() {
     Daemon::start(second("store", "vbd3")).stop();
     drop(xen);
 }
+
+/// An image that has to be waited for keeps neither other guests waiting nor the daemon from ending.
+#[test]
+fn b33_an_image_that_is_waited_for_keeps_nobody_waiting() {
+    let dir = folder();
+    let xen = Toolstack::new(dir.path());
+    let image = dir.path().join("disk.img");
+    std::fs::copy(&image, dir.path().join("other.img")).unwrap();
+    let hold = Daemon::serve(dir.path(), &["disk.img", "--socket", "s"]);
+    let daemon = Daemon::serve(dir.path(), &[&OPTIONS[..], &["--lock-wait", "300"]].concat());
+    xen.attach((1, "a"), XVDA, &image, "w");
+    until(&daemon, || daemon.log().contains("waiting"));
+    xen.attach((2, "b"), XVDA, &dir.path().join("other.img"), "w");
+    xen.until(&daemon, (2, XVDA), "2");
+    assert_eq!(xen.state(1, XVDA), "1");
+    daemon.stop();
+    hold.stop();
+}

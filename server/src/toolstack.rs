@@ -1,7 +1,7 @@
 //! The disks that the toolstack of a Xen host attaches to its guests.
 //!
-//! One thread watches the folder in xenstore under which the toolstack puts them. Each disk has a
-//! thread and a connection of its own, so that no guest can keep the others waiting.
+//! One thread watches the folder in xenstore under which the toolstack puts them. Each disk is opened on a
+//! thread of its own, and has one and a connection while it is served, so that none keeps the others waiting.
 
 use super::disks::Disks;
 use super::survive::survive;
@@ -12,11 +12,12 @@ use ringway_export::WarningLimit;
 use ringway_terminal::reasons::in_full;
 use ringway_xen_blkback::{Access, Address, StoreError, Tx, Xenstore};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,8 +66,18 @@ struct Watch {
     access: Arc<dyn Access>,
     store: Xenstore,
     refused: HashMap<String, Refused>,
+    /// Disks that are being opened.
+    opening: HashSet<String>,
+    /// What came of it.
+    opened: Receiver<Opened>,
+    tell: Sender<Opened>,
+    /// Rings when there is something in `opened`.
+    bell: Arc<OwnedFd>,
     failures: WarningLimit,
 }
+
+/// A disk by its folder in the store, and why it is not served.
+type Opened = (String, anyhow::Result<()>);
 
 impl Toolstack {
     /// Listens to the store from now on; `claim` is what [`super::xen::claim`] has returned.
@@ -81,9 +92,19 @@ impl Toolstack {
         let access = disks.host.xen().ok_or_else(|| anyhow!("--xen: it was not prepared for"))?;
         let store = Xenstore::open(&*access).map_err(|error| anyhow!("--xen: {error}"))?;
         let (disks, plan) = (Arc::clone(disks), Arc::clone(plan));
-        let (refused, failures) =
-            (HashMap::new(), WarningLimit::warnings(None, "a xenstore that fails"));
-        let mut watch = Watch { disks, plan, access, store, refused, failures };
+        let (tell, opened) = channel();
+        let mut watch = Watch {
+            disks,
+            plan,
+            access,
+            store,
+            refused: HashMap::new(),
+            opening: HashSet::new(),
+            opened,
+            tell,
+            bell: Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?),
+            failures: WarningLimit::warnings(None, "a xenstore that fails"),
+        };
         watch.begin().map_err(|error| anyhow!("--xen: {error}"))?;
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stop = Arc::clone(&end);
@@ -123,9 +144,9 @@ impl Watch {
             } else {
                 self.until_again()
             };
-            let store = self.store.fd();
+            let mut fds = vec![stop.as_fd(), self.bell.as_fd()];
             // A store that is lost would be readable for ever.
-            let fds = if looked.is_ok() { vec![stop.as_fd(), store] } else { vec![stop.as_fd()] };
+            fds.extend(looked.is_ok().then(|| self.store.fd()));
             let mut polled: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
             // Interrupted is as good as woken.
             let _ = poll(&mut polled, timeout.as_ref());
@@ -133,6 +154,8 @@ impl Watch {
                 return;
             }
             drop(polled);
+            // It only says that there is something to look at.
+            let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
             if looked.is_err()
                 && let Ok(store) = Xenstore::open(&*self.access)
             {
@@ -144,7 +167,8 @@ impl Watch {
 
     /// How long until a disk is to be tried again.
     fn until_again(&self) -> Option<Timespec> {
-        let next = self.refused.values().filter_map(|refused| refused.again).min()?;
+        let waiting = self.refused.iter().filter(|(back, _)| !self.opening.contains(*back));
+        let next = waiting.filter_map(|(_, refused)| refused.again).min()?;
         let left = next.saturating_duration_since(Instant::now());
         // Rounded up: too early is once more for nothing.
         Timespec::try_from(left + Duration::from_millis(1)).ok()
@@ -153,6 +177,13 @@ impl Watch {
     /// Looks at all there is, and serves what is new.
     fn scan_disks(&mut self) -> anyhow::Result<()> {
         self.store.events()?;
+        while let Ok((back, opened)) = self.opened.try_recv() {
+            self.opening.remove(&back);
+            match opened {
+                Ok(()) => drop(self.refused.remove(&back)),
+                Err(error) => self.refuse(&back, &error),
+            }
+        }
         let folder = self.plan.folder();
         let mut there = Vec::new();
         for domain in self.store.list(Tx::NONE, &folder)? {
@@ -164,54 +195,40 @@ impl Watch {
         for back in there {
             let now = Instant::now();
             let is_early = |refused: &Refused| refused.again.is_none_or(|again| now < again);
-            if self.refused.get(&back).is_some_and(is_early)
+            if self.opening.contains(&back)
+                || self.refused.get(&back).is_some_and(is_early)
                 || self.disks.list().iter().any(|served| served.device.as_deref() == Some(&back))
             {
                 continue;
             }
             let Some(at) = Address::read(&mut self.store, &back)? else { continue };
-            match self.serve(at) {
-                Ok(()) => drop(self.refused.remove(&back)),
-                Err(error) => self.refuse(&back, &error),
+            if let Err(error) = self.open(at) {
+                self.refuse(&back, &error);
             }
         }
         Ok(())
     }
 
-    fn serve(&mut self, at: Address) -> anyhow::Result<()> {
-        let image = PathBuf::from(image_of(&at.params)?);
-        if !image.is_absolute() {
-            bail!("'{}' is no absolute path", image.display());
-        }
-        let (mut disk, origin) = self.words(&at, &image)?;
-        disk.read_only |= at.read_only;
-        let (back, from) = (at.back.clone(), origin.clone());
-        let served = disk
-            .into_spec(&image, Place::Xen(device(at)))
-            .map_err(anyhow::Error::msg)
-            .and_then(|spec| self.disks.add(spec));
-        match origin {
-            Some(origin) => served.context(origin)?,
-            None => served?,
+    /// Begins to open a disk, which may wait for the image's lock or for a file system.
+    fn open(&mut self, at: Address) -> anyhow::Result<()> {
+        let guest = match self.plan.disks.is_empty() {
+            true => None,
+            false => self.store.read(Tx::NONE, &format!("/local/domain/{}/name", at.domid))?,
         };
-        if let Some(from) = from {
-            tracing::info!("{back}: its options are those of {from}");
-        }
+        let (disks, plan) = (Arc::clone(&self.disks), Arc::clone(&self.plan));
+        let (tell, bell, back) = (self.tell.clone(), Arc::clone(&self.bell), at.back.clone());
+        let name = back.clone();
+        std::thread::Builder::new().name("xen-open".into()).spawn(move || {
+            let guest = guest.unwrap_or_default();
+            let opened =
+                survive("the thread that opens a disk", || serve(&disks, &plan, at, &guest));
+            // Nobody waits for it if the daemon is stopping.
+            let _ = tell.send((name, opened.unwrap_or_else(|| Err(anyhow!("it panicked")))));
+            // It can only be full of rings that were not read, which is as good.
+            let _ = rustix::io::write(&*bell, &1u64.to_ne_bytes());
+        })?;
+        self.opening.insert(back);
         Ok(())
-    }
-
-    /// The options of a disk, and where they were said.
-    fn words(&mut self, at: &Address, image: &Path) -> anyhow::Result<(DiskArgs, Option<String>)> {
-        if self.plan.disks.is_empty() {
-            return Ok((self.plan.disk.clone(), None));
-        }
-        let name = self.store.read(Tx::NONE, &format!("/local/domain/{}/name", at.domid))?;
-        let attached = Attached { guest: &name.unwrap_or_default(), device: at.devid };
-        // Whatever it is called: a link to a volume, another node of a device.
-        let here = self.disks.host.locate(image);
-        let is_image = |path: &Path| path == image || self.disks.host.locate(path).is_same(&here);
-        let (disk, origin) = self.plan.words(attached, is_image);
-        Ok((disk, origin.map(str::to_owned)))
     }
 
     /// Tells the log and the toolstack, unless it may still work. Only a disk that nobody has offered yet is
@@ -247,6 +264,46 @@ impl Watch {
             Err(_) => {}
         }
     }
+}
+
+/// Opens a disk of a guest of this name, and serves it from then on.
+fn serve(disks: &Disks, plan: &XenPlan, at: Address, guest: &str) -> anyhow::Result<()> {
+    let image = PathBuf::from(image_of(&at.params)?);
+    if !image.is_absolute() {
+        bail!("'{}' is no absolute path", image.display());
+    }
+    let (mut disk, origin) = words(disks, plan, (guest, at.devid), &image);
+    disk.read_only |= at.read_only;
+    let back = at.back.clone();
+    let served = disk
+        .into_spec(&image, Place::Xen(device(at)))
+        .map_err(anyhow::Error::msg)
+        .and_then(|spec| disks.add(spec));
+    match &origin {
+        Some(origin) => drop(served.context(origin.clone())?),
+        None => drop(served?),
+    }
+    if let Some(from) = origin {
+        tracing::info!("{back}: its options are those of {from}");
+    }
+    Ok(())
+}
+
+/// The options of a disk, and where they were said.
+fn words(
+    disks: &Disks,
+    plan: &XenPlan,
+    (guest, device): (&str, u32),
+    image: &Path,
+) -> (DiskArgs, Option<String>) {
+    if plan.disks.is_empty() {
+        return (plan.disk.clone(), None);
+    }
+    // Whatever it is called: a link to a volume, another node of a device.
+    let here = disks.host.locate(image);
+    let is_image = |path: &Path| path == image || disks.host.locate(path).is_same(&here);
+    let (disk, origin) = plan.words(Attached { guest, device }, is_image);
+    (disk, origin.map(str::to_owned))
 }
 
 /// Writes why a disk is not served to where the toolstack looks, and what ends its waiting; false, and nothing
