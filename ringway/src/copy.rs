@@ -27,11 +27,7 @@ use crate::io::target::Target;
 use anyhow::{Context, bail};
 use args::{CopyArgs, Prealloc};
 use end::{DIRECT, End};
-<<<<<<< ours
-use flow::{Counters, Course, DST, Ended, Flow, Halt, Mode};
-=======
-use flow::{Counters, Course, DST, Flow, Halt, Mode, SRC};
->>>>>>> theirs
+use flow::{Counters, Course, DST, Ended, Flow, Halt, Mode, SRC};
 use guard::{discard_if_new, is_same, journal_path, may_write, mode_of};
 use journal::{Identity, Journal, Story};
 use new_image::NewImage;

@@ -166,7 +166,8 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     // Connections inherit both: an answer does not wait for more to be sent with it, and a client that
-    // has vanished is noticed within a minute: until then it keeps its place.
+    // has vanished is noticed within a minute: until then it keeps its place, and what it has left unread may be
+    // carried out when its cable is mended.
     sockopt::set_tcp_nodelay(&listener, true)?;
     sockopt::set_socket_keepalive(&listener, true)?;
     sockopt::set_tcp_keepidle(&listener, Duration::from_secs(30))?;

@@ -47,6 +47,7 @@
 mod extents;
 mod handshake;
 mod input;
+mod lines;
 mod offer;
 mod output;
 mod portal;

@@ -1,6 +1,7 @@
 //! Clients of one disk: they come and go, several at a time.
 
 use crate::Export;
+use crate::lines::Lines;
 use crate::offer::Offer;
 use crate::portal::{HANDSHAKES_MAX, Newcomer, Portal, Reservation, Room, Shaking};
 use crate::session::{Ended, Session, is_rung, shake_hands};
@@ -29,6 +30,7 @@ pub struct Server<'a> {
     handshake_max: Duration,
     /// Which queues are taken.
     taken: Mutex<Vec<bool>>,
+    lines: Lines,
     failed: AtomicBool,
 }
 
@@ -41,6 +43,7 @@ impl<'a> Server<'a> {
             export,
             handshake_max: HANDSHAKE_MAX,
             taken: Mutex::new(vec![false; queues]),
+            lines: Lines::default(),
             failed: AtomicBool::new(false),
         }
     }
@@ -199,7 +202,8 @@ impl<'a> Server<'a> {
 
     fn session(&self, newcomer: Newcomer, taken: &Taken<'_>, stop: BorrowedFd<'_>) -> Ended {
         let Newcomer { stream, negotiated, offer, relay } = newcomer;
-        let ended = match Session::new(self.export, (&offer, negotiated), stream, taken.at, stop) {
+        let (agreed, place) = ((&offer, negotiated), (taken.at, &self.lines));
+        let ended = match Session::new(self.export, agreed, stream, place, stop) {
             Ok(session) => {
                 if let Some(pass) = self.export.limits().connected.pass() {
                     let (queue, suppressed) = (taken.at, pass.suppressed);

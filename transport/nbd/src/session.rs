@@ -6,18 +6,19 @@ mod shake;
 use crate::Export;
 use crate::extents::Tells;
 use crate::handshake::{Negotiated, Replies};
+use crate::lines::Lines;
 use crate::offer::Offer;
 use crate::queue::{Desk, Queue};
 use crate::request::Rules;
 use ringway_core::panic_point;
-use ringway_export::{Notice, QueueId, SessionInbox};
+use ringway_export::{Notice, QueueId, SessionInbox, Stopped};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 pub(crate) use shake::shake_hands;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
@@ -44,6 +45,8 @@ pub enum Ended {
 pub(crate) enum Refusal {
     #[error("the disk does not finish what is in flight")]
     Stuck,
+    #[error("another client has closed its connection, and what it had in flight is not known yet")]
+    Unnoticed,
     #[error("a worker of this disk has failed: what was in flight is not known")]
     Failed,
     #[error("the worker refuses it: {0}")]
@@ -65,6 +68,8 @@ pub(crate) struct Session<'a> {
     export: &'a Export,
     /// The number of its queue.
     at: usize,
+    /// Those of all clients of the disk.
+    lines: &'a Lines,
     stop: BorrowedFd<'a>,
     inbox: Arc<SessionInbox>,
     desk: Desk,
@@ -73,6 +78,8 @@ pub(crate) struct Session<'a> {
     tells: Tells,
     /// The client has gone, and its requests with it.
     deserted: bool,
+    /// The client has gone, and had said that it would.
+    said_goodbye: bool,
 }
 
 /// What a connection may ask of a disk.
@@ -98,7 +105,7 @@ impl<'a> Session<'a> {
         export: &'a Export,
         (offer, negotiated): (&Offer, Negotiated),
         stream: OwnedFd,
-        at: usize,
+        (at, lines): (usize, &'a Lines),
         stop: BorrowedFd<'a>,
     ) -> io::Result<Self> {
         let tells = Tells::of(export.disk());
@@ -110,8 +117,20 @@ impl<'a> Session<'a> {
         export.enter(Arc::clone(&inbox));
         let place = QueuePlace::Here(Box::new(queue));
         let replies = negotiated.replies;
-        let deserted = false;
-        Ok(Self { export, at, stop, inbox, desk, place, replies, tells, deserted })
+        let (deserted, said_goodbye) = (false, false);
+        Ok(Self {
+            export,
+            at,
+            lines,
+            stop,
+            inbox,
+            desk,
+            place,
+            replies,
+            tells,
+            deserted,
+            said_goodbye,
+        })
     }
 
     /// Serves it until it ends.
@@ -161,10 +180,8 @@ impl<'a> Session<'a> {
 
     /// Until it is over: how, and why if that is worth telling.
     fn serve(&mut self) -> (Ended, Option<String>) {
-        // The client has closed the connection, and had said that it would.
-        let mut said_so = false;
         loop {
-            let [stop, inbox, asked, closed] = match self.wait(said_so) {
+            let [stop, inbox, asked, closed] = match self.wait() {
                 Ok(rung) => rung,
                 Err(error) => return (Ended::Failed, Some(error.to_string())),
             };
@@ -178,7 +195,10 @@ impl<'a> Session<'a> {
                         self.deserted = true;
                         return (Ended::ByPeer, None);
                     }
-                    Ok(false) => said_so = true,
+                    Ok(false) => {
+                        self.said_goodbye = true;
+                        self.lines.leave(self.desk.stream());
+                    }
                     Err(error) => return (Ended::ByPeer, Some(error.to_string())),
                 }
             }
@@ -195,12 +215,12 @@ impl<'a> Session<'a> {
 
     /// Waits until it is to stop, its inbox or its queue has something, or its client has closed the
     /// connection: which of these it was. The last one is not waited for if that is known.
-    fn wait(&self, is_closed: bool) -> rustix::io::Result<[bool; 4]> {
-        let (bell, asked, stream) = (self.inbox.bell(), self.desk.bell(), self.desk.stream());
-        let fds = [self.stop, bell, asked, stream];
+    fn wait(&self) -> rustix::io::Result<[bool; 4]> {
+        let stream = self.desk.stream().as_fd();
+        let fds = [self.stop, self.inbox.bell(), self.desk.bell(), stream];
         let flags = [PollFlags::IN, PollFlags::IN, PollFlags::IN, PollFlags::RDHUP];
         let mut polled = [0, 1, 2, 3].map(|at| PollFd::new(&fds[at], flags[at]));
-        let polled = if is_closed { &mut polled[..3] } else { &mut polled[..] };
+        let polled = if self.said_goodbye { &mut polled[..3] } else { &mut polled[..] };
         match poll(polled, None) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
@@ -236,6 +256,9 @@ impl<'a> Session<'a> {
         if self.export.has_failed() {
             return Err(Refusal::Failed);
         }
+        if !self.lines.await_closed() {
+            return Err(Refusal::Unnoticed);
+        }
         let mut queue = match std::mem::replace(&mut self.place, QueuePlace::Lost) {
             QueuePlace::Here(queue) => queue,
             other => {
@@ -244,6 +267,9 @@ impl<'a> Session<'a> {
             }
         };
         queue.resume();
+        if !self.said_goodbye {
+            self.lines.enter(self.desk.stream());
+        }
         let (inbox, at) = (Arc::clone(&self.inbox), self.at);
         let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
         // Without a write cache, writes are durable before they are answered.
@@ -258,9 +284,7 @@ impl<'a> Session<'a> {
     /// Stops the queue, and waits until nothing of it is in flight.
     fn stop(&mut self) -> Result<(), Refusal> {
         let QueuePlace::Running(id) = self.place else { return Ok(()) };
-        self.place = QueuePlace::Lost;
-        self.export.stopping(self.at, id);
-        let promise = self.export.worker(self.at).stop(id).map_err(Refusal::Worker)?;
+        let promise = self.begin_stop(id)?;
         match self.export.await_disk(Instant::now(), self.at, &promise) {
             Ok(Some(stopped)) => {
                 self.export.stopped(&stopped);
@@ -278,16 +302,23 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
-    /// Stops the queue of a client that has gone. What storage has of it stays with its worker, and counts as in
-    /// flight. The client may come back at once, in this very place if not too much is left behind.
-    fn leave(&mut self) -> Result<(), Refusal> {
-        let QueuePlace::Running(id) = self.place else { return Ok(()) };
+    /// Has the worker stop the queue. What overlaps a write that it has in flight waits from now on.
+    fn begin_stop(&mut self, id: QueueId) -> Result<Receiver<Stopped<Queue>>, Refusal> {
         self.place = QueuePlace::Lost;
         self.export.stopping(self.at, id);
         let worker = self.export.worker(self.at);
         let promise = worker.stop(id).map_err(Refusal::Worker)?;
-        // Commands are carried out in their order: what overlaps its writes waits from now on.
+        // Commands are carried out in their order.
         worker.edit(id, |_| ()).map_err(Refusal::Worker)?;
+        self.lines.leave(self.desk.stream());
+        Ok(promise)
+    }
+
+    /// Stops the queue of a client that has gone. What storage has of it stays with its worker, and counts as in
+    /// flight. The client may come back at once, in this very place if not too much is left behind.
+    fn leave(&mut self) -> Result<(), Refusal> {
+        let QueuePlace::Running(id) = self.place else { return Ok(()) };
+        let promise = self.begin_stop(id)?;
         loop {
             match promise.recv_timeout(LEAVE_AFTER) {
                 Ok(stopped) => {
@@ -315,6 +346,7 @@ impl Drop for Session<'_> {
             // A panic: nobody knows what is in flight.
             self.export.fail();
         }
+        self.lines.leave(self.desk.stream());
         self.export.leave(&self.inbox);
     }
 }

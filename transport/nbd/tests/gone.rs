@@ -219,6 +219,32 @@ fn c53_what_overlaps_a_write_of_an_ended_connection_waits_for_it() {
     }
 }
 
+/// Before the thread of the connection that has ended may have looked.
+#[test]
+fn c53_a_client_that_comes_back_at_once_finds_its_writes_known() {
+    const TIMES: u64 = 40;
+    let store = StallingStore::new(BYTES);
+    let rig = rig_of(&store, PATIENCE, (128, 2));
+    store.stall(Some(2));
+    let mut all = Vec::new();
+    for block in 0..TIMES {
+        let place = (512 * block, 512);
+        let mut client = Client::new(rig.connect(), SIMPLE);
+        client.ask(c::WRITE, 0, 1, place, &[2; 512]);
+        store.wait_stalled(usize::try_from(block).unwrap() + 1);
+        drop(client);
+        let mut next = Client::new(rig.connect(), SIMPLE);
+        next.ask(c::WRITE, 0, block, place, &[3; 512]);
+        waits(&mut next, block);
+        all.push(next);
+    }
+    store.stall(None);
+    for (block, next) in all.iter_mut().enumerate() {
+        assert_eq!(next.reply().expect("an answer").error, 0);
+        assert_eq!(store.byte(512 * block), 3, "{block}");
+    }
+}
+
 /// A client that comes back before anybody knows that it had gone, as after a cut cable.
 #[test]
 fn c53_what_overlaps_an_old_write_waits_for_it_whoever_asked_for_that() {

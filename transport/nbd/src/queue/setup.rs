@@ -37,8 +37,8 @@ impl Desk {
 
     /// The connection. The session notices when its client closes it; requests may wait for long without a
     /// byte being read.
-    pub(crate) fn stream(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+    pub(crate) fn stream(&self) -> &Arc<OwnedFd> {
+        &self.stream
     }
 
     /// Answers all that is asked.
