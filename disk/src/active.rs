@@ -18,7 +18,7 @@ pub(crate) struct Active {
     pub(crate) bases: Arc<Bases>,
     /// Where entries of its image's tables wait for a flush, if there is a place that outlives this process.
     pub(crate) journal: Option<Arc<Journal>>,
-    /// Whether there is somebody who puts them into the image when this process has died.
+    /// Whether somebody sees it if a sync fails while this process dies.
     pub(crate) defers: bool,
 }
 

@@ -3,7 +3,8 @@
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::state::{
-    STATE_BYTES, STATE_EXPORT_AT, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_PAUSED, State,
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FLUSH_FAILED, STATE_FLUSHING, STATE_KEPT, STATE_PAUSED,
+    State,
 };
 use ringway_core::kill_point;
 use ringway_core::mem::MappingError;
@@ -30,7 +31,7 @@ impl Disk {
         let state = State::map(file, keeper)?;
         let counts =
             self.remote.is_some().then(|| Counts::map(file, STATE_EXPORT_AT)).transpose()?;
-        let left = state.word().fetch_and(!STATE_FLUSHING, SeqCst);
+        let left = state.word().fetch_and(STATE_KEPT, SeqCst);
         let failed = left & STATE_FLUSH_FAILED != 0;
         if failed {
             tracing::warn!(
@@ -38,7 +39,7 @@ impl Disk {
                 "a flush had failed when this disk was served before: flushes go on failing for the \
                  guest that it had, until one begins afresh"
             );
-        } else if left & STATE_FLUSHING != 0 && self.cache != CacheMode::None {
+        } else if left & !STATE_KEPT != 0 && self.cache != CacheMode::None {
             tracing::warn!(
                 disk = self.name(),
                 "a flush was under way when the daemon and its helper died: if it failed, the host \
@@ -60,8 +61,9 @@ impl Disk {
         Ok(())
     }
 
-    /// The tables of its image may lack what only a flush has to find there: whoever looks after its state puts
-    /// that into the image if this process dies. For a disk that keeps its state, and whose tables are not read yet.
+    /// The tables of its image may lack what only a flush has to find there: whoever serves it next with this state
+    /// puts that into them, and a witness sees if a sync fails while this process dies. For a disk that keeps its
+    /// state, and whose tables are not read yet.
     pub fn defer_entries(&self) {
         self.active().defers = true;
     }
@@ -124,10 +126,18 @@ impl Disk {
         kill_point!(FlushFailed);
     }
 
-    /// A flush through the page cache begins or is over.
-    pub(crate) fn set_flushing(&self, under_way: bool) {
-        if self.cache != CacheMode::None && self.remote.is_none() {
-            self.keep(STATE_FLUSHING, under_way);
+    /// A flush through the page cache begins or is over; there may be several.
+    pub(crate) fn set_flushing(&self, begins: bool) {
+        let is_cached = self.cache != CacheMode::None && self.remote.is_none();
+        let Some(state) = self.state.as_ref().filter(|_| is_cached) else {
+            return;
+        };
+        if begins {
+            state.word().fetch_add(STATE_FLUSHING, SeqCst);
+        } else {
+            let one_less = |word: u64| word.checked_sub(STATE_FLUSHING);
+            // None is left if the word was of another file then.
+            let _ = state.word().fetch_update(SeqCst, SeqCst, one_less);
         }
     }
 

@@ -25,12 +25,15 @@ pub const STATE_EXPORT_AT: u64 = 256;
 
 /// A flush has failed, and its guest goes on.
 pub const STATE_FLUSH_FAILED: u64 = 1;
-/// A flush through the page cache is under way, and nobody knows its outcome.
-pub const STATE_FLUSHING: u64 = 2;
 /// No requests are taken.
 pub const STATE_PAUSED: u64 = 4;
+/// What stays true when the process is gone, of the word.
+pub const STATE_KEPT: u64 = STATE_FLUSH_FAILED | STATE_PAUSED;
+/// One flush through the page cache that is under way, and of which nobody knows the outcome: the upper half of
+/// the word counts them.
+pub const STATE_FLUSHING: u64 = 1 << 32;
 
-/// The page of one disk: one word, with the bits above.
+/// The page of one disk: one word, with the bits and the count above.
 pub(crate) struct State {
     mapping: Mapping,
     file: File,

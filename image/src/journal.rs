@@ -21,7 +21,7 @@ mod replay;
 
 pub(crate) use loose::LooseClusters;
 pub(crate) use replay::set_mark;
-pub use replay::{Replayed, is_journal_of, replay};
+pub use replay::{Replayed, replay};
 use ringway_core::mem::{Mapping, MappingError};
 use std::fmt;
 use std::fs::File;

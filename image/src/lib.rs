@@ -98,7 +98,7 @@ pub use extension::Bitmaps;
 pub use format::{Format, UnknownFormat};
 pub use header::{BackingName, CLUSTER_BITS, Compression, DataFileName, Header, L1_BYTES_MAX};
 pub use image::{Image, ImageMemory, Use};
-pub use journal::{Journal, Replayed, is_journal_of, learn_boot, replay};
+pub use journal::{Journal, Replayed, learn_boot, replay};
 pub use layer::{Layer, LayerFormat, NOT_WHOLE};
 pub use layout::Shape;
 pub use locate::Locator;

@@ -90,7 +90,9 @@ fn a_clone_is_made_served_and_found_again() {
         assert_eq!(sector(dir, "vm7.sock", 6), 6, "the base's");
         // Ended, or killed.
         if round == 1 {
-            daemon.kill()
+            daemon.kill();
+            // Puts into the clone what that one had answered.
+            Daemon::serve(dir, &args).stop();
         } else {
             drop(daemon.stop())
         }

@@ -98,6 +98,8 @@ fn c30_a_daemon_that_is_killed_while_it_merges_leaves_a_whole_chain() {
             daemon.kill();
             let _ = (load.join().unwrap(), child.join().unwrap());
         });
+        // The next one puts into the image what that one had answered.
+        Daemon::serve(dir, &SERVE).stop();
         let held = content(dir, "disk.qcow2");
         let (least, most) = (Known::now(&known.acknowledged), Known::now(&known.begun));
         within(&held, &least, &most, &format!("round {round}"));

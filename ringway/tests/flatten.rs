@@ -149,6 +149,8 @@ fn c27_a_daemon_that_is_killed_while_it_flattens_leaves_a_whole_image() {
             daemon.kill();
             let _ = (load.join().unwrap(), child.join().unwrap());
         });
+        // The next one puts into the image what that one had answered.
+        Daemon::serve(dir, &SERVE).stop();
         let held = content(dir, "disk.qcow2");
         let (least, most) = (Known::now(&known.acknowledged), Known::now(&known.begun));
         within(&held, &least, &most, &format!("round {round}"));

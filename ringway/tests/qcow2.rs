@@ -89,6 +89,8 @@ fn c19_what_was_answered_is_there_whether_the_daemon_ends_or_is_killed() {
             }
             if killed {
                 daemon.kill();
+                // The next one puts into the image what that one had answered.
+                Daemon::serve(dir, &[&ARGS[..], more].concat()).stop();
             } else {
                 drop((queue, device));
                 daemon.stop();
@@ -141,6 +143,7 @@ fn c24_an_image_grows_while_it_is_served() {
         assert!(write(&device, &mut queue, last, 9));
         model[bytes - 512..].fill(9);
         daemon.kill();
+        Daemon::serve(dir, &[&args[..], more].concat()).stop();
         judge(dir, &model, true);
         assert!(qemu(dir, &["check", "-r", "leaks", "top.qcow2"]));
     }

@@ -118,6 +118,8 @@ fn c23_a_daemon_that_is_killed_in_a_snapshot_leaves_a_whole_chain() {
             daemon.kill();
             let _ = (load.join().unwrap(), child.join().unwrap());
         });
+        // The next one puts into the image what that one had answered.
+        Daemon::serve(dir, &SERVE).stop();
         let held = content(dir, "disk.qcow2");
         within(&held, &Known::now(&known.acknowledged), &Known::now(&known.begun), &name);
         known.holds(&held);

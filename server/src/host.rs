@@ -37,19 +37,19 @@ use crate::xen::Access;
 use anyhow::{Context, bail};
 use client::{Client, EphemeralFile, HelpersFile};
 pub(crate) use duties::Duties;
-pub(super) use forked::{leave_no_zombie, settle};
+pub(super) use forked::{Event, Parent, leave_no_zombie, settle};
 use local::{Local, Opened, OwnFile};
 use names::{PATHS, PathNames};
-pub(crate) use protocol::is_socket_busy;
+pub(crate) use protocol::{is_socket_busy, reason};
 use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_disk::open::foreign_holder;
-use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
+use ringway_disk::{CacheMode, Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::{Names, WarningLimit};
 use ringway_image::Bases;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access as SocketAccess;
 pub(crate) use state::StateDir;
-use state::StateKeeper;
+use state::{OwnState, StateKeeper};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -200,7 +200,8 @@ impl Host {
                 disk.keep_state(&file, Box::new(keeper))?;
             }
             (Some(helper), _) => {
-                let (file, keeper) = helper.state(&disk.file())?;
+                let cached = disk.cache() != CacheMode::None;
+                let (file, keeper) = helper.state(&disk.file(), cached)?;
                 disk.keep_state(&file, Box::new(keeper))?;
                 disk.defer_entries();
             }
@@ -210,7 +211,7 @@ impl Host {
                     None => StateKeeper::here(dir, &disk.file())?,
                 };
                 let file = keeper.file().try_clone()?;
-                disk.keep_state(&file, Box::new(Mutex::new(keeper)))?;
+                disk.keep_state(&file, Box::new(OwnState(Mutex::new(keeper))))?;
             }
             (None, None) => {}
         }

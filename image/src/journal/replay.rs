@@ -63,21 +63,6 @@ pub fn replay(
     Ok(replayed)
 }
 
-/// Whether the journal is the one that the header of `file` names. As [`replay`].
-///
-/// # Errors
-/// What the host says, or what is wrong with the header.
-pub fn is_journal_of(
-    file: &Arc<File>,
-    bytes: u64,
-    unit: u32,
-    journal: &Journal,
-) -> io::Result<bool> {
-    let file = BlockFile::new(Arc::clone(file), unit);
-    let header = Header::read(&file, bytes)?.map_err(io::Error::other)?;
-    Ok(journal.has_mark(Shape::from(&header).autoclear & MARK_BITS))
-}
-
 fn put(file: &BlockFile, bytes: u64, shape: Shape, journal: &Journal) -> io::Result<Replayed> {
     // The latest of each cluster, in their order on the disk.
     let entries = journal.entries();

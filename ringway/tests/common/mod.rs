@@ -262,6 +262,47 @@ pub(crate) fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
 
+/// All processes that descend from this one.
+pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+    let mut all = children(pid);
+    let mut at = 0;
+    while let Some(&pid) = all.get(at) {
+        // One that has ended has none.
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        all.extend(text.split_whitespace().filter_map(|word| word.parse::<u32>().ok()));
+        at += 1;
+    }
+    all
+}
+
+/// Waits until these processes have ended.
+#[track_caller]
+pub(crate) fn until_ended(pids: &[u32]) {
+    let stat = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let lives = |pid: &&u32| !stat(**pid).is_empty() && !stat(**pid).contains(") Z ");
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(pid) = pids.iter().find(lives) {
+        assert!(Instant::now() < deadline, "it lives on: {}", stat(*pid));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// As the service manager, or the kernel for want of memory, kills a whole group at once: the daemon, its helper,
+/// and whatever else it has.
+pub(crate) fn kill_all(daemon: Daemon) {
+    let (pid, others) = (daemon.pid(), descendants(daemon.pid()));
+    assert!(!others.is_empty());
+    for signal in [libc::SIGSTOP, libc::SIGKILL] {
+        for process in others.iter().chain([&pid]) {
+            // SAFETY: processes of this test's own daemon.
+            unsafe { libc::kill(process.cast_signed(), signal) };
+        }
+    }
+    daemon.kill();
+    until_ended(&others);
+}
+
 /// A thread of a process, as /proc tells of it.
 pub(crate) struct Thread {
     /// Its folder.

@@ -1,7 +1,7 @@
 //! The daemon's side: asks the helper.
 
 use super::protocol::{HelperAnswer, HelperRequest, SocketBusy, Wanted};
-use super::wire::{receive, send};
+use super::wire::{ReceiveError, SendError, receive, send};
 use crate::xen;
 use anyhow::{anyhow, bail};
 use ringway_control::config::Location;
@@ -68,16 +68,20 @@ impl Client {
         let line = self.line.lock().unwrap_or_else(|e| e.into_inner());
         let let_go = std::mem::take(&mut *self.let_go.lock().unwrap_or_else(|e| e.into_inner()));
         for number in let_go {
-            send(&*line, &HelperRequest::Stateless { number }, None).map_err(|_| helper_ended())?;
+            send(&*line, &HelperRequest::Stateless { number }, None).map_err(not_sent)?;
             answer(&line)?;
         }
-        send(&*line, request, fd).map_err(|_| helper_ended())?;
+        send(&*line, request, fd).map_err(not_sent)?;
         answer(&line)
     }
 
     /// The state of a disk, and who has the helper let it go.
-    pub(super) fn state(self: &Arc<Self>, image: &File) -> anyhow::Result<(File, HelpersState)> {
-        self.states(&HelperRequest::State, Some(image.as_fd()))
+    pub(super) fn state(
+        self: &Arc<Self>,
+        image: &File,
+        cached: bool,
+    ) -> anyhow::Result<(File, HelpersState)> {
+        self.states(&HelperRequest::State { cached }, Some(image.as_fd()))
     }
 
     /// The same of an export that the helper has connected to.
@@ -189,11 +193,21 @@ fn helper_ended() -> anyhow::Error {
     )
 }
 
+/// Whatever the host says to a line, nobody is at its other end.
+fn not_sent(error: SendError) -> anyhow::Error {
+    match error {
+        SendError::Host(_) => helper_ended(),
+        error => error.into(),
+    }
+}
+
 pub(super) fn answer(line: &OwnedFd) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-    match receive(line)?.ok_or_else(helper_ended)? {
-        (HelperAnswer::Refused { why, socket_busy: true }, _) => Err(SocketBusy(why).into()),
-        (HelperAnswer::Refused { why, socket_busy: false }, _) => Err(anyhow!(why)),
-        answer => Ok(answer),
+    match receive(line) {
+        Ok((HelperAnswer::Refused { why, socket_busy: true }, _)) => Err(SocketBusy(why).into()),
+        Ok((HelperAnswer::Refused { why, socket_busy: false }, _)) => Err(anyhow!(why)),
+        Ok(answer) => Ok(answer),
+        Err(ReceiveError::Ended) => Err(helper_ended()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -223,7 +237,7 @@ impl Drop for HelpersState {
             let_go.push(self.number);
             return;
         }
-        // If the helper has gone, so has what it held.
+        // If the helper has gone, what it kept stays for whoever serves the disk next.
         let _ = self.helper.ask(&HelperRequest::Stateless { number: self.number });
     }
 }

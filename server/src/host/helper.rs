@@ -1,6 +1,7 @@
 //! The helper process: opens, makes and removes files for a daemon that no longer can. It hears one
-//! daemon and nobody else, and ends with the daemon. What is in an image it touches only after that, to put into
-//! its tables what the daemon had answered.
+//! daemon and nobody else, and ends when that is dead, which a pidfd says and no error on the line. It never
+//! writes to an image that is served, nor syncs or unlocks it; nor does it remove what is kept of a disk, unless
+//! the daemon that has the disk's lock asks for it ([ADR 0066](../../../docs/adr/0066-what-outlives-a-process.md)).
 //!
 //! Until the daemon has started it has the rights that the daemon was started with. After that it
 //! acts as the daemon's user, so that a daemon in wrong hands gains nothing by it, with two exceptions:
@@ -14,11 +15,11 @@ use super::super::survive::survive;
 use super::addresses::Addresses;
 use super::client::Client;
 use super::duties::Duties;
-use super::forked::{leave_no_zombie, line, settle};
+use super::forked::{Event, Parent, leave_no_zombie, line, settle};
 use super::local::{Local, Opened, OwnFile, configuration, listen, open};
 use super::protocol::{Found, HelperAnswer, HelperRequest, Wanted};
 use super::state::StateKeeper;
-use super::wire::{receive, send};
+use super::wire::{SendError, send};
 use crate::sandbox::{Account, HelperNeeds, confine_helper};
 #[cfg(feature = "xen")]
 use crate::xen::Access as _;
@@ -30,8 +31,10 @@ use ringway_disk::{EngineKind, NewOverlay, Source};
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access;
+use rustix::fs::OFlags;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
+use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -89,6 +92,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
     let addresses = Addresses::look_up(&duties.exports, mode, duties.account.as_ref())?;
     let (ours, its) = line().context("cannot make a line to a helper process")?;
     leave_no_zombie();
+    let parent = Parent::this();
     // SAFETY: there is one thread, so the child may do anything the parent may.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()).context("cannot start a helper process"),
@@ -97,7 +101,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             logging::after_fork();
             let records = duties.xen.as_ref().map(|here| here.records().as_raw_fd());
             let states = duties.state_dir.as_ref().map(|dir| dir.fd().as_raw_fd());
-            settle(&[Some(its.as_raw_fd()), records, states, addresses.line()], false);
+            settle(&[Some(its.as_raw_fd()), parent.fd(), records, states, addresses.line()], false);
             let _ = rustix::thread::set_name(c"ringway-helper");
             let (account, groups) = (duties.account.is_some(), duties.groups || duties.adds);
             let root = rustix::process::geteuid().is_root();
@@ -126,7 +130,7 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
             let (remotes, steps) = (BTreeSet::new(), Arc::default());
             let helper =
                 Helper { local, duties, addresses, started: false, remotes, things, steps };
-            helper.serve(&its);
+            helper.serve(&its, parent);
             logging::finish();
             // SAFETY: ends the process. What belongs to the daemon is not put in order here.
             unsafe { libc::_exit(0) }
@@ -136,17 +140,19 @@ pub(super) fn fork(local: &Local, mode: Sandbox, duties: Duties) -> anyhow::Resu
 }
 
 impl Helper {
-    /// Until the daemon has ended. If it never started, what was made for it goes.
-    fn serve(mut self, line: &OwnedFd) {
-        while let Ok(Some((request, fd))) = receive(line) {
-            let handled = survive("the helper", || self.handle(request, fd));
-            let (answer, fd) = match handled.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
-                Ok(answer) => answer,
-                Err(error) => (HelperAnswer::refused(&error), None),
+    /// Until the daemon is dead. If it never started, what was made for it goes.
+    fn serve(mut self, line: &OwnedFd, mut parent: Parent) {
+        loop {
+            let answer = match parent.next(line, None) {
+                Event::Request(request, fd) => {
+                    let handled = survive("the helper", || self.handle(request, fd));
+                    handled.unwrap_or_else(|| Err(anyhow!(PANICKED)))
+                }
+                Event::Unreadable(error) => Err(error.into()),
+                Event::Other => continue,
+                Event::Dead => break,
             };
-            if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
-                break;
-            }
+            reply(line, answer);
         }
         // Who finds a lock of ours waits for its end.
         let _ = CString::new(ENDING).map(|name| rustix::thread::set_name(&name));
@@ -193,7 +199,7 @@ impl Helper {
                 self.open(*wanted, ours)?;
                 Ok((HelperAnswer::Wait, Some(its)))
             }
-            HelperRequest::State => self.state(fd),
+            HelperRequest::State { cached } => self.state(fd, cached),
             HelperRequest::StateOfExport { name } => {
                 let Some(dir) = &self.duties.state_dir else {
                     bail!("this daemon keeps no state of its disks");
@@ -205,8 +211,7 @@ impl Helper {
             }
             HelperRequest::Stateless { number } => {
                 let keeper = lock(&self.things).states.remove(&number);
-                // An image that could not be put in order may be by now.
-                keeper.into_iter().for_each(|keeper| keeper.finish());
+                keeper.context("there is no such state")?.leave();
                 Ok((HelperAnswer::Done, None))
             }
             HelperRequest::Listen { path, private, mode, group } => {
@@ -325,11 +330,15 @@ impl Helper {
 
     /// Looks after the state of a disk, with the rights of whoever started the daemon: it names
     /// nothing, and reaches its own folder only.
-    fn state(&self, image: Option<OwnedFd>) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
-        let (Some(dir), Some(image)) = (&self.duties.state_dir, image) else {
+    fn state(
+        &self,
+        image: Option<OwnedFd>,
+        cached: bool,
+    ) -> anyhow::Result<(HelperAnswer, Option<OwnedFd>)> {
+        let Some(dir) = &self.duties.state_dir else {
             bail!("this daemon keeps no state of its disks");
         };
-        self.keep(StateKeeper::beside(dir, image.into())?)
+        self.keep(StateKeeper::beside(dir, written(image)?, cached)?)
     }
 
     /// Looks after it from now on.
@@ -371,6 +380,31 @@ fn bear_witness(states: BTreeMap<u64, StateKeeper>) {
     });
 }
 
+/// Answers one request. A daemon that does not take the answer is dead, or about to be, and the pidfd says so.
+fn reply(line: &OwnedFd, answer: anyhow::Result<(HelperAnswer, Option<OwnedFd>)>) {
+    let (answer, fd) = match answer {
+        Ok(answer) => answer,
+        Err(error) => (HelperAnswer::refused(&error), None),
+    };
+    if let Err(error @ (SendError::TooLong(_) | SendError::Words(_))) =
+        send(line, &answer, fd.as_ref().map(AsFd::as_fd))
+    {
+        let _ = send(line, &HelperAnswer::refused(&error.into()), None);
+    }
+}
+
+/// The image that comes with a request, which is open for writing: who asks may write it, and gains nothing by
+/// what is done here with other rights than its own. A descriptor that only names a file (`O_PATH`) anybody can have.
+fn written(image: Option<OwnedFd>) -> anyhow::Result<File> {
+    let image = image.context("the image does not come with it")?;
+    let flags = rustix::fs::fcntl_getfl(&image)?;
+    let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+    if !writes || flags.contains(OFlags::PATH) {
+        bail!("the image that comes with it is not open for writing");
+    }
+    Ok(image.into())
+}
+
 /// Listens on a socket that belongs to another user and group.
 fn for_account(
     account: &Account,
@@ -400,4 +434,25 @@ fn acting_as<T: Send>(
 
 fn lock(things: &Mutex<Things>) -> MutexGuard<'_, Things> {
     things.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Anybody can have a descriptor that names a file, and pass it on.
+    #[test]
+    fn e28_an_image_that_is_only_named_gets_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = |flags| rustix::fs::open(file.path(), flags, rustix::fs::Mode::empty()).unwrap();
+        for flags in [OFlags::PATH, OFlags::PATH | OFlags::RDWR, OFlags::RDONLY] {
+            let error = written(Some(open(flags))).unwrap_err().to_string();
+            assert!(error.contains("not open for writing"), "{flags:?}: {error}");
+        }
+        assert!(written(None).is_err());
+        assert!(
+            written(Some(open(OFlags::RDWR))).is_ok()
+                && written(Some(open(OFlags::WRONLY))).is_ok()
+        );
+    }
 }

@@ -3,14 +3,14 @@
 use super::Host;
 use super::client::{Client, HelpersState, OUT_OF_TURN, answer};
 use super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
-use super::state::StateKeeper;
+use super::state::{OwnState, StateKeeper};
 use anyhow::{Context, bail, ensure};
 use ringway_disk::{Beneath, Disk, NewOverlay, OverlayShape, lock_image};
 use ringway_image::Layer;
 use ringway_terminal::reasons::in_full;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A new image on top of a disk's, locked for this daemon. What was done for it is undone when this is
 /// dropped, unless the disk is served from it.
@@ -133,7 +133,7 @@ fn state_follows(disk: &Disk, layer: &Layer) -> anyhow::Result<()> {
     if let Some(keeper) = keeper.downcast_ref::<HelpersState>() {
         return keeper.follow(&layer.file);
     }
-    match keeper.downcast_ref::<Mutex<StateKeeper>>() {
+    match keeper.downcast_ref::<OwnState>() {
         Some(keeper) => lock(keeper).follow(layer.file.try_clone()?),
         None => Ok(()),
     }
@@ -148,8 +148,8 @@ fn state_settles(disk: &Disk, follows: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn lock(keeper: &Mutex<StateKeeper>) -> std::sync::MutexGuard<'_, StateKeeper> {
-    keeper.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+fn lock(keeper: &OwnState) -> std::sync::MutexGuard<'_, StateKeeper> {
+    keeper.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Client {

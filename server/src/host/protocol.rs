@@ -30,11 +30,12 @@ pub(super) enum HelperRequest {
     Open(Box<Wanted>),
     /// Make a socket file and listen.
     Listen { path: Name, private: bool, mode: u32, group: Option<u32> },
-    /// Look after what outlives the daemon of a disk, whose image comes with it.
-    State,
+    /// Look after what outlives the daemon of a disk, whose image comes with it, locked. It goes through the page
+    /// cache if it is `cached`.
+    State { cached: bool },
     /// The same for an export that the daemon has.
     StateOfExport { name: Name },
-    /// Look after it no more.
+    /// The daemon leaves the image in order, and still has its lock: look after it no more.
     Stateless { number: u64 },
     /// The disk is about to be served from the image that comes with this.
     StateFollows { number: u64 },
@@ -127,8 +128,20 @@ pub(super) enum HelperAnswer {
 impl HelperAnswer {
     /// The answer to what has failed.
     pub(super) fn refused(error: &anyhow::Error) -> Self {
-        Self::Refused { why: in_full(error), socket_busy: is_socket_busy(error) }
+        Self::Refused { why: reason(error), socket_busy: is_socket_busy(error) }
     }
+}
+
+/// Why something has failed, in a message that names what was asked for, however long that is.
+pub(crate) fn reason(error: &anyhow::Error) -> String {
+    /// Bytes: with all of them escaped it fits into a message.
+    const LONGEST: usize = 8 << 10;
+    let mut why = in_full(error);
+    if let Some((end, _)) = why.char_indices().find(|(at, _)| *at > LONGEST) {
+        why.truncate(end);
+        why.push('…');
+    }
+    why
 }
 
 /// Somebody else listens at a socket, the helper says, in its own words.
@@ -431,6 +444,20 @@ mod tests {
         else {
             panic!()
         };
+    }
+
+    #[test]
+    fn c39_any_refusal_fits_into_a_message() {
+        let (ours, its) = crate::host::forked::line().unwrap();
+        for letter in ["z", "\u{1}", "\u{10ffff}"] {
+            let refused = HelperAnswer::refused(&anyhow!(letter.repeat(100_000)));
+            crate::host::wire::send(&ours, &refused, None).unwrap();
+            let (HelperAnswer::Refused { why, .. }, _) = crate::host::wire::receive(&its).unwrap()
+            else {
+                panic!()
+            };
+            assert!(why.starts_with(letter) && why.ends_with('…'));
+        }
     }
 
     #[test]

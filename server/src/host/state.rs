@@ -1,40 +1,38 @@
 //! The folder of what outlives a daemon of its disks, and who looks after it when a daemon dies.
 //!
-//! Each disk that is written has a file of one page there, named after the image and not after its
-//! path. The daemon maps it. Whoever made it (the helper, or the daemon itself without one) also holds
-//! the image: a second time, opened before anything could go wrong. The host tells that written data
-//! is lost to every open file that was there when it happened, once each. So what it told a daemon that
-//! died before it could pass it on, it tells the helper as well.
+//! Each disk that is written has a file there, named after the image and not after its path. The daemon
+//! maps it. It belongs to the daemon that has the image's lock, which alone has it removed, when it leaves
+//! the image in order. A helper also holds the image: the daemon's own open file, so that the lock stays
+//! until it has looked, and if the disk goes through the page cache a second one, opened before anything
+//! could go wrong. The host tells that written data is lost to every open file that was there when it
+//! happened, once each. So what it told a daemon that died before it could pass it on, it tells the
+//! helper as well.
 
 use super::state_name::{ImageStat, Left, StateName};
 use anyhow::{Context, bail};
 use ringway_core::mem::Mapping;
 use ringway_disk::{
-    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_FLUSHING,
-    STATE_PAUSED,
+    STATE_BYTES, STATE_EXPORT_AT, STATE_FILE_BYTES, STATE_FLUSH_FAILED, STATE_KEPT, STATE_PAUSED,
 };
-use ringway_image::{Journal, is_journal_of, learn_boot, replay};
+use ringway_image::{Journal, learn_boot};
 use ringway_nbd_client::Counts;
 use ringway_terminal::reasons::in_full;
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, SeekFrom, chmod, flock, linkat,
-    mkdirat, openat, unlinkat,
+    AtFlags, CWD, FallocateFlags, FlockOperation, Mode, OFlags, chmod, flock, linkat, mkdirat,
+    openat, unlinkat,
 };
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where it stands in the page how the images were left, behind what the daemon keeps there: two of them,
 /// for the moment in which a disk goes from one to the other.
 const LEFT_AT: usize = 64;
 const LEFT_MAX: usize = 2;
-
-/// More than any file wants memory and offsets to be a multiple of.
-const UNIT: u32 = 4096;
 
 /// The folder, as it was when the daemon was started.
 pub(crate) struct StateDir(Arc<OwnedFd>);
@@ -142,6 +140,8 @@ pub(super) struct StateKeeper {
     journal: Option<Journal>,
     /// What of an export is answered and durable, if it is one.
     counts: Option<Counts>,
+    /// In a helper: whether the disk goes through the page cache.
+    beside: Option<bool>,
     /// Its image, and while that is being put on top of another one both of them, the new one last.
     images: Vec<Kept>,
 }
@@ -150,7 +150,7 @@ pub(super) struct StateKeeper {
 struct Kept {
     name: StateName,
     /// The daemon's own open file, with its lock: nobody else is served before this is dropped.
-    image: Option<File>,
+    _image: Option<File>,
     /// The same image, opened by itself: the host tells it of lost data on its own account.
     witness: Option<File>,
     /// Where the name could be that of another image.
@@ -161,34 +161,35 @@ impl Kept {
     /// For a process that has nobody beside it.
     fn here(image: &File) -> anyhow::Result<Self> {
         let name = StateName::of(image)?;
-        Ok(Self { name, image: None, witness: None, stat: ImageStat::at(image, name) })
+        Ok(Self { name, _image: None, witness: None, stat: ImageStat::at(image, name) })
     }
 
-    fn beside(image: File) -> anyhow::Result<Self> {
+    fn beside(image: File, cached: bool) -> anyhow::Result<Self> {
         let name = StateName::of(&image)?;
         // The image itself, whatever has its name by now.
         let path = format!("/proc/self/fd/{}", image.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-        let witness = openat(CWD, path, flags, Mode::empty());
-        if let Err(error) = &witness {
+        let open = || openat(CWD, path, flags, Mode::empty()).map(File::from);
+        let witness = cached.then(open).transpose().unwrap_or_else(|error| {
             tracing::warn!(
                 "a flush that fails while its daemon is killed may go unnoticed: {error}"
             );
-        }
-        let (witness, stat) = (witness.ok().map(File::from), ImageStat::at(&image, name));
-        Ok(Self { name, image: Some(image), witness, stat })
+            None
+        });
+        let stat = ImageStat::at(&image, name);
+        Ok(Self { name, _image: Some(image), witness, stat })
     }
 }
 
 impl StateKeeper {
     /// For the process that serves the disk itself: there is nobody to be a witness after its death.
     pub(super) fn here(dir: &StateDir, image: &File) -> anyhow::Result<Self> {
-        Self::new(dir, Kept::here(image)?)
+        Self::new(dir, Kept::here(image)?, None)
     }
 
-    /// For the helper of a daemon.
-    pub(super) fn beside(dir: &StateDir, image: File) -> anyhow::Result<Self> {
-        Self::new(dir, Kept::beside(image)?)
+    /// For the helper of a daemon, whose disk goes through the page cache if it is `cached`.
+    pub(super) fn beside(dir: &StateDir, image: File, cached: bool) -> anyhow::Result<Self> {
+        Self::new(dir, Kept::beside(image, cached)?, Some(cached))
     }
 
     /// Of an export, whoever serves it: there is no file that anybody could be a witness of.
@@ -205,21 +206,26 @@ impl StateKeeper {
                 break state;
             }
         };
-        Self::of_file(dir, state, Kept { name, image: None, witness: None, stat: None })
+        Self::of_file(dir, state, Kept { name, _image: None, witness: None, stat: None }, None)
     }
 
-    fn new(dir: &StateDir, kept: Kept) -> anyhow::Result<Self> {
-        Self::of_file(dir, dir.file(kept.name)?, kept)
+    fn new(dir: &StateDir, kept: Kept, beside: Option<bool>) -> anyhow::Result<Self> {
+        Self::of_file(dir, dir.file(kept.name)?, kept, beside)
     }
 
-    fn of_file(dir: &StateDir, state: File, kept: Kept) -> anyhow::Result<Self> {
+    fn of_file(
+        dir: &StateDir,
+        state: File,
+        kept: Kept,
+        beside: Option<bool>,
+    ) -> anyhow::Result<Self> {
         let folder = Arc::clone(&dir.0);
         let page = Mapping::of_file(&state, 0, STATE_BYTES)?;
         let state = Arc::new(state);
         let journal = Journal::map(Arc::clone(&state), STATE_BYTES).ok();
         let is_export = matches!(kept.name, StateName::Export(_));
         let counts = is_export.then(|| Counts::map(&state, STATE_EXPORT_AT)).transpose()?;
-        let keeper = Self { folder, state, page, journal, counts, images: vec![kept] };
+        let keeper = Self { folder, state, page, journal, counts, beside, images: vec![kept] };
         keeper.doubt();
         Ok(keeper)
     }
@@ -264,10 +270,9 @@ impl StateKeeper {
     /// The disk is about to be served from this image: the state has the name of both until
     /// [`StateKeeper::settle`], so that whoever serves either of them finds it.
     pub(super) fn follow(&mut self, image: File) -> anyhow::Result<()> {
-        let watched = self.images.iter().any(|kept| kept.witness.is_some());
-        let kept = match watched {
-            true => Kept::beside(image)?,
-            false => Kept::here(&image)?,
+        let kept = match self.beside {
+            Some(cached) => Kept::beside(image, cached)?,
+            None => Kept::here(&image)?,
         };
         let Some(Kept { name, .. }) = self.images.last() else { return Ok(()) };
         let (old, new) = (name.to_string(), kept.name.to_string());
@@ -306,81 +311,53 @@ impl StateKeeper {
         }
     }
 
-    /// The daemon has died: finds out how its last flush has ended, and keeps it.
+    /// The daemon is dead: asks the host what that was told last, and keeps it. Then its lock goes.
     pub(super) fn bear_witness(&self) {
-        let flushing = self.word().load(SeqCst) & STATE_FLUSHING != 0;
-        let (mut heard_any, mut lost) = (false, false);
+        let mut lost = false;
         for Kept { name, witness, .. } in &self.images {
-            let Some(witness) = witness else { continue };
-            heard_any = true;
-            let heard = if flushing { witness.sync_data() } else { lost_data(witness) };
-            if let Err(error) = heard {
+            if let Some(Err(error)) = witness.as_ref().map(lost_data) {
                 lost = true;
-                self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
                 tracing::error!("{name}: its daemon died when written data was lost: {error}");
             }
         }
-        if heard_any {
-            self.word().fetch_and(!STATE_FLUSHING, SeqCst);
-        }
-        match &self.journal {
+        if lost {
+            self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
             // What its entries lead to may be lost, and what the image held before is not.
-            Some(journal) if lost && journal.is_used() => journal.end(),
-            _ => self.finish(),
+            self.journal.iter().for_each(Journal::end);
         }
+        if self.images.iter().all(|kept| kept.witness.is_some()) {
+            // Of flushes that were under way the outcome is known.
+            self.word().fetch_and(STATE_KEPT, SeqCst);
+        }
+        self.remember();
     }
 
-    /// Puts into the tables of its image what the daemon had answered, for whoever opens it next, with this
-    /// folder or without.
-    pub(super) fn finish(&self) {
-        let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_used()) else {
-            return;
-        };
-        // While a disk goes from one image to another it is one of both.
-        for Kept { name, image, .. } in &self.images {
-            let Some(image) = image.as_ref().and_then(|image| image.try_clone().ok()) else {
-                continue;
-            };
-            // Before its guest has come to us, or after it has left, another daemon has the lock and uses
-            // the journal.
-            let locked = flock(&image, FlockOperation::NonBlockingLockExclusive).is_ok();
-            let end = rustix::fs::seek(&image, SeekFrom::End(0)).unwrap_or(0);
-            let image = Arc::new(image);
-            if !locked || !is_journal_of(&image, end, UNIT, journal).unwrap_or(false) {
-                continue;
-            }
-            let lost = &mut || {
-                self.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
-            };
-            if let Err(error) = replay(&image, end, UNIT, Some(journal), lost) {
-                tracing::error!(
-                    "{name}: what its daemon had answered is not in its tables: {error}"
-                );
-                if !journal.is_used() {
-                    lost();
-                }
-            }
-        }
-    }
-}
-
-/// Nothing is left to be kept: neither is the file.
-impl Drop for StateKeeper {
-    fn drop(&mut self) {
+    /// The daemon that has the lock of the image leaves it in order. If nothing is left to be kept, neither is
+    /// the file.
+    pub(super) fn leave(&self) {
         let used = self.journal.as_ref().is_some_and(Journal::is_used)
             || self.counts.as_ref().is_some_and(Counts::may_be_lost);
+        // An export has no lock: others may use it.
         let alone = || {
             let exclusive = FlockOperation::NonBlockingLockExclusive;
             self.counts.is_none() || flock(&*self.state, exclusive).is_ok()
         };
-        if self.word().load(SeqCst) == 0 && !used && alone() {
+        if self.word().load(SeqCst) & STATE_KEPT == 0 && !used && alone() {
             for kept in &self.images {
                 let _ = unlinkat(self.folder.as_fd(), kept.name.to_string(), AtFlags::empty());
             }
         } else {
             self.remember();
         }
-        self.images.iter_mut().for_each(|kept| drop(kept.image.take()));
+    }
+}
+
+/// A disk's state in the process that serves it, which leaves it in order when this is dropped.
+pub(super) struct OwnState(pub(super) Mutex<StateKeeper>);
+
+impl Drop for OwnState {
+    fn drop(&mut self) {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner).leave();
     }
 }
 
@@ -401,6 +378,7 @@ fn lost_data(file: &File) -> std::io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ringway_disk::STATE_FLUSHING;
     use ringway_testkit::{LoopDevice, Mounted};
     use std::os::unix::fs::{FileExt, symlink};
 
@@ -423,12 +401,32 @@ mod tests {
         let keeper = StateKeeper::here(&dir, &image).unwrap();
         assert_eq!(files(), 1);
         keeper.word().store(STATE_FLUSH_FAILED, SeqCst);
-        drop(keeper);
+        keeper.leave();
         assert_eq!(files(), 1);
         let keeper = StateKeeper::here(&dir, &image).unwrap();
         assert_eq!(keeper.word().swap(0, SeqCst), STATE_FLUSH_FAILED);
-        drop(keeper);
+        keeper.leave();
         assert_eq!(files(), 0);
+    }
+
+    /// Neither whoever dies nor its helper removes what another daemon may have found by then.
+    #[test]
+    fn c39_only_who_leaves_in_order_takes_the_file_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state");
+        let dir = dir(&path);
+        let image = File::create_new(folder.path().join("image")).unwrap();
+        let files = || std::fs::read_dir(&path).unwrap().count();
+        for cached in [false, true] {
+            let keeper = StateKeeper::beside(&dir, image.try_clone().unwrap(), cached).unwrap();
+            keeper.word().fetch_add(STATE_FLUSHING, SeqCst);
+            keeper.bear_witness();
+            let flushing = if cached { 0 } else { STATE_FLUSHING };
+            assert_eq!(keeper.word().swap(0, SeqCst), flushing, "it is known only to a witness");
+            drop(keeper);
+            drop(StateKeeper::here(&dir, &image).unwrap());
+            assert_eq!(files(), 1);
+        }
     }
 
     #[test]
@@ -438,25 +436,26 @@ mod tests {
         let dir = dir(&path);
         let files = || std::fs::read_dir(&path).unwrap().count();
         let of = |name: &str| StateKeeper::of_export(&dir, name.as_bytes()).unwrap();
+        let leave = |keeper: StateKeeper| keeper.leave();
         let written = |keeper: &StateKeeper| keeper.word_at(STATE_EXPORT_AT as usize).load(SeqCst);
         let keeper = of("nbd:unix:/n.sock");
         keeper.word_at(STATE_EXPORT_AT as usize).store(3, SeqCst);
-        drop(keeper);
+        leave(keeper);
         assert_eq!(files(), 1);
         let other = of("nbd:unix:/n.sock:other");
         assert_eq!((files(), written(&other)), (2, 0));
-        drop(other);
+        leave(other);
         let keeper = of("nbd:unix:/n.sock");
         assert_eq!((files(), written(&keeper)), (1, 3));
         // A successor uses it already.
         let successor = of("nbd:unix:/n.sock");
         keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
-        drop(keeper);
+        leave(keeper);
         assert_eq!(files(), 1);
         let keeper = successor;
         // All of it was flushed.
         keeper.word_at(STATE_EXPORT_AT as usize + 8).store(3, SeqCst);
-        drop(keeper);
+        leave(keeper);
         assert_eq!(files(), 0);
     }
 
@@ -470,6 +469,7 @@ mod tests {
         let files = || std::fs::read_dir(&path).unwrap().count();
         let kept = |image: &File| {
             let keeper = StateKeeper::here(&dir, image).unwrap();
+            keeper.leave();
             keeper.word().load(SeqCst)
         };
         let mut keeper = StateKeeper::here(&dir, &old).unwrap();
@@ -481,7 +481,7 @@ mod tests {
         // Until it is known which of them is served, both tell the same.
         assert_eq!((files(), kept(&old), kept(&new)), (2, STATE_FLUSH_FAILED, STATE_FLUSH_FAILED));
         keeper.settle(true);
-        drop(keeper);
+        keeper.leave();
         assert_eq!((files(), kept(&new)), (1, STATE_FLUSH_FAILED));
         assert_eq!(kept(&old), 0, "it is an image like any other");
     }
@@ -516,7 +516,7 @@ mod tests {
         let path = small.path().join("image");
         for beside in [false, true] {
             let keep = |image: &File| match beside {
-                true => StateKeeper::beside(&dir, image.try_clone().unwrap()).unwrap(),
+                true => StateKeeper::beside(&dir, image.try_clone().unwrap(), true).unwrap(),
                 false => StateKeeper::here(&dir, image).unwrap(),
             };
             let kept = STATE_PAUSED | STATE_FLUSH_FAILED;
@@ -526,10 +526,12 @@ mod tests {
             let keeper = keep(&image);
             image.write_all_at(&[1; 4096], 0).unwrap();
             keeper.word().store(kept, SeqCst);
+            keeper.leave();
             drop((keeper, image));
             let image = File::options().read(true).write(true).open(&path).unwrap();
             let keeper = keep(&image);
             assert_eq!(keeper.word().load(SeqCst), kept, "it is the same image");
+            keeper.bear_witness();
             drop((keeper, image));
             // Deleted, and one of the next ones gets its number.
             std::fs::remove_file(&path).unwrap();
@@ -554,18 +556,16 @@ mod tests {
             Ok(small) => small,
             Err(lack) => return lack.skip(),
         };
-        for flushing in [false, true] {
+        for flushing in [0, 2] {
             let device = match LoopDevice::new(small.path(), 1 << 20, 512) {
                 Ok(device) => device,
                 Err(lack) => return lack.skip(),
             };
             let open = || File::options().read(true).write(true).open(device.path()).unwrap();
             let (daemons, state) = (open(), dir(&folder.path().join("state")));
-            let keeper = StateKeeper::beside(&state, daemons.try_clone().unwrap()).unwrap();
+            let keeper = StateKeeper::beside(&state, daemons.try_clone().unwrap(), true).unwrap();
             daemons.write_all_at(&vec![1; 1 << 20], 0).unwrap();
-            if flushing {
-                keeper.word().fetch_or(STATE_FLUSHING, SeqCst);
-            }
+            keeper.word().fetch_add(flushing * STATE_FLUSHING, SeqCst);
             assert!(daemons.sync_data().is_err(), "there is room for it");
             // Who comes later hears nothing, which is what all this is for.
             assert!(open().sync_data().is_ok());

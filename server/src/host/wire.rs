@@ -1,6 +1,5 @@
 //! Messages between daemon and helper: one packet each, with at most one descriptor.
 
-use anyhow::{Context, anyhow};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -8,23 +7,57 @@ use rustix::net::{
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// The longest message in bytes: paths are 4096 at most, reasons a few lines.
 const LONGEST: usize = 64 << 10;
 
+/// Why a message was not sent.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SendError {
+    /// The receiver has no room for it.
+    #[error(
+        "a path is too long: 4095 bytes at most. What is asked for would be a message of {0} bytes to another \
+         process of this daemon, and {LONGEST} is the most"
+    )]
+    TooLong(usize),
+    /// It cannot be put into words.
+    #[error("it cannot be said to another process: {0}")]
+    Words(#[from] serde_json::Error),
+    /// What the host says, such as that nobody has the other end any more.
+    #[error("cannot send to another process: {0}")]
+    Host(#[from] io::Error),
+}
+
+/// Why no message was received.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiveError {
+    /// Nobody has the other end any more.
+    #[error("the other process has closed its line")]
+    Ended,
+    /// One has come, and is not understood. The next one may be.
+    #[error("a message of another process is not understood: {0}")]
+    Message(String),
+    /// What the host says. No message was taken from the line.
+    #[error("cannot receive from another process: {0}")]
+    Host(#[from] io::Error),
+}
+
 /// Sends one message.
 ///
 /// # Errors
-/// What the host says, such as that nobody is there.
+/// [`SendError`]; nothing was sent then.
 pub(crate) fn send(
     line: impl AsFd,
     message: &impl Serialize,
     fd: Option<BorrowedFd<'_>>,
-) -> anyhow::Result<()> {
+) -> Result<(), SendError> {
     let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > LONGEST {
+        return Err(SendError::TooLong(bytes.len()));
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = fd.map(|fd| [fd]);
@@ -35,18 +68,18 @@ pub(crate) fn send(
         let sent = sendmsg(&line, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
         match sent {
             Err(Errno::INTR) => {}
-            sent => return sent.map(drop).context("cannot send to the other process"),
+            sent => return Ok(sent.map(drop).map_err(io::Error::from)?),
         }
     }
 }
 
-/// Waits for one message; `None` if the other side has ended.
+/// Waits for one message.
 ///
 /// # Errors
-/// What the host says, or that it is no such message.
+/// [`ReceiveError`].
 pub(crate) fn receive<T: DeserializeOwned>(
     line: impl AsFd,
-) -> anyhow::Result<Option<(T, Option<OwnedFd>)>> {
+) -> Result<(T, Option<OwnedFd>), ReceiveError> {
     let mut bytes = vec![0; LONGEST];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -54,8 +87,8 @@ pub(crate) fn receive<T: DeserializeOwned>(
         let mut parts = [IoSliceMut::new(&mut bytes)];
         match recvmsg(&line, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            Err(Errno::CONNRESET) => return Ok(None),
-            got => break got.context("cannot hear the other process")?,
+            Err(Errno::CONNRESET) => return Err(ReceiveError::Ended),
+            got => break got.map_err(io::Error::from)?,
         }
     };
     let mut fd = None;
@@ -65,12 +98,17 @@ pub(crate) fn receive<T: DeserializeOwned>(
         }
     }
     if got.bytes == 0 {
-        return Ok(None);
+        return Err(ReceiveError::Ended);
     }
-    if got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-        return Err(anyhow!(
-            "a message of the other process is too long, or there are no descriptors left"
-        ));
+    if got.flags.contains(ReturnFlags::TRUNC) {
+        return Err(ReceiveError::Message(format!("it has more than {LONGEST} bytes")));
     }
-    Ok(Some((serde_json::from_slice(&bytes[..got.bytes])?, fd)))
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        let why = "its descriptor is lost: this process has no more of them (ulimit -n)";
+        return Err(ReceiveError::Message(why.into()));
+    }
+    match serde_json::from_slice(&bytes[..got.bytes]) {
+        Ok(message) => Ok((message, fd)),
+        Err(error) => Err(ReceiveError::Message(error.to_string())),
+    }
 }

@@ -13,6 +13,7 @@ use crate::limits::Change;
 use anyhow::{Context, bail};
 use ringway_control::protocol::DiskFacts;
 use ringway_export::WarningLimit;
+use ringway_terminal::reasons::in_full;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
@@ -93,7 +94,16 @@ impl Inside {
         forward_events(disks, &mouth)?;
         let (disks, stop) = (Arc::clone(disks), Arc::clone(stop));
         std::thread::Builder::new().name("line".into()).spawn(move || {
-            while let Ok(Some(message)) = hear(&mut ear) {
+            loop {
+                let message = match hear(&mut ear) {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break,
+                    // The daemon lives: it has said something, and the next word may be understood.
+                    Err(error) => {
+                        tracing::error!("what the daemon says: {}", in_full(&error));
+                        continue;
+                    }
+                };
                 match message {
                     ToProcess::Go { .. } => {}
                     ToProcess::Stop(removed) => {

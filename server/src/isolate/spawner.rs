@@ -1,7 +1,7 @@
 //! The process that starts processes: the daemon itself may not, in its sandbox.
 //!
 //! It is forked before there is a sandbox or a second thread, hears the daemon and nobody else, and
-//! starts one thing: this very program, to serve one disk as it is told. It ends with the daemon.
+//! starts one thing: this very program, to serve one disk as it is told. It ends when the daemon is dead.
 //!
 //! Until the daemon has started, disks are opened with the rights it was started with. What is added
 //! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
@@ -11,8 +11,8 @@ use super::files::ServedFiles;
 use super::lock;
 use super::process::{POLL_EVERY, Process};
 use super::protocol::ProcessSetup;
-use crate::host::wire::{receive, send};
-use crate::host::{leave_no_zombie, settle};
+use crate::host::wire::{ReceiveError, SendError, receive, send};
+use crate::host::{Event, Parent, leave_no_zombie, reason, settle};
 use crate::sandbox::Account;
 use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
@@ -22,8 +22,7 @@ use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_terminal::logging;
 use ringway_terminal::reasons::in_full;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -93,18 +92,19 @@ impl Spawner {
         let cgroups = Cgroups::prepare();
         let no_cgroups = cgroups.as_ref().err().map(in_full);
         leave_no_zombie();
+        let parent = Parent::this();
         // SAFETY: there is one thread, so the child may do anything the parent may.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()).context("cannot start a process"),
             0 => {
                 drop(ours);
                 let _ = rustix::thread::set_name(c"ringway-spawner");
-                settle(&[Some(its.as_raw_fd())], true);
+                settle(&[Some(its.as_raw_fd()), parent.fd()], true);
                 logging::after_fork();
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
                 let cgroups = cgroups.map_err(|error| in_full(&error));
                 Serving { account, log, cgroups, started: false, known, forgotten, last: 0 }
-                    .serve(&its);
+                    .serve(&its, parent);
                 // SAFETY: ends the process. What belongs to the daemon is not put in order here.
                 unsafe { libc::_exit(0) }
             }
@@ -128,10 +128,15 @@ impl Spawner {
             )
         };
         let line = lock(&self.line);
-        send(&*line, request, None).map_err(|_| gone())?;
-        match receive(&*line)?.ok_or_else(gone)? {
-            (SpawnerAnswer::Refused(why), _) => Err(anyhow!(why)),
-            answer => Ok(answer),
+        send(&*line, request, None).map_err(|error| match error {
+            SendError::Host(_) => gone(),
+            error => error.into(),
+        })?;
+        match receive(&*line) {
+            Ok((SpawnerAnswer::Refused(why), _)) => Err(anyhow!(why)),
+            Ok(answer) => Ok(answer),
+            Err(ReceiveError::Ended) => Err(gone()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -210,42 +215,36 @@ struct Serving<'a> {
 }
 
 impl Serving<'_> {
-    /// Until the daemon has ended. Its processes hear of that themselves.
-    fn serve(mut self, line: &OwnedFd) {
+    /// Until the daemon is dead. Its processes find that out themselves.
+    fn serve(mut self, line: &OwnedFd, mut parent: Parent) {
         let ends = ends_of_children();
-        while self.wait(line, ends.as_ref())
-            && let Ok(Some((request, _))) = receive(line)
-        {
-            let (answer, fd) = match self.handle(request) {
-                Ok(answer) => answer,
-                Err(error) => (SpawnerAnswer::Refused(in_full(&error)), None),
+        loop {
+            // Without the descriptor they are waited for with each request.
+            self.reap();
+            let answer = match parent.next(line, ends.as_ref().map(AsFd::as_fd)) {
+                Event::Request(request, _) => self.handle(request),
+                Event::Unreadable(error) => Err(error.into()),
+                Event::Other => {
+                    // One may stand for several.
+                    let _ = ends.as_ref().map(SignalFd::read_signal);
+                    continue;
+                }
+                Event::Dead => return,
             };
-            if send(line, &answer, fd.as_ref().map(AsFd::as_fd)).is_err() {
-                break;
-            }
+            let (answer, fd) =
+                answer.unwrap_or_else(|error| (SpawnerAnswer::Refused(reason(&error)), None));
+            // If nobody takes it, the daemon is dead, or about to be.
+            let _ = send(line, &answer, fd.as_ref().map(AsFd::as_fd));
         }
     }
 
-    /// Waits for something on the line, and for forgotten children meanwhile. False if it cannot.
-    fn wait(&mut self, line: &OwnedFd, ends: Option<&SignalFd>) -> bool {
-        loop {
-            self.forgotten.retain_mut(|(child, cgroup)| match child.try_wait() {
-                Ok(None) => true,
-                // Its helper may take a moment longer.
-                _ => cgroup.as_ref().is_some_and(|cgroup| !cgroup.remove()),
-            });
-            // Without the descriptor they are looked for with each request.
-            let fds = [Some(line.as_fd()), ends.map(AsFd::as_fd)].into_iter().flatten();
-            let mut polled: Vec<_> =
-                fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            match poll(&mut polled, None) {
-                Ok(_) if !polled[0].revents().is_empty() => return true,
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(_) => return false,
-            }
-            // One may stand for several.
-            let _ = ends.map(SignalFd::read_signal);
-        }
+    /// Waits for forgotten children that have ended.
+    fn reap(&mut self) {
+        self.forgotten.retain_mut(|(child, cgroup)| match child.try_wait() {
+            Ok(None) => true,
+            // Its helper may take a moment longer.
+            _ => cgroup.as_ref().is_some_and(|cgroup| !cgroup.remove()),
+        });
     }
 
     fn handle(

@@ -51,8 +51,8 @@ pub(super) fn judge(plan: &Plan, dir: &Path, kill: u64) -> Result<()> {
     }
     if copies(kill) {
         let repaired = ringway(plan, dir, &["check", "--repair", "leaks", IMAGE])?;
-        // The helper of an earlier one was killed with it, and this one before it had found what they left: that
-        // is in the state folder, and the next daemon's to find.
+        // It was killed, at a point of its own or before it heard that it should end: what it had answered is in the
+        // state folder, and the next daemon's to find.
         if words(&repaired).contains("--state-dir") {
             return Ok(());
         }

@@ -225,11 +225,10 @@ impl Killer<'_> {
                 }
                 let answer = (resized && !early).then(|| self.resize());
                 std::thread::sleep(delay);
-                let end = self.end();
-                let all = self.plan.qcow2
-                    && end == End::Killed
-                    && !image::copies(self.kills + 1)
-                    && self.random.below(4) == 0;
+                // What is copied by others is whole: after a kill it waits for the next daemon.
+                let copied = self.plan.qcow2 && image::copies(self.kills + 1);
+                let end = if copied { End::Terminated } else { self.end() };
+                let all = self.plan.qcow2 && end == End::Killed && self.random.below(4) == 0;
                 self.all += u64::from(all);
                 let ended = if all { daemon.kill_all() } else { daemon.end(end) };
                 drop(answer);

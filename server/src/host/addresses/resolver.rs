@@ -4,7 +4,7 @@
 //! there at the start, and looks up no others.
 
 use super::super::forked::{line, settle};
-use super::super::wire::{receive, send};
+use super::super::wire::{ReceiveError, receive, send};
 use crate::sandbox::{Account, confine_resolver};
 use anyhow::Context;
 use ringway_control::config::Sandbox;
@@ -58,7 +58,14 @@ pub(super) fn fork(
 /// Until nobody asks any more. Each question has a thread: a resolver may take long about one name.
 fn serve(line: OwnedFd, exports: Vec<Target>) {
     let (line, exports) = (Arc::new(line), Arc::new(exports));
-    while let Ok(Some((Question(host), _))) = receive::<Question>(&*line) {
+    loop {
+        let host = match receive::<Question>(&*line) {
+            Ok((Question(host), _)) => host,
+            // Whoever has asked has a limit to how long it waits.
+            Err(ReceiveError::Message(_)) => continue,
+            // Nobody asks any more; a helper that does goes on with what it knows.
+            Err(ReceiveError::Ended | ReceiveError::Host(_)) => return,
+        };
         let (to, exports) = (Arc::clone(&line), Arc::clone(&exports));
         let look_up = move || {
             let found = match exports.get(host) {

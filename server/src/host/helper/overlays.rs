@@ -6,13 +6,12 @@ use super::super::forked::line;
 use super::super::image_message::ImageMessage;
 use super::super::path_message::Name;
 use super::super::protocol::{HelperAnswer, HelperRequest, OverlayWanted};
-use super::super::wire::send;
-use super::{Helper, PANICKED, Things, lock};
+use super::{Helper, PANICKED, Things, lock, reply, written};
 use anyhow::{Context, anyhow, bail};
 use ringway_disk::{NewOverlay, OverlayShape, Unmapped, reopen_for_writing};
 use ringway_image::Use;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -54,17 +53,13 @@ impl Helper {
             });
             // What it has made is known by now, or gone.
             drop(under_way);
-            // If the daemon has gone nobody needs the answer.
-            let _ = match carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED))) {
-                Ok((answer, fd)) => send(&ours, &answer, fd.as_ref().map(AsFd::as_fd)),
-                Err(error) => send(&ours, &HelperAnswer::refused(&error), None),
-            };
+            reply(&ours, carried_out.unwrap_or_else(|| Err(anyhow!(PANICKED))));
         })?;
         Ok((HelperAnswer::Wait, Some(its)))
     }
 
     fn overlay(&self, wanted: OverlayWanted, image: Option<OwnedFd>) -> Answered {
-        let image = File::from(image.context("the image does not come with it")?);
+        let image = written(image)?;
         let (path, snapshot) = (PathBuf::from(wanted.path), PathBuf::from(wanted.snapshot));
         let shape = OverlayShape {
             format: wanted.format.parse().map_err(|error| anyhow!("{error}"))?,
@@ -130,7 +125,7 @@ impl Helper {
     }
 
     fn state_follows(&self, number: u64, image: Option<OwnedFd>) -> Answered {
-        let image = File::from(image.context("the image does not come with it")?);
+        let image = written(image)?;
         let mut things = lock(&self.things);
         let keeper = things.states.get_mut(&number).context("there is no such state")?;
         keeper.follow(image)?;

@@ -1,7 +1,6 @@
 //! The system calls of the helper process: files, and the sockets it makes. It reads an image only to
-//! see whether it begins or ends as another format does and whether O_DIRECT works, and syncs one whose
-//! daemon died in a flush; it writes none but new clones, and into the tables of an image what its daemon had
-//! answered when it died; it starts nothing, and reaches no network but for disks of NBD servers there.
+//! see whether it begins or ends as another format does and whether O_DIRECT works; it writes none but new
+//! clones; it starts nothing, and reaches no network but for disks of NBD servers there.
 
 use super::super::HelperNeeds;
 use super::{
@@ -95,12 +94,11 @@ fn files(nvme: bool) -> Vec<Call> {
         call!(SYS_fallocate, "fallocate"),
         call!(SYS_ftruncate, "ftruncate"),
         call!(SYS_flock, "flock"),
-        // Whether a daemon that died has lost data.
+        // What programs have written to an NVMe namespace through the host's page cache.
         call!(SYS_fdatasync, "fdatasync"),
+        // Whether a daemon that died has lost data.
         call!(SYS_sync_file_range, "sync_file_range"),
-        // What it had answered, and not written to the tables of an image.
         call!(SYS_preadv2, "preadv2"),
-        call!(SYS_pwritev2, "pwritev2"),
         call!(SYS_fcntl, "fcntl", wider(&fcntl(), record_locks())),
     ]
 }

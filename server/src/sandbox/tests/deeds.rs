@@ -249,7 +249,11 @@ pub(super) const DUTIES: &[(&str, Deed, &[Who])] = &[
         &[Who::Process, Who::Io, Who::XenProcess, Who::XenIo, Who::Helper],
     ),
     ("read a file", || raw(libc::SYS_preadv2, [number(-1), 0, 0, 0, 0, 0]), EVERYBODY),
-    ("write a file", || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]), EVERYBODY),
+    (
+        "write a file",
+        || raw(libc::SYS_pwritev2, [number(-1), 0, 0, 0, 0, 0]),
+        &[Who::Process, Who::Worker, Who::Io, Who::XenProcess, Who::XenWorker, Who::XenIo],
+    ),
     (
         "map memory",
         || {
