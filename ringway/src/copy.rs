@@ -57,6 +57,10 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
     let mut copy = Copy::prepare(args, log.quiet)?;
     let signal = Arc::clone(&copy.signal);
     let outcome = copy.carry_out(args, &signal);
+    let is_whole = match &copy.ends[SRC] {
+        End::Image(image) => image.source.as_ref().is_none_or(|from| from.lost.is_empty()),
+        _ => true,
+    };
     copy.end();
     match outcome? {
         Outcome::Done(summary) => {
@@ -68,10 +72,6 @@ pub(crate) fn run(args: &CopyArgs, log: &LogArgs) -> anyhow::Result<ExitCode> {
                 ringway_terminal::output::print(&(text + "\n"))
                     .context("the copy is complete, but")?;
             }
-            let is_whole = match &copy.ends[SRC] {
-                End::Image(image) => image.source.as_ref().is_none_or(|from| from.lost.is_empty()),
-                _ => true,
-            };
             Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::from(4) })
         }
         Outcome::Differs(at) => {
