@@ -389,8 +389,9 @@ nbd = '127.0.0.1:0'
     assert!(socket.exists());
     // Row D18: who names nothing does not get another disk instead, and gets this one when it is back.
     assert!(!stock(dir, "nbdinfo", &[&uri("")]).unwrap().status.success());
-    let added = ctl(&["add", "a.img", "--format", "raw", "--nbd", "unix:n.sock"]);
-    assert!(added.status.success(), "{}", text(&added.stderr));
+    let again = "[[disk]]\nimage = 'a.img'\nformat = 'raw'\nnbd = 'unix:n.sock'\n";
+    std::fs::write(dir.join("disks.toml"), config + again).unwrap();
+    assert!(ctl(&["reload"]).status.success());
     well(dir, "nbdcopy", &[&uri(""), "back.img"]);
     assert!(std::fs::read(dir.join("back.img")).unwrap() == [1; MIB]);
     daemon.stop();
@@ -512,4 +513,40 @@ fn d17_a_client_of_todays_qemu_writes_to_each_kind_of_daemon() {
         assert_eq!(client.call(c::READ, 0, (0, 4096), &[]).data, [0x51; 4096]);
         daemon.stop();
     }
+}
+
+/// A port cannot be opened again in the sandbox, and the old name goes before the new one comes.
+#[test]
+fn a_port_stays_open_when_its_only_export_gets_another_name() {
+    let dir = folder();
+    let dir = dir.path();
+    std::fs::write(dir.join("a.img"), vec![1; MIB]).unwrap();
+    let name = |name: &str| {
+        let config = format!(
+            "control = 'c.sock'\n[[disk]]\nimage = 'a.img'\nformat = 'raw'\nnbd = '127.0.0.1:0'\nexport = '{name}'\n"
+        );
+        std::fs::write(dir.join("disks.toml"), config).unwrap();
+    };
+    name("one");
+    let mut command = ringway();
+    command.args(["serve", "--config", "disks.toml"]).current_dir(dir);
+    let daemon = Daemon::start(command);
+    let ctl = |args: &[&str]| {
+        let mut command = ringway();
+        command.args(["ctl", "--control", "c.sock"]).args(args).current_dir(dir);
+        let said = run(command);
+        assert!(said.status.success(), "{args:?}: {}", text(&said.stderr));
+        serde_json::from_slice::<serde_json::Value>(&said.stdout).unwrap()
+    };
+    for other in ["two", "one"] {
+        name(other);
+        let done = ctl(&["reload", "--json"]);
+        assert_eq!(done["added"].as_array().unwrap().len(), 1, "{done}");
+        let list = ctl(&["list", "--json"]);
+        let at = list["disks"][0]["socket"].as_str().unwrap().to_owned();
+        assert!(at.ends_with(other), "{list}");
+        let Some(info) = json(dir, "nbdinfo", &["--json", &at]) else { return };
+        assert_eq!(info["exports"][0]["export-size"], MIB as u64, "{info}");
+    }
+    daemon.stop();
 }

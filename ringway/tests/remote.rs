@@ -287,7 +287,9 @@ fn f08_a_daemon_that_is_killed_leaves_what_was_answered() {
         });
         let log = daemon.unwrap().log();
         assert_eq!(flushed, survives, "{cache}: {log}");
-        assert_eq!(log.contains("were not flushed, may be lost"), !survives, "{log}");
+        // The last one may have been killed amid reads, with nothing owed.
+        let says = ["were not flushed, may be lost", "a flush had failed"];
+        assert_eq!(says.iter().any(|words| log.contains(words)), !survives, "{log}");
     }
 }
 
