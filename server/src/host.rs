@@ -139,14 +139,14 @@ impl Host {
             (Some(helper), Source::Nbd(_)) => {
                 let mut disk = helper.open(&options, false)?.disk;
                 self.make_ours(&mut disk)?;
-                remote::begin(&disk, spec)?;
+                self.flush_first(&disk, spec)?;
                 return Ok(OpenDisk { disk, new: None, clone: None });
             }
             _ => {
                 let Opened { mut disk, new, clone } = self.local.open(&options, spec.ephemeral)?;
                 let clone = clone.map(|file| EphemeralClone(Clone::Here(Some(file))));
                 self.make_ours(&mut disk)?;
-                remote::begin(&disk, spec)?;
+                self.flush_first(&disk, spec)?;
                 let new = new.map(|file| NewImage(Made::Here(file)));
                 return Ok(OpenDisk { disk, new, clone });
             }

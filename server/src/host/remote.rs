@@ -47,22 +47,23 @@ impl Host {
         let timeouts = Timeouts { give_up: spec.reconnect_timeout, silence };
         remote.supervise(Box::new(again), timeouts).context("cannot look after its connection")
     }
-}
 
-/// Has what earlier daemons had answered made durable, before anything else is asked of a server: one that is
-/// started anew later has not lost it then.
-///
-/// # Errors
-/// That the server does not answer in time, or does not keep to the protocol.
-pub(super) fn begin(disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
-    let Some(remote) = disk.remote().filter(|_| !disk.geometry().read_only) else { return Ok(()) };
-    let limit = spec.response_timeout.unwrap_or(Timeouts::default().silence);
-    let cannot = |error| anyhow!("{}: its first flush: {error}", disk.name());
-    if !remote.flush_first(limit).map_err(cannot)? {
-        tracing::error!(disk = disk.name(), "the NBD server fails the first flush");
-        disk.server_may_have_lost();
+    /// Has what earlier daemons had answered made durable, before anything else is asked of a server: one that is
+    /// started anew later has not lost it then.
+    ///
+    /// # Errors
+    /// That the server does not answer in time, or does not keep to the protocol.
+    pub(super) fn flush_first(&self, disk: &Disk, spec: &DiskSpec) -> anyhow::Result<()> {
+        let remote = disk.remote().filter(|_| !disk.geometry().read_only);
+        let Some(remote) = remote else { return Ok(()) };
+        let limit = spec.response_timeout.unwrap_or(Timeouts::default().silence);
+        let cannot = |error| anyhow!("{}: its first flush: {error}", disk.name());
+        if !remote.flush_first(limit).map_err(cannot)? {
+            tracing::error!(disk = disk.name(), "the NBD server fails the first flush");
+            disk.server_may_have_lost();
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Tells of connections that were asked for and cannot be had.
