@@ -4,7 +4,6 @@
 //! have written these. So a name is followed within a folder that the owner of the image has chosen,
 //! and a format is what a header says, never what a file looks like.
 
-mod based;
 mod error;
 
 use crate::beneath::{Identity, NotOpened, Root, identity_of, judge_kind, open_said};
@@ -12,7 +11,6 @@ use crate::format::Format;
 use crate::header::{BackingName, DataFileName, Header};
 use crate::printable::printable;
 use crate::refused::Refused;
-pub use based::is_based_on;
 pub use error::{CHAIN_MAX, ChainError, LinkFault, LinkKind};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
@@ -308,6 +306,55 @@ fn folder_of(name: &Path) -> Result<PathBuf, ChainError> {
         what: "find its folder",
         source,
     })
+}
+
+/// True if the image at `base`, or one that it is based on, or a data file of theirs, is what `path` leads to; or
+/// if one of them names `path` while there is no such file. An image that is made at `path` on top of `base`
+/// would then be based on itself, and one that is written there would change beneath those that are based on it.
+///
+/// Reads headers only, and goes as far as names lead, wherever that is: what is behind a name that leads nowhere
+/// cannot be told.
+#[must_use]
+pub fn is_based_on(base: &Path, format: Format, path: &Path) -> bool {
+    let (identity, at) = (identity_of(path), place(path));
+    let is_it = |name: &Path| match identity_of(name) {
+        Some(there) => identity == Some(there),
+        None => at.is_some() && place(name) == at,
+    };
+    let mut next = Some((base.to_owned(), format));
+    for _ in 0..=CHAIN_MAX {
+        let Some((name, format)) = next.take() else { return false };
+        if is_it(&name) {
+            return true;
+        }
+        let Some((header, folder)) = header(&name, format) else { return false };
+        let data = header.data_file.and_then(|data| data.name);
+        if data.is_some_and(|data| is_it(&folder.join(data))) {
+            return true;
+        }
+        // Without a format it is opened by nobody.
+        let backing = header.backing.filter(|backing| !is_protocol(&backing.name));
+        next = backing.and_then(|backing| {
+            let format = backing.format.as_deref()?.parse().ok()?;
+            Some((folder.join(backing.name), format))
+        });
+    }
+    false
+}
+
+/// What an image says of itself, and the folder at which its names begin.
+fn header(name: &Path, format: Format) -> Option<(Header, PathBuf)> {
+    if format == Format::Raw {
+        return None;
+    }
+    let (mut file, ..) = open_said(name).ok()?;
+    let bytes = file.seek(SeekFrom::End(0)).ok()?;
+    Some((Header::read(&file, bytes).ok()?.ok()?, folder_of(name).ok()?))
+}
+
+/// A path without links in its folder.
+fn place(path: &Path) -> Option<PathBuf> {
+    Some(folder_of(path).ok()?.join(path.file_name()?))
 }
 
 fn identity(file: &File, name: &Path) -> Result<Identity, ChainError> {

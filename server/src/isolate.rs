@@ -19,6 +19,7 @@ mod entry;
 mod files;
 mod inside;
 mod known;
+mod mouth;
 mod pending;
 mod process;
 mod process_log;
@@ -51,7 +52,8 @@ use std::time::{Duration, Instant};
 
 pub(crate) use entry::run;
 pub(crate) use files::ServedFiles;
-pub(crate) use inside::{Inside, Mouth};
+pub(crate) use inside::Inside;
+pub(crate) use mouth::Mouth;
 pub(crate) use spawner::Spawner;
 
 /// Seconds to wait for an image, unless the user says so: as for one who was killed. Then for one of a Ceph

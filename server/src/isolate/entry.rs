@@ -1,6 +1,7 @@
 //! Where the process of one disk begins.
 
-use super::inside::{Inside, Mouth};
+use super::inside::Inside;
+use super::mouth::Mouth;
 use super::process::{Ear, hear};
 use super::protocol::{FromProcess, ProcessSetup};
 use crate::bell::event;

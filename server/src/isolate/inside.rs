@@ -2,10 +2,9 @@
 //! the daemon that has it.
 
 use super::files::ServedFiles;
-use super::lock;
-use super::process::{Ear, hear, say};
+use super::mouth::Mouth;
+use super::process::{Ear, hear};
 use super::protocol::{FromProcess, ToProcess};
-use crate::connection::Connection;
 use crate::control::{carry_out, facts};
 use crate::departure::Departure;
 use crate::disks::Disks;
@@ -18,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::io::BufReader;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 
 /// The line to the daemon that has the disk.
 pub(crate) struct Inside {
@@ -32,21 +31,6 @@ pub(crate) struct Inside {
     pub(super) files: ServedFiles,
     pub(super) ear: BufReader<Ear>,
     pub(super) mouth: Arc<Mouth>,
-}
-
-/// What is told to the daemon that has the disk.
-pub(crate) struct Mouth(pub(super) Mutex<Arc<Connection>>);
-
-impl Mouth {
-    /// The daemon may have gone, which is heard at the other end of the line.
-    pub(super) fn say(&self, message: &FromProcess) {
-        let _ = say(&lock(&self.0), message);
-    }
-
-    /// The disk is about to be served from these files, or is from now on.
-    pub(crate) fn files(&self, files: ServedFiles) {
-        self.say(&FromProcess::Files(files));
-    }
 }
 
 impl Inside {
