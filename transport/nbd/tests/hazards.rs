@@ -280,7 +280,7 @@ fn d10_a_stuck_disk_does_not_keep_the_server_from_stopping() {
         assert!(begun.elapsed() < PATIENCE, "it is not taken");
     }
     rig.stop().unwrap();
-    assert!(!rig.export().is_clear(), "nobody else is served before it is over");
+    assert!(!rig.export().is_clear(), "it counts until it is over");
     // It is answered when the disk is through with it.
     assert_eq!(client.reply().unwrap().cookie, 1);
 }
