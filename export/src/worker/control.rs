@@ -89,6 +89,7 @@ impl<E: Engine, Q: QueueLifecycle> Worker<E, Q> {
             if queue.ring.peer_is_gone() {
                 queue.disk.drop_waiting(&mut self.engine);
             } else if !queue.ring.can_leave() {
+                queue.lift_limits();
                 queue.disk.hold_no_more(&mut self.engine);
             }
             queue.disk.outlive();

@@ -9,9 +9,6 @@ use ringway_disk::DiskStats;
 use ringway_throttle::{Gate, Throttled};
 use std::time::Duration;
 
-/// How long a queue that is to stop waits for its limit with requests that it cannot leave.
-const STOP_WAIT_NS: u64 = 5_000_000_000;
-
 impl<Q: QueueLifecycle> WorkerQueue<Q> {
     /// Takes over the limits of its disk, which may be others than before, or none.
     #[cold]
@@ -20,6 +17,9 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
         self.throttled = self.throttled_before(now);
         // What the old one leaves to its disk is known to the new one.
         self.gate = None;
+        if matches!(self.state, State::Stopping) && !self.ring.can_leave() {
+            return;
+        }
         self.gate = Gate::new(self.disk.disk().limits()).map(Box::new);
         self.state = match (&self.state, &self.gate) {
             (State::Running | State::Limited, Some(_)) => State::Limited,
@@ -27,6 +27,14 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             (State::Broken, _) => State::Broken,
             (State::Stopping, _) => State::Stopping,
         };
+    }
+
+    /// It stops and can leave nothing to anybody: what a predecessor left is carried out at once. Of a queue
+    /// that was killed with its daemon that is one ring of requests at most.
+    #[cold]
+    pub(super) fn lift_limits(&mut self) {
+        self.throttled = self.throttled_before(now_ns());
+        self.gate = None;
     }
 
     fn throttled_before(&self, now: u64) -> Throttled {
@@ -64,7 +72,8 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             _ => stops && wanted,
         };
         if stops {
-            self.leaves_backlog = wanted && !takes && self.may_leave_backlog();
+            // What a predecessor left and does not pass yet stays in the record.
+            self.leaves_backlog = wanted && !takes;
         }
         if !takes {
             return 0;
@@ -74,18 +83,6 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             gate.settle(now_ns);
         }
         popped
-    }
-
-    /// What a predecessor left does not pass yet, and the queue is to stop: it stays in the record. If
-    /// that is not possible because the guest is being migrated, it is waited for, but not for long: a
-    /// guest may say so whenever it likes, and nobody else may have to wait for its limit.
-    #[cold]
-    fn may_leave_backlog(&mut self) -> bool {
-        if self.ring.can_leave() {
-            return true;
-        }
-        let now = now_ns();
-        *self.leaves_at.get_or_insert(now + STOP_WAIT_NS) <= now
     }
 
     /// Nothing more may be taken in this turn.

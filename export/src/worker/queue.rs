@@ -72,8 +72,6 @@ pub(super) struct WorkerQueue<Q: RequestQueue> {
     pub(super) throttled: Throttled,
     /// It is to stop, and its limit lets no more of the backlog pass: that stays where it is.
     pub(super) leaves_backlog: bool,
-    /// When it does so at the latest.
-    pub(super) leaves_at: Option<u64>,
     /// Those of a transport that has some.
     pub(super) commands: QueueCommands,
 }
@@ -126,7 +124,6 @@ impl<Q: QueueLifecycle> WorkerQueue<Q> {
             batches: 0,
             throttled: Throttled::default(),
             leaves_backlog: false,
-            leaves_at: None,
             commands: QueueCommands::default(),
         }
     }

@@ -236,9 +236,10 @@ impl Channel {
     }
 
     /// Waits for a message, an alarm, the order to stop, or an answer on another channel, no longer than
-    /// `timeout`.
+    /// `timeout`. Unless it `reads`, a message is that the peer has gone.
     pub(super) fn wait(
         &self,
+        reads: bool,
         stop: BorrowedFd<'_>,
         alarm: BorrowedFd<'_>,
         answers: Option<BorrowedFd<'_>>,
@@ -247,7 +248,7 @@ impl Channel {
         let mut fds = [
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&alarm, PollFlags::IN),
-            PollFd::new(&self.socket, PollFlags::IN),
+            PollFd::new(&self.socket, if reads { PollFlags::IN } else { PollFlags::RDHUP }),
             // A descriptor that is asked for nothing stands for none.
             answers.as_ref().map_or_else(
                 || PollFd::from_borrowed_fd(stop, PollFlags::empty()),
@@ -268,6 +269,12 @@ impl Channel {
             [_, _, true, _] => Event::Message,
             _ => Event::Answer,
         })
+    }
+
+    /// True once the peer has closed it.
+    pub(super) fn is_closed(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        matches!(poll(&mut fds, Some(&Timespec::default())), Ok(1..))
     }
 
     /// Reads what is there of a message, and checks the form of one that is whole. It never waits:

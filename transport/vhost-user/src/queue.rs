@@ -49,6 +49,10 @@ pub struct Queue {
     log: Option<Arc<QueueLog>>,
     /// Requests that were taken and stay unanswered in the record.
     left: usize,
+    /// Its record may stay behind when its guest goes elsewhere: all that was taken is answered.
+    answers_all: bool,
+    /// Its front-end has gone, and its memory may be somebody else's by now: nothing is written there.
+    mute: bool,
     /// The next request needs translations that were asked for: it stays in the ring until they come.
     stalled: bool,
     /// What a queue behind an IOMMU has beside.
@@ -127,6 +131,9 @@ impl RequestQueue for Queue {
     fn complete(&mut self, token: Token, status: Status, written: u32) {
         let Token { head, status_at, due } = token;
         due.settle();
+        if self.mute {
+            return;
+        }
         // SAFETY: the byte was resolved in the map that `memory` keeps alive (Queue invariant 1).
         let status_bytes = unsafe { status_at.write(status) };
         if let Some(log) = &self.log {
@@ -137,6 +144,9 @@ impl RequestQueue for Queue {
 
     #[inline]
     fn publish(&mut self) -> io::Result<()> {
+        if self.mute {
+            return Ok(());
+        }
         let wants_call = match &self.log {
             None => self.ring.publish(),
             Some(log) => Self::publish_logged(&mut self.ring, log),
@@ -150,6 +160,9 @@ impl RequestQueue for Queue {
     }
 
     fn arm(&mut self) -> Result<Armed, Broken> {
+        if self.mute {
+            return Ok(Armed::Quiet);
+        }
         let armed = self.ring.arm();
         self.log_wish();
         // Translations come with a command, which wakes the worker.
@@ -160,8 +173,10 @@ impl RequestQueue for Queue {
     }
 
     fn disarm(&mut self) {
-        self.ring.disarm();
-        self.log_wish();
+        if !self.mute {
+            self.ring.disarm();
+            self.log_wish();
+        }
     }
 }
 

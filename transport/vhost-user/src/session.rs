@@ -114,6 +114,8 @@ enum Answer {
     Reply(Vec<u8>),
     /// This, with a descriptor.
     ReplyWith(Vec<u8>, OwnedFd),
+    /// Nothing yet: the message is carried out again once something has changed.
+    Later,
 }
 
 impl Answer {
@@ -160,6 +162,8 @@ pub struct Session {
     /// this connection, so what it knows may be of an earlier process.
     resizes_known: Option<u64>,
     refusals: u32,
+    /// A message that was answered with [`Answer::Later`]: no other one is read before it is.
+    owed: Option<Message>,
     /// Queues are ready, and another daemon has the image.
     lock_wait: Option<LockWait>,
     /// When to ask for the image again.
@@ -199,6 +203,7 @@ impl Session {
             backend_channel: None,
             resizes_known: None,
             refusals: 0,
+            owed: None,
             lock_wait: None,
             ask_again: None,
             stuck: false,
@@ -221,7 +226,10 @@ impl Session {
         debug!(code = message.code, name = ?message.request, "message");
         let code = message.code;
         let wants_ack = message.need_reply && self.protocol.contains(Protocol::REPLY_ACK);
+        // Those that had all the time they needed.
+        self.collect_stopped();
         match self.handle_message(&mut message) {
+            Ok(Answer::Later) => self.owed = Some(message),
             Ok(Answer::Reply(payload)) => {
                 self.channel.reply(code, &payload, None, self.stop.as_fd())?;
                 if message.request == Some(FrontendReq::GET_VRING_BASE) {
@@ -304,6 +312,7 @@ impl Session {
             R::SET_CONFIG => self.set_config(message),
             R::SET_BACKEND_REQ_FD => {
                 self.set_backend_channel(message.take_fd().map(UnixStream::from));
+                self.forget_failures(|_| true);
                 Ok(Answer::Ack)
             }
             R::IOTLB_MSG => self.iotlb_msg(message),
@@ -324,7 +333,13 @@ impl Session {
         self.stop_all()?;
         self.map = Arc::new(map);
         self.forget_translations();
-        self.start_ready()
+        let failed: Vec<bool> = self.vrings.iter().map(|vring| vring.failed).collect();
+        self.forget_failures(|_| true);
+        match self.start_ready() {
+            // It could not before, either.
+            Err(Refusal::Start(at, _)) if failed[at] => Ok(Answer::Ack),
+            outcome => outcome,
+        }
     }
 
     fn reset_device(&mut self) -> Result<Answer, Refusal> {

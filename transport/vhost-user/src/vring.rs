@@ -4,10 +4,11 @@ use super::inflight::QueueInflight;
 use super::queue::Queue;
 use super::start::{StartError, UserAddresses};
 use ringway_core::mem::GuestMap;
-use ringway_export::{PeerEventfd, QueueId};
+use ringway_export::{PeerEventfd, QueueId, Stopped};
 use ringway_ring::virtqueue::{Areas, Format};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 /// One queue.
 #[derive(Debug, Default)]
@@ -27,8 +28,14 @@ pub(super) struct Vring {
     pub(super) drained: Option<QueueInflight>,
     /// It has run in this connection: what it goes on with is this connection's own.
     pub(super) has_run: bool,
+    /// Its record names requests that nobody has answered.
+    pub(super) owes: bool,
     /// The kick and call descriptors are with the worker while this is `Some`.
     pub(super) worker_queue: Option<QueueId>,
+    /// It could not start, and nothing has changed for it since.
+    pub(super) failed: bool,
+    /// It was told to stop, and the worker gives it back here.
+    pub(super) stopping: Option<Receiver<Stopped<Queue>>>,
 }
 
 impl Vring {
@@ -39,6 +46,7 @@ impl Vring {
     /// True once everything is known that a queue needs to run.
     pub(super) fn is_ready(&self) -> bool {
         !self.is_running()
+            && !self.failed
             && self.enabled
             && self.size != 0
             && self.addresses.is_some()
@@ -70,10 +78,10 @@ impl Vring {
         at: Areas,
         inflight: Option<QueueInflight>,
     ) -> Result<Queue, StartError> {
+        // SAFETY: the caller vouches for the addresses; the queue keeps the map and the part.
+        let ring = unsafe { Queue::ring(format, at, self.base, inflight.as_ref())? };
         let kick = self.kick.take().ok_or(StartError::NotShared("doorbell"))?;
-        let (map, call) = (Arc::clone(map), self.call.take());
-        // SAFETY: the caller vouches for the addresses.
-        Ok(unsafe { Queue::new(format, at, self.base, map, inflight, kick, call)? })
+        Ok(Queue::new(ring, Arc::clone(map), inflight, kick, self.call.take()))
     }
 
     /// Takes back what the worker had.
@@ -81,6 +89,7 @@ impl Vring {
         self.worker_queue = None;
         self.base = Some(queue.base());
         let drained = queue.is_drained();
+        self.owes = !drained;
         let (kick, call, record) = queue.into_parts();
         self.drained = record.filter(|_| drained);
         self.kick = Some(kick);

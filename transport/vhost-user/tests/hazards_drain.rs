@@ -6,7 +6,7 @@ use ringway_disk::{EngineKind, SimModel, Source};
 use ringway_testkit::Rng;
 use ringway_testkit::raw::{
     DATA, Desc, F_FLUSH, F_PACKED, F_VERSION_1, GUEST_BASE, MEMORY, RawGuest, USER_DELTA, halves,
-    request, words,
+    inflight_payload, request, words,
 };
 use ringway_testkit::rig::{Rig, RigOptions, image};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -178,45 +178,122 @@ fn b08_nothing_is_written_after_the_order_to_stop() {
     }
 }
 
-/// A disk that does not answer holds nobody for longer than the limit.
-#[test]
-fn b08_every_way_to_stop_is_bounded() {
-    let stuck = Duration::from_secs(5);
+/// A disk that does not answer for so long, which is far longer than a daemon waits for it.
+fn stuck(stuck: Duration) -> RigOptions {
     let micros = u32::try_from(stuck.as_micros()).unwrap();
     let source = Source::Null { bytes: CAPACITY, latency_us: micros };
     let mut options = RigOptions::new(source, EngineKind::NullAfter(micros));
     options.drain_max = Duration::from_millis(200);
-    let threads =
-        [Stop::GetBase, Stop::Reset, Stop::NewMemory, Stop::Disconnect, Stop::Order].map(|how| {
-            let options = options.clone();
-            std::thread::spawn(move || {
-                let mut rig = rig(&options);
-                let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
-                load(&mut guest, READ);
-                rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
-                let begun = Instant::now();
-                match how {
-                    Stop::GetBase => {
-                        let ask = request::GET_VRING_BASE;
-                        guest.client.send(ask, 0, &halves(&[0, 0]), &[]).unwrap();
-                    }
-                    Stop::Reset => guest.client.send(request::RESET_DEVICE, 8, &[], &[]).unwrap(),
-                    Stop::NewMemory => {
-                        let region = words(&[GUEST_BASE, MEMORY, GUEST_BASE + USER_DELTA, 0]);
-                        let table = [halves(&[1, 0]), region].concat();
-                        let fds = [guest.memory.as_fd()];
-                        guest.client.send(request::SET_MEM_TABLE, 8, &table, &fds).unwrap();
-                    }
-                    Stop::Disconnect => guest.client.hang_up(),
-                    Stop::Order => rig.order_to_stop(),
-                }
-                rig.join_sessions();
-                let took = begun.elapsed();
-                assert!(took >= options.drain_max, "{how:?}: it did not wait for the disk");
-                assert!(took < stuck, "{how:?} took {took:?}");
-                assert!(guest.client.is_closed());
-            })
-        });
+    options
+}
+
+/// Sends the message that stops queues.
+fn ask_to_stop(guest: &RawGuest, how: Stop) {
+    let client = &guest.client;
+    match how {
+        Stop::GetBase => client.send(request::GET_VRING_BASE, 0, &halves(&[0, 0]), &[]).unwrap(),
+        Stop::Reset => client.send(request::RESET_DEVICE, 8, &[], &[]).unwrap(),
+        Stop::NewMemory => {
+            let region = words(&[GUEST_BASE, MEMORY, GUEST_BASE + USER_DELTA, 0]);
+            let table = [halves(&[1, 0]), region].concat();
+            client.send(request::SET_MEM_TABLE, 8, &table, &[guest.memory.as_fd()]).unwrap();
+        }
+        Stop::Disconnect | Stop::Order => unreachable!("no message"),
+    }
+}
+
+/// A front-end that gets no answer goes on without us, and its machine begins anew in the same memory: it is
+/// answered when the disk has finished, however long that takes, and its connection lives.
+#[test]
+fn b37_who_stops_a_queue_is_answered_once_the_disk_has_finished() {
+    let threads = [Stop::GetBase, Stop::Reset, Stop::NewMemory].map(|how| {
+        std::thread::spawn(move || {
+            let mut rig = rig(&stuck(Duration::from_secs(3)));
+            let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
+            load(&mut guest, READ);
+            rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
+            ask_to_stop(&guest, how);
+            // Long after its time is over orders are carried out, as far as they can be.
+            std::thread::sleep(Duration::from_millis(600));
+            assert!(rig.export().pause().is_err(), "{how:?}: something is in flight");
+            guest.client.receive().unwrap_or_else(|error| panic!("{how:?}: {error}"));
+            let queues = if how == Stop::GetBase { 0..1 } else { 0..QUEUES };
+            for queue in queues {
+                let done = (0..LOAD).filter(|_| guest.next_used(queue, Duration::ZERO).is_some());
+                assert_eq!(done.count(), usize::from(LOAD), "{how:?}: answered before");
+            }
+            let after = contents(&guest.memory);
+            assert!(guest.client.ask_u64(request::GET_FEATURES).is_ok(), "{how:?}");
+            rig.export().pause().unwrap();
+            if how != Stop::GetBase {
+                assert!(contents(&guest.memory) == after, "written after {how:?}");
+            }
+            rig.export().resume().unwrap();
+        })
+    });
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+/// The front-end goes while the disk has requests: what comes of them is not written into memory that may be
+/// somebody else's, and the record goes on naming them.
+#[test]
+fn b38_a_disk_that_goes_on_writes_no_answers_into_memory_of_a_front_end_that_has_gone() {
+    for format in [0, F_PACKED] {
+        let mut rig = rig(&stuck(Duration::from_secs(2)));
+        let mut guest = RawGuest::connect(rig.connect(), F_VERSION_1 | format);
+        let (bytes, region) = guest.client.get_inflight(2, 64).unwrap();
+        let payload = inflight_payload(bytes, 0, 2, 64);
+        assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+        for queue in 0..QUEUES {
+            assert!(guest.start_queue(queue).unwrap());
+        }
+        load(&mut guest, READ);
+        rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
+        guest.client.hang_up();
+        rig.join_sessions();
+        let expected = scramble(&guest.memory, 0x55);
+        let begun = Instant::now();
+        while !rig.export().is_clear() {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let found = contents(&guest.memory);
+        let changed: Vec<_> = (0..found.len()).filter(|&at| found[at] != expected[at]).collect();
+        assert!(changed.is_empty(), "the old queue has written at {changed:x?}");
+        let mut record = vec![0; usize::try_from(bytes).unwrap()];
+        std::os::unix::fs::FileExt::read_exact_at(&std::fs::File::from(region), &mut record, 0)
+            .unwrap();
+        let entry = if format == 0 { 16 } else { 32 };
+        assert_eq!(record[entry], 1, "a successor finds what was not answered");
+    }
+}
+
+/// A disk that does not answer holds nobody up who has gone, nor the daemon's end.
+#[test]
+fn b08_every_way_to_end_is_bounded() {
+    let long = Duration::from_secs(5);
+    let options = stuck(long);
+    let threads = [Stop::Disconnect, Stop::Order].map(|how| {
+        let options = options.clone();
+        std::thread::spawn(move || {
+            let mut rig = rig(&options);
+            let mut guest = RawGuest::start(rig.connect(), QUEUES, 64, F_VERSION_1);
+            load(&mut guest, READ);
+            rig.wait_in_flight(QUEUES as usize * usize::from(LOAD));
+            let begun = Instant::now();
+            match how {
+                Stop::Order => rig.order_to_stop(),
+                _ => guest.client.hang_up(),
+            }
+            rig.join_sessions();
+            let took = begun.elapsed();
+            assert!(took >= options.drain_max, "{how:?}: it did not wait for the disk");
+            assert!(took < long, "{how:?} took {took:?}");
+            assert!(guest.client.is_closed());
+        })
+    });
     for thread in threads {
         thread.join().unwrap();
     }

@@ -1,11 +1,13 @@
-//! A disk fails, requests are held, and their queue is stopped: with a record of what is in flight they
-//! stay in it, unanswered, for whoever goes on; without one they fail.
+//! A disk fails, requests are held, and their queue is stopped: if the daemon does that they stay in the record
+//! of what is in flight, for whoever goes on; if the front-end does they fail, because its guest may go on
+//! where nobody knows of the record.
 #![allow(missing_docs)]
 
 use ringway_aio::{Fault, Faulty, Io, Null};
 use ringway_disk::{EngineKind, ErrorPolicy, OnError, OpenOptions, Source, open};
 use ringway_testkit::raw::{
-    DATA, Desc, F_FLUSH, F_PROTOCOL, F_VERSION_1, RawGuest, inflight_payload, request, words,
+    DATA, Desc, F_FLUSH, F_PROTOCOL, F_VERSION_1, RawGuest, halves, inflight_payload, request,
+    words,
 };
 use ringway_testkit::rig::{Rig, RigOptions};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -92,16 +94,16 @@ fn stop(guest: &mut RawGuest) {
 }
 
 #[test]
-fn c18_what_is_held_stays_in_the_record_of_a_queue_that_stops() {
+fn c18_what_is_held_stays_in_the_record_of_a_disk_that_is_paused() {
     let (mut rig, broken) = scene();
     let file = memory();
     let mut guest = held(&mut rig, Some(&file));
-    stop(&mut guest);
+    rig.export().pause().unwrap();
     assert_eq!(guest.next_used(0, Duration::ZERO), None, "it is not answered");
     assert_eq!(guest.peek(STATUS, 1), [0xee]);
     assert_eq!(recorded(&file), (1, true), "whoever goes on finds it");
     broken.store(false, SeqCst);
-    assert!(guest.start_queue(0).unwrap());
+    rig.export().resume().unwrap();
     assert_eq!(guest.next_used(0, SOON), Some((0, 513)));
     assert_eq!(guest.peek(STATUS, 1), [OK]);
     stop(&mut guest);
@@ -115,6 +117,51 @@ fn c18_what_is_held_without_a_record_fails_before_its_queue_has_stopped() {
     stop(&mut guest);
     assert_eq!(guest.next_used(0, Duration::ZERO), Some((0, 1)));
     assert_eq!(guest.peek(STATUS, 1), [IOERR]);
+}
+
+/// As QEMU stops a guest that is saved, or moved: it disables the queue, and asks where it stopped. Or does not
+/// disable it before.
+#[test]
+fn b36_what_is_held_fails_before_a_front_end_learns_where_its_queue_has_stopped() {
+    for disables in [false, true] {
+        let (mut rig, _broken) = scene();
+        let file = memory();
+        let mut guest = held(&mut rig, Some(&file));
+        if disables {
+            let disable = halves(&[0, 0]);
+            assert!(guest.client.acked(request::SET_VRING_ENABLE, &disable, &[]).unwrap());
+        }
+        stop(&mut guest);
+        assert_eq!(guest.next_used(0, Duration::ZERO), Some((0, 1)));
+        assert_eq!(guest.peek(STATUS, 1), [IOERR]);
+        assert_eq!(recorded(&file), (0, false), "nothing stays behind");
+    }
+}
+
+/// While the disk is paused nothing is carried out: the front-end, whose guest is about to go elsewhere, waits.
+#[test]
+fn b36_a_front_end_is_told_where_a_paused_queue_is_once_nothing_is_owed() {
+    for mended in [false, true] {
+        let (mut rig, broken) = scene();
+        let file = memory();
+        let mut guest = held(&mut rig, Some(&file));
+        rig.export().pause().unwrap();
+        broken.store(!mended, SeqCst);
+        let disable = halves(&[0, 0]);
+        assert!(guest.client.acked(request::SET_VRING_ENABLE, &disable, &[]).unwrap());
+        guest.client.send(request::GET_VRING_BASE, 0, &disable, &[]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(recorded(&file), (1, true));
+        assert_eq!(guest.peek(STATUS, 1), [0xee]);
+        rig.export().resume().unwrap();
+        let (_, answer) = guest.client.receive().unwrap();
+        assert_eq!(answer, halves(&[0, 1]), "it was taken");
+        let (status, used) = if mended { (OK, 513) } else { (IOERR, 1) };
+        assert_eq!(guest.next_used(0, Duration::ZERO), Some((0, used)));
+        assert_eq!(guest.peek(STATUS, 1), [status]);
+        guest.client.ask_u64(request::GET_FEATURES).unwrap();
+        assert_eq!(recorded(&file), (0, false));
+    }
 }
 
 /// Where it goes nobody may know of the record.

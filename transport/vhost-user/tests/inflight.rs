@@ -294,6 +294,27 @@ fn b04_a_damaged_region_costs_the_queue() {
     }
 }
 
+/// A queue that cannot start keeps its descriptors, and is nobody else's trouble: the others start, and messages
+/// about them are not refused for it.
+#[test]
+fn b04_a_queue_that_cannot_start_is_no_trouble_of_the_others() {
+    let (mut rig, _folder) = rig();
+    let mut guest = RawGuest::connect(rig.connect(), BASIC);
+    guest.size = SIZE;
+    let file = File::from(memory(1 << 16));
+    file.write_all_at(&[7, 0], 8).unwrap();
+    let payload = inflight_payload(1 << 16, 0, 2, SIZE);
+    assert!(guest.client.set_inflight(&payload, file.as_fd()).unwrap());
+    assert!(!guest.start_queue(0).unwrap(), "it is damaged");
+    assert!(guest.start_queue(1).unwrap());
+    assert_eq!(guest.simple(1, IN, 0, DATA, 512), (OK, 513));
+    assert!(guest.set_mem_table().unwrap());
+    assert_eq!(guest.simple(1, IN, 0, DATA, 512), (OK, 513));
+    file.write_all_at(&[0, 0], 8).unwrap();
+    assert!(guest.client.acked(request::SET_VRING_ENABLE, &halves(&[0, 1]), &[]).unwrap());
+    assert_eq!(guest.simple(0, IN, 0, DATA, 512), (OK, 513), "it is heard, and rings");
+}
+
 #[test]
 fn b04_a_region_cut_short_later_costs_the_connection() {
     let (mut rig, _folder) = rig();
@@ -399,6 +420,37 @@ fn what_was_left_is_done_before_a_stop() {
         assert_eq!(guest.stop_queue(0).unwrap(), 20);
         let back = (0..20).filter(|_| guest.next_used(0, Duration::ZERO).is_some()).count();
         assert_eq!(back, 20, "all before the answer");
+    }
+}
+
+/// The disk was paused by a daemon that was killed, and is by its successor: the queue does not run, and its
+/// front-end asks where it is. What the record names is carried out first, and where the queue is follows from
+/// it: front-ends repeat what they knew before (packed rings).
+#[test]
+fn b36_a_queue_that_never_ran_here_answers_for_its_record() {
+    for format in [0, F_PACKED] {
+        let (mut rig, _folder) = rig();
+        rig.export().pause().unwrap();
+        let mut guest = RawGuest::connect(rig.connect(), BASIC | format);
+        guest.size = SIZE;
+        let region = File::from(memory(1 << 16));
+        let told = guest.base(0);
+        leave_write(&mut guest, &region, 0, SIZE, format == F_PACKED);
+        let payload = inflight_payload(1 << 16, 0, 1, SIZE);
+        assert!(guest.client.set_inflight(&payload, region.as_fd()).unwrap());
+        assert!(guest.start_queue(0).unwrap());
+        let base = halves(&[0, told]);
+        assert!(guest.client.acked(request::SET_VRING_BASE, &base, &[]).unwrap());
+        guest.client.send(request::GET_VRING_BASE, 0, &halves(&[0, 0]), &[]).unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(guest.peek(DATA + 16, 1), [0xee], "it is paused");
+        rig.export().resume().unwrap();
+        let (_, answer) = guest.client.receive().unwrap();
+        assert_eq!(guest.peek(DATA + 16, 1), [OK]);
+        assert!(guest.next_used(0, Duration::ZERO).is_some());
+        assert_eq!(answer, halves(&[0, guest.base(0)]));
+        guest.client.ask_u64(request::GET_FEATURES).unwrap();
+        assert_eq!(version(&region, 0), 0, "the record names nothing");
     }
 }
 

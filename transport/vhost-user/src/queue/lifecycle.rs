@@ -12,28 +12,35 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 impl Queue {
-    /// A queue at `at`, which must lie in `map` with the lengths that `format` asks for. It goes on
-    /// from `base`, if it was told one; with `inflight`, from what is recorded there.
+    /// The ring of a queue at `at`, which must lie in mapped memory with the lengths that `format` asks for.
+    /// It goes on from `base`, if it was told one; with `inflight`, from what is recorded there.
     ///
     /// # Safety
-    /// The addresses were resolved in `map`.
-    pub(crate) unsafe fn new(
+    /// That memory stays mapped while the ring is used, and so does the part, which belongs to this queue
+    /// alone.
+    pub(crate) unsafe fn ring(
         format: Format,
         at: Areas,
         base: Option<u32>,
+        inflight: Option<&QueueInflight>,
+    ) -> Result<Device, InflightError> {
+        // SAFETY: the caller vouches for the memory; a part is mapped and aligned.
+        unsafe {
+            match inflight {
+                None => Ok(Device::new(format, at, base)?),
+                Some(part) => Device::tracked(format, at, base, part.at(), part.entries()),
+            }
+        }
+    }
+
+    /// A queue with such a ring, which lies in `map` and is recorded in `inflight`.
+    pub(crate) fn new(
+        ring: Device,
         map: Arc<GuestMap>,
         inflight: Option<QueueInflight>,
         kick: OwnedFd,
         call: Option<PeerEventfd>,
-    ) -> Result<Self, InflightError> {
-        // SAFETY: the caller resolved the addresses in `map`, which `memory` keeps alive; a part is
-        // mapped and aligned, belongs to this queue alone, and is kept as well.
-        let ring = unsafe {
-            match &inflight {
-                None => Device::new(format, at, base)?,
-                Some(part) => Device::tracked(format, at, base, part.at(), part.entries())?,
-            }
-        };
+    ) -> Self {
         let mut queue = Self {
             ring,
             memory: Translator::new(map),
@@ -44,6 +51,8 @@ impl Queue {
             effort: 0,
             log: None,
             left: 0,
+            answers_all: false,
+            mute: false,
             stalled: false,
             iommu: None,
         };
@@ -51,7 +60,19 @@ impl Queue {
             // A predecessor may have published answers and died before it called.
             let _ = queue.call();
         }
-        Ok(queue)
+        queue
+    }
+
+    /// From now on nothing is left in the record when it stops: what the disk fails is reported, and what
+    /// waits for a limit is carried out.
+    pub(crate) fn answer_all(&mut self) {
+        self.answers_all = true;
+    }
+
+    /// Its front-end has gone while requests are with the disk: what comes of them is told to nobody. Its record,
+    /// if it has one, names them to whoever serves the guest next.
+    pub(crate) fn mute(&mut self) {
+        self.mute = true;
     }
 
     /// The guest's addresses are I/O virtual addresses. Translations are asked for at `inbox`, as
@@ -132,9 +153,10 @@ impl QueueLifecycle for Queue {
         self.stalled
     }
 
-    /// Not while the guest is being migrated: its next host may know nothing of the record.
+    /// Not while the guest is being migrated, or stopped by its front-end: whoever it goes on with may know
+    /// nothing of the record.
     fn can_leave(&self) -> bool {
-        self.inflight.is_some() && self.log.is_none()
+        self.inflight.is_some() && self.log.is_none() && !self.answers_all
     }
 
     fn leave(&mut self, token: Token) {

@@ -41,8 +41,9 @@ impl Guest {
         let kick = Self::bell();
         let doorbell = kick.as_raw_fd();
         // SAFETY: the areas are in the map, far enough apart.
-        let queue = unsafe { Queue::new(format, areas, None, map, None, kick, call) };
-        (Self { mapping, offered: 0 }, queue.unwrap(), doorbell)
+        let ring = unsafe { Queue::ring(format, areas, None, None) };
+        let queue = Queue::new(ring.unwrap(), map, None, kick, call);
+        (Self { mapping, offered: 0 }, queue, doorbell)
     }
 
     fn put(&self, at: usize, bytes: &[u8]) {

@@ -2,6 +2,8 @@
 
 use super::{Refusal, Session};
 use ringway_export::{Alarm, Broken, Notice, SessionCommand};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::AsFd;
 use tracing::{error, warn};
 
 impl Session {
@@ -64,7 +66,7 @@ impl Session {
                 false
             }
             SessionCommand::Pause(reply) => {
-                let done = self.stop_all();
+                let done = self.stop_in_time();
                 let _ = reply.send(done.is_ok());
                 self.fails("pause", done)
             }
@@ -74,6 +76,31 @@ impl Session {
                 self.fails("resume", done)
             }
         }
+    }
+
+    /// While a message waits for the disk, which has had its time: what else there is to do. False if the
+    /// connection must end.
+    pub(super) fn may_wait_on(&mut self) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];
+        let ordered = !matches!(poll(&mut fds, Some(&Timespec::default())), Ok(0));
+        if ordered || self.channel.is_closed() || self.inbox.is_over() || self.inbox.was_blocked() {
+            return false;
+        }
+        let (alarms, commands) = self.inbox.take();
+        let fatal =
+            alarms.into_iter().fold(false, |fatal, (at, alarm)| self.hear(at, &alarm) | fatal);
+        for command in commands {
+            match command {
+                SessionCommand::Announce(reply) => drop(reply.send(self.announce())),
+                SessionCommand::Pause(reply) => {
+                    let _ = self.begin_stop(|_| true);
+                    let _ = reply.send(false);
+                }
+                // Queues start when the message was carried out.
+                SessionCommand::Resume(reply) => drop(reply.send(true)),
+            }
+        }
+        !fatal && !self.map.is_lost()
     }
 
     fn fails(&self, what: &str, done: Result<(), Refusal>) -> bool {

@@ -123,6 +123,7 @@ impl Session {
             })
             .collect();
         self.stop_some(|at| lost[at])?;
+        self.forget_failures(|at| lost[at]);
         let Some(iommu) = &mut self.iommu else { return Ok(()) };
         let hosts = iommu.forget(first, last);
         if iommu.table.is_full() {

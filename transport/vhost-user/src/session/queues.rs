@@ -1,27 +1,38 @@
 //! The messages about queues: SET_VRING_*, GET_VRING_BASE; how queues start, drain and stop.
 
+use super::turns::LOOK_EVERY;
 use super::{Answer, Refusal, Session, fresh_vrings};
 use crate::message::{Message, VRING_NO_FD};
 use crate::queue::Queue;
 use crate::start::{StartError, UserAddresses};
 use crate::vring::Vring;
 use ringway_core::{kill_point, panic_point};
-use ringway_export::{PeerEventfd, QueueLifecycle, Stopped};
+use ringway_export::{PeerEventfd, QueueLifecycle};
 use ringway_ring::virtio_blk::{
     VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
 };
 use ringway_ring::virtqueue::{Format, LayoutError, PackedBase, check_packed_size, check_size};
+use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
-use std::time::Instant;
-use tracing::debug;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tracing::{debug, warn};
 
 /// VHOST_VRING_F_LOG, a flag of SET_VRING_ADDR: writes to the used ring are logged.
 const VRING_F_LOG: u32 = 1;
 
-/// A queue that a worker will give back.
-type Promise = Receiver<Stopped<Queue>>;
+/// How often to say that a disk keeps a front-end waiting.
+const WAIT_REPORT: Duration = Duration::from_secs(5);
+
+/// What became of a queue that was to start.
+enum Start {
+    Runs,
+    /// It may not yet, and no other one may.
+    Waits,
+    /// Translations of its ring are missing, and were asked for.
+    Misses,
+}
 
 impl Session {
     pub(super) fn vring(&mut self, index: u32) -> Result<(usize, &mut Vring), Refusal> {
@@ -45,6 +56,7 @@ impl Session {
         if size > max {
             return Err(Refusal::QueueTooLarge(size, max));
         }
+        vring.failed &= vring.size == size;
         vring.size = size;
         self.start_ready()
     }
@@ -58,6 +70,7 @@ impl Session {
             return Err(Refusal::Running(at));
         }
         let moved = vring.addresses.replace(addresses) != Some(addresses);
+        vring.failed &= !moved;
         if let Some(iommu) = self.iommu.as_mut().filter(|_| moved) {
             // Nobody needs the translations of where the ring was.
             iommu.unwant(at);
@@ -79,9 +92,25 @@ impl Session {
         Ok(Answer::Ack)
     }
 
-    /// Stops the queue: after the answer no byte of guest memory is written on its behalf.
+    /// Stops the queue: after the answer no byte of guest memory is written on its behalf, and its record
+    /// names nothing. The guest may go on anywhere then, and its record need not go with it.
     pub(super) fn get_vring_base(&mut self, index: u32) -> Result<Answer, Refusal> {
         let (at, _) = self.vring(index)?;
+        if self.owes(at) && matches!(self.start(at)?, Start::Waits) {
+            if let Some(pass) = self.export.limits().waiting.pass() {
+                let (disk, suppressed) = (self.export.disk().name(), pass.suppressed);
+                warn!(
+                    disk,
+                    queue = at,
+                    suppressed,
+                    "the front-end stops a queue, as for a migration, of which requests are unanswered, \
+                     while the disk is paused or its image is with another daemon: it is answered once \
+                     they were carried out (ringway ctl resume)"
+                );
+            }
+            return Ok(Answer::Later);
+        }
+        self.leave_nothing(at)?;
         self.stop_some(|i| i == at)?;
         let start = if self.has(VIRTIO_F_RING_PACKED) { PackedBase::START.0 } else { 0 };
         let vring = &mut self.vrings[at];
@@ -104,6 +133,7 @@ impl Session {
         check_eventfd(&kick, "kick")?;
         self.stop_some(|i| i == at)?;
         self.vrings[at].kick = Some(kick);
+        self.vrings[at].failed = false;
         self.start_ready()
     }
 
@@ -140,7 +170,10 @@ impl Session {
     pub(super) fn set_vring_enable(&mut self, index: u32, enable: u32) -> Result<Answer, Refusal> {
         let (at, vring) = self.vring(index)?;
         vring.enabled = enable != 0;
+        vring.failed = false;
         if enable == 0 {
+            // QEMU says so before it asks where the queue has stopped.
+            self.leave_nothing(at)?;
             self.stop_some(|i| i == at)?;
             self.rings_may_have_stopped(self.logs());
         }
@@ -166,105 +199,245 @@ impl Session {
         }
     }
 
-    /// Starts every queue that has all it needs.
+    /// Starts every queue that has all it needs. One that cannot start keeps no other one from it, keeps its
+    /// descriptors, and is tried again after a message that changes something for it.
+    ///
+    /// # Errors
+    /// Why the first one cannot, of those that were tried.
     pub(super) fn start_ready(&mut self) -> Result<Answer, Refusal> {
-        if self.export.holds() {
-            // They start when it is resumed.
-            return Ok(Answer::Ack);
-        }
-        let mut started = false;
+        self.collect_stopped();
+        let (mut started, mut outcome) = (false, Ok(Answer::Ack));
         for at in 0..self.vrings.len() {
             if !self.vrings[at].is_ready() || self.map.regions().is_empty() {
                 continue;
             }
-            if !self.export.is_clear() {
-                return Err(Refusal::Fenced);
+            match self.start(at) {
+                Ok(Start::Runs) => started = true,
+                Ok(Start::Waits) => break,
+                Ok(Start::Misses) => {}
+                Err(refusal) => {
+                    self.vrings[at].failed = matches!(refusal, Refusal::Start(..));
+                    outcome = outcome.and(Err(refusal));
+                }
             }
-            if !self.export.may_run(&mut self.lock_wait) {
-                // They start when the image's lock is ours.
-                return Ok(Answer::Ack);
-            }
-            let format = self.format(self.vrings[at].size);
-            let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;
-            // Translations of the ring are missing: it starts when they have come.
-            let Some(areas) = areas else { continue };
-            let log = self.queue_log(at)?;
-            let part = self.part_of(at, format);
-            // SAFETY: `areas` were just resolved in `map`.
-            let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) };
-            let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
-            if self.iommu.is_some() {
-                queue.put_behind_iommu(Arc::clone(&self.inbox), at);
-            }
-            queue.set_log(log);
-            self.settle_write_cache(at, queue.goes_on())?;
-            let durable = self.durable_writes();
-            self.export.notice_backlog(at, queue.backlog());
-            let inbox = Arc::clone(&self.inbox);
-            let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
-            let disk = Arc::clone(self.export.disk());
-            let id = self
-                .export
-                .worker(at)
-                .add(queue, disk, durable, alarm)
-                .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
-            self.vrings[at].worker_queue = Some(id);
-            self.export.started(at, id);
-            started = true;
-            kill_point!(QueueStarted);
-            debug!(disk = self.export.disk().name(), queue = at, "queue started");
         }
         if started {
             self.announce_what_was_missed();
         }
-        Ok(Answer::Ack)
+        outcome
     }
 
+    /// What queues need has changed: those are tried again that could not start.
+    pub(super) fn forget_failures(&mut self, which: impl Fn(usize) -> bool) {
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            vring.failed &= !which(at);
+        }
+    }
+
+    /// Starts queue `at`, which has all it needs.
+    fn start(&mut self, at: usize) -> Result<Start, Refusal> {
+        if self.export.holds() {
+            // It starts when the disk is resumed.
+            return Ok(Start::Waits);
+        }
+        if !self.export.is_clear() {
+            return Err(Refusal::Fenced);
+        }
+        if !self.export.may_run(&mut self.lock_wait) {
+            // It starts when the image's lock is ours.
+            return Ok(Start::Waits);
+        }
+        let format = self.format(self.vrings[at].size);
+        let areas = self.areas(at, format).map_err(|error| Refusal::Start(at, error))?;
+        // It starts when they have come.
+        let Some(areas) = areas else { return Ok(Start::Misses) };
+        let log = self.queue_log(at)?;
+        let part = self.part_of(at, format);
+        // SAFETY: `areas` were just resolved in `map`.
+        let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, part) };
+        let mut queue = made.map_err(|error| Refusal::Start(at, error))?;
+        if self.iommu.is_some() {
+            queue.put_behind_iommu(Arc::clone(&self.inbox), at);
+        }
+        queue.set_log(log);
+        self.settle_write_cache(at, queue.goes_on())?;
+        let durable = self.durable_writes();
+        self.export.notice_backlog(at, queue.backlog());
+        let inbox = Arc::clone(&self.inbox);
+        let alarm = Box::new(move |alarm| inbox.raise(at, alarm));
+        let disk = Arc::clone(self.export.disk());
+        let id = self
+            .export
+            .worker(at)
+            .add(queue, disk, durable, alarm)
+            .map_err(|error| Refusal::Start(at, StartError::Worker(error)))?;
+        self.vrings[at].worker_queue = Some(id);
+        self.export.started(at, id);
+        kill_point!(QueueStarted);
+        debug!(disk = self.export.disk().name(), queue = at, "queue started");
+        Ok(Start::Runs)
+    }
+
+    /// True if queue `at` does not run and its record names requests: left when it was stopped without its
+    /// front-end having asked for that, or by a daemon that was killed.
+    fn owes(&mut self, at: usize) -> bool {
+        let vring = &self.vrings[at];
+        let complete = vring.size != 0 && vring.addresses.is_some() && vring.kick.is_some();
+        if vring.is_running() || !complete || self.map.regions().is_empty() {
+            return false;
+        }
+        if vring.owes || vring.has_run {
+            return vring.owes;
+        }
+        let format = self.format(vring.size);
+        let Some(part) = self.inflight.as_ref().and_then(|region| region.part(at, format)) else {
+            return false;
+        };
+        let Ok(Some(areas)) = self.areas(at, format) else { return false };
+        // Where it is follows from its record, too. One that is damaged says nothing.
+        // SAFETY: `areas` were just resolved in `map`.
+        let made = unsafe { self.vrings[at].make_queue(&self.map, format, areas, Some(part)) };
+        if let Ok(queue) = made {
+            self.vrings[at].take_back(queue);
+        }
+        self.vrings[at].owes
+    }
+
+    /// The front-end stops queue `at`: nothing stays in its record.
+    fn leave_nothing(&self, at: usize) -> Result<(), Refusal> {
+        let Some(id) = self.vrings[at].worker_queue else { return Ok(()) };
+        self.export.worker(at).edit(id, Queue::answer_all).map_err(Refusal::Worker)
+    }
+
+    /// As [`Session::stop_some`], of all.
     pub(super) fn stop_all(&mut self) -> Result<(), Refusal> {
         self.stop_some(|_| true)
     }
 
-    /// Stops queues, all at once, and waits until nothing of theirs is in flight.
+    /// Stops queues, all at once, and waits until nothing of theirs is in flight: as long as the disk takes,
+    /// if the front-end waits for that. It would go on without an answer, if the connection ended, and what
+    /// storage does later would be done to what has the guest's memory by then.
     pub(super) fn stop_some(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
-        let (mut stopping, mut outcome) = (Vec::new(), Ok(()));
-        for (at, vring) in self.vrings.iter_mut().enumerate() {
-            if let Some(id) = vring.worker_queue.filter(|_| which(at)) {
-                self.export.stopping(at, id);
-                match self.export.worker(at).stop(id) {
-                    Ok(promise) => stopping.push((at, promise)),
-                    // Its worker has ended. Those of other workers still have to stop.
-                    Err(error) => {
-                        vring.worker_queue = None;
-                        outcome = Err(Refusal::Worker(error));
-                    }
-                }
-            }
-        }
+        self.stop_queues(which, true)
+    }
+
+    /// Stops all queues, and waits for the disk no longer than it may take
+    /// ([`Export::drain_max`](ringway_export::Export::drain_max)).
+    pub(super) fn stop_in_time(&mut self) -> Result<(), Refusal> {
+        self.stop_queues(|_| true, false)
+    }
+
+    fn stop_queues(&mut self, which: impl Fn(usize) -> bool, patient: bool) -> Result<(), Refusal> {
+        let mut outcome = self.begin_stop(&which);
         panic_point!("stopping");
         let begun = Instant::now();
-        let mut stopping = stopping.into_iter();
-        while let Some((at, promise)) = stopping.next() {
-            let stopped = match self.export.await_disk(begun, at, &promise) {
-                Ok(Some(stopped)) => stopped,
+        for at in (0..self.vrings.len()).filter(|&at| which(at)) {
+            if self.vrings[at].stopping.is_none() {
+                continue;
+            }
+            let look = |session: &mut Self, time| session.look_for_stopped(at, time);
+            match self.await_disk(begun, at, patient, look) {
+                Ok(Some(())) => {}
                 Ok(None) => {
-                    let rest = std::iter::once((at, promise)).chain(stopping);
-                    self.abandon_queues(rest.collect());
+                    self.abandon_queues();
                     return Err(Refusal::Stuck(at));
                 }
-                Err(gone) => {
-                    self.vrings[at].worker_queue = None;
-                    outcome = Err(Refusal::Worker(gone));
-                    continue;
-                }
-            };
-            self.export.stopped(&stopped);
-            self.vrings[at].take_back(stopped.ring);
-            if let Some(iommu) = &mut self.iommu {
-                iommu.unwant(at);
+                Err(gone) => outcome = Err(Refusal::Worker(gone)),
             }
-            debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
         }
         outcome
+    }
+
+    /// Has queues stop that run.
+    pub(super) fn begin_stop(&mut self, which: impl Fn(usize) -> bool) -> Result<(), Refusal> {
+        let mut outcome = Ok(());
+        for (at, vring) in self.vrings.iter_mut().enumerate() {
+            let running = vring.worker_queue.filter(|_| vring.stopping.is_none() && which(at));
+            let Some(id) = running else { continue };
+            self.export.stopping(at, id);
+            match self.export.worker(at).stop(id) {
+                Ok(promise) => vring.stopping = Some(promise),
+                // Its worker has ended. Those of other workers still have to stop.
+                Err(error) => {
+                    vring.worker_queue = None;
+                    outcome = Err(Refusal::Worker(error));
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Takes back queues that have stopped.
+    pub(super) fn collect_stopped(&mut self) {
+        for at in 0..self.vrings.len() {
+            if self.vrings[at].stopping.is_some() {
+                // A worker that has ended has told why in the log.
+                let _ = self.look_for_stopped(at, Duration::ZERO);
+            }
+        }
+    }
+
+    /// Takes queue `at` back, which was told to stop, if it does within `time`.
+    fn look_for_stopped(&mut self, at: usize, time: Duration) -> Result<(), RecvTimeoutError> {
+        let Some(promise) = self.vrings[at].stopping.take() else { return Ok(()) };
+        match promise.recv_timeout(time) {
+            Ok(stopped) => {
+                self.export.stopped(&stopped);
+                self.vrings[at].take_back(stopped.ring);
+                if let Some(iommu) = &mut self.iommu {
+                    iommu.unwant(at);
+                }
+                debug!(disk = self.export.disk().name(), queue = at, "queue stopped");
+                Ok(())
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.vrings[at].stopping = Some(promise);
+                Err(RecvTimeoutError::Timeout)
+            }
+            Err(gone) => {
+                self.vrings[at].worker_queue = None;
+                Err(gone)
+            }
+        }
+    }
+
+    /// Waits for something of queue `at` that depends on the disk: as long as it may take
+    /// ([`Export::drain_max`](ringway_export::Export::drain_max)), and if `patient` as long as the connection
+    /// may go on. `None` if it did not come.
+    fn await_disk<T>(
+        &mut self,
+        begun: Instant,
+        at: usize,
+        patient: bool,
+        mut look: impl FnMut(&mut Self, Duration) -> Result<T, RecvTimeoutError>,
+    ) -> io::Result<Option<T>> {
+        let most = self.export.drain_max();
+        let mut report_at = WAIT_REPORT;
+        loop {
+            match look(self, LOOK_EVERY.min(most)) {
+                Ok(came) => return Ok(Some(came)),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(gone) => return Err(io::Error::other(gone)),
+            }
+            let waited = begun.elapsed();
+            if waited >= report_at {
+                report_at = waited + WAIT_REPORT;
+                if let Some(pass) = self.export.limits().waiting.pass() {
+                    let (disk, seconds) = (self.export.disk().name(), waited.as_secs());
+                    let suppressed = pass.suppressed;
+                    warn!(
+                        disk,
+                        queue = at,
+                        seconds,
+                        suppressed,
+                        "still waiting for the disk to finish what is in flight"
+                    );
+                }
+            }
+            if waited >= most && !(patient && self.may_wait_on()) {
+                return Ok(None);
+            }
+        }
     }
 
     /// Waits until each of these queues uses some memory no more.
@@ -274,27 +447,30 @@ impl Session {
     ) -> Result<(), Refusal> {
         let begun = Instant::now();
         for (at, promise) in promises {
-            if self.export.await_disk(begun, at, &promise).map_err(Refusal::Worker)?.is_none() {
-                self.abandon_queues(Vec::new());
+            let look = |_: &mut Self, time| promise.recv_timeout(time);
+            if self.await_disk(begun, at, true, look).map_err(Refusal::Worker)?.is_none() {
+                self.abandon_queues();
                 return Err(Refusal::Stuck(at));
             }
         }
         Ok(())
     }
 
-    /// Leaves queues to their workers, which keep them and their memory until the disk answers: the
-    /// connection ends, and no other one starts before that.
-    pub(super) fn abandon_queues(&mut self, stopping: Vec<(usize, Promise)>) {
+    /// Leaves queues to their workers, which keep them and their memory until the disk answers, and tell
+    /// nobody: the connection ends, and no other one starts before that.
+    pub(super) fn abandon_queues(&mut self) {
         let mut promises = Vec::new();
-        for (at, promise) in stopping {
-            self.vrings[at].worker_queue = None;
-            promises.push(promise);
-        }
         for (at, vring) in self.vrings.iter_mut().enumerate() {
-            if let Some(id) = vring.worker_queue.take() {
-                self.export.stopping(at, id);
-                // A worker that has ended serves nothing any more.
-                promises.extend(self.export.worker(at).stop(id));
+            let Some(id) = vring.worker_queue.take() else { continue };
+            let worker = self.export.worker(at);
+            // A worker that has ended serves nothing any more.
+            let _ = worker.edit(id, Queue::mute);
+            match vring.stopping.take() {
+                Some(promise) => promises.push(promise),
+                None => {
+                    self.export.stopping(at, id);
+                    promises.extend(worker.stop(id));
+                }
             }
         }
         self.export.fence(promises);

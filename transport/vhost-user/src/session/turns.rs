@@ -12,6 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::{error, info};
 
+/// How often to look whether a front-end is still there that waits for an answer, and for queues that stop.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// Events that a turn handles at most: whoever shares its thread is heard in between.
 const TURN_EVENTS: usize = 64;
 
@@ -68,8 +71,10 @@ impl Session {
     /// When the next turn is due. The descriptors stay open, and are the same, until it is taken.
     #[must_use]
     pub fn wakes(&self) -> Wakes<'_> {
-        let ours = [self.stop.as_fd(), self.inbox.bell(), self.channel.as_fd()];
-        Wakes { readable: ours.into_iter().chain(self.answers()).collect(), at: self.wakes_at() }
+        let mut readable = vec![self.stop.as_fd(), self.inbox.bell()];
+        readable.extend(self.owed.is_none().then(|| self.channel.as_fd()));
+        readable.extend(self.answers());
+        Wakes { readable, at: self.wakes_at() }
     }
 
     fn wakes_at(&self) -> Option<Instant> {
@@ -101,7 +106,7 @@ impl Session {
             }
             Ok(_) => Ended::ByPeer,
         };
-        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_all()));
+        let stopped = catch_unwind(AssertUnwindSafe(|| self.stop_in_time()));
         if let Ok(Err(error)) = &stopped {
             self.tell_end(format_args!("could not stop all queues: {error}"));
         } else if let Err(panic) = &stopped {
@@ -109,7 +114,7 @@ impl Session {
             export.fail();
             let said = panic_message(&**panic);
             error!(disk, "stopping queues panicked, the disk is served no more: {said}");
-            self.abandon_queues(Vec::new());
+            self.abandon_queues();
         }
         // The last answers ring as well, so only now.
         self.punish_if_blocked();
@@ -122,22 +127,43 @@ impl Session {
 
     fn serve(&mut self, linger: &dyn Fn() -> Option<Duration>) -> Result<Served, MessageError> {
         for _ in 0..TURN_EVENTS {
+            if !self.take_owed()? {
+                return Ok(Served::Over);
+            }
+            self.ask_again = self.ask_again.or_else(|| self.next_look());
             let rest = self.channel.time_left()?;
             let again = self.ask_again.map(|at| at.saturating_duration_since(Instant::now()));
             let timeout = [rest, again, linger()].into_iter().flatten().min();
             let timeout = timeout.and_then(|time| Timespec::try_from(time).ok());
             let (stop, bell) = (self.stop.as_fd(), self.inbox.bell());
-            let event = self.channel.wait(stop, bell, self.answers(), timeout.as_ref())?;
+            let reads = self.owed.is_none();
+            let event = self.channel.wait(reads, stop, bell, self.answers(), timeout.as_ref())?;
             if event == Event::Silence && self.wakes_at().is_none_or(|at| Instant::now() < at) {
                 return Ok(Served::Quiet);
             }
             if !self.handle(event)? {
                 return Ok(Served::Over);
             }
-            self.ask_again = self.lock_wait.as_ref().map(|wait| Instant::now() + wait.pause());
+            self.ask_again = self.next_look();
         }
         // What waits is found by the next turn.
         Ok(Served::Quiet)
+    }
+
+    /// When to look again at what nobody rings for: the image's lock, queues that still stop, and whether a
+    /// front-end waits that nothing is read from.
+    fn next_look(&self) -> Option<Instant> {
+        let lock = self.lock_wait.as_ref().map(|wait| wait.pause());
+        let waits = self.owed.is_some() || self.vrings.iter().any(|vring| vring.stopping.is_some());
+        let pause = lock.into_iter().chain(waits.then_some(LOOK_EVERY)).min()?;
+        Some(Instant::now() + pause)
+    }
+
+    /// Carries out the message again that could not be answered, if it can be by now. False if the connection
+    /// must end.
+    fn take_owed(&mut self) -> Result<bool, MessageError> {
+        let owed = self.owed.take_if(|_| !self.export.holds());
+        owed.map_or(Ok(true), |message| self.take(message))
     }
 
     /// False if the connection must end.
@@ -148,6 +174,7 @@ impl Session {
             Event::Stop => return Err(MessageError::Stopped),
             Event::Alarm => return Ok(!self.handle_inbox()),
             Event::Answer => self.hear_answers(),
+            Event::Message if self.owed.is_some() => return Err(MessageError::Closed),
             Event::Message => {
                 // The inbox is heard while the rest of a message is to come.
                 let Some(message) = self.channel.receive()? else { return Ok(true) };
