@@ -5,10 +5,13 @@
 //! flight with the property.
 
 use anyhow::{Context, Result, ensure};
-use ringway_e2e::guest::{Daemon, Disk, Guest, Serve, newer_qemu, server_is_control, skip_reason};
+use ringway_e2e::guest::{
+    Daemon, Disk, Guest, Serve, newer_qemu, ringway_program, server_is_control, skip_reason,
+};
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 const QUEUES: u16 = 4;
 const KILLS: u32 = 3;
@@ -88,4 +91,61 @@ fn b35_a_guest_of_a_newer_qemu_boots_and_survives_kills_of_the_daemon() -> Resul
             Ok(())
         }
     }
+}
+
+/// A daemon of this test, which ends with it.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// QEMU's NBD client sends writes with extended headers and without the flag that says so, since 8.2.
+#[test]
+fn tools_of_a_newer_qemu_write_over_nbd() -> Result<()> {
+    let programs = match newer_qemu() {
+        Ok(programs) => programs,
+        Err(lack) => {
+            lack.skip();
+            return Ok(());
+        }
+    };
+    let bench = Bench::new()?;
+    let socket = bench.dir.path().join("nbd.sock");
+    let mut server = Command::new(ringway_program()?);
+    server.arg("nbd").arg(&bench.image).arg("--listen");
+    let _server = Server(server.arg(format!("unix:{}", socket.display())).spawn()?);
+    let begun = Instant::now();
+    while !socket.exists() {
+        ensure!(begun.elapsed() < Duration::from_secs(60), "it does not listen");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let export = format!("nbd+unix:///?socket={}", socket.display());
+    let run = |program: &str, args: &[&str]| -> Result<()> {
+        let output = Command::new(programs.join(program)).args(args).output()?;
+        let said = [&output.stdout[..], &output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        // qemu-io may fail a command and end with status 0.
+        ensure!(output.status.success() && !said.contains("failed"), "{program} {args:?}: {said}");
+        Ok(())
+    };
+    for cache in ["none", "writeback"] {
+        let write = ["-f", "raw", "-t", cache, "-c", "write -P 90 1M 192k", "-c", "flush", &export];
+        run("qemu-io", &write)?;
+        let zero =
+            ["-f", "raw", "-t", cache, "-c", "write -z 1M 64k", "-c", "discard 4M 1M", &export];
+        run("qemu-io", &zero)?;
+        let read = ["-c", "read -P 0 1M 64k", "-c", "read -P 90 1088k 128k", &export];
+        run("qemu-io", &[&["-f", "raw"][..], &read].concat())?;
+    }
+    let source = bench.dir.path().join("source.img");
+    let content: Vec<u8> = (0..8u32 << 20).map(|at| (at / 512 % 251).to_le_bytes()[0]).collect();
+    std::fs::write(&source, content)?;
+    File::options().write(true).open(&source)?.set_len(256 << 20)?;
+    let source = source.to_str().context("a name")?;
+    run("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", source, &export])?;
+    run("qemu-img", &["compare", "-f", "raw", "-F", "raw", source, &export])
 }
