@@ -72,6 +72,8 @@ fn c39_a_request_that_is_too_long_ends_nobody() {
         // It does what it is there for, as before.
         let (done, said) = ctl(dir, &["add", "disk.img", "--format", "raw", "--socket", "y"]);
         assert!(done, "{said}");
+        let (done, said) = ctl(dir, &["remove", "disk.img"]);
+        assert!(done, "{said}");
         for cluster in 8..16 {
             assert!(write(&device, &mut queue, cluster * CLUSTER, 1), "{}", daemon.log());
         }
