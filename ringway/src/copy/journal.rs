@@ -136,10 +136,13 @@ impl Journal {
         let file = match options.read(true).custom_flags(libc::O_NONBLOCK).open(path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {name}")),
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read the journal {name}"));
+            }
         };
         let mut lines = BufReader::new(file);
-        let header = next_line(&mut lines).with_context(|| format!("cannot read {name}"))?;
+        let header =
+            next_line(&mut lines).with_context(|| format!("cannot read the journal {name}"))?;
         let header = header.and_then(|line| serde_json::from_str::<Header>(&line).ok());
         let Some(header) = header.filter(|header| header.format == FORMAT) else {
             bail!(
