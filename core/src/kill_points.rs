@@ -133,6 +133,8 @@ points! {
     Drained = "drained",
     /// GET_VRING_BASE: the answer was sent; the record is not marked as new.
     BaseAnswered = "base-answered",
+    /// A guest has left during a migration; what it wrote is not durable.
+    LeftUnsynced = "left-unsynced",
 }
 
 /// The variable that says which operations fail: see [`injected!`](crate::injected).

@@ -1,31 +1,49 @@
 //! What a disk is served from now: its file, and the image in it. A snapshot puts others in their place.
 
+use crate::state::State;
 use crate::unmapped::Unmapped;
 use ringway_image::{Bases, Image, Journal, Layer, Use};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-/// The file that is written, and its image.
+/// The file that is written, its image, and what of them outlives this process. Dropped in this order: the image
+/// is left in order first, then its state, and its lock goes last, with the file.
 #[derive(Debug)]
 pub(crate) struct Active {
-    pub(crate) file: Arc<File>,
-    /// Its image, if that is no raw one and nobody has read its tables.
-    pub(crate) unmapped: Option<Unmapped>,
     /// Where its clusters are, if it is no raw image.
     pub(crate) image: Option<Arc<Image>>,
+    /// Its image, if that is no raw one and nobody has read its tables.
+    pub(crate) unmapped: Option<Unmapped>,
     /// Of all disks of this process, for an image whose tables are read later.
     pub(crate) bases: Arc<Bases>,
     /// Where entries of its image's tables wait for a flush, if there is a place that outlives this process.
     pub(crate) journal: Option<Arc<Journal>>,
     /// Whether somebody sees it if a sync fails while this process dies.
     pub(crate) defers: bool,
+    /// How many want its image to have no journal ([`Disk::without_journal`](crate::Disk::without_journal)).
+    pub(crate) without_journal: usize,
+    /// There is one while its lock is ours.
+    pub(crate) state: Option<State>,
+    pub(crate) file: Arc<File>,
 }
 
 impl Active {
     /// The journal, if it is to be used.
     pub(crate) fn journal_to_use(&self) -> Option<Arc<Journal>> {
         self.journal.clone().filter(|_| self.defers)
+    }
+
+    /// It is served from this image from now on.
+    ///
+    /// # Errors
+    /// What the host says; it is served as before then.
+    pub(crate) fn serve(&mut self, image: Arc<Image>) -> io::Result<()> {
+        if self.without_journal > 0 {
+            image.set_defers(false)?;
+        }
+        self.image = Some(image);
+        Ok(())
     }
 }
 

@@ -7,7 +7,6 @@ use crate::clock::Clock;
 use crate::holding::Holding;
 use crate::incidents::Incidents;
 use crate::locks::{LateWrites, RangeLocks};
-use crate::state::State;
 use ringway_aio::nvme::Namespace;
 use ringway_core::{ByteRange, Geometry};
 use ringway_nbd_client::Remote;
@@ -49,8 +48,6 @@ pub struct Disk {
     pub(crate) flush_failed: AtomicBool,
     /// It failed in an earlier process.
     pub(crate) failure_inherited: AtomicBool,
-    /// What outlives this process.
-    pub(crate) state: Option<State>,
     /// A sync of a cached disk is under way; there is one at a time.
     pub(crate) syncing: AtomicBool,
     pub(crate) locks: RangeLocks,

@@ -1,5 +1,6 @@
 //! Flushes that have failed, and what of that outlives this process: see [`crate::state`].
 
+use crate::active::Active;
 use crate::choices::CacheMode;
 use crate::disk::Disk;
 use crate::state::{
@@ -18,22 +19,31 @@ use std::sync::atomic::Ordering::SeqCst;
 impl Disk {
     /// From now on what has to outlive this process is kept in `file`, of
     /// [`STATE_FILE_BYTES`](crate::STATE_FILE_BYTES) bytes or, without room for a journal,
-    /// [`STATE_BYTES`](crate::STATE_BYTES), and what a predecessor has left there counts. An image that has tables
-    /// has them read after this ([`Disk::map_image`]). `keeper` is dropped when the disk is closed.
+    /// [`STATE_BYTES`](crate::STATE_BYTES), and what a predecessor has left there counts. The lock of the image has to
+    /// be ours: the file belongs to who has it. An image that has tables has them read after this
+    /// ([`Disk::map_image`]). `keeper` is dropped when the image is left ([`Disk::leave_state`], or when the disk is
+    /// closed), before its lock goes.
     ///
     /// # Errors
     /// That the file cannot be mapped.
     pub fn keep_state(
-        &mut self,
+        &self,
         file: &File,
-        keeper: Box<dyn Any + Send + Sync>,
+        keeper: Arc<dyn Any + Send + Sync>,
     ) -> Result<(), MappingError> {
         let state = State::map(file, keeper)?;
         let counts =
             self.remote.is_some().then(|| Counts::map(file, STATE_EXPORT_AT)).transpose()?;
+        // It has failed here, whatever others know.
+        let ours = self.flush_failed.load(SeqCst) && !self.failure_inherited.load(SeqCst);
+        if ours {
+            state.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+        }
         let left = state.word().fetch_and(STATE_KEPT, SeqCst);
         let failed = left & STATE_FLUSH_FAILED != 0;
-        if failed {
+        if failed && !ours {
+            self.failure_inherited.store(true, SeqCst);
+            self.flush_failed.store(true, SeqCst);
             tracing::warn!(
                 disk = self.name(),
                 "a flush had failed when this disk was served before: flushes go on failing for the \
@@ -46,19 +56,29 @@ impl Disk {
                  may have told nobody else"
             );
         }
-        self.flush_failed.store(failed, SeqCst);
-        self.failure_inherited.store(failed, SeqCst);
-        self.state = Some(state);
-        if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {
-            remote.keep_counts(counts, || self.server_may_have_lost());
-        }
         let mut active = self.active();
+        let _before = active.state.replace(state);
         if active.unmapped.is_some() {
             let file = file.try_clone().ok().map(Arc::new);
             let journal = file.and_then(|file| Journal::map(file, STATE_BYTES).ok());
             active.journal = journal.map(Arc::new);
         }
+        drop(active);
+        if let Some((remote, counts)) = self.remote.as_ref().zip(counts) {
+            remote.keep_counts(counts, || self.server_may_have_lost());
+        }
         Ok(())
+    }
+
+    /// The lock of the image is about to go to others, and with it what outlives this process: nothing of that is
+    /// read or changed here any more. All that is known of the image has to be in its file
+    /// ([`Disk::leave_journal`], [`Disk::forget_image`]), and nothing in flight.
+    pub fn leave_state(&self) {
+        let mut active = self.active();
+        let left = (active.state.take(), active.journal.take());
+        drop(active);
+        // Who looks after it may have to ask others.
+        drop(left);
     }
 
     /// The tables of its image may lack what only a flush has to find there: whoever serves it next with this state
@@ -71,7 +91,7 @@ impl Disk {
     /// What an earlier process had answered, and its guest not flushed, may not be in the image: to that guest
     /// flushes fail.
     #[cold]
-    pub(crate) fn answered_is_lost(&self) {
+    pub(crate) fn answered_is_lost(&self, active: &Active) {
         tracing::warn!(
             disk = self.name(),
             "what a guest had written and not flushed may be lost: the daemon that served it was killed with its \
@@ -79,7 +99,11 @@ impl Disk {
              not its --state-dir; or a sync had failed; or this is a copy of an image that was in use. Flushes fail \
              for that guest, until one begins afresh"
         );
-        self.inherit_failure();
+        if let Some(state) = &active.state {
+            state.word().fetch_or(STATE_FLUSH_FAILED, SeqCst);
+        }
+        self.failure_inherited.store(true, SeqCst);
+        self.flush_failed.store(true, SeqCst);
     }
 
     /// What an earlier process had answered, and its guest not flushed, may be lost with the server of this disk:
@@ -92,17 +116,13 @@ impl Disk {
              that daemon was killed, and nobody can tell whether the server was started anew since. Flushes fail \
              for the guest that it had, until one begins afresh. --cache writethrough leaves nothing to be lost"
         );
-        self.inherit_failure();
-    }
-
-    fn inherit_failure(&self) {
         self.keep(STATE_FLUSH_FAILED, true);
         self.failure_inherited.store(true, SeqCst);
         self.flush_failed.store(true, SeqCst);
     }
 
     fn keep(&self, bit: u64, on: bool) {
-        if let Some(state) = &self.state {
+        if let Some(state) = &self.active().state {
             if on {
                 state.word().fetch_or(bit, SeqCst);
             } else {
@@ -128,15 +148,16 @@ impl Disk {
 
     /// A flush through the page cache begins or is over; there may be several.
     pub(crate) fn set_flushing(&self, begins: bool) {
-        let is_cached = self.cache != CacheMode::None && self.remote.is_none();
-        let Some(state) = self.state.as_ref().filter(|_| is_cached) else {
+        if self.cache == CacheMode::None || self.remote.is_some() {
             return;
-        };
+        }
+        let active = self.active();
+        let Some(state) = &active.state else { return };
         if begins {
             state.word().fetch_add(STATE_FLUSHING, SeqCst);
         } else {
             let one_less = |word: u64| word.checked_sub(STATE_FLUSHING);
-            // None is left if the word was of another file then.
+            // There is none if the lock came back meanwhile, and another file with it.
             let _ = state.word().fetch_update(SeqCst, SeqCst, one_less);
         }
     }
@@ -155,7 +176,10 @@ impl Disk {
     /// True if whoever served it last had it paused.
     #[must_use]
     pub fn was_paused(&self) -> bool {
-        self.state.as_ref().is_some_and(|state| state.word().load(SeqCst) & STATE_PAUSED != 0)
+        self.active()
+            .state
+            .as_ref()
+            .is_some_and(|state| state.word().load(SeqCst) & STATE_PAUSED != 0)
     }
 
     /// It is served no more, and `guest_ends` if nobody goes on with it: nothing of that is left then.
@@ -171,7 +195,7 @@ impl Disk {
     pub fn can_keep_pause(&self) -> bool {
         let has_data = self.is_real() || self.remote.is_some();
         let needs = has_data && !self.geometry.read_only;
-        !needs || self.state.as_ref().is_some_and(State::is_found)
+        !needs || self.active().state.as_ref().is_some_and(State::is_found)
     }
 
     /// Keeps whether it is paused, for whoever serves it next.

@@ -77,7 +77,7 @@ impl Disk {
         change(&mut chain);
         let journal = self.active().journal_to_use();
         let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
-        self.active().image = Some(image);
+        self.active().serve(image)?;
         Ok(Replaced { _image: old })
     }
 }

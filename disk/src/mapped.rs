@@ -31,7 +31,8 @@ impl Disk {
         }
         if let Some(Unmapped { mut layers, usage }) = active.unmapped.take() {
             self.finish(&mut layers, usage, &active)?;
-            active.image = Some(open_image(layers, usage, bases, unit, active.journal_to_use())?);
+            let image = open_image(layers, usage, bases, unit, active.journal_to_use())?;
+            active.serve(image)?;
         }
         Ok(())
     }
@@ -110,7 +111,8 @@ impl Disk {
         self.judge_size(bytes).map_err(io::Error::other)?;
         self.finish(&mut layers, usage, &active)?;
         let journal = active.journal_to_use();
-        active.image = Some(open_image(layers, usage, &active.bases, unit, journal)?);
+        let image = open_image(layers, usage, &active.bases, unit, journal)?;
+        active.serve(image)?;
         active.unmapped = None;
         Ok(bytes)
     }
@@ -151,7 +153,8 @@ impl Disk {
         }
         let bytes = if usage.grows { file.metadata()?.len() } else { *file_bytes };
         let (unit, journal) = (self.image_unit(), active.journal.as_deref());
-        let replayed = replay(file, bytes, unit, journal, &mut || self.answered_is_lost())?;
+        let lost = &mut || self.answered_is_lost(active);
+        let replayed = replay(file, bytes, unit, journal, lost)?;
         shape.forget_journal();
         if let Replayed::Entries(count) = replayed {
             tracing::info!(

@@ -87,12 +87,21 @@ impl Beneath {
 /// See [`Disk::without_journal`].
 #[derive(Debug)]
 #[must_use]
-pub struct WithoutJournal(Option<Arc<Image>>);
+pub struct WithoutJournal(Arc<Disk>);
 
 impl Drop for WithoutJournal {
     fn drop(&mut self) {
+        let mut active = self.0.active();
+        active.without_journal -= 1;
+        let image = active.image.clone().filter(|_| active.without_journal == 0);
+        drop(active);
+        let Some(image) = image else { return };
         // Nothing can fail that matters: without a journal it is only slower.
-        let _ = self.0.as_ref().map(|image| image.set_defers(true));
+        let _ = image.set_defers(true);
+        // Somebody else may have wanted it meanwhile.
+        if self.0.active().without_journal > 0 {
+            let _ = image.set_defers(false);
+        }
     }
 }
 
@@ -130,20 +139,19 @@ impl Disk {
         }
     }
 
-    /// Its image has no journal until the answer is dropped: what is answered meanwhile is in its file, whatever
-    /// is put on top of it.
-    ///
-    /// # Errors
-    /// What the host says.
-    pub fn without_journal(&self) -> io::Result<WithoutJournal> {
-        self.with_image(|image| image.set_defers(false))?;
-        Ok(WithoutJournal(self.image()))
+    /// Its image, whichever it is by then, has no journal until the first part of the answer is dropped: what is
+    /// answered meanwhile is in its file, whatever is put on top of it, and whoever has it next. The second part says
+    /// whether what was answered before is there, too.
+    pub fn without_journal(self: &Arc<Self>) -> (WithoutJournal, io::Result<()>) {
+        self.active().without_journal += 1;
+        let guard = WithoutJournal(Arc::clone(self));
+        (guard, self.with_image(|image| image.set_defers(false)))
     }
 
     /// Who looks after what outlives this process, as [`Disk::keep_state`] was told.
     #[must_use]
-    pub fn state_keeper(&self) -> Option<&(dyn Any + Send + Sync)> {
-        self.state.as_ref().map(|state| &*state.keeper)
+    pub fn state_keeper(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        self.active().state.as_ref().map(|state| Arc::clone(&state.keeper))
     }
 
     /// Puts a new, empty image on top, whose lock is ours. Nothing may be in flight, and what was
@@ -176,8 +184,8 @@ impl Disk {
         let journal = self.active().journal_to_use();
         let image = open_image(chain, old.usage(), bases, self.image_unit(), journal)?;
         let mut active = self.active();
+        active.serve(image)?;
         let file = std::mem::replace(&mut active.file, file);
-        active.image = Some(image);
         drop(active);
         // The new one is nothing but holes.
         self.find_holes();

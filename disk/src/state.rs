@@ -1,7 +1,7 @@
 //! What outlives the process that serves a disk: that a flush has failed, that the disk was paused.
 //!
 //! A page that whoever opens the disk has put where it stays (a file in memory), and that this process
-//! has mapped: what is stored there is there after SIGKILL, without a system call. Guests cannot reach
+//! has mapped as long as it has the image's lock: what is stored there is there after SIGKILL, without a system call. Guests cannot reach
 //! it. Nothing is known without one, and all else goes on ([ADR
 //! 0016](../../docs/adr/0016-state-beside-the-rings.md)).
 
@@ -11,6 +11,7 @@ use ringway_image::Journal;
 use std::any::Any;
 use std::fmt;
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -37,8 +38,8 @@ pub const STATE_FLUSHING: u64 = 1 << 32;
 pub(crate) struct State {
     mapping: Mapping,
     file: File,
-    /// Goes when nobody has the disk open any more.
-    pub(crate) keeper: Box<dyn Any + Send + Sync>,
+    /// Goes when the image is left.
+    pub(crate) keeper: Arc<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for State {
@@ -51,7 +52,7 @@ impl State {
     /// Maps the page, of [`STATE_BYTES`] bytes. `keeper` is dropped with it.
     pub(crate) fn map(
         file: &File,
-        keeper: Box<dyn Any + Send + Sync>,
+        keeper: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self, MappingError> {
         let mapping = Mapping::of_file(file, 0, STATE_BYTES)?;
         Ok(Self { mapping, file: file.try_clone()?, keeper })

@@ -247,12 +247,11 @@ fn image(rng: &mut Rng, folder: &Path, nth: u32, small: bool) -> Option<PathBuf>
     made.then_some(path)
 }
 
-/// With a journal, which somebody would put into the image if this process died.
-fn open_with_journal(disk: Disk) -> Disk {
-    let mut disk = disk;
+/// With a journal, which the next process would put into the image if this one died.
+fn open_with_journal(mut disk: Disk) -> Disk {
     let state = tempfile::tempfile().unwrap();
     state.set_len(STATE_FILE_BYTES).unwrap();
-    disk.keep_state(&state, Box::new(())).unwrap();
+    disk.keep_state(&state, Arc::new(())).unwrap();
     disk.defer_entries();
     disk.map_image().unwrap();
     disk

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{Daemon, PATIENCE, folder, ringway, run, text};
+use common::{Daemon, PATIENCE, folder, kill_all, ringway, run, text};
 use ringway_testkit::raw::{DATA, F_FLUSH, F_PROTOCOL, F_VERSION_1, RawGuest, halves};
 use ringway_testkit::raw::{request, words};
 use ringway_testkit::{Need, Rng, skip};
@@ -313,6 +313,178 @@ fn c36_a_daemon_that_is_killed_in_between_loses_nothing() {
             here.daemon.stop();
         }
         judge(dir, &model, nth % 2 == 0);
+    }
+}
+
+/// Words of both daemons of a host that keep what outlives them in one folder.
+const SHARED: &[&str] = &["--state-dir", "state"];
+
+fn states(dir: &Path) -> usize {
+    std::fs::read_dir(dir.join("state")).unwrap().count()
+}
+
+/// A destination that never gets its guest leaves what the source keeps: it is not its own.
+#[test]
+fn c40_a_destination_without_a_guest_takes_nothing_away() {
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let Some(mut model) = overlay(dir, "64k") else { return };
+        let more = [SHARED, more].concat();
+        let mut here = Side::serve(dir, "a", false, &more);
+        here.start();
+        here.write(&mut model, 0, 1, 1);
+        for ends in [0, 1] {
+            assert!(here.ctl(dir, &["pause", "0"]).0);
+            let there = Side::serve(dir, "b", true, &more);
+            match ends {
+                0 => drop(there.daemon.stop()),
+                _ => {
+                    assert!(there.ctl(dir, &["remove", "0"]).0);
+                    drop(there.daemon);
+                }
+            }
+            assert_eq!(states(dir), 1, "{more:?}");
+            kill_all_of(here.daemon);
+            here = Side::serve(dir, "a", false, &more);
+            let (_, list) = here.ctl(dir, &["list", "--json"]);
+            assert!(list.contains(r#""paused""#), "{more:?}: {list}");
+            assert!(here.ctl(dir, &["resume", "0"]).0);
+            here.start();
+            // What waits for a flush is found by whoever comes next.
+            let there = Side::serve(dir, "b", true, &more);
+            there.daemon.stop();
+            (1..40).for_each(|cluster| here.write(&mut model, cluster * 128, 1, 2));
+            kill_all_of(here.daemon);
+            here = Side::serve(dir, "a", false, &more);
+            here.start();
+            (1..40).for_each(|cluster| assert_eq!(here.read(cluster * 128)[0], 2, "{more:?}"));
+        }
+        here.daemon.stop();
+        judge(dir, &model, true);
+        assert_eq!(states(dir), 0, "nothing is left");
+    }
+}
+
+/// The source ends once its guest has left: what the destination keeps by then stays.
+#[test]
+fn c40_a_source_whose_guest_has_left_takes_nothing_away() {
+    for more in [&[][..], &["--sandbox", "off"], &["--isolate"], &["--cache", "none"]] {
+        for ends in ["stop", "remove", "kill"] {
+            let dir = folder();
+            let dir = dir.path();
+            let Some(mut model) = overlay(dir, "64k") else { return };
+            let more = [SHARED, more].concat();
+            let mut here = Side::serve(dir, "a", false, &more);
+            let mut there = Side::serve(dir, "b", true, &more);
+            here.start();
+            here.write(&mut model, 0, 1, 1);
+            there.start();
+            here.leave();
+            there.until_locked(dir, true);
+            here.until_locked(dir, false);
+            (1..20).for_each(|cluster| there.write(&mut model, cluster * 128, 1, 2));
+            match ends {
+                "stop" => drop(here.daemon.stop()),
+                "remove" => {
+                    assert!(here.ctl(dir, &["remove", "0"]).0);
+                    drop(here.daemon);
+                }
+                _ => kill_all_of(here.daemon),
+            }
+            (20..40).for_each(|cluster| there.write(&mut model, cluster * 128, 1, 2));
+            assert_eq!(states(dir), 1, "{more:?} {ends}");
+            assert!(there.ctl(dir, &["pause", "0"]).0);
+            assert!(there.ctl(dir, &["resume", "0"]).0);
+            (40..50).for_each(|cluster| there.write(&mut model, cluster * 128, 1, 2));
+            kill_all_of(there.daemon);
+            let mut there = Side::serve(dir, "b", false, &more);
+            there.start();
+            (1..50).for_each(|cluster| assert_eq!(there.read(cluster * 128)[0], 2, "{more:?}"));
+            there.daemon.stop();
+            judge(dir, &model, true);
+            assert_eq!(states(dir), 0, "nothing is left");
+        }
+    }
+}
+
+/// A pause goes with the guest where both daemons have one folder.
+#[test]
+fn c40_a_pause_goes_with_the_lock() {
+    let dir = folder();
+    let dir = dir.path();
+    let Some(mut model) = overlay(dir, "64k") else { return };
+    let mut here = Side::serve(dir, "a", false, SHARED);
+    let mut there = Side::serve(dir, "b", true, SHARED);
+    here.start();
+    here.write(&mut model, 0, 1, 1);
+    here.log_all(true);
+    assert!(here.ctl(dir, &["pause", "0"]).0);
+    here.stop();
+    there.start();
+    soon("it is paused", || there.ctl(dir, &["list", "--json"]).1.contains(r#""paused""#));
+    assert!(there.ctl(dir, &["resume", "0"]).0);
+    there.write(&mut model, 128, 1, 2);
+    here.daemon.stop();
+    there.daemon.stop();
+    judge(dir, &model, false);
+    assert_eq!(states(dir), 0, "nothing is left");
+}
+
+/// From the moment a guest may leave, nothing that was answered is in the source's state folder alone: the source is
+/// killed when its guest has left and nothing is durable, and another daemon goes on that knows no other folder.
+#[cfg(feature = "kill-points")]
+#[test]
+fn c40_what_was_answered_leaves_with_the_guest() {
+    for more in [&[][..], &["--cache", "none"]] {
+        let dir = folder();
+        let dir = dir.path();
+        let Some(mut model) = overlay(dir, "64k") else { return };
+        let mut command = ringway();
+        let words = ["serve", "top.qcow2", "--format", "qcow2", "--queues", "2", "--socket", "a"];
+        command.args(words).args(["--control", "a.ctl", "--state-dir", "state"]).args(more);
+        command.current_dir(dir).env("RINGWAY_KILL_POINT", "left-unsynced:1");
+        let daemon = Daemon::start(command);
+        let guest = RawGuest::connect(UnixStream::connect(dir.join("a")).unwrap(), FEATURES);
+        let mut here = Side { name: "a", daemon, guest };
+        let mut there = Side::serve(dir, "b", true, &["--state-dir", "other"]);
+        let mut rng = Rng::for_test("leaves_with_the_guest");
+        here.start();
+        here.work(&mut model, &mut rng, 30);
+        here.write(&mut model, 0, 1, 9);
+        (1..40).for_each(|cluster| here.write(&mut model, cluster * 128, 1, 2));
+        let marked = || {
+            let header = std::fs::read(dir.join("top.qcow2")).unwrap();
+            header[88..96] != [0; 8]
+        };
+        assert!(marked(), "it has no journal");
+        here.log_all(true);
+        assert!(!marked(), "what is answered from now on waits for a flush");
+        (40..60).for_each(|cluster| here.write(&mut model, cluster * 128, 1, 3));
+        assert!(!marked());
+        for queue in 0..QUEUES {
+            // The last answer may not come any more.
+            let _ = here.guest.stop_queue(queue);
+        }
+        let (status, _) = here.daemon.wait();
+        assert_eq!(status.code(), None, "{}", here.daemon.log());
+        there.start();
+        there.until_locked(dir, true);
+        for sector in 0..SECTORS {
+            let found = there.read(sector);
+            assert!(found == model[512 * sector as usize..][..512], "{more:?}: sector {sector}");
+        }
+        assert_eq!(there.guest.simple(0, FLUSH, 0, DATA, 0).0, 0, "{}", there.daemon.log());
+        there.daemon.stop();
+        judge(dir, &model, true);
+    }
+}
+
+/// As [`kill_all`], of a daemon that may have nobody else.
+fn kill_all_of(daemon: Daemon) {
+    match common::children(daemon.pid()).is_empty() {
+        true => daemon.kill(),
+        false => kill_all(daemon),
     }
 }
 

@@ -345,12 +345,9 @@ impl Disks {
         for served in list {
             let removed = self.removed.load(SeqCst);
             // Its clone may be another daemon's, or about to be.
-            let ours = removed && served.export.end_image();
-            if ours && served.export.is_clear() {
-                // As where it is removed from a daemon that goes on.
-                served.export.disk().ends(served.device.is_some());
-            }
+            let ours = removed && served.export.end_image(served.device.is_some());
             served.end_clone(ours);
+            leave(&served);
             self.forget(&served);
         }
         for disk in isolated {
@@ -358,5 +355,14 @@ impl Disks {
         }
         self.removals.wait();
         outcome
+    }
+}
+
+/// Leaves what outlives this process of a disk that is served no more, while its lock is ours: whoever serves it next
+/// may be waiting for that. What is in flight still is as in a process that is killed.
+fn leave(served: &Served) {
+    let disk = served.export.disk();
+    if served.export.is_clear() && disk.leave_journal().is_ok() {
+        disk.leave_state();
     }
 }

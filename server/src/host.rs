@@ -30,6 +30,7 @@ mod remote;
 mod remote_message;
 mod state;
 mod state_name;
+mod states;
 pub(super) mod wire;
 mod writable;
 
@@ -43,17 +44,17 @@ use names::{PATHS, PathNames};
 pub(crate) use protocol::{is_socket_busy, reason};
 use ringway_control::config::{DiskSpec, Location, Sandbox};
 use ringway_disk::open::foreign_holder;
-use ringway_disk::{CacheMode, Disk, LockError, OpenError, OpenOptions, Source};
+use ringway_disk::{Disk, LockError, OpenError, OpenOptions, Source};
 use ringway_export::{Names, WarningLimit};
 use ringway_image::Bases;
 use ringway_terminal::reasons::in_full;
 use ringway_vhost_user::Access as SocketAccess;
 pub(crate) use state::StateDir;
-use state::{OwnState, StateKeeper};
+use states::States;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 pub(crate) use writable::NamedBase;
 
 /// How often a lock may be snatched away, or the file replaced, between the helper's probing and our
@@ -70,9 +71,7 @@ pub(crate) struct Host {
     /// In the sandbox: from now on nothing is looked at but by the helper.
     confined: AtomicBool,
     xen: Option<Arc<dyn Access>>,
-    /// For a daemon without a helper.
-    state_dir: Option<StateDir>,
-    keeps_state: bool,
+    states: States,
     configuration: Option<PathBuf>,
     /// What images are based on, shared.
     pub(super) bases: Arc<Bases>,
@@ -89,15 +88,13 @@ impl Host {
         // Another user could not come back to what was made as root.
         if mode == Sandbox::Off && duties.account.is_none() {
             let xen = duties.xen.map(|here| Arc::new(here) as Arc<dyn Access>);
-            let state_dir = duties.state_dir;
-            let keeps_state = state_dir.is_some();
+            let states = duties.state_dir.map_or(States::Nowhere, States::Here);
             return Ok(Self {
                 local,
                 helper: None,
                 confined,
                 xen,
-                state_dir,
-                keeps_state,
+                states,
                 configuration,
                 bases: Arc::default(),
             });
@@ -105,13 +102,16 @@ impl Host {
         let (serves_xen, keeps_state) = (duties.xen.is_some(), duties.state_dir.is_some());
         let helper = Arc::new(helper::fork(&local, mode, duties)?);
         let xen = serves_xen.then(|| Arc::clone(&helper) as Arc<dyn Access>);
+        let states = match keeps_state {
+            true => States::Helper(Arc::clone(&helper)),
+            false => States::Nowhere,
+        };
         Ok(Self {
             local,
             helper: Some(helper),
             confined,
             xen,
-            state_dir: None,
-            keeps_state,
+            states,
             configuration,
             bases: Arc::default(),
         })
@@ -184,49 +184,14 @@ impl Host {
 
     /// Whether there is a folder for what must outlive the daemon.
     pub(crate) fn keeps_state(&self) -> bool {
-        self.keeps_state
+        !matches!(self.states, States::Nowhere)
     }
 
-    /// Has what must outlive the daemon kept, now that the image is ours.
-    fn keep_state(&self, disk: &mut Disk) -> anyhow::Result<()> {
-        let has_data = disk.is_real() || disk.remote().is_some();
-        if !self.keeps_state || !has_data || disk.geometry().read_only {
-            return Ok(());
-        }
-        let export = disk.remote().is_some().then(|| disk.name().to_owned());
-        match (&self.helper, &self.state_dir) {
-            (Some(helper), _) if let Some(name) = &export => {
-                let (file, keeper) = helper.state_of_export(name)?;
-                disk.keep_state(&file, Box::new(keeper))?;
-            }
-            (Some(helper), _) => {
-                let cached = disk.cache() != CacheMode::None;
-                let (file, keeper) = helper.state(&disk.file(), cached)?;
-                disk.keep_state(&file, Box::new(keeper))?;
-                disk.defer_entries();
-            }
-            (None, Some(dir)) => {
-                let keeper = match &export {
-                    Some(name) => StateKeeper::of_export(dir, name.as_bytes())?,
-                    None => StateKeeper::here(dir, &disk.file())?,
-                };
-                let file = keeper.file().try_clone()?;
-                disk.keep_state(&file, Box::new(OwnState(Mutex::new(keeper))))?;
-            }
-            (None, None) => {}
-        }
-        Ok(())
-    }
-
-    /// What is to be done before a disk is served, now that its image is ours: what must outlive the daemon
-    /// has its place, and of an image that is not raw what is needed to serve it is read.
+    /// What is to be done before a disk is served, now that its image is ours, unless it is incoming: what must
+    /// outlive the daemon has its place, and of an image that is not raw what is needed to serve it is read.
     fn make_ours(&self, disk: &mut Disk) -> anyhow::Result<()> {
-        if let Err(error) = self.keep_state(disk) {
-            tracing::warn!(
-                disk = disk.name(),
-                "a failed flush and a pause will not outlive this daemon: {}",
-                in_full(&error)
-            );
+        if !disk.is_incoming() {
+            self.states.keep(disk);
         }
         let mapped = disk.map_image_beside(&self.bases);
         mapped.with_context(|| format!("{}: cannot read its tables", disk.name()))
@@ -326,9 +291,9 @@ impl Host {
     /// Whom an export asks about the path of its disk; nobody if it has none.
     pub(crate) fn names(&self, source: &Source) -> Option<Arc<dyn Names>> {
         let Source::Path(path) = source else { return None };
-        let (helper, path) = (self.helper.clone(), path.clone());
+        let (helper, states, path) = (self.helper.clone(), self.states.clone(), path.clone());
         let warnings = WarningLimit::warnings(path.to_str(), PATHS);
-        Some(Arc::new(PathNames { helper, path, warnings }))
+        Some(Arc::new(PathNames { helper, states, path, warnings }))
     }
 
     /// The daemon has started: from now on the helper has no more rights than it.

@@ -5,6 +5,7 @@ use super::lock_state::{Before, LockState};
 use super::{Export, lock};
 use crate::limit::Pass;
 use crate::queue::QueueLifecycle;
+use ringway_core::kill_point;
 use ringway_disk::{Disk, LockError};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex};
@@ -63,9 +64,10 @@ impl<Q: QueueLifecycle> Export<Q> {
     }
 
     /// Ends what concerns its image, which is served no more: has all that is known of it be in its file, and
-    /// lets others have it at once, unless something is in flight. Waits for what changes it. False if it was
-    /// somebody else's, or about to be, because its guest has left.
-    pub fn end_image(&self) -> bool {
+    /// lets others have it at once, unless something is in flight. Nothing is kept of its guest if that ends, too
+    /// ([`Disk::ends`]). Waits for what changes it. False if it was somebody else's, or about to be, because its guest
+    /// has left.
+    pub fn end_image(&self, guest_ends: bool) -> bool {
         let _alone = lock(&self.changing);
         // Whoever gives it up for a guest that has left does so after this, and finds that it was done.
         let state = *lock(&self.image_lock.state);
@@ -79,8 +81,13 @@ impl<Q: QueueLifecycle> Export<Q> {
         if state != LockState::Free {
             ended = ended.and_then(|()| self.disk.forget_image());
         }
+        // Not before, which may find out that a flush has failed.
+        self.disk.ends(guest_ends);
         match ended {
-            Ok(()) => self.disk.unlock(),
+            Ok(()) => {
+                self.disk.leave_state();
+                self.disk.unlock();
+            }
             // Its lock goes when it is closed.
             Err(error) => {
                 warn!(disk = self.disk.name(), "its image cannot be left in order: {error}")
@@ -105,6 +112,11 @@ impl<Q: QueueLifecycle> Export<Q> {
         }
         drop(state);
         match outcome {
+            Ok(()) if self.holds() => {
+                // It was paused where it was served before.
+                *wait = None;
+                false
+            }
             Ok(()) => {
                 let waited = wait.take().filter(|wait| wait.logged);
                 if let Some(wait) = waited
@@ -133,8 +145,10 @@ impl<Q: QueueLifecycle> Export<Q> {
             LockError::Host(error) => format!("it cannot be locked: {error}"),
             LockError::Locked | LockError::Marked(_) => String::new(),
         })?;
-        let looked = self.check_again();
-        looked.inspect_err(|_| self.disk.unlock())
+        self.check_again().inspect_err(|_| {
+            self.disk.leave_state();
+            self.disk.unlock();
+        })
     }
 
     fn check_again(&self) -> Result<(), String> {
@@ -142,11 +156,24 @@ impl<Q: QueueLifecycle> Export<Q> {
         if self.image_lock.names.as_ref().is_some_and(|names| !names.leads_to(&self.disk)) {
             return Err("another file has its name by now: start this daemon anew".into());
         }
+        self.keep_state();
         self.disk.forget_cached();
         self.map_again()?;
         let bytes = self.disk.next_size(None).map_err(|error| format!("its size: {error}"))?;
         self.note_size(bytes);
         Ok(())
+    }
+
+    /// What outlives this process is ours with the lock; that it was paused by whoever had it before, for one.
+    fn keep_state(&self) {
+        let Some(names) = &self.image_lock.names else { return };
+        names.keep_state(&self.disk);
+        if self.disk.was_paused() {
+            self.paused.store(true, SeqCst);
+            self.rests.store(true, SeqCst);
+            let disk = self.disk.name();
+            warn!(disk, "paused, as it was when it was served before: ringway ctl resume");
+        }
     }
 
     /// Reads the tables of an image that is not raw, if they are not known.
@@ -207,6 +234,12 @@ impl<Q: QueueLifecycle> Export<Q> {
     pub fn rings_stopped(&self, leaving: bool) {
         // Requests of an earlier connection may be in flight still.
         let leaving = leaving && self.disk.can_be_handed_over() && self.is_clear();
+        if leaving {
+            // Before anybody is told that it has left: we may be killed after that, and whoever goes on has another
+            // state folder. There is nothing to do unless what was answered had to wait when the guest began to
+            // leave. If it fails, so does what follows, which says so and keeps the lock.
+            let _ = self.disk.leave_journal();
+        }
         if !lock(&self.image_lock.state).stopped(leaving) {
             return;
         }
@@ -225,6 +258,7 @@ impl<Q: QueueLifecycle> Export<Q> {
 /// Makes durable what was written, then gives the lock up.
 fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Option<Pass>) {
     let name = disk.name();
+    kill_point!(LeftUnsynced);
     let synced = disk.sync();
     // A change of the size, or of the files, that is under way ends first.
     let _alone = lock(changing);
@@ -242,6 +276,7 @@ fn release(disk: &Disk, state: &Mutex<LockState>, changing: &Mutex<()>, pass: Op
     }
     let mut state = lock(state);
     if state.synced(synced.is_ok()) {
+        disk.leave_state();
         disk.unlock();
         drop(state);
         if let Some(pass) = pass {

@@ -16,6 +16,10 @@ pub trait Names: Send + Sync {
 
     /// Who has the lock of a disk, as far as can be seen.
     fn holder(&self, disk: &Disk) -> String;
+
+    /// The lock of a disk is ours: has what outlives this process kept where its predecessor kept it
+    /// ([`Disk::keep_state`]), if there is a place. Where that fails the log is told, and it is served without.
+    fn keep_state(&self, disk: &Disk);
 }
 
 /// The lock of an export's image.

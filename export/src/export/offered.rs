@@ -44,7 +44,7 @@ pub trait Offered: Send + Sync {
     fn is_locked(&self) -> bool;
 
     /// As [`Export::end_image`].
-    fn end_image(&self) -> bool;
+    fn end_image(&self, guest_ends: bool) -> bool;
 
     /// As [`Export::on_notice`].
     fn on_notice(&self, listener: Listener);
@@ -120,8 +120,8 @@ impl<Q: QueueLifecycle> Offered for Export<Q> {
         self.is_locked()
     }
 
-    fn end_image(&self) -> bool {
-        self.end_image()
+    fn end_image(&self, guest_ends: bool) -> bool {
+        self.end_image(guest_ends)
     }
 
     fn on_notice(&self, listener: Listener) {

@@ -45,10 +45,8 @@ impl Disks {
         }
         let mut ours = served.export.is_locked();
         if clear {
-            ours = served.export.end_image();
-            // Not before, which may find out that a flush has failed. The toolstack removes a disk when its guest
-            // has let it go.
-            served.export.disk().ends(served.device.is_some());
+            // The toolstack removes a disk when its guest has let it go.
+            ours = served.export.end_image(served.device.is_some());
         }
         served.end_clone(ours);
         outcome.map(|()| Departure { clear, held })

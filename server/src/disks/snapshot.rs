@@ -59,7 +59,8 @@ impl Disks {
         disk.sync().map_err(ChangeError::Sync)?;
         // If we are killed behind the next step, who opens the disk finds the new image, on top of what was
         // written until then.
-        let without_journal = disk.without_journal().map_err(ChangeError::Sync)?;
+        let (without_journal, left) = disk.without_journal();
+        left.map_err(ChangeError::Sync)?;
         kill_point!(OverlayMade);
         // Whichever of them has the image's name when this process ends.
         if let Some(parent) = &self.parent {

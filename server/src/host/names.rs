@@ -1,6 +1,7 @@
 //! What exports ask about the paths of their disks while a guest is migrated.
 
 use super::client::Client;
+use super::states::States;
 use ringway_control::config::Location;
 use ringway_disk::Disk;
 use ringway_disk::open::holder;
@@ -15,6 +16,7 @@ pub(super) const PATHS: &str = "paths that cannot be looked at";
 /// Looks at the path of one disk, or has the helper look.
 pub(super) struct PathNames {
     pub(super) helper: Option<Arc<Client>>,
+    pub(super) states: States,
     pub(super) path: PathBuf,
     /// A guest can have it asked as often as it likes.
     pub(super) warnings: WarningLimit,
@@ -47,6 +49,10 @@ impl Names for PathNames {
         };
         found.unwrap_or_else(|| "a process that cannot be seen from here".into())
     }
+
+    fn keep_state(&self, disk: &Disk) {
+        self.states.keep(disk);
+    }
 }
 
 #[cfg(test)]
@@ -62,6 +68,7 @@ mod tests {
         let helper = Some(Arc::new(Client::new(ours.into())));
         let looker = PathNames {
             helper,
+            states: States::Nowhere,
             path: "disk.img".into(),
             warnings: WarningLimit::warnings(None, "tests"),
         };

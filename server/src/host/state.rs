@@ -35,6 +35,7 @@ const LEFT_AT: usize = 64;
 const LEFT_MAX: usize = 2;
 
 /// The folder, as it was when the daemon was started.
+#[derive(Clone)]
 pub(crate) struct StateDir(Arc<OwnedFd>);
 
 impl std::fmt::Debug for StateDir {
@@ -374,6 +375,9 @@ fn lost_data(file: &File) -> std::io::Result<()> {
     // A character device (an NVMe namespace) has no page cache that could lose anything.
     if error.raw_os_error() == Some(libc::ESPIPE) { Ok(()) } else { Err(error) }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ use super::vring::Vring;
 use crate::Export;
 use ringway_core::mem::{GuestMap, Quota};
 use ringway_core::panic_point;
+use ringway_disk::WithoutJournal;
 use ringway_export::{LockWait, Notice, PeerEventfd, SessionInbox};
 use ringway_ring::virtqueue::LayoutError;
 use std::fmt;
@@ -152,6 +153,8 @@ pub struct Session {
     /// Where written guest memory is marked while VHOST_F_LOG_ALL is set.
     log: Option<Arc<LogArea>>,
     log_bell: Option<Arc<PeerEventfd>>,
+    /// Held while written memory is logged.
+    without_journal: Option<WithoutJournal>,
     /// Addresses are I/O virtual addresses (ACCESS_PLATFORM), and what is known of them.
     iommu: Option<Box<Iommu>>,
     /// What was known when they were not any more.
@@ -198,6 +201,7 @@ impl Session {
             inbox: Arc::clone(&inbox),
             log: None,
             log_bell: None,
+            without_journal: None,
             iommu: None,
             idle_iommu: None,
             backend_channel: None,

@@ -189,11 +189,11 @@ fn c06_a_guest_that_cannot_switch_its_cache_keeps_it() {
 }
 
 /// Serves a disk of which a flush had failed under an earlier process.
-fn after_a_failed_flush(mut disk: Disk) -> Rig {
+fn after_a_failed_flush(disk: Disk) -> Rig {
     let page = tempfile::tempfile().unwrap();
     page.set_len(STATE_BYTES).unwrap();
     page.write_all_at(&STATE_FLUSH_FAILED.to_ne_bytes(), 0).unwrap();
-    disk.keep_state(&page, Box::new(())).unwrap();
+    disk.keep_state(&page, Arc::new(())).unwrap();
     let source = Source::Null { bytes: 1 << 20, latency_us: 0 };
     let options = RigOptions::new(source, EngineKind::Null);
     Rig::with_engines(disk, &options, || Null::new(64).unwrap())

@@ -4,6 +4,7 @@ use super::{Answer, F_PROTOCOL_FEATURES, PROTOCOL, Refusal, Session};
 use crate::device;
 use crate::vring::Vring;
 use ringway_ring::virtio_blk::VIRTIO_F_ACCESS_PLATFORM;
+use tracing::warn;
 use vhost::vhost_user::message::{VhostUserProtocolFeatures as Protocol, VhostUserVirtioFeatures};
 
 /// The transport's own feature bit: written guest memory is logged while it is set.
@@ -33,6 +34,7 @@ impl Session {
         let before = std::mem::replace(&mut self.features, features);
         if changed & F_LOG_ALL != 0 {
             self.pass_log_on().inspect_err(|_| self.features = before)?;
+            self.may_leave();
         }
         if self.vrings.iter().all(|vring| !vring.is_running()) {
             self.renew_iommu();
@@ -44,6 +46,29 @@ impl Session {
             }
         }
         self.start_ready()
+    }
+
+    /// While written memory is logged the guest is about to go on elsewhere, where nobody finds what waits in our
+    /// journal for a flush: the image has none.
+    fn may_leave(&mut self) {
+        if !self.logs() {
+            self.without_journal = None;
+            return;
+        }
+        let disk = self.export.disk();
+        let (without_journal, left) = disk.without_journal();
+        self.without_journal = Some(without_journal);
+        // They are written once more before the guest is told that its last ring has stopped.
+        if let Err(error) = left
+            && let Some(pass) = self.export.limits().refused.pass()
+        {
+            let (disk, suppressed) = (disk.name(), pass.suppressed);
+            warn!(
+                disk,
+                suppressed,
+                "a migration begins, and not all that was answered is in its image: {error}"
+            );
+        }
     }
 
     pub(super) fn has(&self, bit: u32) -> bool {

@@ -1,0 +1,63 @@
+//! Where a daemon keeps what must outlive it of its disks. What is kept of an image belongs to whoever has its
+//! lock: it is taken up when that is taken, and left before it goes ([`Disk::leave_state`]).
+
+use super::client::Client;
+use super::state::{OwnState, StateDir, StateKeeper};
+use ringway_disk::{CacheMode, Disk};
+use ringway_terminal::reasons::in_full;
+use std::sync::{Arc, Mutex};
+
+/// Who has the folder.
+#[derive(Clone)]
+pub(super) enum States {
+    /// There is none.
+    Nowhere,
+    /// The daemon itself, which has no helper.
+    Here(StateDir),
+    /// Its helper.
+    Helper(Arc<Client>),
+}
+
+impl States {
+    /// Has what must outlive the daemon kept of a disk whose image is locked. Without a place the log is told, and
+    /// it is served all the same.
+    pub(super) fn keep(&self, disk: &Disk) {
+        let has_data = disk.is_real() || disk.remote().is_some();
+        if !has_data || disk.geometry().read_only {
+            return;
+        }
+        if let Err(error) = self.try_keep(disk) {
+            tracing::warn!(
+                disk = disk.name(),
+                "a failed flush and a pause will not outlive this daemon: {}",
+                in_full(&error)
+            );
+        }
+    }
+
+    fn try_keep(&self, disk: &Disk) -> anyhow::Result<()> {
+        let export = disk.remote().is_some().then(|| disk.name());
+        match self {
+            Self::Nowhere => {}
+            Self::Here(dir) => {
+                let keeper = match export {
+                    Some(name) => StateKeeper::of_export(dir, name.as_bytes())?,
+                    None => StateKeeper::here(dir, &disk.file())?,
+                };
+                let file = keeper.file().try_clone()?;
+                disk.keep_state(&file, Arc::new(OwnState(Mutex::new(keeper))))?;
+            }
+            Self::Helper(helper) if let Some(name) = export => {
+                let (file, keeper) = helper.state_of_export(name)?;
+                disk.keep_state(&file, Arc::new(keeper))?;
+            }
+            Self::Helper(helper) => {
+                let cached = disk.cache() != CacheMode::None;
+                let (file, keeper) = helper.state(&disk.file(), cached)?;
+                disk.keep_state(&file, Arc::new(keeper))?;
+                disk.defer_entries();
+            }
+        }
+        Ok(())
+    }
+}
