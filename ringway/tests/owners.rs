@@ -6,9 +6,11 @@ mod common;
 
 use common::{Daemon, descendants, folder, kill_all, read, ringway, run, text, until_ended, write};
 use ringway_driver::{Device, Options};
-use ringway_testkit::{Need, skip};
+use ringway_testkit::{Need, Rng, skip};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 /// Sectors of a cluster.
 const CLUSTER: u64 = 128;
@@ -120,4 +122,66 @@ fn c39_a_helper_leaves_the_image_of_a_dead_daemon_alone() {
         drop((queue, device));
         daemon.stop();
     }
+}
+
+/// Whenever it is killed, and with nobody to kill the others: they end by themselves.
+#[test]
+fn e27_no_process_outlives_a_daemon_that_was_killed() {
+    let mut rng = Rng::for_test("no_process_outlives");
+    let rounds = std::env::var("RINGWAY_ORPHAN_ROUNDS");
+    for round in 0..rounds.map_or(24, |rounds| rounds.parse().unwrap()) {
+        let dir = folder();
+        let dir = dir.path();
+        let disks = "[[disk]]\nimage = \"disk.img\"\nformat = \"raw\"\nsocket = \"s\"\n\
+                     [[disk]]\nimage = \"other.img\"\nformat = \"raw\"\nsocket = \"t\"\nisolate = true\n";
+        std::fs::copy(dir.join("disk.img"), dir.join("other.img")).unwrap();
+        std::fs::write(dir.join("disks.toml"), disks).unwrap();
+        let mut command = ringway();
+        command.args(["serve", "--config", "disks.toml", "--state-dir", "state"]);
+        // By this group they are found, whoever their parent is by then.
+        command.current_dir(dir).process_group(0).stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let mut daemon = command.spawn().unwrap();
+        let group = daemon.id();
+        if round % 3 == 0 {
+            let begun = std::time::Instant::now();
+            while !dir.join("t").exists() || !dir.join("s").exists() {
+                assert!(begun.elapsed() < common::PATIENCE, "it does not start");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(rng.below(150_000)));
+        let others: Vec<u32> = group_of(group).into_iter().filter(|pid| *pid != group).collect();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        until_ended(&others);
+        // And those that were about to be started.
+        let deadline = std::time::Instant::now() + common::PATIENCE;
+        while !group_of(group).is_empty() {
+            assert!(std::time::Instant::now() < deadline, "{:?}", group_of(group));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// A helper that is killed with its daemon says nothing of its last flush.
+#[test]
+fn e27_the_unit_leaves_the_helper_alive() {
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/systemd/ringway@.service");
+    let unit = std::fs::read_to_string(unit).unwrap();
+    assert!(unit.lines().any(|line| line == "KillMode=process"));
+}
+
+/// The processes of a group that live.
+fn group_of(group: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse::<u32>().ok());
+    let is_of = |pid: &u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        // Its state, its parent, its group.
+        let rest = stat.rsplit_once(") ").map_or("", |(_, rest)| rest);
+        let words: Vec<&str> = rest.split(' ').collect();
+        words.first() != Some(&"Z") && words.get(2) == Some(&group.to_string().as_str())
+    };
+    pids.filter(is_of).collect()
 }
