@@ -161,7 +161,8 @@ impl Daemon {
         };
         // The process of a disk starts none itself.
         let isolates = inside.is_none() && plan.isolates();
-        let spawner = isolates.then(|| Spawner::fork(account.clone(), log)).transpose()?;
+        let fork = || Spawner::fork(account.clone(), log, &plan.daemon, duties.adds);
+        let spawner = isolates.then(fork).transpose()?;
         let host = Host::start(mode, duties)?;
         // No child has it: it goes with this very process.
         let claim = plan.xen.as_ref().map(super::xen::claim).transpose()?.flatten();

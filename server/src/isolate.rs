@@ -36,8 +36,8 @@ use anyhow::{Context, bail, ensure};
 use pending::Pending;
 use process::{POLL_EVERY, Process};
 use process_log::ProcessLog;
-use protocol::{ProcessSetup, ToProcess};
-use ringway_control::config::{Claim, DaemonArgs, DiskSpec, EachDisk, LimitArgs, Location, Place};
+use protocol::{DiskSetup, ToProcess};
+use ringway_control::config::{Claim, DaemonArgs, DiskSpec, LimitArgs, Location, Place};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, DiskStatsOf, Happened};
 use ringway_terminal::reasons::in_full;
@@ -137,26 +137,9 @@ impl Starting {
         let memory_max = disk.memory_max.take();
         // The daemon before may have been killed just now, and its processes not have noticed yet.
         disk.lock_wait.get_or_insert(LOCK_WAIT[usize::from(spec.is_of_cluster())]);
-        let mut daemon = options.clone();
-        let commanded = daemon.control.take().is_some();
-        let sampled = commanded | daemon.metrics.take().is_some();
-        daemon.each = EachDisk::default();
-        if let Some(cpus) = &mut daemon.cpus {
-            cpus.rotate(turn);
-        }
         let (log_format, log_level) = log;
         let name = source_name(&spec);
-        let setup = ProcessSetup {
-            disk,
-            daemon,
-            commanded,
-            sampled,
-            name,
-            files: ServedFiles::default(),
-            memory_max,
-            log_format,
-            log_level,
-        };
+        let setup = DiskSetup { disk, turn, memory_max, name, log_format, log_level };
         let (number, process) = spawner.start(setup)?;
         Ok(Self { process: Arc::new(process), number, spec })
     }

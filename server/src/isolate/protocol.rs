@@ -4,7 +4,7 @@
 use super::files::ServedFiles;
 use crate::departure::Departure;
 use anyhow::Context;
-use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, LimitArgs, Place, Plan};
+use ringway_control::config::{DaemonArgs, DiskArgs, DiskSpec, EachDisk, LimitArgs, Place, Plan};
 use ringway_control::log::{LogFormat, LogLevel};
 use ringway_control::protocol::{DiskFacts, Happened, Problem};
 use ringway_control::size::Size;
@@ -20,8 +20,6 @@ pub(super) struct ProcessSetup {
     pub(super) commanded: bool,
     /// It has one, or its counts can be read: requests are timed.
     pub(super) sampled: bool,
-    /// What its cgroup allows, which is not its own matter.
-    pub(super) memory_max: Option<Size>,
     /// For its log lines.
     pub(super) name: String,
     /// What it was served from by the process before.
@@ -38,6 +36,52 @@ impl ProcessSetup {
         let spec: DiskSpec =
             disk.into_spec(&image, Place::Socket(socket)).map_err(anyhow::Error::msg)?;
         Ok(Plan { disks: vec![spec], daemon: self.daemon, ..Plan::default() })
+    }
+}
+
+/// What the daemon says of a disk that is to have a process: all else its processes have from the start of the
+/// daemon, so that one in wrong hands starts none with more rights.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct DiskSetup {
+    pub(super) disk: DiskArgs,
+    /// How many workers others have on the CPUs that they share.
+    pub(super) turn: usize,
+    /// What its cgroup allows, which is not its own matter.
+    pub(super) memory_max: Option<Size>,
+    /// For its log lines.
+    pub(super) name: String,
+    pub(super) log_format: Option<LogFormat>,
+    pub(super) log_level: Option<LogLevel>,
+}
+
+/// What all processes of disks have in common.
+#[derive(Debug)]
+pub(super) struct ForAll {
+    daemon: DaemonArgs,
+    commanded: bool,
+    sampled: bool,
+}
+
+impl ForAll {
+    /// By the words that the daemon was started with.
+    pub(super) fn of(options: &DaemonArgs) -> Self {
+        let mut daemon = options.clone();
+        let commanded = daemon.control.take().is_some();
+        let sampled = commanded | daemon.metrics.take().is_some();
+        daemon.each = EachDisk::default();
+        Self { daemon, commanded, sampled }
+    }
+
+    /// The first line to the process of a disk.
+    pub(super) fn with(&self, disk: DiskSetup) -> ProcessSetup {
+        let mut daemon = self.daemon.clone();
+        if let Some(cpus) = &mut daemon.cpus {
+            cpus.rotate(disk.turn);
+        }
+        let DiskSetup { disk, name, log_format, log_level, .. } = disk;
+        let (commanded, sampled) = (self.commanded, self.sampled);
+        let files = ServedFiles::default();
+        ProcessSetup { disk, daemon, commanded, sampled, name, files, log_format, log_level }
     }
 }
 
@@ -75,4 +119,29 @@ pub(super) enum FromProcess {
     Happened(Happened),
     /// It ends now.
     Stopped(Departure),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ringway_control::config::Sandbox;
+
+    /// What a daemon says of a disk cannot say more than that.
+    #[test]
+    fn e29_a_process_has_what_its_daemon_was_started_with() {
+        let options = DaemonArgs {
+            user: Some("nobody".into()),
+            state_dir: Some("/state".into()),
+            ..DaemonArgs::default()
+        };
+        let said = serde_json::json!({
+            "disk": DiskArgs::default(), "turn": 0, "memory_max": null, "name": "x", "log_format": null,
+            "log_level": null, "daemon": DaemonArgs { sandbox: Some(Sandbox::Off), ..DaemonArgs::default() },
+            "commanded": true,
+        });
+        let disk: DiskSetup = serde_json::from_value(said).unwrap();
+        let setup = ForAll::of(&options).with(disk);
+        assert_eq!((setup.daemon.sandbox, setup.commanded), (None, false));
+        assert_eq!((setup.daemon.user, setup.daemon.state_dir), (options.user, options.state_dir));
+    }
 }

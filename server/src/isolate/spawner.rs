@@ -1,7 +1,8 @@
 //! The process that starts processes: the daemon itself may not, in its sandbox.
 //!
 //! It is forked before there is a sandbox or a second thread, hears the daemon and nobody else, and
-//! starts one thing: this very program, to serve one disk as it is told. It ends when the daemon is dead.
+//! starts one thing: this very program, to serve one disk as it is told. Sandbox, user and folders are those that
+//! the daemon was started with, whatever it says later. It ends when the daemon is dead.
 //!
 //! Until the daemon has started, disks are opened with the rights it was started with. What is added
 //! later is opened as the daemon's user (`--user`), so that a daemon in wrong hands gains nothing.
@@ -10,7 +11,7 @@ use super::cgroups::{Cgroup, Cgroups};
 use super::files::ServedFiles;
 use super::lock;
 use super::process::{POLL_EVERY, Process};
-use super::protocol::ProcessSetup;
+use super::protocol::{DiskSetup, ForAll, ProcessSetup};
 use crate::host::wire::{ReceiveError, SendError, receive, send};
 use crate::host::{Event, Parent, leave_no_zombie, reason, settle};
 use crate::sandbox::Account;
@@ -18,6 +19,7 @@ use anyhow::{Context, anyhow, bail};
 use clap::ValueEnum;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use ringway_control::config::DaemonArgs;
 use ringway_control::log::LogArgs;
 use ringway_control::size::Size;
 use ringway_terminal::logging;
@@ -38,7 +40,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Deserialize, Serialize)]
 enum SpawnerRequest {
     /// Start a process for a new disk.
-    Start(Box<ProcessSetup>),
+    Start(Box<DiskSetup>),
     /// Start one for a disk whose process has ended, which serves it from these files and no others.
     Again { number: u64, files: ServedFiles },
     /// Say how its process has ended, if it has.
@@ -82,11 +84,17 @@ pub(crate) struct Spawner {
 }
 
 impl Spawner {
-    /// Starts it. There must be no other thread.
+    /// Starts it, for a daemon with these words, to which disks may be added later if it `adds` them. There must
+    /// be no other thread.
     ///
     /// # Errors
     /// What the host says.
-    pub(crate) fn fork(account: Option<Account>, log: &LogArgs) -> anyhow::Result<Self> {
+    pub(crate) fn fork(
+        account: Option<Account>,
+        log: &LogArgs,
+        options: &DaemonArgs,
+        adds: bool,
+    ) -> anyhow::Result<Self> {
         let (ours, its) = line(SocketType::SEQPACKET).context("cannot make a line to a process")?;
         // Whoever is started from here on begins where this process is.
         let cgroups = Cgroups::prepare();
@@ -103,8 +111,19 @@ impl Spawner {
                 logging::after_fork();
                 let (known, forgotten) = (BTreeMap::new(), Vec::new());
                 let cgroups = cgroups.map_err(|error| in_full(&error));
-                Serving { account, log, cgroups, started: false, known, forgotten, last: 0 }
-                    .serve(&its, parent);
+                let (for_all, started) = (ForAll::of(options), false);
+                Serving {
+                    account,
+                    log,
+                    for_all,
+                    adds,
+                    cgroups,
+                    started,
+                    known,
+                    forgotten,
+                    last: 0,
+                }
+                .serve(&its, parent);
                 // SAFETY: ends the process. What belongs to the daemon is not put in order here.
                 unsafe { libc::_exit(0) }
             }
@@ -141,7 +160,7 @@ impl Spawner {
     }
 
     /// Starts the process of a new disk; gives back the number of the disk here.
-    pub(super) fn start(&self, setup: ProcessSetup) -> anyhow::Result<(u64, Process)> {
+    pub(super) fn start(&self, setup: DiskSetup) -> anyhow::Result<(u64, Process)> {
         self.begin(&SpawnerRequest::Start(Box::new(setup)))
     }
 
@@ -205,6 +224,8 @@ fn line(kind: SocketType) -> rustix::io::Result<(OwnedFd, OwnedFd)> {
 struct Serving<'a> {
     account: Option<Account>,
     log: &'a LogArgs,
+    for_all: ForAll,
+    adds: bool,
     /// Or why there are none.
     cgroups: Result<Cgroups, String>,
     started: bool,
@@ -252,17 +273,21 @@ impl Serving<'_> {
         request: SpawnerRequest,
     ) -> anyhow::Result<(SpawnerAnswer, Option<OwnedFd>)> {
         match request {
-            SpawnerRequest::Start(setup) => {
+            SpawnerRequest::Start(disk) => {
+                if self.started && !self.adds {
+                    bail!("this daemon was started without --control: no disks are added to it");
+                }
                 let account = self.account.clone().filter(|_| self.started);
                 let number = self.last + 1;
-                let cgroup = self.cgroup(number, setup.memory_max.map(|Size(bytes)| bytes))?;
+                let cgroup = self.cgroup(number, disk.memory_max.map(|Size(bytes)| bytes))?;
+                let setup = self.for_all.with(*disk);
                 let begun = begin(&setup, account.as_ref(), cgroup.as_ref(), self.log);
                 let (child, line) = begun.inspect_err(|_| {
                     cgroup.iter().for_each(|cgroup| _ = cgroup.remove());
                 })?;
                 self.last = number;
                 let pid = child.id();
-                self.known.insert(number, KnownDisk { setup: *setup, account, cgroup, child });
+                self.known.insert(number, KnownDisk { setup, account, cgroup, child });
                 Ok((SpawnerAnswer::Begun { number, pid }, Some(line)))
             }
             SpawnerRequest::Again { number, files } => {
