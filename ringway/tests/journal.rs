@@ -354,3 +354,65 @@ fn c38_what_was_answered_is_found_on_a_device() {
         qemu(dir, "qemu-img", &["check", path], &[0, 3]);
     }
 }
+
+/// A copy from before, made while the image was served, is put back in its place: the guest is told.
+#[test]
+fn c44_a_guest_is_told_if_older_contents_were_put_back() {
+    for more in [&[][..], &["--cache", "none"]] {
+        let dir = folder();
+        let dir = dir.path();
+        if !overlay(dir) {
+            return;
+        }
+        let daemon = serve(dir, "state", more);
+        let mut device = connect(dir);
+        let mut queue = device.queue::<()>().unwrap();
+        (1..8).for_each(|cluster| assert!(write(&device, &mut queue, cluster * CLUSTER, 1)));
+        assert!(flush(&mut queue), "{}", daemon.log());
+        std::fs::copy(dir.join("top.qcow2"), dir.join("copy.qcow2")).unwrap();
+        (8..40).for_each(|cluster| assert!(write(&device, &mut queue, cluster * CLUSTER, 2)));
+        kill_all(daemon);
+        let copy = std::fs::read(dir.join("copy.qcow2")).unwrap();
+        let image = std::fs::File::options().write(true).open(dir.join("top.qcow2")).unwrap();
+        image.set_len(copy.len() as u64).unwrap();
+        image.write_all_at(&copy, 0).unwrap();
+        let daemon = serve(dir, "state", more);
+        assert_eq!(read(&device, &mut queue, 7 * CLUSTER)[0], 1);
+        assert_eq!(read(&device, &mut queue, 39 * CLUSTER)[0], 0xba);
+        assert!(!flush(&mut queue), "it is told nothing: {}", daemon.log());
+        (40..60).for_each(|cluster| assert!(write(&device, &mut queue, cluster * CLUSTER, 3)));
+        (1..8).for_each(|cluster| assert_eq!(read(&device, &mut queue, cluster * CLUSTER)[0], 1));
+        drop((queue, device));
+        daemon.stop();
+        check(dir);
+    }
+}
+
+/// What a daemon had taken ahead the next one gives back.
+#[test]
+fn c47_kills_of_daemon_and_helper_cost_no_space() {
+    for more in [&[][..], &["--cache", "none"]] {
+        let dir = folder();
+        let dir = dir.path();
+        if !overlay(dir) {
+            return;
+        }
+        for round in 0..8_u8 {
+            let daemon = serve(dir, "state", more);
+            let mut device = Options::new().connect(dir.join("s")).unwrap();
+            let mut queue = device.queue::<()>().unwrap();
+            for cluster in 0..14 {
+                let cluster = u64::from(round) * 14 + cluster;
+                assert!(write(&device, &mut queue, cluster * CLUSTER, round));
+            }
+            assert!(round % 2 == 0 || flush(&mut queue));
+            kill_all(daemon);
+        }
+        // None that the header still names is left to the tool.
+        let daemon = serve(dir, "state", more);
+        daemon.stop();
+        qemu(dir, "qemu-img", &["check", "top.qcow2"], &[0]);
+        let clusters = dir.join("top.qcow2").metadata().unwrap().len() >> 16;
+        assert!(clusters <= 8 * 14 + 5 + 32, "{clusters} clusters");
+    }
+}
